@@ -1,11 +1,15 @@
-"""Means over workers and iterations: losses and outputs, packed for a collection and unpacked
-again.
+"""Means over virtual workers and iterations: losses and outputs, packed for a collection and
+unpacked again.
+
+Law: a sum over virtual workers is computed in their order, whichever processes they belong to. The
+payload of a process has a part for each of its virtual workers (`join`), so the parts of all
+payloads, by rank, are those of all virtual workers in order (`parts`).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
 import numpy as np
@@ -55,8 +59,29 @@ def pack(loss: float, outputs: Mapping[str, Tensor]) -> bytes:
     return np.concatenate(parts).astype("<f8").tobytes()
 
 
+def join(parts: Iterable[bytes]) -> bytes:
+    """Return the payload of a process: the parts of its virtual workers, in order."""
+    return b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+
+
+def split(payload: bytes) -> list[bytes]:
+    """Return the parts that `join` has joined."""
+    found = []
+    start = 0
+    while start < len(payload):
+        end = start + 8 + int.from_bytes(payload[start : start + 8], "little")
+        found.append(payload[start + 8 : end])
+        start = end
+    return found
+
+
+def parts(payloads: Iterable[bytes]) -> list[bytes]:
+    """Return the parts of all virtual workers from the payloads of all processes by rank."""
+    return [part for payload in payloads for part in split(payload)]
+
+
 def total(payloads: Sequence[bytes]) -> NDArray[np.float64]:
-    """Return the sum over workers of the payloads of `pack`, in worker order.
+    """Return the sum of what `pack` has packed for each virtual worker, in their order.
 
     Raises:
         DataError: the outputs of one iteration have different sizes, so they have no mean.

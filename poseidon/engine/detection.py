@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from poseidon.engine.averages import join, parts
 from poseidon.errors import DataError, UsageError
 from poseidon.layers.base import times
 from poseidon.layers.ssd.detection_evaluate import NONE, ROW
@@ -70,8 +71,8 @@ class DetectionTally:
 
     def unpack(self, payloads: Iterable[bytes]) -> None:
         """Replace the rows by those of several workers, in the order of batches."""
-        parts = [np.frombuffer(payload, "<f8").reshape(-1, COLUMNS) for payload in payloads]
-        rows = np.concatenate([np.zeros((0, COLUMNS)), *parts])
+        found = [np.frombuffer(payload, "<f8").reshape(-1, COLUMNS) for payload in payloads]
+        rows = np.concatenate([np.zeros((0, COLUMNS)), *found])
         self._parts = [rows[np.argsort(rows[:, 1], kind="stable")]]
 
     def scores(self, names: Sequence[str], version: str) -> tuple[DetectionScore, ...]:
@@ -155,27 +156,28 @@ def discard_results(net: Net) -> None:
 
 
 def save_results(
-    net: Net, collect: Callable[[bytes], Sequence[bytes]], *, begin: int, count: int
+    nets: Sequence[Net], collect: Callable[[bytes], Sequence[bytes]], *, begin: int, count: int
 ) -> None:
-    """Write the detections of all workers, as save_output_param of
-    DetectionOutput layers asks. Every worker calls this.
+    """Write the detections of all virtual workers, as save_output_param of
+    DetectionOutput layers asks. Every process calls this.
 
     Args:
-        net: the test net.
-        collect: returns the payloads of all workers by rank. Worker 0 writes.
-        begin: the first batch of the pass; batch n is that of worker n mod W.
+        nets: the test net of each virtual worker of this process, in order.
+        collect: returns the payloads of all processes by rank. Virtual worker 0's net writes.
+        begin: the first batch of the pass; batch n is that of virtual worker n mod V.
         count: the batches of the pass.
 
     Raises:
         DataError: the files cannot be written.
     """
-    for layer in _keeping(net):
-        assert layer.kept is not None
-        payloads, layer.kept = collect(pack_batches(layer.kept)), []
-        if layer.results is not None:
-            batches = [iter(unpack_batches(payload)) for payload in payloads]
-            for number in range(begin, begin + count):
-                layer.save(next(batches[number % len(batches)]))
+    for layers in zip(*map(_keeping, nets), strict=True):
+        own = join(pack_batches(layer.kept or []) for layer in layers)
+        found = [iter(unpack_batches(part)) for part in parts(collect(own))]
+        for layer in layers:
+            layer.kept = []
+            if layer.results is not None:
+                for number in range(begin, begin + count):
+                    layer.save(next(found[number % len(found)]))
 
 
 def _keeping(net: Net) -> list[DetectionOutput]:

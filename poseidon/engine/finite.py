@@ -27,19 +27,19 @@ REMEDY = "a lower base_lr or clip_gradients may help; --on_nan=warn goes on rega
 
 
 class LossWatch:
-    """Checks the losses of one worker.
+    """Checks the losses of one virtual worker.
 
     Args:
-        net: the train net; the message names its first layer with such an output.
-        rank: this worker.
+        net: its train net; the message names its first layer with such an output.
+        name: of the virtual worker, for the message.
         stop: raise an error; otherwise warn once.
         deferred: check a few times a second only; on a GPU.
     """
 
-    def __init__(self, net: Net, *, rank: int, stop: bool, deferred: bool) -> None:
+    def __init__(self, net: Net, *, name: str, stop: bool, deferred: bool) -> None:
         self._net = net
         net.keep_data = True
-        self._rank = rank
+        self._name = name
         self._stop = stop
         self._deferred = deferred
         self._unchecked: list[tuple[int, Tensor]] = []
@@ -55,6 +55,7 @@ class LossWatch:
         if not self._deferred:
             if not math.isfinite(loss.item()):
                 self._report(iteration, loss.item())
+            self._net.drop_data()
             return
         self._unchecked.append((iteration, loss.detach()))
         if time.monotonic() - self._checked_s >= CHECK_S:
@@ -78,7 +79,10 @@ class LossWatch:
         if self._reported:
             return
         self._reported = True
-        text = f"worker {self._rank}: the loss of iteration {iteration} is {value:g}; {self._net.first_not_finite()}"
+        text = (
+            f"{self._name}: the loss of iteration {iteration} is {value:g}; "
+            f"{self._net.first_not_finite()}"
+        )
         if self._stop:
             raise JobError(f"{text}; {REMEDY}")
         LOGGER.warning(

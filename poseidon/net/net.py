@@ -251,6 +251,15 @@ class Net(nn.Module):
                     values[slot] = None
         return self._finish(values)
 
+    def drop_graph(self) -> None:
+        """Free what the last pass has kept for a backward pass. Its loss stays."""
+        self.loss = self.loss.detach()
+        self.blobs = {}
+
+    def drop_data(self) -> None:
+        """Free the data of the last pass, which `keep_data` has kept."""
+        self._kept_data = []
+
     def first_not_finite(self) -> str:
         """Repeat the last pass on the same data (`keep_data`) up to the first layer with an
         output that is not finite.

@@ -87,6 +87,13 @@ class NumberedReader:
         """The number of batches that `next` would return without waiting."""
         return self._prefetcher.ready if self._prefetcher is not None else 0
 
+    def divide_prefetch(self, readers: int) -> None:
+        """Prepare fewer batches ahead, at least one, because as many readers take turns.
+
+        Call it before the first `next`.
+        """
+        self._depth = max(1, self._depth // readers)
+
     def next(self) -> tuple[Tensor, ...]:
         """Return the next batch: float32 tensors on the CPU.
 

@@ -2,7 +2,8 @@
 
 Law: a snapshot is the state after one iteration that all workers have finished. At staleness 0 a
 resumed run ends with the same bits as one that never stopped: a snapshot has weights, histories,
-every reader's position, random states and the losses in the average.
+every reader's position, random states and the losses in the average. All of these belong to virtual
+workers, so the bits are the same on any number of processes with as many virtual workers.
 
 Training waits while the contents of a snapshot are copied. `SnapshotWriter` writes the files in the
 background. A snapshot is valid once its checksums are written (`poseidon.snapshot.checksums`).
@@ -51,12 +52,13 @@ class Progress:
     Attributes:
         iteration: iterations finished.
         tests_done: test passes made.
-        losses: losses in the average, oldest first, of this worker.
+        losses: losses in the average, oldest first, of each virtual worker of this process; empty:
+            there are none.
     """
 
     iteration: int
     tests_done: int = 0
-    losses: tuple[float, ...] = ()
+    losses: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +70,9 @@ class Resumed:
         model: the file of the weights.
         own_histories: one per trained tensor.
         outer: the histories of the outer rule of local steps, one per trained tensor; empty: none.
-        held_back: `ExchangeState.held_back` of this worker.
+        held_back: `ExchangeState.held_back` of this process.
         schemes: of each trained tensor, if `--exchange=auto` chose them and the job has as many
-            workers; else empty.
+            virtual workers; else empty.
     """
 
     progress: Progress
@@ -102,10 +104,10 @@ class _Contents:
 
 
 class Checkpoint:
-    """Saves and restores the state of one worker; rank 0 writes the files.
+    """Saves and restores the state of one worker's process; rank 0 writes the files.
 
     Args:
-        replica: the nets of this worker.
+        replica: the nets of this process.
         settings: how snapshots are kept.
     """
 
@@ -114,7 +116,7 @@ class Checkpoint:
         self._solver = replica.solver.param
         self._arrays_per_blob = history_count(replica.settings.base_rule.kind)
         self._rank = replica.context.rank
-        self._workers = replica.context.workers
+        self._workers = replica.virtual_workers.count
         self._settings = settings or SnapshotSettings()
         self.frozen = FrozenHistories(replica.train.parameters_info, replica.settings)
         self._writer = SnapshotWriter(self._settings.on_wait)
@@ -150,13 +152,15 @@ class Checkpoint:
             JobError: a number in it is not finite, and `SnapshotSettings.stop_at_nan`.
         """
         exchange.settle()
-        own = self._worker_state(progress, exchange)
+        own = PoseidonState(worker=self._worker_states(progress, exchange))
         payloads = gather_bytes(
             own.SerializeToString(), exchange.control.all_gather, keeps=self._rank == 0
         )
         if self._rank != 0:
             return
-        states = [PoseidonWorkerState.FromString(payload) for payload in payloads]
+        states = [
+            state for payload in payloads for state in PoseidonState.FromString(payload).worker
+        ]
         histories = self._averaged(states) if exchange.state.private else exchange.state.histories()
         diffs = None if before is None else self._replica.changes_since(before)
         contents = self._contents(prefix, progress, states, histories, diffs)
@@ -190,23 +194,31 @@ class Checkpoint:
         """
         self._writer.wait()
 
-    def _worker_state(self, progress: Progress, exchange: Exchange) -> PoseidonWorkerState:
-        state = PoseidonWorkerState(
-            rank=self._rank,
-            torch_rng=self._replica.train.random_state(),
-            **asdict(self._computation()),
-        )
-        state.smoothed_loss.extend(progress.losses)
-        for name, reader in self._replica.train.readers():
-            state.reader.add(layer=name, batches=reader.batches_done)
+    def _worker_states(self, progress: Progress, exchange: Exchange) -> list[PoseidonWorkerState]:
+        """Return the state of each virtual worker of this process.
+
+        What codecs hold back, and histories of this process alone, are with its first one.
+        """
+        states = []
+        for nets, losses in zip(self._replica.nets, progress.losses, strict=True):
+            state = PoseidonWorkerState(
+                rank=nets.number,
+                torch_rng=nets.train.random_state(),
+                **asdict(self._computation()),
+            )
+            state.smoothed_loss.extend(losses)
+            for name, reader in nets.train.readers():
+                state.reader.add(layer=name, batches=reader.batches_done)
+            states.append(state)
+        first = states[0]
         for name, array in exchange.state.held_back().items():
-            state.held_back.add(name=name, values=from_array(array))
+            first.held_back.add(name=name, values=from_array(array))
         if exchange.state.private:
             for history in exchange.state.histories():
                 own, outer = history[: self._arrays_per_blob], history[self._arrays_per_blob :]
-                state.history.extend(from_array(array) for array in own)
-                state.outer_history.extend(from_array(array) for array in outer)
-        return state
+                first.history.extend(from_array(array) for array in own)
+                first.outer_history.extend(from_array(array) for array in outer)
+        return states
 
     def _averaged(self, states: Sequence[PoseidonWorkerState]) -> list[History]:
         """Return the mean of the workers' histories, which Caffe can resume from."""
@@ -299,41 +311,46 @@ class Checkpoint:
         self.frozen.restore(
             {info.name: found for info, found in zip(infos, state.histories, strict=True)}
         )
-        own = self._own_state(path, state)
-        if own is not None:
-            self._restore_position(own, state)
-            if private_histories and own.history:
-                histories = self._own_history(path, own)
+        own = self._own_states(path, state)
+        if own:
+            self._restore_positions(own, state)
+            if private_histories and own[0].history:
+                histories = self._own_history(path, own[0])
         progress = Progress(
             iteration=state.iteration,
             tests_done=state.poseidon.tests_done,
-            losses=tuple(own.smoothed_loss) if own is not None else (),
+            losses=tuple(tuple(one.smoothed_loss) for one in own),
         )
         return Resumed(
             progress=progress,
             model=learned_net(state, path),
             own_histories=histories,
             outer=self._outer_histories(path, state.poseidon.worker),
-            held_back={} if own is None else self._held_back(path, own),
-            schemes=() if own is None else _schemes(path, state.poseidon.scheme, len(exchanged)),
+            held_back=self._held_back(path, own),
+            schemes=_schemes(path, state.poseidon.scheme, len(exchanged)) if own else (),
         )
 
-    def _held_back(self, path: Path, own: PoseidonWorkerState) -> dict[str, NDArray[np.float32]]:
+    def _held_back(
+        self, path: Path, own: Sequence[PoseidonWorkerState]
+    ) -> dict[str, NDArray[np.float32]]:
         try:
-            return {part.name: to_array(part.values) for part in own.held_back}
+            return {part.name: to_array(part.values) for one in own for part in one.held_back}
         except ValueError as error:
             raise SnapshotError(
-                f"{path}: what worker {self._rank} has held back is damaged: {error}"
+                f"{path}: what worker {own[0].rank} has held back is damaged: {error}"
             ) from error
 
-    def _own_state(self, path: Path, state: RunState) -> PoseidonWorkerState | None:
+    def _own_states(self, path: Path, state: RunState) -> list[PoseidonWorkerState]:
+        """Return the state of each virtual worker of this process; none if the snapshot has no
+        state for as many virtual workers.
+        """
         if state.poseidon.workers == self._workers:
             if len(state.poseidon.worker) != self._workers:
                 raise SnapshotError(
                     f"{path} is damaged: it has the places of {len(state.poseidon.worker)} of "
                     f"{self._workers} workers"
                 )
-            own = state.poseidon.worker[self._rank]
+            own = [state.poseidon.worker[nets.number] for nets in self._replica.nets]
             self._compare_computation(path, own)
             return own
         # Written by Caffe, or by another number of workers: resume after as many records as were
@@ -346,31 +363,34 @@ class Checkpoint:
                 "share of the data, so the records differ from those of an uninterrupted run",
                 path, writer, self._workers, state.iteration,
             )  # fmt: skip
-        for _, reader in self._replica.train.readers():
-            reader.skip_to(state.iteration * self._solver.iter_size)
-        return None
+        for nets in self._replica.nets:
+            for _, reader in nets.train.readers():
+                reader.skip_to(state.iteration * self._solver.iter_size)
+        return []
 
     def _computation(self) -> Computation:
         return Computation.here(self._replica.context.device)
 
-    def _compare_computation(self, path: Path, own: PoseidonWorkerState) -> None:
+    def _compare_computation(self, path: Path, own: Sequence[PoseidonWorkerState]) -> None:
         """Warn if this run cannot have the bits of one that was never interrupted."""
         now = self._computation()
-        then = Computation(
-            threads=own.threads, processor=own.processor, torch_version=own.torch_version
-        )
-        if own.threads and then != now:
-            LOGGER.warning(
-                "worker %d computed with %s when %s was written, and now with %s: the run goes on "
+        for nets, state in zip(self._replica.nets, own, strict=True):
+            then = Computation(
+                threads=state.threads, processor=state.processor, torch_version=state.torch_version
+            )
+            if state.threads and then != now:
+                LOGGER.warning(
+                    "%s computed with %s when %s was written, and now with %s: the run goes on "
 "correctly, but not with the "
-                "bits of an uninterrupted one", self._rank, then, path.name, now,
-            )  # fmt: skip
+                    "bits of an uninterrupted one", nets.name, then, path.name, now,
+                )  # fmt: skip
 
-    def _restore_position(self, own: PoseidonWorkerState, state: RunState) -> None:
-        batches = {reader.layer: reader.batches for reader in own.reader}
-        for name, reader in self._replica.train.readers():
-            reader.skip_to(batches.get(name, state.iteration * self._solver.iter_size))
-        self._replica.train.set_random_state(own.torch_rng)
+    def _restore_positions(self, own: Sequence[PoseidonWorkerState], state: RunState) -> None:
+        for nets, saved in zip(self._replica.nets, own, strict=True):
+            batches = {reader.layer: reader.batches for reader in saved.reader}
+            for name, reader in nets.train.readers():
+                reader.skip_to(batches.get(name, state.iteration * self._solver.iter_size))
+            nets.train.set_random_state(saved.torch_rng)
 
     def _own_history(self, path: Path, own: PoseidonWorkerState) -> list[History]:
         n = self._arrays_per_blob

@@ -1,10 +1,14 @@
-"""The model replica of one worker: the train net, the test nets that share its weights, and the
-tensors to exchange.
+"""The model replica of one worker's process, and the nets of its virtual workers.
+
+Law: a process has one copy of the parameters. Each of its virtual workers has a train net and test
+nets of its own, which share the parameters. Readers, random generators and everything that layers
+keep belong to these nets, so they do not depend on which process computes for a virtual worker.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,49 +24,110 @@ from poseidon.net.net import Net
 from poseidon.net.params import ParamInfo
 from poseidon.proto.definition import SolverDefinition, TestNet
 from poseidon.solvers.settings import SolverSettings
+from ps_server.protocol.virtual_workers import VirtualWorkers
 
 Values = Mapping[nn.Parameter, Tensor]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerNets:
+    """The nets of one virtual worker.
+
+    Attributes:
+        number: of the virtual worker, 0..V-1.
+        name: of the virtual worker in messages.
+        train: the train net.
+        tests: the test nets.
+    """
+
+    number: int
+    name: str
+    train: Net
+    tests: tuple[Net, ...]
+
+    def all(self) -> Iterator[Net]:
+        """Return the train net, then the test nets."""
+        yield self.train
+        yield from self.tests
+
+
 class Replica:
-    """The nets of one worker, built from a solver and filled.
+    """The nets of one worker's process, built from a solver and filled.
 
     Args:
         solver: the solver definition.
         settings: its checked settings.
-        context: rank, device, seed and so on of this worker; the nets set the phase.
+        context: rank, device, seed and so on of this process; the nets set the phase.
+        virtual_workers: of the job, by process; None: one each.
 
     Attributes:
-        train: the train net.
-        tests: each test net, with its definition.
+        virtual_workers: as given.
+        nets: those of each virtual worker of this process, in order.
+        tests: the test nets' definitions.
+        train: the train net of the first virtual worker, which owns the parameters.
         exchanged: the blobs that are trained, or averaged as statistics.
         trained: the same, as tensors of an exchange.
     """
 
     def __init__(
-        self, solver: SolverDefinition, settings: SolverSettings, context: LayerContext
+        self,
+        solver: SolverDefinition,
+        settings: SolverSettings,
+        context: LayerContext,
+        virtual_workers: VirtualWorkers | None = None,
     ) -> None:
         self.solver = solver
         self.settings = settings
         self.context = context
-        definition = solver.net_definition()
-        self.train = compile_net(definition, context, state=solver.train_state(definition))
-        self.tests: list[tuple[TestNet, Net]] = []
+        self.virtual_workers = virtual_workers or VirtualWorkers.one_each(context.workers)
+        self.tests: tuple[TestNet, ...] = solver.test_nets()
+        self._open: list[Net] = []
         try:
-            for test in solver.test_nets():
-                net = compile_net(test.definition, context, state=test.state, share_with=self.train)
-                self.tests.append((test, net))
+            self.nets = self._compile()
+            self.train = self.nets[0].train
             self.exchanged = [
                 info
                 for info in self.train.parameters_info
                 if info.parameter.requires_grad or info.statistics
             ]
-            require_loss(definition, self.train.plan, settings)
+            require_loss(solver.net_definition(), self.train.plan, settings)
             rows = self.batch_records * settings.iter_size
             self.trained = [_trained(info, settings, rows) for info in self.exchanged]
         except BaseException:
             self.close()
             raise
+
+    def _compile(self) -> tuple[WorkerNets, ...]:
+        """Compile the nets of each virtual worker, the first of which owns the parameters."""
+        virtual, own = self.virtual_workers, self.virtual_workers.of(self.context.rank)
+        definition = self.solver.net_definition()
+        state = self.solver.train_state(definition)
+        kind = "worker" if virtual.is_one_each else "virtual worker"
+        owner: Net | None = None
+        found = []
+        for number in own:
+            context = replace(self.context, rank=number, workers=virtual.count)
+            train = self._kept(compile_net(definition, context, state=state, share_with=owner))
+            owner = owner or train
+            tests = tuple(
+                self._kept(
+                    compile_net(test.definition, context, state=test.state, share_with=owner)
+                )
+                for test in self.tests
+            )
+            found.append(
+                WorkerNets(number=number, name=f"{kind} {number}", train=train, tests=tests)
+            )
+        return tuple(found)
+
+    def _kept(self, net: Net) -> Net:
+        """Return a net, which `close` closes; its readers divide the batches that they prepare
+        ahead among the virtual workers of this process.
+        """
+        self._open.append(net)
+        for _, reader in net.readers():
+            reader.divide_prefetch(len(self.virtual_workers.of(self.context.rank)))
+        return net
 
     def load(self, models: Sequence[Path]) -> list[str]:
         """Copy the weights of models by layer name, later ones over earlier ones.
@@ -76,31 +141,34 @@ class Replica:
         return [f"{path}: {report.summary()}" for path, report in load_models(self.train, models)]
 
     def forward_backward(
-        self, after_pass: Callable[[], None], on_loss: Callable[[Tensor], None]
+        self, net: Net, after_pass: Callable[[], None], on_loss: Callable[[Tensor], None]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Run `iter_size` forward and backward passes, whose gradients add up.
+        """Run `iter_size` forward and backward passes of one virtual worker, whose gradients add
+        up.
 
         Args:
+            net: its train net.
             after_pass: called after each pass.
             on_loss: called with the loss of each pass, before its backward pass.
 
         Returns:
-            The mean loss, detached, and the last pass's outputs.
+            The mean loss and the last pass's outputs, detached.
         """
         passes = self.settings.iter_size
         total: Tensor | None = None
         outputs: dict[str, Tensor] = {}
         for _ in range(passes):
-            outputs = self.train()
-            loss = self.train.loss
+            outputs = net()
+            loss = net.loss
             on_loss(loss.detach())
             if loss.requires_grad:  # not if nothing below the loss is trained
                 loss.backward()
-            self.train.log_backward()
+            net.log_backward()
             total = loss.detach() if total is None else total + loss.detach()
             after_pass()
+        net.drop_graph()
         assert total is not None
-        return total / passes, outputs
+        return total / passes, {name: value.detach() for name, value in outputs.items()}
 
     def values(self) -> Values:
         """Return copies of all blobs."""
@@ -124,13 +192,13 @@ class Replica:
 
     @property
     def batch_records(self) -> int:
-        """Records that one pass of this worker reads; 0 if the net has no data layer."""
+        """Records that one pass of a virtual worker reads; 0 if the net has no data layer."""
         shapes = [reader.shape for _, reader in self.train.readers()]
         return shapes[0][0] if shapes else 0
 
     def close(self) -> None:
         """Stop reading data."""
-        for net in (self.train, *(net for _, net in self.tests)):
+        for net in self._open:
             net.close()
 
 

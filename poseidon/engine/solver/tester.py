@@ -1,7 +1,7 @@
 """A test pass over all workers.
 
-Law: batch n of all test batches belongs to worker n mod W, so W workers score exactly the batches
-that one process would, each once. The next pass continues where this one ended, as in Caffe.
+Law: batch n of all test batches belongs to virtual worker n mod V, so V of them score exactly the
+batches that one would, each once. The next pass continues where this one ended, as in Caffe.
 
 When rank 0 is asked to stop, all workers interrupt the pass within a batch. It then counts as not
 begun.
@@ -10,24 +10,33 @@ begun.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from poseidon.engine.averages import accumulate, as_outputs, output_sizes, pack, total
+from poseidon.engine.averages import (
+    accumulate,
+    as_outputs,
+    join,
+    output_sizes,
+    pack,
+    parts,
+    total,
+)
 from poseidon.engine.detection import DetectionTally, check_outputs, discard_results, save_results
 from poseidon.engine.solver.replica import Replica
 from poseidon.exchange.exchange import Exchange
 from poseidon.metrics.record import Output, TestRecord
+from poseidon.net.net import Net
 from ps_server.rules import plain_sum
 
 
-def own_batches(rank: int, workers: int, start: int, count: int) -> int:
-    """Return how many of batches start..start+count-1 belong to worker `rank`."""
-    first = start + (rank - start) % workers
+def own_batches(number: int, workers: int, start: int, count: int) -> int:
+    """Return how many of batches start..start+count-1 belong to virtual worker `number`."""
+    first = start + (number - start) % workers
     return max(0, -(-(start + count - first) // workers))
 
 
@@ -99,16 +108,29 @@ class _Interruption:
         self._open()
 
 
+class _Scores:
+    """The sums of one virtual worker's batches in a pass."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+        self.loss = 0.0
+        self.outputs: dict[str, Tensor] = {}
+
+    def pack(self) -> bytes:
+        """Return the sums as bytes; nothing if there was no batch."""
+        return pack(self.loss, self.outputs) if self.batches else b""
+
+
 class Tester:
-    """One test net on one worker.
+    """One test net, on one worker's process.
 
     Args:
-        replica: the nets of this worker.
+        replica: the nets of this process.
         index: number of the test net.
-        exchange: the exchange of this worker.
+        exchange: the exchange of this process.
         stop_wanted: returns True on rank 0 once the job was asked to stop.
-        on_batch: called before each batch with the number of batches that this worker has scored in
-            this pass, and the number that it will score; must be fast.
+        on_batch: called before each batch with the number of batches that this process has scored
+            in this pass, and the number that it will score; must be fast.
     """
 
     def __init__(
@@ -120,12 +142,13 @@ class Tester:
         stop_wanted: Callable[[], bool] = lambda: False,
         on_batch: Callable[[int, int], None] = lambda done, count: None,
     ) -> None:
-        test, self._net = replica.tests[index]
+        self._nets = {nets.number: nets.tests[index] for nets in replica.nets}
+        self._net = next(iter(self._nets.values()))
         self._index = index
-        self._iterations = test.iterations
+        self._iterations = replica.tests[index].iterations
         self._exchange = exchange
         self._rank = replica.context.rank
-        self._workers = replica.context.workers
+        self._workers = replica.virtual_workers.count
         self._with_loss = replica.solver.param.test_compute_loss
         self._ap_version = replica.settings.ap_version
         self._with_classes = replica.settings.show_per_class_result
@@ -136,12 +159,13 @@ class Tester:
 
     def skip_to(self, passes: int) -> None:
         """Continue as if `passes` test passes had been made."""
-        done = own_batches(self._rank, self._workers, 0, passes * self._iterations)
-        for _, reader in self._net.readers():
-            reader.skip_to(done)
+        for number, net in self._nets.items():
+            done = own_batches(number, self._workers, 0, passes * self._iterations)
+            for _, reader in net.readers():
+                reader.skip_to(done)
 
     def run(self, passes: int, iteration: int, elapsed_s: float) -> TestRecord | None:
-        """Make one test pass; every worker calls this at the same iteration.
+        """Make one test pass; every process calls this at the same iteration.
 
         Args:
             passes: test passes made before.
@@ -152,39 +176,58 @@ class Tester:
             The scores; None on all workers if the job was asked to stop before the pass had ended.
         """
         begin = passes * self._iterations
-        mine = own_batches(self._rank, self._workers, begin, self._iterations)
-        sums: dict[str, Tensor] = {}
+        numbers = range(begin, begin + self._iterations)
+        mine = [number for number in numbers if number % self._workers in self._nets]
+        scores = {number: _Scores() for number in self._nets}
         tally = DetectionTally()
-        loss = 0.0
-        discard_results(self._net)
+        for net in self._nets.values():
+            discard_results(net)
         interruption = _Interruption(self._exchange, self._rank, self._stop_wanted)
         with torch.no_grad():
-            for done in range(mine):
-                self._on_batch(done, mine)
+            for done, number in enumerate(mine):
+                self._on_batch(done, len(mine))
                 if interruption.stopped():
                     return None
-                outputs = self._net()
-                if self._ap_version is None:
-                    accumulate(sums, outputs)
-                else:
-                    tally.add((self._rank - begin) % self._workers + done * self._workers, outputs)
-                loss += float(self._net.loss) if self._with_loss else 0.0
+                owner = number % self._workers
+                self._score(self._nets[owner], scores[owner], tally, number - begin)
         if interruption.over():
             return None
         save_results(
-            self._net, self._exchange.control.all_gather, begin=begin, count=self._iterations
+            list(self._nets.values()),
+            self._exchange.control.all_gather,
+            begin=begin,
+            count=self._iterations,
         )
         if self._ap_version is None:
-            return self._means(iteration, elapsed_s, pack(loss, sums) if mine else b"")
-        return self._precisions(iteration, elapsed_s, loss, tally, self._ap_version)
+            return self._means(iteration, elapsed_s, list(scores.values()))
+        return self._precisions(
+            iteration, elapsed_s, list(scores.values()), tally, self._ap_version
+        )
 
-    def _means(self, iteration: int, elapsed_s: float, payload: bytes) -> TestRecord:
-        """Return the means over all workers.
+    def _score(self, net: Net, scores: _Scores, tally: DetectionTally, batch: int) -> None:
+        """Score one batch.
 
-        A worker without a batch of its own has nothing to add.
+        Args:
+            net: of the virtual worker whose batch it is.
+            scores: of that virtual worker.
+            tally: of detections.
+            batch: its number in the pass.
         """
-        payloads = self._exchange.control.all_gather(payload)
-        numbers = total([part for part in payloads if part]) / self._iterations
+        outputs = net()
+        scores.batches += 1
+        if self._ap_version is None:
+            accumulate(scores.outputs, outputs)
+        else:
+            tally.add(batch, outputs)
+        scores.loss += float(net.loss) if self._with_loss else 0.0
+
+    def _means(self, iteration: int, elapsed_s: float, scores: Sequence[_Scores]) -> TestRecord:
+        """Return the means over all batches.
+
+        A virtual worker without a batch has nothing to add.
+        """
+        payloads = self._exchange.control.all_gather(join(score.pack() for score in scores))
+        numbers = total([part for part in parts(payloads) if part]) / self._iterations
         return TestRecord(
             iteration=iteration,
             net=self._index,
@@ -196,18 +239,24 @@ class Tester:
         )
 
     def _precisions(
-        self, iteration: int, elapsed_s: float, loss: float, tally: DetectionTally, version: str
+        self,
+        iteration: int,
+        elapsed_s: float,
+        scores: Sequence[_Scores],
+        tally: DetectionTally,
+        version: str,
     ) -> TestRecord:
         """Return the mean average precisions of the detections of all workers."""
-        payloads = self._exchange.control.all_gather(pack(loss, {}) + tally.pack())
-        losses = [float(np.frombuffer(payload[:8], "<f8")[0]) for payload in payloads]
-        tally.unpack(payload[8:] for payload in payloads)
-        scores = tally.scores([name for name, _ in self._net.plan.outputs], version)
+        gather = self._exchange.control.all_gather
+        payloads = gather(join(pack(score.loss, {}) for score in scores))
+        losses = [float(np.frombuffer(part, "<f8")[0]) for part in parts(payloads)]
+        tally.unpack(gather(tally.pack()))
+        found = tally.scores([name for name, _ in self._net.plan.outputs], version)
         return TestRecord(
             iteration=iteration,
             net=self._index,
             elapsed_s=elapsed_s,
-            outputs=tuple(Output(name=score.name, value=score.mean) for score in scores),
+            outputs=tuple(Output(name=score.name, value=score.mean) for score in found),
             loss=plain_sum(losses) / self._iterations if self._with_loss else None,
-            classes=tuple(score.classes for score in scores) if self._with_classes else (),
+            classes=tuple(score.classes for score in found) if self._with_classes else (),
         )

@@ -1,15 +1,19 @@
 """The training loop: Caffe's Solver::Solve and Step, on many workers at once.
 
-Law: all workers make the same decisions at the same iterations (test, display, snapshot, stop):
-every decision follows from the solver, the iteration and rank 0's requests, which name an iteration
-that all workers reach.
+Laws:
+
+* All workers make the same decisions at the same iterations (test, display, snapshot, stop): every
+  decision follows from the solver, the iteration and rank 0's requests, which name an iteration
+  that all workers reach.
+* A process computes an iteration for its virtual workers one after another. What it shows and saves
+  belongs to them: means are taken over all virtual workers in order.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +22,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from poseidon.engine.averages import SmoothedLoss, as_outputs, output_sizes, pack, total
+from poseidon.engine.averages import (
+    SmoothedLoss,
+    as_outputs,
+    join,
+    output_sizes,
+    pack,
+    parts,
+    split,
+    total,
+)
 from poseidon.engine.finite import LossWatch
 from poseidon.engine.solver.checkpoint import Checkpoint, Progress
 from poseidon.engine.solver.replica import Replica, Values
@@ -35,8 +48,8 @@ from ps_server import Collection, SignalKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Displayed:
-    """An iteration to be shown once every worker's numbers are here; `sizes` is how many each
-    output has.
+    """An iteration to be shown once the numbers of all virtual workers are here; `sizes` is how
+    many each output has.
     """
 
     iteration: int
@@ -53,8 +66,8 @@ class LoopSettings:
     Attributes:
         prefix: of the snapshots' names.
         title: the net's name, for the log.
-        on_progress: called after each iteration with its number and the smoothed loss; must be
-            fast.
+        on_progress: called after each iteration with its number and the smoothed loss of the
+            process's first virtual worker; must be fast.
         exchange: the options of the exchange.
         stop_at_nan: a loss that is not finite ends training; otherwise it is a warning.
     """
@@ -67,7 +80,7 @@ class LoopSettings:
 
 
 class Trainer:
-    """Trains one worker's replica.
+    """Trains the replica of one worker's process.
 
     Args:
         replica: its nets.
@@ -75,8 +88,8 @@ class Trainer:
         settings: of the loop.
         checkpoint: writes snapshots.
         testers: one for each test net.
-        log: receives glog lines: on rank 0 the means over all workers, on others their own losses,
-            without tests.
+        log: receives glog lines: on rank 0 the means over all virtual workers, on others those over
+            their own, without tests.
         sinks: receive records too, on rank 0.
         start: the position to begin at.
     """
@@ -96,14 +109,15 @@ class Trainer:
         self._replica = replica
         self._exchange = exchange
         solver = self._solver = replica.settings
-        self._rank, self._workers = replica.context.rank, replica.context.workers
+        self._rank = replica.context.rank
+        self._workers = replica.virtual_workers.count
         self._settings = settings
         self._checkpoint = checkpoint
         self._testers = testers
         self._log = log
         self._sinks = [log, *sinks] if self._rank == 0 else [log]
         self._check = ReplicaCheck(
-            settings.exchange if self._workers > 1 else NO_CHECK,
+            settings.exchange if replica.context.workers > 1 else NO_CHECK,
             state=self._replicated,
             collect=exchange.control.all_gather,
             rank=self._rank,
@@ -111,11 +125,15 @@ class Trainer:
         )
         self._iteration = start.iteration
         self._tests_done = start.tests_done
-        self._smoothed = SmoothedLoss(solver.average_loss, start.losses)
+        self._smoothed = [
+            SmoothedLoss(solver.average_loss, losses)
+            for losses in start.losses or [()] * len(replica.nets)
+        ]
         on_gpu = replica.context.device.type != "cpu"
-        self._losses = LossWatch(
-            replica.train, rank=self._rank, stop=settings.stop_at_nan, deferred=on_gpu
-        )
+        self._losses = [
+            LossWatch(nets.train, name=nets.name, stop=settings.stop_at_nan, deferred=on_gpu)
+            for nets in replica.nets
+        ]
         self._before: Values = {}
         self._displayed: deque[Displayed] = deque()
         self._began_s = time.monotonic()
@@ -179,19 +197,31 @@ class Trainer:
             self._replica.train.set_debug_info(
                 bool(solver.display) and self._iteration % solver.display == 0
             )
-        loss, outputs = self._replica.forward_backward(
-            self._hooks.next_pass, partial(self._losses.add, self._iteration)
-        )
-        if self._rank == 0:
-            self._checkpoint.frozen.advance(self._iteration)
+        outputs = [self._compute(position) for position in range(len(self._replica.nets))]
         self._hooks.finish()
         exchange.finish()
-        self._smoothed.add(loss)
         if solver.display and self._iteration % solver.display == 0:
             self._display(rate, outputs)
         self._show_displayed(wait=False)
         self._iteration += 1
-        self._settings.on_progress(self._iteration, self._smoothed)
+        self._settings.on_progress(self._iteration, self._smoothed[0])
+
+    def _compute(self, position: int) -> dict[str, Tensor]:
+        """Compute an iteration for one virtual worker; return the outputs of its last pass.
+
+        Args:
+            position: of the virtual worker among those of this process.
+        """
+        nets = self._replica.nets[position]
+        loss, outputs = self._replica.forward_backward(
+            nets.train,
+            self._hooks.next_pass,
+            partial(self._losses[position].add, self._iteration),
+        )
+        if nets.number == 0:  # the values of statistics are virtual worker 0's until the next one
+            self._checkpoint.frozen.advance(self._iteration)
+        self._smoothed[position].add(loss)
+        return outputs
 
     def _requests_now(self) -> set[SignalKind]:
         return {
@@ -205,11 +235,18 @@ class Trainer:
         due = bool(interval) and bool(self._testers) and self._iteration % interval == 0
         return due and (self._iteration > 0 or first)
 
-    def _display(self, rate: float, outputs: dict[str, Tensor]) -> None:
+    def _display(self, rate: float, outputs: Sequence[Mapping[str, Tensor]]) -> None:
         """Collect this iteration's numbers from all workers; they are shown when the last has
         come.
+
+        Args:
+            rate: the learning rate.
+            outputs: of the last pass of each virtual worker of this process.
         """
-        numbers = self._exchange.control.gather(pack(self._smoothed.value, outputs))
+        own = zip(self._smoothed, outputs, strict=True)
+        numbers = self._exchange.control.gather(
+            join(pack(smoothed.value, found) for smoothed, found in own)
+        )
         self._displayed.append(
             Displayed(
                 iteration=self._iteration,
@@ -227,8 +264,8 @@ class Trainer:
             if payloads is None:
                 return
             self._displayed.popleft()
-            first, workers = self._rank == 0, self._workers
-            numbers = total(payloads) / workers if first else total([payloads[self._rank]])
+            shown_by = parts(payloads) if self._rank == 0 else split(payloads[self._rank])
+            numbers = total(shown_by) / len(shown_by)
             record = TrainRecord(
                 iteration=shown.iteration,
                 loss=float(numbers[0]),
@@ -275,13 +312,14 @@ class Trainer:
         return {**values, **self._exchange.state.replicated()}
 
     def _snapshot(self, *, last: bool) -> None:
-        self._losses.check()
+        for losses in self._losses:
+            losses.check()
         self._compare_replicas()
         self._show_displayed(wait=True)
         progress = Progress(
             iteration=self._iteration,
             tests_done=self._tests_done,
-            losses=tuple(self._smoothed.losses),
+            losses=tuple(tuple(smoothed.losses) for smoothed in self._smoothed),
         )
         before = self._before if self._solver.snapshot_diff else None
         self._checkpoint.save(
@@ -320,18 +358,23 @@ class Trainer:
         """Log the loss of one more forward pass with the final weights, as Caffe does.
 
         The pass changes statistics once more, and the test that follows reads them: all workers
-        take the mean.
+        take the mean over the virtual workers, each of which has begun with the same values.
         """
-        self._replica.train()
-        self._losses.add(self._iteration, self._replica.train.loss)
-        self._losses.check()
         statistics = [t.tensor.detach().view(-1) for t in self._replica.trained if t.statistics]
-        numbers = [
-            self._replica.train.loss.detach().view(1).double(),
-            *(s.double() for s in statistics),
-        ]
-        payload = torch.cat(numbers).cpu().numpy().tobytes()
-        means = total(self._exchange.control.all_gather(payload)) / self._workers
+        before = [tensor.clone() for tensor in statistics]
+        found = []
+        for nets, losses in zip(self._replica.nets, self._losses, strict=True):
+            for tensor, value in zip(statistics, before, strict=True):
+                tensor.copy_(value)
+            nets.train()
+            nets.train.drop_graph()
+            loss = nets.train.loss
+            losses.add(self._iteration, loss)
+            losses.check()
+            numbers = torch.cat([loss.view(1).double(), *(s.double() for s in statistics)])
+            found.append(numbers.cpu().numpy().tobytes())
+        payloads = self._exchange.control.all_gather(join(found))
+        means = total(parts(payloads)) / self._workers
         sizes = [tensor.numel() for tensor in statistics]
         for tensor, mean in zip(statistics, torch.from_numpy(means[1:]).split(sizes), strict=True):
             tensor.copy_(mean)

@@ -65,8 +65,9 @@ class ProgressReporter:
         self._iteration = start.iteration
         self._loss: float | None = None
         self._unreported: tuple[int, SmoothedLoss] | None = None
-        if start.losses:
-            self._unreported = (start.iteration, SmoothedLoss(len(start.losses), start.losses))
+        if start.losses and start.losses[0]:
+            losses = start.losses[0]
+            self._unreported = (start.iteration, SmoothedLoss(len(losses), losses))
 
     def __call__(self, iteration: int, smoothed: SmoothedLoss) -> None:
         """Note an iteration; report it when the last report is long enough ago."""
@@ -206,13 +207,14 @@ class SolverWork(TrainingWork[JobDocument]):
             )
         if built.recorded:
             checkpoint.schemes = tuple(choice.scheme for choice in built.plan.choices)
-        layers = replica.train.layer_modules
+        layers = [layer for nets in replica.nets for layer in nets.train.layer_modules]
         seen = Observation(
             built, layers, trace, self.launcher.send, observers=[WatchdogObserver(watchdog)]
         )
         exchange = seen.exchange
-        for net in (replica.train, *(test for _, test in replica.tests)):
-            net.register_forward_pre_hook(lambda *_: watchdog.progress())
+        for nets in replica.nets:
+            for net in nets.all():
+                net.register_forward_pre_hook(lambda *_: watchdog.progress())
         try:
             if resumed is not None:
                 exchange.state.hold_back(resumed.held_back)

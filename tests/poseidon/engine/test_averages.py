@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
 
-from poseidon.engine.averages import SmoothedLoss, accumulate, as_outputs, pack, total
+from poseidon.engine.averages import (
+    SmoothedLoss,
+    accumulate,
+    as_outputs,
+    join,
+    pack,
+    parts,
+    split,
+    total,
+)
 from poseidon.errors import DataError
 
 
@@ -53,3 +63,11 @@ def test_outputs_that_change_their_shape_have_no_mean() -> None:
     sums = {"a": torch.zeros(2, 3, dtype=torch.float64)}
     with pytest.raises(DataError, match="output 'a' has shape 2x1 after 2x3, expected one shape"):
         accumulate(sums, {"a": torch.zeros(2, 1)})
+
+
+def test_the_parts_of_all_processes_are_those_of_all_virtual_workers_in_order() -> None:
+    own = [b"a", b"", b"cc" * 300, b"d"]
+    for bounds in ((0, 4), (0, 1, 4), (0, 2, 3, 4)):
+        payloads = [join(own[a:b]) for a, b in pairwise(bounds)]
+        assert parts(payloads) == own
+    assert split(join([])) == []

@@ -13,7 +13,7 @@ from poseidon.engine.solver.worker import ProgressReporter
 
 def test_a_job_that_is_at_its_end_already_says_where_that_is() -> None:
     outlet = io.StringIO()
-    start = Progress(iteration=20, losses=(0.5, 0.25))
+    start = Progress(iteration=20, losses=((0.5, 0.25),))
     ProgressReporter(LauncherConnection(io.StringIO(), outlet), 20, 100, start).report()
     sent = json.loads(outlet.getvalue())
     assert (sent["iteration"], sent["max_iter"], sent["loss"]) == (20, 20, 0.375)
@@ -22,7 +22,7 @@ def test_a_job_that_is_at_its_end_already_says_where_that_is() -> None:
 def test_an_iteration_is_told_in_place_of_the_beginning_and_once() -> None:
     outlet = io.StringIO()
     reporter = ProgressReporter(
-        LauncherConnection(io.StringIO(), outlet), 20, 100, Progress(iteration=4, losses=(0.5,))
+        LauncherConnection(io.StringIO(), outlet), 20, 100, Progress(iteration=4, losses=((0.5,),))
     )
     reporter(5, SmoothedLoss(1, (0.25,)))
     reporter.report()
@@ -32,7 +32,7 @@ def test_an_iteration_is_told_in_place_of_the_beginning_and_once() -> None:
 def test_the_launcher_hears_of_a_test_and_of_the_iteration_before_it() -> None:
     outlet = io.StringIO()
     reporter = ProgressReporter(
-        LauncherConnection(io.StringIO(), outlet), 20, 100, Progress(iteration=4, losses=(0.5,))
+        LauncherConnection(io.StringIO(), outlet), 20, 100, Progress(iteration=4, losses=((0.5,),))
     )
     reporter.test(1, 7)
     reporter.test(2, 7)  # too soon after the first

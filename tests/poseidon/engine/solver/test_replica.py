@@ -1,0 +1,99 @@
+"""The nets of the virtual workers of one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from poseidon.engine.solver.replica import Replica
+from poseidon.layers.base import LayerContext
+from poseidon.proto.caffe_pb2 import TRAIN
+from poseidon.proto.definition import read_solver
+from poseidon.solvers.settings import solver_settings
+from ps_server.protocol.virtual_workers import VirtualWorkers
+from tests.support.training import write_definitions
+from tests.support.training_processes import make_data
+
+
+@pytest.fixture
+def solver(tmp_path: Path) -> Path:
+    torch.set_num_threads(1)
+    make_data(tmp_path)
+    return write_definitions(
+        tmp_path, batch=5, extra="max_iter: 1\niter_size: 2", dropout=True, norm=True
+    )
+
+
+def replica_of(path: Path, bounds: tuple[int, ...], rank: int) -> Replica:
+    solver = read_solver(path)
+    context = LayerContext(phase=TRAIN, seed=3, rank=rank, workers=len(bounds) - 1)
+    return Replica(solver, solver_settings(solver), context, VirtualWorkers(bounds))
+
+
+def passes(path: Path, bounds: tuple[int, ...], rank: int) -> dict[int, list[torch.Tensor]]:
+    """Return the loss and all gradients of each virtual worker of one process."""
+    replica = replica_of(path, bounds, rank)
+    found = {}
+    before = replica.values()
+    try:
+        for nets in replica.nets:
+            replica.train.zero_grad()
+            for parameter, value in before.items():
+                parameter.detach().copy_(value)
+            loss, _ = replica.forward_backward(nets.train, lambda: None, lambda _: None)
+            gradients = [t.tensor.grad for t in replica.trained if t.tensor.grad is not None]
+            found[nets.number] = [loss, *(gradient.clone() for gradient in gradients)]
+    finally:
+        replica.close()
+    return found
+
+
+def test_a_virtual_worker_computes_the_same_bits_on_any_process(solver: Path) -> None:
+    """Its records, its dropout and its statistics do not depend on its neighbours."""
+    alone = {}
+    for rank in range(3):
+        alone |= passes(solver, (0, 1, 2, 3), rank)
+    together = passes(solver, (0, 2, 3), 0) | passes(solver, (0, 2, 3), 1)
+    for found in (together, passes(solver, (0, 3), 0)):
+        assert found.keys() == alone.keys()
+        for number, tensors in found.items():
+            assert all(map(torch.equal, tensors, alone[number])), number
+    assert not torch.equal(alone[0][0], alone[1][0])
+
+
+def test_virtual_workers_of_a_process_share_each_parameter(solver: Path) -> None:
+    replica = replica_of(solver, (0, 1, 4), 1)
+    try:
+        assert [nets.number for nets in replica.nets] == [1, 2, 3]
+        assert [nets.name for nets in replica.nets] == [f"virtual worker {n}" for n in (1, 2, 3)]
+        shared = {info.name: info.parameter for info in replica.train.parameters_info}
+        for nets in replica.nets:
+            for net in nets.all():
+                for info in net.parameters_info:
+                    assert info.parameter is shared[info.name]
+        assert [t.tensor for t in replica.trained] == [info.parameter for info in replica.exchanged]
+    finally:
+        replica.close()
+
+
+def test_a_net_that_does_not_run_keeps_no_activations(solver: Path) -> None:
+    replica = replica_of(solver, (0, 2), 0)
+    try:
+        net = replica.nets[0].train
+        _, outputs = replica.forward_backward(net, lambda: None, lambda _: None)
+        assert net.loss.grad_fn is None
+        assert all(value.grad_fn is None for value in outputs.values())
+    finally:
+        replica.close()
+
+
+def test_virtual_workers_divide_the_batches_that_are_prepared_ahead(solver: Path) -> None:
+    depths = {}
+    for count in (1, 2, 9):
+        replica = replica_of(solver, (0, count), 0)
+        readers = [reader for nets in replica.nets for _, reader in nets.train.readers()]
+        depths[count] = {reader._depth for reader in readers}
+        replica.close()
+    assert depths == {1: {4}, 2: {2}, 9: {1}}
