@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ps_server.errors import as_server_error
 from ps_server.link import LinkPriority
@@ -38,6 +38,7 @@ class Pump:
         trace: records each message sent and received.
         prioritized: see `Client`.
         holds_back: whether the session holds changes back, and releases them as time goes by.
+        clock: returns the seconds of a clock that is never set.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Pump:
         *,
         prioritized: bool,
         holds_back: bool,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.session = session
         self._transport = transport
@@ -59,6 +61,7 @@ class Pump:
         self._meter = meter
         self._trace = trace
         self._holds_back = holds_back
+        self._clock = clock
         self._names = [table.name for table in session.store.tables]
         self.queues = [Schedule(prioritized=prioritized) for _ in range(session.store.shards)]
         self._link = LinkPriority()
@@ -109,15 +112,23 @@ class Pump:
 
     def _run(self) -> None:
         try:
-            while not self._monitor.closed:
-                wait_s = self._release()
-                self._send_waiting()
-                self._receive(wait_s)
-            self._send_rest()
+            for _ in self.steps():
+                pass
         except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
             self._monitor.fail(
                 as_server_error(error, f"the connection of worker {self.session.rank} failed")
             )
+
+    def steps(self) -> Iterator[float]:
+        """Move messages until the monitor is closed; yield before each wait for messages the most
+        seconds that it lasts.
+        """
+        while not self._monitor.closed:
+            wait_s = self._release()
+            self._send_waiting()
+            yield wait_s
+            self._receive(wait_s)
+        yield from self._send_rest()
 
     def _release(self) -> float:
         """Queue what the budget allows of the changes that are held back; returns the seconds
@@ -126,15 +137,16 @@ class Pump:
         if not self._holds_back:
             return POLL_S
         with self._monitor:
-            self.add(self.session.release(time.monotonic()))
-            wait_s = self.session.release_in_s(time.monotonic())
+            self.add(self.session.release(self._clock()))
+            wait_s = self.session.release_in_s(self._clock())
         return POLL_S if wait_s is None else min(wait_s, POLL_S)
 
-    def _send_rest(self) -> None:
-        deadline = time.monotonic() + min(LINGER_S, self._monitor.timeout_s)
+    def _send_rest(self) -> Iterator[float]:
+        deadline = self._clock() + min(LINGER_S, self._monitor.timeout_s)
         self._send_waiting()
         # A connection that closes with values unread takes what is on its way to the shard with it.
-        while (any(self.queues) or self.session.stays_on) and time.monotonic() < deadline:
+        while (any(self.queues) or self.session.stays_on) and self._clock() < deadline:
+            yield POLL_S
             self._receive(POLL_S)
             self._send_waiting()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -36,6 +36,7 @@ class Server:
         transport: where its peers are. The server owns it and closes it.
         prioritized: whether what the next forward pass needs first leaves first (`schedule.py`).
         trace: records each message received, acted upon and sent; its owner closes it.
+        clock: returns the seconds of a clock that is never set.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Server:
         *,
         trace: Tracer = NO_TRACE,
         prioritized: bool = True,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.shard = shard
         self._transport = transport
@@ -52,6 +54,7 @@ class Server:
         self._names: tuple[str, ...] = ()
         self._meter = ServerMeter()
         self._prioritized = prioritized
+        self._clock = clock
         self._queues: dict[bytes, Schedule] = {}
         self._shared_memory = ShardSharedMemory()
         self._stopping = threading.Event()
@@ -72,23 +75,29 @@ class Server:
         Raises:
             ServerError: what `fail` was given.
         """
-        received_s = time.monotonic()
         try:
-            while not (self.shard.finished or self._stopping.is_set()):
-                batch = self._transport.receive(POLL_S)
-                self.turns += 1
-                self._handle(batch)
-                if self.shard.all_here:
-                    self._transport.admit_no_more()
-                now = time.monotonic()
-                received_s = now if batch else received_s
-                if self._idle_limit_s is not None and self._is_idle(now - received_s):
-                    return
-            self._send_rest()
+            for _ in self.steps():
+                pass
         finally:
             self._transport.close()
         if self._failure is not None:
             raise self._failure
+
+    def steps(self) -> Iterator[float]:
+        """Serve; yield before each wait for messages the most seconds that it lasts."""
+        received_s = self._clock()
+        while not (self.shard.finished or self._stopping.is_set()):
+            yield POLL_S
+            batch = self._transport.receive(POLL_S)
+            self.turns += 1
+            self._handle(batch)
+            if self.shard.all_here:
+                self._transport.admit_no_more()
+            now = self._clock()
+            received_s = now if batch else received_s
+            if self._idle_limit_s is not None and self._is_idle(now - received_s):
+                return
+        yield from self._send_rest()
 
     def _is_idle(self, silent_s: float) -> bool:
         assert self._idle_limit_s is not None
@@ -187,12 +196,13 @@ class Server:
             trace_message(self._trace, Track.SEND, message, self._names, began_ns)
         return taken
 
-    def _send_rest(self) -> None:
+    def _send_rest(self) -> Iterator[float]:
         """Send what is still queued, for up to `LINGER_S`."""
-        deadline = time.monotonic() + LINGER_S
+        deadline = self._clock() + LINGER_S
         self._send_waiting(set())
-        while any(self._queues.values()) and time.monotonic() < deadline:
-            self._transport.receive(deadline - time.monotonic())
+        while any(self._queues.values()) and (left_s := deadline - self._clock()) > 0:
+            yield left_s
+            self._transport.receive(left_s)
             self._send_waiting(set())
 
     def statistics(self) -> ShardStatistics:

@@ -1,0 +1,1 @@
+"""All protocol code in one thread, against simulated time, networks, disks and processes."""

@@ -1,0 +1,272 @@
+"""A simulated network: links that keep their order, and transports over them.
+
+A frame waits with its sender until the link takes it, and only then is copied, as a socket does: a
+sender that writes to a buffer too early is seen. Then it travels for its latency and its bytes.
+Deviations: a frame is late, a host's links carry nothing for a while, a connection is lost.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from ps_server.errors import PeerLost
+from ps_server.transport.base import Frames
+from tests.simulation.processes import Loop, Process
+from tests.simulation.world import World
+
+WAITING = 2
+"""Messages that wait with a sender; more are not taken."""
+TAKEN_S = 0.0001
+"""Most seconds until an idle link takes a frame."""
+RESET_S = 0.001
+SILENCE_S = 10.0
+"""How long a host is silent until its connections count as lost."""
+
+
+class End:
+    """One end of the links of a process: what has come, and whom to wake."""
+
+    def __init__(self, process: Process, name: str) -> None:
+        self.process = process
+        self.name = name
+        self.inbox: deque[tuple[str, list[bytearray]]] = deque()
+        self.lost: list[str] = []
+        self.loop: Loop | None = None
+        self.open = True
+
+    def wake(self) -> None:
+        """Let the owner's loop look."""
+        if self.loop is not None:
+            self.loop.wake()
+
+    def take(self, most: int) -> list[tuple[str, list[bytearray]]]:
+        """Return what has come."""
+        return [self.inbox.popleft() for _ in range(min(most, len(self.inbox)))]
+
+
+class Link:
+    """One direction between two ends."""
+
+    def __init__(self, world: World, source: End, target: End, bytes_s: float) -> None:
+        self._world = world
+        self._source = source
+        self._target = target
+        self._bytes_s = bytes_s
+        self._random = world.stream(f"link {source.name} {target.name}")
+        self._waiting: deque[list[bytes | bytearray | memoryview]] = deque()
+        self._frames = 0
+        self._arrives_s = 0.0
+        self._taking = False
+        self.stalled_until_s = 0.0
+        self.cut = False
+        self.travelling = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether it takes no more now."""
+        return len(self._waiting) >= WAITING
+
+    def send(self, frames: Frames) -> bool:
+        """Take a packet; False where too many wait."""
+        if self.cut:
+            return True  # dropped
+        if self.full:
+            return False
+        self._waiting.append(list(frames))
+        self._take_next()
+        return True
+
+    def _take_next(self) -> None:
+        if self._waiting and not self._taking:
+            self._taking = True
+            late_s = max(0.0, self.stalled_until_s - self._world.now)
+            self._world.after(late_s + self._random.random() * TAKEN_S, self._take)
+
+    def _take(self) -> None:
+        self._taking = False
+        if self.cut or not self._waiting:
+            return
+        world = self._world
+        if world.now < self.stalled_until_s:
+            self._take_next()
+            return
+        packet = [bytearray(frame) for frame in self._waiting.popleft()]
+        self._frames += 1
+        sent_s = sum(map(len, packet)) / self._bytes_s
+        arrives_s = world.now + sent_s + 0.0001
+        late, by = self._random.random() < world.late_p, self._random.expovariate(1.0)
+        if late and world.deviates(
+            f"{self._source.name} > {self._target.name} {self._frames} late"
+        ):
+            arrives_s += by * world.late_s
+        self._arrives_s = max(self._arrives_s, arrives_s)
+        self.travelling += 1
+        world.at(self._arrives_s, lambda: self._arrive(packet))
+        self._source.wake()  # there is room
+        self._take_next()
+
+    def _arrive(self, packet: list[bytearray]) -> None:
+        self.travelling -= 1
+        if self.cut or not self._target.open or not self._target.process.alive:
+            return
+        self._target.inbox.append((self._source.name, packet))
+        self._target.wake()
+
+    @property
+    def carries(self) -> bool:
+        """Whether something is on its way."""
+        return bool(self._waiting or self.travelling)
+
+
+class Fabric:
+    """The links of a run.
+
+    Args:
+        world: it is in.
+        bytes_s: the rate of each link.
+    """
+
+    def __init__(self, world: World, bytes_s: float = 1e8) -> None:
+        self.world = world
+        self._bytes_s = bytes_s
+        self._links: dict[tuple[str, str], Link] = {}
+        self._ends: dict[str, End] = {}
+
+    def end(self, process: Process, name: str) -> End:
+        """Return a new end of a process."""
+        end = self._ends[name] = End(process, name)
+        process.on_death.append(lambda: self.close(end, RESET_S))
+        return end
+
+    def link(self, source: str, target: str) -> Link:
+        """Return the link of two ends."""
+        found = self._links.get((source, target))
+        if found is None:
+            ends = self._ends[source], self._ends[target]
+            found = self._links[source, target] = Link(self.world, *ends, self._bytes_s)
+        return found
+
+    def connect(self, source: str, target: str) -> None:
+        """Make the links of two ends, both ways."""
+        self.link(source, target)
+        self.link(target, source)
+
+    def stall(self, process: Process, seconds: float) -> None:
+        """Let the links of a process carry nothing for a while; all of it arrives later."""
+        for (source, target), link in self._links.items():
+            if process in (self._ends[source].process, self._ends[target].process):
+                link.stalled_until_s = self.world.now + seconds
+
+    def lose(self, source: str, target: str, noticed_s: float) -> None:
+        """Lose the connection of two ends for good."""
+        for at, far in ((source, target), (target, source)):
+            link = self._links.get((at, far))
+            if link is not None and not link.cut:
+                link.cut = True
+                self.world.after(noticed_s, lambda at=at, far=far: self._notice(at, far))
+
+    def _notice(self, at: str, far: str) -> None:
+        end = self._ends[at]
+        if end.open and end.process.alive:
+            end.lost.append(far)
+            end.wake()
+
+    def close(self, end: End, noticed_s: float = RESET_S) -> None:
+        """Close an end: what has left it arrives, unless something unread is on its way to it."""
+        if not end.open:
+            return
+        end.open = False
+        for (source, target), link in list(self._links.items()):
+            if source != end.name:
+                continue
+            back = self._links.get((target, source))
+            unread = bool(end.inbox) or (back is not None and back.carries)
+            if unread or not end.process.alive or not link.carries:
+                self.lose(source, target, noticed_s)
+            else:
+                self._lose_later(source, target, link)
+
+    def _lose_later(self, source: str, target: str, link: Link) -> None:
+        if link.carries:
+            self.world.after(0.01, lambda: self._lose_later(source, target, link))
+        else:
+            self.lose(source, target, RESET_S)
+
+
+class SimulatedServer:
+    """See `ServerTransport`."""
+
+    refused = 0
+
+    def __init__(self, fabric: Fabric, end: End) -> None:
+        self._fabric = fabric
+        self.end = end
+        self.address = f"simulated://{end.name}"
+
+    @property
+    def connections(self) -> int:
+        """See `ServerTransport`."""
+        return 1
+
+    def admit_no_more(self) -> None:
+        """See `ServerTransport`."""
+
+    def receive(self, timeout_s: float) -> list[tuple[bytes, Frames]]:
+        """See `ServerTransport`; it waits for nothing."""
+        return [(name.encode(), frames) for name, frames in self.end.take(256)]
+
+    def blocks(self, peer: bytes) -> bool:
+        """See `ServerTransport`."""
+        return self._fabric.link(self.end.name, peer.decode()).full
+
+    def send(self, peer: bytes, frames: Frames) -> bool:
+        """See `ServerTransport`."""
+        return self._fabric.link(self.end.name, peer.decode()).send(frames)
+
+    def wake(self) -> None:
+        """See `ServerTransport`."""
+        self.end.wake()
+
+    def close(self) -> None:
+        """See `ServerTransport`."""
+        self._fabric.close(self.end)
+
+
+class SimulatedClient:
+    """See `ClientTransport`; its peers have names."""
+
+    def __init__(self, fabric: Fabric, end: End, peers: Sequence[str]) -> None:
+        self._fabric = fabric
+        self.end = end
+        self._peers = list(peers)
+        for peer in peers:
+            fabric.connect(end.name, peer)
+
+    @property
+    def lost(self) -> set[int]:
+        """The peers whose connections were lost."""
+        return {self._peers.index(name) for name in self.end.lost}
+
+    def receive(self, timeout_s: float) -> list[tuple[int, Frames]]:
+        """See `ClientTransport`; it waits for nothing."""
+        batch = [(self._peers.index(name), frames) for name, frames in self.end.take(256)]
+        if self.end.lost and not batch:
+            raise PeerLost(f"{self.end.name} lost {self.end.lost[0]}")
+        return batch
+
+    def blocks(self, shard: int) -> bool:
+        """See `ClientTransport`."""
+        return self._fabric.link(self.end.name, self._peers[shard]).full
+
+    def send(self, shard: int, frames: Frames) -> bool:
+        """See `ClientTransport`."""
+        return self._fabric.link(self.end.name, self._peers[shard]).send(frames)
+
+    def wake(self) -> None:
+        """See `ClientTransport`."""
+        self.end.wake()
+
+    def close(self) -> None:
+        """See `ClientTransport`."""
+        self._fabric.close(self.end)

@@ -1,0 +1,98 @@
+"""Runs of seeds: judged, and shrunk where a law does not hold."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from tests.simulation.scenarios import server
+from tests.simulation.world import World
+
+MOST_RUNS = 400
+"""Runs of one seed to shrink it."""
+Scenario = Callable[[World], None]
+SCENARIOS: Mapping[str, Scenario] = {"server": server.simulate}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A seed in which a law does not hold.
+
+    Attributes:
+        scenario: its name.
+        seed: the seed.
+        error: what was raised.
+        deviations: the fewest that were found to lead to it.
+    """
+
+    scenario: str
+    seed: int
+    error: Exception
+    deviations: tuple[str, ...]
+
+    def describe(self) -> str:
+        """Return what has happened, from what, and the command that shows it again."""
+        lines = [f"{self.scenario}, seed {self.seed}: {type(self.error).__name__}: {self.error}"]
+        lines += [f"    {deviation}" for deviation in self.deviations or ["(undisturbed)"]]
+        command = f"python -m tests.simulation --scenario={self.scenario} --first={self.seed}"
+        return "\n".join([*lines, f"    shown by: {command} --seeds=1"])
+
+
+def run(
+    scenario: str, seed: int, only: frozenset[str] | None = None
+) -> tuple[World, Exception | None]:
+    """Run a seed; return its world, and what it raised."""
+    world = World(seed, only=only)
+    try:
+        with torch.inference_mode():
+            SCENARIOS[scenario](world)
+    except Exception as error:  # noqa: BLE001 - reported with the seed
+        return world, error
+    return world, None
+
+
+def shrink(scenario: str, seed: int, error: Exception, happened: list[str]) -> Failure:
+    """Find few deviations that lead to an error of the same kind (delta debugging: Zeller, 1999).
+
+    Args:
+        scenario: its name.
+        seed: the seed.
+        error: what it has raised.
+        happened: the deviations of that run.
+    """
+    runs, parts = 0, 2
+    kept = list(dict.fromkeys(happened))
+
+    def fails(keys: list[str]) -> bool:
+        nonlocal runs, error
+        runs += 1
+        _, found = run(scenario, seed, frozenset(keys))
+        if type(found) is not type(error):
+            return False
+        error = found if found is not None else error
+        return True
+
+    if fails([]):
+        return Failure(scenario=scenario, seed=seed, error=error, deviations=())
+    while kept and runs < MOST_RUNS:
+        size = -(-len(kept) // parts)
+        for at in range(0, len(kept), size):
+            fewer = kept[:at] + kept[at + size :]
+            if fewer and fails(fewer):
+                kept, parts = fewer, max(2, parts - 1)
+                break
+        else:
+            if size == 1:
+                break
+            parts = min(len(kept), 2 * parts)
+    return Failure(scenario=scenario, seed=seed, error=error, deviations=tuple(kept))
+
+
+def prepare() -> None:
+    """Prepare this process for many runs: one thread, and nothing of before in collections."""
+    torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()

@@ -1,0 +1,1 @@
+"""What is simulated: each scenario is a function of a world."""

@@ -1,0 +1,380 @@
+"""Workers and shards of the parameter server: tables of all kinds under all consistency models.
+
+Checked at each step: at staleness 0 every worker has the bits of the undisturbed run; at staleness
+s > 0 each value counts at least `clock - s` changes of every worker, all of its own, and none that
+has not been made; no worker passes the iteration of a signal that it has not received; queues and
+held pushes stay short; collections have every contribution.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+from random import Random
+
+import numpy as np
+
+from ps_server.errors import ServerError
+from ps_server.protocol import messages as m
+from ps_server.protocol.row_settings import RowInit, RowTableSpec
+from ps_server.protocol.settings import (
+    CodecKind,
+    CodecPair,
+    CodecSpec,
+    Consistency,
+    Keeping,
+    Precision,
+    Rule,
+    RuleKind,
+    StoreSpec,
+    TableSpec,
+)
+from ps_server.protocol.worker_session import Addressed
+from tests.simulation.client import SimulatedWorker, Waits, serve_shard
+from tests.simulation.network import RESET_S, SILENCE_S, Fabric
+from tests.simulation.processes import Process, Running
+from tests.simulation.world import Violation, World
+
+SETTINGS = 211
+"""Numbers of settings, so that undisturbed runs are made once each."""
+MOST_QUEUED = 200
+RUN_S = 4000.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a run is made of, besides its deviations."""
+
+    store: StoreSpec
+    iterations: int
+    staleness: int
+    bandwidth_mbps: float | None
+    prioritized: bool
+    row_table: RowTableSpec | None
+    copied: bool
+    start: str
+    """How the store begins: `plain`, `renewed` or after a `trial`."""
+    signal_at: int | None
+    gathers: bool
+
+
+def settings_of(number: int) -> Settings:
+    """Return the settings with a number."""
+    random = Random(f"settings {number}")
+    workers, shards = random.choice((1, 2, 2, 2, 3, 4)), random.choice((1, 1, 2, 3))
+    staleness = random.choice((0, 0, 0, 1, 2, 4))
+    consistency = random.choice(list(Consistency))
+    push = consistency is Consistency.SSP_PUSH
+    codec = CodecSpec(random.choice((CodecKind.INT8, CodecKind.SIGN)))
+    tables = []
+    for index in range(random.choice((1, 1, 2))):
+        kind = random.choice((RuleKind.SGD, RuleKind.ADAM, RuleKind.MEAN))
+        lossy = push and not staleness and random.random() < 0.2
+        tables.append(
+            TableSpec(
+                name=f"t{index}",
+                size=workers * random.choice((2, 5)),
+                rows=random.choice((1, 2)),
+                staleness=staleness,
+                rule=Rule() if staleness else Rule(kind=kind, momentum=0.9),
+                codec=CodecPair(codec, random.choice((codec, None))) if lossy else None,
+            )
+        )
+    copied = push and not staleness and random.random() < 0.3
+    if copied:
+        tables.append(TableSpec(name="copy", size=4, keeping=Keeping.COPY))
+    plain = not staleness and not any(t.codec for t in tables)
+    clips = plain and random.random() < 0.3 and any(t.follows_gradients for t in tables)
+    store = StoreSpec(
+        workers=workers,
+        shards=shards,
+        tables=tuple(tables),
+        consistency=consistency,
+        clip=0.5 if clips else None,
+        outside_norm=clips and random.random() < 0.5,
+        precision=random.choice(list(Precision)) if plain and push else Precision.FLOAT32,
+    )
+    rows = RowTableSpec(name="rows", rows=7, dim=2, init=RowInit.UNIFORM, seed=3)
+    return Settings(
+        store=store,
+        iterations=random.choice((2, 3, 5, 9)),
+        staleness=staleness,
+        bandwidth_mbps=random.choice((None, 0.0005, 0.01)),
+        prioritized=random.random() < 0.8,
+        row_table=rows if random.random() < 0.25 else None,
+        copied=copied,
+        start=random.choice(("plain", "plain", "renewed", "trial")),
+        signal_at=random.choice((None, 0, 1, 2)),
+        gathers=random.random() < 0.5,
+    )
+
+
+@dataclass(kw_only=True)
+class Job:
+    """One run: what its workers have in common, only for checks."""
+
+    world: World
+    settings: Settings
+    expected: list[bytes] | None
+    made: list[int] = field(default_factory=list)
+    """At staleness > 0: changes of each worker so far."""
+    values: list[list[bytes]] = field(default_factory=list)
+    """Of each worker, after each iteration."""
+    signals: list[m.Signal] = field(default_factory=list)
+
+
+@cache
+def undisturbed(number: int) -> tuple[bytes, ...]:
+    """Return the values after each iteration of the undisturbed run."""
+    world = World(number, only=frozenset())
+    job = _run(world, settings_of(number), None)
+    return tuple(job.values[0])
+
+
+def simulate(world: World) -> None:
+    """Run a seed."""
+    number = world.seed % SETTINGS
+    settings = settings_of(number)
+    _run(world, settings, None if settings.staleness else list(undisturbed(number)))
+
+
+def _run(world: World, settings: Settings, expected: list[bytes] | None) -> Job:
+    fabric = Fabric(world, bytes_s=world.stream("rate").choice((1e5, 1e7, 1e9)))
+    store = settings.store
+    job = Job(world=world, settings=settings, expected=expected)
+    job.made, job.values = [0] * store.workers, [[] for _ in range(store.workers)]
+    shards = [Process(world, f"shard {index}") for index in range(store.shards)]
+    servers = [
+        serve_shard(fabric, p, index, store.workers, prioritized=settings.prioritized)
+        for index, p in enumerate(shards)
+    ]
+    workers = [Process(world, f"worker {rank}") for rank in range(store.workers)]
+    tasks = []
+    for rank, process in enumerate(workers):
+        names = [shard.name for shard in shards]
+        tasks.append(process.task(_work(job, fabric, process, rank, names)))
+    _plan_faults(world, fabric, [*shards, *workers])
+    world.run(lambda: not world.open_tasks, RUN_S)
+    _judge(job, workers, tasks)
+    if not world.lossy and any(server.shard.counts.faults for server in servers):
+        raise Violation("a shard refused a message of a worker that keeps to the protocol")
+    return job
+
+
+def _judge(job: Job, workers: list[Process], tasks: list[Running]) -> None:
+    for worker, task in zip(workers, tasks, strict=True):
+        if not worker.alive:
+            continue
+        if not task.over:
+            raise Violation(f"{worker.name} waits for ever for {task.waits_for}")
+        if task.error is None:
+            continue
+        if isinstance(task.error, Violation) or not isinstance(task.error, ServerError):
+            raise task.error
+        if not job.world.lossy:
+            raise Violation(f"{worker.name}, though nothing was lost: {task.error}")
+
+
+def _plan_faults(world: World, fabric: Fabric, processes: list[Process]) -> None:
+    random = world.stream("plan")
+    for number in range(random.choice((0, 0, 1, 3))):
+        process, at_s, for_s = random.choice(processes), random.random() * 2, random.random() * 9
+        kind = random.choice(("stopped", "cut off"))
+        act = process.stop if kind == "stopped" else lambda s, p=process: fabric.stall(p, s)
+        if world.deviates(f"{process.name} {kind} ({number})"):
+            world.after(at_s, lambda act=act, for_s=for_s: act(for_s))
+    if random.random() < 0.15:
+        process, other = random.sample(processes, 2)
+        at_s, kind = random.random() * 3, random.choice(("killed", "silent", "reset"))
+        if world.deviates(f"{process.name} {kind}"):
+            world.after(at_s, lambda: _lose(world, fabric, process, other, kind))
+
+
+def _lose(world: World, fabric: Fabric, process: Process, other: Process, kind: str) -> None:
+    world.lossy = True
+    if kind == "killed":
+        process.kill()
+    else:
+        noticed_s = SILENCE_S if kind == "silent" else RESET_S
+        fabric.lose(process.name, other.name, noticed_s)
+
+
+def _work(job: Job, fabric: Fabric, process: Process, rank: int, shards: list[str]) -> Waits:
+    settings, store = job.settings, job.settings.store
+    first = store
+    if settings.start == "trial":
+        first = StoreSpec(
+            workers=store.workers,
+            shards=store.shards,
+            tables=(TableSpec(name="trial", size=3, rows=3),),
+            trial=True,
+        )
+    worker = SimulatedWorker(
+        fabric,
+        process,
+        rank,
+        first,
+        shards,
+        bandwidth_mbps=settings.bandwidth_mbps,
+        prioritized=settings.prioritized,
+    )
+    random = job.world.stream(f"work {rank}")
+    if settings.start == "trial":
+        yield from worker.start(lambda table: [np.zeros(3, np.float32)])
+        out = np.zeros(3, np.float32)
+        for _ in range(2):
+            worker.push(0, np.ones(3, np.float32), 1.0)
+            yield from worker.read(0, out)
+        yield from worker.replace_trial(store)
+    yield from worker.start(lambda table: _first(store, table))
+    if settings.start == "renewed":
+        early = rank == 0 and settings.signal_at is not None and random.random() < 0.5
+        if early:
+            worker.signal(m.SignalKind.SNAPSHOT)
+        yield from worker.renew(0)
+        yield from worker.start(lambda table: _first(store, table))
+        if early:
+            job.signals.extend(worker.session.signals.all)
+    yield from _Training(job, worker, random).run()
+    yield from worker.close()
+
+
+def _first(store: StoreSpec, table: int) -> list[m.Array]:
+    spec = store.tables[table]
+    if spec.staleness:
+        return [np.zeros(spec.size, np.float32)]
+    return [np.linspace(-1, 1, spec.size, dtype=np.float32)]
+
+
+class _Training:
+    """The loop of one worker."""
+
+    def __init__(self, job: Job, worker: SimulatedWorker, random: Random) -> None:
+        self._job = job
+        self._worker = worker
+        self._random = random
+        self._settings = job.settings
+        self._store = job.settings.store
+        self._rank = worker.rank
+        self._tables = [t for t in range(len(self._store.tables)) if not self._is_copy(t)]
+        self._values = [np.zeros(spec.size, np.float32) for spec in self._store.tables]
+        self._rows = np.zeros(0, np.float32)
+
+    def _is_copy(self, table: int) -> bool:
+        return self._store.tables[table].keeping is Keeping.COPY
+
+    def run(self) -> Waits:
+        """Train."""
+        worker, settings = self._worker, self._settings
+        if settings.row_table is not None:
+            _, sent = worker.session.rows.create(settings.row_table)
+            worker.do([Addressed(*one) for one in sent])
+        for iteration in range(settings.iterations):
+            yield self._random.random() * 0.02
+            yield from self._read_all(None)
+            yield from self._iterate(iteration)
+            self._check_signals()
+            if settings.gathers and iteration % 2:
+                yield from self._gather(iteration)
+        yield from self._read_all(0)
+        if settings.staleness:
+            self._check_counts(settings.iterations, bound=0)
+        yield from worker.gather(b"")
+
+    def _read_all(self, staleness: int | None) -> Waits:
+        for table in self._tables:
+            yield from self._worker.read(table, self._values[table], staleness)
+        if self._settings.row_table is not None:
+            rows = np.arange(self._settings.row_table.rows, dtype=np.uint32)
+            self._rows = (yield from self._worker.rows(0, rows)).copy()
+        clock = self._worker.session.clock
+        if self._settings.staleness:
+            self._check_counts(clock, self._settings.staleness if staleness is None else staleness)
+        else:
+            self._check_bits(clock)
+
+    def _check_bits(self, clock: int) -> None:
+        found = b"".join(self._values[t].tobytes() for t in self._tables) + self._rows.tobytes()
+        self._job.values[self._rank].append(found)
+        expected = self._job.expected
+        if expected is not None and expected[clock] != found:
+            raise Violation(f"worker {self._rank} has other bits in iteration {clock}")
+
+    def _check_counts(self, clock: int, bound: int) -> None:
+        workers = self._store.workers
+        for table in self._tables:
+            counts = self._values[table].reshape(-1, workers)
+            for other, made in enumerate(self._job.made):
+                least = clock if other == self._rank else clock - bound
+                found = counts[:, other]
+                if found.min() < least or found.max() > made:
+                    raise Violation(
+                        f"worker {self._rank} at clock {clock} reads {found} changes of worker "
+                        f"{other}, which has made {made}; expected at least {least}"
+                    )
+
+    def _iterate(self, iteration: int) -> Waits:
+        worker, store = self._worker, self._store
+        signals_at = self._random.randrange(len(self._tables) + 1)
+        for place, table in enumerate(reversed(self._tables)):
+            yield self._random.random() * 0.005
+            self._signal_at(iteration, place == signals_at)
+            if place == 0:
+                self._job.made[self._rank] += 1
+            self._push(table, iteration)
+        self._signal_at(iteration, signals_at == len(self._tables))
+        if self._settings.row_table is not None:
+            rows = np.array([self._rank, 4, 5 + iteration % 2], np.uint32)
+            gradient = self._rows[rows] * np.float32(self._rank + 1) + np.float32(iteration)
+            sent = worker.session.rows.push(0, rows, gradient, 0.1)
+            worker.do([Addressed(*one) for one in sent])
+        if store.outside_norm and self._rank == 0:
+            worker.do(worker.session.add_norm(iteration, 0.25 * iteration))
+        if self._settings.copied and self._rank == 0:
+            copied = np.full(4, iteration, np.float32)
+            worker.do(worker.session.store_copy(len(self._tables), copied))
+        worker.tick()
+        if store.outside_norm:
+            total = lambda: worker.session.norm.take_total(iteration)  # noqa: E731
+            yield from worker.wait_for(total, f"the norm of iteration {iteration}")
+        if worker.queued > MOST_QUEUED:
+            raise Violation(f"{worker.queued} messages of worker {self._rank} wait to be sent")
+        held = max(len(c.held) for row in worker.session.values.copies for c in row)
+        if held > 2 * self._settings.staleness + 2:
+            raise Violation(f"worker {self._rank} holds {held} pushes of a chunk")
+
+    def _push(self, table: int, iteration: int) -> None:
+        size, workers = self._store.tables[table].size, self._store.workers
+        if self._settings.staleness:
+            change = np.zeros((size // workers, workers), np.float32)
+            change[:, self._rank] = 1
+            self._values[table] += change.reshape(-1)
+            self._worker.push(table, change.reshape(-1), 0.0)
+            return
+        phase = np.arange(size, dtype=np.float32) * np.float32(0.1) + np.float32(iteration)
+        gradient = self._values[table] * np.float32(0.5 + self._rank) + np.sin(phase)
+        self._worker.push(table, gradient.astype(np.float32), 0.1)
+
+    def _signal_at(self, iteration: int, here: bool) -> None:
+        if here and self._rank == 0 and iteration == self._settings.signal_at:
+            self._job.signals.append(self._worker.signal(m.SignalKind.SNAPSHOT))
+
+    def _check_signals(self) -> None:
+        known = self._worker.session.signals.all
+        for signal in self._job.signals:
+            if signal.clock <= self._worker.session.clock and signal not in known:
+                raise Violation(
+                    f"worker {self._rank} has passed iteration {signal.clock} without {signal}"
+                )
+
+    def _gather(self, iteration: int) -> Waits:
+        found = yield from self._worker.gather(b"%d of %d" % (iteration, self._rank))
+        expected = tuple(b"%d of %d" % (iteration, rank) for rank in range(self._store.workers))
+        if found != expected:
+            raise Violation(f"worker {self._rank} gathered {found}; expected {expected}")
+        if self._settings.copied:
+            table, out = len(self._tables), np.zeros(4, np.float32)
+            self._worker.do(self._worker.session.ask_copy(table))
+            yield from self._worker.read(table, out)
+            if out[0] < iteration:
+                raise Violation(f"worker {self._rank} reads copy {out[0]} after {iteration}")

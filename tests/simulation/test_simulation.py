@@ -1,0 +1,56 @@
+"""Seeds of every scenario, that a seed repeats a run, and that a failing one is shrunk."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from tests.simulation import runs
+from tests.simulation.__main__ import main
+from tests.simulation.world import Violation, World
+
+SEEDS = {"server": 28}
+"""How many of each scenario, so that all take less than fifteen seconds of a core."""
+
+
+@pytest.mark.parametrize("scenario", runs.SCENARIOS)
+def test_no_law_is_broken(scenario: str) -> None:
+    for seed in range(SEEDS[scenario]):
+        world, error = runs.run(scenario, seed)
+        assert error is None, runs.shrink(scenario, seed, error, world.deviations).describe()
+
+
+@pytest.mark.parametrize("scenario", runs.SCENARIOS)
+def test_a_seed_repeats_a_run(scenario: str) -> None:
+    seen = set()
+    for _ in range(2):
+        world, _ = runs.run(scenario, 3)
+        seen.add((world.now, world.events, tuple(world.deviations)))
+    assert len(seen) == 1
+
+
+def test_a_failing_seed_is_shrunk_and_printed_with_its_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def breaks(world: World) -> None:
+        happened = {number for number in range(50) if world.deviates(f"late {number}")}
+        if {7, 30} <= happened:
+            raise Violation("two frames were late")
+
+    monkeypatch.setattr(runs, "SCENARIOS", {"server": breaks})
+    assert main(["--scenario=server", "--first=4", "--seeds=1"]) == 1
+    assert capsys.readouterr().out.splitlines()[:4] == [
+        "server, seed 4: Violation: two frames were late",
+        "    late 7",
+        "    late 30",
+        "    shown by: python -m tests.simulation --scenario=server --first=4 --seeds=1",
+    ]
+
+
+def test_a_deviation_that_is_switched_off_leaves_the_others_as_they_are() -> None:
+    drawn = [Random(f"{1} link a b").random()]
+    assert World(1).stream("link a b").random() == drawn[0]
+    world = World(1, only=frozenset({"b"}))
+    assert [world.deviates(key) for key in "abc"] == [False, True, False]
+    assert world.deviations == ["b"]
