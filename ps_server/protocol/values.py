@@ -5,7 +5,8 @@ Laws:
 * A value is written to the array of its reader (`bind`) when it arrives: between a push of the
   table and the next read, when no thread reads the array.
 * A copy counts own pushes from the store's first clock: `own` <= `sent` <= `pushed`. Those between
-  `own` and `sent` are held, because a value that does not include them may still come.
+  `own` and `sent` are held, because a value that does not include them may still come. `Fresh` ends
+  that too: all later values of the shard have the pushes of the iterations before its clock.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class ChunkCopy:
     def __init__(self, chunk: Chunk, clock: int) -> None:
         self.chunk = chunk
         self.clock = -1  # no value has come
-        self.own = clock  # own pushes that the last value includes
+        self.own = clock  # own pushes that the last value includes, and each later one
         self.pushed = clock  # own pushes so far
         self.sent = clock  # own pushes that have left
         self.unread: m.Payload | None = None
@@ -119,6 +120,15 @@ class WorkerValues:
             tuple(ChunkCopy(chunk, store.start_clock) for chunk in row) for row in chunks
         )
         """The copies of the chunks of each table."""
+        self._adding = [
+            [
+                copy
+                for row, table in zip(self.copies, store.tables, strict=True)
+                for copy in row
+                if copy.chunk.shard == shard and table.adds_changes
+            ]
+            for shard in range(store.shards)
+        ]
         self._store = store
         self._log = log
         codecs = (table.value_codec for table in store.tables)
@@ -212,6 +222,11 @@ class WorkerValues:
     def receive_fresh(self, shard: int, clock: int) -> None:
         """Note that the values of a shard have all changes of iterations before `clock`."""
         self._fresh[shard] = max(self._fresh[shard], clock)
+        for copy in self._adding[shard]:
+            if copy.unread is not None:
+                continue  # its reader adds what it does not include
+            while copy.held and copy.own + copy.held[0].iterations <= clock:
+                copy.own += copy.held.popleft().iterations
 
     def receive_history(self, shard: int, history: m.History) -> None:
         """Take the history of a chunk.

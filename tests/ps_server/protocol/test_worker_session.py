@@ -72,6 +72,30 @@ def test_own_changes_that_the_shard_had_not_yet_are_added_again() -> None:
     assert read(s) == [6111, 6111]
 
 
+def test_own_pushes_are_not_held_after_the_shard_is_known_to_have_them() -> None:
+    """A lone worker gets no values back: nobody else changes the chunk."""
+    s = session(staleness=1)
+    s.receive(0, m.Value(0, 0, 0, 0, array(0, 0)))
+    assert read(s) == [0, 0]
+    for clock in range(1, 20):
+        s.push(0, array(1, 1), 0.0)
+        s.tick()
+        s.receive(0, m.Fresh(clock))
+        assert len(s.values.copies[0][0].held) == 0
+    s.receive(0, m.Value(0, 0, 19, 19, array(26, 26)))
+    assert read(s) == [26, 26]
+
+
+def test_fresh_lets_go_of_no_push_that_an_unread_value_lacks() -> None:
+    s = session(staleness=3)
+    s.receive(0, m.Value(0, 0, 0, 0, array(5, 5)))
+    for _ in range(2):
+        s.push(0, array(1, 1), 0.0)
+        s.tick()
+    s.receive(0, m.Fresh(2))
+    assert read(s) == [7, 7]
+
+
 def test_pulled_values_are_asked_for_once() -> None:
     s = session(consistency=Consistency.SSP)
     assert s.ask(0) == []  # the first value comes unasked
