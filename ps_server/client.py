@@ -7,7 +7,7 @@ the client's monitor for as long as a look-up takes. All methods are safe to cal
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -176,7 +176,8 @@ class Client:
 
     def push(self, table: int, array: Array, *, rate: float = 0.0) -> None:
         """Send this iteration's gradient (staleness 0) or change (staleness > 0) of a table;
-        returns at once.
+        returns at once. With several virtual workers: the sum of each of this worker's nodes
+        (`StoreSpec.nodes`), one after another.
 
         Args:
             table: table id.
@@ -196,7 +197,7 @@ class Client:
 
         All workers skip it, or none.
         """
-        self._do(lambda: self._session.push(table, np.zeros(0, np.float32), 0.0))
+        self._do(lambda: self._session.skip(table))
 
     def yield_link(self, link: LinkPriority) -> None:
         """Let pushes to shards of other hosts wait while another sender has taken this host's link.
@@ -253,9 +254,9 @@ class Client:
             f"the history of table {table} did not come",
         )
 
-    def held_back(self, table: int) -> Array | None:
-        """Return what a table's codec has not sent of this worker's pushes; None without a codec
-        of gradients.
+    def held_back(self, table: int) -> Mapping[int, Array]:
+        """Return what a table's codec has not sent of this worker's pushes, by virtual worker;
+        empty without a codec of gradients.
 
         It is live memory, to which a resumed run may write before its first push.
         """
@@ -274,9 +275,9 @@ class Client:
         self._do(lambda: self._session.ask_copy(table))
         self.read(table, out)
 
-    def add_norm(self, clock: int, squares: float) -> None:
-        """Add the sum of squares of iteration `clock`'s gradients outside the store; returns at
-        once. Rank 0.
+    def add_norm(self, clock: int, squares: Sequence[float]) -> None:
+        """Add numbers whose sum is the sum of squares of iteration `clock`'s gradients outside the
+        store; returns at once. Rank 0.
         """
         self._do(lambda: self._session.add_norm(clock, squares))
 

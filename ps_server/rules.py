@@ -25,7 +25,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ps_server.protocol.settings import NewtonSchulz, Regularization, Rule, RuleKind
+from ps_server.protocol.settings import (
+    NORM_SEGMENT_ELEMENTS,
+    NewtonSchulz,
+    Regularization,
+    Rule,
+    RuleKind,
+)
 
 History = Sequence[Tensor]
 
@@ -243,12 +249,60 @@ _DIRECTIONS: dict[RuleKind, Callable[[Rule, Tensor, History, int], Tensor]] = {
 """The rules that return what -r multiplies."""
 
 
+def squares_of(gradient: Tensor, parts: Sequence[int] = ()) -> list[float]:
+    """Return the sums of squared elements in float64 of each segment of `NORM_SEGMENT_ELEMENTS` elements.
+
+    Tables are cut between segments, so the segments do not depend on how; nor do their sums on
+    threads.
+
+    Args:
+        gradient: flat float32.
+        parts: sizes of the tensors that it is made of, each with segments of its own; empty: one.
+    """
+    found: list[float] = []
+    segment = NORM_SEGMENT_ELEMENTS
+    for part in gradient.split(list(parts)) if parts else (gradient,):
+        whole = len(part) // segment * segment
+        if part.device.type != "cpu":
+            padded = torch.nn.functional.pad(part, (0, -len(part) % segment))
+            found += padded.view(-1, segment).double().square().sum(1).tolist()
+            continue
+        squares = np.square(part.numpy(), dtype=np.float64)
+        found += squares[:whole].reshape(-1, segment).sum(axis=1).tolist()
+        if whole < len(part):
+            found.append(float(squares[whole:].sum()))
+    return found
+
+
+def exact_sum(numbers: Iterable[float]) -> tuple[float, ...]:
+    """Return a few numbers whose exact sum is that of these; `math.fsum` of all parts of a sum
+    has the same bits however it was divided.
+
+    Shewchuk, "Adaptive precision floating-point arithmetic", 1997, theorem 10.
+    """
+    partials: list[float] = []
+    for x in numbers:
+        if not math.isfinite(x):
+            return (x,)
+        kept = 0
+        for y in partials:
+            if abs(x) < abs(y):
+                x, y = y, x
+            high = x + y
+            low = y - (high - x)
+            if low:
+                partials[kept] = low
+                kept += 1
+            x = high
+        partials[kept:] = [x]
+    return tuple(partials)
+
+
 def sum_of_squares(gradient: Tensor) -> float:
     """Return the sum of squared elements in float64, so that the norm does not depend on how
     tables are cut.
     """
-    norm = float(torch.linalg.vector_norm(gradient, dtype=torch.float64))
-    return norm * norm
+    return math.fsum(squares_of(gradient))
 
 
 def plain_sum(numbers: Iterable[float]) -> float:

@@ -100,6 +100,8 @@ class TrainingDocument(WorkerDocument):
         homes: for each shard the client with workers on whose host it runs, or -1 - j for the j-th
             host that only serves; empty: spread evenly over the hosts with workers.
         loads: relative load of each shard; empty: all equal.
+        virtual_workers: worker r computes for virtual workers `virtual_workers[r]` to
+            `virtual_workers[r + 1]` (exclusive); empty: each for one.
         trace: write a trace to `<output>/trace_worker_<rank>.json`.
         exchange_plan: the plan of `--exchange=auto` from an earlier start or run, as
             `RecordedPlan.to_json` has it; empty: it chooses.
@@ -113,6 +115,7 @@ class TrainingDocument(WorkerDocument):
     host: str = "127.0.0.1"
     homes: tuple[int, ...] = ()
     loads: tuple[int, ...] = ()
+    virtual_workers: tuple[int, ...] = ()
     trace: bool = False
     exchange_plan: str = ""
 

@@ -19,6 +19,7 @@ from poseidon.exchange.building.built import Built
 from poseidon.exchange.membership import Membership
 from ps_server.keys import Keyring
 from ps_server.network import Network
+from ps_server.protocol.virtual_workers import VirtualWorkers
 from ps_server.trace import NO_TRACE, Tracer
 
 Document = TypeVar("Document", bound=WorkerDocument)
@@ -101,5 +102,8 @@ def membership_of(document: TrainingDocument) -> Membership:
         shards=document.shards,
         homes=document.homes,
         loads=document.loads,
+        virtual_workers=(
+            VirtualWorkers(document.virtual_workers) if document.virtual_workers else None
+        ),
         options=document.exchange,
     )

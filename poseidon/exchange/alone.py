@@ -1,21 +1,32 @@
-"""The carrier of a single process: it applies the update rule, and waits for no other worker."""
+"""The carrier of a single process: it applies the update rule, and waits for no other worker.
+
+With several virtual workers it computes what their job computes on any number of processes, to the
+bit: the average that the shards compute, and the product of all factors.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
+from collections.abc import Set as AbstractSet
+from itertools import chain
 
 import torch
 from torch import Tensor
 
 from poseidon.exchange.base import ExchangeSettings, History, Trained
-from poseidon.exchange.carrier import GradientCarrier, Step
+from poseidon.exchange.carrier import FactoredCarrier, GradientCarrier, Step
 from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.factors.products import Scratch, apply_factors, factors_sum_of_squares
 from poseidon.exchange.job_control import AloneDelivery, JobControl
 from poseidon.exchange.local_histories import LocalHistories
-from ps_server.rules import clip_factor, plain_sum, sum_of_squares, update
+from poseidon.exchange.replicas import arithmetic_sample, common_kernel
+from poseidon.exchange.turns import Factors, Turns
+from ps_server.protocol.virtual_workers import VirtualWorkers
+from ps_server.rules import clip_factor, squares_of, update
 
 
-class AloneCarrier(GradientCarrier):
+class AloneCarrier(GradientCarrier, FactoredCarrier):
     """Applies the gradients of an iteration together in `finish`.
 
     Args:
@@ -23,6 +34,8 @@ class AloneCarrier(GradientCarrier):
         settings: common to all tensors.
         in_parts: whether a tensor that has not begun takes no part in an iteration; otherwise its
             gradient is zero.
+        virtual_workers: V, by which the sums of gradients are divided.
+        by_factors: indices of the tensors whose factors it takes.
 
     Attributes:
         delivery: of the job control of this worker.
@@ -31,18 +44,30 @@ class AloneCarrier(GradientCarrier):
     state: LocalHistories
 
     def __init__(
-        self, tensors: Sequence[Trained], settings: ExchangeSettings, *, in_parts: bool = False
+        self,
+        tensors: Sequence[Trained],
+        settings: ExchangeSettings,
+        *,
+        in_parts: bool = False,
+        virtual_workers: int = 1,
+        by_factors: AbstractSet[int] = frozenset(),
     ) -> None:
         self.indices = range(len(tensors))
+        self.by_factors = by_factors
         self._tensors = tensors
         self._settings = settings
         self._in_parts = in_parts
+        self._workers = virtual_workers
         self._flat = [trained.tensor.detach().view(-1) for trained in tensors]
         self._begun: dict[int, Tensor] = {}
+        self._factors: dict[int, Factors] = {}
         self._step = Step(settings.start_clock, (0.0,))
         self.delivery = AloneDelivery()
         self.delivery.advance(settings.start_clock + 1)
         self.state = LocalHistories(dict(enumerate(tensors)), replicated=False)
+        if by_factors:
+            self._scratch = Scratch(self._flat[0].device)
+            self._kernel = common_kernel([arithmetic_sample(tensors)], required=True)
 
     def open(self, histories: Sequence[History] | None, clock: int | None) -> None:
         if clock is not None:
@@ -57,30 +82,76 @@ class AloneCarrier(GradientCarrier):
     def begin(self, index: int, gradient: Tensor) -> None:
         self._begun[index] = gradient.detach().reshape(-1)
 
+    def begin_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
+        self._factors[index] = (u_KN.detach().clone(), v_KM.detach().clone())
+
+    def release(self, index: int) -> None:
+        pass
+
     def wait(self, index: int) -> None:
         pass
 
     def finish(self, limit: float) -> None:
-        moved = [
-            index
-            for index, trained in enumerate(self._tensors)
-            if not trained.statistics and (index in self._begun or not self._in_parts)
-        ]
-        gradients = [
-            self._begun[i] if i in self._begun else torch.zeros_like(self._flat[i]) for i in moved
-        ]
+        for index in self.by_factors - self._factors.keys():
+            rows = [self._flat[0].new_empty(0, n) for n in self._tensors[index].tensor.shape]
+            self._factors[index] = (rows[0], rows[1])
+        gradients = self._averages()
         scale = self._settings.gradient_scale
         if self._settings.clip is not None:
-            scale *= clip_factor(plain_sum(map(sum_of_squares, gradients)), self._settings.clip)
+            scale *= clip_factor(self._squares(gradients.values()), self._settings.clip)
         rates, iteration = self._step.rates, self._step.iteration
-        for i, gradient in zip(moved, gradients, strict=True):
-            if scale != 1.0:
-                gradient.mul_(scale)
-            trained, history = self._tensors[i], self.state.of[i]
-            rate = rates[trained.rate_index]
-            update(trained.rule, gradient, history, self._flat[i], rate=rate, step=iteration)
+        for index, trained in enumerate(self._tensors):
+            rate, history = rates[trained.rate_index], self.state.of[index]
+            if index in self._factors:
+                self._apply_factors(index, scale / self._workers, rate)
+            elif index in gradients:
+                gradient = gradients[index]
+                if scale != 1.0:
+                    gradient.mul_(scale)
+                update(
+                    trained.rule, gradient, history, self._flat[index], rate=rate, step=iteration
+                )
         self._begun.clear()
+        self._factors.clear()
         self.delivery.advance(iteration + 2)
+
+    def _averages(self) -> dict[int, Tensor]:
+        """Set statistics that have begun to their averages. Return the average gradients."""
+        found = {}
+        for index, trained in enumerate(self._tensors):
+            begun = self._begun.get(index)
+            if begun is not None and self._workers > 1:
+                begun.div_(self._workers)
+            if trained.statistics and begun is not None:
+                self._flat[index].copy_(begun)
+            elif not trained.statistics and index not in self.by_factors:
+                if begun is not None:
+                    found[index] = begun
+                elif not self._in_parts:
+                    found[index] = torch.zeros_like(self._flat[index])
+        return found
+
+    def _squares(self, gradients: Collection[Tensor]) -> float:
+        of_factors = [
+            factors_sum_of_squares(*self._factors[i]) / self._workers**2
+            for i in sorted(self._factors)
+        ]
+        return math.fsum(chain(*map(squares_of, gradients), of_factors))
+
+    def _apply_factors(self, index: int, scale: float, rate: float) -> None:
+        trained = self._tensors[index]
+        value = trained.tensor.detach()
+        apply_factors(
+            trained.rule,
+            *self._factors[index],
+            value,
+            [history.view(value.shape) for history in self.state.of[index]],
+            rate=rate,
+            step=self._step.iteration,
+            scale=scale,
+            scratch=self._scratch,
+            kernel=self._kernel,
+        )
 
     def settle(self, clock: int) -> None:
         pass
@@ -90,8 +161,22 @@ class AloneCarrier(GradientCarrier):
 
 
 def exchange_alone(
-    tensors: Sequence[Trained], settings: ExchangeSettings, *, in_parts: bool = False
+    tensors: Sequence[Trained],
+    settings: ExchangeSettings,
+    *,
+    in_parts: bool = False,
+    virtual_workers: int = 1,
+    by_factors: AbstractSet[int] = frozenset(),
 ) -> Exchange:
     """Return the exchange of a single process; the arguments are those of its carrier."""
-    carrier = AloneCarrier(tensors, settings, in_parts=in_parts)
-    return Exchange([carrier], JobControl(carrier.delivery, root=True), settings)
+    carrier = AloneCarrier(
+        tensors,
+        settings,
+        in_parts=in_parts,
+        virtual_workers=virtual_workers,
+        by_factors=by_factors,
+    )
+    placed = VirtualWorkers((0, virtual_workers))
+    turns = None if virtual_workers == 1 else Turns(tensors, placed, 0)
+    control = JobControl(carrier.delivery, root=True)
+    return Exchange([carrier], control, settings, turns=turns)

@@ -42,8 +42,9 @@ from poseidon.exchange.local.follower import FollowerCarrier
 from poseidon.exchange.local.group import LocalGroup
 from poseidon.exchange.local.leader import LeaderCarrier
 from poseidon.exchange.lossy.compression import codecs_of
-from poseidon.exchange.membership import Membership
+from poseidon.exchange.membership import Membership, check_virtual_workers
 from poseidon.exchange.server.pool import SMALL_TENSOR_ELEMENTS
+from ps_server import Precision
 from ps_server.protocol.precision import pushed_in, sent_in
 from ps_server.trace import NO_TRACE, Tracer
 
@@ -64,7 +65,8 @@ def plan_exchange(
         schemes: of each tensor, where they are chosen already; empty: they follow from the bytes.
     """
     options = member.options
-    kind = ExchangeKind.LOCAL if member.alone else options.kind
+    several = member.placed.count > 1 and options.kind is not ExchangeKind.LOCAL
+    kind = ExchangeKind.LOCAL if member.alone and not several else options.kind
     wire = (options.precision, options.consistency, options.staleness)
     plan = choose(
         tensors,
@@ -117,7 +119,8 @@ def build_exchange(
 
     Raises:
         TransportError: an address cannot be reached or listened on.
-        UsageError: a tensor cannot be exchanged by its scheme of an earlier run.
+        UsageError: a tensor cannot be exchanged by its scheme of an earlier run, or virtual workers
+            not by these options.
     """
 
     def build(
@@ -125,6 +128,7 @@ def build_exchange(
     ) -> Built:
         return build_exchange(own, own_settings, own_member, connect, trace=trace, schemes=schemes)
 
+    check_virtual_workers(member.virtual_workers, member.options, member.local_workers)
     arguments = BuildArguments(
         tensors, settings, member, connect, trace, plan_exchange(tensors, member)
     )
@@ -132,6 +136,8 @@ def build_exchange(
         return build_local_steps(arguments, build, plan_exchange)
     if member.local_workers > 1:
         return _build_local_group(arguments, build)
+    if member.alone and member.placed.count > 1:
+        return _build_virtual(arguments, schemes)
     if not member.chooses:
         kind = ExchangeKind.LOCAL if member.alone else member.options.kind
         return _BUILDERS[kind](arguments)
@@ -201,6 +207,38 @@ def _build_alone(arguments: BuildArguments) -> Built:
     return Built(
         exchange=exchange_alone(arguments.tensors, arguments.settings), plan=arguments.plan
     )
+
+
+def _build_virtual(arguments: BuildArguments, schemes: Sequence[Scheme]) -> Built:
+    """Build the exchange of a process that computes for all virtual workers of a job: the bits are
+    those of any number of processes.
+
+    Args:
+        arguments: of one worker.
+        schemes: of each tensor, that an earlier run has chosen; empty: they follow from the bytes.
+
+    Raises:
+        UsageError: a tensor has a codec or few bits, which shards encode.
+    """
+    tensors, member = arguments.tensors, arguments.member
+    plan = arguments.plan
+    if schemes:
+        _check_schemes(schemes, arguments)
+        plan = plan_exchange(tensors, member, schemes)
+    options = member.options
+    if options.precision is not Precision.FLOAT32 or any(c.is_compressed for c in plan.choices):
+        raise UsageError(
+            "several virtual workers on one process without shards send nothing, so nothing is "
+            "rounded or encoded, as it is on several processes; expected no --compress and no "
+            "--wire_precision, or a job with shards (`poseidon run`)"
+        )
+    exchange = exchange_alone(
+        tensors,
+        arguments.settings,
+        virtual_workers=member.placed.count,
+        by_factors=frozenset(plan.of(Scheme.FACTORS)),
+    )
+    return Built(exchange=exchange, plan=plan)
 
 
 def _build_allreduce(arguments: BuildArguments) -> Built:

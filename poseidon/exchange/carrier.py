@@ -118,9 +118,11 @@ class GradientCarrier(Carrier):
 
     @abstractmethod
     def begin(self, index: int, gradient: Tensor) -> None:
-        """Send the gradient of a tensor; return at once.
+        """Send the gradient of a tensor, or the values of statistics; return at once.
 
-        It is read until the tensor's next `wait`.
+        With several virtual workers on this process it is called once for each node of the process
+        (`VirtualWorkers.nodes`), with the sum, from left to right. It is read until the tensor's
+        next `wait`.
         """
 
 

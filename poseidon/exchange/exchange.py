@@ -19,6 +19,10 @@ A tensor in `by_factors` gets no gradient: `begin_factors` brings u (rows x N) a
 its layer, whose product u^T v (N x M, the tensor's shape) is the gradient. They are copied before
 it returns.
 
+A process may compute for several virtual workers, one after another: between two of them comes
+`next_virtual_worker`, and what `begin` and `begin_factors` bring is added (`turns.py`). The exchange
+may write to a gradient that has begun. Statistics have the iteration's first values again.
+
 Statistics are tensors that the forward pass of the module changes (BatchNorm). They have no
 gradient and never `begin`. `finish` takes their values. After the next `wait` they hold the mean
 over the replicas; at staleness > 0 they have moved by 1/W of each replica's change. Rates, rules,
@@ -38,6 +42,7 @@ from poseidon.exchange.carrier import Carrier, FactoredCarrier, GradientCarrier,
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.observe.observer import Call, Observer
 from poseidon.exchange.observe.statistics import Traffic
+from poseidon.exchange.turns import Turns
 from ps_server.rules import clip_factor, plain_sum
 
 
@@ -48,6 +53,7 @@ class Exchange:
         carriers: which move the tensors; each tensor has one. They are called in this order.
         control: collections among all workers, and requests of rank 0.
         settings: common to all tensors.
+        turns: of the virtual workers of this process; None: it computes for one.
         now_ns: the time in nanoseconds, for observers.
 
     Attributes:
@@ -63,6 +69,7 @@ class Exchange:
         control: JobControl,
         settings: ExchangeSettings,
         *,
+        turns: Turns | None = None,
         now_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self.carriers = tuple(carriers)
@@ -79,6 +86,7 @@ class Exchange:
         self.control = control
         self.closed = False
         self.state = ExchangeState(self)
+        self._turns = turns
         self._clip = settings.clip
         self._iteration = self._finished = settings.start_clock
         self._now_ns = now_ns
@@ -114,6 +122,8 @@ class Exchange:
         with self.observing(Call.START, iteration):
             self._iteration = iteration
             step = Step(iteration, rates)
+            if self._turns is not None:
+                self._turns.start()
             for carrier in self.carriers:
                 carrier.start(step)
 
@@ -121,15 +131,22 @@ class Exchange:
         """Send the gradient of tensor `index`, which is whole in this iteration."""
         began_ns = self._begin(Call.BEGIN, index)
         try:
-            self._by_gradient[index].begin(index, gradient)
+            if self._turns is None:
+                self._by_gradient[index].begin(index, gradient)
+            else:
+                self._contribute(self._turns, index, gradient)
         finally:
             self._end(Call.BEGIN, index, began_ns)
 
     def begin_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
         """Send the factors of tensor `index` in this iteration. The layer still uses the tensor."""
         began_ns = self._begin(Call.BEGIN, index)
+        factors: tuple[Tensor, Tensor] | None = (u_KN, v_KM)
         try:
-            self._by_factors[index].begin_factors(index, u_KN, v_KM)
+            if self._turns is not None:
+                factors = self._turns.add_factors(index, u_KN, v_KM)
+            if factors is not None:
+                self._by_factors[index].begin_factors(index, *factors)
         finally:
             self._end(Call.BEGIN, index, began_ns)
 
@@ -138,19 +155,41 @@ class Exchange:
 
         The layer does not use it any more in this iteration.
         """
-        self._by_factors[index].release(index)
+        if self._turns is None or self._turns.is_last:
+            self._by_factors[index].release(index)
 
     def wait(self, index: int) -> None:
         """Return once tensor `index` may be used."""
         began_ns = self._begin(Call.WAIT, index)
         try:
             self._of[index].wait(index)
+            if self._turns is not None:
+                self._turns.keep(index)
         finally:
             self._end(Call.WAIT, index, began_ns)
+
+    def next_virtual_worker(self) -> None:
+        """End the turn of a virtual worker that is not this process's last one."""
+        assert self._turns is not None, "this process computes for one virtual worker"
+        self._end_turn(self._turns)
+        self._turns.next()
+
+    def _end_turn(self, turns: Turns) -> None:
+        for index, value in turns.missing(self.by_factors):
+            self._contribute(turns, index, value)
+
+    def _contribute(self, turns: Turns, index: int, gradient: Tensor) -> None:
+        total = turns.add(index, gradient)
+        if total is not None:
+            self._by_gradient[index].begin(index, total)
 
     def finish(self) -> None:
         """End the iteration. A tensor that has not begun has a gradient of zero."""
         with self.observing(Call.FINISH):
+            if self._turns is not None:
+                self._end_turn(self._turns)
+                for index, factors in self._turns.rest_of_factors():
+                    self._by_factors[index].begin_factors(index, *factors)
             limit = 1.0
             if self._clip is not None:
                 total = plain_sum(carrier.held_squares() for carrier in self.carriers)

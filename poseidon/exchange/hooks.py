@@ -27,10 +27,11 @@ from poseidon.exchange.module_hooks import OfOneModule, OutsideOfGraphs
 
 
 class Hooks:
-    """The hooks of one module.
+    """The hooks of a module.
 
     Args:
-        module: the net; any `nn.Module`.
+        modules: the net; any `nn.Module`. Several share their parameters: one for each virtual
+            worker of the process.
         tensors: what the exchange keeps together, by its index.
         exchange: the exchange.
         passes: forward and backward passes an iteration (iter_size); gradients leave in the last
@@ -39,7 +40,7 @@ class Hooks:
             first layer of the next forward pass waits for all tensors; for comparisons.
         sources: for each tensor the parameter or buffer of the module; empty: the tensors
             themselves.
-        entry: the compiled module that the script calls in place of `module`; all
+        entry: the compiled module that the script calls in place of the net; all
             tensors are waited for before it runs.
         on_backward: called when a backward pass reaches a layer whose weight travels as factors.
         on_value: called with the index of a tensor once its value has come.
@@ -49,7 +50,7 @@ class Hooks:
 
     def __init__(
         self,
-        module: nn.Module,
+        modules: Sequence[nn.Module],
         tensors: Sequence[Trained],
         exchange: Exchange,
         *,
@@ -78,10 +79,14 @@ class Hooks:
         self._types = [tensor.dtype for tensor in own]
         self._indices = {tensor: index for index, tensor in enumerate(own)}
         self._handles: list[RemovableHandle] = []
-        layers = layers_with_factors(module)
+        layers = [layers_with_factors(module) for module in modules]
         self._taps = [
             FactorTap(
-                _layer(layers, own[index], trained.name), trained.name, index, exchange, on_backward
+                [_layer(of, own[index], trained.name) for of in layers],
+                trained.name,
+                index,
+                exchange,
+                on_backward,
             )
             for index, trained in enumerate(tensors)
             if index in exchange.by_factors
@@ -98,7 +103,7 @@ class Hooks:
             waiter = OfOneModule(self._waiter(sorted(self._indices.values())))
             self._handles.append(entry.register_forward_pre_hook(waiter, prepend=True))
         of_layers = OfOneModule if entry is None else OutsideOfGraphs
-        for child in module.modules():
+        for child in chain(*(module.modules() for module in modules)):
             tensors_of = chain(child.parameters(recurse=False), child.buffers(recurse=False))
             owned = [self._indices[tensor] for tensor in tensors_of if tensor in self._indices]
             if owned:
@@ -125,6 +130,18 @@ class Hooks:
         self._pass += 1
         if self._pass < self._passes:
             self._start_pass()
+
+    def next_virtual_worker(self) -> None:
+        """End the last backward pass of a virtual worker that is not the process's last one, and
+        clear the gradients.
+        """
+        self._send_rest()
+        for tap in self._taps:
+            tap.finish()
+        self._exchange.next_virtual_worker()
+        self._pass = 0
+        self._begun.clear()
+        self._start_pass()
 
     def _start_pass(self) -> None:
         sends = self._wait_free and self._pass == self._passes - 1
@@ -184,13 +201,16 @@ class Hooks:
         """End the last backward pass: send the gradients that only earlier passes had, and drop
         all that are sent.
         """
+        self._send_rest()
+        self._end_taps()
+
+    def _send_rest(self) -> None:
         self.check_unchanged()
         self._accumulated.clear()
         for tensor, index in self._by_gradient.items() if self._sends else ():
             if index not in self._begun and tensor.grad is not None:
                 self._exchange.begin(index, tensor.grad.data.float())
             tensor.grad = None
-        self._end_taps()
 
     def _end_taps(self) -> None:
         for tap in self._taps:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from poseidon.errors import UsageError, counted
 from poseidon.exchange.cost import Topology
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions, OnDivergence
 from ps_server.network import Network
+from ps_server.protocol.virtual_workers import VirtualWorkers
 
 ALONE = Network()
 
@@ -26,6 +28,8 @@ class Membership:
         local_rank: of this worker among those of its host; 0 is the leader.
         local_workers: workers on each host.
         local_address: where the leader listens for the followers (`LocalGroup`).
+        virtual_workers: those of the job, and the workers that compute for them: of all hosts, in
+            the order of ranks. None: each computes for one, and the plan follows from the cluster.
         options: of the exchange.
     """
 
@@ -36,7 +40,23 @@ class Membership:
     local_rank: int = 0
     local_workers: int = 1
     local_address: str = ""
+    virtual_workers: VirtualWorkers | None = None
     options: ExchangeOptions = DEFAULT_OPTIONS
+
+    @property
+    def placed(self) -> VirtualWorkers:
+        """The virtual workers, and the hosts that compute for them."""
+        if self.virtual_workers is None:
+            return VirtualWorkers.one_each(self.network.size)
+        return VirtualWorkers(self.virtual_workers.bounds[:: self.local_workers])
+
+    @property
+    def own(self) -> range:
+        """The virtual workers of this worker."""
+        rank = self.network.rank * self.local_workers + self.local_rank
+        return (
+            range(rank, rank + 1) if self.virtual_workers is None else self.virtual_workers.of(rank)
+        )
 
     @property
     def alone(self) -> bool:
@@ -54,9 +74,11 @@ class Membership:
     def chooses(self) -> bool:
         """Whether `--exchange=auto` chooses the scheme of each tensor by time, and records it.
 
-        Otherwise it chooses by bytes, as hybrid does.
+        Otherwise it chooses by bytes, as hybrid does: the plan of virtual workers is the same on
+        all clusters.
         """
-        return self.options.chooses and self.network.size > 1 and self.shards > 0
+        by_time = self.network.size > 1 and self.shards > 0 and self.virtual_workers is None
+        return self.options.chooses and by_time
 
     @property
     def private_histories(self) -> bool:
@@ -73,10 +95,44 @@ class Membership:
     @property
     def topology(self) -> Topology:
         """The clients that push, and the load of each host's shards. Without shards:
-        a shard on each host, to compare with.
+        a shard on each host, to compare with. With virtual workers: as many such hosts as there are
+        of them, so that the plan depends on their number alone.
         """
+        if self.virtual_workers is not None:
+            return Topology.colocated(self.virtual_workers.count)
         clients = self.network.size
         if not self.shards:
             return Topology.colocated(clients)
         homes = self.homes or tuple(shard * clients // self.shards for shard in range(self.shards))
         return Topology.of_shards(clients, homes, self.loads)
+
+
+def check_virtual_workers(
+    placed: VirtualWorkers | None, options: ExchangeOptions, local_workers: int
+) -> None:
+    """Refuse what several virtual workers on a worker cannot do.
+
+    Args:
+        placed: the virtual workers, and the workers that compute for them; None: one each.
+        options: of the exchange.
+        local_workers: workers on each host.
+
+    Raises:
+        UsageError: says what, and what was expected.
+    """
+    if placed is None or placed.is_one_each:
+        return
+    refused = {
+        f"--staleness={options.staleness} (the order of arrival changes its results)": (
+            options.staleness > 0
+        ),
+        f"--sync_every={options.sync_every}": options.sync_every > 0,
+        "--compress=powersgd": "powersgd" in options.compress,
+        f"{local_workers} workers on a host": local_workers > 1,
+    }
+    for what, is_there in refused.items():
+        if is_there:
+            raise UsageError(
+                f"{placed.count} virtual workers on {counted(placed.processes, 'worker')} do not "
+                f"go with {what}; expected one virtual worker for each worker, or none of it"
+            )

@@ -7,14 +7,14 @@ At staleness > 0 each worker limits its own gradients (`Exchange.finish`).
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from itertools import chain
 
 from ps_server import Client
-from ps_server.rules import plain_sum
 
 
 class SharedNorm:
-    """The norm that carriers share: one sum for the server, in the order of the carriers' names.
+    """The norm that carriers share: one sum for the server.
 
     Args:
         client: of the server.
@@ -25,17 +25,17 @@ class SharedNorm:
         self._client = client
         self._carriers = carriers
         self._adding, self._taking = threading.Lock(), threading.Lock()
-        self._squares: dict[int, dict[str, float]] = {}
+        self._squares: dict[int, dict[str, Sequence[float]]] = {}
         self._totals: dict[int, tuple[float, int]] = {}
 
-    def add(self, carrier: str, clock: int, squares: float) -> None:
-        """Add the sum of squares of a carrier's gradients. Rank 0."""
+    def add(self, carrier: str, clock: int, squares: Sequence[float]) -> None:
+        """Add numbers whose exact sum is the sum of squares of a carrier's gradients. Rank 0."""
         with self._adding:
             parts = self._squares.setdefault(clock, {})
             parts[carrier] = squares
             if len(parts) == len(self._carriers):
                 del self._squares[clock]
-                self._client.add_norm(clock, plain_sum(part for _, part in sorted(parts.items())))
+                self._client.add_norm(clock, list(chain(*parts.values())))
 
     def total(self, clock: int) -> float:
         """Wait for the sum of squares over all gradients; each carrier calls it once an

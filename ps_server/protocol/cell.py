@@ -1,5 +1,8 @@
 """One chunk on its shard: its value, its history, and the gradients of the present iteration.
 
+The gradients are added in the tree of virtual workers (`virtual_workers.py`), as soon as two halves
+of a node have come.
+
 Law: memory is taken when the chunk is made and when its first value comes; an iteration needs no
 more than the memory that its messages came in.
 """
@@ -18,7 +21,8 @@ from ps_server.protocol.codecs import Codec, Key, codec_of
 from ps_server.protocol.placement import Chunk
 from ps_server.protocol.precision import EncodedReplica, Replica, as_tensor
 from ps_server.protocol.settings import Keeping, Precision, RuleKind, TableSpec
-from ps_server.rules import history_count, update
+from ps_server.protocol.virtual_workers import Node, TreeSum
+from ps_server.rules import exact_sum, history_count, squares_of, update
 
 TILE = 128 * 1024
 """Elements that a rule is applied to at a time: gradient, value and history together stay in a
@@ -33,24 +37,28 @@ class Cell:
     __slots__ = (
         "adds_changes",
         "arrived",
+        "begun",
         "chunk",
         "clock",
         "codec",
         "complete",
         "eager",
         "history",
+        "nodes",
         "own",
         "push_size",
         "push_type",
         "rate",
+        "received",
         "replica",
         "skipped",
         "spec",
         "stale",
         "sum",
-        "summed",
+        "tree",
         "unsent",
         "value",
+        "virtual_workers",
         "waiting",
     )
 
@@ -58,10 +66,20 @@ class Cell:
         self,
         chunk: Chunk,
         spec: TableSpec,
-        workers: int,
+        nodes: Sequence[Sequence[Node]],
         clock: int,
         push_type: np.dtype[np.generic],
     ) -> None:
+        """Make the cell of a chunk.
+
+        Args:
+            chunk: the chunk.
+            spec: its table.
+            nodes: whose sums each worker pushes in an iteration, in their order.
+            clock: of its first value.
+            push_type: of pushes without a codec.
+        """
+        workers = len(nodes)
         self.chunk = chunk
         self.spec = spec
         self.adds_changes = spec.adds_changes
@@ -75,10 +93,14 @@ class Cell:
         self.history = [torch.zeros(chunk.size) for _ in range(count)]
         self.clock = clock
         self.own = [clock] * workers
+        self.nodes = nodes
+        self.virtual_workers = nodes[-1][-1].stop
+        self.received = [0] * workers  # pushes of this iteration
+        self.begun = False  # whether one has come
         # of this iteration's gradients, at last their average, in memory that one of them came in
         self.sum = EMPTY
-        self.summed = 0
-        self.arrived: dict[int, m.Payload] = {}
+        self.tree = TreeSum(self.virtual_workers, self._add_halves)
+        self.arrived: dict[int, m.Payload] = {}  # encoded ones, by virtual worker
         self.replica: Replica | EncodedReplica | None = None  # where values travel as changes
         self.skipped = False  # whether the pushes of this iteration are empty
         self.unsent: Tensor | None = None  # of a resumed run, until the replica is made
@@ -185,37 +207,43 @@ class Cell:
             raise RemoteProtocolError(
                 f"worker {rank} pushes {self.name} again before its new value came"
             )
-        if push.rate != self.rate and any(count > self.clock for count in self.own):
+        if push.rate != self.rate and self.begun:
             raise RemoteProtocolError(
                 f"worker {rank} has rate {push.rate} in iteration {push.clock}; the others have "
                 f"{self.rate}"
             )
 
-        if empty != self.skipped and any(count > self.clock for count in self.own):
+        if empty != self.skipped and self.begun:
             raise RemoteProtocolError(
                 f"worker {rank} {'skips' if empty else 'pushes'} {self.name} in iteration "
                 f"{push.clock}, other than the others"
             )
 
     def take(self, rank: int, push: m.Push) -> None:
-        """Take a worker's gradient of this iteration, and add those that have come, as far as
-        worker order allows; encoded ones when all have come, in one pass.
+        """Take the next sum of a worker, and add those that have come, as far as the tree allows;
+        encoded ones when all have come, in one pass.
 
         The last one makes the sum an average, and the cell complete.
         """
-        workers = len(self.own)
         self.rate = push.rate
         self.skipped = push.array.size == 0
-        self.own[rank] += 1
-        self.arrived[rank] = push.array
+        self.begun = True
+        node = self.nodes[rank][self.received[rank]]
+        self.received[rank] += 1
+        if self.received[rank] == len(self.nodes[rank]):
+            self.own[rank] += 1
         if self.codec is not None and not self.skipped:
-            if len(self.arrived) == workers:
+            self.arrived[node.start] = push.array
+            if len(self.arrived) == self.virtual_workers:
                 self._average(self.codec)
-        else:
-            while self.summed in self.arrived:
-                self.add(self.arrived.pop(self.summed), last=self.summed == workers - 1)
-                self.summed += 1
-        self.complete = self.summed == workers
+        elif not self.skipped:
+            self.tree.put(node, own_tensor(push.array))
+        self.complete = all(own > self.clock for own in self.own)
+        if self.complete and self.tree.parts:
+            root = Node(0, self.virtual_workers)
+            self.sum = self.tree.parts.pop(root)
+            if node == root and self.virtual_workers > 1:  # it came in one push
+                self.sum.div_(self.virtual_workers)
 
     def apply(self, scale: float) -> None:
         """Make the next value from the average, times `scale` if it is of gradients, and begin
@@ -229,27 +257,29 @@ class Cell:
             self.update(scale)
         self.sum = EMPTY
         self.clock += 1
-        self.summed = 0
+        self.received = [0] * len(self.received)
+        self.begun = False
         self.complete = False
 
-    def add(self, array: m.Payload, *, last: bool) -> None:
-        """Add the next worker's gradient to the sum; the last one's makes the average of it."""
-        if self.skipped:
-            return
-        if not self.summed:
-            self.sum = own_tensor(array)
-            return
-        for total, more in self._tiles(self.sum, as_tensor(array)):
+    def squares(self) -> tuple[float, ...]:
+        """Return the sum of squares of the average gradient, as numbers whose exact sum it is."""
+        return exact_sum(squares_of(self.sum, self.spec.parts))
+
+    def _add_halves(self, left: Tensor, right: Tensor, node: Node) -> Tensor:
+        """Add the halves of a node in the memory of the left one; the sum over all virtual workers
+        becomes the average.
+        """
+        for total, more in self._tiles(left, right):
             total.add_(more)
-            if last:
-                total.div_(len(self.own))
+            if node.stop - node.start == self.virtual_workers:
+                total.div_(self.virtual_workers)
+        return left
 
     def _average(self, codec: Codec) -> None:
-        pushes = [self.arrived[rank].view(np.uint8) for rank in range(len(self.own))]
+        pushes = [self.arrived[v].view(np.uint8) for v in range(self.virtual_workers)]
         self.sum = torch.empty(self.chunk.size)
         codec.average(self.sum.numpy(), pushes, Key.of(self.chunk, self.clock))
         self.arrived.clear()
-        self.summed = len(self.own)
 
     def update(self, scale: float) -> None:
         """Apply the rule to the sum times `scale`, tile by tile: a tile stays in the cache for

@@ -87,6 +87,13 @@ class Fields:
             )
         return value
 
+    def any_numbers(self, most: int) -> tuple[float, ...]:
+        """Return the next field, at most `most` numbers that need not be finite."""
+        values = self._take(list)
+        if len(values) > most or any(type(value) is not float for value in values):
+            raise RemoteProtocolError(f"header field {self._next} is not a list of numbers")
+        return tuple(values)
+
     def any_number(self) -> float:
         """Return the next field, a number that need not be finite."""
         return self._take(float)

@@ -51,8 +51,11 @@ from ps_server.protocol.settings import (
     StoreSpec,
     TableSpec,
 )
+from ps_server.protocol.virtual_workers import VirtualWorkers
 
 PROTOCOL_VERSION = 1
+MAX_PARTS = 2**16
+MAX_SUMS = 2**10
 MAX_HEADER_BYTES = 16 * 2**20
 """A header is some tens of bytes, save Create's: 65,536 tables of 150 bytes stay below this."""
 MAX_FRAMES = 8_192
@@ -219,6 +222,7 @@ def _write_store(store: StoreSpec) -> Header:
         [
             *(t.name, t.size, t.staleness, t.rows, *_write_rule(t.rule), t.keeping.value),
             "" if t.codec is None else str(t.codec),
+            list(t.parts),
         ]
         for t in store.tables
     ]
@@ -234,6 +238,7 @@ def _write_store(store: StoreSpec) -> Header:
         store.outside_norm,
         store.precision.value,
         store.trial,
+        [] if store.virtual_workers is None else list(store.virtual_workers.bounds),
     ]
 
 
@@ -253,6 +258,7 @@ def _read_store(f: Fields) -> StoreSpec:
                 rule=rule,
                 keeping=keeping,
                 codec=CodecPair.parse(codec) if codec else None,
+                parts=t.integers(MAX_PARTS, 2**31),
             )
         )
         t.end()
@@ -268,7 +274,12 @@ def _read_store(f: Fields) -> StoreSpec:
         outside_norm=f.flag(),
         precision=_member(Precision, f.text()),
         trial=f.flag(),
+        virtual_workers=_virtual_workers(f.integers(MAX_WORKERS + 1, MAX_WORKERS + 1)),
     )
+
+
+def _virtual_workers(bounds: tuple[int, ...]) -> VirtualWorkers | None:
+    return VirtualWorkers(bounds) if bounds else None
 
 
 def _write_row_table(spec: RowTableSpec) -> Header:
@@ -341,7 +352,7 @@ _WRITERS: dict[type, tuple[int, Callable[[Any], Written]]] = {
         ),
     ),
     m.Fresh: (9, lambda x: ([x.clock], ())),
-    m.PartialNorm: (10, lambda x: ([x.clock, [[t, c, float(s)] for t, c, s in x.sums]], ())),
+    m.PartialNorm: (10, lambda x: ([x.clock, [float(s) for s in x.sums]], ())),
     m.TotalNorm: (11, lambda x: ([x.clock, float(x.total)], ())),
     m.GetHistory: (12, lambda x: ([x.table, x.chunk], ())),
     m.History: (13, lambda x: ([x.table, x.chunk, x.clock], [raw_bytes(a) for a in x.arrays])),
@@ -407,14 +418,6 @@ def _check_place(table: int, chunk: int, clock: int) -> None:
         raise RemoteProtocolError(f"there is no chunk {chunk} of table {table} at clock {clock}")
 
 
-def _read_sums(f: Fields) -> tuple[tuple[int, int, float], ...]:
-    sums = []
-    for item in f.items():
-        sums.append((_table(item), _chunk(item), item.any_number()))
-        item.end()
-    return tuple(sums)
-
-
 _READ: dict[type, Callable[[Fields], m.Message]] = {
     m.Hello: lambda f: m.Hello(f.integer(MAX_WORKERS), f.data()),
     m.Welcome: lambda f: m.Welcome(f.integer(MAX_WORKERS)),
@@ -425,7 +428,7 @@ _READ: dict[type, Callable[[Fields], m.Message]] = {
     m.Get: lambda f: m.Get(_table(f), _chunk(f), _clock(f)),
     m.Value: _read_value,
     m.Fresh: lambda f: m.Fresh(_clock(f)),
-    m.PartialNorm: lambda f: m.PartialNorm(_clock(f), _read_sums(f)),
+    m.PartialNorm: lambda f: m.PartialNorm(_clock(f), f.any_numbers(MAX_SUMS)),
     m.TotalNorm: lambda f: m.TotalNorm(_clock(f), f.any_number()),
     m.GetHistory: lambda f: m.GetHistory(_table(f), _chunk(f)),
     m.History: lambda f: m.History(_table(f), _chunk(f), _clock(f), f.arrays()),

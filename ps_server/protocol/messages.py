@@ -103,6 +103,8 @@ class Push:
     """Worker -> shard: one chunk's gradient (staleness 0) or change (staleness > 0) of iteration
     `clock`.
 
+    Gradients are the sums of the worker's nodes (`StoreSpec.nodes`), one after another.
+
     Under `SSPAggr` it may be the sum of `count` iterations' changes, from `clock` on.
     """
 
@@ -169,14 +171,12 @@ class Fresh:
 
 @dataclass(frozen=True, slots=True)
 class PartialNorm:
-    """Shard -> rank 0: sums of squares of the average gradients of the shard's chunks in
-    iteration `clock`.
-
-    `sums` is (table, chunk, sum) in that order.
+    """Shard -> rank 0: numbers whose exact sum is the sum of squares of the average gradients of
+    the shard's chunks in iteration `clock`.
     """
 
     clock: int
-    sums: tuple[tuple[int, int, float], ...]
+    sums: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)

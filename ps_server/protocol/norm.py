@@ -1,19 +1,22 @@
 """The norm over all gradients of an iteration, for a limit on it (`clip`), as one worker takes
 part in it.
 
-Each shard sends rank 0 the sums of squares of its chunks. Rank 0 adds them in table and chunk
-order, so that the total has the same bits in every run, adds the gradients outside the store
-(`outside_norm`), and sends the total to the shards. Where there are gradients outside, shard 0
-passes the total on to the other workers, which need it, too.
+Each shard sends rank 0 the sum of squares of its chunks, and rank 0 has that of the gradients
+outside the store (`outside_norm`): each as a few numbers whose exact sum it is. Rank 0 rounds their
+exact sum once, so the total has the same bits however the tables are cut and dealt. It sends the
+total to the shards. Where there are gradients outside, shard 0 passes the total on to the other
+workers, which need it, too.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
+from itertools import chain
 
 from ps_server.errors import LocalProtocolError
 from ps_server.protocol import messages as m
-from ps_server.rules import plain_sum
 
 
 class WorkerNorm:
@@ -32,7 +35,7 @@ class WorkerNorm:
         self._has_outside = outside
         self._next = clock  # rank 0: the iteration whose norm comes next
         self._partial: dict[int, dict[int, m.PartialNorm]] = {}
-        self._outside: dict[int, float] = {}
+        self._outside: dict[int, Sequence[float]] = {}
         self._totals: dict[int, float] = {}
 
     def expects_partial(self, shard: int, clock: int) -> bool:
@@ -47,8 +50,8 @@ class WorkerNorm:
         passes_on = self._has_outside and self._rank != 0 and shard == 0
         return passes_on and now - 1 <= clock <= now and clock not in self._totals
 
-    def add_outside(self, clock: int, squares: float) -> list[tuple[int, m.TotalNorm]]:
-        """Add the sum of squares of the gradients outside the store.
+    def add_outside(self, clock: int, squares: Sequence[float]) -> list[tuple[int, m.TotalNorm]]:
+        """Add numbers whose sum is the sum of squares of the gradients outside the store.
 
         Return what to send to which shard.
 
@@ -83,9 +86,8 @@ class WorkerNorm:
             return []
         self._partial.pop(clock, None)
         self._next = clock + 1
-        # In table and chunk order, whichever shard answered first.
-        sums = sorted(entry for part in parts.values() for entry in part.sums)
-        total = plain_sum(value for _, _, value in sums) + self._outside.pop(clock, 0.0)
+        sums = chain(*(part.sums for part in parts.values()), self._outside.pop(clock, ()))
+        total = math.fsum(sums)
         receivers = set(self._shards)
         if self._has_outside:
             self._totals[clock] = total

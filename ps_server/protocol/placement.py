@@ -17,7 +17,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from ps_server.errors import SpecError
-from ps_server.protocol.settings import CHUNK_ELEMENTS, SEGMENT_ELEMENTS, Keeping, TableSpec
+from ps_server.protocol.settings import (
+    CHUNK_ELEMENTS,
+    NORM_SEGMENT_ELEMENTS,
+    SEGMENT_ELEMENTS,
+    Keeping,
+    TableSpec,
+)
 
 BALANCE = 1.05
 CHUNKS_FOR_BALANCE = 10
@@ -142,13 +148,15 @@ def _cut(spec: TableSpec, step: int) -> list[tuple[int, int]]:
         return [(0, spec.size)]
     if spec.rows:
         step = -(-spec.size // min(spec.rows, spec.size))
-        step += -step % _grain(spec)
+        step += -step % (1 if spec.codec is None else _grain(spec))
     return [(start, min(start + step, spec.size)) for start in range(0, spec.size, step)]
 
 
 def _grain(spec: TableSpec) -> int:
-    """Return the number of elements at whose multiples a table may be cut."""
-    return 1 if spec.codec is None else SEGMENT_ELEMENTS
+    """Return the number of elements at whose multiples a table may be cut: segments of its codec,
+    or of sums of squares.
+    """
+    return NORM_SEGMENT_ELEMENTS if spec.codec is None else SEGMENT_ELEMENTS
 
 
 def _can_halve(piece: Piece, spec: TableSpec, few: bool) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from ps_server.errors import SpecError
+from ps_server.protocol.virtual_workers import Node, VirtualWorkers
 
 CHUNK_ELEMENTS = 512 * 1024
 """Most elements of a chunk unless the table says otherwise: 2 MiB of float32, as Poseidon's KV
@@ -22,6 +23,10 @@ pairs.
 MAX_TABLES = 65_536
 MAX_WORKERS = 4_096
 MAX_TABLE_ELEMENTS = 2**40
+NORM_SEGMENT_ELEMENTS = 4 * 1024
+"""Elements whose squares are added up by themselves. Other tables are cut at multiples of this,
+unless their rows are given.
+"""
 SEGMENT_ELEMENTS = 16 * 1024
 """Tables with a codec are cut into chunks at multiples of this: their codec treats each segment
 by itself.
@@ -322,6 +327,8 @@ class TableSpec:
             only.
         codec: of its gradients and of the changes of its values on the wire; None: the store's
             precision. Only tables whose rule runs on the shards have one.
+        parts: sizes of the tensors that share the table; empty: it holds one. Such a table is one
+            piece.
     """
 
     name: str
@@ -331,6 +338,7 @@ class TableSpec:
     rule: Rule = field(default_factory=Rule)
     keeping: Keeping = Keeping.GRADIENTS
     codec: CodecPair | None = None
+    parts: tuple[int, ...] = ()
 
     @property
     def follows_gradients(self) -> bool:
@@ -349,8 +357,8 @@ class TableSpec:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is one chunk, because its rule sees a matrix."""
-        return self.rule.matrix is not None
+        """Whether it is one chunk: its rule sees a matrix, or several tensors share it."""
+        return self.rule.matrix is not None or bool(self.parts)
 
     @property
     def may_skip(self) -> bool:
@@ -379,6 +387,11 @@ class TableSpec:
             raise SpecError(
                 f"table '{self.name}' has the codec {self.codec}; expected none at staleness > 0, "
                 "for averages and for copies"
+            )
+        if self.parts and sum(self.parts) != self.size:
+            raise SpecError(
+                f"table '{self.name}' has parts of {sum(self.parts)} elements together; expected "
+                f"{self.size}"
             )
         if self.rows < 0:
             raise SpecError(
@@ -414,6 +427,8 @@ class StoreSpec:
         trial: the store measures the shards before training. Each table has a clock of its own
             (`Client`), and after pushes the workers may replace it with another store
             (`Client.replace_trial`).
+        virtual_workers: those that the workers compute for; None: one each. More than one each
+            need staleness 0.
     """
 
     workers: int
@@ -427,6 +442,7 @@ class StoreSpec:
     outside_norm: bool = False
     precision: Precision = Precision.FLOAT32
     trial: bool = False
+    virtual_workers: VirtualWorkers | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.workers <= MAX_WORKERS:
@@ -451,6 +467,40 @@ class StoreSpec:
             )
         if self.start_clock < 0:
             raise SpecError(f"start_clock is {self.start_clock}; expected 0 or more")
+        self._check_virtual_workers()
+
+    def _check_virtual_workers(self) -> None:
+        of = self.virtual_workers
+        if of is None or (of.is_one_each and of.processes == self.workers):
+            return
+        if of.processes != self.workers or of.count > MAX_WORKERS:
+            raise SpecError(
+                f"{of.count} virtual workers are placed on {of.processes} workers; expected at "
+                f"most {MAX_WORKERS}, on {self.workers} workers"
+            )
+        if stale := next((table for table in self.tables if table.staleness), None):
+            raise SpecError(
+                f"table '{stale.name}' has staleness {stale.staleness}, and workers compute for "
+                "several virtual workers each; expected staleness 0"
+            )
+
+    @property
+    def placed(self) -> VirtualWorkers:
+        """The virtual workers, and the workers that compute for them."""
+        return self.virtual_workers or VirtualWorkers.one_each(self.workers)
+
+    def nodes(self, table: TableSpec, rank: int) -> tuple[Node, ...]:
+        """Return the nodes whose sums a worker pushes to a table in an iteration, one after
+        another.
+
+        What is encoded or rounded is held back by each virtual worker, so each is pushed by itself.
+        """
+        return self.placed.nodes(rank, leaves=self.is_lossy(table))
+
+    def is_lossy(self, table: TableSpec) -> bool:
+        """Return whether pushes to a table are encoded or rounded."""
+        rounded = self.precision is not Precision.FLOAT32 and table.keeping is Keeping.GRADIENTS
+        return table.gradient_codec is not None or rounded
 
     def difference(self, other: StoreSpec) -> str:
         """Return the first difference of another worker's store from this one:

@@ -4,10 +4,10 @@ A state machine without I/O.
 
 Laws:
 
-* A chunk of staleness 0 is a bulk-synchronous cell. It takes exactly one gradient of iteration
-  `clock` from every worker, adds them in worker order (so that the sum has the same bits in every
-  run), applies the rule once to their average, and only then becomes `clock + 1`. A chunk of an
-  averaged table takes values instead.
+* A chunk of staleness 0 is a bulk-synchronous cell. In iteration `clock` it takes from every worker
+  the sum of each of its nodes (`StoreSpec.nodes`), adds them in the tree of virtual workers (so that
+  the sum has the same bits in every run), applies the rule once to their average, and only then
+  becomes `clock + 1`. A chunk of an averaged table takes values instead.
 * A chunk of a table that is a copy changes only when rank 0 stores a new value.
 * A chunk of staleness > 0 is a sum. Changes are added as they arrive. The vector clock (`clock.py`)
   bounds what a worker may read. Under `SSPPush` a worker gets the others' changes when the slowest
@@ -20,7 +20,7 @@ Laws:
   (after a trial). Each gets `Welcome` then: every later message to it is of the new store. A signal
   of rank 0 that comes late, of the previous store, is not passed on.
 * Memory is allocated when the store is created; an iteration allocates only the memory of its
-  messages. The gradient of worker 0 becomes the sum, in the memory in which it arrived. The
+  messages. The first gradient becomes the sum, in the memory in which it arrived. The
   transport sends a value from its own memory, without a copy: at staleness 0 the next change of the
   chunk needs a push of every worker, and a worker pushes only after it has received the value.
 """
@@ -43,7 +43,7 @@ from ps_server.protocol.placement import place
 from ps_server.protocol.precision import NUMPY_TYPES, as_array, as_tensor, of_pushes, of_values
 from ps_server.protocol.settings import Consistency, Keeping, StoreSpec
 from ps_server.protocol.shard_rows import ShardRows
-from ps_server.rules import clip_factor, sum_of_squares
+from ps_server.rules import clip_factor, exact_sum
 
 EMPTY = np.zeros(0, np.float32)
 """A value that is that of the iteration before."""
@@ -172,7 +172,8 @@ class Shard:
             for chunk in place(store.tables, store.shards, store.loads).of_shard(self.index):
                 spec = store.tables[chunk.table]
                 push_type = NUMPY_TYPES[of_pushes(store, spec)]
-                cell = Cell(chunk, spec, self._workers, store.start_clock, push_type)
+                nodes = [store.nodes(spec, worker) for worker in range(self._workers)]
+                cell = Cell(chunk, spec, nodes, store.start_clock, push_type)
                 self._cells[chunk.table, chunk.index] = cell
         elif store != self._store:
             raise RemoteProtocolError(f"worker {rank} {self._store.difference(store)}")
@@ -248,9 +249,7 @@ class Shard:
             return
         cells = [other for other in self._cells.values() if other.spec.follows_gradients]
         if all(other.complete for other in cells):
-            sums = tuple(
-                (other.chunk.table, other.chunk.index, sum_of_squares(other.sum)) for other in cells
-            )
+            sums = exact_sum(part for other in cells for part in other.squares())
             yield self._members.to(0, m.PartialNorm(cell.clock, sums))
 
     def _total_norm(self, rank: int, norm: m.TotalNorm) -> Iterator[Outgoing]:

@@ -4,9 +4,10 @@ Laws:
 
 * A value is written to the array of its reader (`bind`) when it arrives: between a push of the
   table and the next read, when no thread reads the array.
-* A copy counts own pushes from the store's first clock: `own` <= `sent` <= `pushed`. Those between
-  `own` and `sent` are held, because a value that does not include them may still come. `Fresh` ends
-  that too: all later values of the shard have the pushes of the iterations before its clock.
+* A copy counts iterations of own pushes from the store's first clock: `own` <= `sent` <= `pushed`.
+  Pushes between `own` and `sent` are held, because a value that does not include them may still
+  come. `Fresh` ends that too: all later values of the shard have the pushes of the iterations
+  before its clock.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Piece(NamedTuple):
 
 
 class Held(NamedTuple):
-    """A push that has left, with the changes of so many iterations."""
+    """A push that has left, with which the changes of so many iterations are complete."""
 
     array: m.Payload
     iterations: int
@@ -54,13 +55,14 @@ class Held(NamedTuple):
 class ChunkCopy:
     """One chunk on one worker."""
 
-    __slots__ = ("chunk", "clock", "held", "own", "pushed", "requested", "sent", "unread")
+    __slots__ = ("chunk", "clock", "held", "nodes", "own", "pushed", "requested", "sent", "unread")
 
     def __init__(self, chunk: Chunk, clock: int) -> None:
         self.chunk = chunk
         self.clock = -1  # no value has come
         self.own = clock  # own pushes that the last value includes, and each later one
-        self.pushed = clock  # own pushes so far
+        self.pushed = clock  # iterations of which all own pushes were made
+        self.nodes = 0  # own pushes of the next one
         self.sent = clock  # own pushes that have left
         self.unread: m.Payload | None = None
         self.held: deque[Held] = deque()  # own pushes number own, own + 1, ..., sent - 1
@@ -78,15 +80,21 @@ class ChunkCopy:
 
 
 def feedback_for(
-    store: StoreSpec, table: TableSpec, chunks: Sequence[Chunk]
-) -> Feedback | Compressor | None:
-    """Return what rounds or encodes a table's pushes; None where they are sent as they are."""
+    store: StoreSpec, table: TableSpec, chunks: Sequence[Chunk], rank: int
+) -> list[Feedback | Compressor]:
+    """Return what rounds or encodes a table's pushes, one for each virtual worker of a worker;
+    none where they are sent as they are.
+    """
+    if not store.is_lossy(table):
+        return []
+    nodes = store.nodes(table, rank)
     if table.gradient_codec is not None:
-        return Compressor(chunks, codec_of(table.gradient_codec))
+        codec = codec_of(table.gradient_codec)
+        return [Compressor(chunks, codec) for _ in nodes]
     precision = of_pushes(store, table)
     if precision is Precision.FLOAT32:
-        return None
-    return Feedback(table.size, precision, reuse=table.staleness == 0)
+        return []
+    return [Feedback(table.size, precision, reuse=table.staleness == 0) for _ in nodes]
 
 
 def check_array(

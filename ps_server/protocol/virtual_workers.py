@@ -158,7 +158,7 @@ class TreeSum(Generic[T]):
 
     Args:
         count: the leaves of the tree.
-        add: returns the sum of a left half and a right half; it may write to either.
+        add: returns the sum of the left half and the right half of a node; it may write to either.
 
     Attributes:
         parts: the sums that wait for their sibling, by node; the whole sum once it is there.
@@ -166,7 +166,7 @@ class TreeSum(Generic[T]):
 
     __slots__ = ("_add", "_halves", "parts")
 
-    def __init__(self, count: int, add: Callable[[T, T], T]) -> None:
+    def __init__(self, count: int, add: Callable[[T, T, Node], T]) -> None:
         self._halves = _halves(count)
         self._add = add
         self.parts: dict[Node, T] = {}
@@ -181,7 +181,7 @@ class TreeSum(Generic[T]):
             if sibling not in self.parts:
                 break
             other = self.parts.pop(sibling)
-            part = self._add(part, other) if node < sibling else self._add(other, part)
-            node = parent
+            left, right = (part, other) if node < sibling else (other, part)
+            node, part = parent, self._add(left, right, parent)
         self.parts[node] = part
         return node

@@ -23,7 +23,7 @@ Laws:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -96,7 +96,9 @@ class Session:
         self._sent_clock = store.start_clock
         self._placement = place(store.tables, store.shards, store.loads)
         self.values = WorkerValues(store, self._placement.chunks, self._log)
-        self._feedback = [feedback_for(store, table, row) for row, table in self._rows()]
+        self._feedback = [feedback_for(store, table, row, rank) for row, table in self._rows()]
+        self._encoded = [0] * len(store.tables)  # pushes so far that were encoded or rounded
+        self._nodes = [store.nodes(table, rank) for table in store.tables]
         self._joins = True  # whether `start` sends a `Hello`
         self.stays_on: set[int] = set()
         """Shards that have not answered the `Leave` of this session."""
@@ -177,35 +179,37 @@ class Session:
             check_array(self.store.tables[table], array)
         return arrays
 
-    def held_back(self, table: int) -> m.Array | None:
-        """Return the sum of what was pushed to a table, less what its codec has sent; None
-        without one. Live memory.
+    def held_back(self, table: int) -> Mapping[int, m.Array]:
+        """Return for each virtual worker of this worker the sum of what was pushed to a table,
+        less what its codec has sent; empty without one. Live memory.
         """
-        feedback = self._feedback[table]
-        return feedback.held_back if isinstance(feedback, Compressor) else None
+        own = self.store.placed.of(self.rank)
+        parts = zip(own, self._feedback[table], strict=False)
+        return {v: part.held_back for v, part in parts if isinstance(part, Compressor)}
 
     def on_the_wire(self, table: int, array: m.Array) -> m.Payload:
-        """Return what to `push` for this iteration's gradient or change: rounded, or encoded.
+        """Return what to `push`: a gradient or change as it is, rounded, or encoded.
 
-        Call it once for each.
+        Call it once for each push, in their order.
 
         Only the thread that pushes the table may call it, at the same time as any other method.
         """
         check_array(self.store.tables[table], array)
-        feedback = self._feedback[table]
-        if feedback is None:
+        if not self._feedback[table]:
             return array
+        feedback = self._feedback[table][self._encoded[table] % len(self._nodes[table])]
+        self._encoded[table] += 1
         if isinstance(feedback, Compressor):
             return feedback.encode(array, self._clock_of(table))
         return feedback.round(array)
 
     def _encoded_bounds(self, table: int) -> Sequence[int] | None:
-        feedback = self._feedback[table]
+        feedback = next(iter(self._feedback[table]), None)
         return feedback.bounds if isinstance(feedback, Compressor) else None
 
     def push(self, table: int, array: m.Payload, rate: float) -> list[Addressed]:
-        """Send the result of `on_the_wire` for this iteration's gradient or change of a table,
-        once.
+        """Send the result of `on_the_wire` for this iteration's gradient or change of a table:
+        once for each of this worker's nodes, from left to right.
 
         An empty array skips the iteration: the value stays as it is
         (`TableSpec.may_skip`). All workers skip it or none.
@@ -229,7 +233,7 @@ class Session:
                     f"table '{self.store.tables[table].name}' was already pushed in iteration "
                     f"{self._clock_of(table)}"
                 )
-        clock = self._clock_of(table)
+        clock, nodes = self._clock_of(table), len(self._nodes[table])
         for copy in self.values.copies[table]:
             chunk = copy.chunk
             start, stop = (
@@ -238,16 +242,23 @@ class Session:
                 else bounds[chunk.index : chunk.index + 2]
             )
             part = array[start:stop]
-            copy.pushed += 1
+            copy.nodes = (copy.nodes + 1) % nodes
+            complete = int(copy.nodes == 0)
+            copy.pushed += complete
             if self._log is not None and self.store.tables[table].adds_changes:
                 self._log.add((table, chunk.index), clock, np.asarray(part, np.float32))
             else:
-                copy.sent += 1
-                copy.held.append(Held(part, 1))
+                copy.sent += complete
+                copy.held.append(Held(part, complete))
                 outgoing.append(
                     Addressed(chunk.shard, m.Push(table, chunk.index, clock, rate, part))
                 )
         return outgoing
+
+    def skip(self, table: int) -> list[Addressed]:
+        """Skip the iteration of a table: see `push`."""
+        nothing = np.zeros(0, np.float32)
+        return [sent for _ in self._nodes[table] for sent in self.push(table, nothing, 0.0)]
 
     def release(self, now_s: float) -> list[Addressed]:
         """Send the changes that are held back, as far as the budget allows."""
@@ -364,9 +375,9 @@ class Session:
             outgoing.append(Addressed(copy.chunk.shard, m.Get(table, copy.chunk.index, 0)))
         return outgoing
 
-    def add_norm(self, clock: int, squares: float) -> list[Addressed]:
-        """Add the sum of squares of the gradients outside the store. Rank 0 only,
-        where the store has an outside norm.
+    def add_norm(self, clock: int, squares: Sequence[float]) -> list[Addressed]:
+        """Add numbers whose sum is the sum of squares of the gradients outside the store. Rank 0
+        only, where the store has an outside norm.
         """
         return [Addressed(*to) for to in self.norm.add_outside(clock, squares)]
 

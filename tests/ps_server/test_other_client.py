@@ -29,8 +29,8 @@ HELLO, WELCOME, CREATE, INITIAL, PUSH, CLOCK, VALUE, FRESH, LEAVE, FAULT = (
     18,
 )
 RULE = ["SGD", 0.0, 0.999, 1e-8, 0.99, 0.0, "L2", 1.0, 0.0, False, []]
-TABLE = ["w", 3, 0, 0, *RULE, "gradients", ""]
-STORE = [1, 1, [TABLE], "SSPPush", None, 1.0, 0, [], False, "float32", False]
+TABLE = ["w", 3, 0, 0, *RULE, "gradients", "", []]
+STORE = [1, 1, [TABLE], "SSPPush", None, 1.0, 0, [], False, "float32", False, []]
 
 
 class Peer:

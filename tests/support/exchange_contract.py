@@ -125,7 +125,7 @@ def _train_one(
     tensors = [Trained(name=n, tensor=p, rule=scenario.rule) for n, p in net.named_parameters()]
     settings = ExchangeSettings(clip=scenario.clip, gradient_scale=1 / scenario.passes)
     exchange = make(rank, tensors, settings)
-    hooks = Hooks(net, tensors, exchange, passes=scenario.passes)
+    hooks = Hooks([net], tensors, exchange, passes=scenario.passes)
     data = torch.Generator().manual_seed(1)
     try:
         exchange.open(None)

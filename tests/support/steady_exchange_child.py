@@ -87,7 +87,7 @@ def train(
     )
     settings = ExchangeSettings(clip=1.0, gradient_scale=1 / passes)
     exchange = build_exchange(tensors, settings, member, connect).exchange
-    hooks = Hooks(module, tensors, exchange, passes=passes)
+    hooks = Hooks([module], tensors, exchange, passes=passes)
     x = torch.ones(BATCH, WIDTH)
     try:
         exchange.open(None)

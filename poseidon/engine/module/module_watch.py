@@ -75,7 +75,7 @@ class ModuleWatch:
                     handle = source.register_post_accumulate_grad_hook(callbacks.on_gradient)
                     removal.callback(handle.remove)
             self.hooks = Hooks(
-                module,
+                [module],
                 plan.tensors,
                 observed.exchange,
                 passes=plan.passes,

@@ -138,7 +138,7 @@ class Trainer:
         self._displayed: deque[Displayed] = deque()
         self._began_s = time.monotonic()
         self._hooks = Hooks(
-            replica.train,
+            [replica.train],
             replica.trained,
             exchange,
             passes=solver.iter_size,

@@ -13,6 +13,7 @@ collections (`allreduce_delivery.py`); rank 0 broadcasts its values.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
@@ -34,7 +35,7 @@ from poseidon.exchange.replicas import common_kernel, introduce, offered_address
 from poseidon.exchange.shared_norm import SharedNorm
 from ps_server import PeerLost
 from ps_server.network import Network
-from ps_server.rules import clip_factor, plain_sum, sum_of_squares, update
+from ps_server.rules import clip_factor, squares_of, update
 
 
 class AllReduceCarrier(GradientCarrier):
@@ -173,12 +174,12 @@ class AllReduceCarrier(GradientCarrier):
             self._scale = self._settings.gradient_scale
             if self._settings.clip is not None:
                 norms, iteration = self._norms, self._due_step.iteration
-                total = self._squares() if norms is None else norms.total(iteration)
+                total = math.fsum(self._squares()) if norms is None else norms.total(iteration)
                 self._scale *= clip_factor(total, self._settings.clip)
         return self._scale
 
-    def _squares(self) -> float:
-        return plain_sum(sum_of_squares(self._gradients.mean(index)) for index in self._moved)
+    def _squares(self) -> list[float]:
+        return [square for i in self._moved for square in squares_of(self._gradients.mean(i))]
 
     def finish(self, limit: float) -> None:
         self._gradients.fill_missing()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from poseidon.errors import UsageError
 from poseidon.exchange.allreduce.carrier import AllReduceCarrier
@@ -21,6 +22,7 @@ from poseidon.exchange.server.carrier import Parts, ServerCarrier
 from poseidon.exchange.server.pool import pool_tensors, pools_of
 from poseidon.exchange.server.store import Layout, store_spec
 from poseidon.exchange.shared_norm import SharedNorm
+from poseidon.exchange.turns import Turns
 from ps_server import Client, CodecPair, StoreSpec
 from ps_server.link import LinkPriority
 from ps_server.trace import NO_TRACE, Tracer
@@ -44,14 +46,11 @@ class BuildArguments:
         tensors: Sequence[Trained],
         codecs: Sequence[CodecPair | None],
         copies: Collection[int] = (),
+        parts: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
     ) -> StoreSpec:
         """Return the store that holds these tensors; see `store_spec`."""
         return store_spec(
-            tensors,
-            self.settings,
-            self.member,
-            copies=copies,
-            codecs=codecs,
+            tensors, self.settings, self.member, copies=copies, codecs=codecs, parts=parts
         )
 
     def built(self, exchange: Exchange, layout: Layout, client: Client) -> Built:
@@ -106,10 +105,16 @@ def layout_of(arguments: BuildArguments) -> Layout:
         codec = shared.how.codec
         pair = None if codec is None else CodecPair(codec, codec)
         of_parts += [pair, pair, *[None] * (len(shared.held) - 2)]
+    sizes = {
+        len(parts) + table: tuple(tensors[index].tensor.numel() for index in pool)
+        for table, pool in enumerate(pools)
+        if len(pool) > 1
+    }
     store = arguments.store(
         [*parts, *pooled],  # P and Q come first: their two rounds are the longest way
         codecs=[*of_parts, *(codecs[pool[0]] for pool in pools)],
         copies={len(parts) + table for table, pool in enumerate(pools) if pool[0] in copies},
+        parts=sizes,
     )
     return Layout(
         tensors=tensors,
@@ -197,7 +202,19 @@ def through_server(
                 equal_bits=member.equal_bits,
             )
         )
-    return Exchange(carriers, control, settings)
+    return Exchange(carriers, control, settings, turns=_turns(layout, member))
+
+
+def _turns(layout: Layout, member: Membership) -> Turns | None:
+    if member.placed.is_one_each:
+        return None
+    lossy = {
+        index
+        for table, indices in zip(layout.store.tables, layout.owners, strict=True)
+        if layout.store.is_lossy(table)
+        for index in indices
+    }
+    return Turns(layout.tensors, member.placed, member.network.rank, leaves=lossy)
 
 
 def low_rank_of(arguments: BuildArguments) -> dict[int, LowRank]:

@@ -76,7 +76,7 @@ class FactorCarrier(FactoredCarrier):
         network, staleness = member.network, member.options.staleness
         self._trace = trace
         self._flights = TransitTimes(len(tensors))
-        self._workers = network.size
+        self._workers = member.placed.count
         self._rank = network.rank
         self._staleness = staleness
         self._control = control
@@ -286,8 +286,8 @@ class FactorCarrier(FactoredCarrier):
         rounds = [self._take(weight) for weight in self._weights.values()]
         clock = rounds[0].clock
         if self._rank == 0:
-            squares = plain_sum(factors_sum_of_squares(r.u_BN, r.v_BM) for r in rounds)
-            self._norms.add("factors", clock, squares / self._workers**2)
+            squares = [factors_sum_of_squares(r.u_BN, r.v_BM) / self._workers**2 for r in rounds]
+            self._norms.add("factors", clock, squares)
         factor = clip_factor(self._norms.total(clock), self._settings.clip)
         for stacked in rounds:
             self._apply(stacked, factor)

@@ -37,10 +37,10 @@ WHOLE = "no example= and batch_size= of distribute(), or --exchange=ps"
 
 
 class FactorTap:
-    """The hooks on one module.
+    """The hooks on one layer.
 
     Args:
-        module: the layer.
+        modules: the layer, in each of the nets that share its weight and run one after another.
         name: of its weight, for messages.
         index: of its weight in the exchange.
         exchange: where the factors go.
@@ -49,7 +49,7 @@ class FactorTap:
 
     def __init__(
         self,
-        module: nn.Module,
+        modules: Sequence[nn.Module],
         name: str,
         index: int,
         exchange: Exchange,
@@ -59,7 +59,7 @@ class FactorTap:
         self._name = name
         self._exchange = exchange
         self._on_backward = on_backward
-        self._weight: nn.Parameter = module.get_parameter("weight")
+        self._weight: nn.Parameter = modules[0].get_parameter("weight")
         self._outputs, self._inputs = self._weight.shape
         self._kept: list[Factors] = []
         self._forwards = self._backwards = 0
@@ -68,13 +68,14 @@ class FactorTap:
         self._releases = False
         self._taken_out = False  # whether the weight is out of autograd, as its layer runs
         # The first of the forward hooks: what others make of the output is not the layer's.
-        self._handles: list[RemovableHandle] = [
-            self._weight.register_hook(self._used_beside),
-            module.register_forward_pre_hook(OfOneModule(self._before), with_kwargs=True),
-            module.register_forward_hook(
-                OfOneModule(self._after), prepend=True, with_kwargs=True, always_call=True
-            ),
-        ]
+        self._handles: list[RemovableHandle] = [self._weight.register_hook(self._used_beside)]
+        for module in modules:
+            self._handles += [
+                module.register_forward_pre_hook(OfOneModule(self._before), with_kwargs=True),
+                module.register_forward_hook(
+                    OfOneModule(self._after), prepend=True, with_kwargs=True, always_call=True
+                ),
+            ]
         self._weight_hooks = hooks_on(self._weight)
 
     def start_pass(self, *, sends: bool) -> None:

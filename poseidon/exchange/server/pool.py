@@ -101,16 +101,17 @@ class Pool(Placed):
         self._tables = tables
         self._statistics = pooled.statistics
         self._is_read = False  # whether the tensors have this iteration's values
-        self._gradient = torch.zeros_like(pooled.tensor)
+        self._flat = [torch.zeros_like(pooled.tensor) for _ in range(tables.pushes(table))]
+        self._pushed = 0  # in this iteration
         own = [tensors[index].tensor.detach() for index in indices]
         bounds = list(pairwise(accumulate((t.numel() for t in own), initial=0)))
         self._shapes = [tuple(tensor.shape) for tensor in own]
         self._own = [tensor.reshape(-1) for tensor in own]
         self._pooled = [pooled.tensor[start:stop] for start, stop in bounds]
-        self._gradients = {
-            index: self._gradient[start:stop]
-            for index, (start, stop) in zip(indices, bounds, strict=True)
-        }
+        self._gradients = [
+            {index: flat[start:stop] for index, (start, stop) in zip(indices, bounds, strict=True)}
+            for flat in self._flat
+        ]
         self._missing = set(indices)
 
     def open(self, histories: Sequence[History] | None) -> History:
@@ -119,12 +120,19 @@ class Pool(Placed):
 
     def start(self, step: Step) -> None:
         self._is_read = False
+        self._pushed = 0
         self._missing = set(self.indices)
 
     def take(self, index: int, gradient: Tensor) -> Push | None:
-        self._gradients[index].copy_(gradient.detach().reshape(-1))
+        self._gradients[self._pushed][index].copy_(gradient.detach().reshape(-1))
         self._missing.discard(index)
-        return None if self._missing else (self.table, self._gradient)
+        return None if self._missing else self._next_push()
+
+    def _next_push(self) -> Push:
+        flat = self._flat[self._pushed]
+        self._pushed += 1
+        self._missing = set(self.indices) if self._pushed < len(self._flat) else set()
+        return self.table, flat
 
     def wait(self, index: int) -> None:
         if not self._is_read:
@@ -135,9 +143,9 @@ class Pool(Placed):
         """Set the missing gradients to zero, where only some have come."""
         partly = 0 < len(self._missing) < len(self.indices)
         for index in self._missing if partly else ():
-            self._gradients[index].zero_()
+            self._gradients[self._pushed][index].zero_()
         self._missing.clear()
-        return [(self.table, self._gradient)] if partly else []
+        return [self._next_push()] if partly else []
 
     def finish(self) -> None:
         if self._statistics:
@@ -149,7 +157,7 @@ class Pool(Placed):
 
     def traffic(self, tables: Sequence[Traffic]) -> Mapping[int, Traffic]:
         """Divide the bytes among the tensors by their sizes."""
-        whole, total = tables[self.table], self._gradient.numel()
+        whole, total = tables[self.table], self._flat[0].numel()
         return {
             index: Traffic(
                 bytes_out=whole.bytes_out * size // total,

@@ -10,8 +10,9 @@ Law: all workers lay out the same tensors in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.lossy.low_rank_matrix import FactorTables
@@ -26,6 +27,7 @@ def store_spec(
     *,
     copies: Collection[int] = (),
     codecs: Sequence[CodecPair | None] = (),
+    parts: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
 ) -> StoreSpec:
     """Return the store that holds these tensors; the same on every worker.
 
@@ -35,6 +37,7 @@ def store_spec(
         member: of the job; the store is that of all of them.
         copies: indices of the tensors of which the shards only keep a copy.
         codecs: of each tensor; empty: none has one.
+        parts: sizes of the tensors that share a table, by table.
     """
     options = member.options
     codecs = codecs or [None] * len(tensors)
@@ -47,6 +50,7 @@ def store_spec(
             rule=trained.rule,
             keeping=_keeping(trained, index in copies),
             codec=codecs[index],
+            parts=parts.get(index, ()),
         )
         for index, trained in enumerate(tensors)
     )
@@ -62,6 +66,7 @@ def store_spec(
         loads=member.loads,
         outside_norm=bool(copies) and clip is not None,
         precision=options.precision,
+        virtual_workers=None if member.placed.is_one_each else member.placed,
     )
 
 

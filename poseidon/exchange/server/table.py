@@ -30,15 +30,16 @@ class ServerTable:
         self.staleness = spec.staleness
         self.encodes_values = spec.value_codec is not None
         self.is_copy = spec.keeping is Keeping.COPY
-        self.of_pushes = f"{spec.name}, pushes"
+        self.encodes_pushes = spec.gradient_codec is not None
+        self._name = spec.name
         self.of_values = f"{spec.name}, values"
         self.statistics = trained.statistics
         self.shape = tuple(trained.tensor.shape)
-        self._tensor = trained.tensor
+        self.tensor = trained.tensor
         self._on_cpu = trained.tensor.device.type == "cpu"
         flat = trained.tensor.detach().reshape(-1)
         self._side = side
-        self._gradient: Tensor | None = None
+        self._gradients: list[Tensor] = []
         self.value: Array = (
             flat if self._on_cpu else side.host_buffer(flat.numel()).copy_(flat)
         ).numpy()
@@ -55,9 +56,14 @@ class ServerTable:
         (`Client.history`).
         """
         self.begun = False
+        self.pushes = 0  # of this iteration
         self.pending: Tensor | None = None
         self.last_read: Array = self.value.copy() if self.statistics else self.value
         """The values of statistics when they were last read."""
+
+    def of_pushes(self, virtual_worker: int) -> str:
+        """Return the name of what a codec holds back of a virtual worker's pushes."""
+        return f"{self._name}, pushes of {virtual_worker}"
 
     def reload(self) -> None:
         """Copy a GPU tensor to its copy on the host."""
@@ -78,21 +84,23 @@ class ServerTable:
             for own, given in zip(self.history, arrays, strict=False):
                 own.copy_(given)
 
-    def to_host(self, gradient: Tensor) -> Tensor:
-        """Return the gradient in host memory; a copy from a GPU runs on the current stream."""
+    def to_host(self, gradient: Tensor, number: int) -> Tensor:
+        """Return push `number` of an iteration in host memory; a copy from a GPU runs on the
+        current stream.
+        """
         if gradient.device.type == "cpu":
             return gradient
-        if self._gradient is None:
-            self._gradient = self._side.host_buffer(gradient.numel())
-        return self._gradient.copy_(gradient, non_blocking=True)
+        while len(self._gradients) <= number:
+            self._gradients.append(self._side.host_buffer(gradient.numel()))
+        return self._gradients[number].copy_(gradient, non_blocking=True)
 
     def copy_to_host(self) -> Array:
         """Return a copy of the module's tensor on the host."""
-        return self._tensor.detach().reshape(-1).cpu().numpy().copy()
+        return self.tensor.detach().reshape(-1).cpu().numpy().copy()
 
     def publish(self) -> None:
         """Note the values of statistics; copy the host copy of a GPU tensor to it."""
         if self.statistics:
             np.copyto(self.last_read, self.value)
         if not self._on_cpu:
-            self._tensor.detach().reshape(-1).copy_(torch.from_numpy(self.value), non_blocking=True)
+            self.tensor.detach().reshape(-1).copy_(torch.from_numpy(self.value), non_blocking=True)

@@ -81,6 +81,10 @@ class ServerTables:
     def __len__(self) -> int:
         return len(self._tables)
 
+    def pushes(self, index: int) -> int:
+        """Return how often a table is pushed in an iteration."""
+        return len(self._store.nodes(self._store.tables[index], self._client.rank))
+
     def open(self, histories: Sequence[History], clock: int | None) -> None:
         """Bring all tables to rank 0's values, with these histories; see `Exchange.open`."""
         if clock is not None:
@@ -101,9 +105,8 @@ class ServerTables:
 
     def _restore(self) -> None:
         for index, table in enumerate(self._tables):
-            held_back = self._client.held_back(index)
-            if held_back is not None:
-                held_back[:] = self._held_back.get(table.of_pushes, 0.0)
+            for worker, held_back in self._client.held_back(index).items():
+                held_back[:] = self._held_back.get(table.of_pushes(worker), 0.0)
             table.unsent = self._held_back.get(table.of_values) if table.encodes_values else None
         self._held_back = {}
 
@@ -119,26 +122,30 @@ class ServerTables:
         """Begin an iteration."""
         self._step = step
         for index, table in enumerate(self._tables):
-            table.begun = False
+            table.begun, table.pushes = False, 0
             if not table.is_copy:
                 self._client.request(index)
 
     def push(self, index: int, gradient: Tensor) -> None:
-        """Push the gradient of what a table holds, or the values of statistics."""
+        """Push the gradient of what a table holds, or the values of statistics; with several
+        virtual workers the sum of the next node.
+        """
         table = self._tables[index]
-        table.begun = True
+        table.begun, number = True, table.pushes
+        table.pushes += 1
         if table.statistics:
-            self._push_statistics(index, table)
+            self._push_statistics(index, table, gradient)
         elif self._pushes.threaded:
-            send = partial(self._send, index, gradient, self._step, self._side.record_event())
+            event = self._side.record_event()
+            send = partial(self._send, index, gradient, number, self._step, event)
             self._last_push[index] = self._pushes.call(send)
         else:
-            self._send(index, gradient, self._step, None)
+            self._send(index, gradient, number, self._step, None)
 
-    def _send(self, index: int, gradient: Tensor, step: Step, event: Event) -> None:
+    def _send(self, index: int, gradient: Tensor, number: int, step: Step, event: Event) -> None:
         table = self._tables[index]
         with self._side.after(event):
-            flat = table.to_host(gradient.detach().reshape(-1))
+            flat = table.to_host(gradient.detach().reshape(-1), number)
         self._side.synchronize()
         if table.staleness == 0:
             self._client.push(index, flat.numpy(), rate=step.rates[table.rate_index])
@@ -163,8 +170,8 @@ class ServerTables:
         found: Array = moved.numpy()
         return found
 
-    def _push_statistics(self, index: int, table: ServerTable) -> None:
-        moved = table.copy_to_host()
+    def _push_statistics(self, index: int, table: ServerTable, values: Tensor) -> None:
+        moved: Array = values.detach().reshape(-1).cpu().numpy().copy()
         if table.staleness:
             moved = (moved - table.last_read) / np.float32(self._store.workers)
             np.add(table.last_read, moved, out=table.value)
@@ -205,7 +212,7 @@ class ServerTables:
             if table.begun or table.is_copy or in_parts:
                 continue
             if table.statistics:
-                self._push_statistics(index, table)
+                self._push_statistics(index, table, table.tensor)
             else:
                 self.push(index, torch.zeros(table.value.size, dtype=torch.float32, device="cpu"))
         if self._settings.clip is not None and self.are_stale:
@@ -250,9 +257,8 @@ class ServerTables:
         """Return what the codecs of all tables have held back, by name."""
         found = {}
         for index, table in enumerate(self._tables):
-            held_back = self._client.held_back(index)
-            if held_back is not None:
-                found[table.of_pushes] = held_back.copy()
+            for worker, held_back in self._client.held_back(index).items():
+                found[table.of_pushes(worker)] = held_back.copy()
             if table.encodes_values and self._client.rank == 0:
                 found[table.of_values] = self._client.history(index)[-1]
         return found
@@ -260,7 +266,8 @@ class ServerTables:
     def hold_back(self, held_back: Mapping[str, Array]) -> None:
         """Continue at the next `open` from what `held_back` has returned."""
         for table in self._tables:
-            for name in (table.of_pushes, table.of_values):
+            workers = range(self._store.placed.count) if table.encodes_pushes else ()
+            for name in (table.of_values, *map(table.of_pushes, workers)):
                 if name in held_back and held_back[name].size != table.value.size:
                     raise SnapshotError(
                         f"the snapshot holds back {held_back[name].size} elements of {name}; "
@@ -275,7 +282,7 @@ class ServerTables:
                 bytes_out=t.bytes_out,
                 bytes_in=t.bytes_in,
                 on_way_s=t.waited_s + t.hidden_s,
-                held_back=_norm(self._client.held_back(index)),
+                held_back=_norm(list(self._client.held_back(index).values())),
             )
             for index, t in enumerate(self._client.statistics().tables)
         ]
@@ -298,5 +305,9 @@ class ServerTables:
             raise self._broken
 
 
-def _norm(array: Array | None) -> float | None:
-    return None if array is None else math.sqrt(sum_of_squares(torch.from_numpy(array)))
+def _norm(arrays: Sequence[Array]) -> float | None:
+    """Return the L2 norm of the sum over virtual workers; None: there is none."""
+    if not arrays:
+        return None
+    first, *others = map(torch.from_numpy, arrays)
+    return math.sqrt(sum_of_squares(sum(others, first)))

@@ -70,7 +70,7 @@ def replay(shared: Path, case: str, make: Make, part: slice) -> None:
     exchange = make(
         trained, ExchangeSettings(clip=solver.clip, gradient_scale=1 / solver.iter_size)
     )
-    hooks = Hooks(net, trained, exchange, passes=solver.iter_size)
+    hooks = Hooks([net], trained, exchange, passes=solver.iter_size)
     try:
         exchange.open(None)
         for step in range(len(found["x"])):

@@ -239,7 +239,7 @@ def test_few_frames_lie_between_the_hook_of_a_gradient_and_its_push(
     with job_addresses(kind, 1, 1) as connect:
         exchange = build_exchange(own, ExchangeSettings(), member, connect).exchange
         exchange.observe([WaitTimes(len(own))])
-        hooks = Hooks(module, own, exchange)
+        hooks = Hooks([module], own, exchange)
         exchange.open(None)
         exchange.start(0, 0.1)
         hooks.start()

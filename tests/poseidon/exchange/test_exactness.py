@@ -97,7 +97,7 @@ def train(
     settings = ExchangeSettings(clip=case.clip, gradient_scale=1 / case.passes)
     built = build(tensors, settings)
     exchange = built.exchange
-    hooks = Hooks(net, tensors, exchange, passes=case.passes)
+    hooks = Hooks([net], tensors, exchange, passes=case.passes)
     data = torch.Generator().manual_seed(1)
     try:
         exchange.open(None)

@@ -51,7 +51,7 @@ def build(passes: int = 1) -> tuple[nn.Module, Hooks, Recorder, list[str]]:
     net = nn.Sequential(Layer("low", log), Layer("high", log))
     tensors = [Trained(name=layer.name, tensor=layer.weight) for layer in net]  # type: ignore[arg-type, union-attr]
     exchange = Recorder(tensors, log)
-    return net, Hooks(net, tensors, exchange, passes=passes), exchange, log
+    return net, Hooks([net], tensors, exchange, passes=passes), exchange, log
 
 
 def run(net: nn.Module, hooks: Hooks, passes: int = 1) -> None:
@@ -98,7 +98,7 @@ def test_a_layers_other_hooks_see_what_has_come() -> None:
     layer = Layer("low", log)
     layer.register_forward_pre_hook(lambda module, arguments: log.append("another hook"))
     tensors = [Trained(name="low", tensor=layer.weight)]
-    hooks = Hooks(layer, tensors, Recorder(tensors, log))
+    hooks = Hooks([layer], tensors, Recorder(tensors, log))
     run(layer, hooks)
     assert log[:3] == ["wait low", "another hook", "forward low"]
     hooks.close()
@@ -157,7 +157,7 @@ def test_a_gradient_that_cannot_travel_is_refused(
 def test_a_sparse_gradient_is_refused() -> None:
     net = nn.Embedding(3, 2, sparse=True)
     tensors = [Trained(name="rows", tensor=net.weight)]
-    hooks = Hooks(net, tensors, Recorder(tensors, []))
+    hooks = Hooks([net], tensors, Recorder(tensors, []))
     hooks.start()
     with pytest.raises(UsageError, match="the gradient of 'rows' is sparse"):
         net(torch.tensor([1])).sum().backward()
@@ -189,7 +189,7 @@ def borrower() -> tuple[Borrower, Hooks, list[str]]:
     log: list[str] = []
     net = Borrower(log)
     tensors = [Trained(name=layer.name, tensor=layer.weight) for layer in (net.low, net.lent)]
-    return net, Hooks(net, tensors, Recorder(tensors, log)), log
+    return net, Hooks([net], tensors, Recorder(tensors, log)), log
 
 
 def test_a_tensor_read_behind_its_modules_back_is_waited_for_from_the_second_iteration_on() -> None:
@@ -217,7 +217,7 @@ def test_a_layer_waits_for_its_buffers_too() -> None:
     assert net.running_mean is not None
     mean = net.running_mean
     tensors = [Trained(name="mean", tensor=mean, statistics=True)]  # type: ignore[arg-type]
-    hooks = Hooks(net, tensors, Recorder(tensors, log))
+    hooks = Hooks([net], tensors, Recorder(tensors, log))
     hooks.start()
     net(torch.ones(2, 2))
     assert log == ["wait mean"]

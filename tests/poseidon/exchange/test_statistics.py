@@ -53,7 +53,7 @@ def sight(rank: int, iteration: int, part: int) -> Tensor:
 def body(
     exchange: Exchange, net: Counting, tensors: Sequence[Trained], rank: int, passes: int
 ) -> None:
-    hooks = Hooks(net, tensors, exchange, passes=passes)
+    hooks = Hooks([net], tensors, exchange, passes=passes)
     exchange.open(None)
     for iteration in range(ITERATIONS):
         exchange.start(iteration, 0.1)

@@ -30,6 +30,7 @@ from ps_server.protocol.settings import (
     StoreSpec,
     TableSpec,
 )
+from ps_server.protocol.virtual_workers import VirtualWorkers
 
 ONES = np.ones(3, dtype=np.float32)
 MUON = Rule(
@@ -48,6 +49,7 @@ STORE = StoreSpec(
         TableSpec(name="seen", size=7, keeping=Keeping.AVERAGE),
         TableSpec(name="sgd", size=7, rule=Rule(kind=RuleKind.TORCH_SGD, dampening=0.25)),
         TableSpec(name="fc", size=6, rule=MUON),
+        TableSpec(name="small", size=5, parts=(2, 3)),
     ),
     consistency=Consistency.SSP,
     clip=35.0,
@@ -60,6 +62,7 @@ STORE = StoreSpec(
 )
 LOSSY = StoreSpec(
     workers=2,
+    virtual_workers=VirtualWorkers((0, 3, 4)),
     shards=1,
     tables=(TableSpec(name="ip", size=5, codec=CodecPair(CodecSpec(CodecKind.TOPK, 0.015), None)),),
 )
@@ -93,7 +96,7 @@ MESSAGES = [
     m.Value(1, 0, 5, 4, ONES),
     m.Value(1, 0, 5, 4, np.ones(3, dtype=np.float16)),
     m.Fresh(6),
-    m.PartialNorm(3, ((0, 0, 1.5), (1, 2, 0.0))),
+    m.PartialNorm(3, (1.5, 0.0)),
     m.TotalNorm(3, 1.5),
     m.GetHistory(0, 0),
     m.History(0, 0, 8, [ONES]),
@@ -236,18 +239,40 @@ def create(
     regularization: str = "L2",
     keeping: str = "gradients",
     matrices: Sequence[list[float]] = (),
+    parts: Sequence[int] = (),
+    bounds: Sequence[int] = (),
+    staleness: int = 0,
 ) -> bytes:
     """Return the header of `Create` for a store of one table, by the field list of
     docs/wire_protocol.md.
     """
     of_rule = [rule, 0.0, 0.9, 1.0, 0.9, 0.0, regularization, 1.0, 0.0, False, list(matrices)]
-    table = ["t", size, 0, 0, *of_rule, keeping, ""]
-    return header(3, 1, 1, [table], "SSPPush", None, 1.0, 0, [], False, "float32", False)
+    table = ["t", size, staleness, 0, *of_rule, keeping, "", list(parts)]
+    return header(
+        3, 1, 1, [table], "SSPPush", None, 1.0, 0, [], False, "float32", False, list(bounds)
+    )
 
 
 @pytest.mark.parametrize(
     ("frame", "sentence"),
     [
+        (
+            create(parts=(1, 1)),
+            "table 't' has parts of 2 elements together; expected 1",
+        ),
+        (
+            create(bounds=(0, 2, 2)),
+            "the bounds of virtual workers are (0, 2, 2); expected one or more for each process",
+        ),
+        (
+            create(bounds=(0, 2, 4)),
+            "4 virtual workers are placed on 2 workers; expected at most 4096, on 1 workers",
+        ),
+        (
+            create(bounds=(0, 2), staleness=1),
+            "table 't' has staleness 1, and workers compute for several virtual workers each; "
+            "expected staleness 0",
+        ),
         (create(size=0), "table 't' has size 0; expected 1 to 1099511627776"),
         (create(regularization="none"), "'none' is no Regularization; expected one of L2, L1"),
         (

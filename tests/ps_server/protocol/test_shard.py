@@ -135,7 +135,7 @@ def test_clipping_waits_for_the_norm_over_all_shards() -> None:
     shard = joined(store(clip=1.0))
     shard.handle(peer(1), m.Push(0, 0, 0, 1.0, array(3, 0, 0, 0)))
     (norm,) = shard.handle(peer(0), m.Push(0, 0, 0, 1.0, array(3, 0, 0, 0)))
-    assert norm == Outgoing(peer(0), m.PartialNorm(0, ((0, 0, 9.0),)))
+    assert norm == Outgoing(peer(0), m.PartialNorm(0, (9.0,)))
     sent = values(shard.handle(peer(0), m.TotalNorm(0, 9.0 + 16.0)))  # another shard had 16
     np.testing.assert_allclose(sent[peer(0)].array, [-3 / 5, 0, 0, 0], rtol=1e-6)
 

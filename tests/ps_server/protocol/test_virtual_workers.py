@@ -13,7 +13,7 @@ from ps_server.errors import SpecError
 from ps_server.protocol.virtual_workers import Node, TreeSum, VirtualWorkers, largest_nodes
 
 
-def plus(left: str, right: str) -> str:
+def plus(left: str, right: str, node: Node) -> str:
     return f"({left}+{right})"
 
 
@@ -84,9 +84,9 @@ def test_bits_do_not_depend_on_where_the_leaves_are() -> None:
     results = set()
     for bounds in [(0, 7), (0, 3, 7), (0, 1, 2, 6, 7), tuple(range(8))]:
         workers = VirtualWorkers(bounds)
-        whole = TreeSum[np.ndarray](7, lambda a, b: a + b)
+        whole = TreeSum[np.ndarray](7, lambda a, b, _: a + b)
         for process in reversed(range(workers.processes)):
-            tree = TreeSum[np.ndarray](7, lambda a, b: a + b)
+            tree = TreeSum[np.ndarray](7, lambda a, b, _: a + b)
             for v in workers.of(process):
                 tree.put(Node(v, v + 1), leaves[v])
             for node, part in tree.parts.items():

@@ -109,8 +109,8 @@ def test_pulled_values_are_asked_for_once() -> None:
 def test_norms_are_summed_in_table_order_whoever_is_first() -> None:
     tables = tuple(TableSpec(name=str(i), size=2) for i in range(2))
     s = Session(0, StoreSpec(workers=1, shards=2, tables=tables, clip=1.0))
-    assert s.receive(1, m.PartialNorm(0, ((1, 0, 2.0),))) == []
-    answers = s.receive(0, m.PartialNorm(0, ((0, 0, 1.0),)))
+    assert s.receive(1, m.PartialNorm(0, (2.0,))) == []
+    answers = s.receive(0, m.PartialNorm(0, (1.0,)))
     assert answers == [(0, m.TotalNorm(0, 3.0)), (1, m.TotalNorm(0, 3.0))]
 
 
@@ -187,7 +187,7 @@ REMOTE_FAULTS = [
     m.Gathered(0, (b"",)),
     m.Gathered(0, (b"", b"")),
     m.Clock(1),
-    m.PartialNorm(1, ((0, 0, 1.0),)),
+    m.PartialNorm(1, (1.0,)),
     m.TotalNorm(0, 1.0),
     m.History(0, 0, 0, []),
     m.History(0, 0, 0, [array(1)]),
@@ -205,7 +205,7 @@ def test_what_a_shard_may_not_say(message: m.Message) -> None:
 
 def test_nothing_is_kept_that_was_not_asked_for_or_has_been_heard() -> None:
     said: list[tuple[Session, m.Message]] = [
-        (session(), m.PartialNorm(0, ((0, 0, 1.0),))),
+        (session(), m.PartialNorm(0, (1.0,))),
         (session(rank=1, outside_norm=True, clip=1.0), m.TotalNorm(0, 1.0)),
         (session(), m.Gathered(0, (b"", b""))),
     ]
@@ -218,7 +218,7 @@ def test_nothing_is_kept_that_was_not_asked_for_or_has_been_heard() -> None:
 
 def test_a_worker_that_is_not_rank_0_is_told_no_part_of_a_norm() -> None:
     with pytest.raises(RemoteProtocolError, match="unexpected PartialNorm"):
-        session(rank=1).receive(0, m.PartialNorm(0, ((0, 0, 1.0),)))
+        session(rank=1).receive(0, m.PartialNorm(0, (1.0,)))
 
 
 def test_a_shards_leave_is_the_answer_to_this_workers() -> None:

@@ -329,7 +329,7 @@ class _Training:
             sent = worker.session.rows.push(0, rows, gradient, 0.1)
             worker.do([Addressed(*one) for one in sent])
         if store.outside_norm and self._rank == 0:
-            worker.do(worker.session.add_norm(iteration, 0.25 * iteration))
+            worker.do(worker.session.add_norm(iteration, [0.25 * iteration]))
         if self._settings.copied and self._rank == 0:
             copied = np.full(4, iteration, np.float32)
             worker.do(worker.session.store_copy(len(self._tables), copied))

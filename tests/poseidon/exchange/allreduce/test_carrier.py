@@ -245,7 +245,7 @@ def test_buckets_leave_while_the_backward_pass_goes_on() -> None:
 
             carrier._gradients._launch = note
             net[0].weight.register_hook(lambda _: left.append("backward of the first layer"))
-        hooks = Hooks(net, tensors, exchange)
+        hooks = Hooks([net], tensors, exchange)
         exchange.start(0, 0.1)
         hooks.start()
         net(torch.randn(3, 5)).sum().backward()

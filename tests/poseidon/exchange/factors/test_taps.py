@@ -49,7 +49,7 @@ def run(
 ) -> Recorder:
     tensors = [Trained(name=name, tensor=tensor) for name, tensor in net.named_parameters()]
     exchange = Recorder(tensors)
-    hooks = Hooks(net, tensors, exchange, passes=passes, wait_free=wait_free)
+    hooks = Hooks([net], tensors, exchange, passes=passes, wait_free=wait_free)
     try:
         for iteration in range(iterations):
             exchange.calls.clear()

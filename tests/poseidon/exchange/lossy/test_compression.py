@@ -241,7 +241,7 @@ def test_statistics_have_the_norm_of_what_is_held_back() -> None:
         norms[group.rank] = {
             index: traffic.held_back for index, traffic in exchange.traffic().items()
         }
-        held_back = group._held_back()["held_back"]["first.weight, pushes"]
+        held_back = group._held_back()["held_back"][f"first.weight, pushes of {group.rank}"]
         assert norms[group.rank][0] == pytest.approx(float(held_back.norm()), rel=1e-6)
 
     together(2, lambda _: Net(), SGD(lr=0.1), body, member=member("first.weight=int8"))

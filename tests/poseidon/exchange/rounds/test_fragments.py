@@ -78,7 +78,7 @@ class Simulation:
             exchange_alone(tensors_of(n, case.rule), case.settings) for n in self.nets
         ]
         self.hooks = [
-            Hooks(n, tensors_of(n, case.rule), e)
+            Hooks([n], tensors_of(n, case.rule), e)
             for n, e in zip(self.nets, self.exchanges, strict=True)
         ]
         self.anchors = [value.astype(np.float64) for value in values_of(self.nets[0])]

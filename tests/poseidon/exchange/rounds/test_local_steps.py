@@ -145,7 +145,7 @@ def train(case: Case, rank: int, build: Callable[..., Built]) -> End:
             t.tensor.data.copy_(torch.from_numpy(value))
     built = build(tensors, replace(case.settings, start_clock=begin))
     exchange = built.exchange
-    hooks = Hooks(net, tensors, exchange)
+    hooks = Hooks([net], tensors, exchange)
     saved, requested = {}, []
     try:
         exchange.open(None if case.resume is None else case.resume.histories[rank])
@@ -212,7 +212,7 @@ def simulate(case: Case) -> list[np.ndarray]:
     options, nets = case.options, [Net() for _ in range(case.workers)]
     exchanges = [exchange_alone(tensors_of(net, case.rule), case.settings) for net in nets]
     hooks = [
-        Hooks(net, tensors_of(net, case.rule), e) for net, e in zip(nets, exchanges, strict=True)
+        Hooks([net], tensors_of(net, case.rule), e) for net, e in zip(nets, exchanges, strict=True)
     ]
     anchors = [value.astype(np.float64) for value in values_of(nets[0])]
     momenta = [np.zeros_like(anchor) for anchor in anchors]

@@ -1,0 +1,181 @@
+"""Virtual workers: a job's weights depend on their number alone, whatever the exchange is and
+however many processes there are.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from poseidon.errors import UsageError
+from poseidon.exchange.base import ExchangeSettings, Trained
+from poseidon.exchange.build import build_exchange
+from poseidon.exchange.building.built import Connect
+from poseidon.exchange.factors.taps import layers_with_factors
+from poseidon.exchange.hooks import Hooks
+from poseidon.exchange.kinds import ExchangeKind, Scheme
+from poseidon.exchange.membership import Membership
+from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.replicas import checksum
+from ps_server import Rule, RuleKind
+from ps_server.network import Network
+from ps_server.protocol.virtual_workers import VirtualWorkers
+from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses
+
+V, BATCH, ITERATIONS = 7, 3, 3
+
+
+class Net(nn.Module):
+    """Layers that share a table, one with a table of its own, and statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 8, 3)
+        self.norm = nn.BatchNorm2d(8)
+        self.large = nn.Linear(128, 64)
+        self.small = nn.Linear(64, 2)
+        self.unused = nn.Linear(3, 3)
+        weights = torch.Generator().manual_seed(0)
+        for parameter in self.parameters():
+            parameter.data.uniform_(-0.2, 0.2, generator=weights)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.norm(self.conv(x))).flatten(1)
+        result: Tensor = self.small(torch.tanh(self.large(x)))
+        return result
+
+
+@dataclass(frozen=True)
+class Case:
+    kind: ExchangeKind
+    clip: float | None = None
+    passes: int = 1
+    compress: str = ""
+    rows: int = BATCH
+
+
+def trained(case: Case, placed: VirtualWorkers, *, shards: int) -> tuple[list[str], set[Scheme]]:
+    """Return the checksum of each tensor after some iterations, and the schemes."""
+    found: dict[int, list[str]] = {}
+    schemes: set[Scheme] = set()
+    failures: list[BaseException] = []
+
+    def work(rank: int, connect: Connect) -> None:
+        try:
+            found[rank] = train(rank, connect)
+        except BaseException as error:  # noqa: BLE001 - handed to the test
+            failures.append(error)
+
+    def train(rank: int, connect: Connect) -> list[str]:
+        net = Net()
+        factors = layers_with_factors(net)
+        rule = Rule(kind=RuleKind.ADAM, momentum=0.9, delta=1e-3)
+        tensors = [
+            Trained(name=name, tensor=p, rule=rule, factor_rows=case.rows if p in factors else 0)
+            for name, p in net.named_parameters()
+        ]
+        tensors += [
+            Trained(name=name, tensor=buffer, statistics=True)
+            for name, buffer in net.named_buffers()
+            if buffer.is_floating_point()
+        ]
+        member = Membership(
+            network=Network(rank=rank, size=placed.processes, token=TOKEN, timeout_s=TIMEOUT_S),
+            shards=shards,
+            virtual_workers=placed,
+            options=ExchangeOptions(kind=case.kind, compress=case.compress),
+        )
+        settings = ExchangeSettings(clip=case.clip, gradient_scale=1 / case.passes)
+        built = build_exchange(tensors, settings, member, connect)
+        schemes.update(choice.scheme for choice in built.plan.choices)
+        exchange = built.exchange
+        hooks = Hooks([net], tensors, exchange, passes=case.passes)
+        draws = [torch.Generator().manual_seed(100 + v) for v in member.own]
+        try:
+            exchange.open(None)
+            for iteration in range(ITERATIONS):
+                exchange.start(iteration, 0.05)
+                hooks.start()
+                for number, draw in enumerate(draws):
+                    if number:
+                        hooks.next_virtual_worker()
+                    for _ in range(case.passes):
+                        x = torch.randn(BATCH, 1, 6, 6, generator=draw)
+                        y = torch.randn(BATCH, 2, generator=draw)
+                        nn.functional.mse_loss(net(x), y).backward()
+                        hooks.next_pass()
+                hooks.finish()
+                exchange.finish()
+            exchange.settle()
+            return [checksum(trained.tensor) for trained in tensors]
+        finally:
+            hooks.close()
+            exchange.close()
+
+    with job_addresses(case.kind, placed.processes, shards) as connect:
+        threads = [
+            threading.Thread(target=work, args=(rank, connect)) for rank in range(placed.processes)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    if failures:
+        raise failures[0]
+    assert all(values == found[0] for values in found.values())
+    return found[0], schemes
+
+
+CASES = {
+    "ps": Case(ExchangeKind.SERVER, passes=2),
+    "svb, clip": Case(ExchangeKind.FACTORS, clip=0.1),
+    "hybrid": Case(ExchangeKind.HYBRID, rows=1, passes=2),
+    "ps, clip": Case(ExchangeKind.SERVER, clip=0.1),
+    "auto": Case(ExchangeKind.AUTO),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_weights_do_not_depend_on_the_number_of_processes(case: Case) -> None:
+    expected, schemes = trained(case, VirtualWorkers((0, V)), shards=0)
+    for shards, bounds in enumerate([(0, V), (0, 3, V), (0, 1, 4, V), range(V + 1)], start=1):
+        found, others = trained(case, VirtualWorkers(tuple(bounds)), shards=shards)
+        assert found == expected, bounds
+        assert others == schemes
+    assert (Scheme.FACTORS in schemes) is (case.kind is not ExchangeKind.SERVER)
+
+
+@pytest.mark.parametrize("compress", ["int8", "topk:0.1/int8"])
+def test_a_codec_holds_back_for_each_virtual_worker(compress: str) -> None:
+    case = Case(ExchangeKind.SERVER, compress=compress)
+    expected, _ = trained(case, VirtualWorkers((0, V)), shards=1)
+    for shards, bounds in enumerate([(0, 3, V), range(V + 1)], start=1):
+        assert trained(case, VirtualWorkers(tuple(bounds)), shards=shards)[0] == expected
+
+
+def test_one_process_without_shards_encodes_nothing() -> None:
+    case = Case(ExchangeKind.SERVER, compress="int8")
+    with pytest.raises(UsageError, match="without shards send nothing, so nothing is rounded"):
+        trained(case, VirtualWorkers((0, V)), shards=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"staleness": 1}, "--staleness=1"),
+        ({"sync_every": 2}, "--sync_every=2"),
+        ({"compress": "powersgd:2"}, "--compress=powersgd"),
+    ],
+)
+def test_what_several_virtual_workers_cannot_do_is_one_sentence(
+    change: dict[str, object], what: str
+) -> None:
+    options = replace(ExchangeOptions(kind=ExchangeKind.SERVER), **change)  # type: ignore[arg-type]
+    member = Membership(virtual_workers=VirtualWorkers((0, 3)), options=options)
+    tensors = [Trained(name="w", tensor=torch.zeros(3))]
+    with pytest.raises(UsageError, match=f"3 virtual workers on 1 worker do not go with {what}"):
+        build_exchange(tensors, ExchangeSettings(), member, list)
