@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from ps_server.errors import SpecError
 from ps_server.keys import Keyring
+from ps_server.transport.base import Wire
 
 TIMEOUT_S = 600.0
 
@@ -22,6 +23,7 @@ class Network:
         keys: own pair, and the public keys of the other workers and of the shards; None: all is in
             clear.
         timeout_s: longest time that any call waits.
+        wire: makes the connections between workers; None: ZeroMQ.
     """
 
     rank: int = 0
@@ -30,6 +32,7 @@ class Network:
     token: bytes = field(default=b"", repr=False)
     keys: Keyring | None = None
     timeout_s: float = TIMEOUT_S
+    wire: Wire | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:

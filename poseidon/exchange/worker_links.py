@@ -16,7 +16,7 @@ from __future__ import annotations
 import hmac
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
 import msgpack
@@ -25,9 +25,10 @@ from poseidon.exchange.outbox import FIRST, LAST, Outbox
 from ps_server import PeerLost, RemoteProtocolError, ServerError
 from ps_server.errors import as_server_error
 from ps_server.link import LinkPriority
+from ps_server.keys import Keyring
 from ps_server.monitor import Monitor
 from ps_server.network import Network
-from ps_server.transport.base import Buffer, Frames
+from ps_server.transport.base import Buffer, Frames, TrackedTransport
 from ps_server.transport.zmq_sockets import ZmqClientTransport, ZmqServerTransport
 
 VERSION = 1
@@ -48,6 +49,24 @@ left (`LinkPriority`).
 """
 
 LEAVE_MESSAGE: list[Buffer] = [msgpack.packb([VERSION, "Leave"])]
+
+
+class ZmqWire:
+    """The `Wire` over ZeroMQ."""
+
+    def listen(self, host: str, keys: Keyring | None) -> ZmqServerTransport:
+        """See `Wire`."""
+        return ZmqServerTransport(f"tcp://{host}:0", keys)
+
+    def connect(self, addresses: Sequence[str], keys: Keyring | None) -> ZmqClientTransport:
+        """See `Wire`."""
+        return ZmqClientTransport(
+            addresses, keys, send_buffer_bytes=SEND_BUFFER_BYTES, tracked=True
+        )
+
+    def now(self) -> float:
+        """See `Wire`."""
+        return time.monotonic()
 
 
 def join_message(rank: int, token: bytes) -> list[Buffer]:
@@ -89,10 +108,11 @@ class WorkerLinks:
         self._on_sent = on_sent
         self._link = link or LinkPriority()
         self._network = network
-        self._listening = ZmqServerTransport(f"tcp://{network.host}:0", network.keys)
+        self._wire = network.wire or ZmqWire()
+        self._listening = self._wire.listen(network.host, network.keys)
         self._others = [(network.rank + i) % network.size for i in range(1, network.size)]
         self._outboxes = {rank: Outbox() for rank in self._others}
-        self._sending: ZmqClientTransport | None = None
+        self._sending: TrackedTransport | None = None
         self._ranks: dict[bytes, int] = {}
         self._lost_s: dict[int, float] = {}
         self._all_left = True
@@ -119,18 +139,17 @@ class WorkerLinks:
         Args:
             addresses: of all workers, by rank.
         """
+        self.begin(addresses)
+        self._thread.start()
+
+    def begin(self, addresses: Sequence[str]) -> None:
+        """Connect; whoever calls this makes the `steps`."""
         keys = self._network.keys
         if keys is not None:
             keys = replace(keys, expect=tuple(keys.admit[rank] for rank in self._others))
-        self._sending = ZmqClientTransport(
-            [addresses[rank] for rank in self._others],
-            keys,
-            send_buffer_bytes=SEND_BUFFER_BYTES,
-            tracked=True,
-        )
+        self._sending = self._wire.connect([addresses[rank] for rank in self._others], keys)
         for outbox in self._outboxes.values():
             outbox.add(FIRST, join_message(self._network.rank, self._network.token))
-        self._thread.start()
 
     def send(self, ranks: Sequence[int], priority: int, frames: list[Buffer]) -> None:
         """Send a message to some others; returns at once. Called under the monitor.
@@ -171,15 +190,25 @@ class WorkerLinks:
 
     def close(self) -> None:
         """Send what is queued, and disconnect. Safe to call twice."""
+        if not self.leave():
+            return
+        if self._thread.ident is not None:
+            self._thread.join()
+        self.release()
+
+    def leave(self) -> bool:
+        """Let the steps end once all has been sent; return False where that was called before."""
         with self._monitor:
             if self._monitor.closed:
-                return
+                return False
             for outbox in self._outboxes.values():
                 outbox.add(LAST, LEAVE_MESSAGE)
             self._monitor.close()
         self._listening.wake()
-        if self._thread.ident is not None:
-            self._thread.join()
+        return True
+
+    def release(self) -> None:
+        """Disconnect. No step is made after it."""
         if self._sending is not None:
             self._sending.close()
         self._listening.close()
@@ -187,26 +216,35 @@ class WorkerLinks:
             self._link.free()
 
     def _pump(self) -> None:
-        assert self._sending is not None
         try:
-            give_up_s = float("inf")
-            while True:
-                closing = self._monitor.closed
-                if closing:
-                    give_up_s = min(give_up_s, time.monotonic() + LINGER_S)
-                gone = self._sending.lost
-                blocked = self._send(gone)
-                all_left = self._free_link(gone)
-                self._check_losses(gone, time.monotonic())
-                if closing and (not blocked or time.monotonic() > give_up_s):
-                    return
-                self._receive(RETRY_S if blocked or not all_left else POLL_S)
+            for _ in self.steps():
+                pass
         except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
             self.fail(
                 as_server_error(
                     error, f"the connections of worker {self._network.rank} to the others failed"
                 )
             )
+
+    def steps(self) -> Iterator[float]:
+        """Move messages until all has been sent after `leave`; yield before each wait for messages
+        the most seconds that it lasts.
+        """
+        assert self._sending is not None
+        now, give_up_s = self._wire.now, float("inf")
+        while True:
+            closing = self._monitor.closed
+            if closing:
+                give_up_s = min(give_up_s, now() + LINGER_S)
+            gone = self._sending.lost
+            blocked = self._send(gone)
+            all_left = self._free_link(gone)
+            self._check_losses(gone, now())
+            if closing and (not blocked or now() > give_up_s):
+                return
+            wait_s = RETRY_S if blocked or not all_left else POLL_S
+            yield wait_s
+            self._receive(wait_s)
 
     def _send(self, lost: Collection[int]) -> bool:
         """Send what the peers' queues take; returns whether anything is left."""

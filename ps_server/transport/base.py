@@ -11,8 +11,10 @@ above knows that it has arrived.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
+
+from ps_server.keys import Keyring
 
 Buffer = bytes | bytearray | memoryview
 Frames = Sequence[Buffer]
@@ -81,3 +83,30 @@ class ClientTransport(Protocol):
 
     def close(self) -> None:
         """Send what is still queued, for a moment, and disconnect."""
+
+
+class TrackedTransport(ClientTransport, Protocol):
+    """A client's end that says what has left this host, and which connections are lost."""
+
+    @property
+    def lost(self) -> Collection[int]:
+        """The peers whose connections stood and are lost."""
+
+    def describe_loss(self, shard: int) -> str:
+        """Return a loss as a part of a sentence."""
+
+    def unsent(self, shard: int) -> int:
+        """Return how many messages were taken that have not all left this host."""
+
+
+class Wire(Protocol):
+    """Makes the ends of connections between workers, and tells the time by which they wait."""
+
+    def listen(self, host: str, keys: Keyring | None) -> ServerTransport:
+        """Return an end that listens on a free port of an address."""
+
+    def connect(self, addresses: Sequence[str], keys: Keyring | None) -> TrackedTransport:
+        """Return an end that is connected to these addresses."""
+
+    def now(self) -> float:
+        """Return the seconds of a clock that is never set."""

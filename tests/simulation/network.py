@@ -65,7 +65,7 @@ class Link:
     @property
     def full(self) -> bool:
         """Whether it takes no more now."""
-        return len(self._waiting) >= WAITING
+        return self.waiting >= WAITING
 
     def send(self, frames: Frames) -> bool:
         """Take a packet; False where too many wait."""
@@ -114,6 +114,11 @@ class Link:
         self._target.wake()
 
     @property
+    def waiting(self) -> int:
+        """Packets that have not left the sender."""
+        return len(self._waiting)
+
+    @property
     def carries(self) -> bool:
         """Whether something is on its way."""
         return bool(self._waiting or self.travelling)
@@ -152,6 +157,10 @@ class Fabric:
         self.link(source, target)
         self.link(target, source)
 
+    def connected_to(self, name: str) -> int:
+        """Return how many connections of others an end has."""
+        return sum(target == name and not link.cut for (_, target), link in self._links.items())
+
     def stall(self, process: Process, seconds: float) -> None:
         """Let the links of a process carry nothing for a while; all of it arrives later."""
         for (source, target), link in self._links.items():
@@ -165,6 +174,12 @@ class Fabric:
             if link is not None and not link.cut:
                 link.cut = True
                 self.world.after(noticed_s, lambda at=at, far=far: self._notice(at, far))
+
+    def separate(self, process: Process, other: Process, noticed_s: float) -> None:
+        """Lose the connections of two processes for good."""
+        for source, target in list(self._links):
+            if {self._ends[source].process, self._ends[target].process} == {process, other}:
+                self.lose(source, target, noticed_s)
 
     def _notice(self, at: str, far: str) -> None:
         end = self._ends[at]
@@ -207,7 +222,7 @@ class SimulatedServer:
     @property
     def connections(self) -> int:
         """See `ServerTransport`."""
-        return 1
+        return self._fabric.connected_to(self.end.name)
 
     def admit_no_more(self) -> None:
         """See `ServerTransport`."""
@@ -247,6 +262,14 @@ class SimulatedClient:
     def lost(self) -> set[int]:
         """The peers whose connections were lost."""
         return {self._peers.index(name) for name in self.end.lost}
+
+    def describe_loss(self, shard: int) -> str:
+        """See `TrackedTransport`."""
+        return f"the connection to {self._peers[shard]}"
+
+    def unsent(self, shard: int) -> int:
+        """See `TrackedTransport`."""
+        return self._fabric.link(self.end.name, self._peers[shard]).waiting
 
     def receive(self, timeout_s: float) -> list[tuple[int, Frames]]:
         """See `ClientTransport`; it waits for nothing."""

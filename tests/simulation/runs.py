@@ -8,13 +8,16 @@ from dataclasses import dataclass
 
 import torch
 
-from tests.simulation.scenarios import server
+from tests.simulation.scenarios import factors, server
 from tests.simulation.world import World
 
 MOST_RUNS = 400
 """Runs of one seed to shrink it."""
 Scenario = Callable[[World], None]
-SCENARIOS: Mapping[str, Scenario] = {"server": server.simulate}
+SCENARIOS: Mapping[str, Scenario] = {
+    "server": server.simulate,
+    "factors": factors.simulate,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

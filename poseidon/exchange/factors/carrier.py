@@ -258,16 +258,17 @@ class FactorCarrier(FactoredCarrier):
             return [] if self._closing else self._ready() or None
 
         ready = self.peers.monitor.wait_for(found, "there is nothing to apply", limited=False)
-        if not ready:
-            return False
+        if ready:
+            self._rebuild_one(ready[0])
+        return bool(ready)
+
+    def _rebuild_one(self, urgent: FactorWeight) -> None:
+        """Apply the next round of a weight; with a limit on the norm, those of all."""
         if self._is_limited:
             self._apply_limited()
-        else:
-            with (
-                self._rebuilding
-            ):  # `wait` must not run between taking a round and having applied it
-                self._apply(self._take(ready[0]), 1.0)
-        return True
+            return
+        with self._rebuilding:  # `wait` must not run between taking a round and having applied it
+            self._apply(self._take(urgent), 1.0)
 
     @property
     def _is_limited(self) -> bool:

@@ -14,7 +14,6 @@ from random import Random
 
 import numpy as np
 
-from ps_server.errors import ServerError
 from ps_server.protocol import messages as m
 from ps_server.protocol.row_settings import RowInit, RowTableSpec
 from ps_server.protocol.settings import (
@@ -31,8 +30,9 @@ from ps_server.protocol.settings import (
 )
 from ps_server.protocol.worker_session import Addressed
 from tests.simulation.client import SimulatedWorker, Waits, serve_shard
-from tests.simulation.network import RESET_S, SILENCE_S, Fabric
-from tests.simulation.processes import Process, Running
+from tests.simulation.faults import judge, plan_faults
+from tests.simulation.network import Fabric
+from tests.simulation.processes import Process
 from tests.simulation.world import Violation, World
 
 SETTINGS = 211
@@ -153,50 +153,12 @@ def _run(world: World, settings: Settings, expected: list[bytes] | None) -> Job:
     for rank, process in enumerate(workers):
         names = [shard.name for shard in shards]
         tasks.append(process.task(_work(job, fabric, process, rank, names)))
-    _plan_faults(world, fabric, [*shards, *workers])
+    plan_faults(world, fabric, [*shards, *workers])
     world.run(lambda: not world.open_tasks, RUN_S)
-    _judge(job, workers, tasks)
+    judge(world, workers, tasks)
     if not world.lossy and any(server.shard.counts.faults for server in servers):
         raise Violation("a shard refused a message of a worker that keeps to the protocol")
     return job
-
-
-def _judge(job: Job, workers: list[Process], tasks: list[Running]) -> None:
-    for worker, task in zip(workers, tasks, strict=True):
-        if not worker.alive:
-            continue
-        if not task.over:
-            raise Violation(f"{worker.name} waits for ever for {task.waits_for}")
-        if task.error is None:
-            continue
-        if isinstance(task.error, Violation) or not isinstance(task.error, ServerError):
-            raise task.error
-        if not job.world.lossy:
-            raise Violation(f"{worker.name}, though nothing was lost: {task.error}")
-
-
-def _plan_faults(world: World, fabric: Fabric, processes: list[Process]) -> None:
-    random = world.stream("plan")
-    for number in range(random.choice((0, 0, 1, 3))):
-        process, at_s, for_s = random.choice(processes), random.random() * 2, random.random() * 9
-        kind = random.choice(("stopped", "cut off"))
-        act = process.stop if kind == "stopped" else lambda s, p=process: fabric.stall(p, s)
-        if world.deviates(f"{process.name} {kind} ({number})"):
-            world.after(at_s, lambda act=act, for_s=for_s: act(for_s))
-    if random.random() < 0.15:
-        process, other = random.sample(processes, 2)
-        at_s, kind = random.random() * 3, random.choice(("killed", "silent", "reset"))
-        if world.deviates(f"{process.name} {kind}"):
-            world.after(at_s, lambda: _lose(world, fabric, process, other, kind))
-
-
-def _lose(world: World, fabric: Fabric, process: Process, other: Process, kind: str) -> None:
-    world.lossy = True
-    if kind == "killed":
-        process.kill()
-    else:
-        noticed_s = SILENCE_S if kind == "silent" else RESET_S
-        fabric.lose(process.name, other.name, noticed_s)
 
 
 def _work(job: Job, fabric: Fabric, process: Process, rank: int, shards: list[str]) -> Waits:
