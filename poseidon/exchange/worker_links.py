@@ -39,9 +39,13 @@ RETRY_S = 0.002
 messages have left.
 """
 LEAVE_S = 1.0
-"""How long after the end of a connection its `Leave` may be handled."""
-LINGER_S = 2.0
-"""How long `close` tries to send what is queued; a peer that has gone takes nothing more."""
+"""How long after the end of both connections with a peer its `Leave` may be handled."""
+LATE_S = 10.0
+"""How long after the end of the connection to a peer its last messages may be on their way here, on
+the connection that it has made: as long as a host may be silent (`losses.py`).
+"""
+LINGER_S = 6.0
+"""How long `close` tries to send while no message leaves: a link may be down for 5 s."""
 SEND_BUFFER_BYTES = 512 * 1024
 """What the kernel holds for each other worker, four times what it holds for a shard, so that
 factors get most of a link which the shards' values need as well; pushes wait until they have
@@ -231,18 +235,18 @@ class WorkerLinks:
         the most seconds that it lasts.
         """
         assert self._sending is not None
-        now, give_up_s = self._wire.now, float("inf")
+        now, give_up_s, unsent = self._wire.now, float("inf"), 0
         while True:
             closing = self._monitor.closed
-            if closing:
-                give_up_s = min(give_up_s, now() + LINGER_S)
             gone = self._sending.lost
             blocked = self._send(gone)
-            all_left = self._free_link(gone)
+            before, unsent = unsent, self._free_link(gone)
             self._check_losses(gone, now())
-            if closing and (not blocked or now() > give_up_s):
+            if closing and (give_up_s == float("inf") or unsent < before):
+                give_up_s = now() + LINGER_S
+            if closing and (not unsent or now() > give_up_s):
                 return
-            wait_s = RETRY_S if blocked or not all_left else POLL_S
+            wait_s = RETRY_S if blocked or unsent else POLL_S
             yield wait_s
             self._receive(wait_s)
 
@@ -270,25 +274,25 @@ class WorkerLinks:
             if self._on_sent is not None and FIRST < waiting.priority < LAST:
                 self._on_sent(waiting.priority, rank, began_ns)
 
-    def _free_link(self, lost: Collection[int]) -> bool:
-        """Free the link if all has left this host; returns whether it has."""
+    def _free_link(self, lost: Collection[int]) -> int:
+        """Free the link if all has left this host; return how many messages have not."""
         assert self._sending is not None
         with self._monitor:  # `send` takes the link
-            unsent = [
+            unsent = sum(
                 len(outbox) + self._sending.unsent(peer)
                 for peer, outbox in enumerate(self._outboxes.values())
                 if peer not in lost
-            ]
-            all_left = self._monitor.failure is not None or not any(unsent)
+            )
+            all_left = self._monitor.failure is not None or not unsent
             if all_left and not self._all_left:
                 self._all_left = True
                 self._monitor.notify()
             if all_left:
                 self._link.free()
-        return all_left
+        return 0 if all_left else unsent
 
     def _check_losses(self, lost: Collection[int], now: float) -> None:
-        """Fail once a connection has ended without `Leave`.
+        """Fail once the connections with a peer have ended without `Leave`.
 
         Raises:
             PeerLost: names the worker.
@@ -296,11 +300,19 @@ class WorkerLinks:
         assert self._sending is not None
         for peer in lost:
             rank = self._others[peer]
-            if rank not in self.left and now - self._lost_s.setdefault(rank, now) >= LEAVE_S:
+            if rank in self.left:
+                continue
+            lost_s = now - self._lost_s.setdefault(rank, now)
+            if lost_s >= (LATE_S if self._all_stand else LEAVE_S):
                 raise PeerLost(
                     f"worker {self._network.rank} lost {self._sending.describe_loss(peer)} (worker "
                     f"{rank})"
                 )
+
+    @property
+    def _all_stand(self) -> bool:
+        """Whether all workers that have not left may still be connected to this one."""
+        return self._listening.connections >= len(self._others) - len(self.left)
 
     def _receive(self, timeout_s: float) -> None:
         batch = self._listening.receive(timeout_s)

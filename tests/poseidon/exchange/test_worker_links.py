@@ -1,0 +1,130 @@
+"""The end of connections between workers, with a clock and a wire of the test's own.
+
+`factors/test_peers.py` has them over sockets.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import pytest
+
+from poseidon.exchange.worker_links import LEAVE_MESSAGE, WorkerLinks, join_message
+from ps_server.errors import PeerLost
+from ps_server.keys import Keyring
+from ps_server.monitor import Monitor
+from ps_server.network import Network
+from ps_server.transport.base import Frames
+
+
+class HandFed:
+    """Both ends of worker 0 of two, and their clock."""
+
+    address, refused = "here", 0
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.connections = 1
+        self.lost: set[int] = set()
+        self.inbox: deque[tuple[bytes, Frames]] = deque()
+        self.takes = True
+        self.with_kernel = True
+
+    def listen(self, host: str, keys: Keyring | None) -> HandFed:
+        return self
+
+    def connect(self, addresses: Sequence[str], keys: Keyring | None) -> HandFed:
+        return self
+
+    def now(self) -> float:
+        return self.now_s
+
+    def receive(self, timeout_s: float) -> list[tuple[bytes, Frames]]:
+        return [self.inbox.popleft() for _ in range(len(self.inbox))]
+
+    def send(self, peer: int, frames: Frames) -> bool:
+        return self.takes
+
+    def unsent(self, peer: int) -> int:
+        return 0 if self.with_kernel else 1
+
+    def describe_loss(self, peer: int) -> str:
+        return "the connection"
+
+    def admit_no_more(self) -> None:
+        pass
+
+    def wake(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def wire() -> HandFed:
+    return HandFed()
+
+
+@pytest.fixture
+def links(wire: HandFed) -> WorkerLinks:
+    network = Network(rank=0, size=2, token=b"secret", wire=wire)  # type: ignore[arg-type]
+    monitor = Monitor(1.0, closed="closed", hangs="")
+    links = WorkerLinks(network, "test", monitor=monitor, receive=lambda rank, frames: None)
+    links.begin(["here", "there"])
+    wire.inbox.append((b"1", join_message(1, b"secret")))
+    return links
+
+
+def steps_until(links: WorkerLinks, wire: HandFed, until_s: float) -> bool:
+    """Make a step every half second; return whether they have ended."""
+    steps = links.steps()
+    while wire.now_s <= until_s:
+        if next(steps, None) is None:
+            return True
+        wire.now_s += 0.5
+    return False
+
+
+def test_a_peer_that_has_closed_its_own_end_may_still_send(
+    wire: HandFed, links: WorkerLinks
+) -> None:
+    steps_until(links, wire, 1)
+    wire.lost.add(0)
+    steps_until(links, wire, 9)
+    wire.inbox.append((b"1", LEAVE_MESSAGE))
+    assert not steps_until(links, wire, 60)
+    assert links.left == {1}
+
+
+@pytest.mark.parametrize(("connections", "within_s"), [(0, 1.5), (1, 10.5)])
+def test_a_peer_without_leave_is_lost(
+    wire: HandFed, links: WorkerLinks, connections: int, within_s: float
+) -> None:
+    steps_until(links, wire, 1)
+    lost_at_s = wire.now_s
+    wire.lost.add(0)
+    wire.connections = connections
+    with pytest.raises(PeerLost, match=r"lost the connection \(worker 1\)"):
+        steps_until(links, wire, 60)
+    assert wire.now_s - lost_at_s <= within_s
+
+
+@pytest.mark.parametrize("stuck", ["takes", "with_kernel"])
+def test_what_is_queued_at_the_end_survives_a_link_that_is_down_for_five_seconds(
+    wire: HandFed, links: WorkerLinks, stuck: str
+) -> None:
+    setattr(wire, stuck, False)
+    assert not steps_until(links, wire, 1)
+    links.leave()
+    assert not steps_until(links, wire, wire.now_s + 5)
+    setattr(wire, stuck, True)
+    assert steps_until(links, wire, wire.now_s + 1)
+
+
+def test_the_end_does_not_wait_for_ever(wire: HandFed, links: WorkerLinks) -> None:
+    wire.takes = False
+    steps_until(links, wire, 1)
+    links.leave()
+    assert steps_until(links, wire, wire.now_s + 10)
