@@ -24,8 +24,8 @@ import msgpack
 from poseidon.exchange.outbox import FIRST, LAST, Outbox
 from ps_server import PeerLost, RemoteProtocolError, ServerError
 from ps_server.errors import as_server_error
-from ps_server.link import LinkPriority
 from ps_server.keys import Keyring
+from ps_server.link import LinkPriority
 from ps_server.monitor import Monitor
 from ps_server.network import Network
 from ps_server.transport.base import Buffer, Frames, TrackedTransport
