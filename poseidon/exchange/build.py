@@ -39,11 +39,12 @@ from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.local.follower import FollowerCarrier
-from poseidon.exchange.local.group import LocalGroup
+from poseidon.exchange.local.group import HostTree, LocalGroup
 from poseidon.exchange.local.leader import LeaderCarrier
 from poseidon.exchange.lossy.compression import codecs_of
 from poseidon.exchange.membership import Membership, check_virtual_workers
 from poseidon.exchange.server.pool import SMALL_TENSOR_ELEMENTS
+from poseidon.exchange.turns import Turns
 from ps_server import Precision
 from ps_server.protocol.precision import pushed_in, sent_in
 from ps_server.trace import NO_TRACE, Tracer
@@ -281,19 +282,43 @@ def _build_local_group(
         rank=member.local_rank,
         workers=member.local_workers,
         timeout_s=member.network.timeout_s,
+        virtual=_host_tree(member),
     )
-    of_host = [replace(t, factor_rows=t.factor_rows * group.workers) for t in tensors]
-    one = replace(member, local_rank=0, local_workers=1)
+    # virtual workers have a plan of their own rows
+    workers = group.workers if group.virtual is None else 1
+    of_host = [replace(t, factor_rows=t.factor_rows * workers) for t in tensors]
+    one = replace(
+        member,
+        local_rank=0,
+        local_workers=1,
+        virtual_workers=None if group.virtual is None else member.placed,
+    )
+    placed = member.virtual_workers
+    turns = None
+    if placed is not None and not placed.is_one_each:
+        turns = Turns(tensors, placed, member.network.rank * group.workers + group.rank)
     if group.rank:
         if not one.alone:
             arguments.connect("")  # as its leader does: all workers take part in each exchange
         follower = FollowerCarrier(tensors, group)
         schemes = [Scheme(value) for value in follower.schemes]
-        exchange = Exchange([follower], follower.control, arguments.settings)
+        exchange = Exchange([follower], follower.control, arguments.settings, turns=turns)
         return Built(exchange=exchange, plan=plan_exchange(of_host, one, schemes))
     built = build(of_host, arguments.settings, one)
     schemes = [choice.scheme for choice in built.plan.choices]
     leader = LeaderCarrier(
         built.exchange, tensors, group, schemes=[scheme.value for scheme in schemes]
     )
-    return replace(built, exchange=Exchange([leader], leader.control, arguments.settings))
+    exchange = Exchange([leader], leader.control, arguments.settings, turns=turns)
+    return replace(built, exchange=exchange)
+
+
+def _host_tree(member: Membership) -> HostTree | None:
+    if member.virtual_workers is None:
+        return None
+    return HostTree(
+        placed=member.virtual_workers,
+        first=member.network.rank * member.local_workers,
+        workers=member.local_workers,
+        averages=False,
+    )

@@ -168,6 +168,10 @@ class Exchange:
         finally:
             self._end(Call.WAIT, index, began_ns)
 
+    def take_nodes(self) -> None:
+        """Take by `begin` the sums of this process's nodes in place of gradients."""
+        self._turns = None
+
     def next_virtual_worker(self) -> None:
         """End the turn of a virtual worker that is not this process's last one."""
         assert self._turns is not None, "this process computes for one virtual worker"

@@ -128,7 +128,9 @@ def check_virtual_workers(
         ),
         f"--sync_every={options.sync_every}": options.sync_every > 0,
         "--compress=powersgd": "powersgd" in options.compress,
-        f"{local_workers} workers on a host": local_workers > 1,
+        f"--compress={options.compress} and several workers on a host": (
+            bool(options.compress) and local_workers > 1
+        ),
     }
     for what, is_there in refused.items():
         if is_there:

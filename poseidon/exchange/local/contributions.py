@@ -16,67 +16,68 @@ class Contributions:
 
     Args:
         by_factors: for each tensor whether it travels as factors, which must be released too.
-        workers: number of workers on the host.
+        parts: how many parts of a tensor each worker of the host contributes; factors come as one.
     """
 
-    def __init__(self, by_factors: Sequence[bool], workers: int) -> None:
+    def __init__(self, by_factors: Sequence[bool], parts: Sequence[int]) -> None:
         self._by_factors = by_factors
-        self._everyone = frozenset(range(workers))
-        self._contributed: list[set[int]] = []
-        self._released: list[set[int]] = []
+        self._parts = [
+            [1] * len(parts) if is_by_factors else list(parts) for is_by_factors in by_factors
+        ]
+        self._contributions: list[list[int]] = []
+        self._releases: list[list[int]] = []
         self._left = 0
         self.start()
 
     def start(self) -> None:
         """Begin a new iteration."""
-        self._contributed = [set() for _ in self._by_factors]
-        self._released = [set() for _ in self._by_factors]
+        self._contributions = [list(parts) for parts in self._parts]
+        self._releases = [
+            [int(needed)] * len(parts)
+            for parts, needed in zip(self._parts, self._by_factors, strict=True)
+        ]
         self._left = len(self._by_factors) + sum(self._by_factors)
 
     def contribute(self, index: int, worker: int) -> bool:
-        """Note that a worker has contributed its part of a tensor; return whether it is the
-        last.
+        """Note that a worker has contributed its next part of a tensor; return whether it is the
+        last of all.
         """
-        return self._note(self._contributed[index], worker)
+        return self._note(self._contributions[index], worker)
 
     def release(self, index: int, worker: int) -> bool:
         """Note that a worker has released a tensor; return whether it is the last."""
-        return self._note(self._released[index], worker)
+        return self._note(self._releases[index], worker)
 
     def owes(self, worker: int) -> bool:
         """Return whether a contribution or release of a worker is missing."""
-        released = (
-            done for done, needed in zip(self._released, self._by_factors, strict=True) if needed
-        )
-        return any(worker not in done for done in (*self._contributed, *released))
+        return any(left[worker] for left in (*self._contributions, *self._releases))
 
     @property
     def complete(self) -> bool:
         """Whether nothing is missing."""
         return self._left == 0
 
-    def _note(self, done: set[int], worker: int) -> bool:
-        assert worker not in done, f"worker {worker} contributes twice"
-        done.add(worker)
-        if done != self._everyone:
+    def _note(self, left: list[int], worker: int) -> bool:
+        assert left[worker], f"worker {worker} contributes too often"
+        left[worker] -= 1
+        if any(left):
             return False
         self._left -= 1
         return True
 
 
 class FactorStack:
-    """One tensor's factors of all workers of a host, in worker order, such that their product is
-    the mean gradient.
+    """One tensor's factors of all workers of a host, in worker order.
 
     Args:
         outputs: N, the rows of the tensor.
         inputs: M, its columns.
-        workers: L, number of workers on the host; u is divided by it.
+        divisor: of u: the workers of the host, where their product is to be the mean gradient.
         device: where the factors are wanted.
     """
 
-    def __init__(self, outputs: int, inputs: int, *, workers: int, device: torch.device) -> None:
-        self._workers = workers
+    def __init__(self, outputs: int, inputs: int, *, divisor: int, device: torch.device) -> None:
+        self._divisor = divisor
         self._parts: dict[int, tuple[Tensor, Tensor]] = {}
         self._own_rows = 0
         self._u_RN = torch.empty(0, outputs, device=device, dtype=torch.float32)
@@ -117,7 +118,7 @@ class FactorStack:
 
     def _append(self, u_KN: Tensor, v_KM: Tensor, place: int) -> None:
         rows = slice(place, place + u_KN.shape[0])
-        self._u_RN[rows].copy_(u_KN).div_(self._workers)
+        self._u_RN[rows].copy_(u_KN).div_(self._divisor)
         self._v_RM[rows].copy_(v_KM)
 
     def _grow(self, rows: int) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -52,6 +53,7 @@ class FollowerCarrier(GradientCarrier, FactoredCarrier):
         self._published = [0] * len(tensors)
         self._taken = [0] * len(tensors)
         self._round = 0
+        self._parts: Counter[int] = Counter()  # of each tensor, contributed in this iteration
         self._begun: set[int] = set()
         self._released: set[int] = set()
         self._delivery = FollowerDelivery(self._send, self._monitor)
@@ -81,6 +83,7 @@ class FollowerCarrier(GradientCarrier, FactoredCarrier):
     def start(self, step: Step) -> None:
         """Begin an iteration; the leader's rate is used."""
         self._round += 1
+        self._parts.clear()
         self._begun.clear()
         self._released.clear()
 
@@ -108,13 +111,13 @@ class FollowerCarrier(GradientCarrier, FactoredCarrier):
     def finish(self, limit: float) -> None:
         for index, trained in enumerate(self._tensors):
             self.wait(index)
-            if trained.statistics:
+            if trained.statistics and index not in self._parts:
                 self._contribute(index, trained.tensor.detach().reshape(-1))
             elif index in self.by_factors:
                 if index not in self._begun:
                     self._send(Kind.FACTORS, index=index)
                 self.release(index)
-            elif index not in self._begun:
+            elif index not in self._parts:
                 self._contribute(index, None)
 
     def settle(self, clock: int) -> None:
@@ -132,8 +135,8 @@ class FollowerCarrier(GradientCarrier, FactoredCarrier):
 
     def _contribute(self, index: int, part: Tensor | None) -> None:
         self.wait(index)  # before it has the value, a worker would overwrite its last part
-        self._begun.add(index)
-        self._reduction.contribute(index, part)
+        self._reduction.contribute(index, part, self._parts[index])
+        self._parts[index] += 1
         self._send(Kind.PART, index=index)
 
     def _take_all(self) -> None:

@@ -5,8 +5,8 @@ Laws:
 
 * The leader (local rank 0) holds the inner exchange, whose replicas are hosts. It contributes the
   mean over the workers of its host. Each host has as many workers, so the mean over hosts is the
-  mean over all workers.
-* Parts are added in the order of local ranks: repeated runs have the same bits.
+  mean over all workers. With virtual workers it contributes the sum of each node of its host.
+* Parts are added in a fixed tree (`HostTree`): repeated runs have the same bits.
 * The workers of a host stay in step: whatever the staleness of the inner exchange, a value is
   published to all of them once, and the next one only after each has contributed to the sum before.
 * Rank of a worker = rank of its host * local workers + local rank, in collections too.
@@ -23,10 +23,54 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from ps_server import Signal, SignalKind
 from ps_server.monitor import Monitor
+from ps_server.protocol.virtual_workers import Node, TreeSum, VirtualWorkers
 
 LENGTH = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostTree:
+    """The part of a tree of sums that the workers of a host add.
+
+    Args:
+        placed: the leaves of the tree, and the workers that have them.
+        first: the first of those workers that is on this host.
+        workers: of this host.
+        averages: whether the sum over the host is divided by its workers.
+    """
+
+    placed: VirtualWorkers
+    first: int
+    workers: int
+    averages: bool
+
+    @classmethod
+    def mean(cls, workers: int) -> HostTree:
+        """Return the tree of the mean over the workers of a host."""
+        return cls(placed=VirtualWorkers.one_each(workers), first=0, workers=workers, averages=True)
+
+    def parts(self, local_rank: int) -> tuple[Node, ...]:
+        """Return the nodes whose sums a worker contributes."""
+        return self.placed.nodes(self.first + local_rank)
+
+    def sums(self, parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+        """Return the sums of the largest nodes within the host, or the mean.
+
+        Args:
+            parts: of each worker, those of its nodes; they are written to.
+        """
+        tree = TreeSum[Tensor](self.placed.count, lambda left, right, _: left.add_(right))
+        for local_rank, own in enumerate(parts):
+            for node, part in zip(self.parts(local_rank), own, strict=True):
+                tree.put(node, part)
+        found = [tree.parts[node] for node in sorted(tree.parts)]
+        if self.averages and self.workers > 1:
+            found[0].div_(self.workers)
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +83,19 @@ class LocalGroup:
         rank: this worker's local rank; 0 leads.
         workers: number of workers on the host, the same on every host.
         timeout_s: longest time that any call waits for another worker of the host.
+        virtual: the tree of virtual workers; None: the host contributes its mean.
     """
 
     address: str
     rank: int
     workers: int
     timeout_s: float = 600.0
+    virtual: HostTree | None = None
+
+    @property
+    def tree(self) -> HostTree:
+        """How parts are added."""
+        return self.virtual or HostTree.mean(self.workers)
 
     def new_monitor(self) -> Monitor:
         """Return a monitor for the state that the threads of one worker's exchange share."""

@@ -59,6 +59,8 @@ class LeaderCarrier(GradientCarrier, FactoredCarrier):
         self._tensors = tensors
         self.indices = range(len(tensors))
         self._monitor = group.new_monitor()
+        if group.virtual is not None:
+            inner.take_nodes()
         self.by_factors = frozenset(i for i in inner.by_factors if not tensors[i].statistics)
         try:
             self._accept_followers(group, reduction)
@@ -81,6 +83,7 @@ class LeaderCarrier(GradientCarrier, FactoredCarrier):
             connections=self._connections,
             control=self._delivery,
             reduction=self._reduction,
+            tree=group.tree,
             monitor=self._monitor,
             failed=self._fail,
         )
@@ -110,7 +113,7 @@ class LeaderCarrier(GradientCarrier, FactoredCarrier):
             offered = offer(
                 self._tensors,
                 group,
-                reduction or default_kind(devices),
+                reduction or default_kind(devices, group.tree),
                 self.by_factors,
                 private_histories=self._inner.state.private,
                 schemes=self._schemes,
@@ -162,7 +165,7 @@ class LeaderCarrier(GradientCarrier, FactoredCarrier):
 
     def finish(self, limit: float) -> None:
         for index, trained in enumerate(self._tensors):
-            if trained.statistics:
+            if trained.statistics and index not in self._begun:
                 self._begin(index, trained.tensor.detach().view(-1))
             elif index in self.by_factors:
                 if index not in self._begun:

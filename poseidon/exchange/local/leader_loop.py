@@ -21,6 +21,7 @@ from poseidon.exchange.carrier import Step
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.local.connection import Connection, Kind, send_all
 from poseidon.exchange.local.contributions import Contributions, FactorStack
+from poseidon.exchange.local.group import HostTree
 from poseidon.exchange.local.host_delivery import LeaderDelivery
 from poseidon.exchange.local.reduction import Reduction
 from poseidon.exchange.side_stream import Event, SideStream
@@ -68,6 +69,7 @@ class LeaderLoop:
         connections: to the followers, by local rank.
         control: passes requests on to the other hosts and to the followers.
         reduction: moves tensors between the workers of the host.
+        tree: how parts are added.
         monitor: guards the state that the threads of this worker share.
         failed: called with the error that ends the loop.
     """
@@ -81,6 +83,7 @@ class LeaderLoop:
         connections: Sequence[Connection],
         control: LeaderDelivery,
         reduction: Reduction,
+        tree: HostTree,
         monitor: Monitor,
         failed: Callable[[ServerError], None],
     ) -> None:
@@ -95,10 +98,13 @@ class LeaderLoop:
         device = tensors[0].tensor.device if tensors else torch.device("cpu")
         self.side = SideStream(device)
         self._contributions = Contributions(
-            [index in by_factors for index in range(len(tensors))], self._workers
+            [index in by_factors for index in range(len(tensors))],
+            [len(tree.parts(worker)) for worker in range(self._workers)],
         )
+        self._averages = tree.averages
+        divisor = self._workers if tree.averages else 1
         self.stacks = {
-            index: FactorStack(shape[0], shape[1], workers=self._workers, device=device)
+            index: FactorStack(shape[0], shape[1], divisor=divisor, device=device)
             for index, shape in enumerate(trained.tensor.shape for trained in tensors)
             if index in by_factors
         }
@@ -106,7 +112,7 @@ class LeaderLoop:
 
         The training loop puts the leader's own in before it contributes them.
         """
-        self._own: dict[int, Tensor] = {}
+        self._own: dict[int, list[Tensor]] = {}
         self._published = [0] * len(tensors)
         self._marks: list[Event] = [None] * len(tensors)
         self._received: deque[Contribution] = deque()
@@ -251,7 +257,7 @@ class LeaderLoop:
         match contribution.kind:
             case Kind.PART:
                 if contribution.part is not None:
-                    self._own[index] = contribution.part
+                    self._own.setdefault(index, []).append(contribution.part)
                     self._reduction.contribute(index, contribution.part)
                 if self._contributions.contribute(index, worker):
                     for due in self._reduction.due(index):
@@ -268,15 +274,15 @@ class LeaderLoop:
                 raise _unexpected(contribution)
 
     def _begin_inner(self, index: int) -> None:
-        mean = self._reduction.mean(index, self._own.pop(index))
-        if mean.is_cuda:
-            mean.record_stream(torch.cuda.current_stream(mean.device))
-        if self._tensors[index].statistics:
-            assert mean.data_ptr() == self._tensors[index].tensor.data_ptr(), (
-                "statistics are summed in place"
-            )
-        else:
-            self._inner.begin(index, mean.view(self._tensors[index].tensor.shape))
+        for total in self._reduction.sums(index, self._own.pop(index)):
+            if total.is_cuda:
+                total.record_stream(torch.cuda.current_stream(total.device))
+            if self._tensors[index].statistics and self._averages:
+                assert total.data_ptr() == self._tensors[index].tensor.data_ptr(), (
+                    "statistics are averaged in place"
+                )
+            else:
+                self._inner.begin(index, total.view(self._tensors[index].tensor.shape))
 
     def _begin_inner_factors(self, index: int) -> None:
         u_RN, v_RM = self.stacks[index].take()

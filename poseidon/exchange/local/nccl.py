@@ -56,7 +56,7 @@ class GroupTensors:
         self._ahead: set[int] = set()
         self._publishing: dict[int, Waiter] = {}
 
-    def contribute(self, index: int, part: Tensor | None) -> None:
+    def contribute(self, index: int, part: Tensor | None, number: int = 0) -> None:
         """Reduce parts in the fixed order; they are overwritten."""
         self._contributed[index] = torch.zeros_like(self._tensors[index]) if part is None else part
         while (following := self._order[self._next_part]) in self._contributed:
@@ -72,9 +72,10 @@ class GroupTensors:
             self._next_mean = (self._next_mean + 1) % len(self._order)
         return found
 
-    def mean(self, index: int, own: Tensor) -> Tensor:
+    def sums(self, index: int, own: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return the mean of all parts, in the memory of the leader's."""
         self._flights.pop(index)()
-        return own.div_(self._size)
+        return [own[0].div_(self._size)]
 
     def publish(self, index: int) -> None:
         self._publishing[index] = self._values_group.broadcast(self._tensors[index])

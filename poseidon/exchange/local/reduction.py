@@ -17,7 +17,7 @@ from torch import Tensor
 
 from poseidon.exchange.allreduce.process_group import Backend, Rendezvous
 from poseidon.exchange.base import Trained
-from poseidon.exchange.local.group import LocalGroup
+from poseidon.exchange.local.group import HostTree, LocalGroup
 from poseidon.exchange.local.nccl import GroupTensors
 from poseidon.exchange.local.shared_memory import SharedTensors, new_file
 from ps_server import RemoteProtocolError
@@ -33,23 +33,28 @@ class Reduction(Protocol):
     thread.
     """
 
-    def contribute(self, index: int, part: Tensor | None) -> None:
-        """Contribute this worker's part of tensor `index`; None counts as zero.
+    def contribute(self, index: int, part: Tensor | None, number: int = 0) -> None:
+        """Contribute a part of tensor `index`; None counts as zero.
 
-        The leader's part must stay as it is until `mean`.
-        """
-
-    def due(self, index: int) -> Sequence[int]:
-        """Return the tensors whose `mean` is to be taken now, in this order.
-        Leader, once all have contributed `index`.
-        """
-
-    def mean(self, index: int, own: Tensor) -> Tensor:
-        """Return the mean of all parts. Leader.
+        The leader's part must stay as it is until `sums`.
 
         Args:
             index: the tensor.
-            own: the leader's part; overwritten.
+            part: the sum of one of this worker's nodes.
+            number: of the node among them.
+        """
+
+    def due(self, index: int) -> Sequence[int]:
+        """Return the tensors whose `sums` are to be taken now, in this order.
+        Leader, once all have contributed `index`.
+        """
+
+    def sums(self, index: int, own: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return the sums of the host's nodes, or the mean of all parts. Leader.
+
+        Args:
+            index: the tensor.
+            own: the leader's parts; overwritten.
         """
 
     def publish(self, index: int) -> None:
@@ -200,10 +205,12 @@ class Offer:
     accepted: Callable[[], Reduction]
 
 
-def default_kind(devices: Sequence[str]) -> ReductionKind:
+def default_kind(devices: Sequence[str], tree: HostTree) -> ReductionKind:
     """Return a process group where each worker has a GPU of its own; NCCL takes no two processes
-    on one.
+    on one, and its sum has no fixed tree, which virtual workers need.
     """
+    if not tree.averages:
+        return ReductionKind.SHARED_MEMORY
     own = all(devices) and len(set(devices)) == len(devices)
     return ReductionKind.PROCESS_GROUP if own else ReductionKind.SHARED_MEMORY
 
@@ -269,7 +276,7 @@ def _shared(
         _flat(tensors),
         with_parts=[index not in by_factors for index in range(len(tensors))],
         local_rank=group.rank,
-        local_workers=group.workers,
+        tree=group.tree,
         file=file,
     )
 

@@ -18,6 +18,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from poseidon.exchange.local.group import HostTree
+
 FLOAT_BYTES = 4
 LINE_FLOATS = 16
 
@@ -29,7 +31,7 @@ class SharedTensors:
         tensors: flat views of this worker's tensors.
         with_parts: whether a tensor has places for parts (those that travel as factors have none).
         local_rank: this worker's local rank; 0 is the leader.
-        local_workers: workers of this host.
+        tree: how parts are added.
         file: the memory's descriptor, which this takes over; the leader makes one with `new_file`.
     """
 
@@ -39,15 +41,16 @@ class SharedTensors:
         *,
         with_parts: Sequence[bool],
         local_rank: int,
-        local_workers: int,
+        tree: HostTree,
         file: int,
     ) -> None:
         self._tensors = tensors
         self._local_rank = local_rank
-        self._local_workers = local_workers
+        self._tree = tree
         sizes = [tensor.numel() for tensor in tensors]
         part_sizes = [size if keeps else 0 for size, keeps in zip(sizes, with_parts, strict=True)]
-        floats = _padded(sizes) + (local_workers - 1) * _padded(part_sizes)
+        parts = [len(tree.parts(other)) for other in range(1, tree.workers)]
+        floats = _padded(sizes) + sum(parts) * _padded(part_sizes)
         length = max(floats, 1) * FLOAT_BYTES
         try:
             if os.fstat(file).st_size < length:
@@ -56,32 +59,32 @@ class SharedTensors:
         finally:
             os.close(file)
         self._values = _cut(memory, 0, sizes)
+        places = iter(range(sum(parts)))
         self._parts = [
-            _cut(memory, _padded(sizes) + other * _padded(part_sizes), part_sizes)
-            for other in range(local_workers - 1)
+            [
+                _cut(memory, _padded(sizes) + next(places) * _padded(part_sizes), part_sizes)
+                for _ in range(count)
+            ]
+            for count in parts
         ]
+        """By follower and number of the part, for each tensor."""
 
-    def contribute(self, index: int, part: Tensor | None) -> None:
+    def contribute(self, index: int, part: Tensor | None, number: int = 0) -> None:
         if self._local_rank:
-            place = self._parts[self._local_rank - 1][index]
+            place = self._parts[self._local_rank - 1][number][index]
             if part is None:
                 place.zero_()
-            elif part.device == place.device:
-                torch.div(part, self._local_workers, out=place)
             else:
-                place.copy_(part).div_(self._local_workers)
+                place.copy_(part)
 
     def due(self, index: int) -> Sequence[int]:
         """Return the tensor itself: any order is possible."""
         return [index]
 
-    def mean(self, index: int, own: Tensor) -> Tensor:
-        """Add the parts, which the followers have divided, in the workers' order."""
-        scale = 1.0 / self._local_workers
-        for parts in self._parts:
-            torch.add(parts[index].to(own.device), own, alpha=scale, out=own)
-            scale = 1.0
-        return own
+    def sums(self, index: int, own: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Add the parts in their tree, in the memory of the left halves."""
+        others = [[part[index].to(own[0].device) for part in parts] for parts in self._parts]
+        return self._tree.sums([own, *others])
 
     def publish(self, index: int) -> None:
         self._values[index].copy_(self._tensors[index])

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -58,8 +60,11 @@ class Case:
     rows: int = BATCH
 
 
-def trained(case: Case, placed: VirtualWorkers, *, shards: int) -> tuple[list[str], set[Scheme]]:
+def trained(
+    case: Case, placed: VirtualWorkers, *, shards: int, local_workers: int = 1
+) -> tuple[list[str], set[Scheme]]:
     """Return the checksum of each tensor after some iterations, and the schemes."""
+    hosts = placed.processes // local_workers
     found: dict[int, list[str]] = {}
     schemes: set[Scheme] = set()
     failures: list[BaseException] = []
@@ -84,7 +89,12 @@ def trained(case: Case, placed: VirtualWorkers, *, shards: int) -> tuple[list[st
             if buffer.is_floating_point()
         ]
         member = Membership(
-            network=Network(rank=rank, size=placed.processes, token=TOKEN, timeout_s=TIMEOUT_S),
+            network=Network(
+                rank=rank // local_workers, size=hosts, token=TOKEN, timeout_s=TIMEOUT_S
+            ),
+            local_rank=rank % local_workers,
+            local_workers=local_workers,
+            local_address=f"{folder}/{rank // local_workers}/workers",
             shards=shards,
             virtual_workers=placed,
             options=ExchangeOptions(kind=case.kind, compress=case.compress),
@@ -116,7 +126,12 @@ def trained(case: Case, placed: VirtualWorkers, *, shards: int) -> tuple[list[st
             hooks.close()
             exchange.close()
 
-    with job_addresses(case.kind, placed.processes, shards) as connect:
+    with (
+        TemporaryDirectory(prefix="p") as folder,
+        job_addresses(case.kind, hosts, shards) as connect,
+    ):
+        for host in range(hosts):
+            (Path(folder) / str(host)).mkdir()
         threads = [
             threading.Thread(target=work, args=(rank, connect)) for rank in range(placed.processes)
         ]
@@ -147,6 +162,14 @@ def test_weights_do_not_depend_on_the_number_of_processes(case: Case) -> None:
         assert found == expected, bounds
         assert others == schemes
     assert (Scheme.FACTORS in schemes) is (case.kind is not ExchangeKind.SERVER)
+
+
+@pytest.mark.parametrize("case", [CASES["ps"], CASES["svb, clip"]], ids=["ps", "svb, clip"])
+def test_the_workers_of_a_host_add_its_nodes_first(case: Case) -> None:
+    expected, _ = trained(case, VirtualWorkers((0, V)), shards=0)
+    for local_workers, shards, bounds in [(3, 0, (0, 1, 4, V)), (2, 2, (0, 2, 4, 5, V))]:
+        placed = VirtualWorkers(bounds)
+        assert trained(case, placed, shards=shards, local_workers=local_workers)[0] == expected
 
 
 @pytest.mark.parametrize("compress", ["int8", "topk:0.1/int8"])

@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 
 
 def test_an_iteration_is_complete_when_nothing_is_missing() -> None:
-    counted = Contributions([False, True], 2)
+    counted = Contributions([False, True], [1, 1])
     assert not counted.contribute(0, 1)
     assert counted.contribute(0, 0)
     assert not counted.contribute(1, 0)
@@ -27,11 +27,16 @@ def test_an_iteration_is_complete_when_nothing_is_missing() -> None:
     assert counted.owes(1)
 
 
-def test_nobody_gives_twice() -> None:
-    counted = Contributions([False], 2)
-    counted.contribute(0, 1)
-    with pytest.raises(AssertionError, match="worker 1 contributes twice"):
+def test_a_worker_gives_as_many_parts_as_it_has_nodes() -> None:
+    counted = Contributions([False, True], [1, 2])
+    assert not counted.contribute(0, 1)
+    assert not counted.contribute(0, 0)
+    assert counted.owes(1)
+    assert counted.contribute(0, 1)
+    with pytest.raises(AssertionError, match="worker 1 contributes too often"):
         counted.contribute(0, 1)
+    assert not counted.contribute(1, 1)
+    assert counted.contribute(1, 0)  # factors come as one
 
 
 def packed(u: torch.Tensor, v: torch.Tensor) -> bytearray:
@@ -39,7 +44,7 @@ def packed(u: torch.Tensor, v: torch.Tensor) -> bytearray:
 
 
 def test_the_product_of_the_stack_is_the_mean_gradient_whatever_comes_first() -> None:
-    stack = FactorStack(2, 3, workers=3, device=CPU)
+    stack = FactorStack(2, 3, divisor=3, device=CPU)
     parts = [(torch.randn(rows, 2), torch.randn(rows, 3)) for rows in (2, 1, 4)]
     for order in ((0, 1, 2), (2, 1, 0)):
         for worker in order:
@@ -54,7 +59,7 @@ def test_the_product_of_the_stack_is_the_mean_gradient_whatever_comes_first() ->
 
 
 def test_the_stack_uses_its_memory_again_and_forgets_what_was_in_it() -> None:
-    stack = FactorStack(2, 3, workers=2, device=CPU)
+    stack = FactorStack(2, 3, divisor=2, device=CPU)
     stack.own(torch.ones(3, 2), torch.ones(3, 3))
     first = stack.take()[0].data_ptr()
     stack.add(1, 0, bytearray())

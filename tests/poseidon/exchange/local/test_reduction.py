@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from poseidon.exchange.base import Trained
-from poseidon.exchange.local.group import LocalGroup
+from poseidon.exchange.local.group import HostTree, LocalGroup
 from poseidon.exchange.local.reduction import Hello, ReductionKind, Welcome, default_kind, join
 from ps_server import RemoteProtocolError
+from ps_server.protocol.virtual_workers import VirtualWorkers
 
 
 @pytest.mark.parametrize(
@@ -25,7 +26,9 @@ from ps_server import RemoteProtocolError
     ],
 )
 def test_a_group_needs_a_device_for_each(devices: list[str], kind: ReductionKind) -> None:
-    assert default_kind(devices) is kind
+    assert default_kind(devices, HostTree.mean(len(devices))) is kind
+    virtual = HostTree(placed=VirtualWorkers((0, 2, 3)), first=0, workers=2, averages=False)
+    assert default_kind(devices, virtual) is ReductionKind.SHARED_MEMORY
 
 
 def test_messages_are_unpacked_as_they_were_packed() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from poseidon.exchange.local.group import HostTree
 from poseidon.exchange.local.shared_memory import SharedTensors, new_file
 
 
@@ -24,7 +25,7 @@ def workers(count: int, tensors: list[list[Tensor]], with_parts: list[bool]) -> 
             tensors[rank],
             with_parts=with_parts,
             local_rank=rank,
-            local_workers=count,
+            tree=HostTree.mean(count),
             file=files[rank],
         )
         for rank in range(count)
@@ -41,7 +42,7 @@ def test_the_mean_of_parts_is_made_on_the_leader_and_its_value_reaches_the_other
         own = torch.ones(sizes[index])
         assert list(ends[0].due(index)) == [index]
         mean = torch.full((sizes[index],), (31.0 + 2 * index) / 3)
-        torch.testing.assert_close(ends[0].mean(index, own), mean)
+        torch.testing.assert_close(ends[0].sums(index, [own])[0], mean)
     for index in range(3):
         ends[0].publish(index)
         tensors[0][index].add_(100)  # may be written to again
@@ -59,25 +60,26 @@ def test_no_part_is_a_part_of_zeros() -> None:
     leader, other = workers(2, tensors, [True])
     other.contribute(0, torch.ones(3))
     other.contribute(0, None)
-    assert leader.mean(0, torch.ones(3)).tolist() == [0.5] * 3
+    assert leader.sums(0, [torch.ones(3)])[0].tolist() == [0.5] * 3
 
 
-def test_parts_are_added_in_the_order_of_ranks() -> None:
+def test_parts_are_added_in_a_tree() -> None:
     tensors = [[torch.zeros(1)] for _ in range(4)]
     ends = workers(4, tensors, [True])
-    for rank, part in ((3, 1.0), (1, 1e8), (2, -1e8)):
+    for rank, part in ((3, 3.0), (1, -1e8), (2, 1.0)):
         ends[rank].contribute(0, torch.tensor([part]))
-    assert ends[0].mean(0, torch.zeros(1)).item() == 0.25
+    assert ends[0].sums(0, [torch.tensor([1e8])])[0].item() == 1.0
 
 
 def test_a_worker_without_tensors_has_memory_too() -> None:
-    SharedTensors([], with_parts=[], local_rank=0, local_workers=1, file=new_file()).close()
+    SharedTensors([], with_parts=[], local_rank=0, tree=HostTree.mean(1), file=new_file()).close()
 
 
 CHILD = """
 import os, signal, torch
+from poseidon.exchange.local.group import HostTree
 from poseidon.exchange.local.shared_memory import SharedTensors, new_file
-memory = SharedTensors([torch.ones(1000)], with_parts=[True], local_rank=0, local_workers=2, file=new_file())
+memory = SharedTensors([torch.ones(1000)], with_parts=[True], local_rank=0, tree=HostTree.mean(2), file=new_file())
 memory.publish(0)
 os.kill(os.getpid(), signal.SIGKILL)
 """
