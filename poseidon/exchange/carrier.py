@@ -25,6 +25,7 @@ from torch import Tensor
 
 from poseidon.exchange.base import Array, History
 from poseidon.exchange.observe.statistics import Traffic
+from ps_server.protocol.virtual_workers import VirtualWorkers
 
 
 class Step(NamedTuple):
@@ -103,6 +104,9 @@ class Carrier(ABC):
     @abstractmethod
     def settle(self, clock: int) -> None:
         """Bring every tensor to the state after `clock` iterations of all replicas."""
+
+    def place(self, placed: VirtualWorkers) -> None:  # noqa: B027 - most keep nothing of them
+        """Compute for other virtual workers; see `Exchange.place`."""
 
     @abstractmethod
     def close(self) -> None:

@@ -43,6 +43,7 @@ from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.observe.observer import Call, Observer
 from poseidon.exchange.observe.statistics import Traffic
 from poseidon.exchange.turns import Turns
+from ps_server.protocol.virtual_workers import VirtualWorkers
 from ps_server.rules import clip_factor, plain_sum
 
 
@@ -167,6 +168,21 @@ class Exchange:
                 self._turns.keep(index)
         finally:
             self._end(Call.WAIT, index, began_ns)
+
+    def place(self, placed: VirtualWorkers) -> None:
+        """Let the processes compute for other virtual workers from the next iteration on.
+
+        All replicas call it together between two iterations. What codecs hold back goes with the
+        virtual workers.
+
+        Args:
+            placed: as many virtual workers as before, on the same processes, which have several.
+        """
+        assert self._turns is not None, "this exchange has one virtual worker on each process"
+        self.settle()
+        for carrier in self.carriers:
+            carrier.place(placed)
+        self._turns.place(placed)
 
     def take_nodes(self) -> None:
         """Take by `begin` the sums of this process's nodes in place of gradients."""

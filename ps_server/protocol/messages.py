@@ -117,6 +117,16 @@ class Push:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Worker -> shard: the workers compute for these virtual workers from the sender's next push
+    on (`VirtualWorkers.bounds`). All workers send the same, when each has read what follows from
+    all pushes.
+    """
+
+    bounds: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Store:
     """Rank 0 -> shard: the value of a chunk of a copied table after `clock` iterations."""
 
@@ -330,6 +340,7 @@ ToShard = (
     | MemoryOffer
     | Initial
     | Push
+    | Place
     | Store
     | Clock
     | Get

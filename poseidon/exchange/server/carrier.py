@@ -17,6 +17,7 @@ from poseidon.exchange.server.pool import Pool
 from poseidon.exchange.server.store import Layout
 from poseidon.exchange.server.tables import ServerTables
 from ps_server import Client
+from ps_server.protocol.virtual_workers import VirtualWorkers
 
 
 class Parts(Enum):
@@ -139,6 +140,11 @@ class ServerCarrier(GradientCarrier):
         self._tables.settle()
         for placed in self._special:
             placed.take_values()
+
+    def place(self, placed: VirtualWorkers) -> None:
+        self._tables.place(placed, self._control.all_gather)
+        for each in self._placed:
+            each.place()
 
     def traffic(self) -> Mapping[int, Traffic]:
         tables = self._tables.traffic()

@@ -5,9 +5,11 @@ however many processes there are.
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -61,7 +63,12 @@ class Case:
 
 
 def trained(
-    case: Case, placed: VirtualWorkers, *, shards: int, local_workers: int = 1
+    case: Case,
+    placed: VirtualWorkers,
+    *,
+    shards: int,
+    local_workers: int = 1,
+    moves: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
 ) -> tuple[list[str], set[Scheme]]:
     """Return the checksum of each tensor after some iterations, and the schemes."""
     hosts = placed.processes // local_workers
@@ -104,15 +111,18 @@ def trained(
         schemes.update(choice.scheme for choice in built.plan.choices)
         exchange = built.exchange
         hooks = Hooks([net], tensors, exchange, passes=case.passes)
-        draws = [torch.Generator().manual_seed(100 + v) for v in member.own]
         try:
             exchange.open(None)
             for iteration in range(ITERATIONS):
+                if iteration in moves:
+                    exchange.place(VirtualWorkers(moves[iteration]))
+                    member = replace(member, virtual_workers=VirtualWorkers(moves[iteration]))
                 exchange.start(iteration, 0.05)
                 hooks.start()
-                for number, draw in enumerate(draws):
-                    if number:
+                for v in member.own:
+                    if v != member.own.start:
                         hooks.next_virtual_worker()
+                    draw = torch.Generator().manual_seed(100 * iteration + v)
                     for _ in range(case.passes):
                         x = torch.randn(BATCH, 1, 6, 6, generator=draw)
                         y = torch.randn(BATCH, 2, generator=draw)
@@ -178,6 +188,13 @@ def test_a_codec_holds_back_for_each_virtual_worker(compress: str) -> None:
     expected, _ = trained(case, VirtualWorkers((0, V)), shards=1)
     for shards, bounds in enumerate([(0, 3, V), range(V + 1)], start=1):
         assert trained(case, VirtualWorkers(tuple(bounds)), shards=shards)[0] == expected
+
+
+@pytest.mark.parametrize("case", [CASES["svb, clip"], Case(ExchangeKind.SERVER, compress="int8")])
+def test_virtual_workers_may_move_between_two_iterations(case: Case) -> None:
+    expected, _ = trained(case, VirtualWorkers((0, 3, V)), shards=2)
+    moves = {0: (0, 5, V), 1: (0, 1, V), 2: (0, 4, V)}
+    assert trained(case, VirtualWorkers((0, 3, V)), shards=2, moves=moves)[0] == expected
 
 
 def test_one_process_without_shards_encodes_nothing() -> None:
