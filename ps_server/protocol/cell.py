@@ -37,6 +37,7 @@ class Cell:
     __slots__ = (
         "adds_changes",
         "arrived",
+        "awaited",
         "begun",
         "chunk",
         "clock",
@@ -93,10 +94,9 @@ class Cell:
         self.history = [torch.zeros(chunk.size) for _ in range(count)]
         self.clock = clock
         self.own = [clock] * workers
-        self.nodes = nodes
         self.virtual_workers = nodes[-1][-1].stop
-        self.received = [0] * workers  # pushes of this iteration
-        self.begun = False  # whether one has come
+        self.place(nodes)
+        self.begun = False  # whether a push of this iteration has come
         # of this iteration's gradients, at last their average, in memory that one of them came in
         self.sum = EMPTY
         self.tree = TreeSum(self.virtual_workers, self._add_halves)
@@ -115,6 +115,12 @@ class Cell:
     @property
     def name(self) -> str:
         return f"table '{self.spec.name}' chunk {self.chunk.index}"
+
+    def place(self, nodes: Sequence[Sequence[Node]]) -> None:
+        """Await these nodes of each worker in the iteration that begins."""
+        self.nodes = nodes
+        self.received = [0] * len(nodes)  # pushes of each worker in this iteration
+        self.awaited = sum(map(len, nodes))
 
     def make_replica(self, precision: Precision) -> None:
         """Keep the workers' value from here on, where the next values travel as
@@ -238,7 +244,8 @@ class Cell:
                 self._average(self.codec)
         elif not self.skipped:
             self.tree.put(node, own_tensor(push.array))
-        self.complete = all(own > self.clock for own in self.own)
+        self.awaited -= 1
+        self.complete = self.awaited == 0
         if self.complete and self.tree.parts:
             root = Node(0, self.virtual_workers)
             self.sum = self.tree.parts.pop(root)
@@ -257,7 +264,7 @@ class Cell:
             self.update(scale)
         self.sum = EMPTY
         self.clock += 1
-        self.received = [0] * len(self.received)
+        self.place(self.nodes)
         self.begun = False
         self.complete = False
 

@@ -250,7 +250,7 @@ class Shard:
             )
         self._store = store
         for cell in self._cells.values():
-            cell.nodes = [store.nodes(cell.spec, worker) for worker in range(self._workers)]
+            cell.place([store.nodes(cell.spec, worker) for worker in range(self._workers)])
         yield from ()
 
     @property
