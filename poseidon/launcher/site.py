@@ -131,7 +131,7 @@ class Site:
                 raise
             raise JobInterrupted(str(error), iteration=0, while_starting=True) from error
         self._starts += 1
-        for agent in set(self._agents.values()):
+        for agent in self._distinct_agents():
             if record is not None and not self._dialer.here:
                 agent.register(record_fields(record))
         self._sent = self._send(files) if files and self._dialer.takes_files else {}
@@ -161,9 +161,7 @@ class Site:
     def end(self) -> None:
         """End what still runs of this start, and remove what was sent for it."""
         self._sent = {}
-        for_each_host(
-            RemoteAgent.end_all, list(set(self._agents.values())), name="poseidon agent end"
-        )
+        for_each_host(RemoteAgent.end_all, self._distinct_agents(), name="poseidon agent end")
 
     def snapshot_source(
         self, writer: Callable[[], Host], folder: Path, warn: Callable[[str], None]
@@ -185,7 +183,7 @@ class Site:
         Returns:
             Those hosts; none if all answer, or if no host that works would remain.
         """
-        agents = list(set(self._agents.values()))
+        agents = self._distinct_agents()
         heard = for_each_host(lambda agent: agent.is_heard(ANSWER_S), agents, name="poseidon ask")
         silent = {agent for agent, up in zip(agents, heard, strict=True) if up is not True}
         missing = tuple(
@@ -257,6 +255,10 @@ class Site:
         if self._unchecked:
             self._check()
             self._unchecked = False
+
+    def _distinct_agents(self) -> list[RemoteAgent]:
+        """Return the agents, each once: hosts may share one."""
+        return list(dict.fromkeys(self._agents.values()))
 
     def _is_lost(self, host: Host) -> bool:
         agent = self._agents.get(host.id)

@@ -30,10 +30,16 @@ Waits = Generator[float | Question, Any, Any]
 
 
 def serve_shard(
-    fabric: Fabric, process: Process, index: int, workers: int, *, prioritized: bool = True
+    fabric: Fabric,
+    process: Process,
+    index: int,
+    workers: int,
+    *,
+    name: str = "",
+    prioritized: bool = True,
 ) -> Server:
-    """Run a shard in a process; its end has the process's name."""
-    end = fabric.end(process, process.name)
+    """Run a shard in a process; its end has a name, or that of the process."""
+    end = fabric.end(process, name or process.name)
     shard = Shard(index, workers, b"secret")
     transport = SimulatedServer(fabric, end)
     server = Server(shard, transport, prioritized=prioritized, clock=fabric.world.clock)
@@ -50,13 +56,14 @@ class SimulatedWorker:
 
     Args:
         fabric: the network.
-        process: of the worker; its end has the process's name.
+        process: of the worker.
         rank: of the worker.
         store: the store.
         shards: the names of the shards' ends.
         bandwidth_mbps: as for `Client`.
         table_clocks: as for `Client`.
         prioritized: as for `Client`.
+        name: of its end; the process's if empty.
     """
 
     def __init__(
@@ -70,13 +77,14 @@ class SimulatedWorker:
         bandwidth_mbps: float | None = None,
         table_clocks: bool = False,
         prioritized: bool = True,
+        name: str = "",
     ) -> None:
         world = fabric.world
         log = None if bandwidth_mbps is None else ChangeLog(bandwidth_mbps, world.now)
         self.rank = rank
         self.monitor = Monitor(TIMEOUT_S, closed="the client is closed", hangs="")
         self.session = Session(rank, store, b"secret", log=log, table_clocks=table_clocks)
-        self._end = fabric.end(process, process.name)
+        self._end = fabric.end(process, name or process.name)
         self._transport = SimulatedClient(fabric, self._end, shards)
         self._pump = Pump(
             self.session,

@@ -141,7 +141,7 @@ class Fabric:
     def end(self, process: Process, name: str) -> End:
         """Return a new end of a process."""
         end = self._ends[name] = End(process, name)
-        process.on_death.append(lambda: self.close(end, RESET_S))
+        process.on_death.append(lambda silent: self.close(end, SILENCE_S if silent else RESET_S))
         return end
 
     def link(self, source: str, target: str) -> Link:
@@ -197,7 +197,7 @@ class Fabric:
                 continue
             back = self._links.get((target, source))
             unread = bool(end.inbox) or (back is not None and back.carries)
-            if unread or not end.process.alive or not link.carries:
+            if unread or noticed_s == SILENCE_S or not link.carries:
                 self.lose(source, target, noticed_s)
             else:
                 self._lose_later(source, target, link)

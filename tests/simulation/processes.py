@@ -14,6 +14,7 @@ from ps_server.errors import StalenessTimeout
 from tests.simulation.world import World
 
 STEP_S = 0.00005
+LONG_S, LATE = 0.4, 3
 
 
 class Question(NamedTuple):
@@ -39,7 +40,7 @@ class Process:
         self.world = world
         self.name = name
         self.alive = True
-        self.on_death: list[Callable[[], None]] = []
+        self.on_death: list[Callable[[bool], None]] = []
         self._stopped_until_s = 0.0
         self._random = world.stream(f"process {name}")
         self._steps = 0
@@ -49,7 +50,7 @@ class Process:
     def delay_s(self) -> float:
         """Return the seconds until the next step."""
         world = self.world
-        wait_s = max(STEP_S, self._stopped_until_s - world.now)
+        wait_s = max(STEP_S, self.stopped_s)
         if world.slow_p:
             self._steps += 1
             if self._random.random() < world.slow_p:
@@ -62,14 +63,19 @@ class Process:
         """Stop it for some time (SIGSTOP, a suspended machine)."""
         self._stopped_until_s = max(self._stopped_until_s, self.world.now + seconds)
 
-    def kill(self) -> None:
-        """End it at once."""
+    @property
+    def stopped_s(self) -> float:
+        """How long it is still stopped."""
+        return max(0.0, self._stopped_until_s - self.world.now)
+
+    def kill(self, *, silent: bool = False) -> None:
+        """End it at once; `silent`: with its host, so that connections end without a word."""
         if self.alive:
             self.alive = False
             for task in self._tasks:
                 task.end()
             for call in self.on_death:
-                call()
+                call(silent)
 
     def loop(
         self, steps: Iterator[float], failed: Callable[[Exception], None], ended: Callable[[], None]
@@ -126,7 +132,7 @@ class Loop:
         process = self._process
         if timer != self._timer or not process.alive:
             return
-        if not self._soon and process.world.now < process._stopped_until_s:
+        if not self._soon and process.stopped_s:
             self.wake()  # a timer of a stopped process
             return
         self._soon = False
@@ -139,8 +145,8 @@ class Loop:
             self._over = True
             self._failed(error)
         else:
-            if not self._soon:
-                self._schedule(wait_s)
+            if not self._soon:  # a long wait may end late; fewer of them are simulated
+                self._schedule(wait_s if wait_s < LONG_S else LATE * wait_s)
         process.ask_all()
 
 

@@ -397,43 +397,59 @@ class RemoteAgent:
                 request: Request = self._requests.get(timeout=HEARTBEAT_S / 2)
             except queue.Empty:
                 request = Heartbeat()
-            waited_s = time.monotonic() - began_s
-            if waited_s > LONGEST_PAUSE_S:  # this process was stopped, not the agent
-                self._received_s += waited_s
-            try:
-                self._channel.send(REQUESTS.encode(request))
-            except OSError as error:
-                self._lose(f"the channel to it broke ({str(error) or type(error).__name__})")
-            if isinstance(request, Shutdown):
+            if not self._send_one(request, time.monotonic() - began_s):
                 return
-            silent_s = time.monotonic() - self._received_s
-            if (
-                self._welcomed.is_set()
-                and not self._in_listener
-                and silent_s > self._timeouts.silence_s
-            ):
-                self._lose(f"it has sent nothing for {self._timeouts.silence_s:g} s")
+
+    def _send_one(self, request: Request, waited_s: float) -> bool:
+        """Send a request, and look for silence; return whether others may follow.
+
+        Args:
+            request: the request.
+            waited_s: seconds that this process has waited for it.
+        """
+        if waited_s > LONGEST_PAUSE_S:  # this process was stopped, not the agent
+            self._received_s += waited_s
+        try:
+            self._channel.send(REQUESTS.encode(request))
+        except OSError as error:
+            self._lose(f"the channel to it broke ({str(error) or type(error).__name__})")
+        if isinstance(request, Shutdown):
+            return False
+        silent_s = time.monotonic() - self._received_s
+        if (
+            self._welcomed.is_set()
+            and not self._in_listener
+            and silent_s > self._timeouts.silence_s
+        ):
+            self._lose(f"it has sent nothing for {self._timeouts.silence_s:g} s")
+        return True
 
     def _receive(self) -> None:
-        while True:
-            try:
-                encoded = self._channel.receive()
-            except OSError as error:
-                return self._lose(str(error))
-            if encoded is None:
-                return self._lose("the channel to it has ended")
-            self._in_listener = True
-            try:
-                self._take(REPORTS.decode(encoded))
-                if self._lost is not None:
-                    return None  # `_take` has closed the channel
-            except WireError as error:
-                return self._lose(f"what answers there is not an agent of this job ({error})")
-            finally:
-                with self._heard:
-                    self._received_s = time.monotonic()
-                    self._in_listener = False
-                    self._heard.notify_all()
+        while self._receive_one():
+            pass
+
+    def _receive_one(self) -> bool:
+        """Take the next report, once it has come; return whether others may follow."""
+        try:
+            encoded = self._channel.receive()
+        except OSError as error:
+            self._lose(str(error))
+            return False
+        if encoded is None:
+            self._lose("the channel to it has ended")
+            return False
+        self._in_listener = True
+        try:
+            self._take(REPORTS.decode(encoded))
+            return self._lost is None  # otherwise `_take` has closed the channel
+        except WireError as error:
+            self._lose(f"what answers there is not an agent of this job ({error})")
+            return False
+        finally:
+            with self._heard:
+                self._received_s = time.monotonic()
+                self._in_listener = False
+                self._heard.notify_all()
 
     def _take(self, report: Report) -> None:
         if isinstance(report, Welcome):

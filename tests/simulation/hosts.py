@@ -1,0 +1,212 @@
+"""Simulated hosts: an agent each, and the processes of a job.
+
+What an agent does is decided by the real `AgentState`, and travels in the real format.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+
+from poseidon.cluster.agent.agent import Action as AgentAction
+from poseidon.cluster.agent.agent import AgentState, Leave, Perform, Send
+from poseidon.cluster.agent.messages import (
+    PROTOCOL,
+    Answer,
+    EndAll,
+    EventReport,
+    Exited,
+    Heartbeat,
+    Hello,
+    ProcessSignal,
+    Report,
+    Request,
+    SendLine,
+    SendSignal,
+    Start,
+    Started,
+    Welcome,
+)
+from poseidon.cluster.agent.wire import REPORTS, REQUESTS
+from poseidon.version import __version__
+from tests.simulation.launcher import SimulatedChannel
+from tests.simulation.network import Fabric
+from tests.simulation.processes import Process
+from tests.simulation.world import World
+
+TICK_S = 1.0
+HEARTBEAT_S = 2.0
+
+
+class JobProcess(Process):
+    """A worker or a shard.
+
+    Args:
+        world: it runs in.
+        name: of the process.
+        report: takes its events.
+        exited: takes its exit status.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        report: Callable[[Mapping[str, object]], None],
+        exited: Callable[[int], None],
+    ) -> None:
+        super().__init__(world, name)
+        self.commands: list[Mapping[str, object]] = []
+        self.on_command: Callable[[], None] = self.ask_all
+        self.emit = report
+        self._exited = exited
+
+    def line(self, line: str) -> None:
+        """Take a line of standard input."""
+        if self.alive:
+            self.commands.append(json.loads(line))
+            self.on_command()
+
+    def exit(self, status: int) -> None:
+        """End, by itself or by a signal (negative)."""
+        if self.alive:
+            self.kill()
+            self._exited(status)
+
+    def beat(self) -> Iterator[float]:
+        """Send heartbeats."""
+        while True:
+            yield HEARTBEAT_S
+            self.emit({"event": "alive", "still_s": 0.0})
+
+
+class SimulatedHost:
+    """A host.
+
+    Args:
+        fabric: the network.
+        name: of the host.
+        spawn: makes a process of the job do its work.
+    """
+
+    def __init__(
+        self, fabric: Fabric, name: str, spawn: Callable[[JobProcess, Start], None]
+    ) -> None:
+        self.fabric = fabric
+        self.name = name
+        self.up = True
+        self.agents: list[HostAgent] = []
+        self.spawn = spawn
+
+    @property
+    def processes(self) -> list[JobProcess]:
+        """The processes of the job that run here."""
+        return [p for agent in self.agents for p in agent.processes.values() if p.alive]
+
+    def crash(self) -> None:
+        """End everything here at once; nobody is told."""
+        self.up = False
+        for agent in self.agents:
+            for process in (*agent.processes.values(), agent.process):
+                process.kill(silent=True)
+        self.agents.clear()
+
+
+class HostAgent:
+    """An agent on its host."""
+
+    def __init__(self, host: SimulatedHost, number: int) -> None:
+        world = host.fabric.world
+        self.process = Process(world, f"agent {host.name} {number}")
+        self.processes: dict[int, JobProcess] = {}
+        self._host = host
+        self._number = number
+        self._state = AgentState(__version__, 60.0, world.now)
+        self._outbox: deque[Report] = deque()
+        self._over = False
+        end = host.fabric.end(self.process, self.process.name)
+        self._channel = SimulatedChannel(host.fabric, end, f"launcher to {self.process.name}")
+
+    def serve(self) -> None:
+        """Begin to serve; the launcher's end exists."""
+        self._channel.end.loop = self.process.loop(self._steps(), _raise, lambda: None)
+
+    def _steps(self) -> Iterator[float]:
+        world, beat_s = self.process.world, 0.0
+        while not self._over:
+            if self._channel.ready and (encoded := self._channel.receive()) is not None:
+                self._do(self._state.take(REQUESTS.decode(encoded), world.now))
+            elif self._channel.ready:
+                self._do(self._state.end_of_channel())
+            else:
+                self._do(self._state.tick(world.now))
+            if world.now - beat_s >= HEARTBEAT_S and self._state.greeted:
+                beat_s = world.now
+                self._outbox.append(Heartbeat())
+            self._flush()
+            if not self._channel.ready:
+                yield TICK_S
+
+    def report(self, report: Report) -> None:
+        """Send a report."""
+        if self.process.alive and not self._over:
+            self._outbox.append(report)
+            self._channel.end.wake()
+
+    def _flush(self) -> None:
+        while self._outbox and self._channel.open and not self._channel.full:
+            self._channel.send(REPORTS.encode(self._outbox.popleft()))
+
+    def _do(self, actions: list[AgentAction]) -> None:
+        for action in actions:
+            if isinstance(action, Send):
+                self._outbox.append(action.report)
+            elif isinstance(action, Perform):
+                self._perform(action.request)
+            else:
+                self._leave(action)
+
+    def _perform(self, request: Request) -> None:
+        if isinstance(request, Hello):
+            welcome = Welcome(protocol=PROTOCOL, version=__version__, pid=1, cores=1, scratch="/s")
+            self._outbox.append(welcome)
+        elif isinstance(request, Start):
+            self._start(request)
+        elif isinstance(request, SendLine) and request.id in self.processes:
+            self.processes[request.id].line(request.line)
+        elif isinstance(request, SendSignal) and request.id in self.processes:
+            kill = request.signal is ProcessSignal.KILL
+            self.processes[request.id].exit(-9 if kill else -15)
+        elif isinstance(request, EndAll):
+            self._end_processes()
+            self._outbox.append(Answer(id=request.id, answer={}))
+
+    def _start(self, request: Start) -> None:
+        def event(fields: Mapping[str, object]) -> None:
+            self.report(EventReport(id=request.id, event=fields))
+
+        def exited(status: int) -> None:
+            self.report(Exited(id=request.id, status=status))
+
+        name = f"{request.name.short} ({self._number}.{request.id})"
+        process = JobProcess(self.process.world, name, event, exited)
+        self.processes[request.id] = process
+        self._outbox.append(Started(id=request.id, pid=100 + request.id, created_s=0.0))
+        process.loop(process.beat(), _raise, lambda: None)
+        self._host.spawn(process, request)
+
+    def _leave(self, leave: Leave) -> None:
+        self._end_processes()
+        self._flush()
+        self._over = True
+        self._channel.close()
+
+    def _end_processes(self) -> None:
+        for process in self.processes.values():
+            process.exit(-9)
+        self.processes.clear()
+
+
+def _raise(error: Exception) -> None:
+    raise error

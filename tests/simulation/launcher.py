@@ -1,0 +1,239 @@
+"""The launcher of a job in a simulated world: the one process that blocks.
+
+Its code waits with events, conditions and queues. Here these let simulated time pass until what is
+waited for has come. What its threads do between two waits runs as loops of a simulated process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import queue
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+from poseidon.cluster.agent import remote, remote_process
+from poseidon.cluster.agent.messages import Heartbeat
+from poseidon.cluster.agent.remote import RemoteAgent
+from poseidon.cluster.supervision import loop
+from poseidon.errors import JobError
+from poseidon.launcher import site
+from tests.simulation.network import End, Fabric
+from tests.simulation.processes import Process
+from tests.simulation.world import Violation, World
+
+FOR_EVER_S = 1e6
+STRETCH = 4
+"""A wait for messages may last so many times as long: the launcher is busy."""
+
+
+class Primitives:
+    """The modules `time`, `threading` and `queue` of a launcher in a world."""
+
+    def __init__(self, world: World) -> None:
+        self.process = Process(world, "launcher")
+        self.limit_s = math.inf
+        """When the job must have ended."""
+        self.time = SimpleNamespace(monotonic=world.clock)
+        self.threading = SimpleNamespace(
+            Lock=contextlib.nullcontext,
+            Event=lambda: _Event(self),
+            Condition=lambda: _Condition(self),
+            Thread=_Thread,
+        )
+        self.queue = SimpleNamespace(
+            Queue=lambda most=0: _Queue(self), Empty=queue.Empty, Full=queue.Full
+        )
+
+    def wait(self, question: Callable[[], object], timeout_s: float | None) -> bool:
+        """Let time pass until a question is answered with yes; return whether it was in time."""
+        world = self.process.world
+        if world.now > self.limit_s:
+            raise Violation("the job does not end")
+        world.run(lambda: False, self.process.stopped_s)  # it sees nothing while it is stopped
+        return world.run(lambda: bool(question()), min(timeout_s or FOR_EVER_S, FOR_EVER_S))
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Let the launcher's modules use them."""
+        places = ((remote, ("time", "threading", "queue")), (remote_process, ("threading",)))
+        with contextlib.ExitStack() as stack:
+            for module, names in (*places, (loop, ("time", "threading", "queue"))):
+                for name in names:
+                    stack.enter_context(patch.object(module, name, getattr(self, name)))
+            stack.enter_context(patch.object(site, "for_each_host", _one_after_the_other))
+            stack.enter_context(patch.object(site, "close_agents", _close_all))
+            yield
+
+
+def _one_after_the_other(work: Callable[[Any], Any], hosts: Sequence[Any], *, name: str) -> Any:
+    outcomes: list[object] = []
+    for host in hosts:
+        try:
+            outcomes.append(work(host))
+        except JobError as error:
+            outcomes.append(error)
+    return outcomes
+
+
+def _close_all(agents: Sequence[RemoteAgent]) -> None:
+    for agent in dict.fromkeys(agents):
+        agent.close()
+
+
+class _Event:
+    def __init__(self, primitives: Primitives) -> None:
+        self._primitives = primitives
+        self._set = False
+
+    def set(self) -> None:
+        self._set = True
+
+    def is_set(self) -> bool:
+        return self._set
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        return self._primitives.wait(self.is_set, timeout_s)
+
+
+class _Condition(contextlib.nullcontext[None]):
+    def __init__(self, primitives: Primitives) -> None:
+        super().__init__()
+        self._primitives = primitives
+
+    def wait_for(self, question: Callable[[], object], timeout_s: float | None = None) -> bool:
+        return self._primitives.wait(question, timeout_s)
+
+    def notify_all(self) -> None:
+        pass
+
+
+class _Thread:
+    """Stands for a thread whose work is a loop of the launcher's process."""
+
+    ident = 1
+
+    def __init__(self, **_: object) -> None:
+        self.over: Callable[[], bool] = lambda: True
+        self.primitives: Primitives | None = None
+
+    def start(self) -> None:
+        pass
+
+    def is_alive(self) -> bool:
+        return not self.over()
+
+    def join(self, timeout_s: float | None = None) -> None:
+        if self.primitives is not None:
+            self.primitives.wait(self.over, timeout_s)
+
+
+class _Queue:
+    def __init__(self, primitives: Primitives) -> None:
+        self._primitives = primitives
+        self._items: deque[Any] = deque()
+        self.on_put: Callable[[], None] = lambda: None
+
+    def put(self, item: object, timeout: float | None = None) -> None:
+        self._items.append(item)
+        self.on_put()
+
+    put_nowait = put
+
+    def get_nowait(self) -> Any:
+        if not self._items:
+            raise queue.Empty
+        return self._items.popleft()
+
+    def get(self, timeout: float) -> Any:
+        self._primitives.wait(lambda: self._items, STRETCH * timeout)
+        return self.get_nowait()
+
+
+class SimulatedChannel:
+    """One end of a channel between launcher and agent; see `Channel`."""
+
+    def __init__(self, fabric: Fabric, end: End, far: str) -> None:
+        self.end = end
+        self._fabric = fabric
+        self._far = far
+
+    @property
+    def full(self) -> bool:
+        """Whether `send` would wait."""
+        return self._fabric.link(self.end.name, self._far).full
+
+    @property
+    def open(self) -> bool:
+        """Whether it can be sent to."""
+        return self.end.open and not self.end.lost
+
+    @property
+    def ready(self) -> bool:
+        """Whether `receive` returns at once."""
+        return bool(self.end.inbox or self.end.lost)
+
+    def send(self, message: bytes) -> None:
+        """See `Channel`."""
+        if not self.open:
+            raise OSError("the channel is closed")
+        self._fabric.link(self.end.name, self._far).send([message])
+
+    def receive(self) -> bytes | None:
+        """See `Channel`."""
+        taken = self.end.take(1)
+        return bytes(taken[0][1][0]) if taken else None
+
+    def close(self) -> None:
+        """See `Channel`."""
+        self._fabric.close(self.end)
+
+
+def dial(primitives: Primitives, channel: SimulatedChannel, label: str) -> RemoteAgent:
+    """Connect the launcher to an agent.
+
+    Raises:
+        JobError: it does not answer.
+    """
+    agent = RemoteAgent(channel, label)
+    over = lambda: agent.lost is not None  # noqa: E731
+    for thread in agent._threads:
+        thread.over, thread.primitives = over, primitives  # type: ignore[attr-defined]
+    process = primitives.process
+
+    def failed(error: Exception) -> None:
+        agent._lose(f"its connection failed: {type(error).__name__}: {error}")
+
+    receiving = process.loop(_receive(agent, channel), failed, lambda: None)
+    sending = process.loop(_send(agent, channel, process.world), failed, lambda: None)
+    agent._requests.on_put = sending.wake  # type: ignore[attr-defined]
+    channel.end.loop = receiving
+    agent.connect()
+    return agent
+
+
+def _receive(agent: RemoteAgent, channel: SimulatedChannel) -> Iterator[float]:
+    while True:
+        while channel.ready:
+            if not agent._receive_one():
+                return
+        yield FOR_EVER_S
+
+
+def _send(agent: RemoteAgent, channel: SimulatedChannel, world: World) -> Iterator[float]:
+    waits_since_s = world.now
+    while agent.lost is None and not agent.closed:
+        if not channel.full:
+            request, waited_s = None, world.now - waits_since_s
+            with contextlib.suppress(queue.Empty):
+                request = agent._requests.get_nowait()
+            if request is not None or waited_s >= remote.HEARTBEAT_S / 2:
+                waits_since_s = world.now
+                if not agent._send_one(request or Heartbeat(), waited_s):
+                    return
+                if request is not None:
+                    continue
+        yield min(math.inf, remote.HEARTBEAT_S / 2)
