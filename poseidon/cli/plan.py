@@ -48,6 +48,13 @@ def run(arguments: argparse.Namespace) -> int:
     training = _training(arguments)
     notes += training.notes
     cluster, shared_by = _cluster(arguments, notes)
+    if arguments.virtual_workers:
+        if arguments.virtual_workers < cluster.workers:
+            raise UsageError(
+                f"--virtual_workers={arguments.virtual_workers} with {cluster.workers} hosts: each "
+                f"host computes for at least one; expected {cluster.workers} or more"
+            )
+        cluster = replace(cluster, virtual_workers=arguments.virtual_workers)
     found = forecast(training, cluster, shared_by=shared_by)
     chosen = recommend(training, cluster, found)
     if arguments.json:

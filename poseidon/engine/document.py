@@ -18,6 +18,7 @@ from poseidon.errors import UsageError
 from poseidon.exchange.auto.recorded import RecordedPlan
 from poseidon.exchange.kinds import Scheme
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
+from ps_server.protocol.virtual_workers import VirtualWorkers
 
 
 class WorkKind(Enum):
@@ -123,10 +124,22 @@ class TrainingDocument(WorkerDocument):
         WorkerDocument.__post_init__(self)
         if self.shards < 0:
             raise UsageError(f"the job document's shards is {self.shards}; expected 0 or more")
+        if self.virtual_workers and self.placement.processes != self.workers:
+            raise UsageError(
+                f"the job document's virtual_workers are of {self.placement.processes} workers; "
+                f"expected {self.workers}"
+            )
 
     def to_json(self) -> bytes:
         """Return one line of JSON, without the line end."""
         return json.dumps({**self.to_fields(), "exchange": self.exchange.to_json()}).encode()
+
+    @property
+    def placement(self) -> VirtualWorkers:
+        """The virtual workers of the job, by the worker that computes for them."""
+        if not self.virtual_workers:
+            return VirtualWorkers.one_each(self.workers)
+        return VirtualWorkers(self.virtual_workers)
 
     def schemes(self, names: Sequence[str]) -> tuple[Scheme, ...]:
         """Return the schemes of these tensors in `exchange_plan`; empty: there is none.
@@ -159,6 +172,8 @@ class JobDocument(TrainingDocument, TrainingOptions):
         goes_on: the job is restarted: its net outputs up to the snapshot stay.
         stop_at_nan: a loss or weights that are not finite end the job; otherwise they are a
             warning.
+        measures_speed: whether the workers measure their speeds, and divide the virtual workers by
+            them.
     """
 
     kind = WorkKind.SOLVER
@@ -174,6 +189,7 @@ class JobDocument(TrainingDocument, TrainingOptions):
     imports: tuple[str, ...] = ()
     goes_on: bool = False
     stop_at_nan: bool = True
+    measures_speed: bool = False
 
 
 class Prints(str, Enum):

@@ -122,19 +122,29 @@ def check_virtual_workers(
     """
     if placed is None or placed.is_one_each:
         return
-    refused = {
-        f"--staleness={options.staleness} (the order of arrival changes its results)": (
-            options.staleness > 0
+    excluding = [
+        (options.staleness, f"--table_staleness={options.staleness}", "bits depend on arrival"),
+        (options.sync_every, f"--sync_every={options.sync_every}", "each worker trains alone"),
+        (
+            options.names_powersgd,
+            f"--compress={options.compress:.80}",
+            "PowerSGD has factors for each worker, not for each virtual worker",
         ),
-        f"--sync_every={options.sync_every}": options.sync_every > 0,
-        "--compress=powersgd": "powersgd" in options.compress,
-        f"--compress={options.compress} and several workers on a host": (
-            bool(options.compress) and local_workers > 1
+        (
+            options.kind is ExchangeKind.ALLREDUCE and placed.processes > 1,
+            "--exchange=allreduce",
+            "its sums depend on the number of workers",
         ),
-    }
-    for what, is_there in refused.items():
-        if is_there:
+        (
+            options.compress and local_workers > 1,
+            f"--compress={options.compress:.80} and {local_workers} workers on each client",
+            "they add their gradients before a codec has seen each",
+        ),
+    ]
+    for excludes, what, reason in excluding:
+        if excludes:
             raise UsageError(
-                f"{placed.count} virtual workers on {counted(placed.processes, 'worker')} do not "
-                f"go with {what}; expected one virtual worker for each worker, or none of it"
+                f"{counted(placed.count, 'virtual worker')} on "
+                f"{counted(placed.processes, 'worker')} cannot be combined with {what}: {reason}; "
+                f"expected --virtual_workers={placed.processes}, or a job without it"
             )

@@ -241,6 +241,11 @@ class ExchangeOptions:
             )
 
     @property
+    def is_encoded(self) -> bool:
+        """Whether gradients or values lose bits on the wire."""
+        return bool(self._codecs()) or self.precision is not Precision.FLOAT32
+
+    @property
     def names_powersgd(self) -> bool:
         """Whether `compress` has PowerSGD as one of its schemes; `auto` may choose it too."""
         from poseidon.exchange.lossy.low_rank_matrix import LowRank  # it imports torch

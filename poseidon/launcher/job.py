@@ -26,6 +26,7 @@ from poseidon.engine.document import TrainingDocument
 from poseidon.errors import JobError, UsageError, counted
 from poseidon.exchange.auto.recorded import RecordedPlan
 from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.membership import check_virtual_workers
 from poseidon.hints import own_command, short_path
 from poseidon.launcher.closing_lines import resume_command, without_flags
 from poseidon.launcher.job_folder import OUTPUT
@@ -33,6 +34,7 @@ from poseidon.launcher.processes import Start, check_encryption, shard_spec, wor
 from poseidon.launcher.request import JobRequest
 from poseidon.launcher.site import FileSet, Site
 from poseidon.snapshot.rotation import COPIES
+from ps_server.protocol.virtual_workers import VirtualWorkers
 
 RESTARTS_OF_MANY_HOSTS = 3
 
@@ -59,8 +61,10 @@ class Job(ABC):
         self.request = request
         self.site = site
         self.title = title
+        self._threads_of: dict[int, int] = {}
+        self._speed_of: dict[int, float] = {}
         self._devices = devices * request.num_app_threads if devices == ("cpu",) else devices
-        self.plan = self._make_plan()
+        self.plan, self.virtual_workers = self._make_plan()
         self.id = request.job or new_job_id(stem, datetime.now(), secrets.token_hex(3))
         self.output = (request.output or OUTPUT / self.id).absolute()
         check_folder("output", self.output)
@@ -102,27 +106,64 @@ class Job(ABC):
         Raises:
             UsageError: they cannot run it.
         """
-        self.plan = self._make_plan()
+        self.plan, self.virtual_workers = self._make_plan()
 
-    def _make_plan(self) -> JobPlan:
+    def _make_plan(self) -> tuple[JobPlan, VirtualWorkers]:
+        """Return the plan of the processes, and of the virtual workers that they compute for."""
         request, hosts = self.request, self.site.hosts
-        kind = request.exchange.kind
+        options = request.exchange
         plan = plan_job(
             hosts,
             devices_per_host=self._devices,
             channels=request.num_comm_channels_per_client,
-            with_server=kind.has_shards,
+            with_server=options.kind.has_shards,
         )
-        if kind is ExchangeKind.LOCAL and plan.working_hosts > 1:
+        if options.kind is ExchangeKind.LOCAL and plan.working_hosts > 1:
             raise UsageError(
                 f"--exchange=local is for one client; this job has {plan.working_hosts}"
             )
-        request.exchange.check_workers_per_host(plan.workers_per_host)
+        options.check_workers_per_host(plan.workers_per_host)
         check_encryption(request, hosts)
+        virtual = self._place_virtual_workers(plan)
         # One client alone needs no server, unless it is asked for: it applies the update rule
-        # itself.
+        # itself. With several virtual workers only shards encode and round as several clients do.
         served = plan.working_hosts > 1 or request.server_requested or plan.has_dedicated_servers
-        return plan if served else replace(plan, shards=())
+        served |= not virtual.is_one_each and options.is_encoded
+        return (plan if served else replace(plan, shards=())), virtual
+
+    def _place_virtual_workers(self, plan: JobPlan) -> VirtualWorkers:
+        """Divide the virtual workers among the workers, by the speeds of their clients."""
+        count = self.request.virtual_workers
+        if count is None:
+            count = self.usual_virtual_workers(plan)
+        self.check_virtual_workers(count, plan)
+        if not self._speed_of:
+            clients = list(dict.fromkeys(worker.host.id for worker in plan.workers))
+            self._speed_of = self.request.balance.of_clients(clients)
+        speeds = [self._speed_of[worker.host.id] for worker in plan.workers]
+        return VirtualWorkers.spread(count, speeds)
+
+    def usual_virtual_workers(self, plan: JobPlan) -> int:
+        """Return the number of virtual workers without --virtual_workers."""
+        return plan.worker_count
+
+    def check_virtual_workers(self, count: int, plan: JobPlan) -> None:
+        """Refuse a number of virtual workers that the workers of a plan cannot have.
+
+        Raises:
+            UsageError: what excludes it, and what to do.
+        """
+        workers = plan.worker_count
+        if count < workers:
+            raise UsageError(
+                f"--virtual_workers={count} with {workers} workers: each worker computes for at "
+                f"least one virtual worker; expected {workers} or more, or fewer workers"
+            )
+        check_virtual_workers(
+            VirtualWorkers.spread(count, [1.0] * workers),
+            self.request.exchange,
+            plan.workers_per_host,
+        )
 
     def needs(self, host: Host) -> HostNeeds:
         """Return what the processes of a host need before anything starts."""
@@ -149,18 +190,20 @@ class Job(ABC):
         return False
 
     def description(self) -> str:
-        """Return `2 clients, 4 workers, 2 shards`."""
+        """Return `2 clients, 4 workers, 2 shards`, with the virtual workers if they are more."""
         plan = self.plan
-        counts = (
+        counts = [
             (len(plan.hosts), "client"),
             (plan.worker_count, "worker"),
             (plan.shard_count, "shard"),
-        )
+        ]
+        if not self.virtual_workers.is_one_each:
+            counts.insert(2, (self.virtual_workers.count, "virtual worker"))
         return ", ".join(counted(number, noun) for number, noun in counts)
 
     def notes(self) -> list[str]:
         """Return the lines that the user should see before the job starts."""
-        return []
+        return placement_notes(self.virtual_workers, measured=self.request.balance.measured)
 
     def final_report(
         self, result: JobResult, newest: StartingPoint, scores: Sequence[str]
@@ -250,6 +293,7 @@ class Job(ABC):
             else str(Path(self.site.socket_folder(role.host)) / "workers"),
             device=role.device,
             threads=self._threads(role),
+            virtual_workers=self.virtual_workers.bounds if self._plans_by_number else (),
             shards=plan.shard_count,
             exchange=self.request.exchange,
             host=role.host.socket_address,
@@ -259,11 +303,52 @@ class Job(ABC):
             exchange_plan=start.exchange_plan,
         )
 
+    @property
+    def _plans_by_number(self) -> bool:
+        """Whether everything follows from the number of virtual workers: also the plan of the
+        exchange, which otherwise follows from the cluster.
+        """
+        return self.request.virtual_workers is not None or not self.virtual_workers.is_one_each
+
     def _threads(self, role: WorkerPlan) -> int:
-        """Return the CPU threads of a worker: as requested, or an equal part of its host's."""
-        if self.request.threads is not None:
-            return self.request.threads
+        """Return the CPU threads of a worker: the same in each start of the job, because bits may
+        depend on them.
+        """
+        host = role.host.id
+        if host not in self._threads_of:
+            self._threads_of[host] = self.request.threads or self.usual_threads(role)
+        return self._threads_of[host]
+
+    def usual_threads(self, role: WorkerPlan) -> int:
+        """Return the CPU threads of a worker without --threads: one where the bits are to be the
+        same on other hosts, else an equal part of its host's.
+        """
+        if self.request.virtual_workers is not None:
+            return 1
         return max(1, self.site.cores(role.host) // self.plan.workers_per_host)
+
+
+def placement_notes(virtual: VirtualWorkers, *, measured: bool) -> list[str]:
+    """Return a line on what each worker computes, unless it is for one virtual worker.
+
+    Args:
+        virtual: the virtual workers.
+        measured: whether the workers will divide them by their speeds.
+    """
+    if virtual.is_one_each:
+        return []
+    workers = range(virtual.processes)
+    numbers = [len(virtual.of(worker)) for worker in workers]
+    turns = "a worker computes for one after another, with one copy of the net"
+    if measured:
+        return [f"the workers divide the virtual workers by speeds that they measure; {turns}"]
+    if len(set(numbers)) == 1:
+        where = f"{counted(numbers[0], 'virtual worker')} on each worker"
+    else:
+        where = f"the workers compute for {', '.join(map(str, numbers))} virtual workers"
+    sums = max(len(virtual.nodes(worker)) for worker in workers)
+    sent = f"; it sends at most {counted(sums, 'sum')} of a tensor's gradients"
+    return [f"{where}; {turns}{sent if virtual.processes > 1 else ''}"]
 
 
 def check_folder(flag: str, folder: Path) -> None:

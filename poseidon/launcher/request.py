@@ -24,6 +24,7 @@ from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
 from poseidon.flags.flag import Section, Takes, declared, option
 from poseidon.flags.shared import BACKENDS, IMPORT, ON_TERMINAL, ShownProgress
 from poseidon.flags.values import count, devices, one_of, parts, path, paths, whole
+from poseidon.launcher.balance import Balance
 
 START_TIMEOUT_S = 180.0
 
@@ -114,7 +115,11 @@ class JobRequest(RunRequest):
 
     Attributes:
         argv: the arguments of `poseidon`, the command first.
-        threads: CPU threads of a worker, at least 1; None: an equal part of its host's.
+        threads: CPU threads of a worker, at least 1; None: 1 where `virtual_workers` is given, else
+            an equal part of its host's.
+        virtual_workers: V, those of the job, at least 1; None: one for each worker, or as many as a
+            snapshot has that the job resumes from.
+        balance: how fast the clients are.
         num_comm_channels_per_client: shards of each client.
         launcher: how processes are started.
         ssh_config: in place of ~/.ssh/config.
@@ -154,6 +159,20 @@ class JobRequest(RunRequest):
     server_requested: bool = False
     threads: int | None = option(
         None, "CPU threads of a worker (equal parts)", Section.MACHINES, metavar="N", read=whole
+    )
+    virtual_workers: int | None = option(
+        None,
+        "what the bits depend on, not hosts (one a worker)",
+        Section.MACHINES,
+        metavar="V",
+        read=whole,
+    )
+    balance: Balance = option(
+        Balance(),
+        "speed of each client: 1,0.5, or auto (equal)",
+        Section.MACHINES,
+        metavar="LIST",
+        read=Balance.read,
     )
     num_comm_channels_per_client: int = option(
         1, "shards of each client ({default})", Section.MACHINES, metavar="C"
@@ -257,6 +276,8 @@ class JobRequest(RunRequest):
         RunRequest.__post_init__(self)
         if self.threads is not None and self.threads < 1:
             raise UsageError(f"--threads={self.threads}: expected 1 or more")
+        if self.virtual_workers is not None and self.virtual_workers < 1:
+            raise UsageError(f"--virtual_workers={self.virtual_workers}: expected 1 or more")
         if self.metrics_port is not None and not 0 <= self.metrics_port <= HIGHEST_PORT:
             raise UsageError(
                 f"--metrics_port={self.metrics_port}: expected 0 (a free port) to {HIGHEST_PORT}"
@@ -410,6 +431,14 @@ class ScriptRequest(JobRequest):
         (), "its own arguments", Section.ARGUMENTS, metavar="...", takes=Takes.REST
     )
     ddp: bool = option(False, "the script is written for DistributedDataParallel", Section.TRAINED)
+
+    def __post_init__(self) -> None:
+        JobRequest.__post_init__(self)
+        if self.balance.measured:
+            raise UsageError(
+                "--balance=auto measures the net of poseidon train, and a script's module is not "
+                "known before it runs; expected the speed of each client, as --balance=1,0.5"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

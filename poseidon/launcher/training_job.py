@@ -12,7 +12,7 @@ import torch
 from google.protobuf.message import Message
 
 from poseidon.cluster.host_checks import HostNeeds, NeededFile
-from poseidon.cluster.job_plan import WorkerPlan, devices_from_flag
+from poseidon.cluster.job_plan import JobPlan, WorkerPlan, devices_from_flag
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.restarts import StartingPoint
@@ -25,7 +25,7 @@ from poseidon.engine.tools.preflight import (
     check_snapshot_prefix,
     weight_files,
 )
-from poseidon.errors import SnapshotError, UsageError
+from poseidon.errors import SnapshotError, UsageError, counted
 from poseidon.exchange.base import Trained
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.lossy.compression import Lossy, codecs_of
@@ -85,6 +85,7 @@ class TrainingJob(Job):
             check_model(path)
         self._snapshot = find_snapshot(request.snapshot) if request.snapshot else None
         self._resumed = read_head(self._snapshot) if self._snapshot else None
+        self._began_with = 0 if self._resumed is None else self._resumed.virtual_workers
         stem = request.solver.stem.removesuffix("_solver")
         devices = _devices(request.gpu, self._solver, site.visible_gpus())
         super().__init__(request, site, title=title, stem=stem, devices=devices)
@@ -129,13 +130,45 @@ class TrainingJob(Job):
         return LayerContext(
             phase=TRAIN,
             seed=self._seed,
-            rank=role.rank,
-            workers=self.plan.worker_count,
+            rank=self.virtual_workers.of(role.rank).start,
+            workers=self.virtual_workers.count,
             client=role.position,
             clients=self.plan.working_hosts,
             local_rank=role.local_rank,
             local_workers=self.plan.workers_per_host,
         )
+
+    def usual_virtual_workers(self, plan: JobPlan) -> int:
+        """See `Job`: as many as the snapshot has that the job resumes from, else as the job had
+        workers when it began, so that bits stay on other hosts; where that is not possible, one
+        for each worker.
+        """
+        self._began_with = self._began_with or plan.worker_count
+        try:
+            self.check_virtual_workers(self._began_with, plan)
+        except UsageError:
+            return plan.worker_count
+        return self._began_with
+
+    def check_virtual_workers(self, count: int, plan: JobPlan) -> None:
+        """See `Job`: each also needs the records of all clients."""
+        super().check_virtual_workers(count, plan)
+        if count != plan.worker_count and not self.shares_data():
+            raise UsageError(
+                f"--virtual_workers={count} with {counted(plan.worker_count, 'worker')}: a data "
+                "layer gives each client a part of the records; expected shared_file_system: true "
+                f"in each data layer, or --virtual_workers={plan.worker_count}"
+            )
+
+    def usual_threads(self, role: WorkerPlan) -> int:
+        """See `Job`: those of the snapshot, where the job has its virtual workers on request, or
+        on other workers.
+        """
+        resumed, virtual = self._resumed, self.virtual_workers
+        on_purpose = self.request.virtual_workers is not None or not virtual.is_one_each
+        if resumed is not None and on_purpose and resumed.virtual_workers == virtual.count:
+            return resumed.threads or super().usual_threads(role)
+        return super().usual_threads(role)
 
     def _choose_seed(self) -> int:
         """Return the solver's seed; else that of the run that is resumed; else a new one."""
@@ -160,6 +193,7 @@ class TrainingJob(Job):
             folder = self._solver.snapshot_prefix().parent
             notes += [] if folder.exists() else [f"snapshots go to {folder}, a new folder"]
         return [
+            *super().notes(),
             *notes,
             *rounds_that_end_early(self._solver.param, self.request.exchange.sync_every),
         ]
@@ -230,6 +264,7 @@ class TrainingJob(Job):
             imports=request.imports,
             goes_on=start.attempt > 0,
             stop_at_nan=request.on_nan is OnNan.STOP,
+            measures_speed=request.balance.measured and not self.virtual_workers.is_one_each,
         )
 
 

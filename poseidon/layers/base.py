@@ -49,7 +49,7 @@ class LayerContext:
     Attributes:
         phase: `caffe_pb2.TRAIN` or `caffe_pb2.TEST`.
         seed: the random seed of the job. Initial weights depend on it alone.
-        rank: the rank of this worker among `workers`.
+        rank: the rank of this worker among `workers`; of a virtual worker its number.
         client: the number of this client among `clients`.
         local_rank: the rank of this worker among the `local_workers` of its host.
         device: the device of parameters and blobs.

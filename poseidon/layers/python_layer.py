@@ -44,8 +44,8 @@ class CaffeLayer:
             them.
         param_str: `python_param.param_str`.
         phase: `caffe.TRAIN` or `caffe.TEST`.
-        rank: the rank of this worker among `workers`.
-        workers: the number of processes that train together; 1 in pycaffe unless set by
+        rank: the rank of this worker among `workers`; of a virtual worker its number.
+        workers: the number of workers that train together; 1 in pycaffe unless set by
             `set_solver_count`.
     """
 
@@ -176,7 +176,12 @@ class Python(Layer):
 
     @contextmanager
     def _user_code(self, method: str) -> Iterator[None]:
-        """Translate an exception of the user's code to an error that names the line."""
+        """Run the user's code with the rank of its worker, as a process may compute for several;
+        translate an exception to an error that names the line.
+        """
+        if self.context.workers > 1:
+            pycaffe: Any = importlib.import_module(PYCAFFE)
+            pycaffe.set_solver_rank(self.context.rank)
         try:
             yield
         except Exception as error:

@@ -26,6 +26,7 @@ from poseidon.plan.scenario import (
     loads,
 )
 from poseidon.plan.sources import Training
+from ps_server.protocol.virtual_workers import VirtualWorkers
 
 HEADERS = 0.94
 """The part of a link's nominal rate that carries values: TCP over frames of 1500 bytes."""
@@ -67,6 +68,11 @@ class Way:
     def exact(self) -> bool:
         """Whether the weights are those of one process with all batches."""
         return self.lossy is None and self.sync_every == 1
+
+    @property
+    def divides(self) -> bool:
+        """Whether a worker may compute for several virtual workers; DDP's may, by hand."""
+        return self.sync_every == 1 and not (self.flags and isinstance(self.lossy, LowRank))
 
 
 DEFAULT = Way(name="auto", flags="--exchange=auto", auto=True)
@@ -111,12 +117,14 @@ class Prediction:
     Attributes:
         way: the way.
         iteration_s: seconds of an iteration.
+        compute_s: those of them in which the net itself computes.
         link_bytes: of an iteration over the busiest link in one direction.
         wire_s: the time of these bytes.
     """
 
     way: Way
     iteration_s: float
+    compute_s: float
     link_bytes: float
     wire_s: float
 
@@ -146,6 +154,7 @@ class PlannedCluster:
         network: their links.
         costs: of each host; hosts on one machine have a part of its cores.
         in_clear: whether `auto` may use all-reduce, which is not encrypted.
+        virtual_workers: how many the job has; 0: one for each worker.
     """
 
     workers: int
@@ -153,6 +162,14 @@ class PlannedCluster:
     network: Network
     costs: HostCosts
     in_clear: bool = False
+    virtual_workers: int = 0
+
+    @property
+    def placement(self) -> VirtualWorkers | None:
+        """The virtual workers, divided evenly; None: one for each worker."""
+        if not self.virtual_workers:
+            return None
+        return VirtualWorkers.spread(self.virtual_workers, [1.0] * self.workers)
 
 
 def machine_of(cluster: PlannedCluster, shared_by: int = 1) -> Machine:
@@ -182,7 +199,15 @@ def machine_of(cluster: PlannedCluster, shared_by: int = 1) -> Machine:
 def forecast(
     training: Training, cluster: PlannedCluster, *, shared_by: int = 1
 ) -> list[Prediction]:
-    """Return the predictions of all ways, in the order of `WAYS`."""
+    """Return the predictions of all ways that the job can take, in the order of `WAYS`."""
+    scenario = _scenario(training, cluster, shared_by)
+    virtual = cluster.placement
+    one_each = virtual is None or virtual.is_one_each
+    return [_predicted(scenario, way, cluster.in_clear) for way in WAYS if one_each or way.divides]
+
+
+def _scenario(training: Training, cluster: PlannedCluster, shared_by: int = 1) -> Scenario:
+    """Return the scenario: a worker computes for its virtual workers one after another."""
     scenario = Scenario(
         layers=training.layers,
         batch=training.batch,
@@ -191,8 +216,9 @@ def forecast(
         servers=cluster.servers,
         bits_per_s=cluster.network.bits_per_s,
         machine=machine_of(cluster, shared_by),
+        virtual_workers=cluster.placement,
     )
-    return [_predicted(scenario, way, cluster.in_clear) for way in WAYS]
+    return replace(scenario, compute_s=training.compute_s * scenario.turns)
 
 
 def _predicted(scenario: Scenario, way: Way, in_clear: bool) -> Prediction:
@@ -201,11 +227,24 @@ def _predicted(scenario: Scenario, way: Way, in_clear: bool) -> Prediction:
         scenario, exchange=way.exchange, lossy=way.lossy, sync_every=way.sync_every, servers=servers
     )
     if way.auto and scenario.workers > 1:
-        own = auto_scenario(scenario, in_clear=in_clear)
+        own = _auto(scenario, in_clear)
     size = link_bytes(own) if scenario.workers > 1 else 0.0
     return Prediction(
-        way=way, iteration_s=predict(own), link_bytes=size, wire_s=size / own.bytes_per_s
+        way=way,
+        iteration_s=predict(own),
+        compute_s=own.compute_s,
+        link_bytes=size,
+        wire_s=size / own.bytes_per_s,
     )
+
+
+def _auto(scenario: Scenario, in_clear: bool) -> Scenario:
+    """Return the scenario as `--exchange=auto` plans it: by time, but with virtual workers by
+    bytes, as `hybrid` does, so that the plan depends on their number alone.
+    """
+    if scenario.virtual_workers is not None:
+        return replace(scenario, exchange=Exchange.HYBRID)
+    return auto_scenario(scenario, in_clear=in_clear)
 
 
 def recommend(
@@ -251,7 +290,7 @@ def _reasons(
 ) -> list[str]:
     if cluster.workers == 1:
         return ["One worker exchanges nothing between hosts."]
-    reasons = [_limit(training, best)]
+    reasons = [_limit(best)]
     by_factors = factor_layers(training, cluster, best.way)
     if by_factors:
         ps = next(prediction for prediction in found if prediction.way.name == "ps")
@@ -264,7 +303,7 @@ def _reasons(
     )
     if best.way.note:
         reasons.append(f"Note that {best.way.note}.")
-    if not cluster.servers and best.wire_s > training.compute_s and not by_factors:
+    if not cluster.servers and best.wire_s > best.compute_s and not by_factors:
         reasons.append(
             "Hosts that only serve (role=server in the machinefile) would halve the bytes on each "
             "link."
@@ -285,8 +324,8 @@ def _factors(names: Sequence[str], best: Prediction, ps: Prediction) -> str:
     )
 
 
-def _limit(training: Training, best: Prediction) -> str:
-    part = training.compute_s / best.iteration_s
+def _limit(best: Prediction) -> str:
+    part = best.compute_s / best.iteration_s
     if part >= BOUND_BY:
         return (
             f"The net's own computation is {part:.0%} of the iteration: the network hardly matters."
@@ -303,18 +342,9 @@ def _limit(training: Training, best: Prediction) -> str:
 
 def factor_layers(training: Training, cluster: PlannedCluster, way: Way) -> list[str]:
     """Return the layers whose weight travels as factors."""
-    scenario = Scenario(
-        layers=training.layers,
-        batch=training.batch,
-        compute_s=training.compute_s,
-        workers=cluster.workers,
-        servers=cluster.servers,
-        exchange=way.exchange,
-        bits_per_s=cluster.network.bits_per_s,
-        machine=machine_of(cluster),
-    )
+    scenario = replace(_scenario(training, cluster), exchange=way.exchange)
     if way.auto:
-        scenario = auto_scenario(scenario, in_clear=cluster.in_clear)
+        scenario = _auto(scenario, cluster.in_clear)
     return [
         layer.name
         for layer, load in zip(training.layers, loads(scenario), strict=True)

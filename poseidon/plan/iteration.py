@@ -148,7 +148,7 @@ def _server_work(scenario: Scenario, found: Sequence[LayerLoad]) -> Work:
 
     def shard_s(own: float, from_others: float, in_memory: float) -> float:
         """Receive all gradients of a part of the model, add and apply them, send its values."""
-        sums_s = dense * (p * machine.sum_s_per_byte + machine.rule_s_per_byte)
+        sums_s = dense * (p * scenario.sums * machine.sum_s_per_byte + machine.rule_s_per_byte)
         ends_s = 2 * (from_others * wire_s + in_memory * memory_s)
         return ends_s + own * (sums_s + (p + 1) * codec_s)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from poseidon.errors import counted
 from poseidon.plan.costs import HostCosts
 from poseidon.plan.forecast import PlannedCluster, Prediction, Recommendation
 from poseidon.plan.shapes import elements
@@ -31,7 +32,7 @@ def plan_lines(
                 prediction.way.name,
                 "yes" if prediction.way.exact else "no",
                 f"{1e3 * prediction.iteration_s:.1f}",
-                f"{training.compute_s / prediction.iteration_s:.0%}",
+                f"{prediction.compute_s / prediction.iteration_s:.0%}",
                 f"{prediction.link_bytes / 1e6:.2f}",
                 f"{ddp / prediction.iteration_s:.2f}",
             )
@@ -45,6 +46,7 @@ def plan_lines(
         f"({'measured' if network.measured else 'given'}), {1e3 * network.latency_s:.2f} ms from "
         "host to host, "
         f"{costs.cores} cores{_free(costs)}{f', {costs.gpu}' if costs.gpu else ''}",
+        *_virtual_workers(cluster),
         "",
         *_aligned(rows),
         "",
@@ -75,6 +77,7 @@ def plan_fields(
         "compute_s": training.compute_s,
         "workers": cluster.workers,
         "servers": cluster.servers,
+        "virtual_workers": cluster.virtual_workers or cluster.workers,
         "network": asdict(cluster.network),
         "costs": asdict(cluster.costs),
         "schemes": [
@@ -92,6 +95,22 @@ def plan_fields(
         "lossy": [{"flags": flags, "gain": gain} for flags, gain in chosen.alternatives],
         "notes": list(notes),
     }
+
+
+def _virtual_workers(cluster: PlannedCluster) -> list[str]:
+    """Return a line on how many virtual workers each host computes for, and what that costs."""
+    placed = cluster.placement
+    if placed is None:
+        return []
+    hosts = range(placed.processes)
+    numbers = [len(placed.of(host)) for host in hosts]
+    sums = max(len(placed.nodes(host)) for host in hosts)
+    fewest = "" if min(numbers) == max(numbers) else f"{min(numbers)} or "
+    return [
+        f"{placed.count} virtual workers: {fewest}{max(numbers)} on each host, one after another, "
+        f"with one copy of the parameters; at most {counted(sums, 'sum')} of each tensor's "
+        "gradients leave a host"
+    ]
 
 
 def _free(costs: HostCosts) -> str:

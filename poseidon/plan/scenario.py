@@ -24,6 +24,7 @@ from poseidon.plan.shapes import LayerShape, Shape, shares_of_work
 from ps_server import CodecKind, CodecSpec, Precision
 from ps_server.protocol.placement import SMALLEST_ELEMENTS, chunk_elements
 from ps_server.protocol.settings import CodecPair
+from ps_server.protocol.virtual_workers import VirtualWorkers
 
 
 class Exchange(Enum):
@@ -77,7 +78,7 @@ class Scenario:
 
     Attributes:
         layers: the net, in forward order.
-        batch: images of each worker.
+        batch: images of each virtual worker.
         compute_s: one worker's forward and backward pass without any exchange.
         workers: P, the number of hosts with a worker.
         servers: number of hosts that only serve; the shards of the others carry as
@@ -96,6 +97,8 @@ class Scenario:
         sync_every: H, local steps of a round; 1: gradients are exchanged in every iteration.
         by_factors: the layers whose weight travels as factors; None: as the exchange chooses by
             bytes.
+        virtual_workers: those of the job, and the workers that compute for them; None: each
+            computes for one.
     """
 
     layers: tuple[LayerShape, ...]
@@ -114,6 +117,23 @@ class Scenario:
     lossy: Lossy | None = None
     sync_every: int = 1
     by_factors: frozenset[int] | None = None
+    virtual_workers: VirtualWorkers | None = None
+
+    @property
+    def turns(self) -> int:
+        """The most virtual workers that one worker computes for."""
+        virtual = self.virtual_workers
+        if virtual is None:
+            return 1
+        return max(len(virtual.of(worker)) for worker in range(virtual.processes))
+
+    @property
+    def sums(self) -> int:
+        """The most sums of one tensor's gradients that a worker sends."""
+        virtual = self.virtual_workers
+        if virtual is None:
+            return 1
+        return max(len(virtual.nodes(worker)) for worker in range(virtual.processes))
 
     @property
     def bytes_per_s(self) -> float:
@@ -348,7 +368,11 @@ def _by_factors(scenario: Scenario) -> frozenset[int]:
 
 
 def topology_of(scenario: Scenario) -> Topology:
-    """Return the hosts and the loads of their shards as in a job's plan."""
+    """Return the hosts and the loads of their shards, by which a job's plan is made: with virtual
+    workers a host for each of them.
+    """
+    if scenario.virtual_workers is not None:
+        return Topology.colocated(scenario.virtual_workers.count)
     working, serving = best_loads(scenario.workers, scenario.servers)
     return Topology(
         workers=scenario.workers,
@@ -395,7 +419,7 @@ def _weight(layer: LayerShape, batch: int) -> Trained:
 
 def _factors(scenario: Scenario, layer: LayerShape) -> Factors:
     n, m = layer.tensors[0]
-    own = layer.rows or scenario.batch
+    own = (layer.rows or scenario.batch) * scenario.turns
     rows = own * scenario.workers
     return Factors(
         link_bytes=own * (scenario.workers - 1) * (n + m) * ELEMENT_BYTES,
@@ -413,9 +437,10 @@ def link_bytes(scenario: Scenario) -> float:
     factors = sum(load.factors.link_bytes for load in found if load.factors is not None)
     if scenario.exchange is Exchange.RING:
         return dense * 2 * (p - 1) / p + factors
-    part = parts(p, scenario.servers)
-    working = dense * (1 + part.working * (p - 2)) + factors
-    return max(working, dense * part.serving * p)
+    part, sums = parts(p, scenario.servers), scenario.sums
+    out = sums * (1 - part.working) + part.working * (p - 1)
+    into = (1 - part.working) + sums * part.working * (p - 1)
+    return max(dense * max(out, into) + factors, dense * sums * part.serving * p)
 
 
 def buckets(sizes: Sequence[int], limit: int) -> list[tuple[int, ...]]:

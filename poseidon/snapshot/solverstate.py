@@ -107,11 +107,15 @@ class StateHead:
         iteration: the number of finished iterations.
         seed: the random seed of the job; None in a file by Caffe.
         model: the file of the weights, as named in the state.
+        virtual_workers: how many the job has; 0 in a file by Caffe.
+        threads: CPU threads of a worker of the job; 0: not known.
     """
 
     iteration: int
     seed: int | None
     model: str
+    virtual_workers: int = 0
+    threads: int = 0
 
 
 def read_head(path: Path) -> StateHead:
@@ -121,8 +125,14 @@ def read_head(path: Path) -> StateHead:
         SnapshotError: the file is missing or not a solver state.
     """
     message = _read(path)
-    seed = message.poseidon.random_seed if message.poseidon.HasField("random_seed") else None
-    return StateHead(iteration=message.iter, seed=seed, model=message.learned_net)
+    own = message.poseidon
+    return StateHead(
+        iteration=message.iter,
+        seed=own.random_seed if own.HasField("random_seed") else None,
+        model=message.learned_net,
+        virtual_workers=own.workers,
+        threads=own.worker[0].threads if own.worker else 0,
+    )
 
 
 def _read(path: Path) -> SolverState:

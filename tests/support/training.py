@@ -37,6 +37,7 @@ from poseidon.proto.definition import read_solver
 from poseidon.snapshot.caffemodel import read_model
 from poseidon.solvers.settings import solver_settings
 from ps_server.network import Network
+from ps_server.protocol.virtual_workers import VirtualWorkers
 from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses, memory_store
 from tests.support.cluster import Connect as ClientOfRank
 from tests.support.exchanges import plain_exchange
@@ -148,6 +149,7 @@ class Job:
     is the one that a job of true processes has, over sockets; without, all tensors go to the
     server. `spoils` is a rank and an iteration after which a weight of that rank changes by itself;
     the replicas are compared as `options` ask for. `stop_wanted` is asked by rank 0 in tests.
+    `bounds` are those of virtual workers; empty: one for each worker.
     """
 
     workers: int = 1
@@ -160,6 +162,12 @@ class Job:
     options: ExchangeOptions = NO_CHECK
     spoils: tuple[int, int] | None = None
     saving: SnapshotSettings = field(default_factory=SnapshotSettings)
+    bounds: tuple[int, ...] = ()
+
+    @property
+    def placement(self) -> VirtualWorkers | None:
+        """The virtual workers; None: one for each worker."""
+        return VirtualWorkers(self.bounds) if self.bounds else None
 
 
 @dataclass(slots=True)
@@ -227,6 +235,7 @@ def _exchange(
     member = Membership(
         network=Network(rank=rank, size=job.workers, token=TOKEN, timeout_s=TIMEOUT_S),
         shards=job.shards,
+        virtual_workers=job.placement,
         options=replace(job.options, kind=job.kind, staleness=job.staleness),
     )
     built = build_exchange(replica.trained, settings, member, connect, schemes=schemes)
@@ -252,7 +261,7 @@ def _run_worker(
         local_rank=0,
         local_workers=1,
     )
-    replica = Replica(solver, settings, context)
+    replica = Replica(solver, settings, context, job.placement)
     checkpoint = Checkpoint(replica, settings=job.saving)
     start, resumed = Progress(iteration=0), None
     if job.resume is not None:
@@ -267,6 +276,8 @@ def _run_worker(
     exchange = _exchange(replica, common, job, rank, connect, ended, schemes)
     checkpoint.schemes = ended.schemes
     try:
+        if resumed is not None:
+            exchange.state.hold_back(resumed.held_back)
         exchange.open(None if resumed is None else resumed.histories(local_steps=ended.local_steps))
 
         def after(iteration: int, _: object) -> None:

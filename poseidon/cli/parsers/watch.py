@@ -103,6 +103,8 @@ def _plan(parser: Parser) -> None:
     _ssh_config(group)
     flag(group, "hosts", "with a worker, without a machinefile", read=count, default=0, metavar="N")
     flag(group, "servers", "further hosts that only serve (0)", read=count, default=0, metavar="N")
+    text = "V of the job (one a host)"
+    flag(group, "virtual_workers", text, read=count, default=0, metavar="V")
     flag(group, "rate", "of each link, Mbit/s (measured)", read=positive, metavar="MBIT")
     flag(group, "latency", "from host to host (measured, or 0.05)", read=positive, metavar="MS")
     flag(group, "seconds", "to measure hosts, about (30)", read=number, default=30.0, metavar="S")

@@ -8,8 +8,8 @@ interrupted.
 A start that fails because a host is not back yet is tried again, less and less often, for
 `return_timeout_s` from its first failure on, attempts included; only a loss while the job ran
 counts as a restart. Where all hosts read the same data, the job then continues without those that
-are still missing; the records are divided among fewer workers, so the bits differ from those of the
-job as it began.
+are still missing. Where it can, it keeps its virtual workers and so its bits; else the records are
+divided among fewer workers.
 """
 
 from __future__ import annotations

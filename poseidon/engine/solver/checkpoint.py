@@ -25,7 +25,7 @@ from poseidon.engine.finite import REMEDY, not_finite
 from poseidon.engine.snapshot_writer import SnapshotSettings, SnapshotWriter, WrittenSnapshot
 from poseidon.engine.solver.frozen import FrozenHistories
 from poseidon.engine.solver.replica import Replica, Values
-from poseidon.errors import JobError, SnapshotError
+from poseidon.errors import JobError, SnapshotError, counted
 from poseidon.exchange.base import History
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.kinds import Scheme
@@ -70,7 +70,8 @@ class Resumed:
         model: the file of the weights.
         own_histories: one per trained tensor.
         outer: the histories of the outer rule of local steps, one per trained tensor; empty: none.
-        held_back: `ExchangeState.held_back` of this process.
+        held_back: `ExchangeState.held_back` of all processes; where two have one name, of this
+            process.
         schemes: of each trained tensor, if `--exchange=auto` chose them and the job has as many
             virtual workers; else empty.
     """
@@ -326,19 +327,23 @@ class Checkpoint:
             model=learned_net(state, path),
             own_histories=histories,
             outer=self._outer_histories(path, state.poseidon.worker),
-            held_back=self._held_back(path, own),
+            held_back=self._held_back(path, [*state.poseidon.worker, *own] if own else ()),
             schemes=_schemes(path, state.poseidon.scheme, len(exchanged)) if own else (),
         )
 
+    @staticmethod
     def _held_back(
-        self, path: Path, own: Sequence[PoseidonWorkerState]
+        path: Path, workers: Sequence[PoseidonWorkerState]
     ) -> dict[str, NDArray[np.float32]]:
-        try:
-            return {part.name: to_array(part.values) for one in own for part in one.held_back}
-        except ValueError as error:
-            raise SnapshotError(
-                f"{path}: what worker {own[0].rank} has held back is damaged: {error}"
-            ) from error
+        found: dict[str, NDArray[np.float32]] = {}
+        for worker in workers:
+            try:
+                found |= {part.name: to_array(part.values) for part in worker.held_back}
+            except ValueError as error:
+                raise SnapshotError(
+                    f"{path}: what worker {worker.rank} has held back is damaged: {error}"
+                ) from error
+        return found
 
     def _own_states(self, path: Path, state: RunState) -> list[PoseidonWorkerState]:
         """Return the state of each virtual worker of this process; none if the snapshot has no
@@ -348,7 +353,7 @@ class Checkpoint:
             if len(state.poseidon.worker) != self._workers:
                 raise SnapshotError(
                     f"{path} is damaged: it has the places of {len(state.poseidon.worker)} of "
-                    f"{self._workers} workers"
+                    f"{self._workers} virtual workers"
                 )
             own = [state.poseidon.worker[nets.number] for nets in self._replica.nets]
             self._compare_computation(path, own)
@@ -356,12 +361,13 @@ class Checkpoint:
         # Written by Caffe, or by another number of workers: resume after as many records as were
         # read then.
         if self._rank == 0:
-            writer = f"{state.poseidon.workers} workers" if state.poseidon.workers else "Caffe"
+            written = counted(state.poseidon.workers, "virtual worker")
             LOGGER.warning(
-                "%s was written by %s and this job has %d workers: each goes on at iteration %d "
+                "%s was written by %s and this job has %d: each goes on at iteration %d "
 "of its own "
                 "share of the data, so the records differ from those of an uninterrupted run",
-                path, writer, self._workers, state.iteration,
+                path, written if state.poseidon.workers else "Caffe", self._workers,
+                state.iteration,
             )  # fmt: skip
         for nets in self._replica.nets:
             for _, reader in nets.train.readers():

@@ -138,7 +138,7 @@ class Trainer:
         self._displayed: deque[Displayed] = deque()
         self._began_s = time.monotonic()
         self._hooks = Hooks(
-            [replica.train],
+            [nets.train for nets in replica.nets],
             replica.trained,
             exchange,
             passes=solver.iter_size,
@@ -213,6 +213,8 @@ class Trainer:
             position: of the virtual worker among those of this process.
         """
         nets = self._replica.nets[position]
+        if position:
+            self._hooks.next_virtual_worker()
         loss, outputs = self._replica.forward_backward(
             nets.train,
             self._hooks.next_pass,

@@ -7,6 +7,7 @@ import gc
 import logging
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -18,6 +19,7 @@ from poseidon.engine.observation import Observation
 from poseidon.engine.snapshot_writer import SnapshotSettings
 from poseidon.engine.solver.checkpoint import Checkpoint, Progress, Resumed
 from poseidon.engine.solver.replica import Replica
+from poseidon.engine.solver.speed import passes_per_second
 from poseidon.engine.solver.summary import net_table
 from poseidon.engine.solver.tester import Tester
 from poseidon.engine.solver.trainer import LoopSettings, Trainer
@@ -30,14 +32,16 @@ from poseidon.exchange.building.built import Built
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.kinds import Scheme
 from poseidon.exchange.observe.watchdog import WatchdogObserver
+from poseidon.layers.base import LayerContext
 from poseidon.layers.user_modules import import_modules, location_in
 from poseidon.metrics.glog_lines import GlogSink, number
 from poseidon.metrics.netoutputs import NetOutputs
 from poseidon.metrics.record import Sink, TestRecord, TrainRecord
 from poseidon.proto.caffe_pb2 import TRAIN
-from poseidon.proto.definition import read_solver
+from poseidon.proto.definition import SolverDefinition, read_solver
 from poseidon.proto.shipped import unpack_solver
 from poseidon.solvers.settings import solver_settings
+from ps_server.protocol.virtual_workers import VirtualWorkers
 
 LOGGER = logging.getLogger("poseidon.engine.solver.worker")
 PROGRESS_S = 0.25
@@ -167,12 +171,30 @@ class SolverWork(TrainingWork[JobDocument]):
         )
         settings = solver_settings(solver)
         context = layer_context(document, phase=TRAIN, seed=document.seed)
-        replica = Replica(solver, settings, context)
+        if document.measures_speed:
+            self._divide_by_speed(solver, context)
+        replica = Replica(solver, settings, context, self.document.placement)
         try:
             self._train(replica)
         finally:
             replica.close()
         return NOTHING
+
+    def _divide_by_speed(self, solver: SolverDefinition, context: LayerContext) -> None:
+        """Divide the virtual workers by the workers' speeds, which all workers measure at once.
+
+        Every worker gets the same speeds, so all make the same division.
+        """
+        own = f"{passes_per_second(solver, context):.6g}"
+        speeds = [float(speed) for speed in self.launcher.exchange_worker_addresses(own)]
+        placed = VirtualWorkers.spread(self.document.placement.count, speeds)
+        self.document = replace(self.document, virtual_workers=placed.bounds)
+        if self.document.rank == 0:
+            LOGGER.info(
+                "passes a second of each worker: %s; virtual workers: %s",
+                ", ".join(f"{speed:.4g}" for speed in speeds),
+                ", ".join(str(len(placed.of(rank))) for rank in range(placed.processes)),
+            )
 
     def _train(self, replica: Replica) -> None:
         document, rank = self.document, self.document.rank
@@ -269,9 +291,11 @@ class SolverWork(TrainingWork[JobDocument]):
         for line in net_table(replica.train, tables, built.store):
             LOGGER.info("%s", line)
         self.report_plan(built)
+        virtual = document.placement
         LOGGER.info(
-            "%s%s, %s, seed %d",
+            "%s%s%s, %s, seed %d",
             counted(document.workers, "worker"),
+            "" if virtual.is_one_each else f", {counted(virtual.count, 'virtual worker')}",
             f" x batch {replica.batch_records}" if replica.batch_records else "",
             "no server"
             if membership_of(document).alone
@@ -287,7 +311,7 @@ class SolverWork(TrainingWork[JobDocument]):
         self, replica: Replica, exchange: Exchange, checkpoint: Checkpoint, start: Progress
     ) -> Iterator[Trainer]:
         document, settings = self.document, replica.settings
-        images = replica.batch_records * document.workers * settings.iter_size
+        images = replica.batch_records * document.placement.count * settings.iter_size
         progress = ProgressReporter(self.launcher, settings.max_iter, images, start)
         testers = [
             Tester(

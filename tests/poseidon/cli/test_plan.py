@@ -35,6 +35,15 @@ def test_a_table_and_a_recommendation_are_printed(capsys: pytest.CaptureFixture[
     )
 
 
+def test_virtual_workers_and_their_cost_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--hosts=3", "--rate=100", "--compute=20", "--virtual_workers=7"]
+    assert main(["plan", NET, *words]) == 0
+    assert (
+        "7 virtual workers: 2 or 3 on each host, one after another, with one copy of the "
+        "parameters; at most 2 sums of each tensor's gradients leave a host"
+    ) in capsys.readouterr().out.splitlines()
+
+
 def test_scripts_get_the_same_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", NET, "--hosts=4", "--rate=100", "--compute=20", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -67,6 +76,7 @@ def test_hosts_of_a_machinefile_on_this_machine_share_it(
         ("NET --solver=x --hosts=4 --rate=100", "found --solver and --net"),
         ("NET --hosts=4", "expected --hostfile=FILE, or --hosts=N and --rate=MBIT"),
         ("NET --hostfile=x --hosts=4", "expected it without --hosts and --servers"),
+        ("NET --hosts=4 --rate=100 --virtual_workers=3 --compute=1", "expected 4 or more"),
         ("NET --hosts=4 --rate=100 --seconds=1", "--seconds must be at least 5, not 1"),
         ("--net=missing.prototxt --hosts=4 --rate=100", "missing.prototxt"),
     ],

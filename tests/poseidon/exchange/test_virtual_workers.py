@@ -206,7 +206,7 @@ def test_one_process_without_shards_encodes_nothing() -> None:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"staleness": 1}, "--staleness=1"),
+        ({"staleness": 1}, "--table_staleness=1"),
         ({"sync_every": 2}, "--sync_every=2"),
         ({"compress": "powersgd:2"}, "--compress=powersgd"),
     ],
@@ -217,5 +217,7 @@ def test_what_several_virtual_workers_cannot_do_is_one_sentence(
     options = replace(ExchangeOptions(kind=ExchangeKind.SERVER), **change)  # type: ignore[arg-type]
     member = Membership(virtual_workers=VirtualWorkers((0, 3)), options=options)
     tensors = [Trained(name="w", tensor=torch.zeros(3))]
-    with pytest.raises(UsageError, match=f"3 virtual workers on 1 worker do not go with {what}"):
+    with pytest.raises(
+        UsageError, match=f"3 virtual workers on 1 worker cannot be combined with {what}"
+    ):
         build_exchange(tensors, ExchangeSettings(), member, list)

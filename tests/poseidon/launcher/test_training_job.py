@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +22,8 @@ from poseidon.engine.training_options import TrainingOptions
 from poseidon.errors import DefinitionError, UsageError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
+from poseidon.launcher.balance import Balance
+from poseidon.launcher.processes import Start
 from poseidon.launcher.request import TrainRequest
 from poseidon.launcher.site import Site
 from poseidon.launcher.training_job import (
@@ -31,7 +35,9 @@ from poseidon.launcher.training_job import (
     rounds_that_end_early,
     written_prefixes,
 )
+from poseidon.proto.caffe_pb2 import NetParameter, PoseidonState, PoseidonWorkerState
 from poseidon.proto.definition import SolverDefinition, read_solver
+from poseidon.snapshot.solverstate import RunState, write_state
 from tests.support.databases import make_pictures
 from tests.support.training import write_definitions
 
@@ -230,3 +236,88 @@ def test_a_host_without_gpu_names_the_flag_for_the_processor(tmp_path: Path) -> 
         DefinitionError, match=r"solver.prototxt:2: .* expected CPU \(--solver_mode=CPU\)"
     ):
         _devices("", read_solver(tmp_path / "solver.prototxt"), 0)
+
+
+def job_of(folder: Path, clients: int, **fields: Any) -> TrainingJob:
+    """Return a job of a small net on clients of this machine."""
+    path = write_definitions(folder, batch=4, extra="max_iter: 3")
+    if not (folder / "train_lmdb").exists():
+        make_databases(folder)
+    hosts = [Host(id=i, address="127.0.0.1", port=0) for i in range(clients)]
+    return TrainingJob(TrainRequest(solver=path, **fields), Site(hosts, LocalDialer()))
+
+
+@pytest.mark.parametrize(
+    ("clients", "fields", "bounds"),
+    [
+        (3, {}, (0, 1, 2, 3)),
+        (3, {"virtual_workers": 8}, (0, 3, 6, 8)),
+        (2, {"virtual_workers": 9, "balance": Balance(speeds=(1.0, 0.5))}, (0, 6, 9)),
+        (1, {"virtual_workers": 4}, (0, 4)),
+    ],
+)
+def test_virtual_workers_are_divided_by_speed(
+    tmp_path: Path, clients: int, fields: dict[str, Any], bounds: tuple[int, ...]
+) -> None:
+    job = job_of(tmp_path, clients, **fields)
+    assert job.virtual_workers.bounds == bounds
+    note = " ".join(job.notes())
+    assert ("with one copy of the net" in note) == (not job.virtual_workers.is_one_each)
+    assert ("virtual worker" in job.description()) == (not job.virtual_workers.is_one_each)
+
+
+def test_a_job_that_goes_on_with_fewer_hosts_keeps_its_virtual_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also the threads of a worker, on which bits may depend."""
+    monkeypatch.setattr(Site, "cores", lambda site, host: 12 // len(site.hosts))
+    monkeypatch.setattr(Site, "socket_folder", lambda site, host: "")
+    job = job_of(tmp_path, 4, balance=Balance(speeds=(1.0, 1.0, 1.0, 3.0)))
+    start = Start(attempt=0, point=StartingPoint(), exchange_plan="", token="ab", keys=None)
+    first = [job.document(role, start) for role in job.plan.workers]
+    assert {(one.threads, one.virtual_workers) for one in first} == {(3, ())}
+    job.site._hosts = job.site.hosts[:1] + job.site.hosts[3:]
+    job.renew_plan()
+    later = [job.document(role, start) for role in job.plan.workers]
+    assert {(one.threads, one.virtual_workers) for one in later} == {(3, (0, 1, 4))}
+
+
+@pytest.mark.parametrize(
+    ("options", "clients", "expected"),
+    [
+        ({}, 1, 2),
+        ({}, 2, 2),
+        ({}, 3, 3),
+        ({"staleness": 1}, 1, 1),
+        ({"sync_every": 2}, 1, 1),
+    ],
+)
+def test_a_resumed_job_has_the_virtual_workers_of_the_snapshot(
+    tmp_path: Path, options: dict[str, Any], clients: int, expected: int
+) -> None:
+    """Where it has no more workers; then it also has the threads of the snapshot."""
+    state = tmp_path / "x.solverstate"
+    blobs = PoseidonState(workers=2, worker=[PoseidonWorkerState(threads=5)] * 2)
+    (tmp_path / "x.caffemodel").write_bytes(NetParameter(name="x").SerializeToString())
+    run = RunState(iteration=1, model=str(tmp_path / "x.caffemodel"), histories=(), poseidon=blobs)
+    write_state(state, run)
+    job = job_of(tmp_path, clients, snapshot=str(state), exchange=ExchangeOptions(**options))
+    assert job.virtual_workers.count == expected
+    role = job.plan.workers[0]
+    if job.virtual_workers.is_one_each:
+        job.site.cores = lambda host: 8  # type: ignore[method-assign]
+        assert job.usual_threads(role) == 8
+    else:
+        assert job.usual_threads(role) == 5
+
+
+def test_virtual_workers_need_the_records_of_all_clients(tmp_path: Path) -> None:
+    job_of(tmp_path, 1, virtual_workers=2)
+    net = tmp_path / "net.prototxt"
+    text = net.read_text(encoding="utf-8").replace("shared_file_system: true", "")
+    for count, message in ((1, None), (2, "expected shared_file_system: true in each data layer")):
+        with pytest.raises(UsageError, match=message) if message else nullcontext():
+            write_definitions(tmp_path, batch=4, extra="max_iter: 3")
+            net.write_text(text, encoding="utf-8")
+            request = TrainRequest(solver=tmp_path / "solver.prototxt", virtual_workers=count)
+            TrainingJob(request, Site([Host(id=0, address="127.0.0.1", port=0)], LocalDialer()))

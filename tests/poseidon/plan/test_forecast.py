@@ -158,3 +158,29 @@ def test_auto_takes_all_reduce_where_messages_in_clear_are_allowed() -> None:
         < refused["auto"].iteration_s
     )
     assert refused["auto"].iteration_s == refused["ps"].iteration_s
+
+
+@pytest.mark.parametrize(
+    ("virtual", "turns", "sums", "share"),
+    [(4, 1, 1, 1 / 4), (16, 4, 1, 1 / 4), (12, 3, 2, 1 / 4), (7, 2, 1, 1 / 4)],
+)
+def test_a_worker_computes_for_its_virtual_workers_one_after_another(
+    virtual: int, turns: int, sums: int, share: float
+) -> None:
+    """It sends one sum of a tensor's gradients for each node of the tree that is all its own."""
+    found = by_name(forecast(CONVOLUTIONS, replace(FOUR, virtual_workers=virtual)))
+    ps = found["ps"]
+    assert ps.compute_s == pytest.approx(turns * CONVOLUTIONS.compute_s)
+    out = sums * (1 - share) + 3 * share
+    into = (1 - share) + 3 * sums * share
+    assert ps.link_bytes == pytest.approx(MODEL * max(out, into))
+    assert ("ps, 8 local steps" in found) == (virtual == 4)
+
+
+def test_the_plan_of_virtual_workers_does_not_depend_on_the_hosts() -> None:
+    """Four of them send as factors what four hosts send so; two hosts alone have twice the rows."""
+    four = by_name(forecast(DENSE, replace(FOUR, virtual_workers=4)))["auto"]
+    two = by_name(forecast(DENSE, replace(FOUR, workers=2, virtual_workers=4)))["auto"]
+    rows = 10 * 4000 * 4
+    assert four.link_bytes == pytest.approx(4 * 3 * rows)
+    assert two.link_bytes == pytest.approx(4 * 2 * rows)

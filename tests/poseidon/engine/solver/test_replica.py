@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from poseidon.engine.solver.replica import Replica
 from poseidon.layers.base import LayerContext
 from poseidon.proto.caffe_pb2 import TRAIN
 from poseidon.proto.definition import read_solver
+from poseidon.pycaffe import mode
 from poseidon.solvers.settings import solver_settings
 from ps_server.protocol.virtual_workers import VirtualWorkers
 from tests.support.training import write_definitions
@@ -97,3 +99,34 @@ def test_virtual_workers_divide_the_batches_that_are_prepared_ahead(solver: Path
         depths[count] = {reader._depth for reader in readers}
         replica.close()
     assert depths == {1: {4}, 2: {2}, 9: {1}}
+
+
+RANKED = """
+import caffe
+SEEN = []
+class Ranked(caffe.Layer):
+    def reshape(self, bottom, top):
+        pass
+    def forward(self, bottom, top):
+        SEEN.append((self.rank, caffe.solver_rank(), caffe.solver_count()))
+"""
+
+
+def test_users_layers_have_the_rank_of_their_virtual_worker(
+    solver: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = solver.parent
+    (folder / "ranked_layer.py").write_text(RANKED, encoding="utf-8")
+    net = folder / "net.prototxt"
+    layer = 'layer { name: "r" type: "Python" bottom: "ip" python_param { module: "ranked_layer" layer: "Ranked" } }'
+    net.write_text(net.read_text(encoding="utf-8") + layer, encoding="utf-8")
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setattr(mode, "MODE", mode.Mode())
+    replica = replica_of(solver, (0, 1, 3), 1)
+    try:
+        for nets in replica.nets:
+            replica.forward_backward(nets.train, lambda: None, lambda _: None)
+    finally:
+        replica.close()
+    seen = importlib.import_module("ranked_layer").SEEN
+    assert seen == [(1, 1, 3), (1, 1, 3), (2, 2, 3), (2, 2, 3)]

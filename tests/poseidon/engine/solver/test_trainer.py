@@ -267,7 +267,7 @@ def test_another_number_of_workers_goes_on_and_says_so(
         train(
             folder, Job(resume=folder / "snap_iter_20.solverstate"), batch=10, extra="snapshot: 20"
         )
-    assert "was written by 2 workers and this job has 1" in caplog.text
+    assert "was written by 2 virtual workers and this job has 1" in caplog.text
 
 
 def test_debug_info_shows_the_displayed_iterations_of_the_first_worker(

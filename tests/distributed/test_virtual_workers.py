@@ -1,0 +1,103 @@
+"""The weights of a job depend on its virtual workers alone: not on how many processes compute for
+them, and not on which process computes for which.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.replicas import NO_CHECK
+from tests.support.training import Ended, Job, run, write_definitions
+from tests.support.training_processes import make_data
+
+EXTRA = "max_iter: 6\nsnapshot: 3\nclip_gradients: 0.5\niter_size: 2\ntest_interval: 4"
+LAST, HALF = 6, 3
+
+
+@pytest.fixture(scope="module")
+def databases(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pictures whose brightness tells their label."""
+    folder = tmp_path_factory.mktemp("databases")
+    make_data(folder)
+    return folder
+
+
+@pytest.fixture
+def solver(tmp_path: Path, databases: Path) -> Path:
+    """A net with dropout and statistics, whose solver clips and tests on the way."""
+    torch.set_num_threads(1)
+    for name in ("train_lmdb", "test_lmdb"):
+        (tmp_path / name).symlink_to(databases / name)
+    return write_definitions(tmp_path, batch=5, extra=EXTRA, dropout=True, norm=True)
+
+
+def job(bounds: tuple[int, ...], kind: ExchangeKind, options: ExchangeOptions = NO_CHECK) -> Job:
+    workers = len(bounds) - 1
+    served = workers > 1 or options.is_encoded
+    return Job(
+        workers=workers,
+        shards=min(workers, 2) if served else 0,
+        kind=kind,
+        options=options,
+        bounds=bounds,
+    )
+
+
+def trained(solver: Path, job: Job) -> tuple[bytes, bytes | None, list[object]]:
+    """Return the last model, the last state, and what was shown."""
+    ended = run(solver, job)
+    model, state = (
+        (solver.parent / f"snap_iter_{LAST}.{kind}").read_bytes()
+        for kind in ("caffemodel", "solverstate")
+    )
+    # What codecs hold back is with the first virtual worker of the process that held it.
+    return model, None if job.options.is_encoded else state, shown(ended)
+
+
+def shown(ended: Ended) -> list[object]:
+    train = [(r.iteration, r.loss, r.outputs) for r in ended.sink.train]
+    return [*train, *((r.iteration, r.outputs) for r in ended.sink.tests)]
+
+
+CASES = [
+    (ExchangeKind.SERVER, NO_CHECK),
+    (ExchangeKind.FACTORS, NO_CHECK),
+    (ExchangeKind.HYBRID, NO_CHECK),
+    (ExchangeKind.SERVER, replace(NO_CHECK, compress="ip*=topk:0.1/int8")),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), CASES, ids=[f"{kind.value} {o.compress[4:8]}" for kind, o in CASES]
+)
+def test_any_number_of_processes_has_the_same_bits(
+    solver: Path, kind: ExchangeKind, options: ExchangeOptions
+) -> None:
+    """Also of the state, and all losses and scores."""
+    expected = trained(solver, job((0, 4), kind, options))
+    for bounds in ((0, 2, 4), (0, 1, 4), (0, 1, 2, 3, 4)):
+        assert trained(solver, job(bounds, kind, options)) == expected, bounds
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), CASES, ids=[f"{kind.value} {o.compress[4:8]}" for kind, o in CASES]
+)
+def test_a_job_is_resumed_on_another_number_of_processes(
+    solver: Path, kind: ExchangeKind, options: ExchangeOptions
+) -> None:
+    """With the bits of the undisturbed run, though an odd number of virtual workers has uneven
+    test batches.
+    """
+    whole = trained(solver, job((0, 2, 3), kind, options))
+    resume = solver.parent / f"snap_iter_{HALF}.solverstate"
+    for bounds in ((0, 1, 2, 3), (0, 3)):
+        resumed = replace(job(bounds, kind, options), resume=resume)
+        model, state, records = trained(solver, resumed)
+        assert (model, state) == whole[:2], bounds
+        assert set(map(repr, records)) <= set(map(repr, whole[2]))
