@@ -82,6 +82,7 @@ class SimulatedWorker:
         world = fabric.world
         log = None if bandwidth_mbps is None else ChangeLog(bandwidth_mbps, world.now)
         self.rank = rank
+        self.timeout_s = TIMEOUT_S
         self.monitor = Monitor(TIMEOUT_S, closed="the client is closed", hangs="")
         self.session = Session(rank, store, b"secret", log=log, table_clocks=table_clocks)
         self._end = fabric.end(process, name or process.name)
@@ -124,7 +125,7 @@ class SimulatedWorker:
                 self.monitor.check()
             return answer
 
-        return (yield Question(ask, f"worker {self.rank}: {text}", TIMEOUT_S))
+        return (yield Question(ask, f"worker {self.rank}: {text}", self.timeout_s))
 
     def start(self, initial: Callable[[int], Sequence[m.Array]]) -> Waits:
         """See `Client.start`."""

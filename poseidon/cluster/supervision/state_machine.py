@@ -256,7 +256,7 @@ class JobStateMachine:
         if effect is SignalEffect.SNAPSHOT and self._state is JobState.RUNNING:
             return [SendLine(name=self._workers[0].name, line=encode_command("snapshot"))]
         self._ended_by_user |= effect is SignalEffect.STOP
-        if effect is not SignalEffect.STOP or self._state is JobState.FINISHING:
+        if effect is not SignalEffect.STOP or self._state in (JobState.FINISHING, JobState.ENDED):
             return []
         if self._state is JobState.FAILING:
             return self._kill_all(now)

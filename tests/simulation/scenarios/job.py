@@ -48,6 +48,7 @@ from tests.simulation.world import Violation, World
 SETTINGS = 37
 LIMIT_S = 6000.0
 START_S = 180.0
+WAIT_S = 600.0
 FAULTS = ("kill", "stop", "crash", "stall", "separate", "launcher stop", "interrupt")
 
 
@@ -322,6 +323,7 @@ class _Work:
         client = SimulatedWorker(
             self._job.fabric, process, self._rank, store, shards, name=f"{process.name} {number}"
         )
+        client.timeout_s = WAIT_S  # as the default: longer than the launcher waits for a heartbeat
         self._clients.append(client)
         yield from client.start(lambda table: saved[number])
 

@@ -482,6 +482,15 @@ def test_a_request_to_stop_while_starting() -> None:
     assert len(killed(job.take(STOP))) == 3
 
 
+def test_two_requests_to_stop_before_the_first_process() -> None:
+    """The first has ended the job: there is no process to send the second to."""
+    job = Job()
+    assert job.take(STOP) == []
+    assert job.state is JobState.ENDED
+    assert job.take(STOP) == []
+    assert job.error == "the job was stopped before it had started"
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
