@@ -126,11 +126,6 @@ def check_virtual_workers(
         (options.staleness, f"--table_staleness={options.staleness}", "bits depend on arrival"),
         (options.sync_every, f"--sync_every={options.sync_every}", "each worker trains alone"),
         (
-            options.names_powersgd,
-            f"--compress={options.compress:.80}",
-            "PowerSGD has factors for each worker, not for each virtual worker",
-        ),
-        (
             options.kind is ExchangeKind.ALLREDUCE and placed.processes > 1,
             "--exchange=allreduce",
             "its sums depend on the number of workers",

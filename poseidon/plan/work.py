@@ -114,12 +114,13 @@ def products(few_s: float, many_s: float) -> tuple[float, float]:
 def _low_rank_s(rank: int, limit_s: float) -> float:
     trained = Trained(name="matrix", tensor=torch.zeros(OUTPUTS, INPUTS), rule=RULE)
     (shared,) = factor_tables([trained], {0: LowRank(rank)})
-    (matrix,), gradient = matrices_of(shared, [trained]), torch.ones(OUTPUTS, INPUTS)
+    (matrix,), gradient = matrices_of(shared, [trained], range(1)), torch.ones(OUTPUTS, INPUTS)
     p, q = (held.tensor.view(rank, -1) for held in shared.held)
 
     def iteration() -> None:
-        matrix.take(gradient, 1e-6, p)
-        matrix.second(1.0, q)
+        matrix.take(0, gradient, 1e-6, p)
+        matrix.take_basis()
+        matrix.second(0, 1.0, q)
         matrix.end(0.01, 0)
         matrix.apply()
 

@@ -208,12 +208,10 @@ def through_server(
 def _turns(layout: Layout, member: Membership) -> Turns | None:
     if member.placed.is_one_each:
         return None
-    lossy = {
-        index
-        for table, indices in zip(layout.store.tables, layout.owners, strict=True)
-        if layout.store.is_lossy(table)
-        for index in indices
-    }
+    lossy = {index for shared in layout.factors for index in shared.indices}
+    for table, indices in zip(layout.store.tables, layout.owners, strict=True):
+        if layout.store.is_lossy(table):
+            lossy.update(indices)
     return Turns(layout.tensors, member.placed, member.network.rank, leaves=lossy)
 
 

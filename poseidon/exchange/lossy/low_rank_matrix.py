@@ -145,8 +145,16 @@ def _first_q(index: int, m: int, rank: int) -> Tensor:
     return q.t().reshape(-1)
 
 
-def matrices_of(tables: FactorTables, tensors: Sequence[Trained]) -> list[LowRankMatrix]:
-    """Return the tensors of shared tables, over the memory of these."""
+def matrices_of(
+    tables: FactorTables, tensors: Sequence[Trained], own: range
+) -> list[LowRankMatrix]:
+    """Return the tensors of shared tables, over the memory of these.
+
+    Args:
+        tables: that they share.
+        tensors: of the exchange.
+        own: the virtual workers of this worker.
+    """
     members = [tensors[index] for index in tables.indices]
     p, q = (
         factors_in(held.tensor, members, side, tables.how.rank)
@@ -155,8 +163,8 @@ def matrices_of(tables: FactorTables, tensors: Sequence[Trained]) -> list[LowRan
     later = [held.tensor for held in tables.held[2:]]
     exact: Sequence[Tensor | None] = later or [None] * len(members)
     return [
-        LowRankMatrix(member, own_p, own_q, exact=own, start=tables.how.start)
-        for member, own_p, own_q, own in zip(members, p, q, exact, strict=True)
+        LowRankMatrix(member, mean_p, mean_q, exact=mean, start=tables.how.start, own=own)
+        for member, mean_p, mean_q, mean in zip(members, p, q, exact, strict=True)
     ]
 
 
@@ -181,16 +189,26 @@ class LowRankMatrix:
         q: its mean Q, r x m.
         exact: if it starts later its mean gradient G.
         start: `LowRank.start`.
+        own: the virtual workers of this worker.
     """
 
     def __init__(
-        self, trained: Trained, p: Tensor, q: Tensor, *, exact: Tensor | None, start: int
+        self,
+        trained: Trained,
+        p: Tensor,
+        q: Tensor,
+        *,
+        exact: Tensor | None,
+        start: int,
+        own: range,
     ) -> None:
         self.name = trained.name
         self.shape = tuple(trained.tensor.shape)
         self.value = trained.tensor.detach().view(matrix_shape(trained.tensor))
-        self.held_back = torch.zeros_like(self.value)
-        """What was not sent; while an iteration is under way M."""
+        self.held_back = {worker: torch.zeros_like(self.value) for worker in own}
+        """What was not sent of each virtual worker's gradients; while an iteration is under way
+        M.
+        """
         self.history = [
             torch.zeros_like(self.value.view(-1)) for _ in range(history_count(trained.rule.kind))
         ]
@@ -207,7 +225,8 @@ class LowRankMatrix:
     def reset(self, history: History) -> None:
         """Begin with this history, and nothing held back."""
         self.begun = self.is_due = False
-        self.held_back.zero_()
+        for held_back in self.held_back.values():
+            held_back.zero_()
         self._q.copy_(self.first_q)
         for number, tensor in enumerate(self.history):
             if number < len(history):
@@ -219,31 +238,36 @@ class LowRankMatrix:
 
     def kept(self) -> list[tuple[str, Tensor]]:
         """Return the tensors that a snapshot holds, by name."""
-        return [(f"{self.name}, lost", self.held_back), (f"{self.name}, Q", self._q)]
+        lost = [(f"{self.name}, lost of {v}", part) for v, part in self.held_back.items()]
+        return [*lost, (f"{self.name}, Q", self._q)]
 
     def take_exact(self, gradient: Tensor) -> Tensor:
-        """Return this worker's G."""
+        """Return G of a virtual worker."""
         self.begun = True
         return gradient.reshape(self.value.shape)
 
-    def take(self, gradient: Tensor, scale: float, out: Tensor) -> None:
-        """Write this worker's P, r x n, to `out`."""
+    def take(self, worker: int, gradient: Tensor, scale: float, out: Tensor) -> None:
+        """Write P of a virtual worker, r x n, to `out`."""
         self.begun = True
-        self.held_back.add_(gradient.reshape(self.value.shape), alpha=scale)
-        torch.mm(self._q, self.held_back.t(), out=out)
+        held_back = self.held_back[worker]
+        held_back.add_(gradient.reshape(self.value.shape), alpha=scale)
+        torch.mm(self._q, held_back.t(), out=out)
 
     def end(self, rate: float, iteration: int) -> None:
         """End an iteration: the rule is due once the mean of Q or G has come."""
-        self.begun, self.is_due, self.is_exact = False, True, iteration < self.start
+        self.is_due, self.is_exact = True, iteration < self.start
         self._rate, self._iteration = rate, iteration
 
-    def second(self, scale: float, out: Tensor) -> None:
-        """Write this worker's Q, r x m, to `out`, once the mean of P has come.
+    def take_basis(self) -> None:
+        """Take the mean of P, which has come."""
+        self._basis.copy_(torch.from_numpy(orthonormal(self._p.cpu().numpy())))
+
+    def second(self, worker: int, scale: float, out: Tensor) -> None:
+        """Write Q of a virtual worker, r x m, to `out`.
 
         The shards multiply its mean by `scale`.
         """
-        self._basis.copy_(torch.from_numpy(orthonormal(self._p.cpu().numpy())))
-        torch.mm(self._basis.t(), self.held_back, out=out)
+        torch.mm(self._basis.t(), self.held_back[worker], out=out)
         if scale != 1.0:
             out.div_(scale)
 
@@ -275,7 +299,10 @@ class LowRankMatrix:
         if self.is_exact and self._exact is not None:
             out.copy_(self._exact[rows])
         else:
-            subtracted_product(self._basis[rows], self._q, self.held_back[rows], out)
+            first, *others = self.held_back.values()
+            subtracted_product(self._basis[rows], self._q, first[rows], out)
+            for held_back in others:
+                held_back[rows].sub_(out)
 
 
 def subtracted_product(basis: Tensor, q: Tensor, left: Tensor, out: Tensor) -> None:

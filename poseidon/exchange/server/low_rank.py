@@ -9,6 +9,8 @@ For a tensor as an n x m matrix, its mean over the workers in two rounds through
     Q = M^T P            m x r                 pushed; the shards average
     mean gradient = P Q^T; held back = M - P Q^T; Q is where the next iteration starts
 
+With several virtual workers, M, P and Q are of each: the shards average over all of them.
+
 The second round belongs to the same iteration: the mean of P is read before the clock moves. The P
 of all tensors are under way together. P and Q are tables of their own (`RuleKind.MEAN`), which
 neighbours share: P leaves when the gradients of all have come. A tensor's own table is a copy,
@@ -31,7 +33,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from poseidon.errors import SnapshotError
+from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.base import Array, ExchangeSettings, History, Trained
 from poseidon.exchange.carrier import Step
 from poseidon.exchange.job_control import JobControl
@@ -40,7 +42,26 @@ from poseidon.exchange.observe.statistics import Traffic
 from poseidon.exchange.replicas import check_rules, checksum, introduce
 from poseidon.exchange.server.placed import Placed, Push
 from poseidon.exchange.server.tables import ServerTables
+from ps_server.protocol.virtual_workers import Node, TreeSum
 from ps_server.rules import sum_of_squares
+
+
+class _Factors:
+    """P or Q of one virtual worker.
+
+    Args:
+        shared: the tables that tensors share.
+        trained: these tensors.
+        side: 0 for P, 1 for Q.
+        flat: the memory of all of them.
+    """
+
+    def __init__(
+        self, shared: FactorTables, trained: Sequence[Trained], side: int, flat: Tensor
+    ) -> None:
+        self.flat = flat
+        parts = factors_in(flat, trained, side, shared.how.rank)
+        self.of = dict(zip(shared.indices, parts, strict=True))
 
 
 class LowRankTensors(Placed):
@@ -67,7 +88,9 @@ class LowRankTensors(Placed):
         self.indices = shared.indices
         self.table = table
         self.trained = [tensors[index] for index in shared.indices]
-        self.matrices = matrices_of(shared, tensors)
+        self._own = tables.own
+        self._turn = self._own.start
+        self.matrices = matrices_of(shared, tensors, self._own)
         self._of = dict(zip(shared.indices, self.matrices, strict=True))
         self._p, self._q = place, place + 1
         self._exact = {
@@ -75,13 +98,15 @@ class LowRankTensors(Placed):
             for number, index in enumerate(shared.indices if shared.how.start else ())
         }
         self._first_iteration = shared.how.start
-        self._own_p, self._own_q = (torch.empty_like(held.tensor) for held in shared.held[:2])
-        p, q = (
-            factors_in(flat, self.trained, side, shared.how.rank)
-            for side, flat in enumerate((self._own_p, self._own_q))
-        )
-        self._parts_of_p = dict(zip(shared.indices, p, strict=True))
-        self._parts_of_q = dict(zip(shared.indices, q, strict=True))
+        self._factors = [
+            {
+                worker: _Factors(shared, self.trained, side, torch.empty_like(held.tensor))
+                for worker in self._own
+            }
+            for side, held in enumerate(shared.held[:2])
+        ]
+        self._sums: dict[int, TreeSum[Tensor]] = {}
+        """Of the pushes of this iteration, by table."""
         self._scale = settings.gradient_scale
         self._tables = tables
         self._step = Step(settings.start_clock, (0.0,))
@@ -104,6 +129,8 @@ class LowRankTensors(Placed):
 
     def start(self, step: Step) -> None:
         self._step = step
+        self._turn = self._own.start
+        self._sums.clear()
 
     @property
     def _is_exact(self) -> bool:
@@ -116,10 +143,31 @@ class LowRankTensors(Placed):
         for table in self._skipped:
             self._tables.read(table)
         self._skipped = ()
+        push = None
+        worker = self._turn
         if self._is_exact:
-            return self._exact[index], matrix.take_exact(gradient.detach())
-        matrix.take(gradient.detach(), self._scale, self._parts_of_p[index])
-        return (self._p, self._own_p) if all(m.begun for m in self.matrices) else None
+            push = self._sum(self._exact[index], worker, matrix.take_exact(gradient.detach()))
+        else:
+            own = self._factors[0][worker]
+            matrix.take(worker, gradient.detach(), self._scale, own.of[index])
+        if all(m.begun for m in self.matrices):
+            self._turn += 1
+            for each in self.matrices:
+                each.begun = False
+            push = push if self._is_exact else self._sum(self._p, worker, own.flat)
+        return push
+
+    def _sum(self, table: int, worker: int, part: Tensor) -> Push | None:
+        """Add what a virtual worker pushes to a table. Return the sum of a node once it is
+        complete.
+        """
+        nodes, leaf = self._tables.nodes(table), Node(worker, worker + 1)
+        if leaf in nodes:
+            return table, part
+        count = self._tables.virtual_workers
+        tree = self._sums.setdefault(table, TreeSum(count, lambda left, right, _: left.add_(right)))
+        node = tree.put(leaf, part)
+        return (table, tree.parts.pop(node)) if node in nodes else None
 
     def wait(self, index: int) -> None:
         matrix = self._of[index]
@@ -128,11 +176,10 @@ class LowRankTensors(Placed):
             matrix.apply()
 
     def complete(self) -> Sequence[Push]:
-        pushes = [
-            self.take(index, torch.zeros_like(matrix.value))
-            for index, matrix in self._of.items()
-            if not matrix.begun
-        ]
+        if self._turn == self._own.stop:
+            return []
+        missing = [(index, matrix) for index, matrix in self._of.items() if not matrix.begun]
+        pushes = [self.take(index, torch.zeros_like(matrix.value)) for index, matrix in missing]
         return [push for push in pushes if push is not None]
 
     def finish(self) -> None:
@@ -145,12 +192,22 @@ class LowRankTensors(Placed):
             matrix.end(rates[trained.rate_index], iteration)
         if not exact:
             self._tables.read(self._p, staleness=-1)
-            for index, matrix in self._of.items():
-                matrix.second(self._scale, self._parts_of_q[index])
-            self._tables.push(self._q, self._own_q)
+            for matrix in self.matrices:
+                matrix.take_basis()
+            for worker, own in self._factors[1].items():
+                for index, matrix in self._of.items():
+                    matrix.second(worker, self._scale, own.of[index])
+                push = self._sum(self._q, worker, own.flat)
+                if push is not None:
+                    self._tables.push(*push)
         self._skipped = (self._p, self._q) if exact else tuple(self._exact.values())
         for table in self._skipped:
             self._tables.skip(table)
+
+    def place(self) -> None:
+        raise UsageError(
+            "what PowerSGD holds back stays with the worker, so its virtual workers do"
+        )
 
     def take_values(self) -> None:
         for matrix in self.matrices:
@@ -160,17 +217,19 @@ class LowRankTensors(Placed):
     def traffic(self, tables: Sequence[Traffic]) -> Mapping[int, Traffic]:
         """Divide the bytes of P and Q among the tensors by their sizes; G is of one tensor."""
         found = {}
+        p, q = (next(iter(of.values())) for of in self._factors)
         for index, matrix in self._of.items():
+            first, *others = matrix.held_back.values()
             parts = [(tables[self._exact[index]], 1.0)] if index in self._exact else []
             parts += [
-                (tables[self._p], self._parts_of_p[index].numel() / self._own_p.numel()),
-                (tables[self._q], self._parts_of_q[index].numel() / self._own_q.numel()),
+                (tables[self._p], p.of[index].numel() / p.flat.numel()),
+                (tables[self._q], q.of[index].numel() / q.flat.numel()),
             ]
             found[index] = Traffic(
                 bytes_out=round(sum(part.bytes_out * share for part, share in parts)),
                 bytes_in=round(sum(part.bytes_in * share for part, share in parts)),
                 on_way_s=sum(part.on_way_s for part, _ in parts),
-                held_back=math.sqrt(sum_of_squares(matrix.held_back)),
+                held_back=math.sqrt(sum_of_squares(sum(others, first).view(-1))),
             )
         return found
 

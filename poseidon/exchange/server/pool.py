@@ -115,7 +115,7 @@ class Pool(Placed):
 
     def place(self) -> None:
         """Take memory for the gradients of each push of an iteration."""
-        pushes = self._tables.pushes(self.table)
+        pushes = len(self._tables.nodes(self.table))
         self._flat = [torch.zeros_like(self._whole) for _ in range(pushes)]
         self._gradients = [
             {

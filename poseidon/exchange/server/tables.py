@@ -36,7 +36,7 @@ from poseidon.exchange.observe.statistics import Traffic
 from poseidon.exchange.server.table import ServerTable
 from poseidon.exchange.side_stream import Event, SerialExecutor, SideStream
 from ps_server import Client, StoreSpec
-from ps_server.protocol.virtual_workers import VirtualWorkers
+from ps_server.protocol.virtual_workers import Node, VirtualWorkers
 from ps_server.rules import change, history_count, plain_sum, sum_of_squares
 
 
@@ -103,9 +103,19 @@ class ServerTables:
         self._store = replace(self._store, virtual_workers=placed)
         self._client.place(placed, own)
 
-    def pushes(self, index: int) -> int:
-        """Return how often a table is pushed in an iteration."""
-        return len(self._store.nodes(self._store.tables[index], self._client.rank))
+    @property
+    def virtual_workers(self) -> int:
+        """V, the number of virtual workers."""
+        return self._store.placed.count
+
+    @property
+    def own(self) -> range:
+        """The virtual workers of this worker."""
+        return self._store.placed.of(self._client.rank)
+
+    def nodes(self, index: int) -> tuple[Node, ...]:
+        """Return the nodes whose sums are pushed to a table in an iteration."""
+        return self._store.nodes(self._store.tables[index], self._client.rank)
 
     def open(self, histories: Sequence[History], clock: int | None) -> None:
         """Bring all tables to rank 0's values, with these histories; see `Exchange.open`."""

@@ -182,7 +182,9 @@ def test_the_workers_of_a_host_add_its_nodes_first(case: Case) -> None:
         assert trained(case, placed, shards=shards, local_workers=local_workers)[0] == expected
 
 
-@pytest.mark.parametrize("compress", ["int8", "topk:0.1/int8"])
+@pytest.mark.parametrize(
+    "compress", ["int8", "topk:0.1/int8", "powersgd:2", "powersgd:1:int8:start=1"]
+)
 def test_a_codec_holds_back_for_each_virtual_worker(compress: str) -> None:
     case = Case(ExchangeKind.SERVER, compress=compress)
     expected, _ = trained(case, VirtualWorkers((0, V)), shards=1)
@@ -208,7 +210,6 @@ def test_one_process_without_shards_encodes_nothing() -> None:
     [
         ({"staleness": 1}, "--table_staleness=1"),
         ({"sync_every": 2}, "--sync_every=2"),
-        ({"compress": "powersgd:2"}, "--compress=powersgd"),
     ],
 )
 def test_what_several_virtual_workers_cannot_do_is_one_sentence(

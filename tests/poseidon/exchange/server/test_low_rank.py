@@ -242,7 +242,7 @@ def test_factors_have_a_codec_and_nothing_of_the_gradients_is_lost(start: int) -
                 sent[rank] = exchange.traffic()[1].bytes_in
         exchange.settle()
         sent[rank] = exchange.traffic()[1].bytes_in - sent[rank]
-        held_back = torch.from_numpy(exchange.state.held_back()["w, lost"]).view(N, M)
+        held_back = torch.from_numpy(exchange.state.held_back()[f"w, lost of {rank}"]).view(N, M)
         ends[rank] = torch.stack([tensors[1].tensor.view(N, M), held_back])
 
     built = run(workers, body, rule=Rule(), start=start, codec=":int8")
@@ -282,7 +282,7 @@ def test_adam_on_the_workers_and_its_history() -> None:
             assert shapes == [[(7,)] * 2, [(N, 5, M // 5)] * 2, [(200, 100)] * 2]
             assert all(np.abs(array).max() > 0 for history in histories for array in history)
         assert sorted(exchange.state.replicated()) == ["w, history 0", "w, history 1"]
-        assert sorted(exchange.state.held_back()) == ["w, Q", "w, lost"]
+        assert sorted(exchange.state.held_back()) == ["w, Q", f"w, lost of {rank}"]
         with pytest.raises(SnapshotError, match="has 5 elements of w, Q; expected 120: the rank"):
             exchange.state.hold_back({"w, Q": np.zeros(5, np.float32)})
 
