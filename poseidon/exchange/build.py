@@ -130,6 +130,8 @@ def build_exchange(
         return build_exchange(own, own_settings, own_member, connect, trace=trace, schemes=schemes)
 
     check_virtual_workers(member.virtual_workers, member.options, member.local_workers)
+    if not member.options.chooses:
+        schemes = ()  # they are of another exchange
     arguments = BuildArguments(
         tensors, settings, member, connect, trace, plan_exchange(tensors, member)
     )
@@ -139,16 +141,24 @@ def build_exchange(
         return _build_local_group(arguments, build)
     if member.alone and member.placed.count > 1:
         return _build_virtual(arguments, schemes)
-    if not member.chooses:
-        kind = ExchangeKind.LOCAL if member.alone else member.options.kind
-        return _BUILDERS[kind](arguments)
-    if schemes:
+    if schemes and not member.alone:
         _check_schemes(schemes, arguments)
         plan = replace(plan_exchange(tensors, member, schemes), basis="the plan of an earlier run")
         return replace(build_server(replace(arguments, plan=plan)), recorded=True)
+    if not member.chooses:
+        kind = ExchangeKind.LOCAL if member.alone else member.options.kind
+        return replace(_BUILDERS[kind](arguments), recorded=_keeps_plan(member))
     if is_worth_measuring(tensors):
         return _build_measured(arguments)
     return replace(build_server(arguments), recorded=True)
+
+
+def _keeps_plan(member: Membership) -> bool:
+    """Return whether a resumed job takes over the plan, though it was not measured: without virtual
+    workers of its own it would measure.
+    """
+    virtual = member.virtual_workers
+    return member.options.chooses and virtual is not None and virtual.count > 1
 
 
 def _check_schemes(schemes: Sequence[Scheme], arguments: BuildArguments) -> None:
@@ -239,7 +249,7 @@ def _build_virtual(arguments: BuildArguments, schemes: Sequence[Scheme]) -> Buil
         virtual_workers=member.placed.count,
         by_factors=frozenset(plan.of(Scheme.FACTORS)),
     )
-    return Built(exchange=exchange, plan=plan)
+    return Built(exchange=exchange, plan=plan, recorded=_keeps_plan(member))
 
 
 def _build_allreduce(arguments: BuildArguments) -> Built:

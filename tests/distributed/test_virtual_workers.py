@@ -4,15 +4,19 @@ them, and not on which process computes for which.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from poseidon.exchange import build
+from poseidon.exchange.auto.trial import measure
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.replicas import NO_CHECK
+from tests.poseidon.exchange.auto.test_rates import FAST
 from tests.support.training import Ended, Job, run, write_definitions
 from tests.support.training_processes import make_data
 
@@ -101,3 +105,24 @@ def test_a_job_is_resumed_on_another_number_of_processes(
         model, state, records = trained(solver, resumed)
         assert (model, state) == whole[:2], bounds
         assert set(map(repr, records)) <= set(map(repr, whole[2]))
+
+
+def test_a_job_of_auto_keeps_its_plan_on_another_number_of_processes(
+    solver: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has measured that factors are fast, though they are more bytes: by bytes alone, as for
+    virtual workers, the shards add gradients, which has other bits.
+    """
+    fast = replace(FAST, allreduce_s=math.inf, link_s_per_byte=0.0, product_s_per_flop=0.0)
+    monkeypatch.setattr(build, "is_worth_measuring", lambda tensors: True)
+    monkeypatch.setattr(build, "measure", lambda *given: measure(*given) and fast)
+    measuring = replace(job((0, 1, 2, 3), ExchangeKind.AUTO), bounds=())
+    whole = trained(solver, measuring)
+    resume = solver.parent / f"snap_iter_{HALF}.solverstate"
+    for bounds in ((0, 2, 3), (0, 3)):
+        resumed = replace(job(bounds, ExchangeKind.AUTO), resume=resume)
+        assert trained(solver, resumed)[:2] == whole[:2], bounds
+    by_bytes = trained(solver, job((0, 2, 3), ExchangeKind.AUTO))
+    assert by_bytes[0] != whole[0]
+    resumed = replace(measuring, resume=resume)  # now a snapshot whose plan is by bytes
+    assert trained(solver, resumed)[:2] == by_bytes[:2]
