@@ -127,6 +127,16 @@ def variable_of_tasks(environment: Mapping[str, str] | None = None) -> str:
     return ""
 
 
+def are_threads_set(environment: Mapping[str, str] | None = None) -> bool:
+    """Return whether the user has set the number of threads of torch's arithmetic.
+
+    Args:
+        environment: variables by name; by default those of this process.
+    """
+    variables = os.environ if environment is None else environment
+    return bool(variables.get("OMP_NUM_THREADS") or variables.get("MKL_NUM_THREADS"))
+
+
 def _state_folder(variables: Mapping[str, str]) -> Path:
     if home := variables.get("POSEIDON_HOME"):
         return Path(home).expanduser()

@@ -31,6 +31,7 @@ from ps_server.network import Network
 from tests.support.cluster import TIMEOUT_S, job_addresses
 from tests.support.module_groups import worker_contexts
 from tests.support.page_runner import PROGRAM
+from tests.support.thread_streams import streams_of_threads
 
 PYTHON_BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 BATCH = 32
@@ -39,7 +40,7 @@ LOOPS = [
     ("README.md", 0, 2),
     ("docs/torch_modules.md", 0, 1),
     ("docs/torch_modules.md", 0, 2),
-    ("docs/torch_modules.md", 2, 1),  # torch.compile is not for several threads of one process
+    ("docs/torch_modules.md", 3, 1),  # torch.compile is not for several threads of one process
     ("docs/torch_resume.md", 0, 1),
     ("docs/torch_resume.md", 0, 2),
 ]
@@ -48,6 +49,8 @@ TABLES = ("docs/tables.md", 0)
 """The loop with a table."""
 OF_NOTEBOOK = ("docs/notebooks.md", 0)
 """A loop that starts its workers itself; `tests/distributed/test_notebooks.py` runs it."""
+VIRTUAL = ("docs/torch_modules.md", 2)
+"""The loop with virtual workers."""
 PART = ("docs/torch_modules.md", 1)
 """A loop without what comes before it."""
 SHORTER = (("sampler.epoch, 90)", "sampler.epoch, 3)"), ("(optimizer, 30)", "(optimizer, 2)"))
@@ -142,7 +145,7 @@ def trained_plainly(
     model: nn.Module = names["build_model"]()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
     scheduler = StepLR(optimizer, 2, falls)
-    sampler = SharedSampler(names["dataset"], rank=0, workers=1)
+    sampler = SharedSampler(names["dataset"], own=range(1), workers=1)
     loader = DataLoader(names["dataset"], batch_size=workers * BATCH, sampler=sampler)
     for _ in range(epochs):
         for x, y in loader:
@@ -166,7 +169,7 @@ def test_every_loop_of_the_pages_is_among_these(repository: Path) -> None:
         for page in repository.glob(pattern):
             name = str(page.relative_to(repository))
             found |= {(name, at) for at, _ in enumerate(loops_of(page))}
-    assert found == {TABLES, PART, OF_NOTEBOOK, *((page, at) for page, at, _ in LOOPS)}
+    assert found == {TABLES, PART, VIRTUAL, OF_NOTEBOOK, *((page, at) for page, at, _ in LOOPS)}
 
 
 @pytest.mark.parametrize("kind", [by_rule, by_optimizer])
@@ -186,6 +189,20 @@ def test_a_loop_as_printed_trains_as_one_process(
     momentum = 0.9 if "momentum" in loop else 0.0
     falls = 0.1 if "scheduler" in loop else 1.0
     assert_close(ends, trained_plainly(workers, epochs=epochs, momentum=momentum, falls=falls))
+
+
+def test_the_loop_with_virtual_workers_has_the_same_bits_on_any_number_of_workers(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = shorter(loops_of(repository / VIRTUAL[0])[VIRTUAL[1]])
+    loop = loop.replace("virtual_workers=8", "virtual_workers=3").replace("=32", "=16")
+    ends = []
+    for workers in (1, 2):
+        (tmp_path / str(workers)).mkdir()
+        with streams_of_threads():
+            ends += trained_on(workers, loop, monkeypatch, tmp_path / str(workers))
+    for end in ends[1:]:
+        assert all(torch.equal(value, end[name]) for name, value in ends[0].items())
 
 
 def test_the_loop_with_a_table_learns(

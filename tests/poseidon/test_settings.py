@@ -9,6 +9,7 @@ import pytest
 
 from poseidon.errors import UsageError
 from poseidon.settings import (
+    are_threads_set,
     inherited_environment,
     let_waiting_threads_sleep,
     put_on_python_path,
@@ -66,6 +67,14 @@ def test_status_fd(monkeypatch: pytest.MonkeyPatch) -> None:
             read_settings({"POSEIDON_STATUS_FD": wrong})
     monkeypatch.setenv("POSEIDON_STATUS_FD", "7")
     assert "POSEIDON_STATUS_FD" not in inherited_environment()
+
+
+@pytest.mark.parametrize(
+    ("variables", "are_set"),
+    [({}, False), ({"OMP_NUM_THREADS": ""}, False), ({"MKL_NUM_THREADS": "2"}, True)],
+)
+def test_whether_the_user_has_set_threads(variables: dict[str, str], are_set: bool) -> None:
+    assert are_threads_set(variables) == are_set
 
 
 @pytest.mark.parametrize(

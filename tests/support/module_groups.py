@@ -125,7 +125,7 @@ def failures_of(
 
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(tensors, "_run", run_example_alone))
-        places = [WorkerContext()]
+        places = [WorkerContext() if member is None else WorkerContext(member=member)]
         if workers > 1:
             member = member or Membership(network=Network(timeout_s=TIMEOUT_S))
             connect = stack.enter_context(job_addresses(member.options.kind, workers, shards))

@@ -51,7 +51,8 @@ from poseidon.errors import PoseidonError, UsageError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.module_hooks import uncompiled
 from poseidon.exchange.options import ExchangeOptions
-from poseidon.settings import variable_of_tasks
+from poseidon.settings import are_threads_set, variable_of_tasks
+from ps_server.protocol.virtual_workers import VirtualWorkers
 
 
 class _Process:
@@ -109,6 +110,7 @@ def distribute(
     compress: str = "",
     local_steps: int | None = None,
     outer: Outer | None = None,
+    virtual_workers: int | None = None,
     on: Literal["shards"] = "shards",
 ) -> RuleGroup: ...
 
@@ -126,6 +128,7 @@ def distribute(
     compress: str = "",
     local_steps: int | None = None,
     outer: Outer | None = None,
+    virtual_workers: int | None = None,
     on: Literal["shards"],
 ) -> RuleGroup: ...
 
@@ -143,6 +146,7 @@ def distribute(
     compress: str = "",
     local_steps: int | None = None,
     outer: Outer | None = None,
+    virtual_workers: int | None = None,
     on: Literal["workers"] = "workers",
 ) -> OptimizerGroup: ...
 
@@ -159,6 +163,7 @@ def distribute(
     compress: str = "",
     local_steps: int | None = None,
     outer: Outer | None = None,
+    virtual_workers: int | None = None,
     on: str | None = None,
 ) -> Group:
     """Train a module on all workers of this job. Return once all workers have rank 0's tensors.
@@ -190,6 +195,10 @@ def distribute(
             changed; 0: none, all exchange in every step. None: as --sync_every of the job says.
         outer: the rule that applies the mean change of a round of local steps; None:
             as the flags --outer_* and --sync_* say.
+        virtual_workers: how many the job has, the number of workers or more. Bits depend on it, and
+            not on the number of workers. Under plain `python` one process computes for all, with
+            one thread unless OMP_NUM_THREADS is set. None: as --virtual_workers of the job says, by default one
+            a worker.
         on: what applies the rule of a torch.optim optimizer. `workers`, the default: the optimizer
             itself, on every worker, on mean gradients. `shards`: the shards; workers keep no state
             of it.
@@ -207,9 +216,13 @@ def distribute(
         compress=compress,
         local_steps=local_steps,
         outer=outer,
+        virtual_workers=virtual_workers,
         on=_runs_on(on, how),
     )
-    group = join(module, how, options, _context())
+    context = _context()
+    if _PROCESS.context is None and virtual_workers is not None:
+        _compute_with_one_thread(context)
+    group = join(module, how, options, context)
     if _PROCESS.context is not None:
         _PROCESS.groups.append(group)
         gc.collect()
@@ -236,6 +249,7 @@ def join(
             "torch.nn.Module, such as "
             "nn.ModuleList([...]) of several"
         )
+    context = _with_virtual_workers(context, options.virtual_workers)
     context = _with_local_steps(_compressed(context, options.compress), options)
     inner = uncompiled(module)
     tables = plan_tables(inner, how, context.member.options)
@@ -285,6 +299,29 @@ def _compressed(context: WorkerContext, compress: str) -> WorkerContext:
             "of them"
         )
     return _with_options(context, replace(context.member.options, compress=compress))
+
+
+def _with_virtual_workers(context: WorkerContext, count: int | None) -> WorkerContext:
+    """Return the context with this number of virtual workers.
+
+    Raises:
+        UsageError: the job has another number, or more workers.
+    """
+    given = context.member.virtual_workers
+    if count is None or (given is not None and given.count == count):
+        return context
+    if given is not None:
+        raise UsageError(
+            f"distribute() has virtual_workers={count}, and the job --virtual_workers="
+            f"{given.count}; expected one of them"
+        )
+    if count < context.worker.size:
+        raise UsageError(
+            f"virtual_workers is {count}, and the job has {context.worker.size} workers; expected "
+            "one or more for each"
+        )
+    virtual = VirtualWorkers.spread(count, [1.0] * context.worker.size)
+    return replace(context, member=replace(context.member, virtual_workers=virtual))
 
 
 def _with_local_steps(context: WorkerContext, options: DistributeOptions) -> WorkerContext:
@@ -349,6 +386,18 @@ def _context() -> WorkerContext:
             loops=loops,
         )
     return _PROCESS.context.of_next_loop()
+
+
+def _compute_with_one_thread(context: WorkerContext) -> None:
+    """Compute with one thread, as the workers of a job with virtual workers do: bits may depend on
+    it.
+    """
+    if torch.get_num_threads() > 1 and not are_threads_set():
+        torch.set_num_threads(1)
+        context.say(
+            "virtual workers: computing with 1 thread, as in a job; OMP_NUM_THREADS=N sets "
+            "another number"
+        )
 
 
 def _check_alone(tasks: str) -> None:

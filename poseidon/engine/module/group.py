@@ -28,7 +28,7 @@ from poseidon.engine.module.checkpoint_file import (
 )
 from poseidon.engine.module.resized_state import resized
 from poseidon.engine.module.sent_gradients import SentGradients
-from poseidon.engine.module.shared_loop import SharedLoop
+from poseidon.engine.module.shared_loop import SEVERAL, SharedLoop
 from poseidon.engine.module.tensors import GroupPlan
 from poseidon.engine.module.worker_context import WorkerContext
 from poseidon.engine.module.worker_state import Kept
@@ -90,8 +90,14 @@ class Group(SharedLoop):
         `torch.load(weights_only=True)` reads.
 
         Raises:
-            UsageError: one has no state, or its name is taken.
+            UsageError: one has no state, or its name is taken, or a worker computes for several
+                virtual workers.
         """
+        if self._turns.several:
+            raise UsageError(
+                f"keep_own() has a state for each worker, {SEVERAL}; expected as many workers as "
+                "virtual workers, or keep() for what is the same on all"
+            )
         self._own.keep(objects, own=True)
 
     def state_dict(self) -> dict[str, Any]:
@@ -120,15 +126,13 @@ class Group(SharedLoop):
     def _state(self, call: str) -> dict[str, Any]:
         """Return `state_dict`. Other workers are waited for under the name of the call."""
         self._check_open(call)
-        if self._passes or self._in_backward:
-            raise UsageError(
-                f"{call}() stands between a backward pass and its step(); expected after step()"
-            )
+        self._check_between(call)
         with self._collections.calling(call):
             self._settle(f"{call}()")
             first = self._collections.gather(self._own.digests())[0]
             self._check.run(self.steps)
-            own = {**self._own.own(first, rank=self.rank), **self._save_own(), **self._held_back()}
+            own = [{**state, **self._save_own()} for state in self._own.own(first)]
+            own[0] |= self._held_back()  # of all its virtual workers, by name
             parts = gather_bytes(packed(own), self._collections.gather, keeps=self.rank == 0)
         groups = {}
         for name, group in self._kept_groups.items():
@@ -140,7 +144,7 @@ class Group(SharedLoop):
             "poseidon": FORMAT,
             "steps": self.steps,
             "iterations": self._collections.iterations,
-            "workers": self.size,
+            "workers": self.virtual_workers,
             "how": self._how,
             "exchange_plan": self._recorded.to_json() if self._recorded is not None else "",
             **self._own.shared(),
@@ -149,7 +153,9 @@ class Group(SharedLoop):
             "tables": self._tables.clocks(),
             **({"groups": groups} if groups else {}),
             "own": [
-                unpacked(part, f"the state of worker {rank}") for rank, part in enumerate(parts)
+                one
+                for rank, part in enumerate(parts)
+                for one in unpacked(part, f"the state of worker {rank}")
             ],
         }
 
@@ -313,23 +319,11 @@ class Group(SharedLoop):
                 f"{source} has the groups {names[0]}; this script has handed {names[1]} to keep()"
             )
         self._check_how(state, source)
-        if state["workers"] != self.size:
-            if self.rank == 0:
-                self._context.say(
-                    f"{source} is of {state['workers']} worker(s), and this job has {self.size}: "
-                    "random states are those that the script has set"
-                )
-            state = resized(state, self.size, source)
+        if state["workers"] != self.virtual_workers:
+            state = self._resized(state, source)
         self._tables.check(state.get("tables", {}), source, has_files=has_files)
-        self._own.load_tensors(state, rank=self.rank)
-        for own in (
-            *state["own"],
-            state["own"][self.rank],
-        ):  # all workers refuse what does not fit one of them
-            held_back = own.get("held_back", {})
-            self._exchange.state.hold_back(
-                {name: tensor.numpy() for name, tensor in held_back.items()}
-            )
+        self._own.load_tensors(state)
+        self._hold_back(state["own"])
         self._masters.load(state.get("masters", {}))
         self._load_how(state)
         self._masters.publish_all()
@@ -341,10 +335,30 @@ class Group(SharedLoop):
         self._collections.iterations = state["iterations"]
         self._settled = True
         self._resume_from = None
-        self._own.load_rest(state, rank=self.rank)
+        self._own.load_rest(state)
         for name, group in self._kept_groups.items():
             group._check_not_begun()
             group._restore(checked(groups[name], source), f"'{name}' of {source}", call)
+
+    def _resized(self, state: Mapping[str, Any], source: str) -> dict[str, Any]:
+        """Return a state of another number of workers.
+
+        Raises:
+            SnapshotError: this job was told a number of virtual workers.
+        """
+        saved, own = state["workers"], self.virtual_workers
+        if self._context.member.virtual_workers is not None:
+            raise SnapshotError(
+                f"{source} is of {saved} virtual worker(s), and this job has {own}; expected "
+                f"virtual_workers={saved}, or none, with which random streams and sums are others"
+            )
+        if self.rank == 0:
+            self._context.say(
+                f"{source} is of {saved} worker(s), and this job has {own}: random states are "
+                f"those that the script has set; --virtual_workers={saved} goes on with the same "
+                "bits"
+            )
+        return resized(state, own, source)
 
     def _held_back(self) -> dict[str, Any]:
         """Return what lossy codecs have held back on this worker; nothing without codecs."""
@@ -352,6 +366,19 @@ class Group(SharedLoop):
         return (
             {"held_back": {n: torch.tensor(a) for n, a in held_back.items()}} if held_back else {}
         )
+
+    def _hold_back(self, owners: Sequence[Mapping[str, Any]]) -> None:
+        """Go on with what lossy codecs have held back: of this process, and of virtual workers
+        that had another process.
+        """
+        of_each = [
+            {name: tensor.numpy() for name, tensor in one.get("held_back", {}).items()}
+            for one in owners
+        ]
+        mine = {name: array for one in of_each for name, array in one.items()}
+        mine |= of_each[self._turns.own[0]]
+        for held_back in (*of_each, mine):  # all workers refuse what does not fit one of them
+            self._exchange.state.hold_back(held_back)
 
     def _check_how(self, state: Mapping[str, Any], source: str) -> None:
         if state["how"] != self._how:

@@ -89,13 +89,14 @@ class LocalOptimizerGroup(OptimizerGroup):
         none: list[History] = [()] * len(self._plan.tensors)
         self._exchange.open(self._with_outer(none, state), state["iterations"])
 
-    def average_gradients(self) -> None:
+    def average_gradients(self) -> bool:
         """Do nothing: with local steps a step uses the gradients of this worker.
 
         Raises:
             UsageError: there was no backward pass.
         """
         self._check_passes()
+        return True
 
     def _backward_is_over(self) -> None:
         Group._backward_is_over(self)

@@ -59,6 +59,12 @@ class Masters:
             if trained.statistics:
                 trained.tensor.detach().copy_(source)
 
+    def publish_statistics(self) -> None:
+        """Round the masters of statistics to their tensors."""
+        for index, (trained, _) in self._pairs.items():
+            if trained.statistics:
+                self.publish(index)
+
     def state(self) -> dict[str, Tensor]:
         """Return the masters by name, on the CPU."""
         return {

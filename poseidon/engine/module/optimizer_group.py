@@ -66,6 +66,10 @@ class OptimizerGroup(Group):
         self._optimizer = optimizer
         self._means: dict[nn.Parameter, nn.Parameter] = {}
         self._averaged = self._averaged_in_place = False
+        self._has_left = False
+        """Whether the optimizer's step under way has only ended a turn."""
+        self._rates_at_first: list[Any] = []
+        """Of the parameter groups, at the end of an iteration's first turn."""
         self._optimizer_hooks: list[RemovableHandle] = []
         self._sent = SentGradients(context, UNSCALED)
         super().__init__(module, self._make_plan(tensors, options), context)
@@ -128,7 +132,7 @@ class OptimizerGroup(Group):
     def _load_how(self, state: Mapping[str, Any]) -> None:
         try:
             of_all = state.get("optimizer")
-            own = state["own"][self.rank if self._local_steps else 0]
+            own = state["own"][self._turns.own[0] if self._local_steps else 0]
             self._optimizer.load_state_dict(own["optimizer"] if of_all is None else of_all)
         except (ValueError, KeyError, TypeError) as error:
             raise SnapshotError(f"the checkpoint is of another optimizer: {error}") from error
@@ -156,16 +160,22 @@ class OptimizerGroup(Group):
     def _how(self) -> str:
         return f"torch.optim.{type(self._optimizer).__name__}"
 
-    def step(self, *, zero_grad: bool = True) -> None:
+    def step(self, *, zero_grad: bool = True) -> bool:
         """Call the optimizer's own `step`, and clear the gradients. See `Group`.
 
         A script may call the optimizer's `step` and `zero_grad` instead.
         """
         self._check_open("step")
+        if self._turns.several and not zero_grad:
+            raise UsageError(
+                "step(zero_grad=False) keeps the gradients for the next pass, which is another "
+                "virtual worker's; expected step(), or as many workers as virtual workers"
+            )
         with self._collections.calling(STEP):
             self._optimizer.step()
         if zero_grad:
             self._module.zero_grad()
+        return self._turns.is_first
 
     def _on_gradient(self, parameter: Tensor | None = None) -> None:
         if not self._in_backward and self._averaged_in_place:
@@ -184,6 +194,8 @@ class OptimizerGroup(Group):
 
     def _take_back(self) -> None:
         """End the iteration, whose means no step uses."""
+        if self._turns.several:
+            super()._take_back()
         with self._collections.calling(STEP):
             self._hooks.abandon()
             self._finish_iteration()
@@ -192,9 +204,13 @@ class OptimizerGroup(Group):
         if self._passes and self._context.loops.several:
             self._forget_passes()
 
-    def average_gradients(self) -> None:
+    def average_gradients(self) -> bool:
         """Set every `grad` to the mean over all workers now, for a loop that reads gradients
         before the optimizer does.
+
+        Returns:
+            Whether they are the means. If not, another virtual worker of this process is next, and
+            there are no gradients for the optimizer yet.
 
         Raises:
             UsageError: there was no backward pass, or there are tables, whose gradients leave with
@@ -205,12 +221,16 @@ class OptimizerGroup(Group):
                 f"average_gradients() with table '{self._plan.tables[0].spec.name}', whose shards "
                 "apply its gradients as they are; expected step() right after backward()"
             )
-        self._average()
+        return self._average()
 
-    def _average(self) -> None:
+    def _average(self) -> bool:
+        """Average the gradients, or end a turn within the step. Return whether they are means."""
         self._check_passes()
         self._hooks.check_unchanged()
         self._sent.check()
+        self._check_rates()
+        if self._leave_turn():
+            return False
         with self._collections.calling("average_gradients"):
             self._end_iteration()
             self._begin()
@@ -219,6 +239,18 @@ class OptimizerGroup(Group):
         for parameter, mean in self._means.items():
             # A parameter that has been frozen since is left alone, as in one process.
             parameter.grad = mean.data.to(parameter.dtype) if parameter.requires_grad else None
+        return True
+
+    def _check_rates(self) -> None:
+        """Refuse a scheduler's step between two turns of a step."""
+        rates = [group.get("lr") for group in self._optimizer.param_groups]
+        if self._turns.is_first:
+            self._rates_at_first = [r.clone() if isinstance(r, Tensor) else r for r in rates]
+        elif rates != self._rates_at_first:
+            raise UsageError(
+                f"lr has changed from {self._rates_at_first} to {rates} between two virtual "
+                "workers of a step; expected `if group.step(): scheduler.step()`"
+            )
 
     def _backward_is_over(self) -> None:
         super()._backward_is_over()
@@ -249,7 +281,7 @@ class OptimizerGroup(Group):
             ):  # set by GradScaler, of this worker alone
                 raise UsageError(UNSCALED)
             with self._collections.calling(STEP):
-                self._average()
+                self._has_left = not self._average()
 
     def _check_step(
         self, optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]
@@ -260,6 +292,9 @@ class OptimizerGroup(Group):
     def _after_step(
         self, optimizer: object, arguments: tuple[Any, ...], named: dict[str, Any]
     ) -> None:
+        if self._has_left:  # it has found no gradient
+            self._has_left = False
+            return
         with self._collections.calling(STEP):
             self._averaged = False
             self._collections.finish_step()

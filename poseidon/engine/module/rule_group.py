@@ -133,7 +133,7 @@ class RuleGroup(Group):
             return [np.zeros(shape, np.float32)] * count
         owners = [state] if "history" in state else state["own"]
         if len(owners) > 1 and self._histories_differ:
-            owners = [owners[self.rank]]
+            owners = [owners[self._turns.own[0]]]
         arrays = [owner["history"].get(trained.name, []) for owner in owners]
         if any(len(a) != count or any(tuple(part.shape) != shape for part in a) for a in arrays):
             raise SnapshotError(
@@ -141,10 +141,10 @@ class RuleGroup(Group):
             )
         return [torch.stack(column).mean(0).numpy() for column in zip(*arrays, strict=True)]
 
-    def step(self, *, zero_grad: bool = True) -> None:
+    def step(self, *, zero_grad: bool = True) -> bool:
         """End the step. See `Group`. The new parameters arrive while the next forward pass runs."""
         self._check_zero_grad(zero_grad)
-        self._end_step()
+        return self._end_step()
 
     def _check_zero_grad(self, zero_grad: bool) -> None:
         if not zero_grad:
@@ -157,13 +157,16 @@ class RuleGroup(Group):
         super()._backward_is_over()
         self._sent.note(reversed(self._trained.values()))
 
-    def _end_step(self) -> None:
+    def _end_step(self) -> bool:
+        """End the step, or a turn within it. Return whether it was the step."""
         self._check_passes()
         self._hooks.check_unchanged()
         self._sent.check()
         self._check_unknown()
         self._check_frozen()
         self._check_unchanged()
+        if self._leave_turn():
+            return False
         with self._collections.calling(STEP):
             self._end_iteration()
             self._collections.finish_step()
@@ -175,6 +178,7 @@ class RuleGroup(Group):
         ) in self._trained.values():  # a graph of the step before is not to be used again
             torch.autograd.graph.increment_version(parameter)
         self._note_values()
+        return True
 
     def _before_begin(self) -> None:
         self._check_unchanged()

@@ -1,17 +1,21 @@
 """The records of a dataset that a worker reads: a torch Sampler, and a DataLoader that counts
 delivered batches.
 
-Law: worker g of W reads indices g, g + W, g + 2 W, ... of one order that all workers share. The
-batches of all workers together are the batch that one process would read. All workers read equally
-many records: the order wraps around. Where it does not (`even=False`), all have equally many
-batches: the last ones are shorter, and a worker that has no record left gets one of another's,
-which counts as none.
+Law: virtual worker v of V reads indices v, v + V, v + 2 V, ... of one order that all share. The
+batches of all together are the batch that one process would read. All read equally many records:
+the order wraps around. Where it does not (`even=False`), all have equally many batches: the last
+ones are shorter, and a virtual worker that has no record left gets one of another's, which counts
+as none.
+
+A process with several virtual workers reads their batches in turn: in each iteration those of the
+first, then those of the next.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
-from typing import Any
+from itertools import islice
+from typing import Any, Protocol
 
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
@@ -57,13 +61,17 @@ class SharedSampler(Sampler[int]):
 
     Args:
         dataset: anything with a length.
-        rank: this worker.
-        workers: number of workers.
+        own: the virtual workers of this worker.
+        workers: number of virtual workers of the job.
         shuffle: draw a new order for each epoch.
         seed: of the orders; the same on every worker.
-        on_return: called before the first record when an epoch is resumed in its middle.
+        on_read: called with a virtual worker before each of its records that is drawn.
+        on_return: called with a virtual worker before its first record when an epoch is resumed in
+            its middle.
         unfilled: records of a batch, if each record comes once in an epoch and the last batches
             are shorter; 0: the order wraps around.
+        turn: records of a virtual worker in an iteration. All have whole turns in an epoch, and
+            this worker's take turns. 0: unknown, with one virtual worker only.
 
     Attributes:
         epoch: the next epoch to begin, from 0; after `load_state_dict` the epoch of the saved
@@ -74,27 +82,30 @@ class SharedSampler(Sampler[int]):
         self,
         dataset: Sized,
         *,
-        rank: int,
+        own: range,
         workers: int,
         shuffle: bool = True,
         seed: int = 0,
-        on_return: Callable[[], None] = _nothing,
+        on_read: Callable[[int], None] = _nothing,
+        on_return: Callable[[int], None] = _nothing,
         unfilled: int = 0,
+        turn: int = 0,
     ) -> None:
         self._unfilled = unfilled
+        self._turn = turn
         self._records = _number_of_records(dataset)
         if self._records == 0:
             raise UsageError("the dataset is empty")
-        self._rank = rank
+        self.own = own
         self._workers = workers
         self._shuffle = shuffle
         self._seed = seed
+        self._on_read = on_read
         self._on_return = on_return
         self._within = False  # an epoch has begun, and its loop has not ended
         self._first = self._position = (
             0  # of that epoch: records skipped at its begin, and delivered so far
         )
-        self._counts = True  # False: its loader counts
         self._offset = 0  # records of that epoch which workers of an earlier run have read
         self._return_to: tuple[int, int, int] | None = (
             None  # epoch, position and offset of a saved state
@@ -105,31 +116,53 @@ class SharedSampler(Sampler[int]):
         """Yield the indices of this worker in the next epoch; in a resumed epoch, those not
         delivered before.
         """
+        self.begin()
+        return self._in_turn()
+
+    def begin(self) -> None:
+        """Begin the next epoch, or resume the one of a saved state."""
         self._within = False
         self._first = self._position = self.position
         self._offset = self._offset_to_return()
         self._return_to, self._within = None, True
         self.epoch += 1
-        return self._draw(self.epoch - 1, self._first)
 
-    def _draw(self, epoch: int, first: int) -> Iterator[int]:
-        order = self._order(epoch)
+    def draw(self, virtual_worker: int) -> Iterator[int]:
+        """Yield a virtual worker's indices in the epoch that has begun."""
+        first, order = self._first, self._order(self.epoch - 1)
         if first:
-            self._on_return()
-        for index in self._indices(self._offset)[first:]:
-            if self._counts:
-                self._position += 1
+            self._on_return(virtual_worker)
+        for index in self._indices(virtual_worker, self._offset)[first:]:
             yield order[index % self._records]
-        if self._counts:
-            self._within = False
+
+    def _in_turn(self) -> Iterator[int]:
+        parts = {virtual_worker: self.draw(virtual_worker) for virtual_worker in self.own}
+        read = 0
+        while turn := [(v, i) for v in parts for i in islice(parts[v], self._turn or None)]:
+            for virtual_worker, index in turn:
+                self._on_read(virtual_worker)
+                read += 1
+                self._position = self._first + read // len(parts)
+                yield index
+        self._within = False
+
+    def left(self, virtual_worker: int) -> int:
+        """Return the number of its records in the epoch that has begun or been resumed."""
+        return len(self._indices(virtual_worker, self._offset)[self._first :])
+
+    def records_of(self, virtual_worker: int) -> int:
+        """Return the number of its records in an epoch."""
+        return len(self._indices(virtual_worker, 0))
 
     def __len__(self) -> int:
         """Return the number of records of this worker in an epoch."""
-        return len(self._indices(0))
+        return sum(map(self.records_of, self.own))
 
     @property
     def position(self) -> int:
-        """Records delivered of the current epoch, or of the one to be resumed; otherwise 0."""
+        """Records of each virtual worker that were delivered of the current epoch, or of the one to
+        be resumed; otherwise 0.
+        """
         if self._within:
             return self._position
         returns = self._return_to is not None and self._return_to[0] == self.epoch
@@ -180,37 +213,39 @@ class SharedSampler(Sampler[int]):
         self._within = False
         self._return_to = (state["epoch"], state["position"], offset) if within else None
 
-    def leave_counting(self) -> None:
-        """Let the loader report deliveries with `note` and `end` from now on."""
-        self._counts = False
-
     def note(self, records: int) -> None:
-        """Set the number of records delivered since this epoch was begun or resumed."""
-        self._position = min(self._first + records, len(self._indices(self._offset)))
+        """Set the number of a virtual worker's records that were delivered since this epoch was
+        begun or resumed.
+        """
+        most = max(len(self._indices(v, self._offset)) for v in self.own)
+        self._position = min(self._first + records, most)
 
     def end(self) -> None:
         """Note that the loop over this epoch has ended."""
         self._within = False
 
     def batch_records(self, first: int, batch_size: int) -> list[int]:
-        """Return the records of each worker's batch that begins with its record number `first`."""
+        """Return the records of each virtual worker's batch that begins with its record number
+        `first`.
+        """
         return [
-            min(batch_size, max(0, self._own_records(rank, self._offset) - first))
-            for rank in range(self._workers)
+            min(batch_size, max(0, self._own_records(v, self._offset) - first))
+            for v in range(self._workers)
         ]
 
-    def _own_records(self, rank: int, offset: int) -> int:
-        if not self._unfilled:
-            return -(-(self._records - offset) // self._workers)
-        return len(range(offset + rank, self._records, self._workers))
+    def _own_records(self, virtual_worker: int, offset: int) -> int:
+        if self._unfilled:
+            return len(range(offset + virtual_worker, self._records, self._workers))
+        count = -(-(self._records - offset) // self._workers)
+        return -(-count // self._turn) * self._turn if self._turn else count
 
-    def _indices(self, offset: int) -> range:
-        count = self._own_records(self._rank, offset)
+    def _indices(self, virtual_worker: int, offset: int) -> range:
+        count = self._own_records(virtual_worker, offset)
         if self._unfilled and -(-count // self._unfilled) < -(
             -self._own_records(0, offset) // self._unfilled
         ):
-            count += 1  # the turn of a worker that has no record left
-        first = offset + self._rank
+            count += 1  # the batch of a virtual worker that has no record left
+        first = offset + virtual_worker
         return range(first, first + count * self._workers, self._workers)
 
     def _order(self, epoch: int) -> list[int]:
@@ -221,8 +256,48 @@ class SharedSampler(Sampler[int]):
         return order
 
 
+class _OwnRecords(Sampler[int]):
+    """The records of one virtual worker, for a DataLoader of its own."""
+
+    def __init__(self, shared: SharedSampler, virtual_worker: int) -> None:
+        self._shared = shared
+        self._virtual_worker = virtual_worker
+
+    def __iter__(self) -> Iterator[int]:
+        return self._shared.draw(self._virtual_worker)
+
+    def __len__(self) -> int:
+        return self._shared.records_of(self._virtual_worker)
+
+
+class Delivery(Protocol):
+    """What a group does with the batches of its loader."""
+
+    def fetching(self, virtual_worker: int) -> None:
+        """Note that a virtual worker's batch is fetched next."""
+
+    def delivering(self, records: Sequence[int], virtual_worker: int) -> None:
+        """Note the records of each virtual worker's batch, before one's is delivered."""
+
+    def ended(self) -> None:
+        """Note the end of an epoch."""
+
+
+class NoDelivery(Delivery):
+    """A loader without a group."""
+
+    def fetching(self, virtual_worker: int) -> None:
+        pass
+
+    def delivering(self, records: Sequence[int], virtual_worker: int) -> None:
+        pass
+
+    def ended(self) -> None:
+        pass
+
+
 class SharedLoader(DataLoader[Any]):
-    """A DataLoader over a `SharedSampler`.
+    """A DataLoader over a `SharedSampler`. Each virtual worker has a DataLoader of its own in it.
 
     It counts the batches that the loop has received, not those read ahead.
 
@@ -230,8 +305,8 @@ class SharedLoader(DataLoader[Any]):
         dataset: with records by number.
         sampler: this worker's.
         batch_size: records of a batch.
-        on_batch: called with the records of each worker's batch before a batch is delivered, and
-            with none at the end.
+        passes: batches of a virtual worker in an iteration.
+        delivery: is told of batches.
         arguments: DataLoader's others.
     """
 
@@ -241,7 +316,8 @@ class SharedLoader(DataLoader[Any]):
         sampler: SharedSampler,
         batch_size: int,
         *,
-        on_batch: Callable[[Sequence[int]], None] = _nothing,
+        passes: int = 1,
+        delivery: Delivery | None = None,
         **arguments: Any,
     ) -> None:
         for name in ("sampler", "batch_sampler"):
@@ -250,22 +326,86 @@ class SharedLoader(DataLoader[Any]):
                     f"loader() has a sampler of its own; expected a DataLoader of yours for {name}="
                 )
         super().__init__(dataset, batch_size=batch_size, sampler=sampler, **arguments)
-        sampler.leave_counting()
         self._shared = sampler
         self._records = batch_size
-        self._on_batch = on_batch
+        self._passes = passes
+        self._delivery = delivery or NoDelivery()
+        self._of = {
+            v: DataLoader(
+                dataset,
+                batch_size=batch_size,
+                sampler=_OwnRecords(sampler, v),
+                **arguments,
+            )
+            for v in sampler.own
+        }
+
+    def __len__(self) -> int:
+        """Return the number of batches that a loop gets in an epoch."""
+        return sum(map(len, self._of.values()))
 
     @property
     def position(self) -> int:
-        """Batches delivered of the current epoch, or of the one to be resumed."""
-        return -(-self._shared.position // self._records)
+        """Batches delivered of the current epoch, or of the one to be resumed; between two
+        iterations.
+        """
+        return len(self._of) * -(-self._shared.position // self._records)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        """Yield the batches of the next epoch."""
-        for count, batch in enumerate(super().__iter__(), start=1):
-            first = self._shared.position
-            self._shared.note(count * self._records)
-            self._on_batch(self._shared.batch_records(first, self._records))
-            yield batch
-        self._on_batch(())
+        """Yield the batches of the next epoch: in each iteration those of the first virtual worker,
+        then those of the next.
+
+        Raises:
+            UsageError: several virtual workers' batches are no whole number of iterations.
+        """
+        self._shared.begin()
+        self._check_passes()
+        batches = self._begin_each()
+        first, done = self._shared.position, 0
+        while True:
+            delivered = False
+            for virtual_worker, own in batches.items():
+                for place in range(done, done + self._passes):
+                    self._delivery.fetching(virtual_worker)
+                    batch = next(own, _END)
+                    if batch is _END:
+                        break
+                    delivered = True
+                    self._shared.note((place + 1) * self._records)
+                    records = self._shared.batch_records(
+                        first + place * self._records, self._records
+                    )
+                    self._delivery.delivering(records, virtual_worker)
+                    yield batch
+            if not delivered:
+                break
+            done += self._passes
+        self._delivery.ended()
         self._shared.end()
+
+    def _begin_each(self) -> dict[int, Iterator[Any]]:
+        """Return the batches of each virtual worker. A generator of the script's gives each the
+        numbers that it would give to the only one of a worker.
+        """
+        found: dict[int, Iterator[Any]] = {}
+        state = None if self.generator is None else self.generator.get_state()
+        for virtual_worker, loader in self._of.items():
+            if self.generator is not None and state is not None:
+                self.generator.set_state(state)
+            self._delivery.fetching(virtual_worker)
+            found[virtual_worker] = iter(loader)
+        return found
+
+    def _check_passes(self) -> None:
+        records = self._shared.left(self._shared.own[0])
+        count = records // self._records if self.drop_last else -(-records // self._records)
+        if len(self._of) > 1 and count % self._passes:
+            raise UsageError(
+                f"each virtual worker has {count} batches in this epoch, and passes={self._passes}:"
+                " the last ones are no whole step, and one worker computes for several virtual "
+                f"workers; expected a multiple of {self._passes} batches, by another batch_size, "
+                "or one virtual worker a worker"
+            )
+
+
+_END = object()

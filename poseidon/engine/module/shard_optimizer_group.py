@@ -74,13 +74,14 @@ class ShardOptimizerGroup(RuleGroup):
             "param_groups, or a scheduler of torch"
         )
 
-    def step(self, *, zero_grad: bool = True) -> None:
+    def step(self, *, zero_grad: bool = True) -> bool:
         """Call the `step` of all optimizers. See `Group`. A script may do so instead."""
         self._check_open("step")
         self._check_zero_grad(zero_grad)
         self._stepped.clear()
         for optimizer in self._optimizers:
             optimizer.step()
+        return self._turns.is_first
 
     def close(self) -> None:
         """See `Group`."""
@@ -102,7 +103,8 @@ class ShardOptimizerGroup(RuleGroup):
                 f"lr has changed from {self._begun_rates} to {self._rates()} since this step's "
                 "first forward pass, and the gradients have left with the old rate; expected "
                 "changes between optimizer.step() and the next forward pass (group.settle() before "
-                "an evaluation, so that its forward pass begins no step)"
+                "an evaluation, so that its forward pass begins no step; with virtual workers "
+                "`if group.step(): scheduler.step()`)"
             )
         self._end_step()
         self._stepped = [optimizer]

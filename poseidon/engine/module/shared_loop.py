@@ -13,7 +13,8 @@ from torch.utils.data import Dataset
 
 from poseidon.engine.broadcast import broadcast_bytes, gather_bytes
 from poseidon.engine.module import plain_values
-from poseidon.engine.module.sampler import SharedLoader, SharedSampler
+from poseidon.engine.module.group_turns import GroupTurns
+from poseidon.engine.module.sampler import Delivery, SharedLoader, SharedSampler
 from poseidon.engine.module.step_loop import StepLoop
 from poseidon.engine.module.sync_norm import SyncNorms
 from poseidon.engine.module.tensors import GroupPlan
@@ -21,9 +22,9 @@ from poseidon.engine.module.weights import Batch, BatchWeights
 from poseidon.engine.module.worker_context import WorkerContext
 from poseidon.engine.module.worker_state import WorkerState
 from poseidon.errors import UsageError
-from poseidon.exchange.module_hooks import uncompiled
 
 Number = TypeVar("Number", float, Tensor)
+SEVERAL = "and a worker of this job computes for several virtual workers, one after the other"
 
 
 class SharedLoop(StepLoop):
@@ -36,10 +37,10 @@ class SharedLoop(StepLoop):
     """
 
     def __init__(self, module: nn.Module, plan: GroupPlan, context: WorkerContext) -> None:
-        self._own = WorkerState(uncompiled(module), plan.rest, context.worker.device)
-        self._weights = BatchWeights(context.worker.size)
         self._norms: SyncNorms | None = None
         super().__init__(module, plan, context)
+        self._own = WorkerState(self._module, plan.rest, context.worker.device, self._turns)
+        self._weights = BatchWeights(self._turns.count)
         self._norms = SyncNorms(self._module, self._gather_of_norm, lambda: self._weights.counts)
 
     def close(self) -> None:
@@ -147,7 +148,9 @@ class SharedLoop(StepLoop):
         with self._collections.calling("barrier"):
             self._collections.gather(b"")
 
-    def sampler(self, dataset: Sized, *, shuffle: bool = True, seed: int = 0) -> SharedSampler:
+    def sampler(
+        self, dataset: Sized, *, shuffle: bool = True, seed: int = 0, batch_size: int = 0
+    ) -> SharedSampler:
         """Return a DataLoader's sampler of this worker's records of a dataset, in another order
         each epoch.
 
@@ -155,20 +158,33 @@ class SharedLoop(StepLoop):
             dataset: anything with a length, the same on every worker.
             shuffle: draw a random order for each epoch.
             seed: of the orders.
+            batch_size: of the DataLoader, which is needed if a worker computes for several virtual
+                workers. All have whole batches then: more records come twice.
+
+        Raises:
+            UsageError: the batch size is needed.
         """
-        return self._sampler(dataset, shuffle, seed)
+        if self._turns.several and not batch_size:
+            raise UsageError(
+                f"sampler() has no batch_size, {SEVERAL}, each with batches of its own; expected "
+                "sampler(dataset, batch_size=...) with that of the DataLoader, or loader()"
+            )
+        return self._sampler(dataset, shuffle, seed, turn=batch_size * self._plan.passes)
 
     def _sampler(
-        self, dataset: Sized, shuffle: bool, seed: int, *, unfilled: int = 0
+        self, dataset: Sized, shuffle: bool, seed: int, *, unfilled: int = 0, turn: int = 0
     ) -> SharedSampler:
+        streams = self._turns.streams
         sampler = SharedSampler(
             dataset,
-            rank=self.rank,
-            workers=self.size,
+            own=self._turns.own,
+            workers=self._turns.count,
             shuffle=shuffle,
             seed=seed,
+            on_read=(lambda _: None) if streams is None else streams.begin_reading,
             on_return=self._own.return_random,
             unfilled=unfilled,
+            turn=turn,
         )
         self._own.add(sampler)
         return sampler
@@ -185,11 +201,12 @@ class SharedLoop(StepLoop):
     ) -> SharedLoader:
         """Return a DataLoader of this worker's records.
 
-        Its position within an epoch is saved exactly.
+        Its position within an epoch is saved exactly. For several virtual workers it gives those of
+        each in turn: in each iteration `passes` batches of the first, then those of the next.
 
         Args:
             dataset: with records by number, the same on every worker.
-            batch_size: records of a batch of this worker.
+            batch_size: records of a batch of one virtual worker.
             shuffle: draw a random order for each epoch.
             seed: of the orders.
             even: give all workers equally many records: some come twice in an epoch. False: each
@@ -210,7 +227,8 @@ class SharedLoop(StepLoop):
             dataset,
             sampler,
             batch_size,
-            on_batch=lambda records: self._weights.note(records, self.rank),
+            passes=self._plan.passes,
+            delivery=_Delivery(self._turns, self._weights),
             **arguments,
         )
 
@@ -219,7 +237,7 @@ class SharedLoop(StepLoop):
     ) -> Tensor:
         """Return a loss whose gradient has the weight of its records in the mean over all workers.
 
-        A loss is the mean over this worker's n records. The mean gradient of a step is then
+        A loss is the mean over the n records of this batch. The mean gradient of a step is then
         sum(n g) / sum(n), that of one process with all records. Call `backward()` on the result.
         With `records` all workers call it together, once for each backward pass.
 
@@ -240,6 +258,11 @@ class SharedLoop(StepLoop):
                 "weigh() weighs gradients that are averaged in each step; expected "
                 "--table_staleness=0 and no local steps"
             )
+        if records is not None and self._turns.several:
+            raise UsageError(
+                f"weigh() was given the records of a batch, {SEVERAL}, so that not all have read "
+                "theirs yet; expected weigh(loss), with batches of group.loader()"
+            )
         with self._collections.calling("weigh"):
             return self._weights.weigh(loss, records, of, self._collections.gather)
 
@@ -254,6 +277,11 @@ class SharedLoop(StepLoop):
             UsageError: a worker has no batch, and another has.
         """
         self._check_open("epoch")
+        if self._turns.several:
+            raise UsageError(
+                f"epoch() waits for the other workers before each batch, {SEVERAL}; expected "
+                "batches of group.loader(), of which each has equally many"
+            )
 
         def gather(payload: bytes) -> Sequence[bytes]:
             with self._collections.calling("epoch"):
@@ -264,11 +292,35 @@ class SharedLoop(StepLoop):
     def _is_left_out(self) -> bool:
         return self._weights.is_left_out
 
-    def _finish_iteration(self) -> None:
-        super()._finish_iteration()
+    def _end_turn(self) -> None:
+        super()._end_turn()
         self._weights.end_step()
 
     def _on_gradient(self, parameter: Tensor | None = None) -> None:
         if not self._in_backward:
             self._weights.check_weighed()
         super()._on_gradient(parameter)
+
+
+class _Delivery(Delivery):
+    """What a group does with the batches of its loader: it begins turns, and weighs losses."""
+
+    def __init__(self, turns: GroupTurns, weights: BatchWeights) -> None:
+        self._turns = turns
+        self._weights = weights
+
+    def fetching(self, virtual_worker: int) -> None:
+        streams = self._turns.streams
+        if streams is not None:
+            streams.enter(virtual_worker)
+            streams.delivered = virtual_worker
+
+    def delivering(self, records: Sequence[int], virtual_worker: int) -> None:
+        self._weights.note(records, virtual_worker)
+
+    def ended(self) -> None:
+        self._weights.note((), 0)
+        streams = self._turns.streams
+        if streams is not None:
+            streams.enter(None)
+            streams.delivered = None

@@ -6,6 +6,9 @@ One step of the user's loop, and what happens in it:
     loss.backward()      each gradient leaves as soon as it is complete
     step()               the iteration ends
 
+A process with several virtual workers runs the loop once for each of them in an iteration; only the
+last `step` ends it (`group_turns.py`).
+
 Laws:
 * All workers call `step`, `settle` and the collections of `Group` equally often and in the same
   order.
@@ -25,13 +28,15 @@ from torch import Tensor, nn
 
 from poseidon.engine.broadcast import broadcast_parameters
 from poseidon.engine.module.group_collections import GroupCollections
+from poseidon.engine.module.group_turns import GroupTurns, OwnBuffers
 from poseidon.engine.module.masters import Masters
 from poseidon.engine.module.module_watch import ModuleCallbacks, ModuleWatch
+from poseidon.engine.module.random_streams import RandomStreams, script_seed
 from poseidon.engine.module.tables.group import TableGroup
 from poseidon.engine.module.tables.link import Callbacks
 from poseidon.engine.module.tensors import GroupPlan
 from poseidon.engine.module.worker_context import DISTRIBUTE, LEAVING, LoopPosition, WorkerContext
-from poseidon.errors import UsageError
+from poseidon.errors import UsageError, counted
 from poseidon.exchange.auto.recorded import RecordedPlan
 from poseidon.exchange.base import ExchangeSettings
 from poseidon.exchange.build import build_exchange
@@ -40,6 +45,7 @@ from poseidon.exchange.module_hooks import uncompiled
 from poseidon.exchange.observe.observer import Call
 from poseidon.exchange.replicas import NO_CHECK, ReplicaCheck
 from poseidon.exchange.row_tables import AloneRowTables
+from ps_server.protocol.virtual_workers import VirtualWorkers
 
 Self = TypeVar("Self", bound="StepLoop")
 CLOSED = "{}() after close(), or after the `with` block of the group; expected it before"
@@ -58,6 +64,7 @@ class StepLoop(ABC):
         self._module = uncompiled(module)
         self._context = context
         self._plan = plan
+        self._turns = _turns_of(self._module, plan, context)
         context.on_progress(LoopPosition(collection=DISTRIBUTE))
         built = build_exchange(
             plan.tensors,
@@ -98,6 +105,8 @@ class StepLoop(ABC):
                     self._check_rest()
                     rest = list(plan.rest.values())
                     broadcast_parameters(rest, self._collections.gather, rank=self.rank)
+            self._turns.buffers.restart()
+            self._open_streams()
             self._tables = TableGroup(
                 plan.tables,
                 AloneRowTables() if built.client is None else built.client.rows,
@@ -128,6 +137,27 @@ class StepLoop(ABC):
             context.loops.add(self)
         context.on_open(built, self._exchange)
         self._collections.report()
+
+    def _open_streams(self) -> None:
+        """Give each virtual worker of the job a random stream; later groups share them."""
+        context, loops = self._context, self._context.loops
+        if context.member.virtual_workers is None:
+            return
+        seed = script_seed().to_bytes(8, "little")
+        if self.size > 1:
+            with self._collections.calling(DISTRIBUTE):
+                seed = self._collections.gather(seed)[0]
+        if loops.streams is None or not loops.streams.groups:
+            own, device = self._turns.own, context.worker.device
+            loops.streams = RandomStreams(own, int.from_bytes(seed, "little"), device)
+        if loops.streams.own != self._turns.own:
+            raise UsageError(
+                f"distribute() gives this worker the virtual workers {_words(self._turns.own)}, and "
+                f"an earlier one {_words(loops.streams.own)}; expected the same virtual_workers in "
+                "each"
+            )
+        loops.streams.groups.add(self._turns)
+        self._turns.streams = loops.streams
 
     def _open_tables(self) -> None:
         self._tables.open(root=self.rank == 0)
@@ -169,6 +199,16 @@ class StepLoop(ABC):
         return self._context.worker.device
 
     @property
+    def virtual_worker(self) -> int:
+        """The virtual worker whose turn it is, 0..virtual_workers-1; by default the rank."""
+        return self._turns.virtual_worker
+
+    @property
+    def virtual_workers(self) -> int:
+        """Number of virtual workers of the job; by default the number of workers."""
+        return self._turns.count
+
+    @property
     def steps(self) -> int:
         """Steps finished."""
         return self._collections.steps
@@ -198,18 +238,26 @@ class StepLoop(ABC):
         return any(loop.is_asked_for_snapshot() for loop in (self, *self._context.loops.open))
 
     def is_asked_for_snapshot(self) -> bool:
-        """Return whether this loop's exchange has brought the request for its last step."""
-        return self._exchange.control.is_asked_for_snapshot(self._collections.iterations)
+        """Return whether this loop's exchange has brought the request for its last step, and no
+        turn of the next one has ended.
+        """
+        iterations = self._collections.iterations
+        return self._turns.is_first and self._exchange.control.is_asked_for_snapshot(iterations)
 
     @abstractmethod
-    def step(self, *, zero_grad: bool = True) -> None:
-        """End the step.
+    def step(self, *, zero_grad: bool = True) -> bool:
+        """End the step, or the turn of a virtual worker within it.
 
-        It applies the gradients of all backward passes since the last step, at most `passes=`.
+        It applies the gradients of all backward passes since the last step, at most `passes=` of
+        each virtual worker.
 
         Args:
             zero_grad: clear the gradients of the module afterwards. False: under a torch.optim
                 optimizer they stay, as means over the workers, and the next pass adds to them.
+
+        Returns:
+            Whether the step has ended. If not, another virtual worker of this process is next, and
+            parameters keep their values.
 
         Raises:
             UsageError: there was no backward pass, or gradients of a rule are to stay.
@@ -272,12 +320,24 @@ class StepLoop(ABC):
             UsageError: a step is under way.
         """
         self._check_open("settle")
-        if self._passes or self._in_backward:
-            raise UsageError(
-                "settle() stands between a backward pass and its step(); expected after step()"
-            )
+        self._check_between("settle")
         with self._collections.calling("settle"):
             self._settle("settle()")
+
+    def _check_between(self, call: str) -> None:
+        """Refuse a call within a step, and let no virtual worker's stream be drawn from."""
+        if self._passes or self._in_backward:
+            raise UsageError(
+                f"{call}() stands between a backward pass and its step(); expected after step()"
+            )
+        if not self._turns.is_first:
+            raise UsageError(
+                f"{call}() comes after the step() of virtual worker "
+                f"{self._turns.virtual_worker - 1}, and this worker computes for virtual worker "
+                f"{self._turns.virtual_worker} in the same step; expected {call}() where step() "
+                "has returned True"
+            )
+        self._turns.pause()
 
     def _settle(self, what: str) -> None:
         """See `settle`; `what` is the script's call, for messages."""
@@ -309,6 +369,7 @@ class StepLoop(ABC):
         if self._watch is not None:
             self._watch.close()
             self._watch = None
+        self._turns.close()
         self._tables.close()
         self._observed.close()
 
@@ -339,6 +400,12 @@ class StepLoop(ABC):
         """Settle at the end of a `with` block that has no error."""
         with self._collections.calling(LEAVING):
             self._forget_stale()
+            if not self._turns.is_first:
+                raise UsageError(
+                    f"worker {self.rank} leaves the `with` block within step {self.steps + 1}, "
+                    f"before the turn of virtual worker {self.virtual_worker}; expected the end of "
+                    "the loop where step() has returned True"
+                )
             if self._passes or self._in_backward:
                 or_drop = "" if self._passes >= self._plan.passes else " or drop()"
                 raise UsageError(
@@ -408,11 +475,28 @@ class StepLoop(ABC):
             self._masters.take_statistics()
             self._exchange.finish()
         self._begun = self._settled = self._forward_of_step = False
+        self._end_turn()
+
+    def _end_turn(self) -> None:
+        """End the turn of a virtual worker, whose gradients the exchange has."""
         self._passes = 0
+        self._turns.next()
+
+    def _leave_turn(self) -> bool:
+        """End the turn of a virtual worker that is not the last of this process. Return whether
+        it was not.
+        """
+        if self._turns.is_last:
+            return False
+        self._masters.take_statistics()
+        self._hooks.next_virtual_worker()
+        self._masters.publish_statistics()
+        self._end_turn()
+        return True
 
     def _place(self) -> str:
         """Return where in its loop this worker is, for messages."""
-        if self._passes or self._in_backward:
+        if self._passes or self._in_backward or not self._turns.is_first:
             return f"in step {self.steps + 1}, after backward()"
         return f"after step {self.steps}" if self.steps else "before step 1"
 
@@ -433,6 +517,8 @@ class StepLoop(ABC):
 
     def _on_forward(self, module: nn.Module, arguments: object) -> None:
         self._before_run()
+        if torch.is_grad_enabled():
+            self._turns.begin()
         if not self._begun and (torch.is_grad_enabled() or not self._settled):
             self._begin()
         self._forward_of_step = self._forward_of_step or torch.is_grad_enabled()
@@ -472,3 +558,40 @@ class StepLoop(ABC):
             )
         self._in_backward = True
         torch.autograd.Variable._execution_engine.queue_callback(self._backward_is_over)
+
+
+def _turns_of(module: nn.Module, plan: GroupPlan, context: WorkerContext) -> GroupTurns:
+    """Return the turns of a group; by default each worker is one virtual worker.
+
+    Raises:
+        UsageError: the module or the job needs one virtual worker for each worker.
+    """
+    worker, virtual = context.worker, context.member.virtual_workers
+    own = range(worker.rank, worker.rank + 1) if virtual is None else virtual.of(worker.rank)
+    several = not (virtual is None or virtual.is_one_each)
+    if virtual is not None and several:
+        _check_several(module, plan, virtual)
+    return GroupTurns(
+        own,
+        worker.size if virtual is None else virtual.count,
+        several=several,
+        buffers=OwnBuffers(module, plan.rest, len(own)),
+    )
+
+
+def _check_several(module: nn.Module, plan: GroupPlan, virtual: VirtualWorkers) -> None:
+    reason = ""
+    if plan.tables:
+        reason = f"table '{plan.tables[0].spec.name}' has one sum of gradients a worker"
+    elif any(isinstance(child, nn.SyncBatchNorm) for child in module.modules()):
+        reason = "nn.SyncBatchNorm normalizes over batches that run at the same time"
+    if reason:
+        raise UsageError(
+            f"{reason}, and {virtual.count} virtual workers on "
+            f"{counted(virtual.processes, 'worker')} run one after another; expected as many "
+            "workers as virtual workers"
+        )
+
+
+def _words(own: range) -> str:
+    return f"{own.start} to {own.stop - 1}" if len(own) > 1 else str(own.start)

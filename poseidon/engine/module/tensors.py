@@ -69,8 +69,14 @@ class DistributeOptions:
     compress: str = ""
     local_steps: int | None = None
     outer: Outer | None = None
+    virtual_workers: int | None = None
 
     def __post_init__(self) -> None:
+        if self.virtual_workers is not None and self.virtual_workers < 1:
+            raise UsageError(
+                f"virtual_workers is {self.virtual_workers}; expected 1 or more, or None for "
+                "--virtual_workers"
+            )
         if self.local_steps is not None and self.local_steps < 0:
             raise UsageError(
                 f"local_steps is {self.local_steps}; expected 1 or more, 0 for none, or None for "

@@ -1,8 +1,8 @@
-"""The weight of each worker's batch in the mean gradient.
+"""The weight of each virtual worker's batch in the mean gradient.
 
-A worker's loss is the mean over its n_g records, so its gradient is g_g. The mean over all records
-is sum(n_g g_g) / sum(n_g). The exchange takes the plain mean over W workers, so each loss is
-multiplied by n_g W / sum(n_g) before its backward pass. Then rules, optimizers, factors, codecs
+Its loss is the mean over its n_v records, so its gradient is g_v. The mean over all records is
+sum(n_v g_v) / sum(n_v). The exchange takes the plain mean over V virtual workers, so each loss is
+multiplied by n_v V / sum(n_v) before its backward pass. Then rules, optimizers, factors, codecs
 and limits on the norm see gradients whose plain mean is the exact one.
 
 Law: every worker knows whether the batches of a step have equally many records. A backward pass
@@ -27,15 +27,15 @@ _NUMBER = struct.Struct("<d")
 
 
 class BatchWeights:
-    """The records of the present batch of each worker.
+    """The records of the present batch of each virtual worker.
 
     Args:
-        workers: number of workers.
+        workers: number of virtual workers.
     """
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
-        self._known: tuple[int, int] | None = None  # records of this worker's, and of all batches
+        self._known: tuple[int, int] | None = None  # records of this batch, and of all
         self._is_filler = False
         self._must_weigh = False
         self._weighed: list[float] = []  # what the losses of this step were multiplied by
@@ -46,7 +46,7 @@ class BatchWeights:
         return bool(self._weighed) and not any(self._weighed)
 
     def end_step(self) -> None:
-        """Note that a step has ended."""
+        """Note that a turn has ended."""
         self._weighed.clear()
 
     @property
@@ -54,18 +54,18 @@ class BatchWeights:
         """Whether this worker's batch has records of its own: it does not only fill a turn."""
         return not self._is_filler
 
-    def note(self, records: Sequence[int], rank: int) -> None:
-        """Note the numbers of records of all workers' next batches, known to each of them.
+    def note(self, records: Sequence[int], virtual_worker: int) -> None:
+        """Note the numbers of records of all next batches, known to every worker.
 
         Args:
-            records: by rank; 0: the batch only fills the worker's turn. Empty: there is no batch.
-            rank: this worker.
+            records: by virtual worker; 0: the batch only fills the place. Empty: there is no batch.
+            virtual_worker: whose batch is next here.
         """
         if not records:
             self._known, self._is_filler, self._must_weigh = None, False, False
             return
-        self._known = records[rank], sum(records)
-        self._is_filler = records[rank] == 0
+        self._known = records[virtual_worker], sum(records)
+        self._is_filler = records[virtual_worker] == 0
         self._must_weigh = len(set(records)) > 1
 
     def note_fillers(self, fillers: Sequence[bool], rank: int) -> None:
@@ -77,7 +77,7 @@ class BatchWeights:
     def weigh(
         self, loss: Tensor, records: float | None, of: float | None, gather: Gather
     ) -> Tensor:
-        """Return a loss times n W / sum(n); see `Group.weigh`.
+        """Return a loss times n V / sum(n); see `Group.weigh`.
 
         Raises:
             UsageError: a number is out of range, or needed.

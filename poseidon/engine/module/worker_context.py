@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from poseidon.engine.module.random_streams import RandomStreams
 from poseidon.engine.snapshot_writer import WrittenSnapshot
 from poseidon.errors import JobError
 from poseidon.exchange.building.built import Built, Connect
@@ -87,12 +88,14 @@ class Loops:
         open: those that are not closed, in the order in which they began.
         begun: how many have begun in this job.
         several: whether more than one has been open at a time.
+        streams: the random streams of this process's virtual workers; None: there are none.
     """
 
     def __init__(self) -> None:
         self.open: list[Loop] = []
         self.begun = 0
         self.several = False
+        self.streams: RandomStreams | None = None
         self._positions: dict[int, LoopPosition] = {}
 
     def add(self, loop: Loop) -> None:

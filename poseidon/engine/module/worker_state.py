@@ -2,8 +2,10 @@
 
     model     the module's own `state_dict`, the same on all workers: it can be loaded without a group
     kept      the states of the objects that the script has given to `keep`, from rank 0
-    own       for each worker: random states, positions of samplers, buffers that differ from rank
-              0's, and the states of the objects that the script has given to `keep_own`
+    random    with virtual workers: the random states outside of their turns, from rank 0
+    own       for each virtual worker: random states, positions of samplers, buffers that differ
+              from the first one's, and the states of the objects that the script has given to
+              `keep_own`
 
 Law: all workers load the same bytes, so all of them refuse a state that does not fit.
 """
@@ -11,15 +13,15 @@ Law: all workers load the same bytes, so all of them refuse a state that does no
 from __future__ import annotations
 
 import hashlib
-import random
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from poseidon.engine.module.checkpoint_file import on_host
+from poseidon.engine.module.group_turns import GroupTurns
+from poseidon.engine.module.random_streams import random_state, set_random_state
 from poseidon.engine.module.sampler import SharedSampler
 from poseidon.errors import SnapshotError, UsageError
 
@@ -43,9 +45,17 @@ class WorkerState:
         module: the module.
         rest: its tensors that are not exchanged in every step, by name.
         device: the device of this worker.
+        turns: of its virtual workers.
     """
 
-    def __init__(self, module: nn.Module, rest: Mapping[str, Tensor], device: torch.device) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        rest: Mapping[str, Tensor],
+        device: torch.device,
+        turns: GroupTurns,
+    ) -> None:
+        self._turns = turns
         self._module = module
         self._rest = rest
         self._device = device
@@ -55,7 +65,7 @@ class WorkerState:
         self._unclaimed: list[
             Mapping[str, Any]
         ] = []  # states of samplers that the script has not created yet
-        self._random: Mapping[str, Any] | None = None
+        self._random: dict[int, Mapping[str, Any] | None] = {}
 
     def keep(self, objects: Mapping[str, Kept], *, own: bool = False) -> None:
         """Save and load these objects too.
@@ -84,16 +94,21 @@ class WorkerState:
         if self._unclaimed:
             sampler.load_state_dict(self._unclaimed.pop(0))
 
-    def return_random(self) -> None:
+    def return_random(self, virtual_worker: int) -> None:
         """Restore the random states once more: a DataLoader has drawn a number to resume within
         an epoch.
         """
-        if self._random is not None:
-            set_random_state(self._random, self._device)
+        state, streams = self._random.get(virtual_worker), self._turns.streams
+        if state is not None and streams is not None:
+            streams.load(virtual_worker, state)
+        elif state is not None:
+            set_random_state(state, self._device)
 
     def shared(self) -> dict[str, Any]:
         """Return the state that all workers share."""
+        streams = self._turns.streams
         return {
+            **({} if streams is None else {"random": streams.of(None)}),
             "model": on_host(self._module.state_dict()),
             "kept": {name: on_host(kept.state_dict()) for name, kept in self._kept.items()},
         }
@@ -102,28 +117,30 @@ class WorkerState:
         """Return digests of `rest`, to find the tensors that differ between workers."""
         return b"".join(hashlib.sha256(_bytes(tensor)).digest() for tensor in self._rest.values())
 
-    def own(self, first: bytes, *, rank: int) -> dict[str, Any]:
-        """Return the state of this worker alone.
+    def own(self, first: bytes) -> list[dict[str, Any]]:
+        """Return the state of each virtual worker of this process.
 
         Args:
-            first: the digests of rank 0.
-            rank: this worker.
+            first: the digests of the first one of all.
         """
-        mine = self.digests()
-        saved = self._module.state_dict() if rank == 0 else {}
+        return [self._own_of(virtual_worker, first) for virtual_worker in self._turns.each()]
+
+    def _own_of(self, virtual_worker: int, first: bytes) -> dict[str, Any]:
+        mine, streams = self.digests(), self._turns.streams
+        saved = self._module.state_dict() if virtual_worker == 0 else {}
         differs = {
             name: on_host(tensor)
             for index, (name, tensor) in enumerate(self._rest.items())
-            if (rank == 0 and name not in saved) or _at(mine, index) != _at(first, index)
+            if (virtual_worker == 0 and name not in saved) or _at(mine, index) != _at(first, index)
         }
         return {
-            "random": random_state(self._device),
+            "random": random_state(self._device) if streams is None else streams.of(virtual_worker),
             "samplers": [sampler.state_dict() for sampler in self._samplers],
             "buffers": differs,
             "kept": {name: on_host(kept.state_dict()) for name, kept in self._kept_own.items()},
         }
 
-    def load_tensors(self, state: Mapping[str, Any], *, rank: int) -> None:
+    def load_tensors(self, state: Mapping[str, Any]) -> None:
         """Load the module's tensors.
 
         Raises:
@@ -135,31 +152,42 @@ class WorkerState:
             raise SnapshotError(
                 f"the checkpoint is of another module: {_in_a_line(error)}"
             ) from error
-        with torch.no_grad():
-            for owner in (0, rank):
-                for name, value in state["own"][owner]["buffers"].items():
-                    if name not in self._rest or self._rest[name].shape != value.shape:
-                        raise SnapshotError(
-                            f"the checkpoint is of another module: it has a buffer '{name}'"
-                        )
-                    self._rest[name].copy_(value)
+        self._load_buffers(state["own"][0]["buffers"])
+        self._turns.buffers.restart()
+        for virtual_worker in self._turns.each():
+            self._load_buffers(state["own"][virtual_worker]["buffers"])
 
-    def load_rest(self, state: Mapping[str, Any], *, rank: int) -> None:
+    def _load_buffers(self, buffers: Mapping[str, Tensor]) -> None:
+        for name, value in buffers.items():
+            if name not in self._rest or self._rest[name].shape != value.shape:
+                raise SnapshotError(
+                    f"the checkpoint is of another module: it has a buffer '{name}'"
+                )
+            with torch.no_grad():
+                self._rest[name].copy_(value)
+
+    def load_rest(self, state: Mapping[str, Any]) -> None:
         """Load everything else: positions of samplers, kept objects, and at last the random states.
 
         Raises:
             SnapshotError: the script keeps other things.
             UsageError: a sampler has another order.
         """
-        own = state["own"][rank]
+        owners = {
+            virtual_worker: state["own"][virtual_worker] for virtual_worker in self._turns.own
+        }
+        own = owners[self._turns.own[0]]
         _load(self._kept, state["kept"], "keep")
         _load(self._kept_own, own.get("kept", {}), "keep_own")
         self._unclaimed = list(own["samplers"])
         for sampler in self._samplers:
             if self._unclaimed:
                 sampler.load_state_dict(self._unclaimed.pop(0))
-        self._random = own["random"]
-        self.return_random()
+        self._random = {virtual_worker: one["random"] for virtual_worker, one in owners.items()}
+        for virtual_worker in owners:
+            self.return_random(virtual_worker)
+        if self._turns.streams is not None and state.get("random") is not None:
+            self._turns.streams.load(None, state["random"])
 
 
 def _load(objects: Mapping[str, Kept], states: Mapping[str, Any], call: str) -> None:
@@ -192,42 +220,3 @@ def _bytes(tensor: Tensor) -> bytes:
 
 def _in_a_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:300]
-
-
-def random_state(device: torch.device) -> dict[str, Any]:
-    """Return the states of Python's, numpy's and torch's generators, and of a GPU's.
-
-    The values are of types that `torch.load(weights_only=True)` reads.
-
-    Args:
-        device: the device of this worker.
-    """
-    name, keys, place, has_gauss, gauss = np.random.get_state(legacy=True)
-    return {
-        "python": random.getstate(),
-        "numpy": (
-            name,
-            torch.from_numpy(np.asarray(keys, np.int64)),
-            int(place),
-            int(has_gauss),
-            float(gauss),
-        ),
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
-    }
-
-
-def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
-    """Restore the generators; a GPU's only where the state has one.
-
-    Args:
-        state: from `random_state`.
-        device: the device of this worker.
-    """
-    version, numbers, gauss_next = state["python"]
-    random.setstate((version, tuple(numbers), gauss_next))
-    name, keys, *rest = state["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
-    torch.set_rng_state(state["torch"].cpu())
-    if state["cuda"] is not None and device.type == "cuda":
-        torch.cuda.set_rng_state(state["cuda"].cpu(), device)

@@ -17,7 +17,7 @@ from poseidon.errors import UsageError
 
 def samplers(records: int, workers: int, **settings: object) -> list[SharedSampler]:
     return [
-        SharedSampler(range(records), rank=rank, workers=workers, **settings)  # type: ignore[arg-type]
+        SharedSampler(range(records), own=range(rank, rank + 1), workers=workers, **settings)  # type: ignore[arg-type]
         for rank in range(workers)
     ]
 
@@ -93,29 +93,30 @@ def test_an_empty_dataset_is_refused() -> None:
 
 
 def test_the_order_does_not_depend_on_the_scripts_default_device() -> None:
-    expected = list(SharedSampler(range(5), rank=0, workers=1))
+    expected = list(SharedSampler(range(5), own=range(1), workers=1))
     with torch.device("meta"):
-        assert list(SharedSampler(range(5), rank=0, workers=1)) == expected
+        assert list(SharedSampler(range(5), own=range(1), workers=1)) == expected
 
 
 def test_a_place_within_an_epoch_is_gone_on_from() -> None:
     """`set_epoch`, as a loop calls it at the head of each epoch, keeps the place in the epoch
     that the saved run was in.
     """
-    returned = []
-    first = SharedSampler(range(10), rank=1, workers=2)
+    returned: list[int] = []
+    first = SharedSampler(range(10), own=range(1, 2), workers=2)
+    whole = SharedSampler(range(10), own=range(1, 2), workers=2)
+    _, expected = [list(whole) for _ in range(2)]
     list(first)
-    expected = list(SharedSampler(range(10), rank=1, workers=2, seed=0)._draw(1, 0))
     epoch = iter(first)
     assert [next(epoch) for _ in range(2)] == expected[:2]
     state = first.state_dict()
     assert (state["epoch"], state["position"], first.position) == (1, 2, 2)
-    again = SharedSampler(range(10), rank=1, workers=2, on_return=lambda: returned.append(True))
+    again = SharedSampler(range(10), own=range(1, 2), workers=2, on_return=returned.append)
     again.load_state_dict(state)
     assert (again.epoch, again.position) == (1, 2)
     again.set_epoch(1)
     assert list(again) == expected[2:]
-    assert returned == [True]
+    assert returned == [1]
     assert again.state_dict()["epoch"] == 2
     again.set_epoch(1)  # the whole of it, once more
     assert list(again) == expected
@@ -124,7 +125,7 @@ def test_a_place_within_an_epoch_is_gone_on_from() -> None:
 def test_the_last_batch_is_within_its_epoch_until_the_loop_ends() -> None:
     records = TensorDataset(torch.arange(5))
     for arguments in ({}, {"drop_last": True}):
-        sampler = SharedSampler(records, rank=0, workers=1, shuffle=False)
+        sampler = SharedSampler(records, own=range(1), workers=1, shuffle=False)
         loader = SharedLoader(records, sampler, 2, **arguments)
         places = [(loader.position, sampler.state_dict()["epoch"]) for _ in loader]
         assert places == [(batch, 0) for batch in range(1, len(loader) + 1)]
@@ -132,6 +133,93 @@ def test_the_last_batch_is_within_its_epoch_until_the_loop_ends() -> None:
 
 
 def test_a_loader_has_a_sampler_of_its_own() -> None:
-    sampler = SharedSampler(range(4), rank=0, workers=1)
+    sampler = SharedSampler(range(4), own=range(1), workers=1)
     with pytest.raises(UsageError, match="has a sampler of its own"):
         SharedLoader(TensorDataset(torch.arange(4)), sampler, 2, batch_sampler=[[0]])
+
+
+def read_in_turn(own: range, passes: int, records: int, **arguments: Any) -> list[list[int]]:
+    """Return the records of each batch of 5 virtual workers' loader, two epochs."""
+    data = TensorDataset(torch.arange(records))
+    unfilled = 2 if arguments.pop("uneven", False) else 0
+    sampler = SharedSampler(data, own=own, workers=5, unfilled=unfilled)
+    loader = SharedLoader(data, sampler, 2, passes=passes, **arguments)
+    found = [batch.tolist() for _ in range(2) for (batch,) in loader]
+    assert len(found) == 2 * len(loader)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("passes", "records", "arguments"),
+    [
+        (1, 33, {}),
+        (1, 33, {"uneven": True}),
+        (1, 33, {"drop_last": True}),
+        (2, 40, {}),
+        (2, 40, {"num_workers": 1, "persistent_workers": True}),
+    ],
+)
+def test_a_process_reads_the_batches_of_its_virtual_workers_in_turn(
+    passes: int, records: int, arguments: dict[str, Any]
+) -> None:
+    alone = [read_in_turn(range(v, v + 1), passes, records, **arguments) for v in range(5)]
+    for own in (range(5), range(1, 4)):
+        read = read_in_turn(own, passes, records, **arguments)
+        expected = [
+            batch
+            for start in range(0, len(alone[0]), passes)
+            for v in own
+            for batch in alone[v][start : start + passes]
+        ]
+        assert read == expected
+
+
+def test_a_process_resumes_all_of_its_virtual_workers() -> None:
+    data = TensorDataset(torch.arange(30))
+    samplers = [SharedSampler(data, own=range(2), workers=3) for _ in range(2)]
+    first, second = (SharedLoader(data, sampler, 2) for sampler in samplers)
+    whole = [batch.tolist() for (batch,) in first]
+    epoch = iter(second)
+    for _ in range(4):
+        next(epoch)
+    assert second.position == 4
+    again = SharedSampler(data, own=range(1, 3), workers=3)
+    again.load_state_dict(samplers[1].state_dict())
+    rest = [batch.tolist() for (batch,) in SharedLoader(data, again, 2)]
+    assert rest[::2] == whole[5::2]
+
+
+def test_passes_are_whole_steps_of_several_virtual_workers() -> None:
+    data = TensorDataset(torch.arange(12))
+    loader = SharedLoader(data, SharedSampler(data, own=range(2), workers=2), 2, passes=2)
+    with pytest.raises(UsageError, match="each virtual worker has 3 batches in this epoch, and pa"):
+        next(iter(loader))
+
+
+def test_a_generator_gives_each_virtual_worker_the_numbers_of_the_only_one() -> None:
+    class Noise(TensorDataset):
+        def __getitem__(self, index: int) -> float:
+            return torch.rand(()).item()
+
+    def drawn(own: range) -> list[float]:
+        generator = torch.Generator().manual_seed(3)
+        data = Noise(torch.arange(8))
+        sampler = SharedSampler(data, own=own, workers=2)
+        loader = SharedLoader(data, sampler, 4, generator=generator, num_workers=1)
+        return [batch.tolist() for _ in range(2) for batch in loader]
+
+    one, both = drawn(range(1)), drawn(range(2))
+    assert both == [one[0], one[0], one[1], one[1]]
+
+
+@pytest.mark.parametrize("own", [range(3), range(1, 3)])
+def test_a_sampler_with_a_batch_size_gives_whole_batches_in_turn(own: range) -> None:
+    def batches(some: range) -> list[list[int]]:
+        sampler = SharedSampler(range(20), own=some, workers=3, turn=4)
+        order = list(sampler)
+        assert len(order) == len(sampler)
+        return [order[start : start + 4] for start in range(0, len(order), 4)]
+
+    alone = [batches(range(v, v + 1)) for v in range(3)]
+    assert batches(own) == [alone[v][i] for i in range(2) for v in own]
+    assert {record for part in alone for batch in part for record in batch} == set(range(20))

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 import poseidon
 from poseidon.engine.module.distribute import join, running_in
@@ -26,6 +27,7 @@ from poseidon.exchange.kinds import ExchangeKind
 from ps_server import SignalKind
 from tests.support.cluster import job_addresses
 from tests.support.module_groups import BUILDING, failures_of, member
+from tests.support.thread_streams import generator, streams_of_threads
 
 STEPS, BATCH = 5, 8
 State = dict[str, Tensor]
@@ -298,3 +300,57 @@ def test_gradients_that_have_left_are_dropped_under_an_optimizer() -> None:
     alone[1](torch.ones(1, 4)).sum().backward()
     optimizer.step()
     assert_equal(ends[0], states(alone))
+
+
+def test_several_groups_have_virtual_workers_together() -> None:
+    """The steps of both belong to the turn of one; so does what the script draws between them."""
+
+    def trained(workers: int, *, one_after_the_other: bool = False) -> list[State]:
+        ends: list[list[State]] = [[] for _ in range(workers)]
+        options = DistributeOptions(virtual_workers=3)
+
+        def run(rank: int, contexts: list[WorkerContext]) -> None:
+            gan = build(rank)
+            with ExitStack() as stack:
+                groups = [
+                    stack.enter_context(join(module, optimizer, options, context))
+                    for module, optimizer, context in zip(
+                        gan, optimizers(gan), contexts, strict=True
+                    )
+                ]
+                data = TensorDataset(*(torch.cat(part) for part in zip(*batches(), strict=True)))
+                for real, noise in groups[0].loader(data, 2):
+                    fake = gan[0](noise + torch.rand(noise.shape, generator=generator()))
+                    (gan[1](fake.detach()).mean() - gan[1](real).square().mean()).backward()
+                    gan[1].requires_grad_(False)
+                    (-gan[1](fake * torch.rand((), generator=generator())).mean()).backward()
+                    gan[1].requires_grad_(True)
+                    if one_after_the_other:
+                        groups[1].step()
+                        gan[1](fake)
+                    assert groups[0].step() == groups[1].step()
+            ends[rank] = states(gan)
+
+        with_groups(workers, run)
+        return ends[0]
+
+    with streams_of_threads():
+        found = [trained(workers) for workers in (1, 2, 3)]
+        with pytest.raises(
+            UsageError, match="the module runs on the batch of virtual worker 0, an"
+        ):
+            trained(1, one_after_the_other=True)
+    assert_equal(found[0], found[1], atol=0)
+    assert_equal(found[0], found[2], atol=0)
+
+
+def test_groups_of_different_numbers_of_virtual_workers_are_refused() -> None:
+    def run(_: int, contexts: list[WorkerContext]) -> None:
+        gan = build()
+        with ExitStack() as stack:
+            for module, number, context in zip(gan, (3, 2), contexts, strict=True):
+                options = DistributeOptions(virtual_workers=number)
+                stack.enter_context(join(module, SGD(lr=0.1), options, context))
+
+    with pytest.raises(UsageError, match="the virtual workers 0 to 1, and an earlier one 0 to 2;"):
+        with_groups(1, run)

@@ -1,0 +1,169 @@
+"""The turns of the virtual workers of a process in each iteration of a group.
+
+    for each virtual worker of the process, in order:
+        its forward and backward passes, then step()
+    the last step() ends the iteration
+
+Law: a virtual worker finds the module as it has left it, with the new parameters. Buffers that no
+exchange keeps equal have a value for each virtual worker. Between two iterations the module has the
+first one's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from poseidon.engine.module.random_streams import RandomStreams
+from poseidon.engine.module.tensors import RUNNING
+from poseidon.errors import UsageError
+
+
+class GroupTurns:
+    """The turns of one group.
+
+    Args:
+        own: the virtual workers of this process.
+        count: those of the job.
+        several: whether a process of the job has several; the same on every process.
+        buffers: the values of the group's own buffers.
+
+    Attributes:
+        streams: the random streams of the process; None: the job has no virtual workers of its own,
+            and the generators are the script's.
+    """
+
+    def __init__(self, own: range, count: int, *, several: bool, buffers: OwnBuffers) -> None:
+        self.own = own
+        self.count = count
+        self.several = several
+        self.buffers = buffers
+        self.streams: RandomStreams | None = None
+        self._at = 0
+
+    @property
+    def virtual_worker(self) -> int:
+        """The virtual worker whose turn it is."""
+        return self.own[self._at]
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the turn is the first of an iteration."""
+        return self._at == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the turn is the last of an iteration."""
+        return self._at == len(self.own) - 1
+
+    def begin(self) -> None:
+        """Begin a turn, where it has not begun.
+
+        Raises:
+            UsageError: the loader's batch is another virtual worker's.
+        """
+        if self.streams is None:
+            return
+        delivered = self.streams.delivered
+        if delivered is not None and delivered != self.virtual_worker:
+            raise UsageError(
+                f"the module runs on the batch of virtual worker {delivered}, and the next step() "
+                f"of its group is of virtual worker {self.virtual_worker}; expected all forward "
+                "passes of a batch before the first step(), one step() of each group for each "
+                "virtual worker's batches, and torch.no_grad() for other forward passes"
+            )
+        self.streams.begin(self.virtual_worker)
+
+    def next(self) -> None:
+        """End a turn."""
+        self._at = 0 if self.is_last else self._at + 1
+        self.buffers.enter(self._at)
+        if self.streams is not None:
+            self.streams.end_step(ends_iteration=self.is_first)
+
+    def each(self) -> Iterator[int]:
+        """Yield each virtual worker of this process, with its buffers in the module.
+
+        Between two iterations.
+        """
+        for at, virtual_worker in enumerate(self.own):
+            self.buffers.enter(at)
+            yield virtual_worker
+        self.buffers.enter(0)
+
+    def pause(self) -> None:
+        """Let the script draw from no virtual worker's stream, until the next turn begins."""
+        if self.streams is not None:
+            self.streams.enter(None)
+
+    def close(self) -> None:
+        """Give the generators back to the script."""
+        if self.streams is not None:
+            self.streams.groups.discard(self)
+            self.streams.enter(None)
+            self.streams = None
+
+
+class OwnBuffers:
+    """The values that buffers of a module have for each of several virtual workers.
+
+    Only buffers that a turn has changed are copied, as autograd sees changes; and running
+    statistics, whose changes it does not see.
+
+    Args:
+        module: the module.
+        rest: its tensors that are not exchanged in every step, by name.
+        workers: number of virtual workers.
+    """
+
+    def __init__(self, module: nn.Module, rest: Mapping[str, Tensor], workers: int) -> None:
+        self._module = module
+        buffers = {name: t for name, t in rest.items() if not isinstance(t, nn.Parameter)}
+        self._buffers = buffers if workers > 1 else {}
+        self._running = {name for name in self._buffers if name.rpartition(".")[2] in RUNNING}
+        self._workers = workers
+        self._at = 0
+        self.restart()
+
+    def restart(self) -> None:
+        """Give all virtual workers the values that the module has."""
+        self._first = {name: tensor.detach().clone() for name, tensor in self._buffers.items()}
+        self._changing = set(self._running)
+        self._own: list[dict[str, Tensor]] = [{} for _ in range(self._workers)]
+        self._note()
+
+    def enter(self, at: int) -> None:
+        """Put the values of a virtual worker into the module.
+
+        Args:
+            at: its place among those of this process.
+
+        Raises:
+            UsageError: the module has another tensor in place of a buffer.
+        """
+        if at == self._at:
+            return
+        self._check_same()
+        self._changing |= {n for n, t in self._buffers.items() if t._version != self._versions[n]}
+        with torch.no_grad():
+            for name in self._changing:
+                tensor = self._buffers[name]
+                self._own[self._at][name] = tensor.detach().clone()
+                tensor.copy_(self._own[at].get(name, self._first[name]))
+        self._at = at
+        self._note()
+
+    def _note(self) -> None:
+        self._versions = {name: tensor._version for name, tensor in self._buffers.items()}
+
+    def _check_same(self) -> None:
+        now = dict(self._module.named_buffers(remove_duplicate=False)) if self._buffers else {}
+        for name, tensor in self._buffers.items():
+            if now.get(name) is not tensor:
+                raise UsageError(
+                    f"the module has put another tensor in place of its buffer '{name}', and each "
+                    "virtual worker has a value of its own for it; expected changes in place, such "
+                    "as copy_()"
+                )

@@ -1,0 +1,84 @@
+"""Random streams: the states of a process's generators, and those of its virtual workers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from poseidon.engine.module.checkpoint_file import packed, unpacked
+from poseidon.engine.module.random_streams import (
+    RandomStreams,
+    random_state,
+    seed_generators,
+    seed_of,
+    set_random_state,
+)
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def state_stays() -> Iterator[None]:
+    before = random_state(CPU)
+    yield
+    set_random_state(before, CPU)
+
+
+def draw() -> tuple[float, float, float, float]:
+    """Of each generator; the second normal number of a pair is kept in its state."""
+    return (
+        random.gauss(0, 1),
+        float(np.random.normal()),
+        float(np.random.random()),
+        torch.rand(()).item(),
+    )
+
+
+def test_all_generators_go_on() -> None:
+    draw()
+    state = unpacked(packed(random_state(CPU)), "a test")
+    expected = [draw() for _ in range(3)]
+    set_random_state(state, CPU)
+    assert [draw() for _ in range(3)] == expected
+
+
+def test_the_first_stream_follows_from_the_seed_and_the_number() -> None:
+    assert seed_of(2, 7) == 0x1BAF3C79F9CC4788
+    expected = {}
+    for virtual_worker in range(4):
+        seed_generators(seed_of(virtual_worker, 7), CPU)
+        expected[virtual_worker] = [draw() for _ in range(2)]
+    assert len({tuple(drawn) for drawn in expected.values()}) == 4
+    torch.manual_seed(5)
+    script = random_state(CPU)
+    outside = [draw() for _ in range(4)]
+    set_random_state(script, CPU)
+    streams = RandomStreams(range(1, 4), 7, CPU)
+    found: dict[int | None, list[tuple[float, ...]]] = {1: [], 2: [], 3: [], None: []}
+    for _ in range(2):
+        for virtual_worker in (1, None, 3, 2, None):
+            streams.enter(virtual_worker)
+            found[virtual_worker].append(draw())
+    assert found == {1: expected[1], 2: expected[2], 3: expected[3], None: outside}
+
+
+def test_a_stream_is_saved_and_loaded_during_its_turn_and_at_other_times() -> None:
+    streams, again = (RandomStreams(range(2), 7, CPU) for _ in range(2))
+    streams.enter(0)
+    draw()
+    states = [streams.of(virtual_worker) for virtual_worker in (0, 1)]
+    drawn = draw()
+    streams.enter(None)
+    again.enter(1)
+    for virtual_worker, state in enumerate(states):
+        again.load(virtual_worker, state)
+    other = draw()
+    again.enter(0)
+    assert draw() == drawn
+    again.enter(None)
+    streams.enter(1)
+    assert draw() == other
