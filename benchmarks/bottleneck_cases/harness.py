@@ -129,7 +129,6 @@ class BottleneckHarness:
             "--threads=1",
         ]
         words += [f"--num_app_threads={case.workers}"]
-        words += ["--allreduce_in_clear"] if case.exchange == "allreduce" else []
         with self._desk.outside(f"/root/{job}.log").open("wb") as log:
             launcher = subprocess.Popen(
                 self._desk.command(words),

@@ -23,9 +23,9 @@ from poseidon.engine.module.group import Group
 from poseidon.engine.module.tensors import DistributeOptions
 from poseidon.engine.module.update_rules import SGD
 from poseidon.errors import PoseidonError
-from poseidon.exchange.allreduce.process_group import Backend, Rendezvous
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.local.nccl import GroupTensors
+from poseidon.exchange.local.process_group import Backend, Rendezvous
 from poseidon.exchange.side_stream import SideStream
 from ps_server.network import Network
 

@@ -242,7 +242,7 @@ def _by_name(scenario: Scenario, job: str) -> Scenario | None:
             machine=replace(scenario.machine, cores=scenario.machine.cores * _all_hosts(scenario)),
         )
     if job == "auto":
-        return auto_scenario(scenario, in_clear=True)
+        return auto_scenario(scenario)
     if found := OURS.fullmatch(job):
         name = found["codec"] or found["codec_after"]
         ring = found["exchange"] == "allreduce"

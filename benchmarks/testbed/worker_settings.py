@@ -146,7 +146,6 @@ class PoseidonSettings:
         return ExchangeOptions(
             kind=ExchangeKind(self.exchange),
             wait_free=self.wait_free,
-            allreduce_in_clear=self.exchange == ExchangeKind.ALLREDUCE.value,
             check_every=0,
             compress=self.compress,
             precision=Precision(self.precision),

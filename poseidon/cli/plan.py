@@ -110,8 +110,7 @@ def _cluster(arguments: argparse.Namespace, notes: list[str]) -> tuple[PlannedCl
             shared if arguments.rate else f"{shared}, and 20 Gbit/s are assumed between them"
         )
         network = given if arguments.rate else ONE_MACHINE
-        planned = _planned(workers, servers, network, local_costs(len(hosts)))
-        return replace(planned, in_clear=True), len(hosts)
+        return _planned(workers, servers, network, local_costs(len(hosts))), len(hosts)
     network, costs, shared_by = _probed(arguments, hosts, given if arguments.rate else None, notes)
     return _planned(workers, servers, network, costs), shared_by
 

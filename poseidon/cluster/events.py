@@ -67,7 +67,7 @@ class Among(Enum):
     """The processes whose addresses are exchanged."""
 
     JOB = "job"
-    """The shards; where there are none, worker 0."""
+    """The shards; where there are none, the first worker of each host."""
     WORKERS = "workers"
     """All workers."""
 

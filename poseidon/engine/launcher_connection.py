@@ -30,7 +30,9 @@ from ps_server.link_load import sending_s
 
 LOGGER = logging.getLogger(__name__)
 JOB, WORKERS = "job", "workers"
-"""Whose addresses are exchanged: the shards', without them worker 0's; or those of all workers."""
+"""Whose addresses are exchanged: the shards', without them those of the first worker of each host;
+or those of all workers.
+"""
 HEARTBEAT_S = 2.0
 CONNECT_TIMEOUT_S = 600.0
 ORPHAN_S = 60.0
@@ -123,7 +125,8 @@ class LauncherConnection:
         `forward_requests`.
 
         Returns:
-            The shards' addresses in shard order; without shards rank 0's.
+            The shards' addresses in shard order; without shards those of the first worker of each
+            host, by rank.
 
         Raises:
             JobError: they did not come within ten minutes, or the launcher has gone.

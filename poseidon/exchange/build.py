@@ -24,9 +24,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from poseidon.errors import UsageError
-from poseidon.exchange.allreduce.allreduce_delivery import Meeting
 from poseidon.exchange.allreduce.carrier import AllReduceCarrier
-from poseidon.exchange.allreduce.process_group import join_rendezvous
+from poseidon.exchange.allreduce.links_delivery import LinksDelivery
+from poseidon.exchange.allreduce.peers import Peers
 from poseidon.exchange.alone import exchange_alone
 from poseidon.exchange.auto.rates import fastest_schemes
 from poseidon.exchange.auto.trial import is_worth_measuring, measure, trial_store
@@ -106,7 +106,7 @@ def build_exchange(
     trace: Tracer = NO_TRACE,
     schemes: Sequence[Scheme] = (),
 ) -> Built:
-    """Build the exchange of one worker, and connect to the shards, or to the rendezvous where
+    """Build the exchange of one worker, and connect to the shards, or to the other workers where
     there are none.
 
     Args:
@@ -179,12 +179,6 @@ def _check_schemes(schemes: Sequence[Scheme], arguments: BuildArguments) -> None
                 f"the exchange plan sends '{choice.name}' as factors, and its gradient has none; "
                 f"{instead}"
             )
-        if scheme is Scheme.ALLREDUCE and not arguments.member.sums_in_clear:
-            raise UsageError(
-                f"the exchange plan sums '{choice.name}' by all-reduce, which is not encrypted, "
-                "and this job encrypts; expected --allreduce_in_clear on a network that you trust, "
-                "or another plan"
-            )
         if scheme is Scheme.ALLREDUCE and choice.codec is not None:
             raise UsageError(
                 f"the exchange plan sums '{choice.name}' by all-reduce, which has no codec "
@@ -253,18 +247,27 @@ def _build_virtual(arguments: BuildArguments, schemes: Sequence[Scheme]) -> Buil
 
 
 def _build_allreduce(arguments: BuildArguments) -> Built:
-    network = arguments.member.network
-    meeting = Meeting.at(join_rendezvous(network, arguments.connect), network)
-    control = JobControl(meeting.delivery, root=network.rank == 0, calls_wait=True)
+    network, placed = arguments.member.network, arguments.member.placed
+    peers = Peers(network)
+    delivery = LinksDelivery(peers)
+    control = JobControl(delivery, root=network.rank == 0)
     carrier = AllReduceCarrier(
         dict(enumerate(arguments.tensors)),
         arguments.settings,
-        network=network,
+        peers=peers,
         control=control,
-        meeting=meeting,
+        workers=placed,
+        delivery=delivery,
         equal_bits=arguments.member.equal_bits,
     )
-    return Built(exchange=Exchange([carrier], control, arguments.settings), plan=arguments.plan)
+    try:
+        peers.connect(arguments.connect(peers.address))
+    except BaseException:
+        carrier.close()
+        raise
+    turns = None if placed.is_one_each else Turns(arguments.tensors, placed, network.rank)
+    exchange = Exchange([carrier], control, arguments.settings, turns=turns)
+    return Built(exchange=exchange, plan=arguments.plan)
 
 
 _BUILDERS: dict[ExchangeKind, Callable[[BuildArguments], Built]] = {

@@ -6,7 +6,7 @@ one for each way in which workers are connected:
 
     AloneDelivery        one worker
     ShardDelivery        through the shards of the parameter server
-    AllReduceDelivery    without shards (`allreduce/allreduce_delivery.py`)
+    LinksDelivery        without shards (`allreduce/links_delivery.py`)
     LeaderDelivery, FollowerDelivery
                          between the workers of one host (`local/host_delivery.py`)
 
@@ -23,7 +23,6 @@ from typing import Protocol
 
 from ps_server import Client, Collection, LocalProtocolError, Signal, SignalKind
 
-KINDS = tuple(SignalKind)
 SAME_CALLS = "expected the same calls in the same order on all workers"
 """The end of an error's sentence, where workers make different calls."""
 
@@ -53,22 +52,14 @@ class JobControl:
     Args:
         delivery: how they travel.
         root: whether this is rank 0, the only one that may request.
-        calls_wait: whether a contribution and a poll wait for the network too.
 
     Attributes:
         around_wait: entered around each wait for a collection.
     """
 
-    def __init__(
-        self,
-        delivery: Delivery,
-        *,
-        root: bool,
-        calls_wait: bool = False,
-    ) -> None:
+    def __init__(self, delivery: Delivery, *, root: bool) -> None:
         self.root = root
         self._delivery = delivery
-        self._calls_wait = calls_wait
         self.around_wait: Callable[[], AbstractContextManager[None]] = _unobserved
 
     def gather(self, payload: bytes) -> Collection:
@@ -77,19 +68,13 @@ class JobControl:
         All workers take part in each collection, in the same order. `Collection.poll` and
         `Collection.result` give the payloads of all workers by rank.
         """
-        around_call = self.around_wait if self._calls_wait else _unobserved
-        with around_call():
-            collection = self._delivery.gather(payload)
-
-        def poll() -> tuple[bytes, ...] | None:
-            with around_call():
-                return collection.poll()
+        collection = self._delivery.gather(payload)
 
         def result() -> tuple[bytes, ...]:
             with self.around_wait():
                 return collection.result()
 
-        return Collection(poll, result)
+        return Collection(collection.poll, result)
 
     def all_gather(self, payload: bytes) -> tuple[bytes, ...]:
         """Contribute to the next collection, and wait for the payloads of all workers by rank."""

@@ -66,11 +66,6 @@ class Membership:
         )
 
     @property
-    def sums_in_clear(self) -> bool:
-        """Whether tensors may travel by all-reduce, which is never encrypted."""
-        return self.network.keys is None or self.options.allreduce_in_clear
-
-    @property
     def chooses(self) -> bool:
         """Whether `--exchange=auto` chooses the scheme of each tensor by time, and records it.
 
@@ -125,11 +120,6 @@ def check_virtual_workers(
     excluding = [
         (options.staleness, f"--table_staleness={options.staleness}", "bits depend on arrival"),
         (options.sync_every, f"--sync_every={options.sync_every}", "each worker trains alone"),
-        (
-            options.kind is ExchangeKind.ALLREDUCE and placed.processes > 1,
-            "--exchange=allreduce",
-            "its sums depend on the number of workers",
-        ),
         (
             options.compress and local_workers > 1,
             f"--compress={options.compress:.80} and {local_workers} workers on each client",

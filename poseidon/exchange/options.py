@@ -44,7 +44,6 @@ class ExchangeOptions:
 
     Attributes:
         kind: decides the scheme of each tensor.
-        allreduce_in_clear: whether all-reduce may run in a job that encrypts.
         staleness: the bound of every table, in iterations; at least 0.
         rows: pieces to cut each table into; 0: pieces of up to 2 MiB.
         consistency: when values are sent.
@@ -168,7 +167,6 @@ class ExchangeOptions:
     on_divergence: OnDivergence = option(
         OnDivergence.STOP, "weights differ: {choices}", Section.EXCHANGE, metavar="WHAT"
     )
-    allreduce_in_clear: bool = option(False, "let allreduce go unencrypted", Section.MACHINES)
 
     def __post_init__(self) -> None:
         for entry in fields(self):

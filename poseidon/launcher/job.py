@@ -30,7 +30,7 @@ from poseidon.exchange.membership import check_virtual_workers
 from poseidon.hints import own_command, short_path
 from poseidon.launcher.closing_lines import resume_command, without_flags
 from poseidon.launcher.job_folder import OUTPUT
-from poseidon.launcher.processes import Start, check_encryption, shard_spec, worker_spec
+from poseidon.launcher.processes import Start, shard_spec, worker_spec
 from poseidon.launcher.request import JobRequest
 from poseidon.launcher.site import FileSet, Site
 from poseidon.snapshot.rotation import COPIES
@@ -123,7 +123,6 @@ class Job(ABC):
                 f"--exchange=local is for one client; this job has {plan.working_hosts}"
             )
         options.check_workers_per_host(plan.workers_per_host)
-        check_encryption(request, hosts)
         virtual = self._place_virtual_workers(plan)
         # One client alone needs no server, unless it is asked for: it applies the update rule
         # itself. With several virtual workers only shards encode and round as several clients do.

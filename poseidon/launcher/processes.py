@@ -19,9 +19,7 @@ from poseidon.cluster.process import ProcessSpec
 from poseidon.cluster.python_command import module_arguments
 from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.engine.document import WorkerDocument
-from poseidon.errors import UsageError
-from poseidon.exchange.kinds import ExchangeKind
-from poseidon.launcher.request import Encrypt, JobRequest
+from poseidon.launcher.request import Encrypt
 from poseidon.settings import inherited_environment
 from ps_server.keys import JobKeys
 from ps_server.process_environment import environment
@@ -70,25 +68,6 @@ def _tunables(inherited: str) -> str:
 def is_encrypted(encrypt: Encrypt, hosts: Sequence[Host]) -> bool:
     """Return whether the job's own sockets are encrypted."""
     return encrypt is Encrypt.ON or has_remote_hosts(hosts)
-
-
-def check_encryption(request: JobRequest, hosts: Sequence[Host]) -> None:
-    """Refuse an exchange that would have to be encrypted and cannot be.
-
-    Raises:
-        UsageError: the problem and what to do, in one sentence.
-    """
-    if (
-        request.exchange.kind is ExchangeKind.ALLREDUCE
-        and is_encrypted(request.encrypt, hosts)
-        and not request.exchange.allreduce_in_clear
-    ):
-        raise UsageError(
-            "--exchange=allreduce cannot be encrypted: whoever reaches the machines' ports can "
-            "read and change what "
-            "it sends; take --exchange=hybrid, or say --allreduce_in_clear on a network that you "
-            "trust"
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,18 +14,11 @@ from poseidon.plan.scenario import Exchange, Scenario, choices_of_weights, topol
 from poseidon.plan.shapes import elements
 
 
-def auto_scenario(scenario: Scenario, *, in_clear: bool) -> Scenario:
-    """Return the scenario with the schemes that `--exchange=auto` takes.
-
-    Args:
-        scenario: with any exchange.
-        in_clear: whether all-reduce, which is not encrypted, is allowed.
-    """
+def auto_scenario(scenario: Scenario) -> Scenario:
+    """Return the scenario, with any exchange, with the schemes that `--exchange=auto` takes."""
     choices = choices_of_weights(replace(scenario, exchange=Exchange.HYBRID))
     rows = [(scenario.layers[layer].rows or scenario.batch) for layer in choices]
-    found = fastest_schemes(
-        list(choices.values()), rows, scenario.workers, _rates(scenario, in_clear)
-    )
+    found = fastest_schemes(list(choices.values()), rows, scenario.workers, _rates(scenario))
     factors = (
         layer for layer, scheme in zip(choices, found, strict=True) if scheme is Scheme.FACTORS
     )
@@ -38,7 +31,7 @@ def auto_scenario(scenario: Scenario, *, in_clear: bool) -> Scenario:
     )
 
 
-def _rates(scenario: Scenario, in_clear: bool) -> Rates:
+def _rates(scenario: Scenario) -> Rates:
     """Return the rates that the measurement before training would find:
     everything is exchanged, and nothing computed.
     """
@@ -47,21 +40,14 @@ def _rates(scenario: Scenario, in_clear: bool) -> Rates:
     bare = replace(scenario, compute_s=0.0, wait_free=False, by_factors=frozenset())
     server_s = predict(replace(bare, exchange=Exchange.PS)) / size
     link_bytes = server_bytes(elements(scenario.layers), topology_of(scenario)) / size
-    ring = (
-        {
-            "allreduce_s": 0.0,
-            "allreduce_s_per_byte": predict(replace(bare, exchange=Exchange.RING, servers=0))
-            / size,
-        }
-        if in_clear
-        else {}
-    )
+    ring_s = predict(replace(bare, exchange=Exchange.RING, servers=0))
     speed = min(1.0, machine.cores)
     return Rates(
         server_s=0.0,
         server_s_per_byte=server_s,
+        allreduce_s=0.0,
+        allreduce_s_per_byte=ring_s / size,
         link_s_per_byte=server_s / link_bytes,
         product_s_per_flop=1 / (machine.flops * speed),
         update_s_per_byte=machine.factors_s_per_byte / speed,
-        **ring,
     )

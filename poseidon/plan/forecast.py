@@ -53,7 +53,6 @@ class Way:
         lossy: how they are encoded.
         sync_every: iterations between exchanges.
         auto: the schemes are those of `--exchange=auto`.
-        note: its caveat.
     """
 
     name: str
@@ -62,7 +61,6 @@ class Way:
     lossy: Lossy | None = None
     sync_every: int = 1
     auto: bool = False
-    note: str = ""
 
     @property
     def exact(self) -> bool:
@@ -81,12 +79,7 @@ WAYS: tuple[Way, ...] = (
     Way(name="hybrid", flags="--exchange=hybrid", exchange=Exchange.HYBRID),
     Way(name="ps", flags="--exchange=ps"),
     Way(name="svb", flags="--exchange=svb", exchange=Exchange.SVB),
-    Way(
-        name="allreduce",
-        flags="--exchange=allreduce",
-        exchange=Exchange.RING,
-        note="it is not encrypted: --allreduce_in_clear between machines",
-    ),
+    Way(name="allreduce", flags="--exchange=allreduce", exchange=Exchange.RING),
     Way(name="ps, bfloat16", flags="--exchange=ps --wire_precision=bfloat16", lossy=WireCodec.HALF),
     Way(name="ps, int8", flags="--exchange=ps --compress=int8", lossy=WireCodec.INT8),
     *(
@@ -153,7 +146,6 @@ class PlannedCluster:
         servers: hosts that only serve.
         network: their links.
         costs: of each host; hosts on one machine have a part of its cores.
-        in_clear: whether `auto` may use all-reduce, which is not encrypted.
         virtual_workers: how many the job has; 0: one for each worker.
     """
 
@@ -161,7 +153,6 @@ class PlannedCluster:
     servers: int
     network: Network
     costs: HostCosts
-    in_clear: bool = False
     virtual_workers: int = 0
 
     @property
@@ -203,7 +194,7 @@ def forecast(
     scenario = _scenario(training, cluster, shared_by)
     virtual = cluster.placement
     one_each = virtual is None or virtual.is_one_each
-    return [_predicted(scenario, way, cluster.in_clear) for way in WAYS if one_each or way.divides]
+    return [_predicted(scenario, way) for way in WAYS if one_each or way.divides]
 
 
 def _scenario(training: Training, cluster: PlannedCluster, shared_by: int = 1) -> Scenario:
@@ -221,13 +212,18 @@ def _scenario(training: Training, cluster: PlannedCluster, shared_by: int = 1) -
     return replace(scenario, compute_s=training.compute_s * scenario.turns)
 
 
-def _predicted(scenario: Scenario, way: Way, in_clear: bool) -> Prediction:
+def _predicted(scenario: Scenario, way: Way) -> Prediction:
     servers = 0 if way.exchange is Exchange.RING else scenario.servers
     own = replace(
-        scenario, exchange=way.exchange, lossy=way.lossy, sync_every=way.sync_every, servers=servers
+        scenario,
+        exchange=way.exchange,
+        lossy=way.lossy,
+        sync_every=way.sync_every,
+        servers=servers,
+        virtual_workers=scenario.virtual_workers if way.flags else None,  # DDP adds before it sends
     )
     if way.auto and scenario.workers > 1:
-        own = _auto(scenario, in_clear)
+        own = _auto(scenario)
     size = link_bytes(own) if scenario.workers > 1 else 0.0
     return Prediction(
         way=way,
@@ -238,13 +234,13 @@ def _predicted(scenario: Scenario, way: Way, in_clear: bool) -> Prediction:
     )
 
 
-def _auto(scenario: Scenario, in_clear: bool) -> Scenario:
+def _auto(scenario: Scenario) -> Scenario:
     """Return the scenario as `--exchange=auto` plans it: by time, but with virtual workers by
     bytes, as `hybrid` does, so that the plan depends on their number alone.
     """
     if scenario.virtual_workers is not None:
         return replace(scenario, exchange=Exchange.HYBRID)
-    return auto_scenario(scenario, in_clear=in_clear)
+    return auto_scenario(scenario)
 
 
 def recommend(
@@ -301,8 +297,6 @@ def _reasons(
     reasons.append(
         f"DDP without a hook would take {ddp.iteration_s / best.iteration_s:.2f} times as long."
     )
-    if best.way.note:
-        reasons.append(f"Note that {best.way.note}.")
     if not cluster.servers and best.wire_s > best.compute_s and not by_factors:
         reasons.append(
             "Hosts that only serve (role=server in the machinefile) would halve the bytes on each "
@@ -344,7 +338,7 @@ def factor_layers(training: Training, cluster: PlannedCluster, way: Way) -> list
     """Return the layers whose weight travels as factors."""
     scenario = replace(_scenario(training, cluster), exchange=way.exchange)
     if way.auto:
-        scenario = _auto(scenario, cluster.in_clear)
+        scenario = _auto(scenario)
     return [
         layer.name
         for layer, load in zip(training.layers, loads(scenario), strict=True)

@@ -436,7 +436,7 @@ def link_bytes(scenario: Scenario) -> float:
     dense = sum(load.dense_bytes * load.wire_part for load in found) / scenario.sync_every
     factors = sum(load.factors.link_bytes for load in found if load.factors is not None)
     if scenario.exchange is Exchange.RING:
-        return dense * 2 * (p - 1) / p + factors
+        return dense * (scenario.sums + 1) * (p - 1) / p + factors
     part, sums = parts(p, scenario.servers), scenario.sums
     out = sums * (1 - part.working) + part.working * (p - 1)
     into = (1 - part.working) + sums * part.working * (p - 1)

@@ -5,9 +5,11 @@ sockets.
 from __future__ import annotations
 
 import threading
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -66,26 +68,48 @@ def shards_on_sockets(workers: int, shards: int) -> Iterator[list[str]]:
         yield [server.address for server in servers]
 
 
-@contextmanager
-def job_addresses(
-    kind: ExchangeKind, workers: int, shards: int
-) -> Iterator[Callable[[str], Sequence[str]]]:
-    """Run shards where the exchange has any.
+class Addresses:
+    """Exchanges addresses among workers that are threads of this process.
 
-    Yield what exchanges addresses among the workers, threads of this process.
+    Args:
+        hosts: the number of workers that report theirs.
+        shards: the shards' addresses; None: there are none, and workers get each other's.
     """
+
+    def __init__(self, hosts: int, shards: Sequence[str] | None) -> None:
+        self._hosts = hosts
+        self._shards = shards
+        self._reported: defaultdict[tuple[int, int], Future[str]] = defaultdict(Future)
+        self._rounds: Counter[int] = Counter()
+        self._lock = threading.Lock()
+
+    def __call__(self, own: str) -> Sequence[str]:
+        assert self._shards is not None, "without shards each worker has its own: `of`"
+        return self._shards
+
+    def of(self, rank: int) -> Callable[[str], Sequence[str]]:
+        """Return the part of a worker, by its rank among those that report."""
+        return self if self._shards is not None else partial(self._exchange, rank)
+
+    def _exchange(self, rank: int, own: str) -> Sequence[str]:
+        if not own:
+            return ()
+        with self._lock:
+            number = self._rounds[rank]
+            self._rounds[rank] += 1
+            found = [self._reported[number, other] for other in range(self._hosts)]
+        found[rank].set_result(own)
+        return [each.result(TIMEOUT_S) for each in found]
+
+
+@contextmanager
+def job_addresses(kind: ExchangeKind, workers: int, shards: int) -> Iterator[Addresses]:
+    """Run shards where the exchange has any. Yield what exchanges addresses among the workers."""
     if kind.has_shards:
         with shards_on_sockets(workers, shards) as addresses:
-            yield lambda own: addresses
+            yield Addresses(workers, addresses)
         return
-    first: Future[str] = Future()
-
-    def exchange(own: str) -> list[str]:
-        if own:
-            first.set_result(own)
-        return [first.result(TIMEOUT_S)]
-
-    yield exchange
+    yield Addresses(workers, None)
 
 
 @contextmanager

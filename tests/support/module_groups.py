@@ -22,19 +22,18 @@ from poseidon.engine.module.group import Group
 from poseidon.engine.module.tensors import DistributeOptions
 from poseidon.engine.module.update_rules import SGD, Adam, ParameterGroup, UpdateRule
 from poseidon.engine.module.worker_context import LoopPosition, ThisWorker, WorkerContext
-from poseidon.exchange.building.built import Connect
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from ps_server.network import Network
-from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses
+from tests.support.cluster import TIMEOUT_S, TOKEN, Addresses, job_addresses
 
 How = UpdateRule | Callable[[nn.Module], torch.optim.Optimizer | list[torch.optim.Optimizer]]
 Body = Callable[[nn.Module, Group], None]
 
 
 def worker_contexts(
-    workers: int, connect: Connect, member: Membership, *, shards: int, folder: Path | None = None
+    workers: int, connect: Addresses, member: Membership, *, shards: int, folder: Path | None = None
 ) -> list[WorkerContext]:
     """Return the context of each worker; `folder` is the job's."""
     return [
@@ -45,7 +44,7 @@ def worker_contexts(
                 network=replace(member.network, rank=rank, size=workers, token=TOKEN),
                 shards=shards,
             ),
-            connect=connect,
+            connect=connect.of(rank),
             folder=folder,
         )
         for rank in range(workers)

@@ -117,7 +117,7 @@ def main(kind: ExchangeKind, passes: int) -> None:
     between = threading.Barrier(WORKERS, action=watch)
     with job_addresses(kind, WORKERS, SHARDS) as connect:
         threads = [
-            threading.Thread(target=train, args=(kind, passes, rank, connect, between))
+            threading.Thread(target=train, args=(kind, passes, rank, connect.of(rank), between))
             for rank in range(WORKERS)
         ]
         for thread in threads:

@@ -22,7 +22,6 @@ from poseidon.engine.solver.trainer import LoopSettings, Trainer
 from poseidon.exchange.alone import exchange_alone
 from poseidon.exchange.base import ExchangeSettings
 from poseidon.exchange.build import build_exchange
-from poseidon.exchange.building.built import Connect
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.membership import Membership
@@ -38,7 +37,7 @@ from poseidon.snapshot.caffemodel import read_model
 from poseidon.solvers.settings import solver_settings
 from ps_server.network import Network
 from ps_server.protocol.virtual_workers import VirtualWorkers
-from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses, memory_store
+from tests.support.cluster import TIMEOUT_S, TOKEN, Addresses, job_addresses, memory_store
 from tests.support.cluster import Connect as ClientOfRank
 from tests.support.exchanges import plain_exchange
 
@@ -188,7 +187,7 @@ def run(solver_path: Path, job: Job) -> Ended:
     ended = Ended()
     failures: list[BaseException] = []
     with ExitStack() as stack:
-        connect: ClientOfRank | Connect | None = None
+        connect: ClientOfRank | Addresses | None = None
         if job.kind is not None:
             connect = stack.enter_context(job_addresses(job.kind, job.workers, job.shards))
         elif job.shards:
@@ -215,7 +214,7 @@ def _exchange(
     settings: ExchangeSettings,
     job: Job,
     rank: int,
-    connect: ClientOfRank | Connect | None,
+    connect: ClientOfRank | Addresses | None,
     ended: Ended,
     schemes: Sequence[Scheme] = (),
 ) -> Exchange:
@@ -238,7 +237,8 @@ def _exchange(
         virtual_workers=job.placement,
         options=replace(job.options, kind=job.kind, staleness=job.staleness),
     )
-    built = build_exchange(replica.trained, settings, member, connect, schemes=schemes)
+    assert isinstance(connect, Addresses)
+    built = build_exchange(replica.trained, settings, member, connect.of(rank), schemes=schemes)
     if built.recorded:
         ended.schemes = tuple(choice.scheme for choice in built.plan.choices)
     ended.by_factors = len(built.plan.of(Scheme.FACTORS))
@@ -247,7 +247,7 @@ def _exchange(
 
 
 def _run_worker(
-    path: Path, job: Job, rank: int, connect: ClientOfRank | Connect | None, ended: Ended
+    path: Path, job: Job, rank: int, connect: ClientOfRank | Addresses | None, ended: Ended
 ) -> None:
     solver = read_solver(path)
     settings = solver_settings(solver)

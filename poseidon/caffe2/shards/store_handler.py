@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from poseidon.caffe2.shards.rendezvous import Member, check_own, join, published_address
 from poseidon.caffe2.shards.stores import KeyTaken, Store, StoreTimeout
 from poseidon.errors import JobError, UsageError
-from poseidon.exchange.allreduce.process_group import (
+from poseidon.exchange.local.process_group import (
     Backend,
     ProcessGroup,
     Rendezvous,

@@ -91,7 +91,7 @@ TERMS = {
     "server process that holds a part of the parameters.",
     Section.EXCHANGE: "ps: through the parameter server. svb: gradients of fully-connected layers as "
     "sufficient factors, two small matrices, to each other worker. hybrid: per layer the one with "
-    "fewer bytes. allreduce: torch.distributed. auto: per layer the fastest of the three, by a "
+    "fewer bytes. allreduce: workers sum slices of the gradients for each other. auto: per layer the fastest of the three, by a "
     "measurement at the start. local: not at all, for one worker. With staleness S a worker begins "
     "an iteration at most S ahead of the slowest; 0 gives the weights of one process with all "
     "workers' batches. With --sync_every=H each worker trains alone for H iterations, a round, then "

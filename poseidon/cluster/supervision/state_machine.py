@@ -4,8 +4,8 @@
         |                                             |                                     | all gone
         +---------------- a cause -------------------+--> FAILING --all gone--> ENDED <-----+
 
-Workers get the addresses of the shards as soon as all are known; without shards that of worker 0,
-where it listens. Later exchanges of addresses begin when a worker takes part in one: each shard
+Workers get the addresses of the shards as soon as all are known; without shards those of the first
+worker of each host, where these listen. Later exchanges of addresses begin when a worker takes part in one: each shard
 then listens at one more address.
 
 Laws:
@@ -91,7 +91,8 @@ class JobStateMachine:
         self._processes = {name: ProcessState(name=name, reported_s=now) for name in names}
         self._workers = [self._processes[name] for name in names if name.role is Role.WORKER]
         self._shards = [self._processes[name] for name in names if name.role is Role.SHARD]
-        self._listeners = self._shards or self._workers[:1]
+        of_hosts = {worker.name.client: worker for worker in reversed(self._workers)}
+        self._listeners = self._shards or list(reversed(of_hosts.values()))
         self._last_event_s = now
         self._start_by_s = now + settings.start_timeout_s
         self._state = JobState.STARTING

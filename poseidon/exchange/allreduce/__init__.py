@@ -1,3 +1,3 @@
-"""The exchange by all-reduce: buckets, and the process groups of torch.distributed that sum
-them.
+"""The exchange by all-reduce: every worker owns a slice of each bucket of gradients, sums it in
+the tree of virtual workers, and sends the mean to all others.
 """

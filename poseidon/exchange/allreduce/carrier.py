@@ -1,31 +1,28 @@
-"""The carrier of tensors that travel by all-reduce: replicas sum their gradients, and each
-applies the rule to the mean.
+"""The carrier of tensors that travel by all-reduce: workers sum their gradients, and each applies
+the rule to the mean.
 
-Sums go through torch.distributed: gloo on the CPU, NCCL on GPUs. Staleness 0 only. Gradients travel
-in buckets (`buckets.py`); every replica keeps the whole history. With a limit on the gradients'
-norm no value changes before the sums of all buckets have come.
+Staleness 0 only. `sums.py` sums; every worker keeps the whole history. With a limit on the
+gradients' norm no value changes before the means of all tensors have come.
 
-Beside the server, the server brings first values, and the addresses of the process group. Without
-shards the replicas meet at a rendezvous in the process of rank 0, whose store carries their
-collections (`allreduce_delivery.py`); rank 0 broadcasts its values.
+Beside the server, the server brings first values and the workers' addresses. Without shards
+collections and requests travel over the connections of the sums (`links_delivery.py`), and rank 0
+sends its first values as a sum is sent.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from poseidon.exchange.allreduce.allreduce_delivery import Meeting
-from poseidon.exchange.allreduce.buckets import BUCKET_BYTES, Buckets, Waiter
-from poseidon.exchange.allreduce.process_group import (
-    Backend,
-    ProcessGroup,
-    Rendezvous,
-)
+from poseidon.exchange.allreduce.buckets import BUCKET_BYTES
+from poseidon.exchange.allreduce.links_delivery import LinksDelivery
+from poseidon.exchange.allreduce.peers import Peers
+from poseidon.exchange.allreduce.sums import Sums
 from poseidon.exchange.base import ExchangeSettings, History, Trained
 from poseidon.exchange.carrier import GradientCarrier, Step
 from poseidon.exchange.job_control import JobControl
@@ -33,24 +30,28 @@ from poseidon.exchange.local_histories import LocalHistories
 from poseidon.exchange.observe.statistics import Traffic
 from poseidon.exchange.replicas import common_kernel, introduce, offered_address
 from poseidon.exchange.shared_norm import SharedNorm
-from ps_server import PeerLost
-from ps_server.network import Network
+from poseidon.exchange.side_stream import Event, SerialExecutor, SideStream
+from ps_server import SpecError
+from ps_server.errors import as_server_error
+from ps_server.protocol.virtual_workers import VirtualWorkers
 from ps_server.rules import clip_factor, squares_of, update
 
 
 class AllReduceCarrier(GradientCarrier):
-    """Sums gradients over all replicas.
+    """Sums gradients over all workers.
 
     Args:
         tensors: by their index in the exchange.
         settings: common to all tensors.
-        network: of the replicas.
+        peers: the connections to the other workers, which this closes.
         control: of the exchange.
-        meeting: where the replicas meet without shards; None: beside the server.
+        workers: who computes for which virtual worker.
+        delivery: of `control`, where it uses these connections; None: beside the server, and the
+            carrier connects them when it opens.
         norms: used with `settings.clip` where there are other gradients; None: there are none.
         equal_bits: whether the job ends where the processors of the replicas compute different
             bits.
-        bucket_bytes: size of one sum.
+        bucket_bytes: see `Buckets`.
     """
 
     state: LocalHistories
@@ -60,9 +61,10 @@ class AllReduceCarrier(GradientCarrier):
         tensors: Mapping[int, Trained],
         settings: ExchangeSettings,
         *,
-        network: Network,
+        peers: Peers,
         control: JobControl,
-        meeting: Meeting | None = None,
+        workers: VirtualWorkers,
+        delivery: LinksDelivery | None = None,
         norms: SharedNorm | None = None,
         equal_bits: bool = True,
         bucket_bytes: int = BUCKET_BYTES,
@@ -70,81 +72,112 @@ class AllReduceCarrier(GradientCarrier):
         self.indices = tuple(tensors)
         self._tensors = tensors
         self._settings = settings
-        self._network = network
+        self._peers = peers
         self._control = control
-        self._meeting = meeting
+        self._delivery = delivery
         self._norms = norms
         self._equal_bits = equal_bits
         self._flat = {index: t.tensor.detach().view(-1) for index, t in tensors.items()}
-        self._device = next(iter(self._flat.values())).device if self._flat else torch.device("cpu")
+        device = next(iter(self._flat.values())).device if self._flat else torch.device("cpu")
         self.state = LocalHistories(tensors, replicated=True)
+        self._gradients = [index for index, t in tensors.items() if not t.statistics]
+        self._statistics = [index for index, t in tensors.items() if t.statistics]
+        self._side = SideStream(device)
+        self._sums = Sums(
+            {i: self._flat[i].numel() for i in [*reversed(self._gradients), *self._statistics]},
+            peers,
+            workers,
+            self._side,
+            bucket_bytes=bucket_bytes,
+        )
+        self._copies = SerialExecutor(
+            device, f"sums-out-{peers.rank}", self._copying_failed, timeout_s=peers.timeout_s
+        )
+        self._begun = dict.fromkeys(tensors, 0)
         self._due: set[int] = set()
         self._scale: float | None = None
         self._step = self._due_step = Step(settings.start_clock, (0.0,))
         self._finished = settings.start_clock
-        self._moved = [index for index, t in tensors.items() if not t.statistics]
-        self._statistics = [index for index, t in tensors.items() if t.statistics]
-        self._gradients = self._buckets(self._moved, bucket_bytes)
-        self._means = self._buckets(self._statistics, bucket_bytes)
-        self._group: ProcessGroup | None = None
-        self._requests: ProcessGroup | None = None
-
-    def _buckets(self, indices: Sequence[int], bucket_bytes: int) -> Buckets:
-        return Buckets(
-            [(index, self._flat[index].numel()) for index in indices],
-            replicas=self._network.size,
-            device=self._device,
-            launch=self._launch,
-            bucket_bytes=bucket_bytes,
-        )
 
     def open(self, histories: Sequence[History] | None, clock: int | None) -> None:
         with_histories = True
         if clock is None:
-            with_histories = self._form_groups(resumed=bool(histories))
+            with_histories = self._meet(resumed=bool(histories))
         else:
             self._finished = clock
         self.state.load(histories)
-        if self._meeting is not None:
-            self._broadcast(histories=with_histories)
+        if self._delivery is not None:
+            self._send_values(self._flat)
+            most = max(map(len, self.state.of.values()), default=0) if with_histories else 0
+            for number in range(most):
+                of = self.state.of.items()
+                self._send_values({i: own[number] for i, own in of if len(own) > number})
 
-    def _form_groups(self, *, resumed: bool) -> bool:
-        """Form the process groups. Return whether rank 0 continues from a history."""
-        rendezvous = None if self._meeting is None else self._meeting.rendezvous
-        if rendezvous is None and self._network.rank == 0:
-            rendezvous = Rendezvous(self._network)
-        own = {"resumed": resumed, "allreduce": "" if rendezvous is None else rendezvous.address}
+    def _meet(self, *, resumed: bool) -> bool:
+        """Introduce the workers to each other, and connect them beside the server.
+
+        Return whether rank 0 continues from a history.
+
+        Raises:
+            SpecError: a worker brings other tensors.
+        """
+        sizes = [(t.name, t.tensor.numel(), t.statistics) for t in self._tensors.values()]
+        own = {
+            "resumed": resumed,
+            "tensors": len(sizes),
+            "checksum": zlib.crc32(repr(sizes).encode()),
+            "sums": self._peers.address,
+        }
         offers, samples = introduce(self._control, list(self._tensors.values()), own)
+        for rank, offer in enumerate(offers):
+            if any(offer.get(key) != offers[0].get(key) for key in ("tensors", "checksum")):
+                raise SpecError(
+                    f"worker {rank} brings {offer.get('tensors')} tensors that differ from the "
+                    f"{offers[0].get('tensors')} of worker 0; expected the same tensors on all "
+                    "workers"
+                )
         common_kernel(samples, required=self._equal_bits)
-        if rendezvous is None:
-            rendezvous = Rendezvous(self._network, offered_address(offers, "allreduce", 0))
-        self.join(ProcessGroup(rendezvous, "bulk", self._network, Backend.of(self._device)))
-        if self._meeting is not None:
-            self._requests = ProcessGroup(rendezvous, "control", self._network)
+        if self._delivery is None:
+            self._peers.connect(
+                [offered_address(offers, "sums", rank) for rank in range(len(offers))]
+            )
         return bool(offers[0].get("resumed"))
 
-    def join(self, group: ProcessGroup) -> None:
-        """Use a process group of all replicas."""
-        self._group = group
-
-    def _broadcast(self, *, histories: bool) -> None:
-        """Copy the values of rank 0 to all replicas; its histories, too, if asked for."""
-        assert self._group is not None
-        for index, flat in self._flat.items():
-            for tensor in [flat, *self.state.of[index]] if histories else [flat]:
-                self._group.broadcast(tensor)()
+    def _send_values(self, values: Mapping[int, Tensor]) -> None:
+        """Copy tensors of rank 0 to all workers."""
+        self._sums.expect_values()
+        self._control.all_gather(b"")  # a worker that is not ready refuses them
+        if self._peers.rank == 0:
+            self._sums.send_values(values)
+        for index, tensor in values.items():
+            tensor.copy_(self._sums.mean(index, self._finished))
 
     def start(self, step: Step) -> None:
         self._step = step
-        if self._meeting is not None:
-            assert self._requests is not None, "the exchange is not open"
-            with self._others_take_part():
-                self._meeting.delivery.start(self._requests.sum)
+        if self._delivery is not None:
+            self._delivery.start(step.iteration)
 
     def begin(self, index: int, gradient: Tensor) -> None:
         self.wait(index)  # a backward pass may reach a tensor that no forward pass has waited for
-        self._gradients.view(index).copy_(gradient.detach().reshape(-1))
-        self._gradients.filled(index)
+        self._begun[index] += 1
+        self._fill(index, gradient.detach().reshape(-1))
+
+    def _fill(self, index: int, part: Tensor | None) -> None:
+        """Fill a tensor's part of the sum in the background; None: with zeros."""
+        self._copies.call(partial(self._copy, index, part, self._side.record_event()))
+
+    def _copy(self, index: int, part: Tensor | None, event: Event) -> None:
+        memory = self._sums.view(index)
+        if part is None:
+            memory.zero_()
+        else:
+            with self._side.after(event):
+                memory.copy_(part, non_blocking=True)
+            self._side.synchronize()
+        self._sums.filled(index)
+
+    def _copying_failed(self, error: Exception) -> None:
+        self._peers.fail(as_server_error(error, "sending gradients failed"))
 
     def wait(self, index: int) -> None:
         if index in self._due:
@@ -154,16 +187,19 @@ class AllReduceCarrier(GradientCarrier):
     def _update(self, index: int) -> None:
         flat = self._flat[index]
         if self._tensors[index].statistics:
-            flat.copy_(self._means.mean(index))
+            flat.copy_(self._mean(index), non_blocking=True)
             return
         scale = self._gradient_factor()
-        gradient = self._gradients.mean(index)
+        gradient = self._mean(index).to(flat.device, non_blocking=True)
         if scale != 1.0:
             gradient.mul_(scale)
         trained, history = self._tensors[index], self.state.of[index]
         iteration, rates = self._due_step
         rate = rates[trained.rate_index]
         update(trained.rule, gradient, history, flat, rate=rate, step=iteration)
+
+    def _mean(self, index: int) -> Tensor:
+        return self._sums.mean(index, self._due_step.iteration)
 
     def _gradient_factor(self) -> float:
         """Return the factor of the mean gradients.
@@ -179,24 +215,20 @@ class AllReduceCarrier(GradientCarrier):
         return self._scale
 
     def _squares(self) -> list[float]:
-        return [square for i in self._moved for square in squares_of(self._gradients.mean(i))]
+        return [square for i in self._gradients for square in squares_of(self._mean(i))]
 
     def finish(self, limit: float) -> None:
-        self._gradients.fill_missing()
-        for index in self._statistics:
-            self._means.view(index).copy_(self._flat[index])
-            self._means.filled(index)
+        self.settle(self._finished)
+        for index in [*self._gradients, *self._statistics]:
+            for _ in range(self._begun[index], self._sums.nodes):
+                self._fill(index, self._flat[index] if index in self._statistics else None)
+            self._begun[index] = 0
         self._due = set(self._tensors)
         self._due_step = self._step
         self._scale = None
-        self._gradients.start()
-        self._means.start()
-        is_root = self._network.rank == 0
+        is_root = self._peers.rank == 0
         if is_root and self._norms is not None and self._settings.clip is not None:
             self._norms.add("all-reduce", self._step.iteration, self._squares())
-        if self._meeting is not None:
-            with self._others_take_part():
-                self._meeting.delivery.finish(self._step.iteration + 2)
         self._finished = self._step.iteration + 1
 
     def settle(self, clock: int) -> None:
@@ -204,35 +236,10 @@ class AllReduceCarrier(GradientCarrier):
             self.wait(index)
 
     def traffic(self) -> Mapping[int, Traffic]:
-        return self._gradients.traffic() | self._means.traffic()
+        return self._sums.traffic()
 
     def close(self) -> None:
-        """Leave. Without shards the others' waits for this replica end with an error."""
-        if self._meeting is not None:
-            self._meeting.collections.leave(self._finished)
-        if self._group is not None:
-            self._group.close()
-            self._group = self._requests = None
-        if self._meeting is not None:
-            self._meeting.collections.close()
-
-    def _launch(self, buffer: Tensor, on_done: Callable[[], None]) -> Waiter:
-        assert self._group is not None, "the exchange is not open"
-        with self._others_take_part():
-            wait = self._group.sum(buffer, on_done)
-
-        def wait_for_others() -> None:
-            with self._others_take_part():
-                wait()
-
-        return wait_for_others
-
-    @contextlib.contextmanager
-    def _others_take_part(self) -> Iterator[None]:
-        """Name the worker that has left, where a sum fails because it has."""
-        try:
-            yield
-        except PeerLost:
-            if self._meeting is not None:
-                self._meeting.collections.check_left(self._finished)
-            raise
+        """Leave. The others' waits for this worker end with an error."""
+        self._copies.close()
+        self._peers.close(self._finished)
+        self._sums.close()

@@ -41,7 +41,7 @@ class Rates:
     Attributes:
         server_s: of an exchange through the server, however few its bytes.
         server_s_per_byte: of a byte of a tensor that goes through the server.
-        allreduce_s: as `server_s`, of all-reduce; infinite where all-reduce is not allowed.
+        allreduce_s: as `server_s`, of all-reduce.
         allreduce_s_per_byte: as `server_s_per_byte`.
         link_s_per_byte: of a byte of factors on the busiest link, sent and received together.
         product_s_per_flop: of a floating-point operation of a product of factors.
@@ -51,8 +51,8 @@ class Rates:
 
     server_s: float
     server_s_per_byte: float
-    allreduce_s: float = math.inf
-    allreduce_s_per_byte: float = math.inf
+    allreduce_s: float
+    allreduce_s_per_byte: float
     link_s_per_byte: float
     product_s_per_flop: float
     update_s_per_byte: float = 0.0
@@ -82,9 +82,10 @@ class Rates:
 
     def summary(self) -> str:
         """Return the rates as the end of a log line."""
-        rates = [f"server {_cost(self.server_s, self.server_s_per_byte)}"]
-        if math.isfinite(self.allreduce_s_per_byte):
-            rates.append(f"all-reduce {_cost(self.allreduce_s, self.allreduce_s_per_byte)}")
+        rates = [
+            f"server {_cost(self.server_s, self.server_s_per_byte)}",
+            f"all-reduce {_cost(self.allreduce_s, self.allreduce_s_per_byte)}",
+        ]
         if self.product_s_per_flop > 0:
             rates.append(f"products of factors {1e-9 / self.product_s_per_flop:.1f} GFlop/s")
         return ", ".join(rates)
@@ -123,10 +124,7 @@ def fastest_schemes(
         )
         return sum(each) + (rates.allreduce_s if Scheme.ALLREDUCE in plan else rates.server_s)
 
-    by_server = schemes(Scheme.SERVER)
-    if not math.isfinite(rates.allreduce_s_per_byte):
-        return by_server
-    by_allreduce = schemes(Scheme.ALLREDUCE)
+    by_server, by_allreduce = schemes(Scheme.SERVER), schemes(Scheme.ALLREDUCE)
     return by_allreduce if seconds(by_allreduce) * LEAST_GAIN < seconds(by_server) else by_server
 
 

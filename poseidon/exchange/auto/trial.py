@@ -3,7 +3,7 @@
 Workers join the shards with a trial store (`StoreSpec.trial`), and measure
 
     the server      pushes of a small tensor, of a large one, and of several together, until all new values have come
-    all-reduce      the same tensors through a process group, where it may travel in clear
+    all-reduce      the same tensors through connections between the workers
     factors         products of factors with as many rows as the job's, and the updates that follow
 
 The code is that of training, and all workers measure at the same time. On CPUs each worker computes
@@ -27,18 +27,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from poseidon.exchange.allreduce.carrier import AllReduceCarrier
-from poseidon.exchange.allreduce.process_group import Backend, ProcessGroup, Rendezvous
+from poseidon.exchange.allreduce.peers import Peers
+from poseidon.exchange.allreduce.sums import Sums
 from poseidon.exchange.auto.rates import Rates
-from poseidon.exchange.base import ExchangeSettings, Trained
-from poseidon.exchange.carrier import Step
+from poseidon.exchange.base import Trained
 from poseidon.exchange.cost import ELEMENT_BYTES, server_bytes
 from poseidon.exchange.factors.products import Scratch, apply_factors
-from poseidon.exchange.job_control import JobControl, ShardDelivery
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.replicas import offered_address
+from poseidon.exchange.side_stream import SideStream
 from ps_server import Client, RemoteProtocolError, Rule, RuleKind, StoreSpec, TableSpec
 from ps_server.numerics import prepare_thread
+from ps_server.protocol.virtual_workers import VirtualWorkers
+from ps_server.rules import history_count, update
 
 WORTH_MEASURING = 2**20
 """Elements of a net. An exchange of a smaller one takes some milliseconds by any scheme, less than
@@ -130,19 +131,19 @@ def measure(client: Client, tensors: Sequence[Trained], member: Membership) -> R
         _sums(client, tensors, member) as by_allreduce,
         computing(tensors[0].tensor.device),
     ):
-        schemes = [by_server] if by_allreduce is None else [by_server, by_allreduce]
-        found = _by_turns(client, schemes, sizes)
+        (server_s, server_s_per_byte), (allreduce_s, allreduce_s_per_byte) = _by_turns(
+            client, [by_server, by_allreduce], sizes
+        )
     products = _product_s_per_flop(client, tensors, member)
-    (server_s, server_s_per_byte), *others = found
     link = server_bytes(2**20, member.topology) / (ELEMENT_BYTES * 2**20)
     own: dict[str, float] = {
         "server_s": server_s,
         "server_s_per_byte": server_s_per_byte,
+        "allreduce_s": allreduce_s,
+        "allreduce_s_per_byte": allreduce_s_per_byte,
         "link_s_per_byte": server_s_per_byte / link,
         "product_s_per_flop": products,
     }
-    for allreduce_s, allreduce_s_per_byte in others:
-        own |= {"allreduce_s": allreduce_s, "allreduce_s_per_byte": allreduce_s_per_byte}
     try:
         return Rates.slowest([Rates.from_json(each) for each in _collect(client, own)])
     except (TypeError, ValueError) as error:
@@ -180,48 +181,40 @@ def _collect(client: Client, own: Mapping[str, Any]) -> list[dict[str, Any]]:
 @contextlib.contextmanager
 def _sums(
     client: Client, tensors: Sequence[Trained], member: Membership
-) -> Iterator[Callable[[range], None] | None]:
-    """Form a process group for the measurement. Yield what exchanges tensors;
-    None where nothing may travel in clear.
-    """
-    if not member.sums_in_clear:
-        yield None
-        return
-    device = tensors[0].tensor.device
-    network = member.network
-    rendezvous = Rendezvous(network) if network.rank == 0 else None
-    offers = _collect(client, {"allreduce": "" if rendezvous is None else rendezvous.address})
-    rendezvous = rendezvous or Rendezvous(network, offered_address(offers, "allreduce", 0))
-    group = ProcessGroup(rendezvous, "trial", network, Backend.of(device))
-    rule, sizes = _rule_of(tensors), trial_sizes(tensors)
-    trained = [
-        Trained(name="trial", tensor=torch.zeros(size, device=device), rule=rule) for size in sizes
+) -> Iterator[Callable[[range], None]]:
+    """Connect to the other workers for the measurement. Yield what exchanges tensors."""
+    device, rule, sizes = tensors[0].tensor.device, _rule_of(tensors), trial_sizes(tensors)
+    values, gradients = ([torch.zeros(size, device=device) for size in sizes] for _ in range(2))
+    histories = [
+        [torch.zeros_like(value) for _ in range(history_count(rule.kind))] for value in values
     ]
-    gradients = [torch.zeros(size, device=device) for size in sizes]
-    control = JobControl(ShardDelivery(client), root=network.rank == 0)
-    carriers = {}
-    for each in TOGETHER:
-        tensors_of_each = {table: trained[table] for table in each}
-        carriers[each] = AllReduceCarrier(
-            tensors_of_each, ExchangeSettings(), network=network, control=control
-        )
-        carriers[each].join(group)
+    side, peers = SideStream(device), Peers(member.network)
+    # a bucket for each large tensor, so that tensors that are not exchanged together share none
+    sums = Sums(
+        {table: sizes[table] for table in reversed(range(len(sizes)))},
+        peers,
+        VirtualWorkers.one_each(peers.size),
+        side,
+        bucket_bytes=ELEMENT_BYTES * sizes[-1],
+    )
 
     def exchange(tables: range) -> None:
-        carrier = carriers[tables]
-        carrier.start(Step(0, (0.0,)))
         for table in tables:
-            carrier.begin(table, gradients[table])
-        carrier.finish(1.0)
+            sums.view(table).copy_(gradients[table])
+            sums.filled(table)
         for table in tables:
-            carrier.wait(table)
+            mean = sums.mean(table, -1).to(device)
+            update(rule, mean, histories[table], values[table], rate=0.0, step=0)
         _synchronize(device)
 
     try:
+        offers = _collect(client, {"sums": peers.address})
+        peers.connect([offered_address(offers, "sums", rank) for rank in range(len(offers))])
         yield exchange
-        client.barrier()  # a process that leaves at once breaks sums that others still wait for
+        client.barrier()  # a worker that leaves at once ends sums that others still wait for
     finally:
-        group.close()
+        peers.close(0)
+        sums.close()
 
 
 def _by_turns(

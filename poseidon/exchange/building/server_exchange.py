@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from poseidon.errors import UsageError
 from poseidon.exchange.allreduce.carrier import AllReduceCarrier
+from poseidon.exchange.allreduce.peers import Peers
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.building.built import Built, Connect
 from poseidon.exchange.carrier import Carrier
@@ -166,7 +167,7 @@ def through_server(
         layout: what the tables hold. Tensors elsewhere travel as factors, unless by all-reduce.
         settings: common to all tensors.
         member: this worker and its job.
-        by_allreduce: indices of tensors elsewhere that travel by all-reduce. Staleness 0, in clear.
+        by_allreduce: indices of tensors elsewhere that travel by all-reduce. Staleness 0.
         parts: see `ServerCarrier`.
         trace: where spans of factors go.
     """
@@ -196,8 +197,9 @@ def through_server(
             AllReduceCarrier(
                 {index: layout.tensors[index] for index in sorted(by_allreduce)},
                 settings,
-                network=member.network,
+                peers=Peers(member.network),
                 control=control,
+                workers=member.placed,
                 norms=norms,
                 equal_bits=member.equal_bits,
             )

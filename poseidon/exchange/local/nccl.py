@@ -13,12 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from poseidon.exchange.allreduce.buckets import Waiter
-from poseidon.exchange.allreduce.process_group import (
-    Backend,
-    ProcessGroup,
-    Rendezvous,
-)
+from poseidon.exchange.local.process_group import Backend, ProcessGroup, Rendezvous, Waiter
 from ps_server.network import Network
 
 

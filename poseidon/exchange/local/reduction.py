@@ -15,10 +15,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from poseidon.exchange.allreduce.process_group import Backend, Rendezvous
 from poseidon.exchange.base import Trained
 from poseidon.exchange.local.group import HostTree, LocalGroup
 from poseidon.exchange.local.nccl import GroupTensors
+from poseidon.exchange.local.process_group import Backend, Rendezvous
 from poseidon.exchange.local.shared_memory import SharedTensors, new_file
 from ps_server import RemoteProtocolError
 from ps_server.network import Network

@@ -25,7 +25,7 @@ from poseidon.exchange.server.carrier import ServerCarrier
 from ps_server import Client, Consistency, Keeping, Precision, Rule
 from ps_server.network import Network
 from ps_server.protocol.messages import Array
-from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses, shards_on_sockets
+from tests.support.cluster import TIMEOUT_S, TOKEN, Addresses, job_addresses, shards_on_sockets
 
 
 def tensors(*, bias: bool = True, rows: int = 8) -> list[Trained]:
@@ -53,15 +53,7 @@ def test_each_kind_has_a_builder() -> None:
 )
 def test_a_kind_has_its_carriers(kind: ExchangeKind, expected: list[type], copies: int) -> None:
     with job_addresses(kind, 2, 2) as connect:
-        built = []
-        for rank in range(2):
-            member = Membership(
-                network=Network(rank=rank, size=2, token=TOKEN, timeout_s=TIMEOUT_S),
-                shards=2,
-                options=ExchangeOptions(kind=kind, precision=Precision.FLOAT32, rows=1),
-            )
-            built.append(build_exchange(tensors(), ExchangeSettings(), member, connect))
-        _close(built)
+        built = _build_two(connect, ExchangeOptions(kind=kind, precision=Precision.FLOAT32, rows=1))
     assert all([type(c) for c in b.exchange.carriers] == expected for b in built)
     assert built[0].plan == built[1].plan
     store = built[0].store
@@ -80,23 +72,24 @@ def test_a_kind_has_its_carriers(kind: ExchangeKind, expected: list[type], copie
 )
 def test_small_tensors_share_a_table(kind: ExchangeKind, tables: list[tuple[Keeping, int]]) -> None:
     with job_addresses(kind, 2, 2) as connect:
-        built = []
-        for rank in range(2):
-            member = Membership(
-                network=Network(rank=rank, size=2, token=TOKEN, timeout_s=TIMEOUT_S),
-                shards=2,
-                options=ExchangeOptions(kind=kind),
-            )
-            built.append(build_exchange(tensors(), ExchangeSettings(), member, connect))
-        _close(built)
+        built = _build_two(connect, ExchangeOptions(kind=kind))
     assert [choice.name for choice in built[0].plan.choices] == ["fc.0", "fc2.0", "fc2.1"]
     store = built[0].store
     assert [(table.keeping, table.size) for table in (store.tables if store else ())] == tables
 
 
-def _close(built: list[Built]) -> None:
-    for each in built:
-        each.exchange.close()
+def _build_two(connect: Addresses, options: ExchangeOptions) -> list[Built]:
+    """Build the exchanges of two workers, and close them."""
+
+    def build_one(rank: int) -> Built:
+        network = Network(rank=rank, size=2, token=TOKEN, timeout_s=TIMEOUT_S)
+        member = Membership(network=network, shards=2, options=options)
+        built = build_exchange(tensors(), ExchangeSettings(), member, connect.of(rank))
+        built.exchange.close()
+        return built
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(build_one, range(2)))
 
 
 def test_a_workers_budget_makes_it_send_less_and_loses_nothing() -> None:
@@ -168,7 +161,7 @@ def test_who_owns_the_histories_is_known_before_the_exchange_is_built(
         options=ExchangeOptions(kind=kind, staleness=staleness),
     )
     with job_addresses(kind, 1, 1) as connect:
-        built = build_exchange(tensors(), ExchangeSettings(), member, connect)
+        built = build_exchange(tensors(), ExchangeSettings(), member, connect.of(0))
         assert built.exchange.state.private == member.private_histories
         built.exchange.close()
 
@@ -237,7 +230,7 @@ def test_few_frames_lie_between_the_hook_of_a_gradient_and_its_push(
         network=Network(token=TOKEN, timeout_s=TIMEOUT_S), shards=1, options=options
     )
     with job_addresses(kind, 1, 1) as connect:
-        exchange = build_exchange(own, ExchangeSettings(), member, connect).exchange
+        exchange = build_exchange(own, ExchangeSettings(), member, connect.of(0)).exchange
         exchange.observe([WaitTimes(len(own))])
         hooks = Hooks([module], own, exchange)
         exchange.open(None)

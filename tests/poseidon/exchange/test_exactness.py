@@ -154,7 +154,10 @@ def run(
             failures.append(error)
 
     with job_addresses(kind, workers, SHARDS) as connect:
-        threads = [threading.Thread(target=worker, args=(rank, connect)) for rank in range(workers)]
+        threads = [
+            threading.Thread(target=worker, args=(rank, connect.of(rank)))
+            for rank in range(workers)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -66,19 +66,3 @@ def test_each_wait_for_a_collection_is_observed_and_no_poll() -> None:
     assert (collection.poll(), waits) == ((b"a",), [])
     assert (collection.result(), waits) == ((b"a",), ["begins", "ends"])
     assert control.root
-
-
-def test_calls_that_wait_for_the_network_are_observed_too() -> None:
-    waits: list[str] = []
-
-    @contextmanager
-    def around() -> Iterator[None]:
-        waits.append("waits")
-        yield
-
-    control = JobControl(AloneDelivery(), root=True, calls_wait=True)
-    control.around_wait = around
-    collection = control.gather(b"a")
-    assert len(waits) == 1
-    assert collection.poll() == (b"a",)
-    assert len(waits) == 2

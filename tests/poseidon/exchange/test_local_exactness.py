@@ -77,7 +77,7 @@ def run(
 
     with job_addresses(kind, MACHINES, SHARDS) as connect:
         threads = [
-            threading.Thread(target=worker, args=(rank, connect))
+            threading.Thread(target=worker, args=(rank, connect.of(rank // LOCAL)))
             for rank in range(MACHINES * LOCAL)
         ]
         for thread in threads:

@@ -38,7 +38,6 @@ from ps_server import Consistency, Precision
 
 ALL = ExchangeOptions(
     kind=ExchangeKind.SERVER,
-    allreduce_in_clear=True,
     staleness=2,
     rows=3,
     consistency=Consistency.SSP_AGGR,

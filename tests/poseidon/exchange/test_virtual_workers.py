@@ -143,7 +143,8 @@ def trained(
         for host in range(hosts):
             (Path(folder) / str(host)).mkdir()
         threads = [
-            threading.Thread(target=work, args=(rank, connect)) for rank in range(placed.processes)
+            threading.Thread(target=work, args=(rank, connect.of(rank // local_workers)))
+            for rank in range(placed.processes)
         ]
         for thread in threads:
             thread.start()
@@ -161,6 +162,7 @@ CASES = {
     "hybrid": Case(ExchangeKind.HYBRID, rows=1, passes=2),
     "ps, clip": Case(ExchangeKind.SERVER, clip=0.1),
     "auto": Case(ExchangeKind.AUTO),
+    "all-reduce, clip": Case(ExchangeKind.ALLREDUCE, clip=0.1, passes=2),
 }
 
 
@@ -171,10 +173,22 @@ def test_weights_do_not_depend_on_the_number_of_processes(case: Case) -> None:
         found, others = trained(case, VirtualWorkers(tuple(bounds)), shards=shards)
         assert found == expected, bounds
         assert others == schemes
-    assert (Scheme.FACTORS in schemes) is (case.kind is not ExchangeKind.SERVER)
+    by_gradient = case.kind in (ExchangeKind.SERVER, ExchangeKind.ALLREDUCE)
+    assert (Scheme.FACTORS in schemes) is not by_gradient
 
 
-@pytest.mark.parametrize("case", [CASES["ps"], CASES["svb, clip"]], ids=["ps", "svb, clip"])
+def test_all_reduce_has_the_bits_of_the_server() -> None:
+    of_all = CASES["all-reduce, clip"]
+    for bounds in [(0, 1, 2), (0, 1, 2, 3), (0, 1, 2, 3, 4), range(6), (0, 3, V)]:
+        placed = VirtualWorkers(tuple(bounds))
+        expected, _ = trained(replace(of_all, kind=ExchangeKind.SERVER), placed, shards=2)
+        assert trained(of_all, placed, shards=0)[0] == expected, bounds
+
+
+HOSTS = ["ps", "svb, clip", "all-reduce, clip"]
+
+
+@pytest.mark.parametrize("case", [CASES[name] for name in HOSTS], ids=HOSTS)
 def test_the_workers_of_a_host_add_its_nodes_first(case: Case) -> None:
     expected, _ = trained(case, VirtualWorkers((0, V)), shards=0)
     for local_workers, shards, bounds in [(3, 0, (0, 1, 4, V)), (2, 2, (0, 2, 4, 5, V))]:

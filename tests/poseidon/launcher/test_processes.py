@@ -10,17 +10,13 @@ from poseidon.cluster.job_plan import JobPlan, plan_job
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.python_command import module_arguments
 from poseidon.cluster.supervision.restarts import StartingPoint
-from poseidon.errors import UsageError
-from poseidon.exchange.kinds import ExchangeKind
-from poseidon.exchange.options import ExchangeOptions
 from poseidon.launcher.processes import (
     Start,
-    check_encryption,
     child_environment,
     is_encrypted,
     shard_spec,
 )
-from poseidon.launcher.request import Encrypt, JobRequest
+from poseidon.launcher.request import Encrypt
 from ps_server.keys import Keyring
 from tests.support.memory_child import output_of
 
@@ -82,25 +78,6 @@ def test_each_start_has_secrets_of_its_own() -> None:
 
 def test_no_process_has_keys_where_nothing_is_encrypted() -> None:
     assert start_of(plan(HERE)).keyring(plan(HERE).roles[0]) == ""
-
-
-def allreduce(encrypt: Encrypt = Encrypt.AUTO, *, in_clear: bool = False) -> JobRequest:
-    options = ExchangeOptions(kind=ExchangeKind.ALLREDUCE, allreduce_in_clear=in_clear)
-    return JobRequest(exchange=options, encrypt=encrypt)
-
-
-@pytest.mark.parametrize(("hosts", "encrypt"), [(FAR, Encrypt.AUTO), (HERE, Encrypt.ON)])
-def test_all_reduce_is_refused_where_it_would_have_to_be_encrypted(
-    hosts: tuple[str, ...], encrypt: Encrypt
-) -> None:
-    with pytest.raises(UsageError, match=r"allreduce cannot be encrypted.*--allreduce_in_clear"):
-        check_encryption(allreduce(encrypt), clients(hosts))
-    check_encryption(allreduce(encrypt, in_clear=True), clients(hosts))
-    check_encryption(JobRequest(encrypt=encrypt), clients(hosts))
-
-
-def test_all_reduce_on_one_machine() -> None:
-    check_encryption(allreduce(), clients(HERE))
 
 
 @pytest.mark.parametrize("trace", ["", "/out/trace.json"])

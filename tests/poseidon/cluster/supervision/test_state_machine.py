@@ -171,14 +171,15 @@ def test_a_worker_that_trains_makes_a_running_job() -> None:
 
 
 @pytest.mark.parametrize("runs", [False, True])
-def test_without_shards_the_address_of_worker_0_goes_to_all_whenever_it_comes(runs: bool) -> None:
+def test_without_shards_the_workers_addresses_go_to_all_whenever_they_come(runs: bool) -> None:
     job = Job((WORKER_0, WORKER_1)).start()
     job.hear(WORKER_0, Ready())
     if runs:
         assert job.hear(WORKER_1, Ready()) == []
         assert job.state is JobState.RUNNING
-    connect = connect_to("tcp://127.0.0.1:7")
-    actions = job.hear(WORKER_0, Listening(address="tcp://127.0.0.1:7"))
+    connect = connect_to("a", "b")
+    job.hear(WORKER_1, Listening(address="b"))
+    actions = job.hear(WORKER_0, Listening(address="a"))
     assert commands(actions) == [("worker 0", connect), ("worker 1", connect)]
     assert job.wait(5, alive=(WORKER_0, WORKER_1)) == []
 
@@ -198,14 +199,22 @@ def test_the_shards_listen_once_more_for_a_later_exchange_of_addresses() -> None
     assert job.wait(5, alive=ALL) == []
 
 
-def test_without_shards_a_later_exchange_has_the_next_address_of_worker_0() -> None:
-    job = Job((WORKER_0, WORKER_1)).start()
-    second = Round(number=1)
-    job.hear(WORKER_0, Listening(address="tcp://127.0.0.1:7"))
-    assert job.hear(WORKER_1, Connecting(round=second)) == []
-    connect = connect_to("tcp://127.0.0.1:8", number=1)
-    actions = job.hear(WORKER_0, Listening(address="tcp://127.0.0.1:8", round=second))
-    assert commands(actions) == [("worker 0", connect), ("worker 1", connect)]
+def test_without_shards_the_first_worker_of_each_host_listens() -> None:
+    others = [
+        ProcessName(role=Role.WORKER, index=rank, client=client, host="node1")
+        for rank, client in ((1, 0), (2, 1), (3, 1))
+    ]
+    job = Job((WORKER_0, *others))
+    for pid, name in enumerate(job.names, start=100):
+        job.take(ProcessStarted(name=name, pid=pid))
+    for number in range(2):
+        at = Round(number=number)
+        if number:
+            assert job.hear(others[0], Connecting(round=at)) == []
+        assert job.hear(others[1], Listening(address=f"b{number}", round=at)) == []
+        connect = connect_to(f"a{number}", f"b{number}", number=number)
+        actions = job.hear(WORKER_0, Listening(address=f"a{number}", round=at))
+        assert commands(actions) == [(f"worker {rank}", connect) for rank in range(4)]
 
 
 @pytest.mark.parametrize("names", [ALL, (WORKER_0, WORKER_1)])

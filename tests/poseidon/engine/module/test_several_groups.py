@@ -84,7 +84,7 @@ def with_groups(
 
         def of_both(rank: int, first: WorkerContext) -> None:
             first = replace(first, loops=Loops(), folder=folder)
-            connect = later if workers > 1 else first.connect
+            connect = later.of(rank) if workers > 1 else first.connect
             run(rank, [first, replace(first, number=1, connect=connect)])
 
         failures = failures_of(workers, of_both, member=member(kind))

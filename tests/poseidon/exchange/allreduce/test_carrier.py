@@ -11,12 +11,11 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from poseidon.exchange.allreduce.allreduce_delivery import Meeting
-from poseidon.exchange.allreduce.buckets import Waiter
 from poseidon.exchange.allreduce.carrier import AllReduceCarrier
-from poseidon.exchange.allreduce.process_group import join_rendezvous
+from poseidon.exchange.allreduce.links_delivery import LinksDelivery
+from poseidon.exchange.allreduce.peers import Peers
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.hooks import Hooks
@@ -24,6 +23,7 @@ from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.kinds import ExchangeKind
 from ps_server import PeerLost, Rule, RuleKind, Signal, SignalKind
 from ps_server.network import Network
+from ps_server.protocol.virtual_workers import VirtualWorkers
 from tests.poseidon.exchange.test_contract import SCENARIOS
 from tests.poseidon.exchange.test_statistics import (
     SETTINGS,
@@ -39,21 +39,24 @@ from tests.support.exchange_contract import Make, Scenario, check_exact, referen
 
 @contextmanager
 def allreduce(workers: int, *, bucket_bytes: int = 100) -> Iterator[Make]:
-    """Makes all-reduce exchanges with buckets of a few tensors, and a rendezvous."""
+    """Makes all-reduce exchanges whose buckets cut tensors."""
     with job_addresses(ExchangeKind.ALLREDUCE, workers, 0) as connect:
 
         def make(rank: int, tensors: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
             network = Network(rank=rank, size=workers, host="127.0.0.1", timeout_s=20.0)
-            meeting = Meeting.at(join_rendezvous(network, connect), network)
-            control = JobControl(meeting.delivery, root=rank == 0, calls_wait=True)
+            peers = Peers(network)
+            delivery = LinksDelivery(peers)
+            control = JobControl(delivery, root=rank == 0)
             carrier = AllReduceCarrier(
                 dict(enumerate(tensors)),
                 settings,
-                network=network,
+                peers=peers,
                 control=control,
-                meeting=meeting,
+                workers=VirtualWorkers.one_each(workers),
+                delivery=delivery,
                 bucket_bytes=bucket_bytes,
             )
+            peers.connect(connect.of(rank)(peers.address))
             return Exchange([carrier], control, settings)
 
         yield make
@@ -221,6 +224,7 @@ def test_a_peer_that_has_gone_is_one_sentence() -> None:
             r"make equally many",
         ):
             step(exchange, 0, torch.zeros(2, 3))
+            exchange.settle()
         exchange.close()
 
     together(2, run)
@@ -236,14 +240,14 @@ def test_buckets_leave_while_the_backward_pass_goes_on() -> None:
         (carrier,) = exchange.carriers
         assert isinstance(carrier, AllReduceCarrier)
         exchange.open(None)
-        launch = carrier._gradients._launch
+        launch = carrier._sums._launch
         if rank == 0:
 
-            def note(buffer: Tensor, on_done: Callable[[], None]) -> Waiter:
+            def note(bucket: int, node: int) -> None:
                 left.append("bucket")
-                return launch(buffer, on_done)
+                launch(bucket, node)
 
-            carrier._gradients._launch = note
+            carrier._sums._launch = note  # type: ignore[method-assign]
             net[0].weight.register_hook(lambda _: left.append("backward of the first layer"))
         hooks = Hooks([net], tensors, exchange)
         exchange.start(0, 0.1)

@@ -13,7 +13,7 @@ import torch
 from poseidon.exchange.auto.rates import Rates, fastest_schemes
 from poseidon.exchange.base import Trained
 from poseidon.exchange.cost import Topology, choose
-from poseidon.exchange.kinds import ExchangeKind, Scheme
+from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.lossy.compression import codecs_of
 
 SLOW = Rates(
@@ -82,11 +82,6 @@ def test_factors_that_are_more_bytes_than_a_codec_sends_are_not_taken(
 
 def test_allreduce_must_be_faster_by_more_than_the_rates_vary() -> None:
     assert chosen(replace(FAST, allreduce_s_per_byte=3.5e-9)) == ["ps"] * 4
-
-
-def test_where_allreduce_is_not_allowed_it_is_not_chosen() -> None:
-    forbidden = replace(FAST, allreduce_s=math.inf, allreduce_s_per_byte=math.inf)
-    assert Scheme.ALLREDUCE.value not in chosen(forbidden)
 
 
 def test_a_latency_counts_once() -> None:

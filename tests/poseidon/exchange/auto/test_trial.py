@@ -17,9 +17,7 @@ from torch import nn
 
 from poseidon.errors import UsageError
 from poseidon.exchange import build
-from poseidon.exchange.allreduce import process_group
 from poseidon.exchange.auto import trial
-from poseidon.exchange.auto.rates import Rates
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.building.built import Built
@@ -154,28 +152,16 @@ def test_a_plan_with_all_schemes_has_the_weights_of_one_process_and_the_same_bit
         assert np.array_equal(mine, before)
 
 
-def keyed(in_clear: bool = False) -> list[Membership]:
+def test_a_job_that_encrypts_measures_and_sums_with_its_keys(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The shards and the workers admit no other."""
+    monkeypatch.setattr(build, "measure", lambda *given: trial.measure(*given) and CHEAP_PRODUCTS)
     keys = JobKeys.new(workers=WORKERS, shards=SHARDS)
-    members = [member(rank, allreduce_in_clear=in_clear) for rank in range(WORKERS)]
-    return [
+    members = [
         replace(each, network=replace(each.network, keys=keys.of_worker(rank)))
-        for rank, each in enumerate(members)
-    ], keys
-
-
-def test_a_job_that_encrypts_opens_no_group_in_clear(monkeypatch: pytest.MonkeyPatch) -> None:
-    def opened(*_: object, **__: object) -> None:
-        raise AssertionError("a rendezvous in clear")
-
-    monkeypatch.setattr(process_group.Rendezvous, "__init__", opened)
-    found: list[Rates] = []
-
-    def measured(*given: Any) -> Rates:
-        found.append(trial.measure(*given))
-        return found[-1]
-
-    monkeypatch.setattr(build, "measure", measured)
-    members, keys = keyed()
+        for rank, each in enumerate(member(rank) for rank in range(WORKERS))
+    ]
     servers = [
         Server(Shard(i, WORKERS, TOKEN), ZmqServerTransport("tcp://127.0.0.1:0", keys.of_shard(i)))
         for i in range(SHARDS)
@@ -183,9 +169,7 @@ def test_a_job_that_encrypts_opens_no_group_in_clear(monkeypatch: pytest.MonkeyP
     with serving(servers):
         addresses = [server.address for server in servers]
         ends, built = run(members, lambda own: addresses)
-    assert len(found) == WORKERS
-    assert all(np.isinf(rates.allreduce_s_per_byte) for rates in found)
-    assert not built[0].plan.of(Scheme.ALLREDUCE)
+    assert built[0].plan.of(Scheme.ALLREDUCE)
     check_values(ends)
 
 
@@ -201,19 +185,15 @@ def test_a_small_net_takes_its_plan_from_the_bytes(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("schemes", "keys", "message"),
+    ("schemes", "message"),
     [
-        ([Scheme.SERVER] * 3, False, "has 3 tensors, and this job 4"),
-        ([Scheme.FACTORS, *[Scheme.SERVER] * 3], False, "sends 'conv' as factors"),
-        ([*[Scheme.SERVER] * 3, Scheme.ALLREDUCE], True, "sums 'mean' by all-reduce, which is not"),
+        ([Scheme.SERVER] * 3, "has 3 tensors, and this job 4"),
+        ([Scheme.FACTORS, *[Scheme.SERVER] * 3], "sends 'conv' as factors"),
     ],
 )
-def test_a_plan_that_the_job_cannot_use_is_refused(
-    schemes: list[Scheme], keys: bool, message: str
-) -> None:
-    one = keyed()[0][0] if keys else member(0)
+def test_a_plan_that_the_job_cannot_use_is_refused(schemes: list[Scheme], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        build_exchange(tensors(), ExchangeSettings(), one, list, schemes=schemes)
+        build_exchange(tensors(), ExchangeSettings(), member(0), list, schemes=schemes)
 
 
 def test_a_measurement_sends_no_more_than_the_net_has() -> None:
@@ -233,13 +213,6 @@ def test_the_processors_are_busy_only_while_a_job_on_cpus_measures() -> None:
     assert not loads()
     with trial.computing(torch.device("cuda")):
         assert not loads()
-
-
-def test_a_network_that_is_trusted_allows_allreduce() -> None:
-    members, _ = keyed(in_clear=True)
-    assert members[0].sums_in_clear
-    assert not keyed()[0][0].sums_in_clear
-    assert member(0).sums_in_clear
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import threading
 
 import torch
 
-from poseidon.exchange.allreduce.process_group import Backend, Rendezvous
 from poseidon.exchange.local.nccl import GroupTensors
+from poseidon.exchange.local.process_group import Backend, Rendezvous
 from ps_server.network import Network
 
 ORDER = [2, 0, 1]

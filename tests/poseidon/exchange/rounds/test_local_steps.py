@@ -196,7 +196,8 @@ def run_in(case: Case, folder: Path) -> list[End]:
 
     with job_addresses(case.options.kind, hosts, 2) as connect:
         threads = [
-            threading.Thread(target=worker, args=(rank, connect)) for rank in range(case.workers)
+            threading.Thread(target=worker, args=(rank, connect.of(rank // case.local_workers)))
+            for rank in range(case.workers)
         ]
         for thread in threads:
             thread.start()

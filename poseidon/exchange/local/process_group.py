@@ -11,7 +11,7 @@ import contextlib
 import datetime
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Any
 
@@ -24,10 +24,10 @@ from ps_server.network import Network
 
 WATCH_S = 1.0
 """How often an operation that waits calls `watch`."""
-CLOSE_S = 5.0
-"""How long `close` waits at most."""
 
 dist: Any = torch.distributed  # its stubs lack half of what is used here
+Waiter = Callable[[], None]
+"""Waits for an operation to end."""
 
 
 class Backend(Enum):
@@ -88,21 +88,6 @@ class Rendezvous:
         self.address = f"tcp://{network.host}:{port}"
 
 
-def join_rendezvous(network: Network, connect: Callable[[str], Sequence[str]]) -> Rendezvous:
-    """Open the rendezvous on rank 0; connect to it elsewhere.
-
-    Args:
-        network: of the processes.
-        connect: reports the address of rank 0 unless it is empty, waits for the addresses of the
-            job, and returns them.
-    """
-    if network.rank == 0:
-        opened = Rendezvous(network)
-        connect(opened.address)
-        return opened
-    return Rendezvous(network, connect("")[0])
-
-
 class ProcessGroup:
     """Processes that sum and broadcast together.
 
@@ -127,7 +112,6 @@ class ProcessGroup:
         self._network = network
         self._backend = backend
         self._watch = watch if backend is Backend.GLOO else None
-        self._calling_back: list[Any] = []
         with torch_errors(f"form the group '{name}'"):
             self._group = _make(dist.PrefixStore(name, rendezvous.store), network, backend)
             if backend is Backend.GLOO:
@@ -135,38 +119,12 @@ class ProcessGroup:
                 # making.
                 self._group.barrier().wait(_timeout(network))
 
-    def sum(self, tensor: Tensor, on_done: Callable[[], None] | None = None) -> Callable[[], None]:
-        """Start to sum `tensor` over all processes, in place.
-
-        Args:
-            tensor: the tensor.
-            on_done: called once when the sum is complete, from any thread; with NCCL, when it is
-                waited for.
-
-        Returns:
-            A function that waits for it.
-        """
+    def sum(self, tensor: Tensor) -> Waiter:
+        """Start to sum `tensor` over all processes, in place."""
         with torch_errors("sum"):
-            work = self._group.allreduce([tensor])
-        if on_done is None or self._backend is not Backend.GLOO:
-            return self._waiter(work, "sum", on_done)
-        done = on_done
-        work.get_future().add_done_callback(lambda _: done())
-        self._calling_back = [one for one in self._calling_back if not one.is_completed()] + [work]
-        return self._waiter(work, "sum")
+            return self._waiter(self._group.allreduce([tensor]), "sum")
 
-    def close(self) -> None:
-        """Wait some seconds for the sums that call back: gloo's thread must not call into an
-        interpreter that ends.
-        """
-        deadline_s = time.monotonic() + CLOSE_S
-        for work in self._calling_back:
-            with contextlib.suppress(
-                RuntimeError
-            ):  # its owner has waited for it, or does not want it
-                work.wait(datetime.timedelta(seconds=max(deadline_s - time.monotonic(), 0.001)))
-
-    def reduce(self, tensor: Tensor) -> Callable[[], None]:
+    def reduce(self, tensor: Tensor) -> Waiter:
         """Start to sum into rank 0's `tensor`.
 
         The tensors of the others are undefined afterwards.
@@ -176,14 +134,14 @@ class ProcessGroup:
         with torch_errors("reduce"):
             return self._waiter(self._group.reduce([tensor], options), "reduce")
 
-    def broadcast(self, tensor: Tensor, root: int = 0) -> Callable[[], None]:
+    def broadcast(self, tensor: Tensor, root: int = 0) -> Waiter:
         """Start to copy the `tensor` of the rank `root` to all processes."""
         options = dist.BroadcastOptions()
         options.rootRank = root
         with torch_errors("broadcast"):
             return self._waiter(self._group.broadcast([tensor], options), "broadcast")
 
-    def all_gather(self, whole: Tensor, rank: int) -> Callable[[], None]:
+    def all_gather(self, whole: Tensor, rank: int) -> Waiter:
         """Start to fill `whole[i]` with that of rank i, in all processes; this one's is
         `whole[rank]`.
         """
@@ -191,24 +149,20 @@ class ProcessGroup:
             work = self._group.allgather([list(whole.unbind())], [whole[rank].clone()])
             return self._waiter(work, "gather")
 
-    def send(self, tensor: Tensor, to: int, tag: int = 0) -> Callable[[], None]:
+    def send(self, tensor: Tensor, to: int, tag: int = 0) -> Waiter:
         """Start to send `tensor` to one process."""
         with torch_errors("send"):
             return self._waiter(self._group.send([tensor], to, tag), "send", watched=False)
 
-    def receive(self, tensor: Tensor, sender: int, tag: int = 0) -> Callable[[], None]:
+    def receive(self, tensor: Tensor, sender: int, tag: int = 0) -> Waiter:
         """Start to fill `tensor` with what one process sends."""
         with torch_errors("receive"):
             return self._waiter(self._group.recv([tensor], sender, tag), "receive", watched=False)
 
-    def _waiter(
-        self, work: Any, what: str, on_done: Callable[[], None] | None = None, watched: bool = True
-    ) -> Callable[[], None]:
+    def _waiter(self, work: Any, what: str, watched: bool = True) -> Waiter:
         def wait() -> None:
             with torch_errors(what):
                 self._await(work, watched)
-            if on_done is not None:
-                on_done()
 
         return wait
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from poseidon.exchange.allreduce.process_group import (
+from poseidon.exchange.local.process_group import (
     Backend,
     ProcessGroup,
     Rendezvous,
@@ -62,17 +62,6 @@ def test_operations_are_those_of_arithmetic() -> None:
     groups(3, body)
 
 
-def test_a_closed_group_calls_nothing_back() -> None:
-    done: list[int] = []
-
-    def body(group: ProcessGroup, rank: int) -> None:
-        group.sum(torch.ones(3), lambda: done.append(rank))
-        group.close()
-        assert rank in done
-
-    groups(2, body)
-
-
 def test_what_torch_says_becomes_one_sentence() -> None:
     with (
         pytest.raises(PeerLost, match=r"^could not sum with the other workers: Timed out$"),
@@ -120,7 +109,7 @@ def test_copies_come_from_any_rank_to_all_or_one() -> None:
 
 
 def test_a_wait_ends_with_what_its_watch_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("poseidon.exchange.allreduce.process_group.WATCH_S", 0.01)
+    monkeypatch.setattr("poseidon.exchange.local.process_group.WATCH_S", 0.01)
     ended = threading.Event()
 
     def body(group: ProcessGroup, rank: int) -> None:

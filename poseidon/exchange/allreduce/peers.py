@@ -1,0 +1,150 @@
+"""The connections of a worker that sums with all others, and its messages by their kind.
+
+    [VERSION, kind, ...] payload
+
+    "Part", bucket, round, number     the sum of a node of the tree: the receiver's slice of it
+    "Values", bucket, round           rank 0's values of the receiver's slice
+    "Mean", bucket, round             the sender's slice of the mean
+    "Gather", number                  a contribution to a collection
+    "Request", kind, clock            a request of rank 0
+    "Finished", iterations            the sender's last message
+
+`sums.py` takes the first three, `links_delivery.py` the next two.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+
+import msgpack
+
+from poseidon.exchange.outbox import FIRST, LAST
+from poseidon.exchange.worker_links import VERSION, WorkerLinks, read_header
+from ps_server import PeerLeft, RemoteProtocolError, ServerError
+from ps_server.monitor import Monitor
+from ps_server.network import Network
+from ps_server.transport.base import Buffer, Frames
+
+Receive = Callable[[int, Sequence[int], Buffer], None]
+"""Takes a message: the sender's rank, the numbers of the header, and the payload. It is called
+under the monitor, and raises `RemoteProtocolError` for a message that is not legal.
+"""
+
+
+class Peers:
+    """The connections to all other workers.
+
+    Args:
+        network: how they reach each other.
+
+    Attributes:
+        monitor: guards what is to be sent and what receivers change; it fails with the connections.
+        others: the ranks of the other workers, in the order in which messages for all are sent.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self.rank, self.size = network.rank, network.size
+        self.timeout_s = network.timeout_s
+        self.monitor = Monitor(
+            network.timeout_s, closed="the connections to the other workers are closed", hangs=""
+        )
+        self._links = WorkerLinks(
+            network, f"sums-{network.rank}", monitor=self.monitor, receive=self._receive
+        )
+        self.others = self._links.others
+        self._receivers: dict[str, Receive] = {}
+        self._finished: dict[int, int] = {}
+        self.on("Finished", 1, self._note_finished)
+
+    @property
+    def address(self) -> str:
+        """Where the others reach this worker."""
+        return self._links.address
+
+    def on(self, kind: str, numbers: int, receive: Receive) -> None:
+        """Pass messages of a kind to a receiver, before `connect`.
+
+        Args:
+            kind: as in the header.
+            numbers: how many numbers follow it.
+            receive: takes them.
+        """
+
+        def checked(sender: int, fields: Sequence[int], payload: Buffer) -> None:
+            if len(fields) != numbers:
+                raise RemoteProtocolError(f"worker {sender} sends a {kind} with other fields")
+            receive(sender, fields, payload)
+
+        self._receivers[kind] = checked
+
+    def connect(self, addresses: Sequence[str]) -> None:
+        """Connect to every other worker; from now on messages move.
+
+        Args:
+            addresses: of all workers, by rank.
+        """
+        self._links.connect(addresses)
+
+    def send(
+        self,
+        receivers: Sequence[int],
+        kind: str,
+        *numbers: int,
+        payload: Buffer,
+        priority: int = FIRST,
+    ) -> None:
+        """Send a message; returns at once. Called under the monitor; `wake` follows.
+
+        The payload must not be written to until it is certain that every receiver has it.
+
+        Args:
+            receivers: ranks of other workers.
+            kind: of the message.
+            numbers: the rest of its header.
+            payload: bytes.
+            priority: messages of a lower number overtake others.
+        """
+        header = msgpack.packb([VERSION, kind, *numbers])
+        self._links.send(receivers, priority, [header, payload])
+
+    def wake(self) -> None:
+        """Make the thread of the connections look at what is to be sent."""
+        self._links.wake()
+
+    def check_left(self, iteration: int, of: Sequence[int] = ()) -> None:
+        """Raise an error if a worker has left before it has contributed.
+
+        Args:
+            iteration: that is waited for.
+            of: workers from whom something is still to come that belongs to no iteration.
+
+        Raises:
+            PeerLeft: names the first such worker.
+        """
+        for rank in sorted(self._links.left):
+            finished = self._finished.get(rank, 0)
+            if finished <= iteration or rank in of:
+                raise PeerLeft(rank, finished, rank=self.rank)
+
+    def fail(self, error: ServerError) -> None:
+        """Make every waiting and later call raise `error`."""
+        self._links.fail(error)
+
+    def close(self, iterations: int) -> None:
+        """Leave after so many iterations. Safe to call twice."""
+        with self.monitor, contextlib.suppress(ServerError):
+            if self.others:
+                self.send(self.others, "Finished", iterations, payload=b"", priority=LAST)
+        self._links.close()
+
+    def _receive(self, sender: int, frames: Frames) -> None:
+        match read_header(frames[0]), len(frames):
+            case [_, str(kind), *numbers], 2 if kind in self._receivers:
+                fields = [number for number in numbers if type(number) is int]
+                self._receivers[kind](sender, fields, frames[1])
+            case _:
+                raise RemoteProtocolError("a peer sent something that is no message of a sum")
+
+    def _note_finished(self, sender: int, fields: Sequence[int], _: Buffer) -> None:
+        self._finished[sender] = fields[0]

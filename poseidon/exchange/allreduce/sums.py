@@ -1,0 +1,330 @@
+"""The sums of one worker: its memory of all buckets, and the thread that adds.
+
+Memory: a flat copy of all tensors for each node of the tree whose sum this worker sends. The first
+copy takes the means. Law: a copy is written to only while nobody reads it.
+
+* A worker's parts leave from its copies, and the mean of a slice overwrites them: its owner has had
+  them all by then.
+* An owner's mean leaves from memory of its own, because this worker's next gradient overwrites the
+  copy. Before the next mean each other worker has sent a part of it, so it has the last one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from poseidon.exchange.allreduce.buckets import BUCKET_BYTES, FLOAT_BYTES, Buckets
+from poseidon.exchange.allreduce.peers import Peers
+from poseidon.exchange.allreduce.sum_rounds import SumRounds
+from poseidon.exchange.observe.statistics import Traffic, TransitTimes
+from poseidon.exchange.side_stream import SideStream, join_within
+from ps_server import RemoteProtocolError
+from ps_server.errors import as_server_error
+from ps_server.numerics import prepare_thread
+from ps_server.protocol.precision import as_tensor
+from ps_server.protocol.virtual_workers import Node, TreeSum, VirtualWorkers
+from ps_server.transport.base import Buffer
+
+Work = Callable[[], None]
+
+
+class Sums:
+    """The sums of one worker over all workers.
+
+    In a round each tensor is filled once for each node of this worker, in the order of the nodes:
+    `view` gives the memory, `filled` lets it leave. `mean` waits for the mean over all virtual
+    workers.
+
+    Args:
+        sizes: elements of each tensor, by index, in the order in which their gradients come; the
+            same on all workers.
+        peers: the connections, not connected yet.
+        workers: who computes for which virtual worker.
+        side: gives the memory.
+        bucket_bytes: see `Buckets`.
+    """
+
+    def __init__(
+        self,
+        sizes: Mapping[int, int],
+        peers: Peers,
+        workers: VirtualWorkers,
+        side: SideStream,
+        *,
+        bucket_bytes: int = BUCKET_BYTES,
+    ) -> None:
+        self._peers = peers
+        self._rank = peers.rank
+        self._workers = workers
+        self._layout = layout = Buckets(sizes, peers.size, bucket_bytes)
+        self._rounds = SumRounds(peers.rank, workers, layout)
+        self._nodes = workers.nodes(peers.rank)
+        self._copies = [side.host_buffer(layout.elements).zero_() for _ in self._nodes]
+        self._sent = self._own_slices()
+        self._filled = dict.fromkeys(sizes, 0)
+        self._unfilled = [[len(tensors) for tensors in layout.tensors] for _ in self._nodes]
+        self._trees: list[TreeSum[Tensor]] = [self._new_tree() for _ in range(len(layout))]
+        self._transit = TransitTimes(max(sizes, default=-1) + 1)
+        self._bytes_out, self._bytes_in = [0] * len(layout), [0] * len(layout)
+        self._first_round = 0
+        """Of gradients. Values before it are not counted as traffic."""
+        self._work: deque[Work] = deque()
+        self._closing = False
+        peers.on("Part", 3, self._take_part)
+        peers.on("Values", 2, self._take_values)
+        peers.on("Mean", 2, self._take_mean)
+        self._thread = threading.Thread(target=self._run, name=f"add-{peers.rank}", daemon=True)
+        self._thread.start()
+
+    def _own_slices(self) -> list[Tensor]:
+        """Return new memory for this worker's slice of each bucket."""
+        places = [slices[self._rank] for slices in self._layout.slices]
+        return [torch.empty(p.stop - p.start, dtype=torch.float32, device="cpu") for p in places]
+
+    def _new_tree(self) -> TreeSum[Tensor]:
+        return TreeSum(self._workers.count, _add)
+
+    @property
+    def nodes(self) -> int:
+        """How often each tensor is filled in a round."""
+        return len(self._nodes)
+
+    def view(self, index: int) -> Tensor:
+        """Return the memory for a tensor's next gradient in this round; call `filled` once it is
+        written.
+
+        The tensor's last mean must have been used.
+        """
+        return self._copies[self._filled[index]][self._layout.places[index]]
+
+    def filled(self, index: int) -> None:
+        """Note that the gradient is written. Buckets that are complete leave."""
+        node = self._filled[index]
+        self._filled[index] = (node + 1) % self.nodes
+        if node == 0:
+            self._transit.depart(index)
+        unfilled = self._unfilled[node]
+        for bucket in self._layout.of[index]:
+            unfilled[bucket] -= 1
+            if not unfilled[bucket]:
+                unfilled[bucket] = len(self._layout.tensors[bucket])
+                self._launch(bucket, node)
+
+    def _launch(self, bucket: int, node: int) -> None:
+        """Send the owners of a bucket their slices of a node's sum."""
+        rounds, peers = self._rounds, self._peers
+        with peers.monitor:
+            number = rounds.begin(bucket) if node == 0 else rounds.round(bucket)
+            self._send_slices("Part", bucket, number, node)
+            if self._rank in self._layout.owners(bucket):
+                of_tree = rounds.take_part(self._rank, bucket, number, node)
+                own = self._slice(self._rank, bucket, node)
+                self._work.append(partial(self._add, bucket, of_tree, own))
+            peers.monitor.notify()
+        peers.wake()
+
+    def expect_values(self) -> None:
+        """Begin a round of rank 0's values. All workers do so before rank 0 sends them."""
+        with self._peers.monitor:
+            for bucket in range(len(self._layout)):
+                self._first_round = self._rounds.begin(bucket) + 1
+
+    def send_values(self, values: Mapping[int, Tensor]) -> None:
+        """Send the values of tensors to all workers, from rank 0; they come as means.
+
+        Those of other tensors are any numbers.
+        """
+        for index, value in values.items():
+            self._copies[0][self._layout.places[index]].copy_(value)
+        with self._peers.monitor:
+            for bucket in range(len(self._layout)):
+                number = self._rounds.round(bucket)
+                self._send_slices("Values", bucket, number)
+                self._rounds.take_values(self._rank, bucket, number)
+                self._work.append(partial(self._send_mean, bucket))
+            self._peers.monitor.notify()
+        self._peers.wake()
+
+    def _send_slices(self, kind: str, bucket: int, number: int, node: int = 0) -> None:
+        """Send the other owners of a bucket their slices of this worker's copy of a node."""
+        numbers = (bucket, number, node) if kind == "Part" else (bucket, number)
+        for owner in self._peers.others:
+            own = self._slice(owner, bucket, node)
+            if own.numel():
+                self._send([owner], kind, bucket, numbers, own)
+
+    def _send(
+        self, ranks: Sequence[int], kind: str, bucket: int, numbers: Sequence[int], part: Tensor
+    ) -> None:
+        # the bucket that is complete last has what the next forward pass needs first
+        priority = len(self._layout) - 1 - bucket
+        self._peers.send(
+            ranks, kind, *numbers, payload=part.numpy().data.cast("B"), priority=priority
+        )
+        if numbers[1] >= self._first_round:
+            self._bytes_out[bucket] += part.nbytes * len(ranks)
+
+    def _slice(self, owner: int, bucket: int, node: int = 0) -> Tensor:
+        return self._copies[node][self._layout.slices[bucket][owner]]
+
+    def mean(self, index: int, iteration: int) -> Tensor:
+        """Wait for the mean of a tensor, and return it: it may be written to.
+
+        Args:
+            index: of the tensor.
+            iteration: whose gradients are summed.
+
+        Raises:
+            PeerLeft: a worker has left before this iteration's end.
+            PeerLost: the connections have failed.
+            StalenessTimeout: the mean did not come in time; the text names the workers from whom
+                something is missing.
+        """
+        buckets = self._layout.of[index]
+
+        def has_come() -> bool | None:
+            if all(self._rounds.has_ended(bucket) for bucket in buckets):
+                return True
+            self._peers.check_left(iteration)
+            return None
+
+        def hangs() -> str:
+            missing = sorted({w for bucket in buckets for w in self._rounds.missing(bucket)})
+            return f"; missing: {', '.join(f'worker {rank}' for rank in missing) or 'none'}"
+
+        self._peers.monitor.wait_for(
+            has_come, f"the sum of iteration {iteration} did not come", hangs=hangs
+        )
+        return self._copies[0][self._layout.places[index]]
+
+    def traffic(self) -> dict[int, Traffic]:
+        """Return the traffic of each tensor: its part of the traffic of its buckets."""
+        return {
+            index: Traffic(
+                bytes_out=self._of_tensor(index, self._bytes_out),
+                bytes_in=self._of_tensor(index, self._bytes_in),
+                on_way_s=self._transit.total_s(index),
+            )
+            for index in self._layout.places
+        }
+
+    def _of_tensor(self, index: int, of_buckets: Sequence[int]) -> int:
+        layout, total = self._layout, 0
+        for bucket in layout.of[index]:
+            size = layout.slices[bucket][-1].stop - layout.slices[bucket][0].start
+            total += of_buckets[bucket] * layout.shared(index, bucket) // size
+        return total
+
+    def close(self) -> None:
+        """Stop to add. The connections close first."""
+        with self._peers.monitor:
+            self._closing = True
+            self._peers.monitor.notify()
+        join_within(self._thread, self._peers.timeout_s)
+
+    def _run(self) -> None:
+        prepare_thread()
+        try:
+            with torch.no_grad():
+                while (work := self._next_work()) is not None:
+                    work()
+        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
+            if not self._peers.monitor.closed:
+                self._peers.fail(as_server_error(error, "adding gradients failed"))
+
+    def _next_work(self) -> Work | None:
+        def found() -> tuple[Work | None] | None:
+            if self._work:
+                return (self._work.popleft(),)
+            return (None,) if self._closing else None
+
+        return self._peers.monitor.wait_for(found, "there is nothing to add", limited=False)[0]
+
+    # Messages, under the monitor.
+
+    def _take_part(self, sender: int, fields: Sequence[int], payload: Buffer) -> None:
+        bucket, number, node = fields
+        part = self._tensor(sender, bucket, number, self._rank, payload)
+        of_tree = self._rounds.take_part(sender, bucket, number, node)
+        self._work.append(partial(self._add, bucket, of_tree, part))
+
+    def _take_values(self, sender: int, fields: Sequence[int], payload: Buffer) -> None:
+        bucket, number = fields
+        values = self._tensor(sender, bucket, number, self._rank, payload)
+        self._rounds.take_values(sender, bucket, number)
+        self._work.append(partial(self._pass_on, bucket, values))
+
+    def _take_mean(self, sender: int, fields: Sequence[int], payload: Buffer) -> None:
+        bucket, number = fields
+        mean = self._tensor(sender, bucket, number, sender, payload)
+        place = self._rounds.take_mean(sender, bucket, number)
+        self._work.append(partial(self._put, bucket, place, mean))
+
+    def _tensor(self, sender: int, bucket: int, number: int, owner: int, payload: Buffer) -> Tensor:
+        """Return a message's payload as a tensor over its memory.
+
+        Raises:
+            RemoteProtocolError: it is no owner's slice of a bucket.
+        """
+        layout = self._layout
+        size = memoryview(payload).nbytes
+        own = layout.slices[bucket][owner] if 0 <= bucket < len(layout) else slice(0, 0)
+        if not size or size != FLOAT_BYTES * (own.stop - own.start):
+            raise RemoteProtocolError(f"worker {sender} sends {size} bytes for bucket {bucket}")
+        if number >= self._first_round:
+            self._bytes_in[bucket] += size
+        return as_tensor(np.frombuffer(payload, dtype="<f4"))
+
+    # The thread.
+
+    def _add(self, bucket: int, node: Node, part: Tensor) -> None:
+        """Add a part of this worker's slice; send its mean if it was the last one."""
+        tree = self._trees[bucket]
+        if tree.put(node, part) == (0, self._workers.count):
+            (total,) = tree.parts.values()
+            self._trees[bucket] = self._new_tree()
+            self._pass_on(bucket, total.div_(self._workers.count))
+
+    def _pass_on(self, bucket: int, values: Tensor) -> None:
+        """Make values this worker's slice of the mean, and send them to all others."""
+        own = self._slice(self._rank, bucket)
+        if values.data_ptr() != own.data_ptr():
+            own.copy_(values)
+        self._send_mean(bucket)
+
+    def _send_mean(self, bucket: int) -> None:
+        peers, number = self._peers, self._rounds.round(bucket)
+        own = self._slice(self._rank, bucket)
+        if peers.others:
+            sent = self._sent[bucket].copy_(own)
+            with peers.monitor:
+                self._send(peers.others, "Mean", bucket, (bucket, number), sent)
+            peers.wake()
+        with peers.monitor:
+            self._rounds.take_mean(self._rank, bucket, number)
+        self._note(bucket)
+
+    def _put(self, bucket: int, place: slice, mean: Tensor) -> None:
+        self._copies[0][place].copy_(mean)
+        self._note(bucket)
+
+    def _note(self, bucket: int) -> None:
+        """Note that a slice of the mean is in place."""
+        monitor = self._peers.monitor
+        with monitor:
+            if self._rounds.put(bucket):
+                for index in self._layout.tensors[bucket]:
+                    if all(self._rounds.has_ended(each) for each in self._layout.of[index]):
+                        self._transit.arrive(index)
+                monitor.notify()
+
+
+def _add(left: Tensor, right: Tensor, _: Node) -> Tensor:
+    return left.add_(right)

@@ -1,0 +1,72 @@
+"""Messages between workers that sum: what is none is refused, and changes nothing."""
+
+from __future__ import annotations
+
+import msgpack
+import pytest
+import torch
+
+from poseidon.exchange.allreduce.links_delivery import LinksDelivery
+from poseidon.exchange.allreduce.peers import Peers
+from poseidon.exchange.allreduce.sums import Sums
+from poseidon.exchange.side_stream import SideStream
+from poseidon.exchange.worker_links import VERSION
+from ps_server import PeerLeft, RemoteProtocolError
+from ps_server.protocol.virtual_workers import VirtualWorkers
+from tests.poseidon.exchange.allreduce.test_sums import networks
+
+
+@pytest.mark.parametrize(
+    ("header", "payload"),
+    [
+        (["Sum", 0], b""),
+        (["Part", 0, 0], bytes(4)),
+        (["Part", 0, 0, "0"], bytes(4)),
+        (["Part", 0, 0, 0], bytes(8)),
+        (["Part", 0, 0, 0], b""),
+        (["Part", 1, 0, 0], bytes(4)),
+        (["Part", -1, 0, 0], bytes(4)),
+        (["Values", 0, 0], bytes(4)),
+        (["Mean", 0, 0], bytes(4)),
+        (["Gather", 1], b"too early"),
+        (["Gather", True], b""),
+        (["Request", 1, 5], b""),
+        (["Finished"], b""),
+        ([0], b""),
+        ([], b""),
+    ],
+    ids=str,
+)
+def test_what_is_no_message_is_refused(header: list[object], payload: bytes) -> None:
+    peers = Peers(networks(2)[0])
+    delivery = LinksDelivery(peers)
+    side = SideStream(torch.device("cpu"))
+    sums = Sums({0: 2}, peers, VirtualWorkers.one_each(2), side)
+    with pytest.raises(RemoteProtocolError), peers.monitor:
+        peers._receive(1, [msgpack.packb([VERSION, *header]), payload])
+    assert not delivery.requests
+    assert not delivery._payloads
+    assert not sums._work
+    peers.close(0)
+    sums.close()
+
+
+def test_a_request_of_no_kind_is_refused() -> None:
+    peers = Peers(networks(2)[1])
+    LinksDelivery(peers)
+    with pytest.raises(RemoteProtocolError), peers.monitor:
+        peers._receive(0, [msgpack.packb([VERSION, "Request", 3, 5]), b""])
+    peers.close(0)
+
+
+def test_a_worker_that_has_left_is_named_where_it_is_missing() -> None:
+    first, second = (Peers(network) for network in networks(2))
+    for peers in (first, second):
+        peers.connect([first.address, second.address])
+    second.close(4)
+    first.monitor.wait_for(lambda: True if 1 in first._links.left else None, "it did not leave")
+    first.check_left(3)
+    for iteration, missing in ((4, ()), (0, (1,))):
+        with pytest.raises(PeerLeft, match=r"^worker 1 has left after 4 iterations, and worker 0 "):
+            first.check_left(iteration, missing)
+    first.close(4)
