@@ -292,7 +292,7 @@ class Job(ABC):
             else str(Path(self.site.socket_folder(role.host)) / "workers"),
             device=role.device,
             threads=self._threads(role),
-            virtual_workers=self.virtual_workers.bounds if self._plans_by_number else (),
+            virtual_workers=self.virtual_workers.bounds if self.plans_by_number else (),
             shards=plan.shard_count,
             exchange=self.request.exchange,
             host=role.host.socket_address,
@@ -303,7 +303,7 @@ class Job(ABC):
         )
 
     @property
-    def _plans_by_number(self) -> bool:
+    def plans_by_number(self) -> bool:
         """Whether everything follows from the number of virtual workers: also the plan of the
         exchange, which otherwise follows from the cluster.
         """

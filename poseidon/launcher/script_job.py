@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from poseidon.cluster.job_plan import WorkerPlan, devices_from_flag
+from poseidon.cluster.job_plan import JobPlan, WorkerPlan, devices_from_flag
 from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.cluster.supervision.state import Outcome
 from poseidon.engine.document import Prints, ScriptDocument
-from poseidon.errors import UsageError
+from poseidon.errors import UsageError, counted
 from poseidon.hints import short_path
 from poseidon.launcher.closing_lines import resume_command, without_flags
 from poseidon.launcher.job import Job
@@ -69,9 +69,40 @@ class ScriptJob(Job):
     def exchange_plan(self) -> str:
         """See `Job`."""
         given, resumed = super().exchange_plan, self._resumed
-        if given or resumed is None or resumed.workers != self.plan.worker_count:
+        if given or resumed is None or resumed.workers != self.virtual_workers.count:
             return given
         return resumed.exchange_plan
+
+    def usual_virtual_workers(self, plan: JobPlan) -> int:
+        """See `Job`: as many as the checkpoint has, if its script was told their number and each
+        worker gets one.
+        """
+        resumed = self._resumed
+        if resumed is None or not resumed.has_virtual or self.request.ddp:
+            return plan.worker_count
+        return max(resumed.workers, plan.worker_count)
+
+    def check_virtual_workers(self, count: int, plan: JobPlan) -> None:
+        """See `Job`: a script of DistributedDataParallel has one batch of each worker at a time."""
+        super().check_virtual_workers(count, plan)
+        if self.request.ddp and count != plan.worker_count:
+            raise UsageError(
+                f"--virtual_workers={count} with --ddp on {counted(plan.worker_count, 'worker')}: "
+                "a script of DistributedDataParallel has one batch of each worker at a time; "
+                f"expected --virtual_workers={plan.worker_count}, or poseidon.distribute"
+            )
+
+    @property
+    def plans_by_number(self) -> bool:
+        """See `Job`."""
+        resumed = self._resumed
+        if resumed is None or not resumed.has_virtual:
+            return super().plans_by_number
+        return super().plans_by_number or resumed.workers == self.virtual_workers.count
+
+    def usual_threads(self, role: WorkerPlan) -> int:
+        """See `Job`."""
+        return 1 if self.plans_by_number else super().usual_threads(role)
 
     def final_report(
         self, result: JobResult, newest: StartingPoint, scores: Sequence[str]

@@ -171,6 +171,64 @@ def test_a_worker_that_is_killed_costs_no_bit(folder: Path, how: str, threads: i
             assert torch.equal(value, expected[name]), name
 
 
+VIRTUAL = """
+import random, sys, numpy, torch, poseidon
+torch.manual_seed(3 + poseidon.this_worker().rank)
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 48
+    def __getitem__(self, index):
+        noise = torch.rand(5) + random.random() + float(numpy.random.normal())
+        return torch.sin(torch.arange(5.0) * index) + 0.01 * noise, torch.tensor([index / 48])
+model = torch.nn.Sequential(
+    torch.nn.Linear(5, 12), torch.nn.BatchNorm1d(12), torch.nn.Dropout(0.3), torch.nn.Linear(12, 1)
+)
+how = torch.optim.AdamW(model.parameters(), lr=0.01)
+number = int(sys.argv[1]) or None
+with poseidon.distribute(model, how, clip=0.5, virtual_workers=number) as group:
+    loader = group.loader(Data(), 3)
+    group.resume()
+    while group.steps < int(sys.argv[2]):
+        for x, y in loader:
+            (model(x) - y).square().mean().backward()
+            if group.step() and group.steps == 6:
+                group.save("virtual")
+                if len(sys.argv) > 4:
+                    raise SystemExit
+    print(group.virtual_workers, "on", group.size)
+torch.save(model.state_dict(), sys.argv[3] + str(group.rank))
+"""
+
+
+def test_virtual_workers_have_the_same_bits_on_any_number_of_workers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three workers, of which one computes for two, are interrupted within an epoch. Two workers of
+    a host go on. One process under plain `python` computes the whole run.
+    """
+    (folder / "virtual.py").write_text(VIRTUAL, encoding="utf-8")
+    begun = poseidon_here(
+        folder,
+        "run",
+        f"--hostfile={machinefile(folder, 3, 1)}",
+        "--virtual_workers=4",
+        *("virtual.py", "0", "12", "end", "stops"),
+    )
+    assert begun.returncode == 0, begun.stderr
+    words = ("--num_app_threads=2", "--snapshot=virtual_iter_6.pt")
+    done = poseidon_here(folder, "run", *words, "virtual.py", "0", "12", "end")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "4 on 2\n"
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", ["virtual.py", "4", "12", "alone"])
+    with torch.random.fork_rng():
+        runpy.run_path("virtual.py", run_name="__main__")
+    expected = torch.load("alone0")
+    for rank in (0, 1):
+        for name, value in torch.load(f"end{rank}").items():
+            assert torch.equal(value, expected[name]), name
+
+
 def test_a_script_that_fails_ends_the_job_with_one_sentence(folder: Path) -> None:
     done = poseidon_here(folder, "run", f"--hostfile={machinefile(folder, 2, 1)}", "fails.py")
     assert done.returncode == 1

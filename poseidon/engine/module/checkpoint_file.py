@@ -155,12 +155,14 @@ class CheckpointHead:
 
     Attributes:
         steps: finished.
-        workers: of the job that has written it.
+        workers: virtual workers of the job that has written it; by default its workers.
+        has_virtual: whether the job was told their number.
         exchange_plan: that `--exchange=auto` has chosen, as `RecordedPlan.to_json`; empty: none.
     """
 
     steps: int
     workers: int
+    has_virtual: bool
     exchange_plan: str
 
 
@@ -174,5 +176,6 @@ def read_head(path: Path) -> CheckpointHead:
     return CheckpointHead(
         steps=int(state["steps"]),
         workers=int(state.get("workers", 0)),
+        has_virtual="random" in state,
         exchange_plan=str(state.get("exchange_plan", "")),
     )

@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from poseidon.engine.module.linear_factors import watch_layers
 from poseidon.engine.module.worker_context import STEP, LoopPosition, Observed, WorkerContext
-from poseidon.errors import UsageError, counted
+from poseidon.errors import UsageError
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.exchange import Exchange
@@ -39,12 +39,6 @@ SHARDED = (
     "a DeviceMesh (FSDP2, tensor parallelism) divides the model among the workers, and --ddp is for "
     "scripts in which each worker holds the whole model; expected DistributedDataParallel, or "
     "torchrun"
-)
-
-TAKES_TURNS = (
-    "{virtual} virtual workers on {workers} take turns, and a script of DistributedDataParallel has "
-    "one batch of each worker at a time; expected as many workers as virtual workers, or "
-    "poseidon.distribute"
 )
 
 HAS_GROUP = (
@@ -237,14 +231,7 @@ def ddp_script(mesh: Mesh, context: WorkerContext) -> Iterator[None]:
     Args:
         mesh: the messages among the workers.
         context: this worker.
-
-    Raises:
-        UsageError: a worker computes for several virtual workers.
     """
-    virtual = context.member.virtual_workers
-    if virtual is not None and not virtual.is_one_each:
-        workers = counted(virtual.processes, "worker")
-        raise UsageError(TAKES_TURNS.format(virtual=virtual.count, workers=workers))
     distributed: Any = torch.distributed
     new_group, construct = distributed.new_group, DistributedDataParallel.__init__
 

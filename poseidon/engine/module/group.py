@@ -33,7 +33,7 @@ from poseidon.engine.module.tensors import GroupPlan
 from poseidon.engine.module.worker_context import WorkerContext
 from poseidon.engine.module.worker_state import Kept
 from poseidon.engine.snapshot_writer import WrittenSnapshot
-from poseidon.errors import SnapshotError, UsageError
+from poseidon.errors import SnapshotError, UsageError, counted
 from poseidon.exchange.base import History
 from ps_server.rules import history_count
 
@@ -341,22 +341,12 @@ class Group(SharedLoop):
             group._restore(checked(groups[name], source), f"'{name}' of {source}", call)
 
     def _resized(self, state: Mapping[str, Any], source: str) -> dict[str, Any]:
-        """Return a state of another number of workers.
-
-        Raises:
-            SnapshotError: this job was told a number of virtual workers.
-        """
+        """Return a state of another number of virtual workers."""
         saved, own = state["workers"], self.virtual_workers
-        if self._context.member.virtual_workers is not None:
-            raise SnapshotError(
-                f"{source} is of {saved} virtual worker(s), and this job has {own}; expected "
-                f"virtual_workers={saved}, or none, with which random streams and sums are others"
-            )
         if self.rank == 0:
             self._context.say(
-                f"{source} is of {saved} worker(s), and this job has {own}: random states are "
-                f"those that the script has set; --virtual_workers={saved} goes on with the same "
-                "bits"
+                f"{source} is of {counted(saved, 'worker')}, and this job has {own}: random states "
+                f"are those of its begin; virtual_workers={saved} goes on with the same bits"
             )
         return resized(state, own, source)
 

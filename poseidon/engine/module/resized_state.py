@@ -53,7 +53,7 @@ def resized(state: Mapping[str, Any], workers: int, source: str) -> dict[str, An
         **means,
         **optimizer,
     }
-    return {**state, "workers": workers, "own": [each] * workers}
+    return {**state, "workers": workers, "random": None, "own": [each] * workers}
 
 
 def _read_together(sampler: Mapping[str, Any], workers: int) -> dict[str, Any]:

@@ -65,6 +65,42 @@ def test_a_script_of_ddp_takes_the_first_gpus(
         ScriptJob(request, site)
 
 
+@pytest.mark.parametrize(
+    ("workers", "is_told", "ddp", "expected"),
+    [
+        (2, True, False, (0, 2, 4)),
+        (4, True, False, (0, 1, 2, 3, 4)),
+        (5, True, False, ()),
+        (2, False, False, ()),
+        (2, True, True, None),
+    ],
+    ids=["fewer workers", "as many", "more", "of workers only", "ddp"],
+)
+def test_the_virtual_workers_that_a_script_takes_over(
+    tmp_path: Path, workers: int, is_told: bool, ddp: bool, expected: tuple[int, ...] | None
+) -> None:
+    state = {"poseidon": 1, "steps": 4, "workers": 4, **({"random": {}} if is_told else {})}
+    checkpoint, script = (tmp_path / name for name in ("a_iter_4.pt", "a.py"))
+    write_checkpoint(checkpoint, packed(state), 0)
+    script.write_text("")
+    request = ScriptRequest(
+        script=script,
+        snapshot=str(checkpoint),
+        num_app_threads=workers,
+        ddp=ddp,
+        virtual_workers=4 if ddp else None,
+    )
+    sentence = r"--virtual_workers=4 with --ddp on 2 workers: .*; expected --virtual_workers=2, or"
+    refused = nullcontext() if expected is not None else pytest.raises(UsageError, match=sentence)
+    with closing(Site([Host(id=0, address="127.0.0.1", port=0)], LocalDialer())) as site, refused:
+        job = ScriptJob(request, site)
+        site.prepare(job.id, job.needs)
+        start = Start.new(0, job.origin, job.plan, Encrypt.AUTO)
+        document = job.document(job.plan.workers[0], start)
+        assert document.virtual_workers == expected
+        assert not expected or document.threads == 1
+
+
 PLAN = RecordedPlan(schemes={"fc.weight": Scheme.FACTORS})
 GIVEN = RecordedPlan(schemes={"fc.weight": Scheme.SERVER})
 
