@@ -26,7 +26,9 @@ A process prints to standard output:
     {"event": "statistics", ...}                                    every few seconds and at the end, from all;
                                                                     `poseidon.metrics.job_statistics`
                                                                     has the fields
-    {"event": "progress", "iteration": 120, "max_iter": 4000, "images": 12000, "loss": 1.5}
+    {"event": "progress", "iteration": 120, "max_iter": 4000, "images": 12000, "loss": 1.5,
+     "virtual_workers": 2}                                          those that the worker computes
+                                                                    for, in a job of a solver
     {"event": "progress", ..., "tested": 12, "to_test": 50}         during a test
     {"event": "trained", "iteration": 100, "loss": 1.5, "rate": 0.01, "outputs": [["loss", 1.5]]}
                                                                     worker 0, at a displayed

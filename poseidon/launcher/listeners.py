@@ -103,7 +103,8 @@ class StragglerReports(JobListener):
             return
         iteration, waited_s = event.get("iteration"), event.get("waited_s")
         if event.get("event") == "progress" and isinstance(iteration, int):
-            self._stragglers.progress(name, iteration)
+            turns = event.get("virtual_workers")
+            self._stragglers.progress(name, iteration, turns if isinstance(turns, int) else 1)
         if event.get("event") == "alive" and isinstance(waited_s, int | float):
             sentence = self._stragglers.waited(name, float(waited_s), self._now())
             if sentence is not None:

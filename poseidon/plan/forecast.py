@@ -70,7 +70,7 @@ class Way:
     @property
     def divides(self) -> bool:
         """Whether a worker may compute for several virtual workers; DDP's may, by hand."""
-        return self.sync_every == 1 and not (self.flags and isinstance(self.lossy, LowRank))
+        return self.sync_every == 1
 
 
 DEFAULT = Way(name="auto", flags="--exchange=auto", auto=True)

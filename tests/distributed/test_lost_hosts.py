@@ -1,5 +1,5 @@
 """A job on real hosts that all have the whole data: one is cut off for good, and the others
-finish the job.
+finish the job, with the weights of all.
 """
 
 from __future__ import annotations
@@ -8,11 +8,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from benchmarks.chaos_runs.definitions import RECORDS, write_job, write_pictures
+from poseidon.exchange.kinds import ExchangeKind
+from poseidon.snapshot.caffemodel import read_model
 from tests.support.live_processes import none_left
 from tests.support.ssh_hosts import ROOT, SshHost, SshHosts, clean_environment
+from tests.support.training import Job, run
 
 CUT_AT = "Iteration 120,"
 END = 400
@@ -40,6 +45,17 @@ def _prepare(desk: SshHost, hosts: list[SshHost]) -> None:
         for name in ("snaps", "data"):
             host.outside(f"/root/{name}").mkdir()
         write_pictures(host.outside("/root/data/train_lmdb"), 0, RECORDS)
+
+
+def _undisturbed(folder: Path) -> list[tuple[str, list[np.ndarray]]]:
+    """Return the blobs of a job that never loses a host."""
+    torch.set_num_threads(1)
+    folder.mkdir()
+    solver = write_job(
+        folder, END, source=str(folder / "train_lmdb"), prefix=str(folder / "snap"), shared=True
+    )
+    run(solver, Job(workers=3, shards=3, kind=ExchangeKind.AUTO))
+    return read_model(folder / f"snap_iter_{END}.caffemodel")
 
 
 @pytest.mark.parametrize(("lost", "all_are_lost"), [(0, False), (2, True)])
@@ -81,8 +97,11 @@ def test_a_host_that_never_comes_back_is_left_out(
         assert launcher.returncode == 0, said
         assert "restart 1 of 3: going on from " in said
         names = f"client {lost} (host{lost})"
-        assert f"going on without {names}: 2 clients, 2 workers, 2 shards from here on" in said
+        left = "2 clients, 2 workers, 3 virtual workers, 2 shards from here on"
+        assert f"going on without {names}: {left}" in said
         assert f"finished at iteration {END} after 1 restart" in told[-1]
         writer = hosts[0].outside("/root/snaps")
-        assert (writer / f"snap_iter_{END}.caffemodel").is_file()
+        ended = read_model(writer / f"snap_iter_{END}.caffemodel")
+        for (_, blobs), (_, expected) in zip(ended, _undisturbed(tmp_path / "whole"), strict=True):
+            assert all(map(np.array_equal, blobs, expected))
         assert none_left([process.pid for host in every for process in host.processes()], 30.0)

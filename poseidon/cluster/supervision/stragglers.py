@@ -2,7 +2,8 @@
 
 Law: pure; `now` comes with every call. All workers of a synchronous job finish as many iterations,
 so they differ only in the time in which they do not wait: their own time. `excess_s` is the rule;
-the dashboard has the same. A worker is reported once it has been slower for `REPORT_AFTER_S`
+the dashboard has the same. A worker that computes for more virtual workers than others needs longer
+for it, and is no straggler unless each of them takes longer. A worker is reported once it has been slower for `REPORT_AFTER_S`
 without a break, and once more when it no longer is.
 """
 
@@ -46,6 +47,7 @@ class _Measured:
     """The measurements of one worker."""
 
     iteration: int = 0
+    turns: int = 1  # virtual workers that it computes for
     from_iteration: int = 0
     from_s: float | None = None
     from_waited_s: float = 0.0
@@ -60,9 +62,10 @@ class Stragglers:
     def __init__(self) -> None:
         self._workers: dict[ProcessName, _Measured] = {}
 
-    def progress(self, name: ProcessName, iteration: int) -> None:
-        """Record how many iterations a worker has finished."""
-        self._workers.setdefault(name, _Measured()).iteration = iteration
+    def progress(self, name: ProcessName, iteration: int, turns: int = 1) -> None:
+        """Record how many iterations a worker has finished, and for how many virtual workers."""
+        worker = self._workers.setdefault(name, _Measured())
+        worker.iteration, worker.turns = iteration, max(1, turns)
 
     def waited(self, name: ProcessName, waited_s: float, now: float) -> str | None:
         """Record for how long a worker has waited for others in total.
@@ -96,15 +99,16 @@ class Stragglers:
     def _judge(
         self, name: ProcessName, worker: _Measured, iteration_s: float, now: float
     ) -> str | None:
-        others = [
-            other.own_s
-            for key, other in self._workers.items()
-            if key != name and other.own_s is not None
-        ]
+        others, turns = [], []
+        for key, other in self._workers.items():
+            if key != name and other.own_s is not None:
+                others.append(other.own_s)
+                turns.append(other.own_s / other.turns)
         assert worker.own_s is not None
         if not others:
             return None
-        if not excess_s(worker.own_s, others, iteration_s):
+        is_slow = worker.own_s / worker.turns >= SLOWER * statistics.median(turns)
+        if not (is_slow and excess_s(worker.own_s, others, iteration_s)):
             reported, worker.reported, worker.slow_since_s = worker.reported, False, None
             return f"{name.describe()} is as fast as the others again" if reported else None
         if worker.slow_since_s is None:

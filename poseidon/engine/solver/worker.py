@@ -61,8 +61,11 @@ class ProgressReporter:
         max_iter: int,
         images_per_iteration: int,
         start: Progress,
+        *,
+        virtual_workers: int = 1,
     ) -> None:
         self._launcher = launcher
+        self._virtual_workers = virtual_workers
         self._max_iter = max_iter
         self._images = images_per_iteration
         self._next_s = 0.0
@@ -108,6 +111,7 @@ class ProgressReporter:
             iteration=self._iteration,
             max_iter=self._max_iter,
             images=self._iteration * self._images,
+            virtual_workers=self._virtual_workers,
             loss=self._loss,
             **test,
         )
@@ -312,7 +316,13 @@ class SolverWork(TrainingWork[JobDocument]):
     ) -> Iterator[Trainer]:
         document, settings = self.document, replica.settings
         images = replica.batch_records * document.placement.count * settings.iter_size
-        progress = ProgressReporter(self.launcher, settings.max_iter, images, start)
+        progress = ProgressReporter(
+            self.launcher,
+            settings.max_iter,
+            images,
+            start,
+            virtual_workers=len(replica.nets),
+        )
         testers = [
             Tester(
                 replica,

@@ -16,8 +16,9 @@ ITERATION_S = 0.4
 class Job:
     """Synchronous workers: the slowest sets the pace, the others wait for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, turns: tuple[int, ...] = (1, 1, 1)) -> None:
         self.stragglers = Stragglers()
+        self._turns = turns
         self.now = 50.0
         self.said: list[tuple[float, str]] = []
         self._iteration = 0.0
@@ -29,9 +30,9 @@ class Job:
         for _ in range(round(seconds / 2)):
             self.now += 2
             self._iteration += 2 / pace_s
-            for name, own in zip(WORKERS, own_s, strict=False):
+            for name, own, turns in zip(WORKERS, own_s, self._turns, strict=False):
                 self._waited[name] += 2 * (1 - own / pace_s)
-                self.stragglers.progress(name, int(self._iteration))
+                self.stragglers.progress(name, int(self._iteration), turns)
                 sentence = self.stragglers.waited(name, self._waited[name], self.now)
                 if sentence is not None:
                     self.said.append((self.now - 50, sentence))
@@ -62,6 +63,22 @@ def test_what_holds_nobody_up_is_not_named(own_s: list[float]) -> None:
     job = Job()
     job.go(200, own_s)
     assert job.said == []
+
+
+@pytest.mark.parametrize(
+    ("turns", "own_s", "named"),
+    [
+        ((3, 2, 2), [0.6, 0.4, 0.4], False),  # has more to compute
+        ((2, 2, 1), [0.4, 0.4, 0.4], False),  # is slow, and has less to compute
+        ((3, 2, 2), [0.9, 0.4, 0.4], True),
+    ],
+)
+def test_a_worker_with_more_virtual_workers_holds_nobody_up(
+    turns: tuple[int, ...], own_s: list[float], named: bool
+) -> None:
+    job = Job(turns)
+    job.go(200, own_s)
+    assert bool(job.said) == named
 
 
 @pytest.mark.parametrize(
