@@ -3,6 +3,10 @@
 Law: a process has one copy of the parameters. Each of its virtual workers has a train net and test
 nets of its own, which share the parameters. Readers, random generators and everything that layers
 keep belong to these nets, so they do not depend on which process computes for a virtual worker.
+
+Users' layers may draw from the generators of the process: numpy's, torch's, Python's. Before each
+iteration, and each test batch, of a virtual worker these get seeds of its own. So the numbers that
+it draws depend on nothing but the seed, its number and the iteration, also in a resumed run.
 """
 
 from __future__ import annotations
@@ -15,18 +19,23 @@ from typing import Any
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from poseidon.engine.module.random_streams import seed_generators
 from poseidon.engine.tools.preflight import require_loss
 from poseidon.engine.tools.solo import load_models
 from poseidon.exchange.base import Trained
 from poseidon.layers.base import LayerContext
+from poseidon.layers.registry import known_types, layer_class
 from poseidon.net.compile import compile_net
 from poseidon.net.net import Net
 from poseidon.net.params import ParamInfo
-from poseidon.proto.definition import SolverDefinition, TestNet
+from poseidon.net.random_state import derive_seed
+from poseidon.proto.definition import NetDefinition, SolverDefinition, TestNet
 from poseidon.solvers.settings import SolverSettings
 from ps_server.protocol.virtual_workers import VirtualWorkers
 
 Values = Mapping[nn.Parameter, Tensor]
+OWN_LAYERS = "poseidon.layers."
+"""The package of Poseidon's own layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +91,10 @@ class Replica:
         self.virtual_workers = virtual_workers or VirtualWorkers.one_each(context.workers)
         self.tests: tuple[TestNet, ...] = solver.test_nets()
         self._open: list[Net] = []
+        self._draws = any(
+            draws_from_process(definition)
+            for definition in (solver.net_definition(), *(test.definition for test in self.tests))
+        )
         try:
             self.nets = self._compile()
             self.train = self.nets[0].train
@@ -107,6 +120,7 @@ class Replica:
         found = []
         for number in own:
             context = replace(self.context, rank=number, workers=virtual.count)
+            self.seed_process("setup", number)
             train = self._kept(compile_net(definition, context, state=state, share_with=owner))
             owner = owner or train
             tests = tuple(
@@ -119,6 +133,15 @@ class Replica:
                 WorkerNets(number=number, name=f"{kind} {number}", train=train, tests=tests)
             )
         return tuple(found)
+
+    def seed_process(self, *path: int | str) -> None:
+        """Seed the generators of the process, if layers of the nets may draw from them.
+
+        Args:
+            path: what the seed follows from, besides the job's: with a virtual worker's number.
+        """
+        if self._draws:
+            seed_generators(derive_seed(self.context.seed, *path), self.context.device)
 
     def _kept(self, net: Net) -> Net:
         """Return a net, which `close` closes; its readers divide the batches that they prepare
@@ -141,20 +164,26 @@ class Replica:
         return [f"{path}: {report.summary()}" for path, report in load_models(self.train, models)]
 
     def forward_backward(
-        self, net: Net, after_pass: Callable[[], None], on_loss: Callable[[Tensor], None]
+        self,
+        nets: WorkerNets,
+        iteration: int,
+        after_pass: Callable[[], None],
+        on_loss: Callable[[Tensor], None],
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Run `iter_size` forward and backward passes of one virtual worker, whose gradients add
         up.
 
         Args:
-            net: its train net.
+            nets: its nets.
+            iteration: the iteration.
             after_pass: called after each pass.
             on_loss: called with the loss of each pass, before its backward pass.
 
         Returns:
             The mean loss and the last pass's outputs, detached.
         """
-        passes = self.settings.iter_size
+        net, passes = nets.train, self.settings.iter_size
+        self.seed_process("train", nets.number, iteration)
         total: Tensor | None = None
         outputs: dict[str, Tensor] = {}
         for _ in range(passes):
@@ -200,6 +229,14 @@ class Replica:
         """Stop reading data."""
         for net in self._open:
             net.close()
+
+
+def draws_from_process(definition: NetDefinition) -> bool:
+    """Return whether a net has a layer of a user's own: Poseidon's draw from generators of theirs."""
+    types = {layer.type for layer in definition.param.layer}
+    known = types & set(known_types())
+    others = {kind for kind in known if not layer_class(kind).__module__.startswith(OWN_LAYERS)}
+    return bool(others or "Python" in types)
 
 
 def _trained(info: ParamInfo, settings: SolverSettings, rows: int) -> Trained:

@@ -1,18 +1,14 @@
 """The speed of this worker's processor for a net, so that virtual workers are divided by it.
 
 Law: a measurement leaves nothing behind. It has a net of its own, with parameters, readers and
-generators that are thrown away, and puts back the states of the process's own generators.
+generators that are thrown away.
 """
 
 from __future__ import annotations
 
-import random
 import statistics
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-import numpy as np
 import torch
 
 from poseidon.layers.base import LayerContext
@@ -34,12 +30,11 @@ def passes_per_second(solver: SolverDefinition, context: LayerContext) -> float:
         context: of a virtual worker of this process.
     """
     definition = solver.net_definition()
-    with _own_generators(context.device):
-        net = compile_net(definition, context, state=solver.train_state(definition))
-        try:
-            return 1 / _seconds(net, context.device)
-        finally:
-            net.close()
+    net = compile_net(definition, context, state=solver.train_state(definition))
+    try:
+        return 1 / _seconds(net, context.device)
+    finally:
+        net.close()
 
 
 def _seconds(net: Net, device: torch.device) -> float:
@@ -61,16 +56,3 @@ def _pass(net: Net, device: torch.device) -> None:
     net.zero_grad()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-@contextmanager
-def _own_generators(device: torch.device) -> Iterator[None]:
-    """Put back the generators of torch, NumPy and Python, which a user's layer may draw from."""
-    python, numpy = random.getstate(), np.random.get_state()
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)

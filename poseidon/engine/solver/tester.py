@@ -143,6 +143,7 @@ class Tester:
         on_batch: Callable[[int, int], None] = lambda done, count: None,
     ) -> None:
         self._nets = {nets.number: nets.tests[index] for nets in replica.nets}
+        self._replica = replica
         self._net = next(iter(self._nets.values()))
         self._index = index
         self._iterations = replica.tests[index].iterations
@@ -189,6 +190,7 @@ class Tester:
                 if interruption.stopped():
                     return None
                 owner = number % self._workers
+                self._replica.seed_process("test", self._index, number)
                 self._score(self._nets[owner], scores[owner], tally, number - begin)
         if interruption.over():
             return None

@@ -216,7 +216,8 @@ class Trainer:
         if position:
             self._hooks.next_virtual_worker()
         loss, outputs = self._replica.forward_backward(
-            nets.train,
+            nets,
+            self._iteration,
             self._hooks.next_pass,
             partial(self._losses[position].add, self._iteration),
         )
@@ -368,6 +369,7 @@ class Trainer:
         for nets, losses in zip(self._replica.nets, self._losses, strict=True):
             for tensor, value in zip(statistics, before, strict=True):
                 tensor.copy_(value)
+            self._replica.seed_process("last", nets.number)
             nets.train()
             nets.train.drop_graph()
             loss = nets.train.loss

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -44,7 +45,7 @@ def passes(path: Path, bounds: tuple[int, ...], rank: int) -> dict[int, list[tor
             replica.train.zero_grad()
             for parameter, value in before.items():
                 parameter.detach().copy_(value)
-            loss, _ = replica.forward_backward(nets.train, lambda: None, lambda _: None)
+            loss, _ = replica.forward_backward(nets, 0, lambda: None, lambda _: None)
             gradients = [t.tensor.grad for t in replica.trained if t.tensor.grad is not None]
             found[nets.number] = [loss, *(gradient.clone() for gradient in gradients)]
     finally:
@@ -84,7 +85,7 @@ def test_a_net_that_does_not_run_keeps_no_activations(solver: Path) -> None:
     replica = replica_of(solver, (0, 2), 0)
     try:
         net = replica.nets[0].train
-        _, outputs = replica.forward_backward(net, lambda: None, lambda _: None)
+        _, outputs = replica.forward_backward(replica.nets[0], 0, lambda: None, lambda _: None)
         assert net.loss.grad_fn is None
         assert all(value.grad_fn is None for value in outputs.values())
     finally:
@@ -99,6 +100,42 @@ def test_virtual_workers_divide_the_batches_that_are_prepared_ahead(solver: Path
         depths[count] = {reader._depth for reader in readers}
         replica.close()
     assert depths == {1: {4}, 2: {2}, 9: {1}}
+
+
+NOISE = """
+import random
+import caffe, numpy, torch
+class Noise(caffe.Layer):
+    def setup(self, bottom, top):
+        self.first = numpy.random.rand()
+    def reshape(self, bottom, top):
+        top[0].reshape(*bottom[0].data.shape)
+    def forward(self, bottom, top):
+        noise = self.first + numpy.random.rand() + random.random() + float(torch.rand(1))
+        top[0].data[...] = bottom[0].data * noise
+    def backward(self, top, propagate_down, bottom):
+        bottom[0].diff[...] = top[0].diff
+"""
+
+
+def test_users_layers_draw_the_same_numbers_on_any_process(
+    solver: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = solver.parent
+    (folder / "noise_layer.py").write_text(NOISE, encoding="utf-8")
+    net = folder / "net.prototxt"
+    layer = 'layer { name: "n" type: "Python" bottom: "ip" top: "noisy" python_param { module: "noise_layer" layer: "Noise" } }'
+    text = net.read_text(encoding="utf-8").replace('bottom: "ip" bottom', 'bottom: "noisy" bottom')
+    head, mark, loss = text.partition('layer { name: "accuracy"')
+    net.write_text(head + layer + mark + loss, encoding="utf-8")
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setattr(mode, "MODE", mode.Mode())
+    apart = passes(solver, (0, 1, 2), 0) | passes(solver, (0, 1, 2), 1)
+    np.random.rand()
+    together = passes(solver, (0, 2), 0)
+    for number in (0, 1):
+        assert all(map(torch.equal, together[number], apart[number])), number
+    assert not torch.equal(together[0][0], together[1][0])
 
 
 RANKED = """
@@ -125,7 +162,7 @@ def test_users_layers_have_the_rank_of_their_virtual_worker(
     replica = replica_of(solver, (0, 1, 3), 1)
     try:
         for nets in replica.nets:
-            replica.forward_backward(nets.train, lambda: None, lambda _: None)
+            replica.forward_backward(nets, 0, lambda: None, lambda _: None)
     finally:
         replica.close()
     seen = importlib.import_module("ranked_layer").SEEN
