@@ -13,7 +13,7 @@ LOSS_P = 0.15
 
 
 def plan_faults(
-    world: World, fabric: Fabric, processes: Sequence[Process], *, longest_s: float = 9.0
+    world: World, fabric: Fabric, processes: Sequence[Process], *, longest_s: float
 ) -> None:
     """Plan what happens to processes and their links.
 
@@ -51,14 +51,13 @@ def judge(world: World, processes: Sequence[Process], tasks: Sequence[Running]) 
     Raises:
         Violation: one has not.
     """
+    for task in tasks:
+        if task.error is not None and not isinstance(task.error, ServerError):
+            raise task.error
     for process, task in zip(processes, tasks, strict=True):
         if not process.alive:
             continue
         if not task.over:
             raise Violation(f"{process.name} waits for ever for {task.waits_for}")
-        if task.error is None:
-            continue
-        if isinstance(task.error, Violation) or not isinstance(task.error, ServerError):
-            raise task.error
-        if not world.lossy:
+        if task.error is not None and not world.lossy:
             raise Violation(f"{process.name}, though nothing was lost: {task.error}")

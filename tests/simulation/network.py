@@ -255,13 +255,18 @@ class SimulatedClient:
         self._fabric = fabric
         self.end = end
         self._peers = list(peers)
+        self._done: set[int] = set()
         for peer in peers:
             fabric.connect(end.name, peer)
 
     @property
     def lost(self) -> set[int]:
         """The peers whose connections were lost."""
-        return {self._peers.index(name) for name in self.end.lost}
+        return {self._peers.index(name) for name in self.end.lost} - self._done
+
+    def done_with(self, shard: int) -> None:
+        """See `ClientTransport`."""
+        self._done.add(shard)
 
     def describe_loss(self, shard: int) -> str:
         """See `TrackedTransport`."""
@@ -274,8 +279,8 @@ class SimulatedClient:
     def receive(self, timeout_s: float) -> list[tuple[int, Frames]]:
         """See `ClientTransport`; it waits for nothing."""
         batch = [(self._peers.index(name), frames) for name, frames in self.end.take(256)]
-        if self.end.lost and not batch:
-            raise PeerLost(f"{self.end.name} lost {self.end.lost[0]}")
+        if not batch and (lost := self.lost):
+            raise PeerLost(f"{self.end.name} lost {self._peers[min(lost)]}")
         return batch
 
     def blocks(self, shard: int) -> bool:

@@ -1,19 +1,22 @@
 """Workers and shards of the parameter server: tables of all kinds under all consistency models.
 
-Checked at each step: at staleness 0 every worker has the bits of the undisturbed run; at staleness
-s > 0 each value counts at least `clock - s` changes of every worker, all of its own, and none that
-has not been made; no worker passes the iteration of a signal that it has not received; queues and
-held pushes stay short; collections have every contribution.
+Checked at each step: at staleness 0 every worker has the bits of the undisturbed run, wherever its
+virtual workers are placed; at staleness s > 0 each value counts at least `clock - s` changes of
+every worker, all of its own, and none that has not been made; no worker passes the iteration of a
+signal that it has not received, or receives one of an earlier store; queues and held pushes stay
+short; collections have every contribution; a worker that others wait for in vain is named to them;
+shards end with the last worker.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from random import Random
 
 import numpy as np
 
+from ps_server.errors import PeerLeft
 from ps_server.protocol import messages as m
 from ps_server.protocol.row_settings import RowInit, RowTableSpec
 from ps_server.protocol.settings import (
@@ -28,17 +31,19 @@ from ps_server.protocol.settings import (
     StoreSpec,
     TableSpec,
 )
+from ps_server.protocol.virtual_workers import Node, TreeSum, VirtualWorkers
 from ps_server.protocol.worker_session import Addressed
 from tests.simulation.client import SimulatedWorker, Waits, serve_shard
 from tests.simulation.faults import judge, plan_faults
 from tests.simulation.network import Fabric
-from tests.simulation.processes import Process
+from tests.simulation.processes import Process, Running
 from tests.simulation.world import Violation, World
 
 SETTINGS = 211
 """Numbers of settings, so that undisturbed runs are made once each."""
 MOST_QUEUED = 200
 RUN_S = 4000.0
+RENEWED_CLOCK = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +61,12 @@ class Settings:
     """How the store begins: `plain`, `renewed` or after a `trial`."""
     signal_at: int | None
     gathers: bool
+    virtual: int
+    """Virtual workers of each worker, on average."""
+    truant: bool
+    """Whether the last worker leaves before the last iteration."""
+    eager: bool
+    """Whether workers of odd ranks leave as soon as they have pushed."""
 
 
 def settings_of(number: int) -> Settings:
@@ -67,7 +78,8 @@ def settings_of(number: int) -> Settings:
     push = consistency is Consistency.SSP_PUSH
     codec = CodecSpec(random.choice((CodecKind.INT8, CodecKind.SIGN)))
     tables = []
-    for index in range(random.choice((1, 1, 2))):
+    only_rows = random.random() < 0.08
+    for index in range(0 if only_rows else random.choice((1, 1, 2))):
         kind = random.choice((RuleKind.SGD, RuleKind.ADAM, RuleKind.MEAN))
         lossy = push and not staleness and random.random() < 0.2
         tables.append(
@@ -80,7 +92,7 @@ def settings_of(number: int) -> Settings:
                 codec=CodecPair(codec, random.choice((codec, None))) if lossy else None,
             )
         )
-    copied = push and not staleness and random.random() < 0.3
+    copied = push and not staleness and bool(tables) and random.random() < 0.3
     if copied:
         tables.append(TableSpec(name="copy", size=4, keeping=Keeping.COPY))
     plain = not staleness and not any(t.codec for t in tables)
@@ -94,18 +106,28 @@ def settings_of(number: int) -> Settings:
         outside_norm=clips and random.random() < 0.5,
         precision=random.choice(list(Precision)) if plain and push else Precision.FLOAT32,
     )
-    rows = RowTableSpec(name="rows", rows=7, dim=2, init=RowInit.UNIFORM, seed=3)
+    rows = RowTableSpec(
+        name="rows",
+        rows=7,
+        dim=2,
+        init=RowInit.UNIFORM,
+        seed=3,
+        staleness=random.choice((0, 0, 2)) if staleness or only_rows else 0,
+    )
     return Settings(
         store=store,
         iterations=random.choice((2, 3, 5, 9)),
         staleness=staleness,
         bandwidth_mbps=random.choice((None, 0.0005, 0.01)),
         prioritized=random.random() < 0.8,
-        row_table=rows if random.random() < 0.25 else None,
+        row_table=rows if only_rows or random.random() < 0.25 else None,
         copied=copied,
         start=random.choice(("plain", "plain", "renewed", "trial")),
         signal_at=random.choice((None, 0, 1, 2)),
         gathers=random.random() < 0.5,
+        virtual=0 if staleness or only_rows else random.choice((0, 2, 3)),
+        truant=workers > 1 and random.random() < 0.08,
+        eager=random.random() < 0.3,
     )
 
 
@@ -121,6 +143,25 @@ class Job:
     values: list[list[bytes]] = field(default_factory=list)
     """Of each worker, after each iteration."""
     signals: list[m.Signal] = field(default_factory=list)
+    placed: dict[int, VirtualWorkers] = field(default_factory=dict)
+    """By iteration: those that virtual workers are placed on from then on."""
+    held_back: dict[tuple[int, int], m.Array] = field(default_factory=dict)
+
+    def place(self) -> StoreSpec:
+        """Place the virtual workers of the run; return its store."""
+        store, random = self.settings.store, self.world.stream("places")
+        if not self.settings.virtual:
+            return store
+        count = self.settings.virtual * store.workers - 1
+        for iteration in (0, 1, 3):
+            speeds = [random.random() + 0.1 for _ in range(store.workers)]
+            moved = VirtualWorkers.spread(count, speeds)
+            if self.world.deviates(f"places {moved.bounds} from iteration {iteration} on"):
+                self.placed[iteration] = moved
+        usual = VirtualWorkers.spread(count, [1.0] * store.workers)
+        rounded = store.precision is not Precision.FLOAT32
+        self.placed = {i: p for i, p in self.placed.items() if not (i and rounded)}
+        return replace(store, virtual_workers=self.placed.pop(0, usual))
 
 
 @cache
@@ -143,6 +184,7 @@ def _run(world: World, settings: Settings, expected: list[bytes] | None) -> Job:
     store = settings.store
     job = Job(world=world, settings=settings, expected=expected)
     job.made, job.values = [0] * store.workers, [[] for _ in range(store.workers)]
+    store = job.place()
     shards = [Process(world, f"shard {index}") for index in range(store.shards)]
     servers = [
         serve_shard(fabric, p, index, store.workers, prioritized=settings.prioritized)
@@ -152,18 +194,32 @@ def _run(world: World, settings: Settings, expected: list[bytes] | None) -> Job:
     tasks = []
     for rank, process in enumerate(workers):
         names = [shard.name for shard in shards]
-        tasks.append(process.task(_work(job, fabric, process, rank, names)))
-    plan_faults(world, fabric, [*shards, *workers])
+        tasks.append(process.task(_work(job, store, fabric, process, rank, names)))
+    plan_faults(world, fabric, [*shards, *workers], longest_s=5.0)
     world.run(lambda: not world.open_tasks, RUN_S)
-    judge(world, workers, tasks)
-    if not world.lossy and any(server.shard.counts.faults for server in servers):
+    _judge(job, workers, tasks)
+    if world.lossy or settings.truant:
+        return job
+    if any(server.shard.counts.faults for server in servers):
         raise Violation("a shard refused a message of a worker that keeps to the protocol")
+    if not world.run(lambda: all(server.shard.finished for server in servers), 60.0):
+        raise Violation("a shard does not end, though all workers have left")
     return job
 
 
-def _work(job: Job, fabric: Fabric, process: Process, rank: int, shards: list[str]) -> Waits:
-    settings, store = job.settings, job.settings.store
-    first = store
+def _judge(job: Job, workers: list[Process], tasks: list[Running]) -> None:
+    """See `judge`. Where a worker leaves too early, the others must be notified."""
+    if job.settings.truant and not job.world.lossy:
+        for task in tasks:
+            if isinstance(task.error, PeerLeft):
+                task.error = None
+    judge(job.world, workers, tasks)
+
+
+def _work(
+    job: Job, store: StoreSpec, fabric: Fabric, process: Process, rank: int, shards: list[str]
+) -> Waits:
+    settings, first = job.settings, store
     if settings.start == "trial":
         first = StoreSpec(
             workers=store.workers,
@@ -193,7 +249,7 @@ def _work(job: Job, fabric: Fabric, process: Process, rank: int, shards: list[st
         early = rank == 0 and settings.signal_at is not None and random.random() < 0.5
         if early:
             worker.signal(m.SignalKind.SNAPSHOT)
-        yield from worker.renew(0)
+        yield from worker.renew(RENEWED_CLOCK)
         yield from worker.start(lambda table: _first(store, table))
         if early:
             job.signals.extend(worker.session.signals.all)
@@ -217,6 +273,7 @@ class _Training:
         self._random = random
         self._settings = job.settings
         self._store = job.settings.store
+        self._begin = worker.session.clock
         self._rank = worker.rank
         self._tables = [t for t in range(len(self._store.tables)) if not self._is_copy(t)]
         self._values = [np.zeros(spec.size, np.float32) for spec in self._store.tables]
@@ -231,17 +288,30 @@ class _Training:
         if settings.row_table is not None:
             _, sent = worker.session.rows.create(settings.row_table)
             worker.do([Addressed(*one) for one in sent])
-        for iteration in range(settings.iterations):
+        is_truant = settings.truant and self._rank == self._store.workers - 1
+        for iteration in range(settings.iterations - is_truant):
             yield self._random.random() * 0.02
             yield from self._read_all(None)
+            if iteration in self._job.placed:
+                yield from self._place(self._job.placed[iteration])
             yield from self._iterate(iteration)
             self._check_signals()
             if settings.gathers and iteration % 2:
                 yield from self._gather(iteration)
+        if is_truant or (settings.eager and self._rank % 2):
+            return
         yield from self._read_all(0)
-        if settings.staleness:
-            self._check_counts(settings.iterations, bound=0)
-        yield from worker.gather(b"")
+        if not settings.eager:
+            yield from worker.gather(b"")
+
+    def _place(self, placed: VirtualWorkers) -> Waits:
+        session, held_back = self._worker.session, self._job.held_back
+        for table in self._tables:
+            parts = session.held_back(table).items()
+            held_back.update({(table, v): part.copy() for v, part in parts})
+        yield from self._worker.gather(b"")
+        self._worker.do(session.place(placed, held_back))
+        yield from self._worker.gather(b"")
 
     def _read_all(self, staleness: int | None) -> Waits:
         for table in self._tables:
@@ -249,17 +319,19 @@ class _Training:
         if self._settings.row_table is not None:
             rows = np.arange(self._settings.row_table.rows, dtype=np.uint32)
             self._rows = (yield from self._worker.rows(0, rows)).copy()
-        clock = self._worker.session.clock
+        clock = self._worker.session.clock - self._begin
         if self._settings.staleness:
             self._check_counts(clock, self._settings.staleness if staleness is None else staleness)
         else:
             self._check_bits(clock)
 
     def _check_bits(self, clock: int) -> None:
-        found = b"".join(self._values[t].tobytes() for t in self._tables) + self._rows.tobytes()
+        found = b"".join(self._values[t].tobytes() for t in self._tables)
+        if self._settings.row_table is not None and not self._settings.row_table.staleness:
+            found += self._rows.tobytes()
         self._job.values[self._rank].append(found)
         expected = self._job.expected
-        if expected is not None and expected[clock] != found:
+        if expected and clock < len(expected) and expected[clock] != found:
             raise Violation(f"worker {self._rank} has other bits in iteration {clock}")
 
     def _check_counts(self, clock: int, bound: int) -> None:
@@ -276,7 +348,8 @@ class _Training:
                     )
 
     def _iterate(self, iteration: int) -> Waits:
-        worker, store = self._worker, self._store
+        worker = self._worker
+        clock = worker.session.clock
         signals_at = self._random.randrange(len(self._tables) + 1)
         for place, table in enumerate(reversed(self._tables)):
             yield self._random.random() * 0.005
@@ -286,24 +359,32 @@ class _Training:
             self._push(table, iteration)
         self._signal_at(iteration, signals_at == len(self._tables))
         if self._settings.row_table is not None:
-            rows = np.array([self._rank, 4, 5 + iteration % 2], np.uint32)
-            gradient = self._rows[rows] * np.float32(self._rank + 1) + np.float32(iteration)
-            sent = worker.session.rows.push(0, rows, gradient, 0.1)
-            worker.do([Addressed(*one) for one in sent])
-        if store.outside_norm and self._rank == 0:
-            worker.do(worker.session.add_norm(iteration, [0.25 * iteration]))
+            self._push_rows(iteration)
+        if self._store.outside_norm and self._rank == 0:
+            worker.do(worker.session.add_norm(clock, [0.25 * iteration]))
         if self._settings.copied and self._rank == 0:
             copied = np.full(4, iteration, np.float32)
             worker.do(worker.session.store_copy(len(self._tables), copied))
         worker.tick()
-        if store.outside_norm:
-            total = lambda: worker.session.norm.take_total(iteration)  # noqa: E731
-            yield from worker.wait_for(total, f"the norm of iteration {iteration}")
+        if self._store.outside_norm:
+            total = lambda: worker.session.norm.take_total(clock)  # noqa: E731
+            yield from worker.wait_for(total, f"the norm of iteration {clock}")
+        self._check_memory()
+
+    def _push_rows(self, iteration: int) -> None:
+        rows = np.array([self._rank, 4, 5 + iteration % 2], np.uint32)
+        gradient = self._rows[rows] * np.float32(self._rank + 1) + np.float32(iteration)
+        sent = self._worker.session.rows.push(0, rows, gradient, 0.1)
+        self._worker.do([Addressed(*one) for one in sent])
+
+    def _check_memory(self) -> None:
+        worker = self._worker
         if worker.queued > MOST_QUEUED:
             raise Violation(f"{worker.queued} messages of worker {self._rank} wait to be sent")
-        held = max(len(c.held) for row in worker.session.values.copies for c in row)
-        if held > 2 * self._settings.staleness + 2:
-            raise Violation(f"worker {self._rank} holds {held} pushes of a chunk")
+        nodes = max(1, 2 * self._settings.virtual * self._store.workers)
+        held = [len(c.held) for row in worker.session.values.copies for c in row]
+        if max(held, default=0) > (2 * self._settings.staleness + 2) * nodes:
+            raise Violation(f"worker {self._rank} holds {max(held)} pushes of a chunk")
 
     def _push(self, table: int, iteration: int) -> None:
         size, workers = self._store.tables[table].size, self._store.workers
@@ -313,9 +394,22 @@ class _Training:
             self._values[table] += change.reshape(-1)
             self._worker.push(table, change.reshape(-1), 0.0)
             return
-        phase = np.arange(size, dtype=np.float32) * np.float32(0.1) + np.float32(iteration)
-        gradient = self._values[table] * np.float32(0.5 + self._rank) + np.sin(phase)
-        self._worker.push(table, gradient.astype(np.float32), 0.1)
+        store = self._worker.session.store
+        nodes = store.nodes(store.tables[table], self._rank)
+        tree = TreeSum[m.Array](store.placed.count, lambda left, right, at: left + right)
+        for v in store.placed.of(self._rank):
+            node, part = Node(v, v + 1), self._gradient(table, iteration, v)
+            if node not in nodes:
+                node = tree.put(node, part)
+                if node not in nodes:
+                    continue
+                part = tree.parts.pop(node)
+            self._worker.push(table, part, 0.1)
+
+    def _gradient(self, table: int, iteration: int, virtual_worker: int) -> m.Array:
+        phase = np.arange(len(self._values[table]), dtype=np.float32) * np.float32(0.1)
+        sine = np.sin(phase + np.float32(iteration))
+        return self._values[table] * np.float32(0.5 + virtual_worker) + sine
 
     def _signal_at(self, iteration: int, here: bool) -> None:
         if here and self._rank == 0 and iteration == self._settings.signal_at:
@@ -323,6 +417,8 @@ class _Training:
 
     def _check_signals(self) -> None:
         known = self._worker.session.signals.all
+        if not set(known) <= set(self._job.signals):
+            raise Violation(f"worker {self._rank} has signals of an earlier store: {known}")
         for signal in self._job.signals:
             if signal.clock <= self._worker.session.clock and signal not in known:
                 raise Violation(
