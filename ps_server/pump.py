@@ -11,7 +11,7 @@ from ps_server.link import LinkPriority
 from ps_server.meters import ClientMeter
 from ps_server.monitor import Monitor
 from ps_server.protocol.frames import decode
-from ps_server.protocol.messages import MemoryAnswer, Message, Value
+from ps_server.protocol.messages import Leave, MemoryAnswer, Message, Value
 from ps_server.protocol.schedule import PACKET_BYTES, Schedule
 from ps_server.protocol.worker_session import Addressed, Session
 from ps_server.shared_memory import WorkerSharedMemory
@@ -19,8 +19,10 @@ from ps_server.trace import Tracer, Track, trace_message
 from ps_server.transport.base import ClientTransport
 
 POLL_S = 0.5
-LINGER_S = 2.0
-"""How long `close` goes on trying to send what is queued, and waits for the shards' answers."""
+LINGER_S = 6.0
+"""How long `close` goes on trying to send what is queued, and waits for the shards' answers: a link
+may be down for 5 s.
+"""
 
 
 class Pump:
@@ -193,6 +195,8 @@ class Pump:
                         self._shared_memory.answered(shard, message)
                     else:
                         self.add(self.session.receive(shard, message))
+                        if isinstance(message, Leave):
+                            self._transport.done_with(shard)
                 self._monitor.notify()
             for message, _ in received:
                 self._record(Track.RECEIVE, shard, message, began_ns)

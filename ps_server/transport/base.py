@@ -78,6 +78,9 @@ class ClientTransport(Protocol):
     def send(self, shard: int, frames: Frames) -> bool:
         """Send to a shard; returns whether the frames were taken."""
 
+    def done_with(self, shard: int) -> None:
+        """Note that a shard has all that was sent, and may end: that is no loss."""
+
     def wake(self) -> None:
         """Make a waiting `receive` return. Any thread may call it."""
 

@@ -78,6 +78,11 @@ class LossWatch:
             if _silent_for(self._descriptors[number], self._silence_s):
                 self.lost.add(number)
 
+    def forget(self, number: int) -> None:
+        """Stop watching a socket: its connection may end."""
+        self._established.discard(number)
+        self.lost.discard(number)
+
     def _note(self, number: int, event: int, value: int) -> None:
         if event == zmq.EVENT_CONNECTED:
             self._descriptors[number] = value

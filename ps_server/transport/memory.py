@@ -206,6 +206,9 @@ class MemoryClientTransport:
         self._network.send(self._name, f"shard {shard}", frames)
         return True
 
+    def done_with(self, shard: int) -> None:
+        """See `ClientTransport`."""
+
     def wake(self) -> None:
         """See `ClientTransport`."""
         self._network.wake(self._name)

@@ -407,6 +407,10 @@ class ZmqClientTransport:
         self._losses.process()
         return frozenset(self._losses.lost)
 
+    def done_with(self, shard: int) -> None:
+        """See `ClientTransport`."""
+        self._losses.forget(shard)
+
     def describe_loss(self, shard: int) -> str:
         """Return a loss as a part of a sentence."""
         return f"the connection to {self._addresses[shard]}: the process there has ended, or the network has failed"

@@ -43,6 +43,26 @@ def test_a_peer_that_ends_is_lost_at_once(encrypted: bool) -> None:
         client.close()
 
 
+def test_a_peer_that_this_end_is_done_with_may_end() -> None:
+    servers = [ZmqServerTransport("tcp://127.0.0.1:0") for _ in range(2)]
+    client = ZmqClientTransport([server.address for server in servers])
+    try:
+        for shard, server in enumerate(servers):
+            assert client.send(shard, [b"hello"])
+            ((peer, _),) = server.receive(10)
+            assert server.send(peer, [b"welcome"])
+            ((sender, _),) = client.receive(10)
+            assert sender == shard
+        client.done_with(0)
+        for server in servers:
+            server.close()
+        with pytest.raises(PeerLost, match=r"\(shard 1\)"):
+            client.receive(10)
+        assert client.lost == {1}
+    finally:
+        client.close()
+
+
 def test_what_came_before_a_loss_is_handed_over_first() -> None:
     server = ZmqServerTransport("tcp://127.0.0.1:0")
     client = ZmqClientTransport([server.address])
