@@ -6,6 +6,8 @@ signal goes through every shard (`Session.signal` says why).
 
 from __future__ import annotations
 
+from collections import Counter
+
 from ps_server.errors import LocalProtocolError, RemoteProtocolError
 from ps_server.protocol import messages as m
 
@@ -98,16 +100,25 @@ class ShardCollections:
 class WorkerSignals:
     """The signals that one worker has sent or received, each once, in their order.
 
+    Each shard answers `Hello`, and each `Create` but the first, with `Welcome`. So the number of
+    them says which session a signal of the shard belongs to.
+
     Args:
         rank: of the worker.
-        unwelcome: shards whose signals may be those of the session before, until their `Welcome`
-            has come.
     """
 
-    def __init__(self, rank: int, unwelcome: frozenset[int] = frozenset()) -> None:
+    def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._unwelcome = set(unwelcome)
+        self._welcomes: Counter[int] = Counter()
+        self._needed = 0
         self.all: list[m.Signal] = []
+
+    def renewed(self) -> WorkerSignals:
+        """Return the signals of the next session on the same connections: none so far."""
+        signals = WorkerSignals(self._rank)
+        signals._welcomes = self._welcomes
+        signals._needed = max(1, self._needed) + 1
+        return signals
 
     def send(self, kind: m.SignalKind, clock: int) -> m.Signal:
         """Return rank 0's signal for all shards.
@@ -122,10 +133,10 @@ class WorkerSignals:
         return signal
 
     def welcome(self, shard: int) -> None:
-        """Note that a shard has begun the present session."""
-        self._unwelcome.discard(shard)
+        """Note a `Welcome` of a shard."""
+        self._welcomes[shard] += 1
 
     def receive(self, shard: int, signal: m.Signal) -> None:
-        """Take a signal; every shard passes each on."""
-        if shard not in self._unwelcome and signal not in self.all:
+        """Take a signal; every shard passes each on. One of an earlier session is ignored."""
+        if self._welcomes[shard] >= self._needed and signal not in self.all:
             self.all.append(signal)

@@ -18,7 +18,8 @@ Laws:
 * Before the first push, and after the iterations of a trial, all workers together may create the
   store again, with other first values at another clock (a saved state is loaded), or another store
   (after a trial). Each gets `Welcome` then: every later message to it is of the new store. A signal
-  of rank 0 that comes late, of the previous store, is not passed on.
+  of rank 0 that comes late, of the previous store, is not passed on; one that comes early waits for
+  the workers that have not created the new store.
 * Memory is allocated when the store is created; an iteration allocates only the memory of its
   messages. The first gradient becomes the sum, in the memory in which it arrived. The
   transport sends a value from its own memory, without a copy: at staleness 0 the next change of the
@@ -87,6 +88,7 @@ class Shard:
             0  # of the present store: counts how often workers have created one together
         )
         self._created = [0] * workers  # times each rank has created a store
+        self._signals: list[m.Signal] = []  # of the present store, for those that create it later
         self._handlers: dict[type, Callable[[int, Any], Iterator[Outgoing]]] = {
             m.Create: self._create,
             m.Initial: self._initial,
@@ -165,6 +167,7 @@ class Shard:
         generation = self._created[rank] + 1
         if generation < self._generation:
             self._created[rank] = generation
+            yield from self._welcome(rank)
             return  # of the previous store: this worker's next `Create` follows
         if generation > self._generation:
             self._forget_store(rank)
@@ -181,7 +184,13 @@ class Shard:
             raise RemoteProtocolError(f"worker {rank} {self._store.difference(store)}")
         self._agreed.add(rank)
         self._created[rank] = generation
-        if self._generation > 1:
+        yield from self._welcome(rank)
+        for signal in self._signals:
+            yield self._members.to(rank, signal)
+
+    def _welcome(self, rank: int) -> Iterator[Outgoing]:
+        """Answer each `Create` of a worker but its first: it counts the answers."""
+        if self._created[rank] > 1:
             yield self._members.to(rank, m.Welcome(self.index))
 
     def _forget_store(self, rank: int) -> None:
@@ -209,6 +218,7 @@ class Shard:
         self._generation += 1
         self._cells.clear()
         self._agreed.clear()
+        self._signals.clear()
 
     def _initial(self, rank: int, initial: m.Initial) -> Iterator[Outgoing]:
         cell = self._cell(initial.table, initial.chunk)
@@ -421,10 +431,14 @@ class Shard:
     def _signal(self, rank: int, signal: m.Signal) -> Iterator[Outgoing]:
         if rank != 0:
             raise RemoteProtocolError(f"worker {rank} signals; only worker 0 may")
-        if (
-            self._created[rank] == self._generation
-        ):  # else it is of the previous store: another worker was faster
-            yield from self._members.to_all(signal, but=0)
+        if self._created[rank] != self._generation:
+            return  # it is of the previous store: another worker was faster
+        here = [self._created[other] == self._generation for other in range(self._workers)]
+        if not all(here):
+            self._signals.append(signal)
+        for other in range(1, self._workers):
+            if here[other]:
+                yield self._members.to(other, signal)
 
     def _leave(self, rank: int, leave: m.Leave) -> Iterator[Outgoing]:
         left = self._members.left

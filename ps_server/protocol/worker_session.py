@@ -11,7 +11,7 @@ Laws:
   clock c all changes of iterations < c + 1 - s have been sent, so no worker with as many finished
   iterations as this one waits for them. A `Clock` message has the number of iterations whose
   changes have all been sent, so the bound holds whatever is held back.
-* A renewed session (`renewed`) ignores the `Signal`s of a shard until that shard's `Welcome`:
+* A renewed session (`renewed`) ignores the `Signal`s of a shard until that shard's `Welcome` to it:
   before it they may be of the previous session.
 * A pushed array is held, and must not be written to, until the shard has it: at staleness 0 until
   the next value of its chunk arrives, at staleness > 0 until a value that includes it arrives.
@@ -165,7 +165,7 @@ class Session:
         session._joins = False
         session.collections = self.collections.renewed()
         session.rows = self.rows
-        session.signals = WorkerSignals(self.rank, unwelcome=frozenset(range(store.shards)))
+        session.signals = self.signals.renewed()
         return session
 
     def _checked_initial(self, table: int, arrays: Sequence[m.Array]) -> Sequence[m.Array]:

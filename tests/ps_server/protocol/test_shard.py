@@ -359,6 +359,26 @@ def test_a_signal_of_the_previous_store_is_not_passed_on() -> None:
     assert shard.handle(peer(0), stop) == [Outgoing(peer(1), stop)]
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["at first", "again"])
+def test_a_signal_waits_for_workers_that_have_not_created_the_store(again: bool) -> None:
+    """A session ignores signals before the `Welcome` of its own store, and where the store has no
+    tables rank 0 waits for nobody.
+    """
+    shard = Shard(0, 3)
+    for rank in range(3):
+        shard.handle(peer(rank), m.Hello(rank, b""))
+    created = m.Create(StoreSpec(workers=3, shards=1, tables=()))
+    if again:
+        for rank in range(3):
+            shard.handle(peer(rank), created)
+    for rank in range(2):
+        shard.handle(peer(rank), created)
+    stop = m.Signal(m.SignalKind.STOP, 3)
+    assert shard.handle(peer(0), stop) == [Outgoing(peer(1), stop)]
+    sent = [out.message for out in shard.handle(peer(2), created)]
+    assert sent == ([m.Welcome(0), stop] if again else [stop])
+
+
 def test_before_the_first_push_all_workers_may_create_the_store_anew() -> None:
     shard = joined(store())
     anew = store(start_clock=7)
