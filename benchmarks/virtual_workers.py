@@ -1,0 +1,401 @@
+#!/usr/bin/env python3
+"""Show that bits depend on the number of virtual workers alone, and what virtual workers cost.
+
+    python benchmarks/virtual_workers.py --only bits
+    python benchmarks/virtual_workers.py --only cost
+    sudo python benchmarks/virtual_workers.py --only balance
+
+`bits` trains each case on several numbers of processes of this machine, by `poseidon train` and
+`poseidon run`, and compares the SHA-256 of the weights; it also takes a job of 4 processes on 2 and
+then on 3. It ends with code 1 where they differ. `cost` trains one process with 4 virtual workers
+beside one process with the whole batch, by turns: the medians of seconds an iteration, and the
+largest memory. `balance` gives two processes the processor quotas 1 and 0.5, and prints the speed of
+both together beside the sum of their own; a quota needs root and control groups.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # a checkout works without being installed
+
+from poseidon.cli.checkout import use_environment
+
+use_environment()
+
+import psutil
+
+from benchmarks.testbed.measurement_lock import alone
+
+POSEIDON = [sys.executable, "-m", "poseidon"]
+TIMEOUT_S = 600
+TWELVE = (1, 2, 3, 4, 6, 12)
+QUOTAS = Path("/sys/fs/cgroup/cpu")
+PERIOD_US = 100_000
+SOLVER = """
+net: "{net}"
+base_lr: 0.001
+lr_policy: "fixed"
+momentum: 0.9
+weight_decay: 0.004
+max_iter: {iterations}
+snapshot: {snapshot}
+display: 0
+random_seed: 7
+{more}
+"""
+DATA = """
+name: "drawn"
+layer {{ name: "data" type: "DummyData" top: "data" top: "label"
+  dummy_data_param {{
+    shape {{ dim: {batch} dim: 3 dim: 32 dim: 32 }} shape {{ dim: {batch} }}
+    data_filler {{ type: "gaussian" std: 50 }} data_filler {{ type: "constant" value: 3 }} }} }}
+"""
+CONVOLUTION = """
+layer {{ name: "conv{n}" type: "Convolution" bottom: "{bottom}" top: "conv{n}"
+  convolution_param {{ num_output: {outputs} pad: 2 kernel_size: 5
+    weight_filler {{ type: "gaussian" std: {std} }} }} }}
+{norm}
+layer {{ name: "relu{n}" type: "ReLU" bottom: "conv{n}" top: "conv{n}" }}
+layer {{ name: "pool{n}" type: "Pooling" bottom: "conv{n}" top: "pool{n}"
+  pooling_param {{ pool: MAX kernel_size: 3 stride: 2 }} }}
+"""
+NORM = """
+layer {{ name: "norm{n}" type: "BatchNorm" bottom: "conv{n}" top: "conv{n}" }}
+layer {{ name: "scale{n}" type: "Scale" bottom: "conv{n}" top: "conv{n}"
+  scale_param {{ bias_term: true }} }}
+"""
+TOP = """
+layer { name: "ip1" type: "InnerProduct" bottom: "pool3" top: "ip1"
+  inner_product_param { num_output: 64 weight_filler { type: "gaussian" std: 0.1 } } }
+layer { name: "drop" type: "Dropout" bottom: "ip1" top: "ip1" dropout_param { dropout_ratio: 0.4 } }
+layer { name: "ip2" type: "InnerProduct" bottom: "ip1" top: "ip2"
+  inner_product_param { num_output: 10 weight_filler { type: "gaussian" std: 0.1 } } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip2" bottom: "label" top: "loss" }
+"""
+SCRIPT = """
+import hashlib, sys
+import torch, poseidon
+from torch import nn
+
+torch.manual_seed(0)
+layer = nn.TransformerEncoderLayer(64, 4, 256, batch_first=True, dropout=0.1)
+net = nn.Sequential(
+    nn.Embedding(100, 64),
+    nn.TransformerEncoder(layer, 2, enable_nested_tensor=False),
+    nn.Flatten(),
+    nn.Linear(64 * 16, 256),
+    nn.ReLU(),
+    nn.Linear(256, 10),
+)
+records = torch.randint(0, 100, (400, 16), generator=torch.Generator().manual_seed(1))
+data = torch.utils.data.TensorDataset(records, records[:, 0] % 10)
+optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+with poseidon.distribute(net, optimizer, batch_size=4, clip=1.0) as group:
+    while group.steps < int(sys.argv[1]):
+        for x, y in group.loader(data, batch_size=4):
+            nn.functional.cross_entropy(net(x), y).backward()
+            group.step()
+            if group.steps == int(sys.argv[1]):
+                break
+    group.settle()
+    if group.rank == 0:
+        weights = b"".join(t.detach().numpy().tobytes() for t in net.state_dict().values())
+        print("sha256", hashlib.sha256(weights).hexdigest(), flush=True)
+"""
+
+
+def net(*, batch: int, norm: bool = False) -> str:
+    """Return a net like cifar10_quick, with dropout."""
+    text = DATA.format(batch=batch)
+    bottom = "data"
+    for n, (outputs, std) in enumerate([(32, 0.0001), (32, 0.01), (64, 0.01)], start=1):
+        text += CONVOLUTION.format(
+            n=n, bottom=bottom, outputs=outputs, std=std, norm=NORM.format(n=n) if norm else ""
+        )
+        bottom = f"pool{n}"
+    return text + TOP
+
+
+@dataclass(frozen=True)
+class Case:
+    """One job of `bits`: its net (None: the script), number of virtual workers and flags."""
+
+    name: str
+    norm: bool | None
+    virtual_workers: int
+    processes: Sequence[int]
+    flags: Sequence[str]
+    more: str = ""
+
+
+CASES = [
+    *(
+        Case(f"{name}, {exchange}", norm, 12, TWELVE, [f"--exchange={exchange}"])
+        for name, norm in [("quick", False), ("BatchNorm", True), ("transformer, AdamW", None)]
+        for exchange in ("ps", "hybrid", "svb", "allreduce")
+    ),
+    Case("quick, clip_gradients", False, 12, TWELVE, [], "clip_gradients: 0.5"),
+    Case("quick, int8", False, 12, TWELVE, ["--exchange=ps", "--compress=int8"]),
+    Case("quick, powersgd", False, 12, TWELVE, ["--exchange=ps", "--compress=powersgd:2"]),
+    Case("BatchNorm, V = 16", True, 16, (1, 2, 4, 8), []),
+    Case("BatchNorm, V = 7", True, 7, (1, 2, 3), []),
+]
+
+
+def run(words: Sequence[str], folder: Path) -> str:
+    """Run a job in its folder, one thread a worker. Return what it printed.
+
+    Raises:
+        SystemExit: it failed.
+    """
+    done = subprocess.run(
+        [*POSEIDON, *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    if done.returncode:
+        raise SystemExit(f"poseidon {' '.join(words)}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+    return done.stdout + done.stderr
+
+
+def machinefile(folder: Path, processes: int) -> Path:
+    """Write the machinefile of so many clients on this machine."""
+    path = folder / f"clients_{processes}"
+    lines = (f"{client} 127.0.0.1 0\n" for client in range(processes))
+    path.write_text("".join(lines), encoding="utf-8")
+    return path
+
+
+def write_solver(folder: Path, text: str, iterations: int, snapshot: int, more: str = "") -> None:
+    """Write net.prototxt and solver.prototxt."""
+    (folder / "net.prototxt").write_text(text, encoding="utf-8")
+    solver = SOLVER.format(net="net.prototxt", iterations=iterations, snapshot=snapshot, more=more)
+    (folder / "solver.prototxt").write_text(solver, encoding="utf-8")
+
+
+def weights(case: Case, processes: int, iterations: int) -> str:
+    """Train a case on so many processes. Return the SHA-256 of its weights."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        flags = [
+            f"--hostfile={machinefile(folder, processes)}",
+            f"--virtual_workers={case.virtual_workers}",
+            *case.flags,
+        ]
+        if case.norm is None:
+            (folder / "train.py").write_text(SCRIPT, encoding="utf-8")
+            printed = run(["run", *flags, "train.py", str(iterations)], folder)
+            found = re.search(r"sha256 ([0-9a-f]{64})", printed)
+            if found is None:
+                raise SystemExit(f"the script printed no sha256:\n{printed[-3000:]}")
+            return found[1]
+        write_solver(folder, net(batch=4, norm=case.norm), iterations, iterations, case.more)
+        run(["train", "--solver=solver.prototxt", "--output=out", *flags], folder)
+        return digest(folder / "out", iterations)
+
+
+def digest(output: Path, iteration: int) -> str:
+    """Return the SHA-256 of the weights that a job has written after an iteration."""
+    (path,) = output.glob(f"*_iter_{iteration}.caffemodel")
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def bits(iterations: int, only: str) -> bool:
+    """Print the SHA-256 of each case by number of processes. Return whether they are equal."""
+    equal = True
+    for case in [case for case in CASES if only in case.name]:
+        found = {count: weights(case, count, iterations) for count in case.processes}
+        same = len(set(found.values())) == 1
+        equal = equal and same
+        counts = " ".join(map(str, case.processes))
+        print(f"{case.name:<32} V={case.virtual_workers:<3} {counts:<16}", end=" ")
+        print(next(iter(found.values()))[:16] if same else f"DIFFERENT {found}", flush=True)
+    return equal
+
+
+def moved(iterations: int) -> bool:
+    """Train on 4 processes, on 2 from its snapshot, then on 3. Return whether the SHA-256 is that
+    of a run that went through.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_solver(folder, net(batch=4, norm=True), 3 * iterations, iterations)
+        ends = []
+        for output, parts in {"whole": [4], "parts": [4, 2, 3]}.items():
+            for number, processes in enumerate(parts, start=1):
+                last = 3 * iterations if len(parts) == 1 else number * iterations
+                words = [
+                    "train",
+                    "--solver=solver.prototxt",
+                    f"--hostfile={machinefile(folder, processes)}",
+                    f"--output={output}_{number}",
+                    f"--max_iter={last}",
+                ]
+                before = f"{output}_{number - 1}"
+                words.append("--virtual_workers=12" if number == 1 else f"--snapshot={before}")
+                run(words, folder)
+            ends.append(digest(folder / f"{output}_{len(parts)}", last))
+        same = ends[0] == ends[1]
+        print(f"{'4 processes, resumed on 2, on 3':<32} V=12  {'':<16}", end=" ")
+        print(ends[0][:16] if same else f"DIFFERENT {ends}", flush=True)
+        return same
+
+
+def cost(rounds: int) -> None:
+    """Print one process with four virtual workers beside one with the whole batch, by turns."""
+    kinds = {"one batch of 64": (64, 1), "4 virtual workers of 16": (16, 4)}
+    found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in kinds}
+    for _ in range(rounds):
+        for kind, (batch, count) in kinds.items():
+            found[kind].append(_timed(batch, count))
+    print(f"{'one process':<26} {'ms an iteration':>16} {'memory MB':>10}")
+    for kind, pairs in found.items():
+        seconds, memory = (statistics.median(column) for column in zip(*pairs, strict=True))
+        print(f"{kind:<26} {1000 * seconds:>16.1f} {memory / 1e6:>10.0f}")
+
+
+def _timed(batch: int, count: int) -> tuple[float, float]:
+    """Return the seconds of an iteration, and the largest memory of the worker."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_solver(folder, net(batch=batch), 60, 60)
+        words = ["train", "--solver=solver.prototxt", "--output=out", "--set", "display=10"]
+        words += ["--threads=1", f"--virtual_workers={count}"]
+        memory = 0
+        with subprocess.Popen(
+            [*POSEIDON, *words],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as job:
+            watched = psutil.Process(job.pid)
+            times = []
+            assert job.stdout is not None
+            for line in job.stdout:
+                if line_time := re.search(r"Iteration (\d+), loss.* time: ([0-9.]+)", line):
+                    times.append((int(line_time[1]), float(line_time[2])))
+                    sizes = [p.memory_info().rss for p in watched.children(recursive=True)]
+                    memory = max([memory, *sizes])
+        (first, began), (last, ended) = times[1], times[-1]
+        return (ended - began) / (last - first), memory
+
+
+@contextmanager
+def quota(part: float) -> Iterator[Path]:
+    """Make a control group with a part of a processor. Yield the file of its processes."""
+    group = QUOTAS / f"poseidon-virtual-{os.getpid()}-{int(1000 * part)}"
+    group.mkdir()
+    try:
+        (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+        (group / "cpu.cfs_quota_us").write_text(str(int(part * PERIOD_US)))
+        yield group / "cgroup.procs"
+    finally:
+        while (group / "cgroup.procs").read_text():
+            time.sleep(0.1)
+        group.rmdir()
+
+
+def balance(rounds: int, iterations: int) -> None:
+    """Print the speed of two processes with unequal quotas beside the sum of their own."""
+    parts = (0.8, 0.4)
+    found: dict[str, list[float]] = {}
+    for _ in range(rounds):
+        alone_s = [_quota_seconds((part,), 2, iterations, []) for part in parts]
+        total = sum(2 / seconds for seconds in alone_s)
+        for kind, flags in {"equal": [], "--balance=auto": ["--balance=auto"]}.items():
+            seconds = _quota_seconds(parts, 12, iterations, flags)
+            found.setdefault(kind, []).append(12 / seconds / total)
+    print("speed of two processes with quotas 1 : 0.5, as a part of the sum of their own")
+    for kind, ratios in found.items():
+        print(f"{kind:<16} {statistics.median(ratios):.2f}")
+
+
+def _quota_seconds(
+    parts: Sequence[float], count: int, iterations: int, flags: Sequence[str]
+) -> float:
+    """Return the seconds of an iteration in the second half of a job whose workers have quotas."""
+    with tempfile.TemporaryDirectory() as name, ExitStack() as groups:
+        folder = Path(name)
+        write_solver(folder, net(batch=16), iterations, iterations)
+        words = ["train", "--solver=solver.prototxt", "--output=out", "--set", "display=5"]
+        words += [f"--virtual_workers={count}", "--exchange=ps", *flags]
+        words.append(f"--hostfile={machinefile(folder, len(parts))}")
+        files = [groups.enter_context(quota(part)) for part in parts]
+        with subprocess.Popen(
+            [*POSEIDON, *words],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as job:
+            assert job.stdout is not None
+            times, limited = [], False
+            for line in job.stdout:
+                if not limited:
+                    limited = _limit(job.pid, files)
+                if found := re.search(r"Iteration (\d+), loss.* time: ([0-9.]+)", line):
+                    times.append((int(found[1]), float(found[2])))
+        half = [one for one in times if one[0] >= iterations // 2]
+        return (half[-1][1] - half[0][1]) / (half[-1][0] - half[0][0])
+
+
+def _limit(job: int, files: Sequence[Path]) -> bool:
+    """Put the workers of a job into the control groups, once they have started."""
+    workers = {}
+    for process in psutil.Process(job).children(recursive=True):
+        words = " ".join(process.cmdline())
+        if "poseidon.engine.process" in words:
+            workers[process.pid] = process
+    if len(workers) < len(files):
+        return False
+    for pid, file in zip(sorted(workers), files, strict=False):
+        file.write_text(str(pid))
+    return True
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", choices=("bits", "cost", "balance"), help="one part")
+    parser.add_argument("--case", default="", help="cases of `bits` with this in their name")
+    parser.add_argument("--iterations", type=int, default=4, help="of a job of `bits` (4)")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each job (3)")
+    flags = parser.parse_args(arguments)
+    equal = True
+    if flags.only in (None, "bits"):
+        equal = bits(flags.iterations, flags.case)
+        equal = (moved(flags.iterations) if not flags.case else True) and equal
+    if flags.only in (None, "cost"):
+        with alone(print):
+            cost(flags.rounds)
+    if flags.only in (None, "balance"):
+        with alone(print):
+            balance(flags.rounds, 60)
+    return 0 if equal else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
