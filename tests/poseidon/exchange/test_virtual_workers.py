@@ -162,6 +162,7 @@ CASES = {
     "hybrid": Case(ExchangeKind.HYBRID, rows=1, passes=2),
     "ps, clip": Case(ExchangeKind.SERVER, clip=0.1),
     "auto": Case(ExchangeKind.AUTO),
+    "allreduce, clip": Case(ExchangeKind.ALLREDUCE, clip=0.1, passes=2),
     "all-reduce, clip": Case(ExchangeKind.ALLREDUCE, clip=0.1, passes=2),
 }
 
