@@ -23,16 +23,27 @@ def generator() -> torch.Generator:
     return found
 
 
-def _random_state(_: torch.device) -> dict[str, Any]:
-    return {"torch": generator().get_state()}
+class OfThread:
+    """Stands for `Generators`."""
 
+    def __init__(self, _: torch.device) -> None:
+        pass
 
-def _set_random_state(state: Mapping[str, Any], _: torch.device) -> None:
-    generator().set_state(state["torch"])
+    def take(self) -> torch.Tensor:
+        return generator().get_state()
 
+    def put(self, taken: torch.Tensor) -> None:
+        generator().set_state(taken)
 
-def _seed_generators(seed: int, _: torch.device) -> None:
-    generator().manual_seed(seed)
+    def seeded(self, seed: int) -> torch.Tensor:
+        return torch.Generator().manual_seed(seed).get_state()
+
+    def saved(self, taken: torch.Tensor) -> dict[str, Any]:
+        return {"torch": taken}
+
+    def loaded(self, state: Mapping[str, Any]) -> torch.Tensor:
+        found: torch.Tensor = state["torch"]
+        return found
 
 
 def _script_seed() -> int:
@@ -43,9 +54,7 @@ def _script_seed() -> int:
 def streams_of_threads() -> Iterator[None]:
     """Let the random streams of groups be in the generators of their threads inside the block."""
     with (
-        mock.patch.object(random_streams, "random_state", _random_state),
-        mock.patch.object(random_streams, "set_random_state", _set_random_state),
-        mock.patch.object(random_streams, "seed_generators", _seed_generators),
+        mock.patch.object(step_loop, "Generators", OfThread),
         mock.patch.object(random_streams, "script_seed", _script_seed),
         mock.patch.object(step_loop, "script_seed", _script_seed),
     ):

@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from poseidon.engine.module.linear_factors import watch_layers
 from poseidon.engine.module.worker_context import STEP, LoopPosition, Observed, WorkerContext
-from poseidon.errors import UsageError
+from poseidon.errors import UsageError, counted
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.exchange import Exchange
@@ -39,6 +39,11 @@ SHARDED = (
     "a DeviceMesh (FSDP2, tensor parallelism) divides the model among the workers, and --ddp is for "
     "scripts in which each worker holds the whole model; expected DistributedDataParallel, or "
     "torchrun"
+)
+
+TAKES_TURNS = (
+    "{virtual} virtual workers on {workers} take turns, and DistributedDataParallel has one batch "
+    "of each worker at a time; expected as many workers as virtual workers, or poseidon.distribute"
 )
 
 HAS_GROUP = (
@@ -211,7 +216,14 @@ def reduce_by_exchange(module: DistributedDataParallel, context: WorkerContext) 
     Args:
         module: the module, on all workers.
         context: this worker.
+
+    Raises:
+        UsageError: a worker computes for several virtual workers.
     """
+    virtual = context.member.virtual_workers
+    if virtual is not None and not virtual.is_one_each:
+        workers = counted(virtual.processes, "worker")
+        raise UsageError(TAKES_TURNS.format(virtual=virtual.count, workers=workers))
     is_known = any(
         isinstance(known, BucketReducer) and known.module is module for known in context.reducers
     )

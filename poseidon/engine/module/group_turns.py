@@ -17,8 +17,55 @@ import torch
 from torch import Tensor, nn
 
 from poseidon.engine.module.random_streams import RandomStreams
-from poseidon.engine.module.tensors import RUNNING
-from poseidon.errors import UsageError
+from poseidon.engine.module.tensors import RUNNING, GroupPlan
+from poseidon.engine.module.worker_context import ThisWorker
+from poseidon.errors import UsageError, counted
+from ps_server.protocol.virtual_workers import VirtualWorkers
+
+
+def turns_of(
+    module: nn.Module, plan: GroupPlan, virtual: VirtualWorkers | None, worker: ThisWorker
+) -> GroupTurns:
+    """Return the turns of a group.
+
+    Args:
+        module: of the group.
+        plan: its tensors.
+        virtual: the virtual workers of the job, and the workers that compute for them; None: each
+            for one.
+        worker: this one.
+
+    Raises:
+        UsageError: the module needs as many workers as virtual workers.
+    """
+    own = range(worker.rank, worker.rank + 1) if virtual is None else virtual.of(worker.rank)
+    several = not (virtual is None or virtual.is_one_each)
+    if virtual is not None and several:
+        _check_several(module, plan, virtual)
+    return GroupTurns(
+        own,
+        worker.size if virtual is None else virtual.count,
+        several=several,
+        buffers=OwnBuffers(module, plan.rest, len(own)),
+    )
+
+
+def _check_several(module: nn.Module, plan: GroupPlan, virtual: VirtualWorkers) -> None:
+    reason = ""
+    if plan.tables:
+        reason = f"table '{plan.tables[0].spec.name}' has one sum of gradients a worker"
+    elif any(isinstance(child, nn.SyncBatchNorm) for child in module.modules()):
+        reason = "nn.SyncBatchNorm normalizes over batches that run at the same time"
+    if reason:
+        raise UsageError(
+            f"{reason}, and {virtual.count} virtual workers on "
+            f"{counted(virtual.processes, 'worker')} run one after another; expected as many "
+            "workers as virtual workers"
+        )
+
+
+def _words(own: range) -> str:
+    return f"{own.start} to {own.stop - 1}" if len(own) > 1 else str(own.start)
 
 
 class GroupTurns:
@@ -97,6 +144,20 @@ class GroupTurns:
         """Let the script draw from no virtual worker's stream, until the next turn begins."""
         if self.streams is not None:
             self.streams.enter(None)
+
+    def open(self, streams: RandomStreams) -> None:
+        """Take turns with the random streams of this process, which its groups share.
+
+        Raises:
+            UsageError: they are of other virtual workers.
+        """
+        if streams.own != self.own:
+            raise UsageError(
+                f"distribute() gives this worker the virtual workers {_words(self.own)}, and an "
+                f"earlier one {_words(streams.own)}; expected the same virtual_workers in each"
+            )
+        streams.groups.add(self)
+        self.streams = streams
 
     def close(self) -> None:
         """Give the generators back to the script."""

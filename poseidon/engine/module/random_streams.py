@@ -13,11 +13,13 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from poseidon.errors import UsageError
 
@@ -61,21 +63,6 @@ def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
         torch.cuda.set_rng_state(state["cuda"].cpu(), device)
 
 
-def seed_generators(seed: int, device: torch.device) -> None:
-    """Seed all generators of `random_state`.
-
-    Args:
-        seed: 0 to 2**64 - 1.
-        device: the device of this worker.
-    """
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        with torch.cuda.device(device):
-            torch.cuda.manual_seed(seed)
-
-
 def script_seed() -> int:
     """Return the seed that the script has given torch last; torch has one of its own."""
     return torch.initial_seed()
@@ -93,6 +80,97 @@ def seed_of(virtual_worker: int, seed: int) -> int:
     return int.from_bytes(digest[:8], "little")
 
 
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What the generators of a process hold.
+
+    Attributes:
+        python: the state of Python's generator.
+        numpy: numpy's bit generator itself: its state is slow to read. A normal number that numpy
+            keeps for the next call is not part of it, and is lost.
+        torch: the state of torch's generator.
+        cuda: that of a GPU's; None: there is none.
+    """
+
+    python: tuple[Any, ...]
+    numpy: np.random.BitGenerator
+    torch: Tensor
+    cuda: Tensor | None
+
+
+class Generators:
+    """The generators of this process: Python's, numpy's, torch's, and a GPU's.
+
+    Args:
+        device: of this process.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._has_gpu = device.type == "cuda"
+
+    def take(self) -> Taken:
+        """Return what they hold."""
+        return Taken(
+            random.getstate(),
+            np.random.get_bit_generator(),  # type: ignore[attr-defined]
+            torch.get_rng_state(),
+            torch.cuda.get_rng_state(self._device) if self._has_gpu else None,
+        )
+
+    def put(self, taken: Taken) -> None:
+        """Let them go on from what one of them, or another process's, has held."""
+        random.setstate(taken.python)
+        np.random.set_bit_generator(taken.numpy)  # type: ignore[attr-defined]
+        torch.set_rng_state(taken.torch)
+        if taken.cuda is not None and self._has_gpu:
+            torch.cuda.set_rng_state(taken.cuda, self._device)
+
+    def seeded(self, seed: int) -> Taken:
+        """Return what they would hold if each was seeded.
+
+        Args:
+            seed: 0 to 2**64 - 1; numpy's is modulo 2**32.
+        """
+        numpy = np.random.MT19937()
+        numpy._legacy_seeding(seed % 2**32)
+        gpu = torch.Generator(self._device).manual_seed(seed) if self._has_gpu else None
+        return Taken(
+            random.Random(seed).getstate(),
+            numpy,
+            torch.Generator().manual_seed(seed).get_state(),
+            None if gpu is None else gpu.get_state(),
+        )
+
+    def saved(self, taken: Taken) -> dict[str, Any]:
+        """Return it in the form of `random_state`."""
+        state: Any = taken.numpy.state
+        keys, place = state["state"]["key"], state["state"]["pos"]
+        return {
+            "python": taken.python,
+            "numpy": ("MT19937", torch.from_numpy(keys.astype(np.int64)), int(place), 0, 0.0),
+            "torch": taken.torch,
+            "cuda": taken.cuda,
+        }
+
+    def loaded(self, state: Mapping[str, Any]) -> Taken:
+        """Return what `random_state` or `saved` has returned."""
+        version, numbers, gauss_next = state["python"]
+        _, keys, place, *_ = state["numpy"]
+        numpy = np.random.MT19937()
+        numpy.state = {
+            "bit_generator": "MT19937",
+            "state": {"key": keys.numpy().astype(np.uint32), "pos": place},
+        }
+        cuda = state["cuda"]
+        return Taken(
+            (version, tuple(numbers), gauss_next),
+            numpy,
+            state["torch"].cpu(),
+            None if cuda is None else cuda.cpu(),
+        )
+
+
 class RandomStreams:
     """The random streams of the virtual workers of this process, shared by all its groups.
 
@@ -102,7 +180,7 @@ class RandomStreams:
     Args:
         own: the virtual workers of this process.
         seed: of the script on worker 0.
-        device: of this process.
+        generators: of this process.
 
     Attributes:
         current: the virtual worker whose stream is in the generators; None: no one's.
@@ -111,18 +189,17 @@ class RandomStreams:
         groups: the turns of each group.
     """
 
-    def __init__(self, own: range, seed: int, device: torch.device) -> None:
+    def __init__(self, own: range, seed: int, generators: Generators) -> None:
         self.own = own
         self.current: int | None = None
         self.delivered: int | None = None
         self.groups: WeakSet[object] = WeakSet()
-        self._device = device
-        self._states: dict[int | None, Mapping[str, Any]] = {None: random_state(device)}
+        self._generators = generators
         self._seed_at_first: int | None = script_seed()
-        for virtual_worker in own:
-            seed_generators(seed_of(virtual_worker, seed), device)
-            self._states[virtual_worker] = random_state(device)
-        set_random_state(self._states[None], device)
+        self._waiting: dict[int | None, Taken] = {
+            virtual_worker: generators.seeded(seed_of(virtual_worker, seed))
+            for virtual_worker in own
+        }
 
     def enter(self, virtual_worker: int | None) -> None:
         """Put the stream of a virtual worker into the generators; None: that of no one.
@@ -139,9 +216,9 @@ class RandomStreams:
                 "torch.manual_seed() before the first distribute()"
             )
         self._seed_at_first = None
-        self._states[self.current] = random_state(self._device)
+        self._waiting[self.current] = self._generators.take()
         self.current = virtual_worker
-        set_random_state(self._states[virtual_worker], self._device)
+        self._generators.put(self._waiting.pop(virtual_worker))
 
     def begin(self, virtual_worker: int) -> None:
         """Begin a turn, unless a loader has begun one."""
@@ -161,14 +238,16 @@ class RandomStreams:
                 self.delivered = None
 
     def of(self, virtual_worker: int | None) -> Mapping[str, Any]:
-        """Return the state of a stream."""
-        if virtual_worker == self.current:
-            return random_state(self._device)
-        return self._states[virtual_worker]
+        """Return the state of a stream, as `random_state` does."""
+        is_current = virtual_worker == self.current
+        taken = self._generators.take() if is_current else self._waiting[virtual_worker]
+        return self._generators.saved(taken)
 
     def load(self, virtual_worker: int | None, state: Mapping[str, Any]) -> None:
         """Set the state of a stream."""
         self._seed_at_first = None
-        self._states[virtual_worker] = state
+        taken = self._generators.loaded(state)
         if virtual_worker == self.current:
-            set_random_state(state, self._device)
+            self._generators.put(taken)
+        else:
+            self._waiting[virtual_worker] = taken

@@ -28,15 +28,15 @@ from torch import Tensor, nn
 
 from poseidon.engine.broadcast import broadcast_parameters
 from poseidon.engine.module.group_collections import GroupCollections
-from poseidon.engine.module.group_turns import GroupTurns, OwnBuffers
+from poseidon.engine.module.group_turns import turns_of
 from poseidon.engine.module.masters import Masters
 from poseidon.engine.module.module_watch import ModuleCallbacks, ModuleWatch
-from poseidon.engine.module.random_streams import RandomStreams, script_seed
+from poseidon.engine.module.random_streams import Generators, RandomStreams, script_seed
 from poseidon.engine.module.tables.group import TableGroup
 from poseidon.engine.module.tables.link import Callbacks
 from poseidon.engine.module.tensors import GroupPlan
 from poseidon.engine.module.worker_context import DISTRIBUTE, LEAVING, LoopPosition, WorkerContext
-from poseidon.errors import UsageError, counted
+from poseidon.errors import UsageError
 from poseidon.exchange.auto.recorded import RecordedPlan
 from poseidon.exchange.base import ExchangeSettings
 from poseidon.exchange.build import build_exchange
@@ -45,7 +45,6 @@ from poseidon.exchange.module_hooks import uncompiled
 from poseidon.exchange.observe.observer import Call
 from poseidon.exchange.replicas import NO_CHECK, ReplicaCheck
 from poseidon.exchange.row_tables import AloneRowTables
-from ps_server.protocol.virtual_workers import VirtualWorkers
 
 Self = TypeVar("Self", bound="StepLoop")
 CLOSED = "{}() after close(), or after the `with` block of the group; expected it before"
@@ -64,7 +63,7 @@ class StepLoop(ABC):
         self._module = uncompiled(module)
         self._context = context
         self._plan = plan
-        self._turns = _turns_of(self._module, plan, context)
+        self._turns = turns_of(self._module, plan, context.member.virtual_workers, context.worker)
         context.on_progress(LoopPosition(collection=DISTRIBUTE))
         built = build_exchange(
             plan.tensors,
@@ -139,25 +138,19 @@ class StepLoop(ABC):
         self._collections.report()
 
     def _open_streams(self) -> None:
-        """Give each virtual worker of the job a random stream; later groups share them."""
-        context, loops = self._context, self._context.loops
-        if context.member.virtual_workers is None:
+        """Give each virtual worker of the job a random stream."""
+        if self._context.member.virtual_workers is None:
             return
         seed = script_seed().to_bytes(8, "little")
         if self.size > 1:
             with self._collections.calling(DISTRIBUTE):
                 seed = self._collections.gather(seed)[0]
-        if loops.streams is None or not loops.streams.groups:
-            own, device = self._turns.own, context.worker.device
-            loops.streams = RandomStreams(own, int.from_bytes(seed, "little"), device)
-        if loops.streams.own != self._turns.own:
-            raise UsageError(
-                f"distribute() gives this worker the virtual workers {_words(self._turns.own)}, and "
-                f"an earlier one {_words(loops.streams.own)}; expected the same virtual_workers in "
-                "each"
-            )
-        loops.streams.groups.add(self._turns)
-        self._turns.streams = loops.streams
+        streams = self._context.loops.streams
+        if streams is None or not streams.groups:
+            generators = Generators(self.device)
+            streams = RandomStreams(self._turns.own, int.from_bytes(seed, "little"), generators)
+            self._context.loops.streams = streams
+        self._turns.open(streams)
 
     def _open_tables(self) -> None:
         self._tables.open(root=self.rank == 0)
@@ -558,40 +551,3 @@ class StepLoop(ABC):
             )
         self._in_backward = True
         torch.autograd.Variable._execution_engine.queue_callback(self._backward_is_over)
-
-
-def _turns_of(module: nn.Module, plan: GroupPlan, context: WorkerContext) -> GroupTurns:
-    """Return the turns of a group; by default each worker is one virtual worker.
-
-    Raises:
-        UsageError: the module or the job needs one virtual worker for each worker.
-    """
-    worker, virtual = context.worker, context.member.virtual_workers
-    own = range(worker.rank, worker.rank + 1) if virtual is None else virtual.of(worker.rank)
-    several = not (virtual is None or virtual.is_one_each)
-    if virtual is not None and several:
-        _check_several(module, plan, virtual)
-    return GroupTurns(
-        own,
-        worker.size if virtual is None else virtual.count,
-        several=several,
-        buffers=OwnBuffers(module, plan.rest, len(own)),
-    )
-
-
-def _check_several(module: nn.Module, plan: GroupPlan, virtual: VirtualWorkers) -> None:
-    reason = ""
-    if plan.tables:
-        reason = f"table '{plan.tables[0].spec.name}' has one sum of gradients a worker"
-    elif any(isinstance(child, nn.SyncBatchNorm) for child in module.modules()):
-        reason = "nn.SyncBatchNorm normalizes over batches that run at the same time"
-    if reason:
-        raise UsageError(
-            f"{reason}, and {virtual.count} virtual workers on "
-            f"{counted(virtual.processes, 'worker')} run one after another; expected as many "
-            "workers as virtual workers"
-        )
-
-
-def _words(own: range) -> str:
-    return f"{own.start} to {own.stop - 1}" if len(own) > 1 else str(own.start)

@@ -18,9 +18,11 @@ from torch.utils.data.distributed import DistributedSampler
 from poseidon.engine.module.ddp import ddp_script, default_group
 from poseidon.engine.module.worker_context import WorkerContext
 from poseidon.errors import UsageError
+from poseidon.exchange.membership import Membership
 from poseidon.process_group.backend import register
 from poseidon.process_group.mesh import Mesh
 from ps_server.network import Network
+from ps_server.protocol.virtual_workers import VirtualWorkers
 
 
 @pytest.fixture
@@ -65,3 +67,14 @@ def test_a_script_of_ddp_makes_the_group_itself(
             with pytest.raises(UsageError, match=r"a DeviceMesh .* divides the model"):
                 torch.distributed.init_device_mesh("cpu", (1,))
     assert (torch.distributed.init_process_group, DistributedDataParallel.__init__) == before
+
+
+def test_a_module_of_ddp_has_one_virtual_worker_a_worker(mesh: Mesh) -> None:
+    member = Membership(virtual_workers=VirtualWorkers((0, 2)))
+    with ddp_script(mesh, WorkerContext(member=member)):
+        torch.distributed.init_process_group()
+        with (
+            destroyed_at_end(),
+            pytest.raises(UsageError, match="2 virtual workers on 1 worker ta"),
+        ):
+            DistributedDataParallel(nn.Linear(2, 1))

@@ -84,12 +84,18 @@ class Normed(nn.Module):
         self.register_buffer("kept", torch.ones(2), persistent=False)
 
     def forward(self, words: Tensor) -> Tensor:
-        x = self.dropout(torch.relu(self.norm(self.first(words.float() / 8))))
+        x = self.dropout(torch.relu(self.norm(self.first(words.to(self.seen.dtype) / 8))))
         if self.training:
             with torch.no_grad():
                 self.seen.mul_(0.5).add_(x.mean())
         result: Tensor = self.last(x).squeeze(1) + 0.1 * self.seen.sum()
         return result
+
+
+class Normed16(Normed):
+    def __init__(self) -> None:
+        super().__init__()
+        self.to(torch.bfloat16)
 
 
 def built(kind: type[nn.Module]) -> Callable[[int], nn.Module]:
@@ -118,6 +124,8 @@ CASES = {
     "transformer": Case(Transformer, adamw, {"clip": 0.5}),
     "transformer, factors": Case(Transformer, RULE, {"batch_size": BATCH}, ExchangeKind.FACTORS),
     "normed": Case(Normed, RULE, {}),
+    "normed, all-reduce": Case(Normed, RULE, {"clip": 0.1}, ExchangeKind.ALLREDUCE),
+    "normed, 16 bits": Case(Normed16, RULE, {}),
     "normed, a codec": Case(Normed, RULE, {"compress": "int8"}),
     "normed, own statistics": Case(Normed, adamw, {"buffers": Buffers.OWN}),
     "normed, on the shards": Case(
