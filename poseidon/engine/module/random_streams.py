@@ -63,6 +63,21 @@ def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
         torch.cuda.set_rng_state(state["cuda"].cpu(), device)
 
 
+def seed_generators(seed: int, device: torch.device) -> None:
+    """Seed all generators of `random_state`.
+
+    Args:
+        seed: 0 to 2**64 - 1; numpy's is modulo 2**32.
+        device: the device of this worker.
+    """
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
+
+
 def script_seed() -> int:
     """Return the seed that the script has given torch last; torch has one of its own."""
     return torch.initial_seed()

@@ -14,6 +14,7 @@ from poseidon.engine.module.random_streams import (
     Generators,
     RandomStreams,
     random_state,
+    seed_generators,
     seed_of,
     set_random_state,
 )
@@ -55,9 +56,7 @@ def test_the_first_stream_follows_from_the_seed_and_the_number() -> None:
     assert seed_of(2, 7) == 0x1BAF3C79F9CC4788
     expected = {}
     for virtual_worker in range(4):
-        random.seed(seed_of(virtual_worker, 7))
-        np.random.seed(seed_of(virtual_worker, 7) % 2**32)
-        torch.manual_seed(seed_of(virtual_worker, 7))
+        seed_generators(seed_of(virtual_worker, 7), CPU)
         expected[virtual_worker] = [draw_in_turn() for _ in range(2)]
     assert len({tuple(drawn) for drawn in expected.values()}) == 4
     torch.manual_seed(5)
