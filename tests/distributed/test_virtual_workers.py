@@ -43,7 +43,7 @@ def solver(tmp_path: Path, databases: Path) -> Path:
 
 def job(bounds: tuple[int, ...], kind: ExchangeKind, options: ExchangeOptions = NO_CHECK) -> Job:
     workers = len(bounds) - 1
-    served = workers > 1 or options.is_encoded
+    served = kind.has_shards and (workers > 1 or options.is_encoded)
     return Job(
         workers=workers,
         shards=min(workers, 2) if served else 0,
@@ -73,6 +73,7 @@ CASES = [
     (ExchangeKind.SERVER, NO_CHECK),
     (ExchangeKind.FACTORS, NO_CHECK),
     (ExchangeKind.HYBRID, NO_CHECK),
+    (ExchangeKind.ALLREDUCE, NO_CHECK),
     (ExchangeKind.SERVER, replace(NO_CHECK, compress="ip*=topk:0.1/int8")),
 ]
 
