@@ -130,7 +130,7 @@ def build_exchange(
         return build_exchange(own, own_settings, own_member, connect, trace=trace, schemes=schemes)
 
     check_virtual_workers(member.virtual_workers, member.options, member.local_workers)
-    if not member.options.chooses:
+    if not _takes_schemes(member, schemes):
         schemes = ()  # they are of another exchange
     arguments = BuildArguments(
         tensors, settings, member, connect, trace, plan_exchange(tensors, member)
@@ -144,13 +144,23 @@ def build_exchange(
     if schemes and not member.alone:
         _check_schemes(schemes, arguments)
         plan = replace(plan_exchange(tensors, member, schemes), basis="the plan of an earlier run")
-        return replace(build_server(replace(arguments, plan=plan)), recorded=True)
+        built = build_server(replace(arguments, plan=plan))
+        return replace(built, recorded=member.options.chooses)
     if not member.chooses:
         kind = ExchangeKind.LOCAL if member.alone else member.options.kind
         return replace(_BUILDERS[kind](arguments), recorded=_keeps_plan(member))
     if is_worth_measuring(tensors):
         return _build_measured(arguments)
     return replace(build_server(arguments), recorded=True)
+
+
+def _takes_schemes(member: Membership, schemes: Sequence[Scheme]) -> bool:
+    """Return whether the job takes over the schemes of an earlier run: `auto` does. `hybrid` does
+    where it goes on with virtual workers, as their number would give it another plan than the
+    cluster of that run.
+    """
+    of_cluster = member.options.kind is ExchangeKind.HYBRID and member.virtual_workers is not None
+    return member.options.chooses or (of_cluster and Scheme.ALLREDUCE not in schemes)
 
 
 def _keeps_plan(member: Membership) -> bool:

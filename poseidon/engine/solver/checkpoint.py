@@ -72,8 +72,8 @@ class Resumed:
         outer: the histories of the outer rule of local steps, one per trained tensor; empty: none.
         held_back: `ExchangeState.held_back` of all processes; where two have one name, of this
             process.
-        schemes: of each trained tensor, if `--exchange=auto` chose them and the job has as many
-            virtual workers; else empty.
+        schemes: of each trained tensor, if `--exchange=auto` or `hybrid` chose them and the job has
+            as many virtual workers; else empty.
     """
 
     progress: Progress

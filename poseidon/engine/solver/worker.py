@@ -30,7 +30,7 @@ from poseidon.exchange.base import ExchangeSettings
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.building.built import Built
 from poseidon.exchange.exchange import Exchange
-from poseidon.exchange.kinds import Scheme
+from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.observe.watchdog import WatchdogObserver
 from poseidon.layers.base import LayerContext
 from poseidon.layers.user_modules import import_modules, location_in
@@ -231,7 +231,9 @@ class SolverWork(TrainingWork[JobDocument]):
                 trace=trace,
                 schemes=self._schemes(replica, resumed),
             )
-        if built.recorded:
+        if built.recorded or (
+            document.exchange.kind is ExchangeKind.HYBRID and built.store is not None
+        ):
             checkpoint.schemes = tuple(choice.scheme for choice in built.plan.choices)
         layers = [layer for nets in replica.nets for layer in nets.train.layer_modules]
         seen = Observation(
