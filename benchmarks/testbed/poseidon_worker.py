@@ -38,7 +38,7 @@ from ps_server.keys import read_keyring
 from ps_server.network import Network
 from ps_server.trace import NO_TRACE, Trace, Tracer
 
-RENDEZVOUS_S = 120.0
+ADDRESSES_S = 120.0
 
 
 class NoUpdate(torch.optim.Optimizer):
@@ -114,7 +114,8 @@ def context(settings: WorkerSettings, rank: int, trace: Tracer) -> WorkerContext
             options=settings.how.options,
         ),
         connect=lambda own: (
-            settings.shards or [first_address(settings.control.parent / "rendezvous", own)]
+            settings.shards
+            or worker_addresses(settings.control.parent, own, rank, settings.workers)
         ),
         trace=trace,
         observe=unobserved
@@ -124,27 +125,30 @@ def context(settings: WorkerSettings, rank: int, trace: Tracer) -> WorkerContext
     )
 
 
-def first_address(file: Path, own: str) -> str:
-    """Return rank 0's address, which goes through a file.
+def worker_addresses(folder: Path, own: str, rank: int, workers: int) -> list[str]:
+    """Return the addresses of all workers by rank, which go through files.
 
     Args:
-        file: its path, the same on every worker.
-        own: rank 0's address on rank 0; empty elsewhere.
+        folder: the same on every worker.
+        own: this worker's address.
+        rank: of this worker.
+        workers: their number.
 
     Raises:
-        JobError: it did not come in time.
+        JobError: one did not come in time.
     """
-    if own:
-        file.with_suffix(".new").write_text(own, encoding="ascii")
-        file.with_suffix(".new").rename(file)
-    deadline_s = time.monotonic() + RENDEZVOUS_S
-    while not file.exists():
+    files = [folder / f"address_{number}" for number in range(workers)]
+    files[rank].with_suffix(".new").write_text(own, encoding="ascii")
+    files[rank].with_suffix(".new").rename(files[rank])
+    deadline_s = time.monotonic() + ADDRESSES_S
+    while missing := [number for number, file in enumerate(files) if not file.exists()]:
         if time.monotonic() >= deadline_s:
             raise JobError(
-                f"worker 0 has not written its address to {file} within {RENDEZVOUS_S:g} s"
+                f"worker {missing[0]} has not written its address to {folder} within "
+                f"{ADDRESSES_S:g} s"
             )
         time.sleep(0.02)
-    return file.read_text(encoding="ascii")
+    return [file.read_text(encoding="ascii") for file in files]
 
 
 class Traced:

@@ -148,7 +148,7 @@ class Sums:
                 number = self._rounds.round(bucket)
                 self._send_slices("Values", bucket, number)
                 self._rounds.take_values(self._rank, bucket, number)
-                self._work.append(partial(self._send_mean, bucket))
+                self._work.append(partial(self._pass_on, bucket, self._slice(self._rank, bucket)))
             self._peers.monitor.notify()
         self._peers.wake()
 
@@ -290,40 +290,33 @@ class Sums:
         if tree.put(node, part) == (0, self._workers.count):
             (total,) = tree.parts.values()
             self._trees[bucket] = self._new_tree()
-            self._pass_on(bucket, total.div_(self._workers.count))
+            torch.div(total, self._workers.count, out=self._sent[bucket])
+            self._send_mean(bucket)
 
     def _pass_on(self, bucket: int, values: Tensor) -> None:
-        """Make values this worker's slice of the mean, and send them to all others."""
-        own = self._slice(self._rank, bucket)
-        if values.data_ptr() != own.data_ptr():
-            own.copy_(values)
+        """Send values as this worker's slice of the mean."""
+        self._sent[bucket].copy_(values)
         self._send_mean(bucket)
 
     def _send_mean(self, bucket: int) -> None:
-        peers, number = self._peers, self._rounds.round(bucket)
-        own = self._slice(self._rank, bucket)
-        if peers.others:
-            sent = self._sent[bucket].copy_(own)
-            with peers.monitor:
-                self._send(peers.others, "Mean", bucket, (bucket, number), sent)
-            peers.wake()
+        """Send this worker's slice of the mean to all others, and put it in its place."""
+        peers, number, mean = self._peers, self._rounds.round(bucket), self._sent[bucket]
         with peers.monitor:
-            self._rounds.take_mean(self._rank, bucket, number)
-        self._note(bucket)
+            place = self._rounds.take_mean(self._rank, bucket, number)
+            if peers.others:
+                self._send(peers.others, "Mean", bucket, (bucket, number), mean)
+        peers.wake()
+        self._put(bucket, place, mean)
 
     def _put(self, bucket: int, place: slice, mean: Tensor) -> None:
+        """Put a slice of the mean in its place."""
         self._copies[0][place].copy_(mean)
-        self._note(bucket)
-
-    def _note(self, bucket: int) -> None:
-        """Note that a slice of the mean is in place."""
-        monitor = self._peers.monitor
-        with monitor:
+        with self._peers.monitor:
             if self._rounds.put(bucket):
                 for index in self._layout.tensors[bucket]:
                     if all(self._rounds.has_ended(each) for each in self._layout.of[index]):
                         self._transit.arrive(index)
-                monitor.notify()
+                self._peers.monitor.notify()
 
 
 def _add(left: Tensor, right: Tensor, _: Node) -> Tensor:

@@ -21,7 +21,7 @@ from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.kinds import ExchangeKind
-from ps_server import PeerLost, Rule, RuleKind, Signal, SignalKind
+from ps_server import PeerLost, Rule, RuleKind, Signal, SignalKind, SpecError
 from ps_server.network import Network
 from ps_server.protocol.virtual_workers import VirtualWorkers
 from tests.poseidon.exchange.test_contract import SCENARIOS
@@ -225,6 +225,49 @@ def test_a_peer_that_has_gone_is_one_sentence() -> None:
         ):
             step(exchange, 0, torch.zeros(2, 3))
             exchange.settle()
+        exchange.close()
+
+    together(2, run)
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (4, 4)])
+def test_other_tensors_on_a_worker_are_one_sentence(shape: tuple[int, ...]) -> None:
+    def run(make: Make, rank: int) -> None:
+        tensors = one_tensor() if rank != 1 else [Trained(name="other", tensor=torch.zeros(shape))]
+        exchange = make(rank, tensors, ExchangeSettings())
+        with pytest.raises(
+            SpecError,
+            match=r"^the tensors of worker 1 \(1\) differ from those of worker 0 \(1\); expected the "
+            r"same tensors on all workers$",
+        ):
+            exchange.open(None)
+        exchange.close()
+
+    together(3, run)
+
+
+def test_a_worker_whose_connections_end_is_named() -> None:
+    gone = threading.Event()
+
+    def run(make: Make, rank: int) -> None:
+        exchange = make(rank, one_tensor(), ExchangeSettings())
+        exchange.open(None)
+        (carrier,) = exchange.carriers
+        assert isinstance(carrier, AllReduceCarrier)
+        if rank == 1:
+            links = carrier._peers._links
+            links.fail(PeerLost("it is killed"))  # it says nothing when it leaves
+            links._monitor.closed = True
+            links._thread.join()
+            links.release()
+            gone.set()
+        else:
+            gone.wait()
+            step(exchange, 0, torch.zeros(2, 3))
+            with pytest.raises(
+                PeerLost, match=r"^worker 0 lost the connection to .* \(worker 1\)$"
+            ):
+                exchange.settle()
         exchange.close()
 
     together(2, run)
