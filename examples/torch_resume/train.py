@@ -65,7 +65,8 @@ def main() -> None:
             for x, y in loader:
                 loss = nn.functional.cross_entropy(model(x), y)
                 loss.backward()
-                group.step()
+                if not group.step():
+                    continue  # another virtual worker of this worker is next in the same step
                 if group.steps % SAVE_EVERY == 0 or group.stopping:
                     group.save()
                 if group.stopping:

@@ -267,6 +267,31 @@ def by_the_optimizer(module: nn.Module, group: Group) -> None:
         optimizer.step()
 
 
+def with_evaluations(module: nn.Module, group: Group) -> None:
+    """Each virtual worker has its part of the records to test, which are augmented too."""
+    tested = group.loader(Words(), 4, even=False)
+    for words, mean in group.loader(Words(), BATCH):
+        (module(words) - mean).square().mean().backward()
+        if group.step() and group.steps % 3 == 0:
+            module.eval()
+            with torch.no_grad():
+                for others, _ in tested:
+                    module(others)
+            module.train()
+
+
+def with_a_scaler(module: nn.Module, group: Group) -> None:
+    assert isinstance(group, OptimizerGroup)
+    scaler = torch.amp.GradScaler("cpu")
+    for words, mean in group.loader(Words(), BATCH):
+        loss: Tensor = scaler.scale((module(words) - mean).square().mean())
+        loss.backward()
+        if group.average_gradients():
+            scaler.step(group._optimizer)
+            scaler.update()
+            module.zero_grad()
+
+
 def with_a_scheduler(module: nn.Module, group: Group) -> None:
     assert isinstance(group, OptimizerGroup)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(group._optimizer, 0.5)
@@ -276,7 +301,16 @@ def with_a_scheduler(module: nn.Module, group: Group) -> None:
             scheduler.step()
 
 
-LOOPS = [by_sampler, with_unequal_batches, by_number, clipping, by_the_optimizer, with_a_scheduler]
+LOOPS = [
+    by_sampler,
+    with_unequal_batches,
+    by_number,
+    clipping,
+    by_the_optimizer,
+    with_evaluations,
+    with_a_scaler,
+    with_a_scheduler,
+]
 
 
 @pytest.mark.parametrize("body", LOOPS)
