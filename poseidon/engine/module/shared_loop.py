@@ -14,7 +14,8 @@ from torch.utils.data import Dataset
 from poseidon.engine.broadcast import broadcast_bytes, gather_bytes
 from poseidon.engine.module import plain_values
 from poseidon.engine.module.group_turns import GroupTurns
-from poseidon.engine.module.sampler import Delivery, SharedLoader, SharedSampler
+from poseidon.engine.module.loader import Delivery, SharedLoader
+from poseidon.engine.module.sampler import SharedSampler
 from poseidon.engine.module.step_loop import StepLoop
 from poseidon.engine.module.sync_norm import SyncNorms
 from poseidon.engine.module.tensors import GroupPlan

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import IterableDataset
 
 import poseidon
-from poseidon.engine.module.sampler import SharedLoader, SharedSampler
+from poseidon.engine.module.sampler import SharedSampler
 from poseidon.errors import UsageError
 
 
@@ -120,96 +120,6 @@ def test_a_place_within_an_epoch_is_gone_on_from() -> None:
     assert again.state_dict()["epoch"] == 2
     again.set_epoch(1)  # the whole of it, once more
     assert list(again) == expected
-
-
-def test_the_last_batch_is_within_its_epoch_until_the_loop_ends() -> None:
-    records = TensorDataset(torch.arange(5))
-    for arguments in ({}, {"drop_last": True}):
-        sampler = SharedSampler(records, own=range(1), workers=1, shuffle=False)
-        loader = SharedLoader(records, sampler, 2, **arguments)
-        places = [(loader.position, sampler.state_dict()["epoch"]) for _ in loader]
-        assert places == [(batch, 0) for batch in range(1, len(loader) + 1)]
-        assert (loader.position, sampler.state_dict()["epoch"]) == (0, 1)
-
-
-def test_a_loader_has_a_sampler_of_its_own() -> None:
-    sampler = SharedSampler(range(4), own=range(1), workers=1)
-    with pytest.raises(UsageError, match="has a sampler of its own"):
-        SharedLoader(TensorDataset(torch.arange(4)), sampler, 2, batch_sampler=[[0]])
-
-
-def read_in_turn(own: range, passes: int, records: int, **arguments: Any) -> list[list[int]]:
-    """Return the records of each batch of 5 virtual workers' loader, two epochs."""
-    data = TensorDataset(torch.arange(records))
-    unfilled = 2 if arguments.pop("uneven", False) else 0
-    sampler = SharedSampler(data, own=own, workers=5, unfilled=unfilled)
-    loader = SharedLoader(data, sampler, 2, passes=passes, **arguments)
-    found = [batch.tolist() for _ in range(2) for (batch,) in loader]
-    assert len(found) == 2 * len(loader)
-    return found
-
-
-@pytest.mark.parametrize(
-    ("passes", "records", "arguments"),
-    [
-        (1, 33, {}),
-        (1, 33, {"uneven": True}),
-        (1, 33, {"drop_last": True}),
-        (2, 40, {}),
-        (2, 40, {"num_workers": 1, "persistent_workers": True}),
-    ],
-)
-def test_a_process_reads_the_batches_of_its_virtual_workers_in_turn(
-    passes: int, records: int, arguments: dict[str, Any]
-) -> None:
-    alone = [read_in_turn(range(v, v + 1), passes, records, **arguments) for v in range(5)]
-    for own in (range(5), range(1, 4)):
-        read = read_in_turn(own, passes, records, **arguments)
-        expected = [
-            batch
-            for start in range(0, len(alone[0]), passes)
-            for v in own
-            for batch in alone[v][start : start + passes]
-        ]
-        assert read == expected
-
-
-def test_a_process_resumes_all_of_its_virtual_workers() -> None:
-    data = TensorDataset(torch.arange(30))
-    samplers = [SharedSampler(data, own=range(2), workers=3) for _ in range(2)]
-    first, second = (SharedLoader(data, sampler, 2) for sampler in samplers)
-    whole = [batch.tolist() for (batch,) in first]
-    epoch = iter(second)
-    for _ in range(4):
-        next(epoch)
-    assert second.position == 4
-    again = SharedSampler(data, own=range(1, 3), workers=3)
-    again.load_state_dict(samplers[1].state_dict())
-    rest = [batch.tolist() for (batch,) in SharedLoader(data, again, 2)]
-    assert rest[::2] == whole[5::2]
-
-
-def test_passes_are_whole_steps_of_several_virtual_workers() -> None:
-    data = TensorDataset(torch.arange(12))
-    loader = SharedLoader(data, SharedSampler(data, own=range(2), workers=2), 2, passes=2)
-    with pytest.raises(UsageError, match="each virtual worker has 3 batches in this epoch, and pa"):
-        next(iter(loader))
-
-
-def test_a_generator_gives_each_virtual_worker_the_numbers_of_the_only_one() -> None:
-    class Noise(TensorDataset):
-        def __getitem__(self, index: int) -> float:
-            return torch.rand(()).item()
-
-    def drawn(own: range) -> list[float]:
-        generator = torch.Generator().manual_seed(3)
-        data = Noise(torch.arange(8))
-        sampler = SharedSampler(data, own=own, workers=2)
-        loader = SharedLoader(data, sampler, 4, generator=generator, num_workers=1)
-        return [batch.tolist() for _ in range(2) for batch in loader]
-
-    one, both = drawn(range(1)), drawn(range(2))
-    assert both == [one[0], one[0], one[1], one[1]]
 
 
 @pytest.mark.parametrize("own", [range(3), range(1, 3)])
