@@ -63,17 +63,26 @@ def connections_of(process: psutil.Process, kind: str) -> list[Any]:
         return []
 
 
-def test_every_socket_of_a_running_job_refuses_unauthenticated_peers(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("exchange", "count"),
+    [
+        pytest.param("svb", 4, id="two shards, and two workers for each other's factors"),
+        pytest.param("allreduce", 2, id="two workers", marks=pytest.mark.thorough),
+    ],
+)
+def test_every_socket_of_a_running_job_refuses_unauthenticated_peers(
+    folder: Path, exchange: str, count: int
+) -> None:
     flags = (
         f"--solver={endless(folder)}",
         f"--hostfile={machinefile(folder, 2)}",
         "--encrypt=on",
-        "--exchange=svb",
+        f"--exchange={exchange}",
     )
     with training(folder, *flags) as job:
         job.wait_for("Iteration 1, loss")
         sockets = listening((psutil.Process(job.process.pid), *job.children().values()))
-        assert len(sockets) == 4, "two shards, and two workers for each other's factors"
+        assert len(sockets) == count
         assert {host for host, _ in sockets} == {"127.0.0.1"}
         for place in sockets:
             assert_shut(place)

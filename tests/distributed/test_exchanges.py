@@ -64,9 +64,8 @@ def test_the_weights_are_one_processes(
     (alone / "hosts").write_text("".join(lines), encoding="utf-8")
     write_definitions(alone, batch=BATCH // 2, extra=f"max_iter: {STEPS}")
     words = ("--hostfile=hosts", f"--exchange={exchange}", "--output=o")
-    encrypted = (
-        ("--encrypt=on",) if exchange == "svb" else ()
-    )  # one of them shows that keys change nothing
+    # keys change nothing
+    encrypted = ("--encrypt=on",) if exchange in ("svb", "allreduce") else ()
     result = poseidon_here(alone, "train", "--solver=solver.prototxt", *words, *encrypted)
     assert result.returncode == 0, result.stderr
     assert counts in result.stderr

@@ -18,10 +18,15 @@ END = 40
 
 
 @pytest.mark.parametrize(
-    "kind", [ExchangeKind.FACTORS, pytest.param(ExchangeKind.SERVER, marks=pytest.mark.thorough)]
+    "kind",
+    [
+        ExchangeKind.FACTORS,
+        pytest.param(ExchangeKind.SERVER, marks=pytest.mark.thorough),
+        pytest.param(ExchangeKind.ALLREDUCE, marks=pytest.mark.thorough),
+    ],
 )
 def test_a_killed_worker_costs_no_bit(tmp_path: Path, kind: ExchangeKind) -> None:
-    """Both with factors and with the server.
+    """With factors, with the server, and by all-reduce.
 
     The settings of the command line hold after a restart.
     """
