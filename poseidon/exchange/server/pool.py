@@ -103,14 +103,15 @@ class Pool(Placed):
         self._is_read = False  # whether the tensors have this iteration's values
         self._flat: list[Tensor] = []
         self._gradients: list[dict[int, Tensor]] = []
-        self._pushed = 0  # in this iteration
+        self._pushed = 0
         own = [tensors[index].tensor.detach() for index in indices]
         self._bounds = bounds = list(pairwise(accumulate((t.numel() for t in own), initial=0)))
         self._shapes = [tuple(tensor.shape) for tensor in own]
         self._own = [tensor.reshape(-1) for tensor in own]
         self._pooled = [pooled.tensor[start:stop] for start, stop in bounds]
         self._whole = pooled.tensor
-        self._missing = set(indices)
+        self._taken: dict[int, int] = {}  # in this iteration, of each tensor
+        self._missing: list[set[int]] = []  # of each push
         self.place()
 
     def place(self) -> None:
@@ -124,6 +125,12 @@ class Pool(Placed):
             }
             for flat in self._flat
         ]
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pushed = 0
+        self._taken = dict.fromkeys(self.indices, 0)
+        self._missing = [set(self.indices) for _ in self._flat]
 
     def open(self, histories: Sequence[History] | None) -> History:
         self._pack()
@@ -131,18 +138,19 @@ class Pool(Placed):
 
     def start(self, step: Step) -> None:
         self._is_read = False
-        self._pushed = 0
-        self._missing = set(self.indices)
+        self._begin()
 
     def take(self, index: int, gradient: Tensor) -> Push | None:
-        self._gradients[self._pushed][index].copy_(gradient.detach().reshape(-1))
-        self._missing.discard(index)
-        return None if self._missing else self._next_push()
+        """See `Placed`. One tensor may come for all pushes before another comes for the first."""
+        number = self._taken[index]
+        self._taken[index] += 1
+        self._gradients[number][index].copy_(gradient.detach().reshape(-1))
+        self._missing[number].discard(index)
+        return None if self._missing[number] else self._next_push()
 
     def _next_push(self) -> Push:
         flat = self._flat[self._pushed]
         self._pushed += 1
-        self._missing = set(self.indices) if self._pushed < len(self._flat) else set()
         return self.table, flat
 
     def wait(self, index: int) -> None:
@@ -152,10 +160,10 @@ class Pool(Placed):
 
     def complete(self) -> Sequence[Push]:
         """Set the missing gradients to zero, where only some have come."""
-        partly = 0 < len(self._missing) < len(self.indices)
-        for index in self._missing if partly else ():
+        missing = self._missing[self._pushed] if self._pushed < len(self._flat) else set()
+        partly = 0 < len(missing) < len(self.indices)
+        for index in missing if partly else ():
             self._gradients[self._pushed][index].zero_()
-        self._missing.clear()
         return [self._next_push()] if partly else []
 
     def finish(self) -> None:

@@ -192,7 +192,12 @@ HOSTS = ["ps", "svb, clip", "all-reduce, clip"]
 @pytest.mark.parametrize("case", [CASES[name] for name in HOSTS], ids=HOSTS)
 def test_the_workers_of_a_host_add_its_nodes_first(case: Case) -> None:
     expected, _ = trained(case, VirtualWorkers((0, V)), shards=0)
-    for local_workers, shards, bounds in [(3, 0, (0, 1, 4, V)), (2, 2, (0, 2, 4, 5, V))]:
+    # in the last case each host has several nodes
+    for local_workers, shards, bounds in [
+        (3, 0, (0, 1, 4, V)),
+        (2, 2, (0, 2, 4, 5, V)),
+        (2, 2, (0, 2, 3, 6, V)),
+    ]:
         placed = VirtualWorkers(bounds)
         assert trained(case, placed, shards=shards, local_workers=local_workers)[0] == expected
 
