@@ -171,8 +171,10 @@ def trained(
     return digest(ends[0])
 
 
-@pytest.mark.parametrize(("virtual", "processes"), [(4, (1, 2, 3, 4)), (3, (2, 3))])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "virtual", "processes"),
+    [*((name, 4, (1, 2, 3, 4)) for name in CASES), ("normed", 7, (1, 2, 3))],
+)
 def test_any_number_of_processes_has_the_same_bits(
     name: str, virtual: int, processes: Sequence[int]
 ) -> None:
