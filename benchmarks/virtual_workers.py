@@ -16,9 +16,11 @@ both together beside the sum of their own; a quota needs root and control groups
 from __future__ import annotations
 
 import argparse
+import atexit
 import hashlib
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -27,6 +29,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -36,9 +39,13 @@ from poseidon.cli.checkout import use_environment
 
 use_environment()
 
+import numpy as np
 import psutil
 
 from benchmarks.testbed.measurement_lock import alone
+from poseidon.data.databases.kinds import Backend
+from poseidon.data.databases.writer import open_writer
+from poseidon.data.datum import encode_datum
 
 POSEIDON = [sys.executable, "-m", "poseidon"]
 TIMEOUT_S = 600
@@ -59,10 +66,10 @@ random_seed: 7
 """
 DATA = """
 name: "drawn"
-layer {{ name: "data" type: "DummyData" top: "data" top: "label"
-  dummy_data_param {{
-    shape {{ dim: {batch} dim: 3 dim: 32 dim: 32 }} shape {{ dim: {batch} }}
-    data_filler {{ type: "gaussian" std: 50 }} data_filler {{ type: "constant" value: 3 }} }} }}
+layer {{ name: "data" type: "Data" top: "data" top: "label"
+  transform_param {{ mirror: true }}
+  data_param {{ source: "{records}" batch_size: {batch} backend: LMDB
+    shared_file_system: true }} }}
 """
 CONVOLUTION = """
 layer {{ name: "conv{n}" type: "Convolution" bottom: "{bottom}" top: "conv{n}"
@@ -118,9 +125,26 @@ with poseidon.distribute(net, optimizer, batch_size=4, clip=1.0) as group:
 """
 
 
+RECORDS = 500
+
+
+@cache
+def records() -> Path:
+    """Return a database of drawn pictures, which is removed at the end of the process."""
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    draw = np.random.default_rng(1)
+    writer = open_writer(folder / "records", Backend.LMDB)
+    for number in range(RECORDS):
+        picture = draw.integers(0, 256, (3, 32, 32), np.uint8)
+        writer.put(b"%05d" % number, encode_datum(picture, number % 10))
+    writer.close()
+    return folder / "records"
+
+
 def net(*, batch: int, norm: bool = False) -> str:
     """Return a net like cifar10_quick, with dropout."""
-    text = DATA.format(batch=batch)
+    text = DATA.format(batch=batch, records=records())
     bottom = "data"
     for n, (outputs, std) in enumerate([(32, 0.0001), (32, 0.01), (64, 0.01)], start=1):
         text += CONVOLUTION.format(
