@@ -6,8 +6,8 @@ generators that are thrown away.
 
 from __future__ import annotations
 
-import statistics
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -21,32 +21,36 @@ LIMIT_S = 2.0
 LEAST_PASSES = 3
 
 
-def passes_per_second(solver: SolverDefinition, context: LayerContext) -> float:
+def passes_per_second(
+    solver: SolverDefinition, context: LayerContext, meet: Callable[[], object]
+) -> float:
     """Return how many forward and backward passes of a solver's train net this worker makes in a
-    second, alone.
+    second, while the other workers make theirs.
 
     Args:
         solver: the definition.
         context: of a virtual worker of this process.
+        meet: returns once all workers are about to measure, so that none of them is still starting.
     """
     definition = solver.net_definition()
     net = compile_net(definition, context, state=solver.train_state(definition))
     try:
-        return 1 / _seconds(net, context.device)
+        _pass(net, context.device)  # the first takes longer
+        meet()
+        return _passes_per_second(net, context.device)
     finally:
         net.close()
 
 
-def _seconds(net: Net, device: torch.device) -> float:
-    """Return the median time of a pass, after a first one that does not count."""
-    _pass(net, device)
-    found: list[float] = []
-    until_s = time.monotonic() + LIMIT_S
-    while len(found) < LEAST_PASSES or time.monotonic() < until_s:
-        began_s = time.perf_counter()
+def _passes_per_second(net: Net, device: torch.device) -> float:
+    """Return the number of passes in a while, divided by its time: with the moments in which the
+    system gives a limited process no processor.
+    """
+    count, began_s = 0, time.monotonic()
+    while count < LEAST_PASSES or time.monotonic() < began_s + LIMIT_S:
         _pass(net, device)
-        found.append(time.perf_counter() - began_s)
-    return max(statistics.median(found), 1e-9)
+        count += 1
+    return count / max(time.monotonic() - began_s, 1e-9)
 
 
 def _pass(net: Net, device: torch.device) -> None:

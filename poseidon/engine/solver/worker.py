@@ -189,8 +189,9 @@ class SolverWork(TrainingWork[JobDocument]):
 
         Every worker gets the same speeds, so all make the same division.
         """
-        own = f"{passes_per_second(solver, context):.6g}"
-        speeds = [float(speed) for speed in self.launcher.exchange_worker_addresses(own)]
+        exchange = self.launcher.exchange_worker_addresses
+        own = passes_per_second(solver, context, lambda: exchange("measuring"))
+        speeds = [float(speed) for speed in exchange(f"{own:.6g}")]
         placed = VirtualWorkers.spread(self.document.placement.count, speeds)
         self.document = replace(self.document, virtual_workers=placed.bounds)
         if self.document.rank == 0:
