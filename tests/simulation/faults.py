@@ -38,7 +38,7 @@ def plan_faults(
 
 
 def _lose(fabric: Fabric, process: Process, other: Process, kind: str) -> None:
-    fabric.world.lossy = True
+    fabric.world.lossy, fabric.world.lost_s = True, fabric.world.now
     if kind == "killed":
         process.kill()
     else:

@@ -148,6 +148,10 @@ class HostAgent:
             if not self._channel.ready:
                 yield TICK_S
 
+    def kill_as_user(self) -> None:
+        """End, since the user has killed the job here."""
+        self._do(self._state.killed_by_user())
+
     def report(self, report: Report) -> None:
         """Send a report."""
         if self.process.alive and not self._over:

@@ -10,7 +10,7 @@ from tests.simulation import runs
 from tests.simulation.__main__ import main
 from tests.simulation.world import Violation, World
 
-SEEDS = {"server": 250, "factors": 120, "job": 70}
+SEEDS = {"server": 160, "factors": 100, "job": 60}
 """How many of each scenario, so that all take less than fifteen seconds of a core."""
 
 

@@ -30,6 +30,7 @@ class World:
     Attributes:
         now: seconds since the beginning.
         deviations: the keys of those that have happened, in order.
+        lost_s: when something was lost for good; -1: nothing was.
         lossy: whether something was lost for good, so that processes may end with an error.
         events: how many there were.
         open_tasks: tasks of processes that have not ended.
@@ -40,6 +41,7 @@ class World:
         self.now = 0.0
         self.deviations: list[str] = []
         self.lossy = False
+        self.lost_s = -1.0
         self._only = only
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._number = self.events = self.open_tasks = 0

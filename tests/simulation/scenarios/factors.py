@@ -7,6 +7,7 @@ that was not sent; queues stay short.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -21,7 +22,7 @@ from poseidon.exchange.factors.carrier import FactorCarrier
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from ps_server import Rule
-from ps_server.errors import as_server_error
+from ps_server.errors import StalenessTimeout, as_server_error
 from ps_server.keys import Keyring
 from ps_server.network import Network
 from tests.simulation.client import TIMEOUT_S, Waits
@@ -86,6 +87,9 @@ class Job:
         self.sent = [0] * settings.workers
         self.addresses: dict[int, str] = {}
         self.processes: list[Process] = []
+        self.connected_s = math.inf
+        """When all workers were connected."""
+        self.connected = 0
         self.values: list[list[bytes]] = [[] for _ in range(settings.workers)]
 
 
@@ -114,6 +118,9 @@ def _run(world: World, settings: Settings, expected: tuple[bytes, ...] | None) -
     plan_faults(world, fabric, workers, longest_s=5.0)
     world.run(lambda: not world.open_tasks, RUN_S)
     judge(world, workers, tasks)
+    timeouts = [task.error for task in tasks if isinstance(task.error, StalenessTimeout)]
+    if timeouts and world.lost_s > job.connected_s:  # before, a connection has not stood
+        raise Violation("a worker waits in vain for another one whose connection was lost")
     return job
 
 
@@ -157,6 +164,9 @@ class _Worker:
         links.begin([job.addresses[rank] for rank in range(settings.workers)])
         self._listening.loop = self._process.loop(links.steps(), self._failed, self._ended)
         self._process.task(self._rebuild())
+        job.connected += 1
+        if job.connected == settings.workers:
+            job.connected_s = self._process.world.now
         for iteration in range(settings.start_clock, settings.start_clock + settings.iterations):
             yield self._random.random() * 0.02
             yield from self._iterate(iteration)

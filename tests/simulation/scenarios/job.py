@@ -1,9 +1,10 @@
 """A whole job: launcher, agents, restarts, shards and workers with snapshots, while processes,
 hosts, links and disks fail.
 
-Checked: the job ends; with the bits of the undisturbed run wherever it has finished; with an error
-only where the user has asked for its end, or it was disturbed before it had started; and no process
-outlives it.
+Checked: the job ends; with the bits and the iteration of the undisturbed run wherever it has
+finished; with an error only where the user has asked for its end, or it was disturbed before it had
+started. What the user has killed does not start again, and a launcher that was stopped for a moment
+starts nothing again. No process outlives the job.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ SETTINGS = 37
 LIMIT_S = 6000.0
 START_S = 180.0
 WAIT_S = 600.0
-FAULTS = ("kill", "stop", "crash", "stall", "separate", "launcher stop", "interrupt")
+STALL_S = 14.0
+FAULTS = ("kill", "stop", "crash", "stall", "separate", "launcher stop", "interrupt", "user kill")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +98,9 @@ class Job:
         self.written: dict[int, str] = {}
         self.finals: dict[int, bytes] = {}
         self.requests: list[SignalReceived] = []
-        self.asked_to_stop = self.started = self.disturbed_early = False
+        self.asked_to_stop = self.started = self.disturbed_early = self.disturbed = False
+        self.killed_by_user = False
+        self.starts = 0
         self.number = 0
         self.machines = [
             SimulatedHost(self.fabric, f"host {n}", self._spawn) for n in range(settings.hosts)
@@ -171,6 +175,9 @@ class _Driver(JobListener):
     def start(self, attempt: int, point: StartingPoint) -> JobResult:
         job = self._job
         job.finals = {}
+        job.starts += 1
+        if job.killed_by_user:
+            raise Violation("the job starts again, though the user has killed it")
         try:
             job.site.begin(None)
             first_line = json.dumps({"state": point.state, "iteration": point.iteration})
@@ -181,7 +188,7 @@ class _Driver(JobListener):
                 ),
                 job.site,
                 listener=self,
-                settings=SupervisionSettings(),
+                settings=SupervisionSettings(stall_timeout_s=STALL_S),
                 requests=self,  # type: ignore[arg-type]
             )
         finally:
@@ -267,7 +274,7 @@ class _Work:
         self._random = job.world.stream(f"work of {process.name}")
         self._clients: list[SimulatedWorker] = []
         self._values = [np.zeros(store.tables[0].size, np.float32) for store in self._stores]
-        self._obeyed = 0
+        self._obeyed = self._writing = 0
 
     def run(self) -> Waits:
         """Work until the end; report an error as a worker does."""
@@ -279,6 +286,7 @@ class _Work:
             for number in range(len(self._stores)):
                 yield from self._connect(number, saved)
             yield from self._train()
+            yield Question(lambda: True if not self._writing else None, "its snapshots", WAIT_S)
             for client in self._clients:
                 yield from client.gather(b"")
                 yield from client.close()
@@ -341,6 +349,8 @@ class _Work:
                 yield from self._snapshot(iteration + 1)
             if stops:
                 return
+        if self._point.iteration == settings.iterations:
+            process.emit({"event": "progress", "iteration": settings.iterations})
         yield from self._read()
         self._job.finals[self._rank] = b"".join(value.tobytes() for value in self._values)
 
@@ -375,13 +385,15 @@ class _Work:
                 lambda client=client: client.session.values.take_history(0), "the history"
             )
             parts += [value.copy(), *history]
-        yield from self._write(iteration, b"".join(part.tobytes() for part in parts))
+        self._writing += 1
+        self._process.task(self._write(iteration, b"".join(part.tobytes() for part in parts)))
 
     def _write(self, iteration: int, content: bytes) -> Waits:
-        """Write a snapshot: its content, then its checksum."""
+        """Write a snapshot while training goes on: its content, then its checksum."""
         job, name = self._job, f"snapshot {iteration} of {self._process.name}"
         slow, full, damaged = (self._random.random() < 0.1 for _ in range(3))
         if full and job.world.deviates(f"{name}: the disk is full"):
+            self._writing -= 1
             return
         job.disk[name] = Snapshot(content=content[: len(content) // 2], digest="")
         yield 5.0 if slow and job.world.deviates(f"{name}: the disk is slow") else 0.1
@@ -390,6 +402,7 @@ class _Work:
             content = bytes(len(content))
         job.disk[name] = Snapshot(content=content, digest=digest)
         self._process.emit({"event": "snapshot", "state": name, "iteration": iteration})
+        self._writing -= 1
 
 
 def _plan_faults(job: Job) -> None:
@@ -447,8 +460,17 @@ def _separate(job: Job, draw: float, for_s: float) -> None:
 
 
 def _stop_launcher(job: Job, draw: float, for_s: float) -> None:
-    _note(job)
-    job.primitives.process.stop(for_s / 5)
+    job.disturbed_early |= not job.started
+    job.primitives.process.stop(for_s / 6)
+
+
+def _kill_as_user(job: Job, draw: float, for_s: float) -> None:
+    agents = _some_host(job, draw).agents
+    if agents and agents[-1].processes:
+        _note(job)
+        job.asked_to_stop = True
+        agents[-1].kill_as_user()
+        job.killed_by_user = True
 
 
 def _interrupt(job: Job, draw: float, for_s: float) -> None:
@@ -458,11 +480,16 @@ def _interrupt(job: Job, draw: float, for_s: float) -> None:
 
 
 def _note(job: Job) -> None:
+    job.disturbed = True
     job.disturbed_early |= not job.started
 
 
 _FAULTS: Mapping[str, Callable[[Job, float, float], None]] = dict(
-    zip(FAULTS, (_kill, _stop, _crash, _stall, _separate, _stop_launcher, _interrupt), strict=True)
+    zip(
+        FAULTS,
+        (_kill, _stop, _crash, _stall, _separate, _stop_launcher, _interrupt, _kill_as_user),
+        strict=True,
+    )
 )
 
 
@@ -495,10 +522,14 @@ def _judge(job: Job, ended: RestartedJob | JobError, expected: bytes) -> None:
             raise Violation(f"the job failed: {ended}")
         return
     job.world.lossy = ended.restarts > 0
+    if ended.restarts and not job.disturbed:
+        raise Violation("the job has started again, though nothing of it was disturbed")
     if ended.result.outcome is Outcome.STOPPED:
         if not job.asked_to_stop:
             raise Violation("the job stopped though nobody asked for it")
         return
+    if ended.result.iteration != job.settings.iterations:
+        raise Violation(f"the job ends at iteration {ended.result.iteration}")
     for rank in range(job.plan.worker_count):
         if job.finals.get(rank) != expected:
             raise Violation(f"worker {rank} ends with other bits after {ended.restarts} restarts")
