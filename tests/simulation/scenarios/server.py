@@ -140,6 +140,8 @@ class Job:
     expected: list[bytes] | None
     made: list[int] = field(default_factory=list)
     """At staleness > 0: changes of each worker so far."""
+    clocks: dict[int, int] = field(default_factory=lambda: {0: 0})
+    """Of the workers."""
     values: list[list[bytes]] = field(default_factory=list)
     """Of each worker, after each iteration."""
     signals: list[m.Signal] = field(default_factory=list)
@@ -357,6 +359,7 @@ class _Training:
             if place == 0:
                 self._job.made[self._rank] += 1
             self._push(table, iteration)
+        yield self._random.random() * 0.05  # others may go on from what was pushed
         self._signal_at(iteration, signals_at == len(self._tables))
         if self._settings.row_table is not None:
             self._push_rows(iteration)
@@ -366,6 +369,7 @@ class _Training:
             copied = np.full(4, iteration, np.float32)
             worker.do(worker.session.store_copy(len(self._tables), copied))
         worker.tick()
+        self._job.clocks[self._rank] = worker.session.clock
         if self._store.outside_norm:
             total = lambda: worker.session.norm.take_total(clock)  # noqa: E731
             yield from worker.wait_for(total, f"the norm of iteration {clock}")
@@ -413,7 +417,10 @@ class _Training:
 
     def _signal_at(self, iteration: int, here: bool) -> None:
         if here and self._rank == 0 and iteration == self._settings.signal_at:
-            self._job.signals.append(self._worker.signal(m.SignalKind.SNAPSHOT))
+            signal = self._worker.signal(m.SignalKind.SNAPSHOT)
+            self._job.signals.append(signal)
+            if max(self._job.clocks.values()) >= signal.clock:
+                raise Violation(f"{signal} is sent when workers are at {self._job.clocks}")
 
     def _check_signals(self) -> None:
         known = self._worker.session.signals.all
