@@ -172,8 +172,7 @@ class JobDocument(TrainingDocument, TrainingOptions):
         goes_on: the job is restarted: its net outputs up to the snapshot stay.
         stop_at_nan: a loss or weights that are not finite end the job; otherwise they are a
             warning.
-        measures_speed: whether the workers measure their speeds, and divide the virtual workers by
-            them.
+        balances: whether virtual workers move between the workers by their measured speeds.
     """
 
     kind = WorkKind.SOLVER
@@ -189,7 +188,7 @@ class JobDocument(TrainingDocument, TrainingOptions):
     imports: tuple[str, ...] = ()
     goes_on: bool = False
     stop_at_nan: bool = True
-    measures_speed: bool = False
+    balances: bool = False
 
 
 class Prints(str, Enum):

@@ -63,10 +63,13 @@ class Carrier(ABC):
     Attributes:
         indices: its tensors.
         state: what a snapshot holds of it.
+        fixed_because: why virtual workers stay on their processes, a clause; empty: `place` may
+            move them.
     """
 
     indices: Sequence[int]
     state: CarrierState
+    fixed_because: str = ""
 
     @abstractmethod
     def open(self, histories: Sequence[History] | None, clock: int | None) -> None:

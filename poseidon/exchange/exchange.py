@@ -37,6 +37,7 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
+from poseidon.errors import UsageError
 from poseidon.exchange.base import Array, ExchangeSettings, History
 from poseidon.exchange.carrier import Carrier, FactoredCarrier, GradientCarrier, Step
 from poseidon.exchange.job_control import JobControl
@@ -169,6 +170,12 @@ class Exchange:
         finally:
             self._end(Call.WAIT, index, began_ns)
 
+    @property
+    def fixed_because(self) -> str:
+        """Why virtual workers stay on their processes, a clause; empty: `place` may move them."""
+        reasons = (carrier.fixed_because for carrier in self.carriers)
+        return next(filter(None, reasons), "")
+
     def place(self, placed: VirtualWorkers) -> None:
         """Let the processes compute for other virtual workers from the next iteration on.
 
@@ -177,7 +184,12 @@ class Exchange:
 
         Args:
             placed: as many virtual workers as before, on the same processes, which have several.
+
+        Raises:
+            UsageError: `fixed_because` says why not.
         """
+        if self.fixed_because:
+            raise UsageError(f"virtual workers cannot move: {self.fixed_because}")
         assert self._turns is not None, "this exchange has one virtual worker on each process"
         self.settle()
         for carrier in self.carriers:

@@ -21,7 +21,7 @@ class Balance:
 
     Attributes:
         speeds: of each client that works, above 0; empty: all are equally fast.
-        measured: whether each worker measures its own speed at the start.
+        measured: whether virtual workers move between workers by their measured speeds.
     """
 
     speeds: tuple[float, ...] = ()

@@ -332,22 +332,21 @@ def placement_notes(virtual: VirtualWorkers, *, measured: bool) -> list[str]:
 
     Args:
         virtual: the virtual workers.
-        measured: whether the workers will divide them by their speeds.
+        measured: whether they will move by the measured speeds of the workers.
     """
     if virtual.is_one_each:
         return []
     workers = range(virtual.processes)
     numbers = [len(virtual.of(worker)) for worker in workers]
     turns = "a worker computes for one after another, with one copy of the net"
-    if measured:
-        return [f"the workers divide the virtual workers by speeds that they measure; {turns}"]
     if len(set(numbers)) == 1:
         where = f"{counted(numbers[0], 'virtual worker')} on each worker"
     else:
         where = f"the workers compute for {', '.join(map(str, numbers))} virtual workers"
     sums = max(len(virtual.nodes(worker)) for worker in workers)
     sent = f"; it sends at most {counted(sums, 'sum')} of a tensor's gradients"
-    return [f"{where}; {turns}{sent if virtual.processes > 1 else ''}"]
+    moves = "; they move by the measured speed of the workers" if measured else ""
+    return [f"{where}; {turns}{(sent + moves) if virtual.processes > 1 else ''}"]
 
 
 def check_folder(flag: str, folder: Path) -> None:

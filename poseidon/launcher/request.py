@@ -436,8 +436,8 @@ class ScriptRequest(JobRequest):
         JobRequest.__post_init__(self)
         if self.balance.measured:
             raise UsageError(
-                "--balance=auto measures the net of poseidon train, and a script's module is not "
-                "known before it runs; expected the speed of each client, as --balance=1,0.5"
+                "--balance=auto moves the virtual workers of poseidon train; those of a script "
+                "stay; expected the speed of each client, as --balance=1,0.5"
             )
 
 

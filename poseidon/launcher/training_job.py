@@ -264,7 +264,7 @@ class TrainingJob(Job):
             imports=request.imports,
             goes_on=start.attempt > 0,
             stop_at_nan=request.on_nan is OnNan.STOP,
-            measures_speed=request.balance.measured and not self.virtual_workers.is_one_each,
+            balances=request.balance.measured,
         )
 
 

@@ -2,8 +2,8 @@
 
 Law: `setup` checks the whole definition, before any data moves, and raises `LayerError` with a
 clause that the net completes with file, line and layer name. `forward` trusts `setup`, reads no
-definition, and keeps no state between calls except the blobs and the random generator (recurrent
-layers document their state). The first extent of a bottom may change between calls (the last batch
+definition, and keeps no state between calls except the blobs and the random generator, unless its
+class says so (`KEEPS_STATE`). The first extent of a bottom may change between calls (the last batch
 of a file is smaller); all other extents are those of the last `setup`. `setup` may be called again
 with other shapes: it recomputes everything that depends on them, and opens files only once.
 """
@@ -120,6 +120,8 @@ class Layer(nn.Module):
     # `forward` may return tops of other shapes than `setup`; the layers above are then set up
     # again.
     TOPS_MAY_CHANGE_SHAPE: ClassVar[bool] = False
+    # `forward` may keep more between calls than blobs and the random generator.
+    KEEPS_STATE: ClassVar[bool] = False
 
     def __init__(self, param: LayerParameter, context: LayerContext) -> None:
         super().__init__()

@@ -94,6 +94,7 @@ class Python(Layer):
     MIN_TOPS: ClassVar[int] = 0
     MAX_TOPS: ClassVar[int | None] = None
     TOPS_MAY_CHANGE_SHAPE: ClassVar[bool] = True
+    KEEPS_STATE: ClassVar[bool] = True
 
     def __init__(self, param: LayerParameter, context: LayerContext) -> None:
         super().__init__(param, context)

@@ -76,6 +76,7 @@ CASES = [
     (ExchangeKind.ALLREDUCE, NO_CHECK),
     (ExchangeKind.SERVER, replace(NO_CHECK, compress="ip*=topk:0.1/int8")),
 ]
+MOVING = [case for case in CASES if case[0] is not ExchangeKind.ALLREDUCE]
 
 
 @pytest.mark.parametrize(
@@ -106,6 +107,31 @@ def test_a_job_is_resumed_on_another_number_of_processes(
         model, state, records = trained(solver, resumed)
         assert (model, state) == whole[:2], bounds
         assert set(map(repr, records)) <= set(map(repr, whole[2]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), MOVING, ids=[f"{kind.value} {o.compress[4:8]}" for kind, o in MOVING]
+)
+def test_virtual_workers_move_while_a_job_trains(
+    solver: Path, kind: ExchangeKind, options: ExchangeOptions
+) -> None:
+    """All bits and all that is shown stay, also of a job that resumes from a snapshot after the
+    moves, on another number of processes.
+    """
+    unmoved = job((0, 3, 5), kind, options)
+    expected = trained(solver, unmoved)
+    moves = {2: (0, 1, 5), 4: (0, 4, 5)}
+    assert trained(solver, replace(unmoved, moves=moves)) == expected
+    resume = solver.parent / f"snap_iter_{HALF}.solverstate"
+    resumed = replace(job((0, 1, 3, 5), kind, options), resume=resume)
+    assert trained(solver, resumed)[:2] == expected[:2]
+
+
+def test_each_virtual_worker_that_moves_arrives(solver: Path) -> None:
+    moves = {2: (0, 1, 3, 5), 4: (0, 3, 4, 5)}
+    ended = run(solver, replace(job((0, 2, 4, 5), ExchangeKind.SERVER), moves=moves))
+    assert sorted(ended.arrivals[:3]) == [(0, []), (1, [1]), (2, [3])]
+    assert sorted(ended.arrivals[3:]) == [(0, [1, 2]), (1, [3]), (2, [])]
 
 
 def test_a_job_of_auto_keeps_its_plan_on_another_number_of_processes(

@@ -56,6 +56,7 @@ class NumberedReader:
     def __init__(self, source: Path, maker: Maker, *, prefetch: int = 4) -> None:
         self.source = source
         self._maker = maker
+        self._prefetch = prefetch
         self._depth = max(1, prefetch)
         self._batches_done = 0
         self._prefetcher: Prefetcher[tuple[Tensor, ...]] | None = None
@@ -90,9 +91,12 @@ class NumberedReader:
     def divide_prefetch(self, readers: int) -> None:
         """Prepare fewer batches ahead, at least one, because as many readers take turns.
 
-        Call it before the first `next`.
+        If their number changes, those that are prepared are made again.
         """
-        self._depth = max(1, self._depth // readers)
+        depth = max(1, self._prefetch // readers)
+        if depth != self._depth:
+            self._stop()
+            self._depth = depth
 
     def next(self) -> tuple[Tensor, ...]:
         """Return the next batch: float32 tensors on the CPU.

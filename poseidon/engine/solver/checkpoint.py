@@ -25,6 +25,7 @@ from poseidon.engine.finite import REMEDY, not_finite
 from poseidon.engine.snapshot_writer import SnapshotSettings, SnapshotWriter, WrittenSnapshot
 from poseidon.engine.solver.frozen import FrozenHistories
 from poseidon.engine.solver.replica import Replica, Values
+from poseidon.engine.solver.worker_state import restore, state_of
 from poseidon.errors import JobError, SnapshotError, counted
 from poseidon.exchange.base import History
 from poseidon.exchange.exchange import Exchange
@@ -202,14 +203,8 @@ class Checkpoint:
         """
         states = []
         for nets, losses in zip(self._replica.nets, progress.losses, strict=True):
-            state = PoseidonWorkerState(
-                rank=nets.number,
-                torch_rng=nets.train.random_state(),
-                **asdict(self._computation()),
-            )
-            state.smoothed_loss.extend(losses)
-            for name, reader in nets.train.readers():
-                state.reader.add(layer=name, batches=reader.batches_done)
+            state = state_of(nets, losses)
+            state.MergeFrom(PoseidonWorkerState(**asdict(self._computation())))
             states.append(state)
         first = states[0]
         for name, array in exchange.state.held_back().items():
@@ -314,7 +309,9 @@ class Checkpoint:
         )
         own = self._own_states(path, state)
         if own:
-            self._restore_positions(own, state)
+            batches = state.iteration * self._solver.iter_size
+            for nets, saved in zip(self._replica.nets, own, strict=True):
+                restore(nets, saved, batches=batches)
             if private_histories and own[0].history:
                 histories = self._own_history(path, own[0])
         progress = Progress(
@@ -390,13 +387,6 @@ class Checkpoint:
 "correctly, but not with the "
                     "bits of an uninterrupted one", nets.name, then, path.name, now,
                 )  # fmt: skip
-
-    def _restore_positions(self, own: Sequence[PoseidonWorkerState], state: RunState) -> None:
-        for nets, saved in zip(self._replica.nets, own, strict=True):
-            batches = {reader.layer: reader.batches for reader in saved.reader}
-            for name, reader in nets.train.readers():
-                reader.skip_to(batches.get(name, state.iteration * self._solver.iter_size))
-            nets.train.set_random_state(saved.torch_rng)
 
     def _own_history(self, path: Path, own: PoseidonWorkerState) -> list[History]:
         n = self._arrays_per_blob

@@ -70,10 +70,9 @@ class Replica:
         virtual_workers: of the job, by process; None: one each.
 
     Attributes:
-        virtual_workers: as given.
+        virtual_workers: as given, or placed anew.
         nets: those of each virtual worker of this process, in order.
         tests: the test nets' definitions.
-        train: the train net of the first virtual worker, which owns the parameters.
         exchanged: the blobs that are trained, or averaged as statistics.
         trained: the same, as tensors of an exchange.
     """
@@ -96,8 +95,8 @@ class Replica:
             for definition in (solver.net_definition(), *(test.definition for test in self.tests))
         )
         try:
-            self.nets = self._compile()
-            self.train = self.nets[0].train
+            self.nets = self._nets_of(self.virtual_workers, {})
+            self._divide_prefetch()
             self.exchanged = [
                 info
                 for info in self.train.parameters_info
@@ -110,29 +109,72 @@ class Replica:
             self.close()
             raise
 
-    def _compile(self) -> tuple[WorkerNets, ...]:
-        """Compile the nets of each virtual worker, the first of which owns the parameters."""
-        virtual, own = self.virtual_workers, self.virtual_workers.of(self.context.rank)
+    @property
+    def train(self) -> Net:
+        """The train net of the first virtual worker of this process."""
+        return self.nets[0].train
+
+    @property
+    def fixed_because(self) -> str:
+        """Why virtual workers stay on their processes, a clause; empty: `place` may move them."""
+        for net in self.nets[0].all():
+            for name, layer in net.layer_modules:
+                if layer.KEEPS_STATE:
+                    return f"layer '{name}' ({layer.param.type}) keeps a state of its own"
+        return ""
+
+    def place(self, placed: VirtualWorkers) -> list[WorkerNets]:
+        """Compute for other virtual workers, with the same parameters.
+
+        The nets of those that leave are closed. Return the new nets of those that arrive, which
+        begin at the first record: their state is to be restored.
+
+        Args:
+            placed: as many virtual workers, on the same processes.
+        """
+        before = {nets.number: nets for nets in self.nets}
+        self.nets = self._nets_of(placed, before)
+        self.virtual_workers = placed
+        after = {nets.number for nets in self.nets}
+        for nets in before.values():
+            for net in nets.all() if nets.number not in after else ():
+                net.close()
+                self._open.remove(net)
+        self._divide_prefetch()
+        return [nets for nets in self.nets if nets.number not in before]
+
+    def _nets_of(
+        self, placed: VirtualWorkers, present: Mapping[int, WorkerNets]
+    ) -> tuple[WorkerNets, ...]:
+        """Return the nets of each virtual worker that a placement gives to this process.
+
+        Args:
+            placed: the placement.
+            present: the nets that this process has, by virtual worker. The first ones to be
+                compiled own the parameters.
+        """
+        owner = next((nets.train for nets in present.values()), None)
+        found = []
+        for number in placed.of(self.context.rank):
+            nets = present.get(number) or self._compile(number, placed, owner)
+            owner = owner or nets.train
+            found.append(nets)
+        return tuple(found)
+
+    def _compile(self, number: int, placed: VirtualWorkers, owner: Net | None) -> WorkerNets:
+        """Compile the nets of a virtual worker, whose parameters are the owner's."""
         definition = self.solver.net_definition()
         state = self.solver.train_state(definition)
-        kind = "worker" if virtual.is_one_each else "virtual worker"
-        owner: Net | None = None
-        found = []
-        for number in own:
-            context = replace(self.context, rank=number, workers=virtual.count)
-            self.seed_process("setup", number)
-            train = self._kept(compile_net(definition, context, state=state, share_with=owner))
-            owner = owner or train
-            tests = tuple(
-                self._kept(
-                    compile_net(test.definition, context, state=test.state, share_with=owner)
-                )
-                for test in self.tests
-            )
-            found.append(
-                WorkerNets(number=number, name=f"{kind} {number}", train=train, tests=tests)
-            )
-        return tuple(found)
+        context = replace(self.context, rank=number, workers=placed.count)
+        self.seed_process("setup", number)
+        train = self._kept(compile_net(definition, context, state=state, share_with=owner))
+        donor = owner or train
+        tests = tuple(
+            self._kept(compile_net(test.definition, context, state=test.state, share_with=donor))
+            for test in self.tests
+        )
+        kind = "worker" if placed.is_one_each else "virtual worker"
+        return WorkerNets(number=number, name=f"{kind} {number}", train=train, tests=tests)
 
     def seed_process(self, *path: int | str) -> None:
         """Seed the generators of the process, if layers of the nets may draw from them.
@@ -144,13 +186,17 @@ class Replica:
             seed_generators(derive_seed(self.context.seed, *path), self.context.device)
 
     def _kept(self, net: Net) -> Net:
-        """Return a net, which `close` closes; its readers divide the batches that they prepare
-        ahead among the virtual workers of this process.
-        """
+        """Return a net, which `close` closes."""
         self._open.append(net)
-        for _, reader in net.readers():
-            reader.divide_prefetch(len(self.virtual_workers.of(self.context.rank)))
         return net
+
+    def _divide_prefetch(self) -> None:
+        """Divide the batches that readers prepare ahead among the virtual workers of this
+        process.
+        """
+        for net in self._open:
+            for _, reader in net.readers():
+                reader.divide_prefetch(len(self.nets))
 
     def load(self, models: Sequence[Path]) -> list[str]:
         """Copy the weights of models by layer name, later ones over earlier ones.

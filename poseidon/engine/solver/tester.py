@@ -27,7 +27,7 @@ from poseidon.engine.averages import (
     total,
 )
 from poseidon.engine.detection import DetectionTally, check_outputs, discard_results, save_results
-from poseidon.engine.solver.replica import Replica
+from poseidon.engine.solver.replica import Replica, WorkerNets
 from poseidon.exchange.exchange import Exchange
 from poseidon.metrics.record import Output, TestRecord
 from poseidon.net.net import Net
@@ -142,9 +142,7 @@ class Tester:
         stop_wanted: Callable[[], bool] = lambda: False,
         on_batch: Callable[[int, int], None] = lambda done, count: None,
     ) -> None:
-        self._nets = {nets.number: nets.tests[index] for nets in replica.nets}
         self._replica = replica
-        self._net = next(iter(self._nets.values()))
         self._index = index
         self._iterations = replica.tests[index].iterations
         self._exchange = exchange
@@ -158,11 +156,25 @@ class Tester:
         self._stop_wanted = stop_wanted
         self._on_batch = on_batch
 
-    def skip_to(self, passes: int) -> None:
-        """Continue as if `passes` test passes had been made."""
-        for number, net in self._nets.items():
-            done = own_batches(number, self._workers, 0, passes * self._iterations)
-            for _, reader in net.readers():
+    @property
+    def _nets(self) -> dict[int, Net]:
+        """The test net of each virtual worker of this process."""
+        return {nets.number: nets.tests[self._index] for nets in self._replica.nets}
+
+    @property
+    def _net(self) -> Net:
+        return self._replica.nets[0].tests[self._index]
+
+    def skip_to(self, passes: int, of: Sequence[WorkerNets]) -> None:
+        """Continue as if `passes` test passes had been made.
+
+        Args:
+            passes: their number.
+            of: the nets whose readers do.
+        """
+        for nets in of:
+            done = own_batches(nets.number, self._workers, 0, passes * self._iterations)
+            for _, reader in nets.tests[self._index].readers():
                 reader.skip_to(done)
 
     def run(self, passes: int, iteration: int, elapsed_s: float) -> TestRecord | None:
@@ -178,10 +190,11 @@ class Tester:
         """
         begin = passes * self._iterations
         numbers = range(begin, begin + self._iterations)
-        mine = [number for number in numbers if number % self._workers in self._nets]
-        scores = {number: _Scores() for number in self._nets}
+        nets = self._nets
+        mine = [number for number in numbers if number % self._workers in nets]
+        scores = {number: _Scores() for number in nets}
         tally = DetectionTally()
-        for net in self._nets.values():
+        for net in nets.values():
             discard_results(net)
         interruption = _Interruption(self._exchange, self._rank, self._stop_wanted)
         with torch.no_grad():
@@ -191,11 +204,11 @@ class Tester:
                     return None
                 owner = number % self._workers
                 self._replica.seed_process("test", self._index, number)
-                self._score(self._nets[owner], scores[owner], tally, number - begin)
+                self._score(nets[owner], scores[owner], tally, number - begin)
         if interruption.over():
             return None
         save_results(
-            list(self._nets.values()),
+            list(nets.values()),
             self._exchange.control.all_gather,
             begin=begin,
             count=self._iterations,

@@ -11,6 +11,7 @@ Laws:
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -33,9 +35,12 @@ from poseidon.engine.averages import (
     total,
 )
 from poseidon.engine.finite import LossWatch
+from poseidon.engine.solver.balancer import Move
+from poseidon.engine.solver.balancing import Balancing
 from poseidon.engine.solver.checkpoint import Checkpoint, Progress
-from poseidon.engine.solver.replica import Replica, Values
+from poseidon.engine.solver.replica import Replica, Values, WorkerNets
 from poseidon.engine.solver.tester import Tester
+from poseidon.engine.solver.worker_state import Leaving
 from poseidon.errors import JobError, SnapshotError
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.hooks import Hooks
@@ -44,6 +49,10 @@ from poseidon.exchange.replicas import NO_CHECK, ReplicaCheck
 from poseidon.metrics.glog_lines import GlogLine, GlogSink, done, last, solving, test_interrupted
 from poseidon.metrics.record import Sink, TrainRecord
 from ps_server import Collection, SignalKind
+from ps_server.protocol.virtual_workers import VirtualWorkers
+
+LOGGER = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +101,7 @@ class Trainer:
             their own, without tests.
         sinks: receive records too, on rank 0.
         start: the position to begin at.
+        balancing: moves virtual workers between processes; None: they stay.
     """
 
     def __init__(
@@ -105,10 +115,11 @@ class Trainer:
         log: GlogSink,
         sinks: list[Sink],
         start: Progress,
+        balancing: Balancing | None = None,
     ) -> None:
         self._replica = replica
         self._exchange = exchange
-        solver = self._solver = replica.settings
+        self._solver = replica.settings
         self._rank = replica.context.rank
         self._workers = replica.virtual_workers.count
         self._settings = settings
@@ -123,29 +134,41 @@ class Trainer:
             rank=self._rank,
             start=start.iteration,
         )
+        self._balancing = balancing
         self._iteration = start.iteration
         self._tests_done = start.tests_done
-        self._smoothed = [
-            SmoothedLoss(solver.average_loss, losses)
-            for losses in start.losses or [()] * len(replica.nets)
-        ]
-        on_gpu = replica.context.device.type != "cpu"
-        self._losses = [
-            LossWatch(nets.train, name=nets.name, stop=settings.stop_at_nan, deferred=on_gpu)
-            for nets in replica.nets
-        ]
+        self._smoothed: dict[int, SmoothedLoss] = {}
+        """By virtual worker, in order, as `_losses`."""
+        self._losses: dict[int, LossWatch] = {}
+        for nets, losses in zip(
+            replica.nets, start.losses or [()] * len(replica.nets), strict=True
+        ):
+            self._add(nets, losses)
         self._before: Values = {}
         self._displayed: deque[Displayed] = deque()
         self._began_s = time.monotonic()
-        self._hooks = Hooks(
-            [nets.train for nets in replica.nets],
-            replica.trained,
-            exchange,
-            passes=solver.iter_size,
-            wait_free=settings.exchange.wait_free,
-        )
+        self._hooks = self._new_hooks()
         for tester in testers:
-            tester.skip_to(start.tests_done)
+            tester.skip_to(start.tests_done, replica.nets)
+
+    def _add(self, nets: WorkerNets, losses: Sequence[float]) -> None:
+        """Watch the losses of one more virtual worker, and add those in its average."""
+        self._smoothed[nets.number] = SmoothedLoss(self._solver.average_loss, losses)
+        self._losses[nets.number] = LossWatch(
+            nets.train,
+            name=nets.name,
+            stop=self._settings.stop_at_nan,
+            deferred=self._replica.context.device.type != "cpu",
+        )
+
+    def _new_hooks(self) -> Hooks:
+        return Hooks(
+            [nets.train for nets in self._replica.nets],
+            self._replica.trained,
+            self._exchange,
+            passes=self._solver.iter_size,
+            wait_free=self._settings.exchange.wait_free,
+        )
 
     @property
     def iteration(self) -> int:
@@ -173,6 +196,7 @@ class Trainer:
             if self._test_is_due(first=solver.test_initialization) and not self._test():
                 return True
             self._step()
+            move = self._decided_move()
             requests = self._requests_now()
             if SignalKind.SNAPSHOT in requests or (
                 solver.snapshot and self._iteration % solver.snapshot == 0
@@ -183,7 +207,46 @@ class Trainer:
                 self._compare_replicas()
             if SignalKind.STOP in requests:
                 return True
+            if move is not None:
+                self._move(move)
         return False
+
+    def _decided_move(self) -> Move | None:
+        if self._balancing is None:
+            return None
+        last = self._iteration >= self._solver.max_iter
+        return self._balancing.decide(self._iteration, last=last)
+
+    def _move(self, move: Move) -> None:
+        """Compute for the virtual workers that a move gives to this process.
+
+        All processes call it after the same iteration.
+        """
+        replica, own = self._replica, move.placed.of(self._replica.context.rank)
+        if self._rank == 0:
+            LOGGER.info("%s", _sentence(self._iteration, replica.virtual_workers, move))
+        self._show_displayed(wait=True)
+        for losses in self._losses.values():
+            losses.check()
+        leaving = [nets for nets in replica.nets if nets.number not in own]
+        states = self._exchange.control.gather(
+            join(Leaving.of(nets, self._smoothed[nets.number].losses).pack() for nets in leaving)
+        )
+        self._hooks.close()
+        arrived = replica.place(move.placed)  # while the states come
+        self._exchange.place(move.placed)
+        carried = {c.state.rank: c for c in map(Leaving.unpack, parts(states.result()))}
+        for nets in leaving:
+            del self._smoothed[nets.number], self._losses[nets.number]
+        for nets in arrived:
+            carried[nets.number].arrive(nets)
+            self._add(nets, carried[nets.number].state.smoothed_loss)
+        self._smoothed, self._losses = _in_order(self._smoothed), _in_order(self._losses)
+        for tester in self._testers:
+            tester.skip_to(self._tests_done, arrived)
+        self._hooks = self._new_hooks()
+        assert self._balancing is not None
+        self._balancing.on_arrival(arrived)
 
     def _step(self) -> None:
         solver, exchange = self._solver, self._exchange
@@ -191,6 +254,8 @@ class Trainer:
         if solver.snapshot_diff:
             exchange.settle()
             self._before = self._replica.values()
+        if self._balancing is not None:
+            self._balancing.begin()
         exchange.start(self._iteration, rate)
         self._hooks.start()
         if solver.debug_info:
@@ -200,11 +265,13 @@ class Trainer:
         outputs = [self._compute(position) for position in range(len(self._replica.nets))]
         self._hooks.finish()
         exchange.finish()
+        if self._balancing is not None:
+            self._balancing.end(self._iteration)
         if solver.display and self._iteration % solver.display == 0:
             self._display(rate, outputs)
         self._show_displayed(wait=False)
         self._iteration += 1
-        self._settings.on_progress(self._iteration, self._smoothed[0])
+        self._settings.on_progress(self._iteration, next(iter(self._smoothed.values())))
 
     def _compute(self, position: int) -> dict[str, Tensor]:
         """Compute an iteration for one virtual worker; return the outputs of its last pass.
@@ -219,11 +286,11 @@ class Trainer:
             nets,
             self._iteration,
             self._hooks.next_pass,
-            partial(self._losses[position].add, self._iteration),
+            partial(self._losses[nets.number].add, self._iteration),
         )
         if nets.number == 0:  # the values of statistics are virtual worker 0's until the next one
             self._checkpoint.frozen.advance(self._iteration)
-        self._smoothed[position].add(loss)
+        self._smoothed[nets.number].add(loss)
         return outputs
 
     def _requests_now(self) -> set[SignalKind]:
@@ -246,7 +313,7 @@ class Trainer:
             rate: the learning rate.
             outputs: of the last pass of each virtual worker of this process.
         """
-        own = zip(self._smoothed, outputs, strict=True)
+        own = zip(self._smoothed.values(), outputs, strict=True)
         numbers = self._exchange.control.gather(
             join(pack(smoothed.value, found) for smoothed, found in own)
         )
@@ -315,14 +382,14 @@ class Trainer:
         return {**values, **self._exchange.state.replicated()}
 
     def _snapshot(self, *, last: bool) -> None:
-        for losses in self._losses:
+        for losses in self._losses.values():
             losses.check()
         self._compare_replicas()
         self._show_displayed(wait=True)
         progress = Progress(
             iteration=self._iteration,
             tests_done=self._tests_done,
-            losses=tuple(tuple(smoothed.losses) for smoothed in self._smoothed),
+            losses=tuple(tuple(smoothed.losses) for smoothed in self._smoothed.values()),
         )
         before = self._before if self._solver.snapshot_diff else None
         self._checkpoint.save(
@@ -340,6 +407,8 @@ class Trainer:
 
     def _end(self, *, stopped: bool) -> None:
         solver = self._solver
+        if self._balancing is not None:
+            self._balancing.finish()
         self._show_displayed(wait=True)
         self._exchange.settle()
         if self._one_more_at_the_end():
@@ -366,7 +435,8 @@ class Trainer:
         statistics = [t.tensor.detach().view(-1) for t in self._replica.trained if t.statistics]
         before = [tensor.clone() for tensor in statistics]
         found = []
-        for nets, losses in zip(self._replica.nets, self._losses, strict=True):
+        for nets in self._replica.nets:
+            losses = self._losses[nets.number]
             for tensor, value in zip(statistics, before, strict=True):
                 tensor.copy_(value)
             self._replica.seed_process("last", nets.number)
@@ -383,3 +453,19 @@ class Trainer:
         for tensor, mean in zip(statistics, torch.from_numpy(means[1:]).split(sizes), strict=True):
             tensor.copy_(mean)
         self._log_line(last(self._iteration, float(means[0]), self._elapsed_s()))
+
+
+def _in_order(by_virtual_worker: Mapping[int, T]) -> dict[int, T]:
+    return {number: by_virtual_worker[number] for number in sorted(by_virtual_worker)}
+
+
+def _sentence(iteration: int, before: VirtualWorkers, move: Move) -> str:
+    """Return who computes for how many virtual workers now, and why."""
+    now, then = (
+        ", ".join(str(len(placed.of(rank))) for rank in range(placed.processes))
+        for placed in (move.placed, before)
+    )
+    return (
+        f"after iteration {iteration} the workers compute for {now} virtual workers, "
+        f"no longer for {then}: {move.reason}"
+    )

@@ -6,10 +6,11 @@ import contextlib
 import gc
 import logging
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+
+from torch import nn
 
 from poseidon.engine.averages import SmoothedLoss
 from poseidon.engine.document import JobDocument
@@ -17,9 +18,10 @@ from poseidon.engine.launcher_connection import LauncherConnection
 from poseidon.engine.layer_context import layer_context
 from poseidon.engine.observation import Observation
 from poseidon.engine.snapshot_writer import SnapshotSettings
+from poseidon.engine.solver.balancer import Balancer
+from poseidon.engine.solver.balancing import Balancing
 from poseidon.engine.solver.checkpoint import Checkpoint, Progress, Resumed
-from poseidon.engine.solver.replica import Replica
-from poseidon.engine.solver.speed import passes_per_second
+from poseidon.engine.solver.replica import Replica, WorkerNets
 from poseidon.engine.solver.summary import net_table
 from poseidon.engine.solver.tester import Tester
 from poseidon.engine.solver.trainer import LoopSettings, Trainer
@@ -32,16 +34,14 @@ from poseidon.exchange.building.built import Built
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.observe.watchdog import WatchdogObserver
-from poseidon.layers.base import LayerContext
 from poseidon.layers.user_modules import import_modules, location_in
 from poseidon.metrics.glog_lines import GlogSink, number
 from poseidon.metrics.netoutputs import NetOutputs
 from poseidon.metrics.record import Sink, TestRecord, TrainRecord
 from poseidon.proto.caffe_pb2 import TRAIN
-from poseidon.proto.definition import SolverDefinition, read_solver
+from poseidon.proto.definition import read_solver
 from poseidon.proto.shipped import unpack_solver
 from poseidon.solvers.settings import solver_settings
-from ps_server.protocol.virtual_workers import VirtualWorkers
 
 LOGGER = logging.getLogger("poseidon.engine.solver.worker")
 PROGRESS_S = 0.25
@@ -62,7 +62,7 @@ class ProgressReporter:
         images_per_iteration: int,
         start: Progress,
         *,
-        virtual_workers: int = 1,
+        virtual_workers: Callable[[], int] = lambda: 1,
     ) -> None:
         self._launcher = launcher
         self._virtual_workers = virtual_workers
@@ -111,7 +111,7 @@ class ProgressReporter:
             iteration=self._iteration,
             max_iter=self._max_iter,
             images=self._iteration * self._images,
-            virtual_workers=self._virtual_workers,
+            virtual_workers=self._virtual_workers(),
             loss=self._loss,
             **test,
         )
@@ -175,31 +175,12 @@ class SolverWork(TrainingWork[JobDocument]):
         )
         settings = solver_settings(solver)
         context = layer_context(document, phase=TRAIN, seed=document.seed)
-        if document.measures_speed:
-            self._divide_by_speed(solver, context)
-        replica = Replica(solver, settings, context, self.document.placement)
+        replica = Replica(solver, settings, context, document.placement)
         try:
             self._train(replica)
         finally:
             replica.close()
         return NOTHING
-
-    def _divide_by_speed(self, solver: SolverDefinition, context: LayerContext) -> None:
-        """Divide the virtual workers by the workers' speeds, which all workers measure at once.
-
-        Every worker gets the same speeds, so all make the same division.
-        """
-        exchange = self.launcher.exchange_worker_addresses
-        own = passes_per_second(solver, context, lambda: exchange("measuring"))
-        speeds = [float(speed) for speed in exchange(f"{own:.6g}")]
-        placed = VirtualWorkers.spread(self.document.placement.count, speeds)
-        self.document = replace(self.document, virtual_workers=placed.bounds)
-        if self.document.rank == 0:
-            LOGGER.info(
-                "passes a second of each worker: %s; virtual workers: %s",
-                ", ".join(f"{speed:.4g}" for speed in speeds),
-                ", ".join(str(len(placed.of(rank))) for rank in range(placed.processes)),
-            )
 
     def _train(self, replica: Replica) -> None:
         document, rank = self.document, self.document.rank
@@ -236,27 +217,27 @@ class SolverWork(TrainingWork[JobDocument]):
             document.exchange.kind is ExchangeKind.HYBRID and built.store is not None
         ):
             checkpoint.schemes = tuple(choice.scheme for choice in built.plan.choices)
-        layers = [layer for nets in replica.nets for layer in nets.train.layer_modules]
         seen = Observation(
-            built, layers, trace, self.launcher.send, observers=[WatchdogObserver(watchdog)]
+            built,
+            _layers_of(replica),
+            trace,
+            self.launcher.send,
+            observers=[WatchdogObserver(watchdog)],
         )
         exchange = seen.exchange
-        for nets in replica.nets:
-            for net in nets.all():
-                net.register_forward_pre_hook(lambda *_: watchdog.progress())
+        self._watch(replica.nets)
         try:
             if resumed is not None:
                 exchange.state.hold_back(resumed.held_back)
             exchange.open(
                 None if resumed is None else resumed.histories(local_steps=built.local_steps)
             )
-            gc.collect()
-            # present objects stay to the end: the collector need not scan them in every pass
-            gc.freeze()
+            _freeze_objects()
             self.launcher.forward_requests(exchange, rank)
             if rank == 0:
                 self._log_start(replica, built)
-            with self._trainer(replica, exchange, checkpoint, start) as trainer:
+            balancing = self._balancing(replica, seen, start)
+            with self._trainer(replica, exchange, checkpoint, start, balancing) as trainer:
                 seen.watch()
                 trainer.run()
         finally:
@@ -265,6 +246,37 @@ class SolverWork(TrainingWork[JobDocument]):
                 seen.close()
             finally:
                 trace.close()
+
+    def _watch(self, arrived: Sequence[WorkerNets]) -> None:
+        """Let the watchdog see the progress of nets."""
+        watchdog = self.launcher.watchdog
+        for nets in arrived:
+            for net in nets.all():
+                net.register_forward_pre_hook(lambda *_: watchdog.progress())
+
+    def _balancing(self, replica: Replica, seen: Observation, start: Progress) -> Balancing | None:
+        """Return what moves virtual workers; None if they stay where they are."""
+        document, watchdog = self.document, self.launcher.watchdog
+        if not document.balances or document.workers == 1 or document.placement.is_one_each:
+            return None
+        if reason := seen.exchange.fixed_because or replica.fixed_because:
+            self._log_notes([f"--balance=auto: virtual workers stay on their workers: {reason}"])
+            return None
+
+        def arrive(nets: Sequence[WorkerNets]) -> None:
+            self._watch(nets)
+            seen.layers = _layers_of(replica)
+            seen.watch()
+            gc.unfreeze()
+            _freeze_objects()
+
+        return Balancing(
+            Balancer(document.placement, start.iteration),
+            seen.exchange.control,
+            device=replica.context.device,
+            waited_s=lambda: watchdog.read().waited_s,
+            on_arrival=arrive,
+        )
 
     def _schemes(self, replica: Replica, resumed: Resumed | None) -> tuple[Scheme, ...]:
         """Return the schemes that an earlier start or run has chosen; empty: none."""
@@ -315,7 +327,12 @@ class SolverWork(TrainingWork[JobDocument]):
 
     @contextlib.contextmanager
     def _trainer(
-        self, replica: Replica, exchange: Exchange, checkpoint: Checkpoint, start: Progress
+        self,
+        replica: Replica,
+        exchange: Exchange,
+        checkpoint: Checkpoint,
+        start: Progress,
+        balancing: Balancing | None,
     ) -> Iterator[Trainer]:
         document, settings = self.document, replica.settings
         images = replica.batch_records * document.placement.count * settings.iter_size
@@ -324,7 +341,7 @@ class SolverWork(TrainingWork[JobDocument]):
             settings.max_iter,
             images,
             start,
-            virtual_workers=len(replica.nets),
+            virtual_workers=lambda: len(replica.nets),
         )
         testers = [
             Tester(
@@ -359,9 +376,20 @@ class SolverWork(TrainingWork[JobDocument]):
             log=GlogSink(logging.getLogger("poseidon.solver")),
             sinks=sinks,
             start=start,
+            balancing=balancing,
         )
         try:
             yield trainer
         finally:
             # also after a failure: the launcher reports the iterations that will be repeated
             progress.report()
+
+
+def _layers_of(replica: Replica) -> list[tuple[str, nn.Module]]:
+    return [layer for nets in replica.nets for layer in nets.train.layer_modules]
+
+
+def _freeze_objects() -> None:
+    """Let the collector skip all present objects in its passes: they stay for long."""
+    gc.collect()
+    gc.freeze()

@@ -33,7 +33,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from poseidon.errors import SnapshotError, UsageError
+from poseidon.errors import SnapshotError
 from poseidon.exchange.base import Array, ExchangeSettings, History, Trained
 from poseidon.exchange.carrier import Step
 from poseidon.exchange.job_control import JobControl
@@ -203,11 +203,6 @@ class LowRankTensors(Placed):
         self._skipped = (self._p, self._q) if exact else tuple(self._exact.values())
         for table in self._skipped:
             self._tables.skip(table)
-
-    def place(self) -> None:
-        raise UsageError(
-            "what PowerSGD holds back stays with the worker, so its virtual workers do"
-        )
 
     def take_values(self) -> None:
         for matrix in self.matrices:

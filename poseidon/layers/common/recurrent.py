@@ -99,6 +99,7 @@ class Recurrent(Layer):
     MIN_BOTTOMS: ClassVar[int] = 2
     MAX_BOTTOMS: ClassVar[int | None] = None
     MAX_TOPS: ClassVar[int | None] = None
+    KEEPS_STATE: ClassVar[bool] = True
     _state: tuple[Tensor, ...] = ()
 
     def check_counts(self) -> None:

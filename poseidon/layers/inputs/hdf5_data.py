@@ -79,6 +79,7 @@ class HDF5Output(Layer):
     MIN_TOPS: ClassVar[int] = 0
     MAX_TOPS: ClassVar[int | None] = 0
     OPENS_FILES: ClassVar[bool] = True
+    KEEPS_STATE: ClassVar[bool] = True
     NAMES: ClassVar[tuple[str, str]] = ("data", "label")
     _file: h5py.File | None = None
 

@@ -30,6 +30,7 @@ class MemoryData(Source):
 
     MIN_TOPS: ClassVar[int] = 2
     MAX_TOPS: ClassVar[int | None] = 2
+    KEEPS_STATE: ClassVar[bool] = True
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param = self.param.memory_data_param

@@ -219,6 +219,23 @@ def test_virtual_workers_may_move_between_two_iterations(case: Case) -> None:
     assert trained(case, VirtualWorkers((0, 3, V)), shards=2, moves=moves)[0] == expected
 
 
+@pytest.mark.parametrize(
+    ("case", "local_workers", "reason"),
+    [
+        (Case(ExchangeKind.SERVER, compress="powersgd:2"), 1, "what PowerSGD holds back"),
+        (CASES["ps"], 2, "the workers of a client add their gradients"),
+        (Case(ExchangeKind.ALLREDUCE), 1, "the sums of all-reduce"),
+    ],
+)
+def test_what_keeps_virtual_workers_where_they_are_is_one_sentence(
+    case: Case, local_workers: int, reason: str
+) -> None:
+    placed, moves = VirtualWorkers((0, 3, V)), {1: (0, 2, V)}
+    shards = 0 if case.kind is ExchangeKind.ALLREDUCE else 1
+    with pytest.raises(UsageError, match=f"virtual workers cannot move: {reason}"):
+        trained(case, placed, shards=shards, local_workers=local_workers, moves=moves)
+
+
 def test_one_process_without_shards_encodes_nothing() -> None:
     case = Case(ExchangeKind.SERVER, compress="int8")
     with pytest.raises(UsageError, match="without shards send nothing, so nothing is rounded"):

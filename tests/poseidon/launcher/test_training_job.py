@@ -266,6 +266,14 @@ def test_virtual_workers_are_divided_by_speed(
     assert ("virtual worker" in job.description()) == (not job.virtual_workers.is_one_each)
 
 
+def test_the_workers_of_a_balanced_job_are_told(tmp_path: Path) -> None:
+    start = Start(attempt=0, point=StartingPoint(), exchange_plan="", token="ab", keys=None)
+    balance = Balance(measured=True)
+    job = job_of(tmp_path, 2, virtual_workers=4, balance=balance)
+    assert "they move by the measured speed of the workers" in " ".join(job.notes())
+    assert all(job.document(role, start).balances for role in job.plan.workers)
+
+
 def test_a_job_that_goes_on_with_fewer_hosts_keeps_its_virtual_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

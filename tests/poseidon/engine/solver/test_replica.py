@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from poseidon.engine.solver.replica import Replica
+from poseidon.errors import DataError
 from poseidon.layers.base import LayerContext
+from poseidon.layers.vision.pooling import Pooling
 from poseidon.proto.caffe_pb2 import TRAIN
 from poseidon.proto.definition import read_solver
 from poseidon.pycaffe import mode
@@ -136,6 +138,41 @@ def test_users_layers_draw_the_same_numbers_on_any_process(
     for number in (0, 1):
         assert all(map(torch.equal, together[number], apart[number])), number
     assert not torch.equal(together[0][0], together[1][0])
+
+
+def test_virtual_workers_that_leave_are_closed_and_those_that_arrive_share_the_parameters(
+    solver: Path,
+) -> None:
+    replica = replica_of(solver, (0, 2, 5), 1)
+    try:
+        parameters = [info.parameter for info in replica.train.parameters_info]
+        first, second, third = replica.nets
+        assert replica.place(VirtualWorkers((0, 3, 5))) == []
+        assert replica.nets == (second, third)
+        arrived = replica.place(VirtualWorkers((0, 1, 5)))
+        assert [nets.number for nets in arrived] == [1, 2]
+        assert replica.nets == (*arrived, second, third)
+        assert arrived[1] is not first
+        for nets in replica.nets:
+            own = [info.parameter for info in nets.train.parameters_info]
+            assert all(one is other for one, other in zip(own, parameters, strict=True))
+        with pytest.raises(DataError, match="is closed"):
+            first.train()
+        assert {reader._depth for nets in replica.nets for _, reader in nets.train.readers()} == {1}
+        assert replica.fixed_because == ""
+    finally:
+        replica.close()
+
+
+def test_a_layer_that_keeps_a_state_keeps_virtual_workers_where_they_are(
+    solver: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Pooling, "KEEPS_STATE", True)
+    replica = replica_of(solver, (0, 2), 0)
+    try:
+        assert replica.fixed_because == "layer 'pool' (Pooling) keeps a state of its own"
+    finally:
+        replica.close()
 
 
 RANKED = """
