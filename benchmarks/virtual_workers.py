@@ -52,6 +52,7 @@ TIMEOUT_S = 600
 TWELVE = (1, 2, 3, 4, 6, 12)
 QUOTAS = Path("/sys/fs/cgroup/cpu")
 PERIOD_US = 100_000
+SHOWN = re.compile(r"Iteration (\d+), loss.* time: ([0-9.]+)")
 SOLVER = """
 net: "{net}"
 base_lr: 0.001
@@ -304,24 +305,29 @@ def _timed(batch: int, count: int) -> tuple[float, float]:
         words = ["train", "--solver=solver.prototxt", "--output=out", "--set", "display=10"]
         words += ["--threads=1", f"--virtual_workers={count}"]
         memory = 0
-        with subprocess.Popen(
-            [*POSEIDON, *words],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        ) as job:
-            watched = psutil.Process(job.pid)
-            times = []
-            assert job.stdout is not None
-            for line in job.stdout:
-                if line_time := re.search(r"Iteration (\d+), loss.* time: ([0-9.]+)", line):
-                    times.append((int(line_time[1]), float(line_time[2])))
-                    sizes = [p.memory_info().rss for p in watched.children(recursive=True)]
-                    memory = max([memory, *sizes])
+        times = []
+        for job, line in _lines(words, folder):
+            if found := SHOWN.search(line):
+                times.append((int(found[1]), float(found[2])))
+                children = psutil.Process(job).children(recursive=True)
+                memory = max([memory, *(child.memory_info().rss for child in children)])
         (first, began), (last, ended) = times[1], times[-1]
         return (ended - began) / (last - first), memory
+
+
+def _lines(words: Sequence[str], folder: Path) -> Iterator[tuple[int, str]]:
+    """Run a job in its folder. Yield its process id with each line that it prints."""
+    with subprocess.Popen(
+        [*POSEIDON, *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as job:
+        assert job.stdout is not None
+        for line in job.stdout:
+            yield job.pid, line
 
 
 @contextmanager
@@ -365,21 +371,11 @@ def _quota_seconds(
         words += [f"--virtual_workers={count}", "--exchange=ps", *flags]
         words.append(f"--hostfile={machinefile(folder, len(parts))}")
         files = [groups.enter_context(quota(part)) for part in parts]
-        with subprocess.Popen(
-            [*POSEIDON, *words],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        ) as job:
-            assert job.stdout is not None
-            times, limited = [], False
-            for line in job.stdout:
-                if not limited:
-                    limited = _limit(job.pid, files)
-                if found := re.search(r"Iteration (\d+), loss.* time: ([0-9.]+)", line):
-                    times.append((int(found[1]), float(found[2])))
+        times, limited = [], False
+        for job, line in _lines(words, folder):
+            limited = limited or _limit(job, files)
+            if found := SHOWN.search(line):
+                times.append((int(found[1]), float(found[2])))
         half = [one for one in times if one[0] >= iterations // 2]
         return (half[-1][1] - half[0][1]) / (half[-1][0] - half[0][0])
 
