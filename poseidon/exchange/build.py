@@ -42,7 +42,8 @@ from poseidon.exchange.local.follower import FollowerCarrier
 from poseidon.exchange.local.group import HostTree, LocalGroup
 from poseidon.exchange.local.leader import LeaderCarrier
 from poseidon.exchange.lossy.compression import codecs_of
-from poseidon.exchange.membership import Membership, check_virtual_workers
+from poseidon.exchange.membership import Membership
+from poseidon.exchange.options import check_virtual_workers
 from poseidon.exchange.server.pool import SMALL_TENSOR_ELEMENTS
 from poseidon.exchange.turns import Turns
 from ps_server import Precision

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from poseidon.errors import UsageError, counted
 from poseidon.exchange.cost import Topology
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions, OnDivergence
@@ -100,36 +99,3 @@ class Membership:
             return Topology.colocated(clients)
         homes = self.homes or tuple(shard * clients // self.shards for shard in range(self.shards))
         return Topology.of_shards(clients, homes, self.loads)
-
-
-def check_virtual_workers(
-    placed: VirtualWorkers | None, options: ExchangeOptions, local_workers: int
-) -> None:
-    """Refuse what several virtual workers on a worker cannot do.
-
-    Args:
-        placed: the virtual workers, and the workers that compute for them; None: one each.
-        options: of the exchange.
-        local_workers: workers on each host.
-
-    Raises:
-        UsageError: says what, and what was expected.
-    """
-    if placed is None or placed.is_one_each:
-        return
-    excluding = [
-        (options.staleness, f"--table_staleness={options.staleness}", "bits depend on arrival"),
-        (options.sync_every, f"--sync_every={options.sync_every}", "each worker trains alone"),
-        (
-            options.compress and local_workers > 1,
-            f"--compress={options.compress:.80} and {local_workers} workers on each client",
-            "they add their gradients before a codec has seen each",
-        ),
-    ]
-    for excludes, what, reason in excluding:
-        if excludes:
-            raise UsageError(
-                f"{counted(placed.count, 'virtual worker')} on "
-                f"{counted(placed.processes, 'worker')} cannot be combined with {what}: {reason}; "
-                f"expected --virtual_workers={placed.processes}, or a job without it"
-            )

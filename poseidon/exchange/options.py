@@ -13,11 +13,12 @@ from dataclasses import Field, dataclass, fields, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from poseidon.errors import UsageError
+from poseidon.errors import UsageError, counted
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.flags.flag import Section, flag_of, option
 from poseidon.flags.values import count, positive
 from ps_server import Consistency, Precision
+from ps_server.protocol.virtual_workers import VirtualWorkers
 
 if TYPE_CHECKING:
     from poseidon.exchange.lossy.automatic import Auto
@@ -374,3 +375,36 @@ def _flag(entry: Field[Any]) -> str:
     """Return the name of a field's flag."""
     flag = flag_of(entry)
     return flag.name if flag else entry.name
+
+
+def check_virtual_workers(
+    placed: VirtualWorkers | None, options: ExchangeOptions, local_workers: int
+) -> None:
+    """Refuse what several virtual workers on a worker cannot do.
+
+    Args:
+        placed: the virtual workers, and the workers that compute for them; None: one each.
+        options: of the exchange.
+        local_workers: workers on each host.
+
+    Raises:
+        UsageError: says what, and what was expected.
+    """
+    if placed is None or placed.is_one_each:
+        return
+    excluding = [
+        (options.staleness, f"--table_staleness={options.staleness}", "bits depend on arrival"),
+        (options.sync_every, f"--sync_every={options.sync_every}", "each worker trains alone"),
+        (
+            options.compress and local_workers > 1,
+            f"--compress={options.compress:.80} and {local_workers} workers on each client",
+            "they add their gradients before a codec has seen each",
+        ),
+    ]
+    for excludes, what, reason in excluding:
+        if excludes:
+            raise UsageError(
+                f"{counted(placed.count, 'virtual worker')} on "
+                f"{counted(placed.processes, 'worker')} cannot be combined with {what}: {reason}; "
+                f"expected --virtual_workers={placed.processes}, or a job without it"
+            )

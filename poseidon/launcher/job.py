@@ -26,7 +26,7 @@ from poseidon.engine.document import TrainingDocument
 from poseidon.errors import JobError, UsageError, counted
 from poseidon.exchange.auto.recorded import RecordedPlan
 from poseidon.exchange.kinds import ExchangeKind
-from poseidon.exchange.membership import check_virtual_workers
+from poseidon.exchange.options import check_virtual_workers
 from poseidon.hints import own_command, short_path
 from poseidon.launcher.closing_lines import resume_command, without_flags
 from poseidon.launcher.job_folder import OUTPUT

@@ -162,7 +162,7 @@ class JobRequest(RunRequest):
     )
     virtual_workers: int | None = option(
         None,
-        "what the bits depend on, not hosts (one a worker)",
+        "what bits depend on (one each)",
         Section.MACHINES,
         metavar="V",
         read=whole,

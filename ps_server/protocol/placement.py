@@ -148,15 +148,17 @@ def _cut(spec: TableSpec, step: int) -> list[tuple[int, int]]:
         return [(0, spec.size)]
     if spec.rows:
         step = -(-spec.size // min(spec.rows, spec.size))
-        step += -step % (1 if spec.codec is None else _grain(spec))
+        step += -step % _grain(spec)
     return [(start, min(start + step, spec.size)) for start in range(0, spec.size, step)]
 
 
 def _grain(spec: TableSpec) -> int:
     """Return the number of elements at whose multiples a table may be cut: segments of its codec,
-    or of sums of squares.
+    or of sums of squares; those of a table whose rows are given may lie anywhere.
     """
-    return NORM_SEGMENT_ELEMENTS if spec.codec is None else SEGMENT_ELEMENTS
+    if spec.codec is not None:
+        return SEGMENT_ELEMENTS
+    return 1 if spec.rows else NORM_SEGMENT_ELEMENTS
 
 
 def _can_halve(piece: Piece, spec: TableSpec, few: bool) -> bool:

@@ -287,14 +287,14 @@ def test_what_another_module_held_back_is_refused() -> None:
     kept, after = saving(5)
     together(2, build, MOMENTUM, loop(after=after), **settings)
     held_back = kept["state"]["own"][0]["held_back"]
-    assert sorted(held_back)[:2] == ["0.bias, pushes", "0.bias, values"]
+    assert sorted(held_back)[:2] == ["0.bias, pushes of 0", "0.bias, values"]
     assert sorted(kept["state"]["own"][1]["held_back"])[:2] == [
-        "0.bias, pushes",
-        "0.weight, pushes",
+        "0.bias, pushes of 1",
+        "0.weight, pushes of 1",
     ]
-    held_back["0.bias, pushes"] = held_back["0.bias, pushes"][:-1]
+    held_back["0.bias, pushes of 0"] = held_back["0.bias, pushes of 0"][:-1]
     with pytest.raises(
-        SnapshotError, match=r"holds back 29 elements of 0\.bias, pushes; expected 30"
+        SnapshotError, match=r"holds back 29 elements of 0\.bias, pushes of 0; expected 30"
     ):
         together(
             2, build, MOMENTUM, lambda _, group: group.load_state_dict(kept["state"]), **settings

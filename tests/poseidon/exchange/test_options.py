@@ -7,7 +7,7 @@ import re
 from contextlib import closing
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -28,6 +28,7 @@ from poseidon.exchange.options import (
     LOCAL_STEPS,
     ExchangeOptions,
     OnDivergence,
+    check_virtual_workers,
 )
 from poseidon.flags.flag import Section, flags_of, option
 from poseidon.launcher.processes import Start
@@ -35,6 +36,7 @@ from poseidon.launcher.request import Encrypt, ScriptRequest
 from poseidon.launcher.script_job import ScriptJob
 from poseidon.launcher.site import Site
 from ps_server import Consistency, Precision
+from ps_server.protocol.virtual_workers import VirtualWorkers
 
 ALL = ExchangeOptions(
     kind=ExchangeKind.SERVER,
@@ -229,3 +231,41 @@ def test_what_cannot_be_is_refused(values: dict[str, object], message: str) -> N
 )
 def test_replicas_are_compared_at_the_ends_of_rounds(steps: int, every: int, expected: int) -> None:
     assert ExchangeOptions(sync_every=steps, check_every=every).check_interval == expected
+
+
+def check_placed(bounds: tuple[int, ...], local_workers: int = 1, **options: Any) -> None:
+    check_virtual_workers(VirtualWorkers(bounds), ExchangeOptions(**options), local_workers)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "local_workers", "options"),
+    [
+        ((0, 1), 1, {}),
+        ((0, 3, 5, 7), 1, {}),
+        ((0, 1, 2, 3), 1, {"staleness": 2}),
+        ((0, 1, 2, 3), 1, {"sync_every": 4}),
+        ((0, 1, 2, 3, 4), 2, {"compress": "powersgd:2"}),
+        ((0, 6, 12), 1, {"compress": "int8"}),
+        ((0, 6, 12), 1, {"compress": "powersgd:2"}),
+        ((0, 6, 12), 2, {}),
+    ],
+)
+def test_what_virtual_workers_go_with(
+    bounds: tuple[int, ...], local_workers: int, options: dict[str, Any]
+) -> None:
+    check_placed(bounds, local_workers, **options)
+
+
+@pytest.mark.parametrize(
+    ("local_workers", "options", "message"),
+    [
+        (1, {"staleness": 1}, r"with --table_staleness=1: bits depend on arrival; expected --v"),
+        (1, {"sync_every": 8}, r"with --sync_every=8: each worker trains alone; "),
+        (2, {"compress": "int8"}, r"with --compress=int8 and 2 workers on each client: they add"),
+    ],
+)
+def test_what_virtual_workers_do_not_go_with(
+    local_workers: int, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=r"^4 virtual workers on 2 workers .*" + message):
+        check_placed((0, 2, 4), local_workers, **options)
