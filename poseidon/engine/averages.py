@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from poseidon.errors import DataError
+from poseidon.exchange.job_control import split
 from poseidon.layers.base import times
 from poseidon.metrics.record import Output
 from poseidon.net.net import Net
@@ -57,22 +58,6 @@ def pack(loss: float, outputs: Mapping[str, Tensor]) -> bytes:
     parts = [np.array([loss])]
     parts.extend(tensor.detach().double().reshape(-1).cpu().numpy() for tensor in outputs.values())
     return np.concatenate(parts).astype("<f8").tobytes()
-
-
-def join(parts: Iterable[bytes]) -> bytes:
-    """Return the payload of a process: the parts of its virtual workers, in order."""
-    return b"".join(len(part).to_bytes(8, "little") + part for part in parts)
-
-
-def split(payload: bytes) -> list[bytes]:
-    """Return the parts that `join` has joined."""
-    found = []
-    start = 0
-    while start < len(payload):
-        end = start + 8 + int.from_bytes(payload[start : start + 8], "little")
-        found.append(payload[start + 8 : end])
-        start = end
-    return found
 
 
 def parts(payloads: Iterable[bytes]) -> list[bytes]:

@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from poseidon.engine.averages import join, parts
+from poseidon.engine.averages import parts
 from poseidon.errors import DataError, UsageError
+from poseidon.exchange.job_control import join
 from poseidon.layers.base import times
 from poseidon.layers.ssd.detection_evaluate import NONE, ROW
 from poseidon.layers.ssd.detection_output import DetectionOutput

@@ -17,7 +17,7 @@ after the same one. Each delivery says why this holds for it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
@@ -162,3 +162,18 @@ class ShardDelivery(Delivery):
     @property
     def requests(self) -> tuple[Signal, ...]:
         return self._client.signals
+
+
+def join(payloads: Iterable[bytes]) -> bytes:
+    """Join several payloads into one, each after its length."""
+    return b"".join(len(payload).to_bytes(8, "little") + payload for payload in payloads)
+
+
+def split(joined: bytes | bytearray) -> list[bytes]:
+    """Split what `join` has joined."""
+    found, start = list[bytes](), 0
+    while start < len(joined):
+        stop = start + 8 + int.from_bytes(joined[start : start + 8], "little")
+        found.append(bytes(joined[start + 8 : stop]))
+        start = stop
+    return found

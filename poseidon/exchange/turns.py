@@ -82,9 +82,8 @@ class Turns:
         leaf = Node(self._turn, self._turn + 1)
         if index in self._leaves:
             return gradient
-        tree = self._sums.setdefault(index, TreeSum(self._count, _add))
-        node = tree.put(leaf, gradient)
-        return tree.parts.pop(node) if node in self._whole else None
+        tree = self._sums.setdefault(index, TreeSum(self._count))
+        return tree.release(leaf, gradient, self._whole)
 
     def add_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> Factors | None:
         """Stack the factors of this turn below those of the turns before. Return them in the last
@@ -120,10 +119,6 @@ class Turns:
         self._begun.clear()
         for index, value in self._first.items():
             self._tensors[index].tensor.detach().copy_(value)
-
-
-def _add(left: Tensor, right: Tensor, _: Node) -> Tensor:
-    return left.add_(right)
 
 
 def _stacked(parts: Sequence[Factors]) -> Factors:

@@ -44,7 +44,7 @@ from ps_server.protocol.placement import place
 from ps_server.protocol.precision import NUMPY_TYPES, as_array, as_tensor, of_pushes, of_values
 from ps_server.protocol.settings import Consistency, Keeping, StoreSpec
 from ps_server.protocol.shard_rows import ShardRows
-from ps_server.protocol.virtual_workers import VirtualWorkers
+from ps_server.protocol.virtual_workers import Node, VirtualWorkers
 from ps_server.rules import clip_factor, exact_sum
 
 EMPTY = np.zeros(0, np.float32)
@@ -174,11 +174,11 @@ class Shard:
         if self._store is None:
             self._store = store
             self._clock = VectorClock(self._workers, store.start_clock)
+            nodes = self._nodes_of(store)
             for chunk in place(store.tables, store.shards, store.loads).of_shard(self.index):
                 spec = store.tables[chunk.table]
                 push_type = NUMPY_TYPES[of_pushes(store, spec)]
-                nodes = [store.nodes(spec, worker) for worker in range(self._workers)]
-                cell = Cell(chunk, spec, nodes, store.start_clock, push_type)
+                cell = Cell(chunk, spec, nodes[chunk.table], store.start_clock, push_type)
                 self._cells[chunk.table, chunk.index] = cell
         elif store != self._store:
             raise RemoteProtocolError(f"worker {rank} {self._store.difference(store)}")
@@ -259,9 +259,15 @@ class Shard:
                 f"worker {rank} places virtual workers anew within an iteration"
             )
         self._store = store
+        nodes = self._nodes_of(store)
         for cell in self._cells.values():
-            cell.place([store.nodes(cell.spec, worker) for worker in range(self._workers)])
+            cell.place(nodes[cell.chunk.table])
         yield from ()
+
+    def _nodes_of(self, store: StoreSpec) -> list[list[tuple[Node, ...]]]:
+        """Return for each table the nodes whose sums each worker pushes."""
+        workers = range(self._workers)
+        return [[store.nodes(table, worker) for worker in workers] for table in store.tables]
 
     @property
     def _known_store(self) -> StoreSpec:

@@ -15,11 +15,11 @@ the tree, and the bits are the same for every number of processes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from ps_server.errors import SpecError
 
@@ -61,7 +61,7 @@ class VirtualWorkers:
     @classmethod
     def one_each(cls, processes: int) -> VirtualWorkers:
         """Return one virtual worker for each process."""
-        return cls(tuple(range(processes + 1)))
+        return _one_each(processes)
 
     @classmethod
     def spread(cls, count: int, speeds: Sequence[float]) -> VirtualWorkers:
@@ -106,10 +106,6 @@ class VirtualWorkers:
         """Return the virtual workers of a process."""
         return range(self.bounds[process], self.bounds[process + 1])
 
-    def process_of(self, virtual_worker: int) -> int:
-        """Return the process that computes for a virtual worker."""
-        return next(p for p in range(self.processes) if virtual_worker in self.of(p))
-
     def nodes(self, process: int, *, leaves: bool = False) -> tuple[Node, ...]:
         """Return the nodes whose sums a process sends, from left to right.
 
@@ -121,6 +117,11 @@ class VirtualWorkers:
         if leaves:
             return tuple(Node(v, v + 1) for v in own)
         return largest_nodes(self.count, own.start, own.stop)
+
+
+@cache
+def _one_each(processes: int) -> VirtualWorkers:
+    return VirtualWorkers(tuple(range(processes + 1)))
 
 
 @cache
@@ -153,12 +154,17 @@ def _halves(count: int) -> dict[Node, tuple[Node, Node]]:
     return found
 
 
+def _add_in_place(left: Any, right: Any, _: Node) -> Any:
+    return left.add_(right)
+
+
 class TreeSum(Generic[T]):
     """Adds what belongs to the nodes of a tree, as far as they have come.
 
     Args:
         count: the leaves of the tree.
         add: returns the sum of the left half and the right half of a node; it may write to either.
+            By default tensors are added in the memory of the left half.
 
     Attributes:
         parts: the sums that wait for their sibling, by node; the whole sum once it is there.
@@ -166,7 +172,7 @@ class TreeSum(Generic[T]):
 
     __slots__ = ("_add", "_halves", "parts")
 
-    def __init__(self, count: int, add: Callable[[T, T, Node], T]) -> None:
+    def __init__(self, count: int, add: Callable[[T, T, Node], T] = _add_in_place) -> None:
         self._halves = _halves(count)
         self._add = add
         self.parts: dict[Node, T] = {}
@@ -185,3 +191,8 @@ class TreeSum(Generic[T]):
             node, part = parent, self._add(left, right, parent)
         self.parts[node] = part
         return node
+
+    def release(self, node: Node, part: T, nodes: Collection[Node]) -> T | None:
+        """Add as `put` does. Take and return the uppermost sum if it is of one of these nodes."""
+        node = self.put(node, part)
+        return self.parts.pop(node) if node in nodes else None

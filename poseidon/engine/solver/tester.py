@@ -17,18 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from poseidon.engine.averages import (
-    accumulate,
-    as_outputs,
-    join,
-    output_sizes,
-    pack,
-    parts,
-    total,
-)
+from poseidon.engine.averages import accumulate, as_outputs, output_sizes, pack, parts, total
 from poseidon.engine.detection import DetectionTally, check_outputs, discard_results, save_results
 from poseidon.engine.solver.replica import Replica, WorkerNets
 from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.job_control import join
 from poseidon.metrics.record import Output, TestRecord
 from poseidon.net.net import Net
 from ps_server.rules import plain_sum

@@ -24,16 +24,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from poseidon.engine.averages import (
-    SmoothedLoss,
-    as_outputs,
-    join,
-    output_sizes,
-    pack,
-    parts,
-    split,
-    total,
-)
+from poseidon.engine.averages import SmoothedLoss, as_outputs, output_sizes, pack, parts, total
 from poseidon.engine.finite import LossWatch
 from poseidon.engine.solver.balancer import Move
 from poseidon.engine.solver.balancing import Balancing
@@ -44,6 +35,7 @@ from poseidon.engine.solver.worker_state import Leaving
 from poseidon.errors import JobError, SnapshotError
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.hooks import Hooks
+from poseidon.exchange.job_control import join, split
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.replicas import NO_CHECK, ReplicaCheck
 from poseidon.metrics.glog_lines import GlogLine, GlogSink, done, last, solving, test_interrupted

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from poseidon.engine.averages import join, split
 from poseidon.engine.solver.replica import WorkerNets
+from poseidon.exchange.job_control import join, split
 from poseidon.proto.caffe_pb2 import PoseidonWorkerState
 
 

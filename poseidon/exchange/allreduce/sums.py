@@ -89,7 +89,7 @@ class Sums:
         return [torch.empty(p.stop - p.start, dtype=torch.float32, device="cpu") for p in places]
 
     def _new_tree(self) -> TreeSum[Tensor]:
-        return TreeSum(self._workers.count, _add)
+        return TreeSum(self._workers.count)
 
     @property
     def nodes(self) -> int:
@@ -317,7 +317,3 @@ class Sums:
                     if all(self._rounds.has_ended(each) for each in self._layout.of[index]):
                         self._transit.arrive(index)
                 self._peers.monitor.notify()
-
-
-def _add(left: Tensor, right: Tensor, _: Node) -> Tensor:
-    return left.add_(right)

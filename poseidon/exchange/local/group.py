@@ -19,7 +19,6 @@ memory that the processes share, or by a process group (NCCL on GPUs). Messages 
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,8 +27,6 @@ from torch import Tensor
 from ps_server import Signal, SignalKind
 from ps_server.monitor import Monitor
 from ps_server.protocol.virtual_workers import Node, TreeSum, VirtualWorkers
-
-LENGTH = struct.Struct("<I")
 
 FIXED_BECAUSE = "the workers of a client add their gradients in memory that is laid out for them"
 """Why virtual workers stay on their workers."""
@@ -66,7 +63,7 @@ class HostTree:
         Args:
             parts: of each worker, those of its nodes; they are written to.
         """
-        tree = TreeSum[Tensor](self.placed.count, lambda left, right, _: left.add_(right))
+        tree = TreeSum[Tensor](self.placed.count)
         for local_rank, own in enumerate(parts):
             for node, part in zip(self.parts(local_rank), own, strict=True):
                 tree.put(node, part)
@@ -107,22 +104,6 @@ class LocalGroup:
             closed="the exchange is closed",
             hangs=": a worker of this machine hangs",
         )
-
-
-def pack(payloads: Sequence[bytes]) -> bytes:
-    """Join payloads into one, each after its length."""
-    return b"".join(LENGTH.pack(len(payload)) + payload for payload in payloads)
-
-
-def unpack(packed: bytes | bytearray) -> tuple[bytes, ...]:
-    """Split what `pack` has joined."""
-    found, start = [], 0
-    while start < len(packed):
-        (length,) = LENGTH.unpack_from(packed, start)
-        start += LENGTH.size
-        found.append(bytes(packed[start : start + length]))
-        start += length
-    return tuple(found)
 
 
 def pack_signals(signals: Sequence[Signal]) -> bytes:

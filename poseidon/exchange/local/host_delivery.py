@@ -12,9 +12,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from poseidon.exchange.job_control import Delivery, JobControl
+from poseidon.exchange.job_control import Delivery, JobControl, join, split
 from poseidon.exchange.local.connection import Buffer, Connection, Kind, Message, send_all
-from poseidon.exchange.local.group import pack, pack_signals, unpack, unpack_signals
+from poseidon.exchange.local.group import pack_signals, unpack_signals
 from ps_server import Collection, LocalProtocolError, PeerLost, ServerError, Signal, SignalKind
 from ps_server.errors import as_server_error
 from ps_server.monitor import Monitor
@@ -93,7 +93,7 @@ class LeaderDelivery(Delivery):
             parts[worker] = bytes(payload)
             complete = len(parts) == len(self._connections) + 1
             if complete:
-                packed = pack([parts[rank] for rank in sorted(parts)])
+                packed = join(parts[rank] for rank in sorted(parts))
                 self._under_way.put((number, self._inner.gather(packed)))
                 del self._contributed[number]
         if complete:
@@ -135,8 +135,8 @@ class LeaderDelivery(Delivery):
             while (next_one := self._under_way.get()) is not None:
                 number, collection = next_one
                 hosts = collection.result()
-                payloads = tuple(payload for packed in hosts for payload in unpack(packed))
-                send_all(self._connections, Kind.GATHERED, pack(payloads), number=number)
+                payloads = tuple(payload for packed in hosts for payload in split(packed))
+                send_all(self._connections, Kind.GATHERED, join(payloads), number=number)
                 self._gathered.put(number, payloads)
         except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
             self._failed(as_server_error(error, "the collections of this machine's workers failed"))
@@ -197,7 +197,7 @@ class FollowerDelivery(Delivery):
             case Kind.SIGNALS:
                 self._requests = unpack_signals(message.payload)
             case Kind.GATHERED:
-                self._gathered.put(message.number, unpack(message.payload))
+                self._gathered.put(message.number, tuple(split(message.payload)))
             case _:
                 return False
         return True

@@ -161,13 +161,9 @@ class LowRankTensors(Placed):
         """Add what a virtual worker pushes to a table. Return the sum of a node once it is
         complete.
         """
-        nodes, leaf = self._tables.nodes(table), Node(worker, worker + 1)
-        if leaf in nodes:
-            return table, part
-        count = self._tables.virtual_workers
-        tree = self._sums.setdefault(table, TreeSum(count, lambda left, right, _: left.add_(right)))
-        node = tree.put(leaf, part)
-        return (table, tree.parts.pop(node)) if node in nodes else None
+        tree = self._sums.setdefault(table, TreeSum(self._tables.virtual_workers))
+        total = tree.release(Node(worker, worker + 1), part, self._tables.nodes(table))
+        return None if total is None else (table, total)
 
     def wait(self, index: int) -> None:
         matrix = self._of[index]

@@ -114,10 +114,10 @@ def test_processes_get_numbers_by_their_speed(
     assert longest >= Fraction(count) / sum(map(Fraction, speeds))
 
 
-def test_processes_and_virtual_workers_find_each_other() -> None:
+def test_processes_know_their_virtual_workers() -> None:
     workers = VirtualWorkers((0, 3, 4))
     assert (workers.count, workers.processes, workers.is_one_each) == (4, 2, False)
-    assert [workers.process_of(v) for v in range(4)] == [0, 0, 0, 1]
+    assert [list(workers.of(process)) for process in range(2)] == [[0, 1, 2], [3]]
     assert VirtualWorkers.one_each(3).is_one_each
 
 

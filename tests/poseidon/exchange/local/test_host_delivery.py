@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from poseidon.exchange.job_control import JobControl
+from poseidon.exchange.job_control import JobControl, join, split
 from poseidon.exchange.local.connection import Connection, Kind
-from poseidon.exchange.local.group import LocalGroup, pack, unpack
+from poseidon.exchange.local.group import LocalGroup
 from poseidon.exchange.local.host_delivery import LeaderDelivery
 from ps_server import Collection, PeerLost, ServerError, Signal, SignalKind
 from ps_server.monitor import Monitor
@@ -27,7 +27,7 @@ class Inner:
 
     def gather(self, payload: bytes) -> Collection:
         self.contributed.append(payload)
-        found = (payload, pack([b"x", b""]))
+        found = (payload, join([b"x", b""]))
 
         def result() -> tuple[bytes, ...]:
             if self.broken is not None:
@@ -64,9 +64,9 @@ def test_payloads_travel_as_one_and_come_back_as_all(rig: Rig) -> None:
     collection = delivery.gather(b"leader's")
     expected = (b"leader's", b"follower's", b"x", b"")
     assert collection.result() == expected == collection.poll()
-    assert inner.contributed == [pack([b"leader's", b"follower's"])]
+    assert inner.contributed == [join([b"leader's", b"follower's"])]
     sent = other.receive()
-    assert (sent.kind, sent.number, unpack(sent.payload)) == (Kind.GATHERED, 0, expected)
+    assert (sent.kind, sent.number, tuple(split(sent.payload))) == (Kind.GATHERED, 0, expected)
 
 
 def test_collections_are_passed_on_in_their_order(rig: Rig) -> None:
@@ -76,7 +76,7 @@ def test_collections_are_passed_on_in_their_order(rig: Rig) -> None:
     for number in range(3):
         delivery.contribute(1, number, b"")
     assert [collection.result()[0] for collection in collections] == [b"0", b"1", b"2"]
-    assert inner.contributed == [pack([b"%d" % number, b""]) for number in range(3)]
+    assert inner.contributed == [join([b"%d" % number, b""]) for number in range(3)]
 
 
 @pytest.mark.parametrize("gathers_first", [True, False])
