@@ -106,6 +106,13 @@ class TrainingDocument(WorkerDocument):
         trace: write a trace to `<output>/trace_worker_<rank>.json`.
         exchange_plan: the plan of `--exchange=auto` from an earlier start or run, as
             `RecordedPlan.to_json` has it; empty: it chooses.
+        replicas: hosts that keep a copy of each memory snapshot beside the first; 0: the job makes
+            none, and a worker ends when it has lost another one.
+        memory_snapshot_every: iterations from one memory snapshot to the next; 0: they are chosen.
+        rewind: the iteration of the memory snapshot that this start goes on from, which rank 0 has;
+            -1: none.
+        aside: the worker is prepared beside a job that runs, and waits for the document of the
+            start that it takes part in.
     """
 
     token: str = field(repr=False)
@@ -119,11 +126,20 @@ class TrainingDocument(WorkerDocument):
     virtual_workers: tuple[int, ...] = ()
     trace: bool = False
     exchange_plan: str = ""
+    replicas: int = 0
+    memory_snapshot_every: int = 0
+    rewind: int = -1
+    aside: bool = False
 
     def __post_init__(self) -> None:
         WorkerDocument.__post_init__(self)
         if self.shards < 0:
             raise UsageError(f"the job document's shards is {self.shards}; expected 0 or more")
+        for name in ("replicas", "memory_snapshot_every"):
+            if getattr(self, name) < 0:
+                raise UsageError(
+                    f"the job document's {name} is {getattr(self, name)}; expected 0 or more"
+                )
         if self.virtual_workers and self.placement.processes != self.workers:
             raise UsageError(
                 f"the job document's virtual_workers are of {self.placement.processes} workers; "

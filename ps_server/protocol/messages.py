@@ -38,6 +38,8 @@ class SignalKind(Enum):
     """Stop after that iteration, with a snapshot."""
     SNAPSHOT = 2
     """Write a snapshot after that iteration and go on."""
+    REGROUP = 3
+    """Pause after that iteration, with a snapshot in memory: the job goes on with other workers."""
 
 
 @dataclass(frozen=True, slots=True)
