@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ps_server.client import Client
     from ps_server.collection import Collection
     from ps_server.errors import (
+        Interrupted,
         LocalProtocolError,
         PeerLeft,
         PeerLost,
@@ -62,6 +63,7 @@ __all__ = [
     "CodecSpec",
     "Collection",
     "Consistency",
+    "Interrupted",
     "Keeping",
     "LocalProtocolError",
     "Network",
@@ -95,6 +97,7 @@ if not TYPE_CHECKING:
         "client": ("Client",),
         "collection": ("Collection",),
         "errors": (
+            "Interrupted",
             "LocalProtocolError",
             "PeerLeft",
             "PeerLost",

@@ -6,6 +6,7 @@ ServerError
 │   └── PacketsMissing    somebody has taken out what the other side has sealed
 ├── SpecError             a table or store description is out of range, or differs between workers
 ├── TransportError        an address cannot be bound or reached
+├── Interrupted           this side was asked to end its waits: the job goes on in another way
 ├── PeerLost              a shard or worker has gone: stop, and restart from a snapshot
 │   └── PeerLeft          a worker has finished before this one
 └── StalenessTimeout      a value did not become fresh enough in time: a worker or shard hangs
@@ -36,6 +37,10 @@ class SpecError(ServerError, ValueError):
 
 class TransportError(ServerError):
     """An address cannot be bound or reached."""
+
+
+class Interrupted(ServerError):
+    """This side was asked to end its waits."""
 
 
 class PeerLost(ServerError):
