@@ -7,11 +7,13 @@ By hand, give every worker the printed address:
 A launcher writes one line of JSON to standard input instead ({"token": hex, "workers": W,
 "address": ...}), so that the job's secret is in no argument list, and keeps the pipe open: {"do":
 "stop"} stops the shard, which stays until then; {"do": "listen", "round": 1} lets it serve the
-same workers once more, at a different address of its host (`rounds.py`). It may add "keys": the
+same workers once more, at a different address of its host (`rounds.py`). {"do": "pause"} closes all
+that, and {"do": "go_on", "document": {...}} opens a shard of the next start of the job in the same
+process: its document is such a first line, with "shard": its number. It may add "keys": the
 output of `Keyring.to_json`, with which only the job's workers are admitted and everything is
 encrypted, and "trace": the path of a trace to write. Events leave on standard output as JSON lines:
-{"event": "listening", "address": ..., "round": 0}, {"event": "statistics", ...}, {"event": "done"},
-{"event": "error", "message": ...}.
+{"event": "listening", "address": ..., "round": 0}, {"event": "paused", "snapshot": null},
+{"event": "statistics", ...}, {"event": "done"}, {"event": "error", "message": ...}.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -145,9 +149,20 @@ def _read_token(path: Path) -> bytes:
 
 def _from_launcher(shard: int, line: str) -> Options:
     try:
-        document: dict[str, Any] = json.loads(line)
+        return _from_document({"shard": shard, **json.loads(line)})
+    except (ValueError, TypeError) as error:
+        raise _misfit(error) from error
+
+
+def _from_document(document: Mapping[str, Any]) -> Options:
+    """Return the options of a supervised shard.
+
+    Raises:
+        SpecError: a field is missing or has another type.
+    """
+    try:
         return Options(
-            shard=shard,
+            shard=int(document["shard"]),
             workers=int(document["workers"]),
             address=str(document["address"]),
             token=bytes.fromhex(document["token"]),
@@ -156,9 +171,11 @@ def _from_launcher(shard: int, line: str) -> Options:
             trace=Path(document["trace"]) if document.get("trace") else None,
         )
     except (ValueError, KeyError, TypeError) as error:
-        raise SpecError(
-            f"the launcher's first line is not what a shard expects: {error!r}"
-        ) from error
+        raise _misfit(error) from error
+
+
+def _misfit(error: Exception) -> SpecError:
+    return SpecError(f"the launcher's document is not what a shard expects: {error!r}")
 
 
 def _is_address(address: str) -> bool:
@@ -225,15 +242,23 @@ class Reporter:
             self._thread.join()
 
 
-def _follow_launcher(rounds: Rounds, reporter: Reporter) -> None:
-    """Listen once more, and stop, at the launcher's commands; when it has gone (its end of the
-    pipe closes), stop once the workers send nothing.
+def _follow_launcher(rounds: Rounds, reporter: Reporter, trace: ShardTrace) -> None:
+    """Listen once more, pause, go on, and stop, at the launcher's commands; when it has gone (its
+    end of the pipe closes), stop once the workers send nothing.
     """
     try:
         for line in sys.stdin:
             command = _command(line)
             if command.get("do") == "listen":
                 reporter.report("listening", address=rounds.listen(), round=command.get("round"))
+            if command.get("do") == "pause":
+                rounds.pause()
+                reporter.report("paused", snapshot=None)
+            if command.get("do") == "go_on":
+                options = _from_document(command.get("document", {}))
+                trace.open(options)
+                address = rounds.go_on(partial(_server, options, trace.tracer))
+                reporter.report("listening", address=address, round=0)
             if command.get("do") == "stop":
                 rounds.stop()
                 return
@@ -250,15 +275,26 @@ def _command(line: str) -> dict[str, Any]:
     return command if isinstance(command, dict) else {}
 
 
-def _trace(options: Options) -> Tracer:
-    if options.trace is None:
-        return NO_TRACE
-    return Trace(
-        options.trace, process=f"shard {options.shard}", order=SHARDS_BELOW + options.shard
-    )
+class ShardTrace:
+    """The trace of the start that the shard's process takes part in."""
+
+    def __init__(self) -> None:
+        self.tracer: Tracer = NO_TRACE
+
+    def open(self, options: Options) -> None:
+        """Close the trace of the start before, and begin that of the shard with these options."""
+        self.close()
+        if options.trace is not None:
+            order = SHARDS_BELOW + options.shard
+            self.tracer = Trace(options.trace, process=f"shard {options.shard}", order=order)
+
+    def close(self) -> None:
+        """Write what is left."""
+        self.tracer.close()
+        self.tracer = NO_TRACE
 
 
-def _server(options: Options, number: int, trace: Tracer) -> Server:
+def _server(options: Options, trace: Tracer, number: int) -> Server:
     """Return the server of a round."""
     shard = Shard(options.shard, options.workers, options.token)
     transport = ZmqServerTransport(options.address_of(number), options.keys)
@@ -272,8 +308,9 @@ def main(arguments: list[str] | None = None) -> int:
     prepare_process(threads=1)  # workers on the same machine need the cores
     try:
         options = parse(sys.argv[1:] if arguments is None else arguments)
-        with contextlib.closing(_trace(options)) as trace:
-            rounds = Rounds(lambda number: _server(options, number, trace))
+        with contextlib.closing(ShardTrace()) as trace:
+            trace.open(options)
+            rounds = Rounds(partial(_server, options, trace.tracer))
             reporter.report("listening", address=rounds.listen(), round=0)
             if (
                 signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN
@@ -281,7 +318,10 @@ def main(arguments: list[str] | None = None) -> int:
                 signal.signal(signal.SIGTERM, lambda *_: rounds.stop())
             if options.supervised:
                 follow = threading.Thread(
-                    target=_follow_launcher, args=(rounds, reporter), name="ps-stdin", daemon=True
+                    target=_follow_launcher,
+                    args=(rounds, reporter, trace),
+                    name="ps-stdin",
+                    daemon=True,
                 )
                 follow.start()
                 reporter.start_heartbeat(rounds)

@@ -2,15 +2,18 @@
 
 Each round has a state machine, an address and a thread of its own. A script that distributes two
 modules has two.
+
+A process that its launcher pauses closes all rounds, and begins with round 0 again when it goes on.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from ps_server.errors import ServerError, as_server_error
+from ps_server.protocol.shard import Counts
 from ps_server.server import Server
 from ps_server.statistics import ShardStatistics
 
@@ -35,6 +38,8 @@ class Rounds:
         self._idle_limit_s: float | None = None
         self._stopping = False
         self._failure: ServerError | None = None
+        self._ended_statistics: list[ShardStatistics] = []
+        self._ended_counts: list[Counts] = []
 
     def listen(self) -> str:
         """Open the next round; return where its clients reach it."""
@@ -59,6 +64,29 @@ class Rounds:
             with self._changed:
                 self._running.remove(server)
                 self._changed.notify_all()
+
+    def pause(self) -> None:
+        """End all rounds at once, and return when they have let go of their addresses; what is
+        queued is dropped, and only their counters stay.
+        """
+        with self._changed:
+            for server in self._servers:
+                server.drop()
+            while self._running:
+                self._changed.wait(POLL_S)
+            for server in self._servers:
+                self._ended_statistics.append(replace(server.statistics(), queue=0, memory_bytes=0))
+                self._ended_counts.append(server.shard.counts)
+            self._servers.clear()
+
+    def go_on(self, open_server: Callable[[int], Server]) -> str:
+        """Open round 0 after a pause; return where its clients reach it.
+
+        Args:
+            open_server: opens the server of a round from here on, by its number.
+        """
+        self._open_server = open_server
+        return self.listen()
 
     def wait(self, *, stays: bool) -> None:
         """Return once the workers of all rounds have left, or `stop` was called.
@@ -87,7 +115,9 @@ class Rounds:
 
     def statistics(self) -> ShardStatistics:
         """Return what all rounds have done so far. Any thread may call it."""
-        rounds = [asdict(server.statistics()) for server in list(self._servers)]
+        with self._changed:
+            running = [server.statistics() for server in self._servers]
+            rounds = [asdict(one) for one in (*self._ended_statistics, *running)]
         return ShardStatistics(
             **{
                 name: (max if name in OF_THIS_MOMENT else sum)(one[name] for one in rounds)
@@ -97,7 +127,8 @@ class Rounds:
 
     def counts(self) -> dict[str, int]:
         """Return the sums of the rounds' counters (`Counts`)."""
-        rounds = [asdict(server.shard.counts) for server in self._servers]
+        running = [server.shard.counts for server in self._servers]
+        rounds = [asdict(one) for one in (*self._ended_counts, *running)]
         return {name: sum(one[name] for one in rounds) for name in rounds[0]}
 
     def stop_when_idle(self, limit_s: float) -> None:

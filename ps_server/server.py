@@ -58,6 +58,7 @@ class Server:
         self._queues: dict[bytes, Schedule] = {}
         self._shared_memory = ShardSharedMemory()
         self._stopping = threading.Event()
+        self._drops = False
         self._idle_limit_s: float | None = None
         self._failure: ServerError | None = None
         self.turns = 0
@@ -79,7 +80,7 @@ class Server:
             for _ in self.steps():
                 pass
         finally:
-            self._transport.close()
+            self._transport.close(drops=self._drops)
         if self._failure is not None:
             raise self._failure
 
@@ -198,6 +199,8 @@ class Server:
 
     def _send_rest(self) -> Iterator[float]:
         """Send what is still queued, for up to `LINGER_S`."""
+        if self._drops:
+            return
         deadline = self._clock() + LINGER_S
         self._send_waiting(set())
         while any(self._queues.values()) and (left_s := deadline - self._clock()) > 0:
@@ -224,6 +227,11 @@ class Server:
     def fail(self, error: ServerError) -> None:
         """Make `serve` raise `error` soon. Any thread may call it."""
         self._failure = self._failure or error
+        self.stop()
+
+    def drop(self) -> None:
+        """Make `serve` return at once; what is queued is dropped. Any thread may call it."""
+        self._drops = True
         self.stop()
 
     def stop(self) -> None:

@@ -44,6 +44,15 @@ A process prints to standard output:
     {"event": "exchange_plan", "plan": "..."}                       worker 0, once `--exchange=auto` has
                                                                     chosen; the text of
                                                                     `exchange_plan.json`
+    {"event": "paused", "snapshot": 120, "message": "", "regrouped": false}
+                                                                    a process that has ended its
+                                                                    part of this start and keeps its
+                                                                    state for the next one: the
+                                                                    iteration of the newest complete
+                                                                    memory snapshot that it holds,
+                                                                    or null; why it has paused by
+                                                                    itself, or empty; whether that
+                                                                    was after `regroup`
     {"event": "done"}                                               a worker whose work is finished and saved
     {"event": "done", "joined": false}                              a script that has ended without `distribute`
     {"event": "error", "message": "one sentence", "exit_code": 1, "peer_lost": true,
@@ -52,6 +61,12 @@ and reads from standard input, after its job document:
     {"do": "connect", "addresses": ["tcp://...", ...], "round": 0, "among": "job"}
     {"do": "listen", "round": 1}    a shard, for a later exchange of addresses
     {"do": "snapshot"}   {"do": "stop"}
+    {"do": "pause"}                 close the exchange, keep the state, report `paused`
+    {"do": "regroup"}               worker 0: all workers take a memory snapshot after the same iteration,
+                                    and pause once it is complete
+    {"do": "go_on", "document": {...}}
+                                    a process that has paused: its document of the next start; a
+                                    shard's has its number, too: "shard": 0
 
 Law: `parse_event` validates. What it returns has the types below; anything else is free text, which
 is logged and decides nothing.
@@ -183,7 +198,23 @@ class Failed:
     killed_by_user: bool = False
 
 
-Event = Listening | Connecting | Ready | Alive | Progress | Saved | Done | Failed
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paused:
+    """A process has ended its part of a start, and waits for the document of the next one.
+
+    Attributes:
+        snapshot: the iteration of the newest complete memory snapshot that it holds; None: it holds
+            none.
+        message: why it has paused by itself, one sentence; empty: it was asked to.
+        regrouped: it has paused after `regroup`, with all others and after the same iteration.
+    """
+
+    snapshot: int | None = None
+    message: str = ""
+    regrouped: bool = False
+
+
+Event = Listening | Connecting | Ready | Alive | Progress | Saved | Paused | Done | Failed
 
 
 def decode_line(line: bytes) -> Mapping[str, object] | None:
@@ -219,6 +250,8 @@ def parse_event(fields: Mapping[str, object]) -> Event:
         return Done(joined=fields.get("joined") is not False)
     if kind == "error":
         return _failed(fields)
+    if kind == "paused":
+        return _paused(fields)
     if kind != "alive":
         return Alive()
     still_s = fields.get("still_s")
@@ -267,6 +300,15 @@ def _failed(fields: Mapping[str, object]) -> Failed:
         traceback=trace if isinstance(trace, str) else "",
         host_lost=fields.get("host_lost") is True,
         killed_by_user=fields.get("unwanted") is True,
+    )
+
+
+def _paused(fields: Mapping[str, object]) -> Paused:
+    snapshot, message = _whole_number(fields.get("snapshot")), fields.get("message")
+    return Paused(
+        snapshot=snapshot if snapshot is not None and snapshot >= 0 else None,
+        message=message if isinstance(message, str) else "",
+        regrouped=fields.get("regrouped") is True,
     )
 
 

@@ -58,8 +58,12 @@ class ServerTransport(Protocol):
     def wake(self) -> None:
         """Make a waiting `receive` return. Any thread may call it."""
 
-    def close(self) -> None:
-        """Send what is still queued, for a moment, and let go of the address."""
+    def close(self, *, drops: bool = False) -> None:
+        """Send what is still queued, for a moment, and let go of the address.
+
+        Args:
+            drops: drop it instead.
+        """
 
 
 class ClientTransport(Protocol):

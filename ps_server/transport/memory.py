@@ -179,7 +179,7 @@ class MemoryServerTransport:
         """See `ServerTransport`."""
         self._network.wake(self._name)
 
-    def close(self) -> None:
+    def close(self, *, drops: bool = False) -> None:
         """See `ServerTransport`."""
 
 

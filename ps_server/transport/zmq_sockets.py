@@ -277,11 +277,11 @@ class ZmqServerTransport:
         """See `ServerTransport`."""
         self._waker.wake()
 
-    def close(self) -> None:
+    def close(self, *, drops: bool = False) -> None:
         """See `ServerTransport`."""
         self._listening.close()
         self._authenticator.close()
-        self._socket.close()
+        self._socket.close(linger=0 if drops else LINGER_MS)
         self._context.term()
         self._waker.close()
 

@@ -98,7 +98,7 @@ class Scripted:
     def wake(self) -> None:
         """Do nothing."""
 
-    def close(self) -> None:
+    def close(self, *, drops: bool = False) -> None:
         """Do nothing."""
 
 

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from ps_server.__main__ import Reporter, _follow_launcher, main, parse
+from ps_server import Client, StoreSpec, TableSpec
+from ps_server.__main__ import Reporter, ShardTrace, _follow_launcher, main, parse
 from ps_server.errors import PeerLost, ServerError, SpecError
+from ps_server.network import Network
 from ps_server.protocol.shard import Shard
 from ps_server.rounds import Rounds
 from ps_server.server import Server
 from ps_server.statistics import ShardStatistics
 from ps_server.transport.memory import MemoryNetwork
+from tests.support.cluster import TIMEOUT_S, zeros
 
 COMMAND = [sys.executable, "-m", "ps_server"]
 
@@ -68,7 +74,7 @@ def test_missing_flags(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_a_launchers_line_that_does_not_fit(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", __import__("io").StringIO(line))
-    with pytest.raises(SpecError, match="the launcher's first line"):
+    with pytest.raises(SpecError, match="the launcher's document"):
         parse(["--stdin"])
 
 
@@ -153,6 +159,78 @@ def test_a_launcher_starts_and_stops_it() -> None:
         assert shard.wait(20) == 0
 
 
+class Told:
+    """A shard's process, as its launcher tells it what to do.
+
+    Args:
+        first: the first line of its standard input.
+    """
+
+    def __init__(self, first: Mapping[str, object]) -> None:
+        self.process = subprocess.Popen(
+            [*COMMAND, "--stdin", "--job", "x", "--shard", "1"], stdin=-1, stdout=-1, text=True
+        )
+        self.say(first)
+
+    def say(self, line: Mapping[str, object]) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(line) + "\n")
+        self.process.stdin.flush()
+
+    def hear(self, event: str) -> dict[str, object]:
+        """Return the next event of a kind."""
+        assert self.process.stdout is not None
+        while (heard := json.loads(self.process.stdout.readline()))["event"] != event:
+            pass
+        found: dict[str, object] = heard
+        return found
+
+    def connect(self, address: str, token: bytes) -> Client:
+        store = StoreSpec(workers=1, shards=1, tables=(TableSpec(name="w", size=2),))
+        client = Client([address], Network(token=token, timeout_s=TIMEOUT_S), store)
+        client.start(zeros(store))
+        return client
+
+
+@pytest.mark.processes
+def test_a_shard_that_pauses_goes_on_with_other_workers_and_another_number() -> None:
+    first = {"token": "00ff", "workers": 1, "address": "tcp://127.0.0.1:0"}
+    shard = Told(first)
+    with shard.process:
+        address = str(shard.hear("listening")["address"])
+        host, port = address.removeprefix("tcp://").split(":")
+        with socket.create_connection((host, int(port)), TIMEOUT_S) as before:
+            before.recv(1)
+            shard.say({"do": "pause"})
+            assert shard.hear("paused")["snapshot"] is None
+            while before.recv(1024):
+                pass
+        document = {**first, "token": "0011", "address": address, "shard": 0}  # the same port
+        shard.say({"do": "go_on", "document": document})
+        assert shard.hear("listening")["address"] == address
+        after = shard.connect(address, bytes.fromhex("0011"))
+        after.push(0, np.ones(2, np.float32), rate=1.0)
+        after.clock()
+        after.read(0, value := np.zeros(2, np.float32))
+        assert list(value) == [-1.0, -1.0]
+        after.close()
+        shard.say({"do": "stop"})
+        assert shard.hear("done")["updates"] == 1
+        assert shard.process.wait(20) == 0
+
+
+@pytest.mark.processes
+def test_a_document_that_does_not_fit_ends_a_shard_that_has_paused() -> None:
+    shard = Told({"token": "00ff", "workers": 1, "address": "tcp://127.0.0.1:0"})
+    with shard.process:
+        shard.say({"do": "pause"})
+        shard.hear("paused")
+        shard.say({"do": "go_on", "document": {"shard": 0}})
+        sentence = "the launcher's document is not what a shard expects: KeyError('workers')"
+        assert shard.hear("error")["message"] == sentence
+        assert shard.process.wait(20) == 1
+
+
 class Unreadable:
     """A standard input with a line that is no text."""
 
@@ -174,7 +252,7 @@ def test_commands_that_cannot_be_read_end_the_shard(
     monkeypatch: pytest.MonkeyPatch, rounds: Rounds
 ) -> None:
     monkeypatch.setattr("sys.stdin", Unreadable())
-    thread = threading.Thread(target=_follow_launcher, args=(rounds, Reporter()))
+    thread = threading.Thread(target=_follow_launcher, args=(rounds, Reporter(), ShardTrace()))
     thread.start()
     with pytest.raises(
         ServerError, match=r"^reading the launcher's commands failed: UnicodeDecodeError"

@@ -243,7 +243,7 @@ class SimulatedServer:
         """See `ServerTransport`."""
         self.end.wake()
 
-    def close(self) -> None:
+    def close(self, *, drops: bool = False) -> None:
         """See `ServerTransport`."""
         self._fabric.close(self.end)
 

@@ -15,6 +15,7 @@ from poseidon.cluster.events import (
     Failed,
     Listening,
     LoopPosition,
+    Paused,
     Progress,
     Ready,
     Round,
@@ -54,6 +55,11 @@ from poseidon.cluster.events import (
         ('{"event": "error", "exit_code": '
 '0}', Failed(message="failed without a "
 "message", exit_code=1, peer_lost=False)),
+        ('{"event": "paused", "snapshot": 120, "regrouped": true}',
+         Paused(snapshot=120, regrouped=True)),
+        ('{"event": "paused", "snapshot": null, "message": "worker 1 is lost"}',
+         Paused(message="worker 1 is lost")),
+        ('{"event": "paused", "snapshot": -1, "message": 3, "regrouped": 1}', Paused()),
         ('{"event": "new in a later version"}', Alive()),
     ],
 )  # fmt: skip
