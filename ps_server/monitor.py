@@ -39,7 +39,9 @@ class Monitor:
     def __init__(self, timeout_s: float, *, closed: str, hangs: str) -> None:
         self.timeout_s = timeout_s
         self.failure: ServerError | None = None
-        """The first error given to `fail`."""
+        """The first error given to `fail`; after `interrupt` the one given to that."""
+        self.interrupted = False
+        """Whether `interrupt` was called: what is under way is given up."""
         self.closed = False
         self._closed_text = closed
         self._hangs = hangs
@@ -71,6 +73,13 @@ class Monitor:
         """End every wait, now and later, with the first error given here."""
         with self._lock:
             self.failure = self.failure or error
+            self._wake_all()
+
+    def interrupt(self, error: ServerError) -> None:
+        """End every wait, now and later, with this error, whatever `fail` has been given."""
+        with self._lock:
+            if not self.interrupted:
+                self.interrupted, self.failure = True, error
             self._wake_all()
 
     def close(self) -> None:
@@ -106,7 +115,7 @@ class Monitor:
 
         Raises:
             StalenessTimeout: there was no answer within `timeout_s`.
-            ServerError: what was given to `fail`.
+            ServerError: what was given to `fail` or `interrupt`.
             LocalProtocolError: `close` was called.
         """
         with self._lock:

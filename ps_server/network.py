@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ps_server.errors import SpecError
+from ps_server.interruption import Interruption
 from ps_server.keys import Keyring
+from ps_server.monitor import Monitor
 from ps_server.transport.base import Wire
 
 TIMEOUT_S = 600.0
@@ -24,6 +26,7 @@ class Network:
             clear.
         timeout_s: longest time that any call waits.
         wire: makes the connections between workers; None: ZeroMQ.
+        interruption: may end all waits of this worker.
     """
 
     rank: int = 0
@@ -33,6 +36,7 @@ class Network:
     keys: Keyring | None = None
     timeout_s: float = TIMEOUT_S
     wire: Wire | None = field(default=None, repr=False, compare=False)
+    interruption: Interruption = field(default_factory=Interruption, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
@@ -42,3 +46,11 @@ class Network:
     def bare_host(self) -> str:
         """The host without the brackets of an IPv6 address."""
         return self.host.strip("[]")
+
+    def new_monitor(self, *, closed: str, hangs: str) -> Monitor:
+        """Return a monitor whose waits the interruption ends; the arguments are those of
+        `Monitor`.
+        """
+        monitor = Monitor(self.timeout_s, closed=closed, hangs=hangs)
+        self.interruption.on_interrupt(monitor.interrupt)
+        return monitor

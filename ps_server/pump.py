@@ -101,11 +101,11 @@ class Pump:
     def close(self) -> None:
         """Wait until the thread has sent what is left, and close the transport.
 
-        The monitor is closed before.
+        The monitor is closed before. Nothing is sent any more after an interruption.
         """
         self._transport.wake()
         self._thread.join()
-        self._transport.close()
+        self._transport.close(drops=self._monitor.interrupted)
 
     def _wake_unless_closed(self) -> None:
         with self._monitor:
@@ -130,7 +130,8 @@ class Pump:
             self._send_waiting()
             yield wait_s
             self._receive(wait_s)
-        yield from self._send_rest()
+        if not self._monitor.interrupted:
+            yield from self._send_rest()
 
     def _release(self) -> float:
         """Queue what the budget allows of the changes that are held back; returns the seconds

@@ -22,6 +22,7 @@ from poseidon.exchange.job_control import AloneDelivery, JobControl
 from poseidon.exchange.local_histories import LocalHistories
 from poseidon.exchange.replicas import arithmetic_sample, common_kernel
 from poseidon.exchange.turns import Factors, Turns
+from ps_server.interruption import Interruption
 from ps_server.protocol.virtual_workers import VirtualWorkers
 from ps_server.rules import clip_factor, squares_of, update
 
@@ -167,8 +168,13 @@ def exchange_alone(
     in_parts: bool = False,
     virtual_workers: int = 1,
     by_factors: AbstractSet[int] = frozenset(),
+    interruption: Interruption | None = None,
 ) -> Exchange:
-    """Return the exchange of a single process; the arguments are those of its carrier."""
+    """Return the exchange of a single process; the other arguments are those of its carrier.
+
+    Args:
+        interruption: see `Exchange`.
+    """
     carrier = AloneCarrier(
         tensors,
         settings,
@@ -179,4 +185,4 @@ def exchange_alone(
     placed = VirtualWorkers((0, virtual_workers))
     turns = None if virtual_workers == 1 else Turns(tensors, placed, 0)
     control = JobControl(carrier.delivery, root=True)
-    return Exchange([carrier], control, settings, turns=turns)
+    return Exchange([carrier], control, settings, turns=turns, interruption=interruption)

@@ -47,6 +47,7 @@ from poseidon.exchange.options import check_virtual_workers
 from poseidon.exchange.server.pool import SMALL_TENSOR_ELEMENTS
 from poseidon.exchange.turns import Turns
 from ps_server import Precision
+from ps_server.interruption import Interruption
 from ps_server.protocol.precision import pushed_in, sent_in
 from ps_server.trace import NO_TRACE, Tracer
 
@@ -106,6 +107,7 @@ def build_exchange(
     *,
     trace: Tracer = NO_TRACE,
     schemes: Sequence[Scheme] = (),
+    interruption: Interruption | None = None,
 ) -> Built:
     """Build the exchange of one worker, and connect to the shards, or to the other workers where
     there are none.
@@ -118,8 +120,11 @@ def build_exchange(
         trace: where spans of messages go.
         schemes: of each tensor, that `--exchange=auto` has chosen in an earlier run; empty: it
             chooses.
+        interruption: may end all waits, those of this call, too, save for `connect`; None: only
+            `Exchange.interrupt` ends them.
 
     Raises:
+        ServerError: that of the interruption.
         TransportError: an address cannot be reached or listened on.
         UsageError: a tensor cannot be exchanged by its scheme of an earlier run, or virtual workers
             not by these options.
@@ -128,8 +133,19 @@ def build_exchange(
     def build(
         own: Sequence[Trained], own_settings: ExchangeSettings, own_member: Membership
     ) -> Built:
-        return build_exchange(own, own_settings, own_member, connect, trace=trace, schemes=schemes)
+        return build_exchange(
+            own,
+            own_settings,
+            own_member,
+            connect,
+            trace=trace,
+            schemes=schemes,
+            interruption=interruption,
+        )
 
+    interruption = interruption or Interruption()
+    interruption.check()
+    member = replace(member, network=replace(member.network, interruption=interruption))
     check_virtual_workers(member.virtual_workers, member.options, member.local_workers)
     if not _takes_schemes(member, schemes):
         schemes = ()  # they are of another exchange
@@ -220,9 +236,9 @@ def _build_measured(arguments: BuildArguments) -> Built:
 
 
 def _build_alone(arguments: BuildArguments) -> Built:
-    return Built(
-        exchange=exchange_alone(arguments.tensors, arguments.settings), plan=arguments.plan
-    )
+    interruption = arguments.member.network.interruption
+    exchange = exchange_alone(arguments.tensors, arguments.settings, interruption=interruption)
+    return Built(exchange=exchange, plan=arguments.plan)
 
 
 def _build_virtual(arguments: BuildArguments, schemes: Sequence[Scheme]) -> Built:
@@ -253,6 +269,7 @@ def _build_virtual(arguments: BuildArguments, schemes: Sequence[Scheme]) -> Buil
         arguments.settings,
         virtual_workers=member.placed.count,
         by_factors=frozenset(plan.of(Scheme.FACTORS)),
+        interruption=member.network.interruption,
     )
     return Built(exchange=exchange, plan=plan, recorded=_keeps_plan(member))
 
@@ -277,7 +294,9 @@ def _build_allreduce(arguments: BuildArguments) -> Built:
         carrier.close()
         raise
     turns = None if placed.is_one_each else Turns(arguments.tensors, placed, network.rank)
-    exchange = Exchange([carrier], control, arguments.settings, turns=turns)
+    exchange = Exchange(
+        [carrier], control, arguments.settings, turns=turns, interruption=network.interruption
+    )
     return Built(exchange=exchange, plan=arguments.plan)
 
 
@@ -307,6 +326,7 @@ def _build_local_group(
         workers=member.local_workers,
         timeout_s=member.network.timeout_s,
         virtual=_host_tree(member),
+        interruption=member.network.interruption,
     )
     # virtual workers have a plan of their own rows
     workers = group.workers if group.virtual is None else 1
@@ -326,14 +346,28 @@ def _build_local_group(
             arguments.connect("")  # as its leader does: all workers take part in each exchange
         follower = FollowerCarrier(tensors, group)
         schemes = [Scheme(value) for value in follower.schemes]
-        exchange = Exchange([follower], follower.control, arguments.settings, turns=turns)
-        return Built(exchange=exchange, plan=plan_exchange(of_host, one, schemes))
+        return Built(
+            exchange=Exchange(
+                [follower],
+                follower.control,
+                arguments.settings,
+                turns=turns,
+                interruption=group.interruption,
+            ),
+            plan=plan_exchange(of_host, one, schemes),
+        )
     built = build(of_host, arguments.settings, one)
     schemes = [choice.scheme for choice in built.plan.choices]
     leader = LeaderCarrier(
         built.exchange, tensors, group, schemes=[scheme.value for scheme in schemes]
     )
-    exchange = Exchange([leader], leader.control, arguments.settings, turns=turns)
+    exchange = Exchange(
+        [leader],
+        leader.control,
+        arguments.settings,
+        turns=turns,
+        interruption=group.interruption,
+    )
     return replace(built, exchange=exchange)
 
 

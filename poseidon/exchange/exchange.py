@@ -44,6 +44,8 @@ from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.observe.observer import Call, Observer
 from poseidon.exchange.observe.statistics import Traffic
 from poseidon.exchange.turns import Turns
+from ps_server import ServerError
+from ps_server.interruption import Interruption
 from ps_server.protocol.virtual_workers import VirtualWorkers
 from ps_server.rules import clip_factor, plain_sum
 
@@ -56,6 +58,7 @@ class Exchange:
         control: collections among all workers, and requests of rank 0.
         settings: common to all tensors.
         turns: of the virtual workers of this process; None: it computes for one.
+        interruption: may end all waits of the carriers and of `control`; None: they have none.
         now_ns: the time in nanoseconds, for observers.
 
     Attributes:
@@ -72,6 +75,7 @@ class Exchange:
         settings: ExchangeSettings,
         *,
         turns: Turns | None = None,
+        interruption: Interruption | None = None,
         now_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self.carriers = tuple(carriers)
@@ -89,6 +93,7 @@ class Exchange:
         self.closed = False
         self.state = ExchangeState(self)
         self._turns = turns
+        self._interruption = interruption or Interruption()
         self._clip = settings.clip
         self._iteration = self._finished = settings.start_clock
         self._now_ns = now_ns
@@ -249,8 +254,16 @@ class Exchange:
             found |= carrier.traffic()
         return found
 
+    def interrupt(self, error: ServerError) -> None:
+        """End every wait, now and later, with an error: of this exchange, and of its `control`.
+
+        Any thread may call it at any moment; later calls do nothing. `close` then drops what is
+        queued and does not say goodbye: the other replicas lose this one.
+        """
+        self._interruption.interrupt(error)
+
     def close(self) -> None:
-        """Leave. A second call does nothing."""
+        """Leave. A second call does nothing. Nothing is written to the tensors afterwards."""
         self.closed = True
         with self.observing(Call.CLOSE):
             for carrier in self.carriers:
@@ -268,6 +281,8 @@ class Exchange:
     # Called for each tensor of each iteration, where a context manager costs more than observers.
 
     def _begin(self, call: Call, index: int) -> int:
+        if self._interruption.error is not None and call is not Call.CLOSE:
+            raise self._interruption.error
         for before in self._before:
             before(call, index)
         return self._now_ns()

@@ -193,7 +193,9 @@ class WorkerLinks:
             self._link.free()
 
     def close(self) -> None:
-        """Send what is queued, and disconnect. Safe to call twice."""
+        """Send what is queued, and disconnect. After an interruption it drops what is queued.
+        Safe to call twice.
+        """
         if not self.leave():
             return
         if self._thread.ident is not None:
@@ -206,16 +208,20 @@ class WorkerLinks:
             if self._monitor.closed:
                 return False
             for outbox in self._outboxes.values():
-                outbox.add(LAST, LEAVE_MESSAGE)
+                if self._monitor.interrupted:
+                    outbox.clear()
+                else:
+                    outbox.add(LAST, LEAVE_MESSAGE)
             self._monitor.close()
         self._listening.wake()
         return True
 
     def release(self) -> None:
         """Disconnect. No step is made after it."""
+        drops = self._monitor.interrupted
         if self._sending is not None:
-            self._sending.close()
-        self._listening.close()
+            self._sending.close(drops=drops)
+        self._listening.close(drops=drops)
         with self._monitor:
             self._link.free()
 

@@ -23,7 +23,6 @@ from poseidon.exchange.job_control import SAME_CALLS
 from poseidon.exchange.worker_links import VERSION, WorkerLinks, read_header
 from ps_server import RemoteProtocolError
 from ps_server.keys import KeyPair, Keyring
-from ps_server.monitor import Monitor
 from ps_server.network import Network
 from ps_server.transport.base import Buffer, Frames
 
@@ -47,9 +46,7 @@ class Mesh:
         self._gather = gather
         self._links: WorkerLinks | None = None
         self._inbox: dict[MessageId, tuple[str, Buffer]] = {}
-        self._monitor = Monitor(
-            network.timeout_s, closed="the process group is destroyed", hangs=""
-        )
+        self._monitor = network.new_monitor(closed="the process group is destroyed", hangs="")
 
     @property
     def rank(self) -> int:

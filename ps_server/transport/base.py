@@ -88,8 +88,12 @@ class ClientTransport(Protocol):
     def wake(self) -> None:
         """Make a waiting `receive` return. Any thread may call it."""
 
-    def close(self) -> None:
-        """Send what is still queued, for a moment, and disconnect."""
+    def close(self, *, drops: bool = False) -> None:
+        """Send what is still queued, for a moment, and disconnect.
+
+        Args:
+            drops: drop it instead.
+        """
 
 
 class TrackedTransport(ClientTransport, Protocol):

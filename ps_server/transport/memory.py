@@ -213,5 +213,5 @@ class MemoryClientTransport:
         """See `ClientTransport`."""
         self._network.wake(self._name)
 
-    def close(self) -> None:
+    def close(self, *, drops: bool = False) -> None:
         """See `ClientTransport`."""

@@ -471,11 +471,11 @@ class ZmqClientTransport:
         """See `ClientTransport`."""
         self._waker.wake()
 
-    def close(self) -> None:
+    def close(self, *, drops: bool = False) -> None:
         """See `ClientTransport`."""
         self._losses.close()
         for shard, socket in enumerate(self._sockets):
-            socket.close(None if self._agreed(shard) else 0)
+            socket.close(0 if drops or not self._agreed(shard) else None)
         self._context.term()
         self._waker.close()
 

@@ -44,7 +44,7 @@ class HandFed:
     def wake(self) -> None:
         pass
 
-    def close(self) -> None:
+    def close(self, *, drops: bool = False) -> None:
         pass
 
 

@@ -295,6 +295,6 @@ class SimulatedClient:
         """See `ClientTransport`."""
         self.end.wake()
 
-    def close(self) -> None:
+    def close(self, *, drops: bool = False) -> None:
         """See `ClientTransport`."""
         self._fabric.close(self.end)

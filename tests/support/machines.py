@@ -43,10 +43,12 @@ def machines(
             )
             if local:
                 follower = FollowerCarrier(tensors, group)
-                return Exchange([follower], follower.control, settings)
+                return Exchange(
+                    [follower], follower.control, settings, interruption=group.interruption
+                )
             between = inner(machine, tensors, settings)
             leader = LeaderCarrier(between, tensors, group, reduction=reduction)
-            return Exchange([leader], leader.control, settings)
+            return Exchange([leader], leader.control, settings, interruption=group.interruption)
 
         yield make
         assert list(Path(folder).iterdir()) == []  # every socket's name has gone, and its folder

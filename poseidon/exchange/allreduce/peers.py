@@ -22,7 +22,6 @@ import msgpack
 from poseidon.exchange.outbox import FIRST, LAST
 from poseidon.exchange.worker_links import VERSION, WorkerLinks, read_header
 from ps_server import PeerLeft, RemoteProtocolError, ServerError
-from ps_server.monitor import Monitor
 from ps_server.network import Network
 from ps_server.transport.base import Buffer, Frames
 
@@ -46,8 +45,8 @@ class Peers:
     def __init__(self, network: Network) -> None:
         self.rank, self.size = network.rank, network.size
         self.timeout_s = network.timeout_s
-        self.monitor = Monitor(
-            network.timeout_s, closed="the connections to the other workers are closed", hangs=""
+        self.monitor = network.new_monitor(
+            closed="the connections to the other workers are closed", hangs=""
         )
         self._links = WorkerLinks(
             network, f"sums-{network.rank}", monitor=self.monitor, receive=self._receive

@@ -73,7 +73,7 @@ def build_local_steps(arguments: BuildArguments, build: Build, plan: Plan) -> Bu
     rounds = RoundsCarrier(built.exchange, tensors, anchors, settings, options, delayed=delayed)
     return replace(
         built,
-        exchange=Exchange([rounds], rounds.control, settings),
+        exchange=Exchange([rounds], rounds.control, settings, interruption=network.interruption),
         plan=replace(built.plan, local_steps=options.sync_every),
         local_steps=options.sync_every,
     )
@@ -83,7 +83,10 @@ def _build_parts(arguments: BuildArguments, *, in_background: bool) -> Built:
     """Build an exchange in whose iterations some tensors take no part. They share no tables."""
     tensors, settings, member = arguments.tensors, arguments.settings, arguments.member
     if member.alone:
-        return Built(exchange=exchange_alone(tensors, settings, in_parts=True), plan=arguments.plan)
+        exchange = exchange_alone(
+            tensors, settings, in_parts=True, interruption=member.network.interruption
+        )
+        return Built(exchange=exchange, plan=arguments.plan)
     if low_rank_of(arguments):
         raise UsageError(
             "--compress=powersgd takes two rounds through the shards for each exchange; expected "

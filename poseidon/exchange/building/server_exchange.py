@@ -204,7 +204,13 @@ def through_server(
                 equal_bits=member.equal_bits,
             )
         )
-    return Exchange(carriers, control, settings, turns=_turns(layout, member))
+    return Exchange(
+        carriers,
+        control,
+        settings,
+        turns=_turns(layout, member),
+        interruption=member.network.interruption,
+    )
 
 
 def _turns(layout: Layout, member: Membership) -> Turns | None:

@@ -11,7 +11,6 @@ from poseidon.exchange.factors.factor_frames import decode, encode
 from poseidon.exchange.factors.factor_rounds import FactorSession, Pair
 from poseidon.exchange.worker_links import WorkerLinks
 from ps_server.link import LinkPriority
-from ps_server.monitor import Monitor
 from ps_server.network import Network
 from ps_server.trace import NO_TRACE, Tracer, Track
 from ps_server.transport.base import Frames
@@ -42,8 +41,8 @@ class Peers:
         link: LinkPriority | None = None,
     ) -> None:
         self.session = session
-        self.monitor = Monitor(
-            network.timeout_s, closed="the connections to the other workers are closed", hangs=""
+        self.monitor = network.new_monitor(
+            closed="the connections to the other workers are closed", hangs=""
         )
         self.links = WorkerLinks(
             network,

@@ -23,6 +23,7 @@ from enum import Enum
 
 from ps_server import PeerLost, RemoteProtocolError, ServerError, StalenessTimeout, TransportError
 from ps_server.errors import as_server_error
+from ps_server.interruption import Interruption
 
 HEAD = struct.Struct("<BIQI")
 RETRY_S = 0.02
@@ -153,10 +154,14 @@ class Connection:
         self._stream.settimeout(None)
         return message, files
 
-    def close(self) -> None:
-        """Close the connection; a `receive` that waits ends."""
+    def break_off(self) -> None:
+        """End every call that waits for the other side, now and later. Any thread may call it."""
         with contextlib.suppress(OSError):
             self._stream.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the connection; a `receive` that waits ends."""
+        self.break_off()
         self._stream.close()
 
     def _read(self, head: bytes | bytearray) -> Message:
@@ -202,18 +207,21 @@ def send_all(
             connection.send(kind, *payload, index=index, number=number)
 
 
-def connect(address: str, timeout_s: float) -> Connection:
+def connect(address: str, timeout_s: float, interruption: Interruption) -> Connection:
     """Connect to the leader, which may not listen yet.
 
     Args:
         address: the path of its socket.
         timeout_s: longest time to try.
+        interruption: may end the attempts, and later the calls that wait for the leader.
 
     Raises:
         StalenessTimeout: it did not listen in time.
+        ServerError: that of the interruption.
     """
     deadline = time.monotonic() + timeout_s
     while True:
+        interruption.check()
         stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             stream.connect(address)
@@ -228,7 +236,9 @@ def connect(address: str, timeout_s: float) -> Connection:
             if _user_of(stream) != os.getuid():
                 stream.close()
                 raise TransportError(f"another user of this machine listens at {address}")
-            return Connection(stream, "the leading worker", timeout_s)
+            connection = Connection(stream, "the leading worker", timeout_s)
+            interruption.on_interrupt(_breaking_off(connection))
+            return connection
         if time.monotonic() > deadline:
             raise StalenessTimeout(
                 f"the leading worker did not listen at {address} within {timeout_s:g} s"
@@ -237,7 +247,11 @@ def connect(address: str, timeout_s: float) -> Connection:
 
 
 def accept(
-    address: str, others: int, timeout_s: float, check: Callable[[Message], None]
+    address: str,
+    others: int,
+    timeout_s: float,
+    check: Callable[[Message], None],
+    interruption: Interruption,
 ) -> list[Connection]:
     """Listen until all followers of this host are connected.
 
@@ -248,6 +262,7 @@ def accept(
         others: number of followers.
         timeout_s: longest time to wait.
         check: raises where a HELLO does not fit.
+        interruption: may end the wait, and later the calls that wait for a follower.
 
     Returns:
         Their connections, by local rank: the first is that of worker 1.
@@ -266,25 +281,39 @@ def accept(
             ) from error
         try:
             listener.listen(others)
+            interruption.on_interrupt(lambda _: _shut(listener))
             while len(connections) < others:
                 stream = _accept_one(listener, deadline, timeout_s)
-                accepted.append(Connection(stream, "a worker", timeout_s))
-                hello, _ = accepted[-1].receive_files(timeout_s)
+                connection = Connection(stream, "a worker", timeout_s)
+                interruption.on_interrupt(_breaking_off(connection))
+                accepted.append(connection)
+                hello, _ = connection.receive_files(timeout_s)
                 if hello.number in connections or not 1 <= hello.number <= others:
                     raise PeerLost(
                         f"a worker of this machine came as number {hello.number} of {others + 1}"
                     )
                 check(hello)
-                accepted[-1].peer = f"worker {hello.number}"
-                connections[hello.number] = accepted[-1]
+                connection.peer = f"worker {hello.number}"
+                connections[hello.number] = connection
         except Exception as error:
             refuse(accepted, as_server_error(error, "a follower could not be admitted"))
+            interruption.check()
             raise
         finally:
             os.unlink(address)
             with contextlib.suppress(OSError):  # it holds something else
                 os.rmdir(os.path.dirname(address))
     return [connections[rank] for rank in sorted(connections)]
+
+
+def _shut(listener: socket.socket) -> None:
+    """End a wait for followers."""
+    with contextlib.suppress(OSError):
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def _breaking_off(connection: Connection) -> Callable[[ServerError], None]:
+    return lambda _: connection.break_off()
 
 
 def refuse(connections: Sequence[Connection], error: ServerError) -> None:

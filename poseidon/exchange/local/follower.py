@@ -45,11 +45,12 @@ class FollowerCarrier(GradientCarrier, FactoredCarrier):
         self._tensors = tensors
         self._group = group
         self._monitor = group.new_monitor()
-        self._connection = connect(group.address, group.timeout_s)
+        self._connection = connect(group.address, group.timeout_s, group.interruption)
         try:
             self._reduction = self._join()
         except ServerError:
             self._connection.close()
+            group.interruption.check()
             raise
         self._published = [0] * len(tensors)
         self._taken = [0] * len(tensors)

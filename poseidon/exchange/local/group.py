@@ -20,11 +20,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from ps_server import Signal, SignalKind
+from ps_server.interruption import Interruption
 from ps_server.monitor import Monitor
 from ps_server.protocol.virtual_workers import Node, TreeSum, VirtualWorkers
 
@@ -84,6 +85,7 @@ class LocalGroup:
         workers: number of workers on the host, the same on every host.
         timeout_s: longest time that any call waits for another worker of the host.
         virtual: the tree of virtual workers; None: the host contributes its mean.
+        interruption: may end all waits of this worker.
     """
 
     address: str
@@ -91,6 +93,7 @@ class LocalGroup:
     workers: int
     timeout_s: float = 600.0
     virtual: HostTree | None = None
+    interruption: Interruption = field(default_factory=Interruption, repr=False, compare=False)
 
     @property
     def tree(self) -> HostTree:
@@ -99,11 +102,13 @@ class LocalGroup:
 
     def new_monitor(self) -> Monitor:
         """Return a monitor for the state that the threads of one worker's exchange share."""
-        return Monitor(
+        monitor = Monitor(
             self.timeout_s,
             closed="the exchange is closed",
             hangs=": a worker of this machine hangs",
         )
+        self.interruption.on_interrupt(monitor.interrupt)
+        return monitor
 
 
 def pack_signals(signals: Sequence[Signal]) -> bytes:

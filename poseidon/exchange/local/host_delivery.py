@@ -123,6 +123,10 @@ class LeaderDelivery(Delivery):
         """Stop, without waiting for a collection that cannot end."""
         self._under_way.put(None)
 
+    def join(self) -> None:
+        """Wait for the end of the thread, after the job control among the hosts is closed."""
+        self._thread.join()
+
     def _check_left(self) -> None:
         with self._order:
             missing = sorted(self._left - parts.keys() for parts in self._contributed.values())

@@ -110,7 +110,9 @@ class LeaderCarrier(GradientCarrier, FactoredCarrier):
                     f"worker {message.number} of this machine has other tensors than its leader"
                 )
 
-        self._connections = accept(group.address, group.workers - 1, group.timeout_s, check)
+        self._connections = accept(
+            group.address, group.workers - 1, group.timeout_s, check, group.interruption
+        )
         try:
             offered = offer(
                 self._tensors,
@@ -125,6 +127,7 @@ class LeaderCarrier(GradientCarrier, FactoredCarrier):
             self._reduction = offered.accepted()
         except ServerError as error:
             refuse(self._connections, error)
+            group.interruption.check()
             raise
 
     def open(self, histories: Sequence[History] | None, clock: int | None) -> None:
@@ -194,6 +197,7 @@ class LeaderCarrier(GradientCarrier, FactoredCarrier):
             listener.join()
         self._reduction.close()
         self._inner.close()
+        self._delivery.join()
 
     def _begin(self, index: int, part: Tensor) -> None:
         self.wait(index)

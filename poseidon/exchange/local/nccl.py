@@ -8,7 +8,7 @@ beside the compute stream, on NCCL's own streams.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ class GroupTensors:
         network: this worker's rank and the group's size; rank 0 is the leader.
         rendezvous: the store through which the group is formed.
         backend: the library that carries the operations.
+        watch: see `ProcessGroup`.
     """
 
     def __init__(
@@ -36,12 +37,13 @@ class GroupTensors:
         network: Network,
         rendezvous: Rendezvous,
         backend: Backend,
+        watch: Callable[[], None] | None = None,
     ) -> None:
         self._tensors = tensors
         self._order = order
         self._size = network.size
-        self._parts_group = ProcessGroup(rendezvous, "parts", network, backend)
-        self._values_group = ProcessGroup(rendezvous, "values", network, backend)
+        self._parts_group = ProcessGroup(rendezvous, "parts", network, backend, watch)
+        self._values_group = ProcessGroup(rendezvous, "values", network, backend, watch)
         self._contributed: dict[int, Tensor] = {}
         self._next_part = 0
         self._flights: dict[int, Waiter] = {}

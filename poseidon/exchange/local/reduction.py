@@ -296,6 +296,7 @@ def _collective(
         network=_network_of(group),
         rendezvous=rendezvous,
         backend=Backend.of(flat[0].device),
+        watch=group.interruption.check,
     )
 
 

@@ -96,7 +96,8 @@ class SharedTensors:
         self._tensors[index].copy_(self._values[index])
 
     def close(self) -> None:
-        """Do nothing: the memory is freed with the last of its views."""
+        """Free the memory: it goes with the last of its views."""
+        self._values, self._parts = [], []
 
 
 def new_file() -> int:

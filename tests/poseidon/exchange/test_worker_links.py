@@ -58,7 +58,7 @@ class HandFed:
     def wake(self) -> None:
         pass
 
-    def close(self) -> None:
+    def close(self, *, drops: bool = False) -> None:
         pass
 
 

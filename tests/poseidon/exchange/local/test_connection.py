@@ -25,6 +25,7 @@ from poseidon.exchange.local.connection import (
     send_all,
 )
 from ps_server import PeerLost, RemoteProtocolError, StalenessTimeout, TransportError
+from ps_server.interruption import Interruption
 from tests.support.unauthenticated import another_user
 
 Pair = tuple[Connection, Connection]
@@ -123,7 +124,7 @@ def test_a_first_message_that_does_not_end_is_not_waited_for(
 
 
 def come(address: str, number: int) -> None:
-    connection = connect(address, 20.0)
+    connection = connect(address, 20.0, Interruption())
     connection.send(Kind.HELLO, b"hello", number=number)
     connection.receive_files(20.0)
     connection.close()
@@ -134,7 +135,7 @@ def test_all_workers_of_a_machine_meet_whoever_comes_first(address: str) -> None
     for thread in threads:
         thread.start()
     heard: list[int] = []
-    connections = accept(address, 2, 20.0, lambda hello: heard.append(hello.number))
+    connections = accept(address, 2, 20.0, lambda hello: heard.append(hello.number), Interruption())
     assert sorted(heard) == [1, 2]
     assert [connection.peer for connection in connections] == ["worker 1", "worker 2"]
     assert not Path(address).parent.exists()
@@ -149,7 +150,7 @@ def test_all_workers_of_a_machine_meet_whoever_comes_first(address: str) -> None
 def test_a_folder_that_holds_something_else_stays(address: str) -> None:
     Path(address).parent.mkdir(exist_ok=True)
     Path(address).with_name("other").touch()
-    assert accept(address, 0, 20.0, lambda hello: None) == []
+    assert accept(address, 0, 20.0, lambda hello: None, Interruption()) == []
     assert [path.name for path in Path(address).parent.iterdir()] == ["other"]
 
 
@@ -157,7 +158,7 @@ def test_a_number_out_of_range_is_refused_and_told_so(address: str) -> None:
     said: list[str] = []
 
     def stranger() -> None:
-        connection = connect(address, 20.0)
+        connection = connect(address, 20.0, Interruption())
         connection.send(Kind.HELLO, number=2)
         message = connection.receive()
         said.append(message.payload.decode())
@@ -166,7 +167,7 @@ def test_a_number_out_of_range_is_refused_and_told_so(address: str) -> None:
     thread = threading.Thread(target=stranger)
     thread.start()
     with pytest.raises(PeerLost, match=r"^a worker of this machine came as number 2 of 2$"):
-        accept(address, 1, 20.0, lambda hello: None)
+        accept(address, 1, 20.0, lambda hello: None, Interruption())
     thread.join()
     assert said == ["a worker of this machine came as number 2 of 2"]
 
@@ -180,18 +181,24 @@ def test_who_does_not_come_in_time_is_one_sentence(address: str) -> None:
     with pytest.raises(
         StalenessTimeout, match=r"^not every worker of this machine came within 0\.01 s$"
     ):
-        accept(address, 1, 0.01, lambda hello: None)
+        accept(address, 1, 0.01, lambda hello: None, Interruption())
     with pytest.raises(
         StalenessTimeout, match=r"^the leading worker did not listen at .* within 0\.01 s$"
     ):
-        connect(address, 0.01)
+        connect(address, 0.01, Interruption())
 
 
 def test_an_address_that_cannot_be_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(TransportError, match=r"^cannot listen on .*nowhere"):
-        accept(str(tmp_path / "nowhere" / "one" / "workers"), 1, 1.0, lambda hello: None)
+        accept(
+            str(tmp_path / "nowhere" / "one" / "workers"),
+            1,
+            1.0,
+            lambda hello: None,
+            Interruption(),
+        )
     with pytest.raises(TransportError, match=r"^cannot connect to .*: AF_UNIX path too long$"):
-        connect("/" + "x" * 200, 1.0)
+        connect("/" + "x" * 200, 1.0, Interruption())
 
 
 def open_to_all(folder: Path) -> None:
@@ -207,7 +214,7 @@ def test_another_user_is_turned_away_even_where_the_folder_is_open(address: str)
     open_to_all(Path(address).parent)
     found: list[Connection] = []
     leader = threading.Thread(
-        target=lambda: found.extend(accept(address, 1, 20.0, lambda hello: None))
+        target=lambda: found.extend(accept(address, 1, 20.0, lambda hello: None, Interruption()))
     )
     leader.start()
     stranger = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -219,7 +226,7 @@ def test_another_user_is_turned_away_even_where_the_folder_is_open(address: str)
     with another_user():
         stranger.connect(address)
     assert stranger.recv(1) == b"", "the connection was not cut"
-    worker = connect(address, 20.0)
+    worker = connect(address, 20.0, Interruption())
     worker.send(Kind.HELLO, number=1)
     leader.join()
     assert len(found) == 1
@@ -249,4 +256,4 @@ def test_a_leader_that_is_another_user_is_not_believed(address: str) -> None:
             listener.bind(address)
             listener.listen(1)
         with pytest.raises(TransportError, match="another user of this machine listens at"):
-            connect(address, 20.0)
+            connect(address, 20.0, Interruption())
