@@ -89,6 +89,12 @@ class _LogFile(logging.FileHandler):
             message = "the log %s cannot be written: %s; the job goes on without it"
             LOGGER.warning(message, self.baseFilename, error.strerror or error)
 
+    def move(self, file: Path) -> None:
+        """Append to a different file from now on."""
+        with self.lock or contextlib.nullcontext():
+            self.close()
+            self.baseFilename = str(file.absolute())
+
     def close(self) -> None:
         """See `logging.Handler`. A write error was reported before."""
         with contextlib.suppress(OSError):
@@ -150,3 +156,10 @@ def setup(
     for name in _ROOTS:
         logging.getLogger(name).setLevel(level)
     return LogOutputs(handlers=tuple(handlers))
+
+
+def move_file(file: Path) -> None:
+    """Append to a different file from now on, in the process's output to a file, if there is one."""
+    for handler in logging.getLogger(_ROOTS[0]).handlers:
+        if isinstance(handler, _LogFile):
+            handler.move(file)

@@ -25,7 +25,8 @@ from poseidon.errors import JobError, UsageError
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.observe.watchdog import Watchdog
 from poseidon.settings import hide_descriptors, read_settings
-from ps_server import ServerError, SignalKind
+from ps_server import Interrupted, ServerError, SignalKind
+from ps_server.interruption import Interruption
 from ps_server.link_load import sending_s
 
 LOGGER = logging.getLogger(__name__)
@@ -42,6 +43,9 @@ NO_DEBUGGER = (
     "breakpoint() needs a terminal, which only the one worker of a job on the launcher's own host "
     "has; expected such a job, or the script under plain `python`"
 )
+
+
+PAUSED = "the job pauses: it goes on with other workers"
 
 
 def launcher_streams() -> tuple[TextIO, TextIO]:
@@ -92,6 +96,10 @@ class LauncherConnection:
         self._addresses: dict[tuple[str, int], list[str]] = {}
         self._rounds: Counter[str] = Counter()
         self._exchanges: list[Exchange] = []
+        self._forwards = self._root = False
+        self._documents: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self.interruption = Interruption()
+        """Of the waits of this start: a request to pause makes it."""
         self.watchdog = Watchdog()
         """Of the training loop."""
         self.loop_position: LoopPosition | None = None
@@ -130,6 +138,7 @@ class LauncherConnection:
 
         Raises:
             JobError: they did not come within ten minutes, or the launcher has gone.
+            Interrupted: the launcher requests a pause.
         """
         return self._exchange_addresses(JOB, own)
 
@@ -154,10 +163,16 @@ class LauncherConnection:
             self.send("connecting", round=number, among=among)
         with self._arrived:
             self._arrived.wait_for(
-                lambda: at in self._addresses or self.gone.is_set(), CONNECT_TIMEOUT_S
+                lambda: (
+                    at in self._addresses
+                    or self.gone.is_set()
+                    or self.interruption.error is not None
+                ),
+                CONNECT_TIMEOUT_S,
             )
             if at in self._addresses:
                 return self._addresses[at]
+        self.interruption.check()
         if self.gone.is_set():
             raise JobError("the job was stopped before training began")
         raise JobError("the launcher has not sent the addresses of the job")
@@ -169,12 +184,33 @@ class LauncherConnection:
         They are forwarded by the first exchange given that is not closed. Another one that comes
         after a stop was requested of one that has closed requests it again.
         """
-        before = tuple(self._exchanges)
-        self._exchanges.append(exchange)
-        if not before:
-            self._thread("poseidon-requests", lambda: self._forward(rank)).start()
-        elif self.stopping.is_set() and rank == 0 and all(one.closed for one in before):
+        still_open = [one for one in self._exchanges if not one.closed]
+        self._exchanges = [*still_open, exchange]
+        self._root = rank == 0
+        if not self._forwards:
+            self._forwards = True
+            self._thread("poseidon-requests", self._forward).start()
+        elif self.stopping.is_set() and self._root and not still_open:
             exchange.control.request(SignalKind.STOP)
+
+    def pause(
+        self, snapshot: int | None, message: str = "", *, regrouped: bool = False
+    ) -> Mapping[str, Any]:
+        """Report that this worker has paused; return the document of the next start.
+
+        Args:
+            snapshot: the iteration of the newest complete memory snapshot that it holds.
+            message: why it has paused by itself, a sentence; empty: it was asked to.
+            regrouped: it has paused with all others, after the same iteration.
+
+        Raises:
+            JobError: the launcher has gone.
+        """
+        self.send("paused", snapshot=snapshot, message=message, regrouped=regrouped)
+        document = self._documents.get()
+        if document is None:
+            raise JobError("the launcher has gone while the worker was paused")
+        return document
 
     def close(self) -> None:
         """Stop the heartbeats."""
@@ -196,42 +232,61 @@ class LauncherConnection:
 
         return threading.Thread(target=run, name=name, daemon=True)
 
-    def _forward(self, rank: int) -> None:
+    def _forward(self) -> None:
         while True:
             do = str(self.commands.get().get("do"))
             if do == "gone":
                 LOGGER.warning("the launcher has gone: stopping with a snapshot")
-            elif do in self._notes and rank == 0:
+            elif do in self._notes and self._root:
                 LOGGER.info("%s", self._notes[do])
             kind = {
                 "stop": SignalKind.STOP,
                 "gone": SignalKind.STOP,
                 "snapshot": SignalKind.SNAPSHOT,
+                "regroup": SignalKind.REGROUP,
             }.get(do)
             if kind is SignalKind.STOP:
                 self.stopping.set()
-            if kind is not None and rank == 0:
+            if kind is not None and self._root:
                 with contextlib.suppress(
                     ServerError
                 ):  # the training loop gets the same error and reports it
                     exchanges = [one for one in self._exchanges if not one.closed]
                     (exchanges or self._exchanges)[0].control.request(kind)
+            if do == "gone":
+                return  # no command follows
 
     def _receive(self) -> None:
         try:
             for line in self._inlet:
                 with contextlib.suppress(ValueError):  # not JSON
                     command = json.loads(line)
-                    if isinstance(command, dict) and command.get("do") == "connect":
-                        self._take_addresses(command)
-                    elif isinstance(command, dict):
-                        self.commands.put(command)
+                    if isinstance(command, dict):
+                        self._take(command)
         except Exception as error:  # noqa: BLE001 - the thread's outermost frame: the worker stops as without a launcher
             LOGGER.warning("the launcher's commands cannot be read: %r", error)
         self.gone.set()
         with self._arrived:
             self._arrived.notify_all()
+        self._documents.put(None)
         self.commands.put({"do": "gone"})
+
+    def _take(self, command: dict[str, Any]) -> None:
+        do = command.get("do")
+        if do == "connect":
+            self._take_addresses(command)
+        elif do == "pause":
+            self.interruption.interrupt(Interrupted(PAUSED))
+            with self._arrived:
+                self._arrived.notify_all()
+        elif do == "go_on":  # the addresses that follow are of the next start
+            with self._arrived:
+                self.interruption = Interruption()
+                self._addresses.clear()
+                self._rounds.clear()
+            self._documents.put(command["document"])
+        else:
+            self.commands.put(command)
 
     def _take_addresses(self, command: Mapping[str, Any]) -> None:
         with self._arrived:

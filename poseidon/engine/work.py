@@ -5,18 +5,21 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
-from poseidon.engine.document import TrainingDocument, WorkerDocument
+from poseidon import log
+from poseidon.engine.document import TrainingDocument, WorkerDocument, read_document
 from poseidon.engine.launcher_connection import NOTHING_NOTED, LauncherConnection
 from poseidon.engine.observation import log_plan, open_trace
 from poseidon.engine.snapshot_writer import WrittenSnapshot
 from poseidon.exchange.auto.recorded import RecordedPlan
 from poseidon.exchange.building.built import Built
 from poseidon.exchange.membership import Membership
+from ps_server import Interrupted, PeerLost, ServerError, StalenessTimeout
 from ps_server.keys import Keyring
 from ps_server.network import Network
 from ps_server.protocol.virtual_workers import VirtualWorkers
@@ -62,6 +65,19 @@ class TrainingWork(Work[Training]):
         """Open the worker's trace, if the job writes any."""
         document = self.document
         return open_trace(Path(document.output), document.rank) if document.trace else NO_TRACE
+
+    def pauses_after(self, error: ServerError) -> bool:
+        """Return whether an error ends this worker's part of a start, but not the worker: it has
+        lost others, in a job that goes on from memory.
+        """
+        lost = isinstance(error, Interrupted | PeerLost | StalenessTimeout)
+        return self.document.replicas > 0 and (lost or self.launcher.interruption.error is not None)
+
+    def pause(self, snapshot: int | None, message: str = "", *, regrouped: bool = False) -> None:
+        """Wait for the document of the next start; see `LauncherConnection.pause`."""
+        found = self.launcher.pause(snapshot, message, regrouped=regrouped)
+        self.document = read_document(type(self.document), json.dumps(found))
+        log.move_file(self.document.log_file)
 
     def report_snapshot(self, written: WrittenSnapshot) -> None:
         """Report a snapshot that is complete on disk."""

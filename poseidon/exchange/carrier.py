@@ -45,6 +45,10 @@ class CarrierState:
         """Return the history of each of the carrier's tensors, by index."""
         return {}
 
+    def kept(self) -> Mapping[int, History]:
+        """Return the same, on any replica of a job whose history is shared."""
+        return self.histories()
+
     def replicated(self) -> Mapping[str, Tensor]:
         """Return what the carrier keeps equal on all replicas beside the tensors, by name."""
         return {}

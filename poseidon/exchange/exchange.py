@@ -34,6 +34,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -293,6 +294,21 @@ class Exchange:
             after(call, index, began_ns, ended_ns)
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The histories of all tensors after one iteration."""
+
+    histories: Sequence[History]
+
+    def poll(self) -> Sequence[History] | None:
+        """Return them once they are complete; None before."""
+        return self.histories
+
+    def result(self) -> Sequence[History]:
+        """Wait until they are complete, and return them."""
+        return self.histories
+
+
 class ExchangeState:
     """What a snapshot holds of an exchange beside the tensors. It may be read after `settle`.
 
@@ -324,6 +340,16 @@ class ExchangeState:
             for part in self._parts:
                 found |= part.histories()
             return [found[index] for index in sorted(found)]
+
+    def keep(self) -> Kept:
+        """Return each tensor's history, which all replicas share; any of them may ask for it, after
+        `settle` and before the next iteration.
+        """
+        with self._exchange.observing(Call.HISTORIES):
+            found: dict[int, History] = {}
+            for part in self._parts:
+                found |= part.kept()
+            return Kept([found[index] for index in sorted(found)])
 
     def replicated(self) -> Mapping[str, Tensor]:
         """Return what is equal on all replicas beside the tensors: live tensors by name."""

@@ -68,7 +68,7 @@ class Resumed:
 
     Attributes:
         progress: the position of the loop.
-        model: the file of the weights.
+        model: the file of the weights; None: a snapshot in memory.
         own_histories: one per trained tensor.
         outer: the histories of the outer rule of local steps, one per trained tensor; empty: none.
         held_back: `ExchangeState.held_back` of all processes; where two have one name, of this
@@ -78,7 +78,7 @@ class Resumed:
     """
 
     progress: Progress
-    model: Path
+    model: Path | None = None
     own_histories: list[History]
     outer: list[History]
     held_back: Mapping[str, NDArray[np.float32]]
@@ -111,9 +111,16 @@ class Checkpoint:
     Args:
         replica: the nets of this process.
         settings: how snapshots are kept.
+        writer: writes them, one after another; None: a new one.
     """
 
-    def __init__(self, replica: Replica, *, settings: SnapshotSettings | None = None) -> None:
+    def __init__(
+        self,
+        replica: Replica,
+        *,
+        settings: SnapshotSettings | None = None,
+        writer: SnapshotWriter | None = None,
+    ) -> None:
         self._replica = replica
         self._solver = replica.solver.param
         self._arrays_per_blob = history_count(replica.settings.base_rule.kind)
@@ -121,7 +128,7 @@ class Checkpoint:
         self._workers = replica.virtual_workers.count
         self._settings = settings or SnapshotSettings()
         self.frozen = FrozenHistories(replica.train.parameters_info, replica.settings)
-        self._writer = SnapshotWriter(self._settings.on_wait)
+        self._writer = writer or SnapshotWriter(self._settings.on_wait)
         self.schemes: tuple[Scheme, ...] = ()
         """The scheme of each trained tensor, where a resumed run cannot find it out again."""
 

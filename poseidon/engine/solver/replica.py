@@ -143,8 +143,36 @@ class Replica:
         self._divide_prefetch()
         return [nets for nets in self.nets if nets.number not in before]
 
+    def go_on(self, context: LayerContext, placed: VirtualWorkers) -> None:
+        """Compute for other virtual workers of a job that goes on with other processes. The state
+        of all of them is to be restored.
+
+        Args:
+            context: of this process among these.
+            placed: as many virtual workers as before, on these.
+        """
+        self.context = context
+        for net in self._open:
+            net.drop_graph()
+            net.drop_data()
+        for info in self.train.parameters_info:
+            info.parameter.grad = None
+        if not self.fixed_because:
+            self.place(placed)
+            return
+        closing = list(self._open)  # what their layers keep is of a later iteration
+        self.nets = self._nets_of(placed, {}, owner=self.train)
+        self.virtual_workers = placed
+        for net in closing:
+            net.close()
+            self._open.remove(net)
+        self._divide_prefetch()
+
     def _nets_of(
-        self, placed: VirtualWorkers, present: Mapping[int, WorkerNets]
+        self,
+        placed: VirtualWorkers,
+        present: Mapping[int, WorkerNets],
+        owner: Net | None = None,
     ) -> tuple[WorkerNets, ...]:
         """Return the nets of each virtual worker that a placement gives to this process.
 
@@ -152,8 +180,9 @@ class Replica:
             placed: the placement.
             present: the nets that this process has, by virtual worker. The first ones to be
                 compiled own the parameters.
+            owner: owns them, where there are none.
         """
-        owner = next((nets.train for nets in present.values()), None)
+        owner = next((nets.train for nets in present.values()), owner)
         found = []
         for number in placed.of(self.context.rank):
             nets = present.get(number) or self._compile(number, placed, owner)

@@ -29,6 +29,7 @@ from poseidon.engine.finite import LossWatch
 from poseidon.engine.solver.balancer import Move
 from poseidon.engine.solver.balancing import Balancing
 from poseidon.engine.solver.checkpoint import Checkpoint, Progress
+from poseidon.engine.solver.memory import MemorySnapshots
 from poseidon.engine.solver.replica import Replica, Values, WorkerNets
 from poseidon.engine.solver.tester import Tester
 from poseidon.engine.solver.worker_state import Leaving
@@ -80,6 +81,10 @@ class LoopSettings:
     stop_at_nan: bool = True
 
 
+class Regrouped(Exception):
+    """All workers have paused after the same iteration, with a memory snapshot of it."""
+
+
 class Trainer:
     """Trains the replica of one worker's process.
 
@@ -94,6 +99,7 @@ class Trainer:
         sinks: receive records too, on rank 0.
         start: the position to begin at.
         balancing: moves virtual workers between processes; None: they stay.
+        memory: takes memory snapshots; None: there are none.
     """
 
     def __init__(
@@ -108,6 +114,7 @@ class Trainer:
         sinks: list[Sink],
         start: Progress,
         balancing: Balancing | None = None,
+        memory: MemorySnapshots | None = None,
     ) -> None:
         self._replica = replica
         self._exchange = exchange
@@ -127,6 +134,7 @@ class Trainer:
             start=start.iteration,
         )
         self._balancing = balancing
+        self._memory = memory
         self._iteration = start.iteration
         self._tests_done = start.tests_done
         self._smoothed: dict[int, SmoothedLoss] = {}
@@ -168,7 +176,11 @@ class Trainer:
         return self._iteration
 
     def run(self) -> None:
-        """Train to the end, or until the job is asked to stop."""
+        """Train to the end, or until the job is asked to stop.
+
+        Raises:
+            Regrouped: the job is asked to go on with other workers.
+        """
         self._log_line(solving(self._settings.title))
         try:
             self._end(stopped=self._loop())
@@ -184,10 +196,15 @@ class Trainer:
 
     def _loop(self) -> bool:
         solver = self._solver
+        if self._memory is not None and self._iteration < solver.max_iter:
+            self._keep_in_memory(self._memory)
         while self._iteration < solver.max_iter:
             if self._test_is_due(first=solver.test_initialization) and not self._test():
                 return True
+            began_s = time.perf_counter()
             self._step()
+            if self._memory is not None:
+                self._memory.follow(self._iteration, time.perf_counter() - began_s)
             move = self._decided_move()
             requests = self._requests_now()
             if SignalKind.SNAPSHOT in requests or (
@@ -199,9 +216,22 @@ class Trainer:
                 self._compare_replicas()
             if SignalKind.STOP in requests:
                 return True
+            if self._memory is not None and self._iteration < solver.max_iter:
+                regroups = SignalKind.REGROUP in requests
+                if regroups or self._memory.is_due(self._iteration):
+                    self._keep_in_memory(self._memory)
+                if regroups:
+                    self._memory.finish()
+                    raise Regrouped
             if move is not None:
                 self._move(move)
         return False
+
+    def _keep_in_memory(self, memory: MemorySnapshots) -> None:
+        for losses in self._losses.values():
+            losses.check()
+        averages = {number: smoothed.losses for number, smoothed in self._smoothed.items()}
+        memory.begin(self._iteration, self._tests_done, averages)
 
     def _decided_move(self) -> Move | None:
         if self._balancing is None:

@@ -13,27 +13,30 @@ from types import MappingProxyType
 from torch import nn
 
 from poseidon.engine.averages import SmoothedLoss
+from poseidon.engine.broadcast import broadcast_bytes, broadcast_parameters
 from poseidon.engine.document import JobDocument
 from poseidon.engine.launcher_connection import LauncherConnection
 from poseidon.engine.layer_context import layer_context
 from poseidon.engine.observation import Observation
-from poseidon.engine.snapshot_writer import SnapshotSettings
+from poseidon.engine.snapshot_writer import SnapshotSettings, SnapshotWriter
 from poseidon.engine.solver.balancer import Balancer
 from poseidon.engine.solver.balancing import Balancing
 from poseidon.engine.solver.checkpoint import Checkpoint, Progress, Resumed
+from poseidon.engine.solver.memory import MemorySnapshot, MemorySnapshots, SnapshotInterval
 from poseidon.engine.solver.replica import Replica, WorkerNets
 from poseidon.engine.solver.summary import net_table
 from poseidon.engine.solver.tester import Tester
-from poseidon.engine.solver.trainer import LoopSettings, Trainer
+from poseidon.engine.solver.trainer import LoopSettings, Regrouped, Trainer
 from poseidon.engine.tools.preflight import weight_files
 from poseidon.engine.work import NOTHING, TrainingWork, membership_of
-from poseidon.errors import counted
+from poseidon.errors import JobError, counted
 from poseidon.exchange.base import ExchangeSettings
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.building.built import Built
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.observe.watchdog import WatchdogObserver
+from poseidon.layers.base import LayerContext
 from poseidon.layers.user_modules import import_modules, location_in
 from poseidon.metrics.glog_lines import GlogSink, number
 from poseidon.metrics.netoutputs import NetOutputs
@@ -42,6 +45,7 @@ from poseidon.proto.caffe_pb2 import TRAIN
 from poseidon.proto.definition import read_solver
 from poseidon.proto.shipped import unpack_solver
 from poseidon.solvers.settings import solver_settings
+from ps_server import ServerError
 
 LOGGER = logging.getLogger("poseidon.engine.solver.worker")
 PROGRESS_S = 0.25
@@ -152,6 +156,13 @@ class SolverWork(TrainingWork[JobDocument]):
     """One worker of `poseidon train`, from its document to the end of training."""
 
     document_class = JobDocument
+
+    def __init__(self, document: JobDocument, launcher: LauncherConnection) -> None:
+        super().__init__(document, launcher)
+        self._writer = SnapshotWriter(launcher.watchdog.progress)
+        self._memory: MemorySnapshots | None = None
+        self._kept: MemorySnapshot | None = None
+
     notes = MappingProxyType(
         {
             "stop": "asked to stop: the job ends after a few iterations, a test after its batch; a "
@@ -165,22 +176,68 @@ class SolverWork(TrainingWork[JobDocument]):
         return location_in(self.document.imports, error)
 
     def run(self) -> Mapping[str, object]:
-        """Build the nets, train, and leave the job."""
-        document = self.document
-        import_modules(document.imports)
-        packed = document.definitions
+        """Build the nets, train, and leave the job.
+
+        A worker that pauses keeps its nets and its memory snapshot for the next start.
+        """
+        import_modules(self.document.imports)
+        replica = self._replica()
+        try:
+            while not self._trained(replica):
+                self._place(replica)
+        finally:
+            replica.close()
+        return NOTHING
+
+    def _replica(self) -> Replica:
+        document, packed = self.document, self.document.definitions
         solver = unpack_solver(packed) if packed else read_solver(document.solver)
         solver = solver.with_settings(document.settings).with_train_state(
             level=int(document.level) if document.level else None, stages=document.stages
         )
-        settings = solver_settings(solver)
-        context = layer_context(document, phase=TRAIN, seed=document.seed)
-        replica = Replica(solver, settings, context, document.placement)
+        return Replica(solver, solver_settings(solver), self._context(), document.placement)
+
+    def _context(self) -> LayerContext:
+        return layer_context(self.document, phase=TRAIN, seed=self.document.seed)
+
+    def _place(self, replica: Replica) -> None:
+        """Take the place in the job that the document of the next start gives to this worker."""
+        gc.unfreeze()
+        replica.go_on(self._context(), self.document.placement)
+
+    def _trained(self, replica: Replica) -> bool:
+        """Train; return whether this is the end. Otherwise the document of the next start is here.
+
+        Raises:
+            PoseidonError: an error that no other start mends.
+        """
+        if self.document.aside:
+            self.pause(None)
+            return False
         try:
             self._train(replica)
-        finally:
-            replica.close()
-        return NOTHING
+        except Regrouped:
+            self.pause(self._kept_iteration, regrouped=True)
+        except ServerError as error:
+            if not self.pauses_after(error):
+                raise
+            LOGGER.info("paused: %s", error)
+            asked = self.launcher.interruption.error is not None
+            self.pause(self._kept_iteration, "" if asked else str(error))
+        else:
+            return True
+        return False
+
+    @property
+    def _kept_iteration(self) -> int | None:
+        """The iteration of the newest memory snapshot that this worker can start others from."""
+        newest = self._newest()
+        return newest.iteration if newest is not None and newest.values else None
+
+    def _newest(self) -> MemorySnapshot | None:
+        if self._memory is not None and self._memory.newest is not None:
+            self._kept = self._memory.newest
+        return self._kept
 
     def _train(self, replica: Replica) -> None:
         document, rank = self.document, self.document.rank
@@ -193,6 +250,7 @@ class SolverWork(TrainingWork[JobDocument]):
                 on_wait=self.launcher.watchdog.progress,
                 stop_at_nan=document.stop_at_nan,
             ),
+            writer=self._writer,
         )
         resumed = self._starting_point(replica, checkpoint)
         start = Progress(iteration=0) if resumed is None else resumed.progress
@@ -212,6 +270,7 @@ class SolverWork(TrainingWork[JobDocument]):
                 self.launcher.exchange_addresses,
                 trace=trace,
                 schemes=self._schemes(replica, resumed),
+                interruption=self.launcher.interruption,
             )
         if built.recorded or (
             document.exchange.kind is ExchangeKind.HYBRID and built.store is not None
@@ -229,14 +288,16 @@ class SolverWork(TrainingWork[JobDocument]):
         try:
             if resumed is not None:
                 exchange.state.hold_back(resumed.held_back)
-            exchange.open(
-                None if resumed is None else resumed.histories(local_steps=built.local_steps)
-            )
+            histories = resumed.histories(local_steps=built.local_steps) if resumed else None
+            exchange.open(histories or None)
+            if document.rewind >= 0:
+                start = self._share(replica, exchange, checkpoint)
             _freeze_objects()
             self.launcher.forward_requests(exchange, rank)
             if rank == 0:
                 self._log_start(replica, built)
             balancing = self._balancing(replica, seen, start)
+            self._memory = self._memory_snapshots(replica, built, checkpoint, start)
             with self._trainer(replica, exchange, checkpoint, start, balancing) as trainer:
                 seen.watch()
                 trainer.run()
@@ -246,6 +307,40 @@ class SolverWork(TrainingWork[JobDocument]):
                 seen.close()
             finally:
                 trace.close()
+
+    def _memory_snapshots(
+        self, replica: Replica, built: Built, checkpoint: Checkpoint, start: Progress
+    ) -> MemorySnapshots | None:
+        """Return what takes memory snapshots; None if the job has none."""
+        document, exchange = self.document, built.exchange
+        if not document.replicas or exchange.state.private or built.local_steps:
+            return None
+        return MemorySnapshots(
+            replica,
+            exchange,
+            checkpoint.frozen,
+            holds=document.client <= document.replicas and document.local_rank == 0,
+            interval=SnapshotInterval(start.iteration, document.memory_snapshot_every),
+            schemes=checkpoint.schemes,
+        )
+
+    def _share(self, replica: Replica, exchange: Exchange, checkpoint: Checkpoint) -> Progress:
+        """Bring every worker to rank 0's memory snapshot, where `Exchange.open` has not; return
+        its position.
+        """
+        document, gather = self.document, exchange.control.all_gather
+        newest = self._newest()
+        own = newest.pack() if document.rank == 0 and newest is not None else None
+        packed = broadcast_bytes(own, gather, rank=document.rank)
+        assert packed is not None, "worker 0 has checked its snapshot"
+        replicated = list(exchange.state.replicated().values())
+        broadcast_parameters(replicated, gather, rank=document.rank)
+        snapshot = MemorySnapshot.unpack(packed)
+        for nets in replica.nets:
+            snapshot.states[nets.number].arrive(nets)
+        if snapshot.frozen:
+            checkpoint.frozen.restore(snapshot.frozen)
+        return snapshot.progress(document.placement.of(document.rank))
 
     def _watch(self, arrived: Sequence[WorkerNets]) -> None:
         """Let the watchdog see the progress of nets."""
@@ -286,18 +381,42 @@ class SolverWork(TrainingWork[JobDocument]):
 
     def _starting_point(self, replica: Replica, checkpoint: Checkpoint) -> Resumed | None:
         document = self.document
+        if document.rewind >= 0:
+            return self._rewound(replica)
         if not document.snapshot:
             self._log_notes(replica.load(weight_files(replica.solver, document.weights)))
             return None
         resumed = checkpoint.restore(
             Path(document.snapshot), private_histories=membership_of(document).private_histories
         )
-        self._log_notes(replica.load([resumed.model]))
+        self._log_notes(replica.load([resumed.model] if resumed.model else []))
         if self.document.rank == 0:
             LOGGER.info(
                 "going on from %s at iteration %d", document.snapshot, resumed.progress.iteration
             )
         return resumed
+
+    def _rewound(self, replica: Replica) -> Resumed:
+        """Return what this worker begins with from memory; `_share` brings the rest.
+
+        Raises:
+            JobError: this is rank 0, and it does not have the snapshot.
+        """
+        rewind, rank, newest = self.document.rewind, self.document.rank, self._newest()
+        if newest is None or newest.iteration != rewind:
+            newest = None  # what its codecs hold back is of another iteration
+        if rank == 0:
+            if newest is None or not newest.values:
+                raise JobError(f"worker 0 has no memory snapshot of iteration {rewind}")
+            newest.restore_values(replica)
+            LOGGER.info("going on from memory at iteration %d", rewind)
+        return Resumed(
+            progress=Progress(iteration=rewind),
+            own_histories=[] if newest is None else list(newest.histories),
+            outer=[],
+            held_back={} if newest is None else newest.held_back,
+            schemes=() if newest is None else newest.schemes,
+        )
 
     def _log_notes(self, notes: list[str]) -> None:
         if self.document.rank == 0:
@@ -377,6 +496,7 @@ class SolverWork(TrainingWork[JobDocument]):
             sinks=sinks,
             start=start,
             balancing=balancing,
+            memory=self._memory,
         )
         try:
             yield trainer

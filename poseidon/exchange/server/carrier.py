@@ -182,6 +182,9 @@ class ServerState(CarrierState):
         """Return the histories. Rank 0 brings the shards' copies up to date."""
         for table in self._copies:
             self._tables.store_copy(table)
+        return self.kept()
+
+    def kept(self) -> Mapping[int, History]:
         found: dict[int, History] = {}
         for placed in self._placed:
             found |= placed.histories()

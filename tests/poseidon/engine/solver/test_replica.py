@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -171,6 +172,29 @@ def test_a_layer_that_keeps_a_state_keeps_virtual_workers_where_they_are(
     replica = replica_of(solver, (0, 2), 0)
     try:
         assert replica.fixed_because == "layer 'pool' (Pooling) keeps a state of its own"
+    finally:
+        replica.close()
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_process_that_goes_on_elsewhere_has_its_parameters_and_no_state_of_layers(
+    solver: Path, monkeypatch: pytest.MonkeyPatch, keeps: bool
+) -> None:
+    monkeypatch.setattr(Pooling, "KEEPS_STATE", keeps)
+    replica = replica_of(solver, (0, 2, 4, 6), 2)
+    try:
+        before = {nets.number: nets for nets in replica.nets}
+        parameters = [info.parameter for info in replica.train.parameters_info]
+        parameters[0].grad = torch.ones_like(parameters[0])
+        context = replace(replica.context, rank=1, workers=2)
+        replica.go_on(context, VirtualWorkers((0, 3, 6)))
+        assert [nets.number for nets in replica.nets] == [3, 4, 5]
+        for nets in replica.nets:
+            assert (nets is before.get(nets.number)) == (not keeps and nets.number in before)
+            own = [info.parameter for info in nets.train.parameters_info]
+            assert all(one is other for one, other in zip(own, parameters, strict=True))
+            nets.train()
+        assert parameters[0].grad is None
     finally:
         replica.close()
 

@@ -1,0 +1,324 @@
+"""Snapshots in memory: what a job goes on from when it has lost a worker.
+
+Laws:
+
+* A memory snapshot is the state after one iteration that all workers have finished, as one on disk
+  is. A job that goes on from it has the bits of an undisturbed one.
+* Every worker has the states of all virtual workers. The first worker of each of the first hosts
+  (`holds`) has the values and the histories as well, so one of them can start all others.
+* Training goes on while histories arrive. A snapshot counts once all of it is there; until then the
+  one before it does.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import struct
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgpack
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from poseidon.engine.averages import parts
+from poseidon.engine.solver.checkpoint import Progress
+from poseidon.engine.solver.frozen import FrozenHistories
+from poseidon.engine.solver.replica import Replica
+from poseidon.engine.solver.worker_state import Leaving
+from poseidon.exchange.base import Array, History
+from poseidon.exchange.exchange import Exchange, Kept
+from poseidon.exchange.job_control import join, split
+from poseidon.exchange.kinds import Scheme
+from ps_server import Collection
+
+COST = 0.02
+"""The part of the training time that memory snapshots may take."""
+FIRST = 5
+"""Iterations from the start of training to the first snapshot whose cost counts."""
+LEAST, MOST = 2, 10_000
+"""The fewest and the most iterations between two snapshots."""
+_COSTS = struct.Struct("<dd")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemorySnapshot:
+    """A complete snapshot.
+
+    Attributes:
+        iteration: iterations finished.
+        tests_done: test passes made.
+        states: of each virtual worker, in order.
+        frozen: the histories of blobs that do not learn.
+        schemes: of each trained tensor, where a start cannot find it out again.
+        values: of each trained tensor; empty: this worker does not hold them.
+        histories: one per trained tensor; empty: as `values`.
+        held_back: what codecs hold back on this worker.
+    """
+
+    iteration: int
+    tests_done: int
+    states: tuple[Leaving, ...]
+    frozen: Mapping[str, History]
+    schemes: tuple[Scheme, ...]
+    values: Sequence[Tensor]
+    histories: Sequence[History]
+    held_back: Mapping[str, Array]
+
+    def pack(self) -> bytes:
+        """Return what every worker has of it, for one that has nothing."""
+        states = join(state.pack() for state in self.states)
+        schemes = [scheme.value for scheme in self.schemes]
+        head = msgpack.packb([self.iteration, self.tests_done, schemes])
+        return join([head, states, _pack_frozen(self.frozen)])
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> MemorySnapshot:
+        """Return what `pack` has packed."""
+        head, states, frozen = split(payload)
+        iteration, tests_done, schemes = msgpack.unpackb(head)
+        return cls(
+            iteration=iteration,
+            tests_done=tests_done,
+            states=tuple(map(Leaving.unpack, split(states))),
+            frozen=_unpack_frozen(frozen),
+            schemes=tuple(map(Scheme, schemes)),
+            values=(),
+            histories=(),
+            held_back={},
+        )
+
+    def progress(self, own: range) -> Progress:
+        """Return the position of the loop of a worker.
+
+        Args:
+            own: its virtual workers.
+        """
+        return Progress(
+            iteration=self.iteration,
+            tests_done=self.tests_done,
+            losses=tuple(tuple(self.states[number].state.smoothed_loss) for number in own),
+        )
+
+    def restore_values(self, replica: Replica) -> None:
+        """Set the trained tensors to the values, on a worker that holds them."""
+        for trained, value in zip(replica.trained, self.values, strict=True):
+            trained.tensor.detach().copy_(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Begun:
+    """A snapshot whose parts are on their way; fields as of `MemorySnapshot`."""
+
+    iteration: int
+    tests_done: int
+    states: Collection
+    values: Sequence[Tensor]
+    histories: Kept | None
+    held_back: Mapping[str, Array]
+
+
+class MemorySnapshots:
+    """The memory snapshots of one worker.
+
+    Args:
+        replica: the nets of this process.
+        exchange: the exchange of this worker.
+        frozen: the histories of blobs that do not learn, where virtual worker 0 is.
+        holds: whether this worker holds values and histories.
+        interval: when a snapshot is due.
+        schemes: of each trained tensor; see `MemorySnapshot`.
+
+    Attributes:
+        newest: the newest complete one.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        exchange: Exchange,
+        frozen: FrozenHistories,
+        *,
+        holds: bool,
+        interval: SnapshotInterval,
+        schemes: tuple[Scheme, ...] = (),
+    ) -> None:
+        self._replica = replica
+        self._exchange = exchange
+        self._frozen = frozen
+        self._holds = holds
+        self._interval = interval
+        self._schemes = schemes
+        self._begun: _Begun | None = None
+        self._spare: Sequence[Tensor] = ()
+        self.newest: MemorySnapshot | None = None
+
+    def is_due(self, iteration: int) -> bool:
+        """Return whether all workers take a snapshot when so many iterations are finished."""
+        return self._interval.is_due(iteration)
+
+    def begin(self, iteration: int, tests_done: int, losses: Mapping[int, Sequence[float]]) -> None:
+        """Begin a snapshot. Every worker calls it after the same iteration.
+
+        Args:
+            iteration: iterations finished.
+            tests_done: test passes made.
+            losses: in the average of each virtual worker of this process, oldest first.
+        """
+        self.finish()
+        began_s = time.perf_counter()
+        exchange, replica = self._exchange, self._replica
+        exchange.settle()
+        states = [Leaving.of(nets, losses[nets.number]) for nets in replica.nets]
+        has_first = any(nets.number == 0 for nets in replica.nets)
+        frozen = _pack_frozen(self._frozen.arrays()) if has_first else b""
+        packed = join(state.pack() for state in states)
+        self._begun = _Begun(
+            iteration=iteration,
+            tests_done=tests_done,
+            histories=exchange.state.keep() if self._holds else None,
+            states=exchange.control.gather(
+                join([_COSTS.pack(*self._interval.costs()), frozen, packed])
+            ),
+            values=self._copied_values() if self._holds else (),
+            held_back={name: np.array(a) for name, a in exchange.state.held_back().items()},
+        )
+        self._interval.begun(iteration, time.perf_counter() - began_s)
+
+    def _copied_values(self) -> Sequence[Tensor]:
+        tensors = [trained.tensor.detach() for trained in self._replica.trained]
+        copies = self._spare or [torch.empty_like(tensor) for tensor in tensors]
+        self._spare = ()
+        for copy, tensor in zip(copies, tensors, strict=True):
+            copy.copy_(tensor)
+        return copies
+
+    def follow(self, iteration: int, seconds: float) -> None:
+        """Take what has come of a snapshot; all workers call it after each iteration.
+
+        Args:
+            iteration: iterations finished.
+            seconds: that the last one took.
+        """
+        begun = self._begun
+        self._interval.note(seconds, transferring=begun is not None)
+        if begun is None:
+            return
+        if not self._interval.is_decided and iteration > begun.iteration:
+            payloads = begun.states.result()  # sent before an iteration that all have finished
+            self._interval.decide([_COSTS.unpack(split(payload)[0]) for payload in payloads])
+        if begun.histories is None or begun.histories.poll() is not None:
+            self._complete(begun)
+
+    def finish(self) -> None:
+        """Wait until the snapshot that has begun, if any, is complete."""
+        if self._begun is not None:
+            self._complete(self._begun)
+
+    def _complete(self, begun: _Begun) -> None:
+        payloads = begun.states.result()
+        if not self._interval.is_decided:
+            self._interval.decide([_COSTS.unpack(split(payload)[0]) for payload in payloads])
+        heads = [split(payload) for payload in payloads]
+        before = self.newest
+        self.newest = MemorySnapshot(
+            iteration=begun.iteration,
+            tests_done=begun.tests_done,
+            states=tuple(map(Leaving.unpack, parts([packed for _, _, packed in heads]))),
+            frozen=_unpack_frozen(next((frozen for _, frozen, _ in heads if frozen), b"")),
+            schemes=self._schemes,
+            values=begun.values,
+            histories=() if begun.histories is None else begun.histories.result(),
+            held_back=begun.held_back,
+        )
+        self._begun = None
+        if before is not None:
+            self._spare = before.values
+
+
+class SnapshotInterval:
+    """Chooses when memory snapshots are due. Pure: all workers give it the same costs.
+
+    Args:
+        start: iterations finished at the start, when the first one is taken.
+        every: iterations from one to the next; 0: so many that they cost at most `COST`.
+    """
+
+    def __init__(self, start: int, every: int) -> None:
+        self._every = every
+        self._begun_at = start
+        self._due = start
+        self._blocked_s = 0.0
+        self._usual: list[float] = []
+        self._during: list[float] = []
+        self.is_decided = True
+        """Whether the next one has its iteration."""
+
+    def is_due(self, iteration: int) -> bool:
+        """Return whether one is due when so many iterations are finished."""
+        return self.is_decided and iteration == self._due
+
+    def costs(self) -> tuple[float, float]:
+        """Return the seconds that the last snapshot has cost this worker, and those of an
+        iteration; 0 before they are known.
+        """
+        if not self._usual:
+            return 0.0, 0.0
+        usual_s = statistics.median(self._usual)
+        slower_s = max(0.0, sum(self._during) - usual_s * len(self._during))
+        return self._blocked_s + slower_s, usual_s
+
+    def begun(self, iteration: int, blocked_s: float) -> None:
+        """Note a snapshot.
+
+        Args:
+            iteration: iterations finished.
+            blocked_s: seconds for which training has waited for it.
+        """
+        self._begun_at, self._blocked_s = iteration, blocked_s
+        self._usual.clear()
+        self._during.clear()
+        self.is_decided = False
+
+    def note(self, seconds: float, *, transferring: bool) -> None:
+        """Note the time of an iteration, and whether parts of a snapshot came in it."""
+        (self._during if transferring else self._usual).append(seconds)
+
+    def decide(self, costs: Sequence[tuple[float, float]]) -> None:
+        """Choose when the next one is due.
+
+        Args:
+            costs: `costs` of each worker when it began the last one.
+        """
+        self.is_decided = True
+        if self._every:
+            self._due = self._begun_at + self._every
+            return
+        known = [(cost_s, iteration_s) for cost_s, iteration_s in costs if iteration_s > 0]
+        if len(known) < len(costs):
+            self._due = self._begun_at + FIRST
+            return
+        share = max(cost_s / iteration_s for cost_s, iteration_s in known)
+        self._due = self._begun_at + min(max(LEAST, math.ceil(share / COST)), MOST)
+
+
+def _pack_frozen(frozen: Mapping[str, Sequence[NDArray[np.float32]]]) -> bytes:
+    named = [
+        [name, [[list(array.shape), array.tobytes()] for array in history]]
+        for name, history in frozen.items()
+    ]
+    packed: bytes = msgpack.packb(named) if named else b""
+    return packed
+
+
+def _unpack_frozen(packed: bytes) -> dict[str, History]:
+    if not packed:
+        return {}
+    return {
+        name: [np.frombuffer(data, np.float32).reshape(shape) for shape, data in history]
+        for name, history in msgpack.unpackb(packed)
+    }

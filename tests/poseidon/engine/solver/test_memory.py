@@ -1,0 +1,82 @@
+"""When memory snapshots are due, and what is sent of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from poseidon.engine.solver.memory import FIRST, LEAST, MOST, MemorySnapshot, SnapshotInterval
+from poseidon.engine.solver.worker_state import Leaving
+from poseidon.exchange.kinds import Scheme
+from poseidon.proto.caffe_pb2 import PoseidonWorkerState
+
+
+def after_one(iteration_s: float, during_s: float, blocked_s: float) -> SnapshotInterval:
+    """Return the interval of a worker after a snapshot at iteration 0 and ten more iterations."""
+    interval = SnapshotInterval(0, every=0)
+    interval.begun(0, blocked_s)
+    interval.decide([(0.0, 0.0)])
+    for number in range(10):
+        interval.note(during_s if number < 2 else iteration_s, transferring=number < 2)
+    return interval
+
+
+def test_a_fixed_interval_counts_from_the_snapshot_before() -> None:
+    interval = SnapshotInterval(7, every=4)
+    assert interval.is_due(7)
+    interval.begun(7, 0.1)
+    assert not interval.is_due(11)  # not before all workers have decided
+    interval.decide([(0.0, 0.0)] * 3)
+    assert [i for i in range(20) if interval.is_due(i)] == [11]
+
+
+def test_the_first_measured_snapshot_comes_soon() -> None:
+    interval = SnapshotInterval(7, every=0)
+    interval.begun(7, 0.1)
+    interval.decide([(0.5, 0.1), (0.0, 0.0)])  # one worker has measured nothing yet
+    assert interval.is_due(7 + FIRST)
+
+
+def test_a_cost_is_the_wait_and_what_slower_iterations_take_longer() -> None:
+    cost_s, iteration_s = after_one(iteration_s=0.5, during_s=0.75, blocked_s=0.25).costs()
+    assert (cost_s, iteration_s) == (0.25 + 2 * 0.25, 0.5)
+    assert after_one(iteration_s=0.5, during_s=0.25, blocked_s=0.25).costs() == (0.25, 0.5)
+
+
+def test_the_dearest_worker_decides_for_a_fiftieth_of_the_time() -> None:
+    interval = after_one(iteration_s=0.5, during_s=0.5, blocked_s=0.0)
+    for costs, expected in (
+        ([(0.1, 0.5), (0.2, 0.5), (0.0, 0.5)], 20),  # 0.2 s in 20 iterations of 0.5 s
+        ([(0.0, 0.5)] * 3, LEAST),
+        ([(1e6, 0.5)] * 3, MOST),
+    ):
+        interval.begun(100, 0.0)
+        interval.decide(costs)
+        assert interval.is_due(100 + expected)
+
+
+def test_what_is_sent_of_a_snapshot_comes_back() -> None:
+    states = tuple(
+        Leaving(
+            state=PoseidonWorkerState(rank=rank, smoothed_loss=[0.5, rank], torch_rng=b"r"),
+            tests=(b"one", b""),
+        )
+        for rank in range(3)
+    )
+    frozen = {"conv": [np.arange(6, dtype=np.float32).reshape(2, 3)], "ip": []}
+    snapshot = MemorySnapshot(
+        iteration=12,
+        tests_done=3,
+        states=states,
+        frozen=frozen,
+        schemes=(Scheme.SERVER, Scheme.FACTORS),
+        values=(torch.zeros(1),),
+        histories=([np.zeros(1, np.float32)],),
+        held_back={},
+    )
+    found = MemorySnapshot.unpack(snapshot.pack())
+    assert (found.iteration, found.tests_done, found.schemes) == (12, 3, snapshot.schemes)
+    assert (found.states, found.values, found.histories) == (states, (), ())
+    assert found.frozen.keys() == frozen.keys()
+    np.testing.assert_array_equal(found.frozen["conv"][0], frozen["conv"][0])
+    assert found.progress(range(1, 3)).losses == ((0.5, 1.0), (0.5, 2.0))

@@ -1,0 +1,246 @@
+"""Workers that pause and go on with other workers: the bits of an undisturbed job."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from poseidon.engine.document import JobDocument
+from poseidon.engine.launcher_connection import LauncherConnection
+from poseidon.engine.process import run_work
+from poseidon.engine.solver.worker import SolverWork
+from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.options import ExchangeOptions
+from ps_server import Server, Shard, ZmqServerTransport
+from ps_server.protocol.virtual_workers import VirtualWorkers
+from tests.support.cluster import serving
+from tests.support.training import write_definitions
+from tests.support.training_processes import make_data
+
+V = 6
+ITERATIONS = 60
+WAIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def databases(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("databases")
+    make_data(folder)
+    return folder
+
+
+class Worker:
+    """A worker of a job, as a thread; the test is its launcher."""
+
+    def __init__(self, document: JobDocument) -> None:
+        ends = [os.pipe() for _ in range(2)]
+        (inlet, self._events), (self._commands, outlet) = (
+            [os.fdopen(ends[0][0], "r"), os.fdopen(ends[1][0], "r")],
+            [os.fdopen(ends[0][1], "w"), os.fdopen(ends[1][1], "w")],
+        )
+        self._files = [inlet, self._events, self._commands, outlet]
+        self._arrived = threading.Condition()
+        self.events: list[dict[str, Any]] = []
+        work = SolverWork(document, LauncherConnection(inlet, outlet))
+
+        def run() -> None:
+            run_work(work)
+            outlet.close()
+
+        self._threads = [threading.Thread(target=run), threading.Thread(target=self._read)]
+        for thread in self._threads:
+            thread.start()
+
+    def _read(self) -> None:
+        for line in self._events:
+            with self._arrived:
+                self.events.append(json.loads(line))
+                self._arrived.notify_all()
+
+    def send(self, do: str, **fields: object) -> None:
+        self._commands.write(json.dumps({"do": do, **fields}) + "\n")
+        self._commands.flush()
+
+    def wait_for(self, event: str, **fields: object) -> dict[str, Any]:
+        """Wait for an event with these fields; forget those up to it."""
+        wanted = {"event": event, **fields}
+        with self._arrived:
+
+            def found() -> int | None:
+                for number, one in enumerate(self.events):
+                    assert one["event"] != "error" or event == "error", one
+                    if wanted.items() <= one.items():
+                        return number + 1
+                return None
+
+            assert self._arrived.wait_for(found, WAIT_S), f"no {wanted} in {self.events}"
+            number = found()
+            assert number is not None
+            event_found = self.events[number - 1]
+            del self.events[:number]
+            return event_found
+
+    def reach(self, iteration: int) -> None:
+        """Wait until the worker has reported an iteration."""
+        while self.wait_for("progress")["iteration"] < iteration:
+            pass
+
+    def end(self) -> None:
+        """Go, as a launcher does; return when the worker has ended."""
+        self._commands.close()
+        for thread in self._threads:
+            thread.join()
+        for file in self._files:
+            file.close()
+
+
+@contextmanager
+def start(
+    first: JobDocument, workers: int, rewind: int = -1
+) -> Iterator[tuple[list[JobDocument], list[str]]]:
+    """Run the shards of one start; yield the documents of its workers, and the addresses."""
+    own = documents(first, workers, rewind)
+    servers = [
+        Server(
+            Shard(index, workers, bytes.fromhex(own[0].token)),
+            ZmqServerTransport("tcp://127.0.0.1:0"),
+        )
+        for index in range(first.shards)
+    ]
+    with serving(servers):
+        yield own, [server.address for server in servers]
+
+
+def documents(first: JobDocument, workers: int, rewind: int = -1) -> list[JobDocument]:
+    """Return the documents of the workers of a start."""
+    bounds = VirtualWorkers.spread(V, [1.0] * workers).bounds
+    return [
+        replace(
+            first,
+            rank=rank,
+            workers=workers,
+            client=rank,
+            clients=workers,
+            virtual_workers=bounds,
+            rewind=rewind,
+            token=f"{workers:02x}{rewind + 1:02x}",
+        )
+        for rank in range(workers)
+    ]
+
+
+def model(folder: Path) -> str:
+    return hashlib.sha256((folder / f"snap_iter_{ITERATIONS}.caffemodel").read_bytes()).hexdigest()
+
+
+def connect(workers: Sequence[Worker], addresses: Sequence[str]) -> None:
+    """Send the addresses of the shards; without shards those of the workers."""
+    addresses = addresses or [worker.wait_for("listening")["address"] for worker in workers]
+    for worker in workers:
+        worker.send("connect", addresses=addresses, round=0, among="job")
+
+
+def finish(workers: Sequence[Worker]) -> None:
+    for worker in workers:
+        worker.wait_for("done")
+        worker.end()
+
+
+def go_on(workers: Sequence[Worker], own: Sequence[JobDocument]) -> None:
+    for worker, document in zip(workers, own, strict=True):
+        worker.send("go_on", document=json.loads(document.to_json()))
+
+
+@pytest.fixture
+def first(tmp_path: Path, databases: Path) -> JobDocument:
+    """The document of a job, whose net has dropout and statistics."""
+    for name in ("train_lmdb", "test_lmdb"):
+        (tmp_path / name).symlink_to(databases / name)
+    extra = f"max_iter: {ITERATIONS}\ntest_interval: 8\nsnapshot: 0"
+    solver = write_definitions(tmp_path, batch=4, extra=extra, dropout=True, norm=True)
+    (tmp_path / "out").mkdir()
+    return JobDocument(
+        job="job",
+        output=str(tmp_path / "out"),
+        token="00",
+        solver=str(solver),
+        shards=2,
+        replicas=1,
+        memory_snapshot_every=4,
+        net_outputs=str(tmp_path / "outputs"),
+    )
+
+
+def undisturbed(first: JobDocument, folder: Path) -> str:
+    """Return the digest of the weights of a job that loses nothing."""
+    with start(first, 2) as (own, addresses):
+        workers = [Worker(document) for document in own]
+        connect(workers, addresses)
+        finish(workers)
+    return model(folder)
+
+
+KINDS = [
+    ExchangeKind.SERVER,
+    ExchangeKind.HYBRID,
+    ExchangeKind.FACTORS,
+    ExchangeKind.ALLREDUCE,
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_survivors_go_on_from_memory_and_take_in_a_newcomer(
+    tmp_path: Path, first: JobDocument, kind: ExchangeKind
+) -> None:
+    """Three workers lose the first; the others regroup, with a new one between two starts."""
+    shards = first.shards if kind.has_shards else 0
+    first = replace(first, exchange=ExchangeOptions(kind=kind), shards=shards)
+    expected = undisturbed(first, tmp_path)
+
+    with start(first, 3) as (own, addresses):
+        workers = [Worker(document) for document in own]
+        connect(workers, addresses)
+        workers[0].reach(9)
+        for worker in workers:
+            worker.send("pause")
+        kept = [worker.wait_for("paused")["snapshot"] for worker in workers]
+    assert kept[2] is None  # it is the third: two hold a snapshot
+    assert all(iteration % 4 == 0 for iteration in kept[:2])
+    workers[0].end()  # lost
+
+    with start(replace(first, goes_on=True), 2, rewind=kept[1]) as (own, addresses):
+        newcomer = Worker(replace(documents(first, 3)[2], aside=True))
+        assert newcomer.wait_for("paused")["snapshot"] is None
+        go_on(workers[1:], own)
+        connect(workers[1:], addresses)
+        workers[1].reach(kept[1] + 2)
+        workers[1].send("regroup")
+        paused = [worker.wait_for("paused", regrouped=True) for worker in workers[1:]]
+    iteration = paused[0]["snapshot"]
+    assert iteration > kept[1]
+    assert [one["snapshot"] for one in paused] == [iteration, iteration]
+
+    workers = [*workers[1:], newcomer]
+    with start(replace(first, goes_on=True), 3, rewind=iteration) as (own, addresses):
+        go_on(workers, own)
+        connect(workers, addresses)
+        finish(workers)
+    assert model(tmp_path) == expected
+
+
+def test_a_worker_without_the_snapshot_says_so(first: JobDocument) -> None:
+    with start(first, 1, rewind=8) as (own, addresses):
+        worker = Worker(own[0])
+        connect([worker], addresses)
+        message = worker.wait_for("error")["message"]
+        assert message == "worker 0 has no memory snapshot of iteration 8"
+        worker.end()
