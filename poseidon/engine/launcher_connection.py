@@ -193,6 +193,11 @@ class LauncherConnection:
         elif self.stopping.is_set() and self._root and not still_open:
             exchange.control.request(SignalKind.STOP)
 
+    @property
+    def is_asked_to_pause(self) -> bool:
+        """Whether the launcher has requested a pause of this start."""
+        return isinstance(self.interruption.error, Interrupted)
+
     def pause(
         self, snapshot: int | None, message: str = "", *, regrouped: bool = False
     ) -> Mapping[str, Any]:

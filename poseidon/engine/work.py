@@ -19,7 +19,7 @@ from poseidon.engine.snapshot_writer import WrittenSnapshot
 from poseidon.exchange.auto.recorded import RecordedPlan
 from poseidon.exchange.building.built import Built
 from poseidon.exchange.membership import Membership
-from ps_server import Interrupted, PeerLost, ServerError, StalenessTimeout
+from ps_server import PeerLost, ServerError, StalenessTimeout
 from ps_server.keys import Keyring
 from ps_server.network import Network
 from ps_server.protocol.virtual_workers import VirtualWorkers
@@ -70,8 +70,8 @@ class TrainingWork(Work[Training]):
         """Return whether an error ends this worker's part of a start, but not the worker: it has
         lost others, in a job that goes on from memory.
         """
-        lost = isinstance(error, Interrupted | PeerLost | StalenessTimeout)
-        return self.document.replicas > 0 and (lost or self.launcher.interruption.error is not None)
+        lost = isinstance(error, PeerLost | StalenessTimeout)
+        return self.document.replicas > 0 and (lost or self.launcher.is_asked_to_pause)
 
     def pause(self, snapshot: int | None, message: str = "", *, regrouped: bool = False) -> None:
         """Wait for the document of the next start; see `LauncherConnection.pause`."""

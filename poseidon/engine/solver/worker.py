@@ -222,8 +222,8 @@ class SolverWork(TrainingWork[JobDocument]):
             if not self.pauses_after(error):
                 raise
             LOGGER.info("paused: %s", error)
-            asked = self.launcher.interruption.error is not None
-            self.pause(self._kept_iteration, "" if asked else str(error))
+            message = "" if self.launcher.is_asked_to_pause else str(error)
+            self.pause(self._kept_iteration, message)
         else:
             return True
         return False
@@ -301,6 +301,10 @@ class SolverWork(TrainingWork[JobDocument]):
             with self._trainer(replica, exchange, checkpoint, start, balancing) as trainer:
                 seen.watch()
                 trainer.run()
+        except ServerError as error:
+            if document.replicas:  # so that closing waits for nobody
+                self.launcher.interruption.interrupt(error)
+            raise
         finally:
             watchdog.stop()
             try:
