@@ -16,7 +16,6 @@ from ps_server.client_rows import ClientRows
 from ps_server.collection import Collection
 from ps_server.link import LinkPriority
 from ps_server.meters import ClientMeter
-from ps_server.monitor import Monitor
 from ps_server.network import Network
 from ps_server.protocol.bandwidth import ChangeLog
 from ps_server.protocol.messages import Array, Signal, SignalKind
@@ -92,8 +91,8 @@ class Client:
         self._shared_memory = WorkerSharedMemory(
             shards if share_memory and isinstance(shards, Sequence) else ()
         )
-        self._monitor = Monitor(
-            network.timeout_s, closed="the client is closed", hangs=": a worker or a shard hangs"
+        self._monitor = network.new_monitor(
+            closed="the client is closed", hangs=": a worker or a shard hangs"
         )
         memory_for = memory_for or store
         self._placement = place(memory_for.tables, memory_for.shards, memory_for.loads)
@@ -339,8 +338,9 @@ class Client:
 
     def close(self, *, leave: bool = True) -> None:
         """Leave the job, send what is queued, and disconnect; every wait ends with an error.
+        After an interruption it drops what is queued.
 
-        Safe to call twice.
+        Safe to call twice. Nothing is written to bound arrays once it has returned.
         """
         with self._monitor:
             if self._monitor.closed:

@@ -273,7 +273,7 @@ class Gate:
     def wake(self) -> None:
         self._transport.wake()
 
-    def close(self) -> None:
+    def close(self, *, drops: bool = False) -> None:
         self._transport.close()
 
 

@@ -6,7 +6,7 @@ import msgpack
 import pytest
 import torch
 
-from poseidon.exchange.allreduce.links_delivery import LinksDelivery
+from poseidon.exchange.allreduce.links_delivery import KINDS, LinksDelivery
 from poseidon.exchange.allreduce.peers import Peers
 from poseidon.exchange.allreduce.sums import Sums
 from poseidon.exchange.side_stream import SideStream
@@ -55,7 +55,7 @@ def test_a_request_of_no_kind_is_refused() -> None:
     peers = Peers(networks(2)[1])
     LinksDelivery(peers)
     with pytest.raises(RemoteProtocolError), peers.monitor:
-        peers._receive(0, [msgpack.packb([VERSION, "Request", 3, 5]), b""])
+        peers._receive(0, [msgpack.packb([VERSION, "Request", max(KINDS) + 1, 5]), b""])
     peers.close(0)
 
 
