@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import time
 from functools import partial
 
@@ -14,7 +15,7 @@ from poseidon.engine.module.worker_context import LoopPosition
 from poseidon.errors import JobError
 from poseidon.exchange.alone import exchange_alone
 from poseidon.exchange.base import ExchangeSettings
-from ps_server import SignalKind
+from ps_server import Interrupted, SignalKind
 
 
 def connection(*commands: object) -> tuple[LauncherConnection, io.StringIO]:
@@ -82,6 +83,47 @@ def test_addresses_are_exchanged_several_times_among_the_job_and_among_workers()
         {"event": "listening", "address": "tcp://own:2", "round": 0, "among": "workers"},
         {"event": "connecting", "round": 1, "among": "job"},
     ]
+
+
+def test_a_request_to_pause_ends_the_wait_for_addresses() -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as inlet, os.fdopen(writing, "w") as commands:
+        launcher = LauncherConnection(inlet, io.StringIO())
+        launcher.start()
+        try:
+            commands.write('{"do": "pause"}\n')
+            commands.flush()
+            with pytest.raises(Interrupted, match="the job pauses"):
+                launcher.exchange_addresses()
+            assert launcher.is_asked_to_pause
+            commands.close()
+            with pytest.raises(JobError, match="has gone while the worker was paused"):
+                launcher.pause(None)
+        finally:
+            launcher.close()
+
+
+def test_a_worker_that_goes_on_gets_the_addresses_of_the_next_start() -> None:
+    launcher, outlet = connection(
+        {"do": "connect", "addresses": ["tcp://first:0"]},
+        {"do": "pause"},
+        {"do": "go_on", "document": {"rank": 1}},
+        {"do": "connect", "addresses": ["tcp://second:0"]},
+    )
+    launcher.start()
+    try:
+        assert launcher.pause(12, "worker 0 was lost") == {"rank": 1}
+        assert not launcher.is_asked_to_pause
+        assert launcher.gone.wait(10)
+        assert launcher.exchange_addresses() == ["tcp://second:0"]
+    finally:
+        launcher.close()
+    assert json.loads(outlet.getvalue()) == {
+        "event": "paused",
+        "snapshot": 12,
+        "message": "worker 0 was lost",
+        "regrouped": False,
+    }
 
 
 class Unreadable(io.StringIO):
