@@ -43,6 +43,8 @@ class ProcessSpec:
         first_line: the first line of its standard input, without the line end: one JSON document.
         own_stdout: whether standard output is the process's own. Its events then come on another
             descriptor, whose number is in $POSEIDON_EVENTS_FD.
+        slot: its number among the processes of its role on its host: a worker's local rank, a
+            shard's channel. A process that has paused takes the document of the same slot.
         own_stdin: whether the process may read the standard input of its launcher on the same host,
             from the descriptor whose number is in $POSEIDON_STDIN_FD.
     """
@@ -51,6 +53,7 @@ class ProcessSpec:
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     first_line: bytes = field(repr=False)
+    slot: int = 0
     own_stdout: bool = False
     own_stdin: bool = False
 

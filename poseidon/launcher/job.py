@@ -54,6 +54,8 @@ class Job(ABC):
     """Whether a worker's standard output is its own; see `ProcessSpec`."""
     restarts_by_itself: bool
     """Whether the job restarts on several hosts without --max_restarts."""
+    min_workers = 1
+    """The fewest workers that it goes on with after a loss."""
 
     def __init__(
         self, request: JobRequest, site: Site, *, title: str, stem: str, devices: tuple[str, ...]
@@ -91,6 +93,11 @@ class Job(ABC):
             if self.restarts_by_itself and has_remote_hosts(self.plan.hosts)
             else 0
         )
+
+    @property
+    def elastic(self) -> bool:
+        """Whether processes go on after the loss of others, from a snapshot in memory."""
+        return False
 
     def background_argv(self, added: Sequence[str]) -> list[str]:
         """Return the arguments of this command without --background.
@@ -300,6 +307,7 @@ class Job(ABC):
             loads=plan.loads,
             trace=self.request.trace,
             exchange_plan=start.exchange_plan,
+            rewind=start.point.iteration if start.point.memory else -1,
         )
 
     @property

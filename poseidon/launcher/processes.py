@@ -144,7 +144,7 @@ def worker_spec(
         document.threads,
         document.to_json(),
     )
-    return replace(spec, own_stdout=own_stdout, own_stdin=own_stdin)
+    return replace(spec, slot=role.local_rank, own_stdout=own_stdout, own_stdin=own_stdin)
 
 
 def shard_spec(role: ShardPlan, start: Start, job: str, *, workers: int, trace: str) -> ProcessSpec:
@@ -158,6 +158,7 @@ def shard_spec(role: ShardPlan, start: Start, job: str, *, workers: int, trace: 
         trace: the file of its trace, on its host; empty: none.
     """
     line: dict[str, object] = {
+        "shard": role.index,
         "token": start.token,
         "keys": start.keyring(role),
         "workers": workers,
@@ -165,12 +166,13 @@ def shard_spec(role: ShardPlan, start: Start, job: str, *, workers: int, trace: 
     }
     if trace:
         line["trace"] = trace
-    return _spec(
+    spec = _spec(
         role,
         ("ps_server", "--job", job, "--stdin", "--shard", str(role.index)),
         1,
         json.dumps(line).encode(),
     )
+    return replace(spec, slot=role.channel)
 
 
 def _spec(

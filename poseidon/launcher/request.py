@@ -363,6 +363,10 @@ class TrainRequest(TrainingOptions, JobRequest):
         settings: fields of the solver that replace the file's.
         net_outputs: prefix of the file of averaged losses and scores; empty: in the job's folder.
         on_nan: what a loss or weights that are not finite do.
+        replicas: hosts that keep a copy of each memory snapshot beside the first; 0: none is taken.
+        memory_snapshot_every: iterations from one memory snapshot to the next; 0: none is taken;
+            None: as often as costs little.
+        min_workers: the fewest workers that the job goes on with after a loss; at least 1.
     """
 
     solver: Path = option(
@@ -405,9 +409,26 @@ class TrainRequest(TrainingOptions, JobRequest):
     on_nan: OnNan = option(
         OnNan.STOP, "a loss or weights not finite: {choices}", Section.FAILURES, metavar="WHAT"
     )
+    replicas: int = option(
+        1, "copies of a memory snapshot on further hosts ({default})", Section.FAILURES, metavar="N"
+    )
+    memory_snapshot_every: int | None = option(
+        None,
+        "iterations between memory snapshots; 0: none (chosen)",
+        Section.FAILURES,
+        metavar="N",
+        read=count,
+    )
+    min_workers: int = option(
+        1, "fewest workers that go on after a loss ({default})", Section.FAILURES, metavar="N"
+    )
 
     def __post_init__(self) -> None:
         JobRequest.__post_init__(self)
+        for name, least in (("replicas", 0), ("memory_snapshot_every", 0), ("min_workers", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise UsageError(f"--{name}={value}: expected {least} or more")
         if self.snapshot and self.weights:
             raise UsageError(
                 "--snapshot and --weights exclude each other: resume a run, or start from a model"

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from poseidon.cluster.events import Paused
+from poseidon.cluster.job_plan import ProcessName
 from poseidon.cluster.jobs.registry import Registration
 from poseidon.cluster.supervision.background import (
     StartReport,
@@ -21,6 +23,7 @@ from poseidon.cluster.supervision.background import (
 from poseidon.cluster.supervision.loop import JobResult, run_job
 from poseidon.cluster.supervision.restarts import StartingPoint, describe_ending, run_with_restarts
 from poseidon.cluster.supervision.signals import SignalRequests
+from poseidon.cluster.supervision.state import Pausing
 from poseidon.errors import JobError, PoseidonError, UsageError, counted
 from poseidon.hints import short_path
 from poseidon.launcher.closing_lines import aligned
@@ -39,6 +42,7 @@ from poseidon.launcher.request import START_TIMEOUT_S
 from poseidon.launcher.sinks import FILE_NAME as METRICS_FILE
 from poseidon.launcher.sinks import JobRecords, JsonLines, Prometheus, RecordSink, TensorBoard
 from poseidon.launcher.snapshots import SnapshotList
+from poseidon.launcher.survivors import find_survivors
 from poseidon.launcher.terminal import Terminal
 from poseidon.settings import read_settings
 from poseidon.snapshot.rotation import COPIES
@@ -101,6 +105,7 @@ class _Run:
     def __init__(self, job: Job, registration: Registration, report: StartReport) -> None:
         self._job = job
         self._registration = registration
+        self._paused: Mapping[ProcessName, Paused] = {}
         self._requests = SignalRequests(job.request.supervision_settings())
         self._terminal = Terminal(
             job.title,
@@ -186,31 +191,75 @@ class _Run:
         """See `RestartDriver`."""
         job = self._job
         try:
-            job.site.begin(self._registration.record, job.files(point))
-            if job.site.hosts != job.plan.hosts:  # a client is on another node now
-                job.renew_plan()
-            if self._requests.stop_wanted():  # while hosts were connected and files sent
-                error = JobError("the job was stopped before it had started")
-                error.exit_code = self._requests.stop_code
-                raise error
+            if not point.memory:
+                self._make_ready(point)
             exchange_plan = self._plan_file.plan or job.exchange_plan
             start = Start.new(attempt, point, job.plan, job.request.encrypt, exchange_plan)
             workers = counted(job.plan.worker_count, "worker")
             shards = (
                 f" and {counted(job.plan.shard_count, 'shard')}" if job.plan.shard_count else ""
             )
-            self._terminal.print(f"starting {workers}{shards}...")
+            if not point.memory:
+                self._terminal.print(f"starting {workers}{shards}...")
+            specs = {role.process: job.spec(role, start) for role in job.plan.roles}
+            self._registration.keep(job.site.paused.end_others(specs.values()))
+            pausing = Pausing.ALWAYS if point.memory else Pausing.RUNNING
             return run_job(
                 job.plan,
-                lambda role: job.spec(role, start),
+                lambda role: specs[role.process],
                 job.site,
                 listener=self._listeners,
                 settings=job.request.supervision_settings(),
                 registration=self._registration,
                 requests=self._requests,
+                pausing=pausing if job.elastic else Pausing.NEVER,
+                kept=self._keep,
             )
         finally:
             job.site.end()
+
+    def _make_ready(self, point: StartingPoint) -> None:
+        """Make the hosts ready for new processes.
+
+        Raises:
+            JobError: the user has stopped the job meanwhile, or a host has a problem.
+        """
+        job = self._job
+        job.site.begin(self._registration.record, job.files(point))
+        if job.site.hosts != job.plan.hosts:  # a client is on another node now
+            job.renew_plan()
+        if self._requests.stop_wanted():  # while hosts were connected and files sent
+            error = JobError("the job was stopped before it had started")
+            error.exit_code = self._requests.stop_code
+            raise error
+
+    def _keep(self, paused: Mapping[ProcessName, Paused]) -> None:
+        self._paused = paused
+        self._job.site.paused.keep(paused)
+
+    def memory_point(self) -> tuple[StartingPoint, str] | None:
+        """See `RestartDriver`."""
+        job, paused = self._job, self._paused
+        self._paused = {}
+        found = find_survivors(job.plan, paused, min_workers=job.min_workers)
+        if found is None:
+            return None
+        before = job.site.hosts
+        job.site.go_on(found.hosts)
+        try:
+            job.renew_plan()
+        except UsageError:  # no host with shards is left
+            job.site.go_on(before)
+            job.renew_plan()
+            return None
+        names = ", ".join(f"client {host.id} ({host.address})" for host in found.lost)
+        phrase = f"without {names}: {job.description()}" if names else "with all clients"
+        return StartingPoint(iteration=found.iteration, memory=True), phrase
+
+    def end_paused(self) -> None:
+        """See `RestartDriver`."""
+        self._job.site.paused.end()
+        self._job.site.end()
 
     def starting_point(self) -> StartingPoint:
         """See `RestartDriver`."""
@@ -226,6 +275,8 @@ class _Run:
             job.renew_plan()
         except UsageError:
             return ""  # no host with shards is left
+        if job.plan.worker_count < job.min_workers:
+            return ""
         names = ", ".join(f"client {host.id} ({host.address})" for host in missing)
         return f"going on without {names}: {job.description()} from here on"
 

@@ -35,6 +35,7 @@ from poseidon.errors import JobError, JobInterrupted, UsageError
 from poseidon.launcher.ray_hosts import ray_dialer, ray_hosts
 from poseidon.launcher.request import JobRequest, LauncherKind
 from poseidon.launcher.snapshots import SnapshotCopies, SnapshotSource, WrittenHere
+from poseidon.launcher.survivors import PausedProcesses
 from poseidon.proto.shipped import portable
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ class Site:
         self._unchecked = False
         self._starts = 0
         self._sent: Mapping[int, Mapping[Path, str]] = {}
+        self.paused = PausedProcesses()
+        """The processes that wait for the next start."""
 
     @property
     def hosts(self) -> tuple[Host, ...]:
@@ -74,6 +77,11 @@ class Site:
     def recorded_hosts(self) -> tuple[Host, ...]:
         """The hosts in the job's record, which `poseidon ps` and `poseidon kill` ask over SSH."""
         return self._hosts if self._dialer.recorded else ()
+
+    @property
+    def keeps_hosts(self) -> bool:
+        """Whether a host that is lost comes back as itself, if at all."""
+        return not self._dialer.moves
 
     @property
     def opens_files_here(self) -> bool:
@@ -137,8 +145,18 @@ class Site:
         self._sent = self._send(files) if files and self._dialer.takes_files else {}
 
     def start(self, spec: ProcessSpec, host: Host, listener: Listener) -> RemoteProcess:
-        """Start a process on a host; see `Launcher.start`."""
-        return self._agents[host.id].start(spec, listener)
+        """Start a process on a host, or let one that waits there go on; see `Launcher.start`."""
+        waiting = self.paused.take(spec, listener)
+        if waiting is not None:
+            return waiting
+        process = self._agents[host.id].start(spec, listener)
+        self.paused.started(spec, process)
+        return process
+
+    def go_on(self, hosts: Sequence[Host]) -> None:
+        """Use these hosts for the next start, in this order; processes wait on them."""
+        self._hosts = tuple(hosts)
+        self._starts += 1
 
     def cores(self, host: Host) -> int:
         """Return how many CPUs the processes of a host may use: its part, where several hosts are
@@ -159,7 +177,11 @@ class Site:
         return self._sent.get(host.id, {}).get(path) or self.path(path)
 
     def end(self) -> None:
-        """End what still runs of this start, and remove what was sent for it."""
+        """End what still runs of this start, and remove what was sent for it; nothing where
+        processes wait for the next start.
+        """
+        if self.paused:
+            return
         self._sent = {}
         for_each_host(RemoteAgent.end_all, self._distinct_agents(), name="poseidon agent end")
 

@@ -104,7 +104,8 @@ class SnapshotCopies:
         self._folder = folder
         self._agent = agent
         self._warn = warn
-        self._wanted: queue.Queue[tuple[str, Callable[[Path], None]] | None] = queue.Queue()
+        self._wanted: queue.Queue[tuple[str, RemoteAgent, Callable[[Path], None]] | None]
+        self._wanted = queue.Queue()
         self._missing: list[str] = []
         self._here: list[Path] = []
         self._closed = False
@@ -115,7 +116,7 @@ class SnapshotCopies:
     def fetch(self, state: str, arrived: Callable[[Path], None]) -> None:
         """See `SnapshotSource`."""
         self._missing.append(state)
-        self._wanted.put((state, arrived))
+        self._wanted.put((state, self._agent(), arrived))  # worker 0 may move to another host
 
     def wait(self) -> None:
         """See `SnapshotSource`."""
@@ -159,9 +160,9 @@ class SnapshotCopies:
 
     def _run(self) -> None:
         while (wanted := self._wanted.get()) is not None and not self._closed:
-            state, arrived = wanted
+            state, agent, arrived = wanted
             try:
-                found = self._local_copy(state)
+                found = self._local_copy(agent, state)
                 if found is not None:
                     arrived(found)
             except (PoseidonError, OSError, EOFError) as error:
@@ -183,11 +184,10 @@ class SnapshotCopies:
         if not self._closed:
             self._warn(sentence)
 
-    def _local_copy(self, state: str) -> Path | None:
+    def _local_copy(self, agent: RemoteAgent, state: str) -> Path | None:
         """Return the path of a snapshot on this machine, copied if need be; None if it does not
         come whole.
         """
-        agent = self._agent()
         sums = _read_small(agent, str(sums_path(Path(state))))
         if _is_here(Path(state), sums):
             return Path(state)

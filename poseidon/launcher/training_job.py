@@ -71,6 +71,8 @@ class TrainingJob(Job):
 
     def __init__(self, request: TrainRequest, site: Site) -> None:
         import_modules(request.imports)
+        self.min_workers = request.min_workers
+        self._elastic: bool | None = None
         file = read_solver(request.solver)
         self._solver = file.with_settings(request.settings).with_train_state(
             level=request.level, stages=request.stage
@@ -232,7 +234,7 @@ class TrainingJob(Job):
             self._solver, client=workers[0].position, clients=self.plan.working_hosts
         )
         needs = replace(needs, files=files, modules=self.request.imports)
-        if workers[0].rank != 0:
+        if workers[0].rank != 0 and not self.elastic:
             return needs
         folders = (*needs.folders, self.site.path(self._net_outputs.parent))
         return replace(needs, folders=folders, prefixes=written_prefixes(self._solver))
@@ -246,18 +248,40 @@ class TrainingJob(Job):
         weights = [(path,) for path in self._weights]
         return [*weights, snapshot_files(Path(point.state))] if point.state else weights
 
+    @property
+    def elastic(self) -> bool:
+        """See `Job`. What the job is when it is first asked, it stays."""
+        if self._elastic is None:
+            restarts = self.request.restart_settings(self.usual_restarts).max_restarts
+            self._elastic = (
+                self.request.replicas > 0
+                and self.request.memory_snapshot_every != 0
+                and restarts > 0
+                and self.plan.working_hosts > 1
+                and self.site.keeps_hosts
+                and self.shares_data()
+            )
+        return self._elastic
+
     def document(self, role: WorkerPlan, start: Start) -> JobDocument:
         """See `Job`."""
         request, host, site = self.request, role.host, self.site
+        document = replace(
+            self.worker_document(role, start),
+            replicas=request.replicas if self.elastic else 0,
+            memory_snapshot_every=request.memory_snapshot_every or 0,
+        )
         return JobDocument(
-            **self.worker_document(role, start).to_fields(),
+            **document.to_fields(),
             **request.options(),
             solver=str(request.solver.absolute()),
             definitions=self._packed,
             settings=request.settings,
             seed=self._seed,
             snapshot=site.sent_path(host, Path(start.point.state)) if start.point.state else "",
-            weights=tuple(site.sent_path(host, path) for path in self._weights),
+            weights=()
+            if start.point.memory
+            else tuple(site.sent_path(host, path) for path in self._weights),
             net_outputs=self.site.path(self._net_outputs),
             level="" if request.level is None else str(request.level),
             stages=request.stage,

@@ -50,7 +50,12 @@ def test_a_killed_worker_costs_no_bit(tmp_path: Path, kind: ExchangeKind) -> Non
         f"--output={tmp_path / 'out'}",
     )
     with training(
-        tmp_path, *flags, "--max_restarts=2", "--snapshot_keep=2", f"--exchange={kind.value}"
+        tmp_path,
+        *flags,
+        "--max_restarts=2",
+        "--replicas=0",
+        "--snapshot_keep=2",
+        f"--exchange={kind.value}",
     ) as job:
         job.wait_for("Iteration 15, loss")
         children = list(job.children().values())

@@ -1,7 +1,8 @@
 """A process that an agent has started on its host, as the launcher sees it.
 
 Law: it takes the agent's reports in order; after its exit, or the loss of its agent, it calls its
-listener no more.
+listener no more. A process that has paused goes on under another name and with another listener,
+which is called for its exit whenever that was.
 """
 
 from __future__ import annotations
@@ -75,6 +76,14 @@ class RemoteProcess:
     def created_s(self) -> float:
         """When it was created, seconds since 1970 by its host's clock."""
         return self._started.created_s if self._started is not None else 0.0
+
+    def attach(self, name: ProcessName, listener: Listener) -> None:
+        """Let the process have another name from here on, and notify another listener."""
+        with self._lock:
+            self._name, self._listener = name, listener
+            status = self._status
+        if status is not None:
+            listener.exited(name, status)
 
     def await_start(self, timeout_s: float) -> None:
         """Wait until the agent has started it.
@@ -151,5 +160,6 @@ class RemoteProcess:
             if self._status is not None:
                 return
             self._status = status
+            name, listener = self._name, self._listener
         self._ended.set()
-        self._listener.exited(self._name, status)
+        listener.exited(name, status)

@@ -15,7 +15,7 @@ import os
 import re
 import socket
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime
@@ -24,6 +24,7 @@ from types import TracebackType
 
 from poseidon.cluster.job_plan import ProcessName
 from poseidon.cluster.machinefile import Host, HostOptions, parse_options
+from poseidon.cluster.process import RunningProcess
 from poseidon.durable import replace_durably
 from poseidon.errors import JobError, MachinefileError, UsageError
 
@@ -218,11 +219,22 @@ class Registration:
         return self._record
 
     def add(self, name: ProcessName, pid: int, created_s: float) -> None:
-        """Add a process to the record. Call it right after its start."""
+        """Add a process to the record. Call it right after its start.
+
+        One that is there already, of an earlier start, gets its new name.
+        """
         process = RecordedProcess(
             name=name.describe(), host=name.host, pid=pid, created_s=created_s
         )
-        self._record = replace(self._record, processes=(*self._record.processes, process))
+        others = [one for one in self._record.processes if (one.host, one.pid) != (name.host, pid)]
+        self._record = replace(self._record, processes=(*others, process))
+        self._registry.write(self._record)
+
+    def keep(self, processes: Iterable[RunningProcess]) -> None:
+        """Remove all processes but these, which wait for the next start, from the record."""
+        left = {(process.name.host, process.pid) for process in processes}
+        kept = tuple(one for one in self._record.processes if (one.host, one.pid) in left)
+        self._record = replace(self._record, processes=kept)
         self._registry.write(self._record)
 
     def clear(self) -> None:

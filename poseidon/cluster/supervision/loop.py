@@ -1,8 +1,8 @@
 """The loop that runs a job: starts its processes, passes events to the `JobStateMachine`,
 carries out its actions.
 
-Law: no process outlives `run_job`, however it is left. All decisions are in `state_machine.py`; the
-queue, the clock and the signals are here.
+Law: no process outlives `run_job`, however it is left, save those that have paused and were given
+to `kept`. All decisions are in `state_machine.py`; the queue, the clock and the signals are here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-from poseidon.cluster.events import parse_event
+from poseidon.cluster.events import Paused, parse_event
 from poseidon.cluster.job_plan import JobPlan, ProcessName, ShardPlan, WorkerPlan
 from poseidon.cluster.jobs.registry import Registration
 from poseidon.cluster.process import Launcher, OutputStream, ProcessSpec, RunningProcess
@@ -25,6 +25,7 @@ from poseidon.cluster.supervision.state import (
     JobState,
     Kill,
     Outcome,
+    Pausing,
     ProcessExited,
     ProcessReported,
     ProcessStarted,
@@ -94,8 +95,10 @@ def run_job(
     settings: SupervisionSettings,
     registration: Registration | None = None,
     requests: SignalRequests | None = None,
+    pausing: Pausing = Pausing.NEVER,
+    kept: Callable[[Mapping[ProcessName, Paused]], object] = lambda _: None,
 ) -> JobResult:
-    """Run a job to its end.
+    """Run one start of a job to its end.
 
     Args:
         plan: the processes and their hosts.
@@ -106,20 +109,25 @@ def run_job(
         registration: the job's record; each process is added right after its start, and all are
             removed at the end.
         requests: entered; None: signals are handled from here on.
+        pausing: when processes pause after a loss.
+        kept: takes the processes that have paused when this start has ended, for the next one; they
+            go on running, and have no listener until then. Not called if there are none.
 
     Raises:
         JobError: a process failed, ended early or fell silent, or the job was stopped before it had
             started; one sentence with the process, its host and the cause, and the exit code to
-            use. Any other exception of the listener passes through. In each case all processes have
-            ended.
+            use. Any other exception of the listener passes through. In each case all other
+            processes have ended.
     """
     with nullcontext(requests) if requests is not None else SignalRequests(settings) as signals:
-        run = _Run(plan, listener, settings, registration)
+        run = _Run(plan, listener, settings, registration, pausing)
         try:
             run.start_all(plan, make_spec, launcher, signals)
             run.loop(signals)
         finally:
-            run.close()
+            paused = run.close()
+            if paused:
+                kept(paused)
     return run.result()
 
 
@@ -194,10 +202,11 @@ class _Run:
         listener: JobListener,
         settings: SupervisionSettings,
         registration: Registration | None,
+        pausing: Pausing,
     ) -> None:
         self._began_s = time.monotonic()
         self._machine = JobStateMachine(
-            [role.process for role in plan.roles], settings, self._began_s
+            [role.process for role in plan.roles], settings, self._began_s, pausing
         )
         self._listener = listener
         self._registration = registration
@@ -252,16 +261,24 @@ class _Run:
                 self._start_reported = True
                 self._listener.on_started()
 
-    def close(self) -> None:
-        """Kill what still runs, and release everything."""
+    def close(self) -> Mapping[ProcessName, Paused]:
+        """Kill what still runs and has not paused, and release everything; return what has paused.
+
+        A process that is killed beside some that have paused is not waited for: its host may be
+        lost, and the next start should begin at once.
+        """
         self._inbox.close()
-        for process in self._running.values():
+        paused = self._machine.paused
+        others = [process for name, process in self._running.items() if name not in paused]
+        for process in others:
             process.kill()
-        for process in self._running.values():
+        for process in others if not paused else ():
             process.close()
-        none_left = all(process.poll() is not None for process in self._running.values())
-        if self._registration is not None and none_left:
+        if self._registration is not None and paused:
+            self._registration.keep([self._running[name] for name in paused])
+        elif self._registration is not None and all(one.poll() is not None for one in others):
             self._registration.clear()
+        return paused
 
     def result(self) -> JobResult:
         """Return the result.
@@ -297,6 +314,8 @@ class _Run:
             self._listener.on_log(name, stream, line)
 
     def _take_requests(self, requests: SignalRequests) -> None:
+        if self._machine.state is JobState.PAUSING:
+            return  # they are for the next start
         for request in requests.take():
             self._handle(request)
 

@@ -1,5 +1,9 @@
 """Restarts of a job that has lost a process or a host.
 
+Where processes outlive the loss of others (an elastic job), the next start goes on with them and
+from a snapshot in their memory, at once; it does not count as a restart. All else is for jobs that
+are not elastic, and for a loss that took all memory snapshots with it.
+
 Law: only a loss is a reason (`JobInterrupted`); a mistake, a full disk or a stop by the user ends
 the job. Every restart continues from the newest complete snapshot that this job itself has written,
 or else from where the job began; at staleness 0 it ends with the bits of a job that was never
@@ -18,11 +22,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from poseidon.cluster.supervision.loop import JobResult
-from poseidon.cluster.supervision.state import RestartSettings
+from poseidon.cluster.supervision.state import Outcome, RestartSettings
 from poseidon.errors import JobError, JobInterrupted, counted
 
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 15.0
+MOST_IN_VAIN = 10
+"""Starts in a row from the same snapshot in memory, before the job is restarted from disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,12 +36,14 @@ class StartingPoint:
     """The snapshot that a start continues from.
 
     Attributes:
-        state: the solver state; empty: where the job began.
+        state: the solver state; empty: where the job began, or a snapshot in memory.
         iteration: iterations finished there.
+        memory: whether it is in the memory of worker 0.
     """
 
     state: str = ""
     iteration: int = 0
+    memory: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +53,7 @@ class RestartedJob:
     Attributes:
         result: of its last start.
         restarts: their number.
+        memory_starts: how often it went on from memory after a loss.
         repeated: iterations that were lost and computed again, as far as they were reported to the
             launcher.
     """
@@ -52,6 +61,7 @@ class RestartedJob:
     result: JobResult
     restarts: int
     repeated: int
+    memory_starts: int = 0
 
 
 class RestartDriver(Protocol):
@@ -64,6 +74,14 @@ class RestartDriver(Protocol):
             JobInterrupted: something was lost.
             JobError: it failed for another reason.
         """
+
+    def memory_point(self) -> tuple[StartingPoint, str] | None:
+        """Return the newest snapshot in the memory of processes that have paused, and a phrase
+        about the hosts that the next start has; None: there is none, or too few workers are left.
+        """
+
+    def end_paused(self) -> None:
+        """End the processes that have paused: the next start has new ones."""
 
     def starting_point(self) -> StartingPoint:
         """Return the newest complete snapshot of this job, or where it began."""
@@ -108,6 +126,8 @@ class _Restarts:
         self._reached = 0  # of all starts
         self._lost_at = 0
         self._point = StartingPoint()
+        self._memory_starts = 0
+        self._in_vain = 0
 
     def run(self) -> RestartedJob:
         """Run the job; see `run_with_restarts`."""
@@ -116,13 +136,53 @@ class _Restarts:
             try:
                 result = self._driver.start(self._attempt, point)
             except JobInterrupted as loss:
-                point = self._prepare(loss)
+                point = self._go_on(loss) or self._prepare(loss)
             else:
+                if result.outcome is Outcome.REGROUPED:
+                    point = self._regroup(result)
+                    continue
                 return RestartedJob(
                     result=result,
                     restarts=self._restarts,
                     repeated=self._repeated + self._repeated_since,
+                    memory_starts=self._memory_starts,
                 )
+
+    def _go_on(self, loss: JobInterrupted) -> StartingPoint | None:
+        """Return the snapshot in memory that the next start goes on from; None where it has to be
+        a restart.
+        """
+        found = self._driver.memory_point()
+        self._in_vain = self._in_vain + 1 if found and found[0] == self._point else 0
+        if found is None or self._in_vain >= MOST_IN_VAIN:
+            self._driver.end_paused()
+            return None
+        self._wait_anew()
+        self._note_loss(loss)
+        self._attempt += 1
+        self._memory_starts += 1
+        self._point, hosts = found
+        repeated = max(0, self._reached - self._point.iteration)
+        self._repeated_since = max(0, self._lost_at - self._point.iteration)
+        self._driver.report(
+            f"{loss}; going on from iteration {self._point.iteration} in memory, {hosts}, at least "
+            f"{counted(repeated, 'iteration')} to repeat"
+        )
+        return self._point
+
+    def _regroup(self, result: JobResult) -> StartingPoint:
+        """Return the snapshot in memory that a job goes on from with other hosts."""
+        found = self._driver.memory_point()
+        if found is None:
+            sentence = "the job has lost all its memory snapshots while it regrouped"
+            loss = JobInterrupted(sentence, iteration=result.iteration or 0, while_starting=False)
+            self._driver.end_paused()
+            return self._prepare(loss)
+        self._attempt += 1
+        self._in_vain = 0
+        self._point, hosts = found
+        self._driver.report(f"going on from iteration {self._point.iteration}, {hosts}")
+        return self._point
 
     def _prepare(self, loss: JobInterrupted) -> StartingPoint:
         """Decide what follows a loss, report it, and wait before the next start.
@@ -147,9 +207,7 @@ class _Restarts:
 
     def _count(self, loss: JobInterrupted) -> None:
         self._wait_anew()
-        self._reached = max(self._reached, loss.iteration)
-        self._lost_at = loss.iteration
-        self._repeated += self._repeated_since
+        self._note_loss(loss)
         if self._settings.max_restarts == 0:
             raise _ended(str(loss), loss)
         if self._restarts == self._settings.max_restarts:
@@ -158,6 +216,12 @@ class _Restarts:
                 f"{loss}; it had been started again {times} already (--max_restarts)", loss
             )
         self._restarts += 1
+
+    def _note_loss(self, loss: JobInterrupted) -> None:
+        self._reached = max(self._reached, loss.iteration)
+        self._lost_at = loss.iteration
+        self._repeated += self._repeated_since
+        self._repeated_since = 0
 
     def _wait_for_return(self, loss: JobInterrupted) -> None:
         if self._restarts == 0:
@@ -216,7 +280,10 @@ def describe_ending(job: str, ended: RestartedJob) -> str:
     result = ended.result
     where = "" if result.iteration is None else f" at iteration {result.iteration}"
     text = f"job {job} {result.outcome.value}{where}"
-    if not ended.restarts:
+    starts = [counted(ended.restarts, "restart")] if ended.restarts else []
+    if ended.memory_starts:
+        starts.append(f"{counted(ended.memory_starts, 'start')} from memory")
+    if not starts:
         return text
     again = f"at least {counted(ended.repeated, 'iteration')} repeated"
-    return f"{text} after {counted(ended.restarts, 'restart')}, {again}"
+    return f"{text} after {' and '.join(starts)}, {again}"

@@ -1,4 +1,4 @@
-"""Signals to the launcher, queued for its loop.
+"""Requests to a running job, queued for its launcher's loop: signals, and to regroup.
 
 Law: a handler only appends to a queue, which is safe at any moment. The previous handlers are
 restored at the end.
@@ -11,7 +11,12 @@ import threading
 from collections import deque
 from types import FrameType, TracebackType
 
-from poseidon.cluster.supervision.state import SignalEffect, SignalReceived, SupervisionSettings
+from poseidon.cluster.supervision.state import (
+    RegroupRequested,
+    SignalEffect,
+    SignalReceived,
+    SupervisionSettings,
+)
 
 
 def exit_code_of(number: signal.Signals) -> int:
@@ -43,7 +48,7 @@ class SignalRequests:
                 exit_code=exit_code_of(signal.SIGTERM),
             ),
         }
-        self._received: deque[SignalReceived] = deque(maxlen=16)
+        self._received: deque[SignalReceived | RegroupRequested] = deque(maxlen=16)
         self.stop_code = 0
         """The exit code of a job that ends for the request that `stop_wanted` has found."""
         self._before: dict[signal.Signals, signal.Handlers | None] = {}
@@ -63,7 +68,11 @@ class SignalRequests:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def take(self) -> list[SignalReceived]:
+    def regroup(self) -> None:
+        """Ask the job to regroup. Any thread may call it."""
+        self._received.append(RegroupRequested())
+
+    def take(self) -> list[SignalReceived | RegroupRequested]:
         """Return the requests since the last call, in order."""
         taken = []
         while self._received:
@@ -75,7 +84,9 @@ class SignalRequests:
         kinds.
         """
         codes = [
-            request.exit_code for request in self.take() if request.effect is SignalEffect.STOP
+            request.exit_code
+            for request in self.take()
+            if isinstance(request, SignalReceived) and request.effect is SignalEffect.STOP
         ]
         self.stop_code = codes[0] if codes else self.stop_code
         return bool(codes)

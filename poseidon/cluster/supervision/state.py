@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
-from poseidon.cluster.events import Event, LoopPosition
+from poseidon.cluster.events import Event, LoopPosition, Paused
 from poseidon.cluster.job_plan import ProcessName
 from poseidon.errors import UsageError
 
@@ -64,8 +64,22 @@ class JobState(Enum):
     STARTING = "starting"  # processes are starting
     RUNNING = "running"  # all shards listen, all workers are ready
     FINISHING = "finishing"  # all workers have ended well; the shards were asked to end
+    PAUSING = (
+        "pausing"  # something was lost, or the job regroups; the processes that are left pause
+    )
     FAILING = "failing"  # there is a cause; the processes are being ended
-    ENDED = "ended"  # no process is left
+    ENDED = "ended"  # no process is left, save those that have paused
+
+
+class Pausing(Enum):
+    """When the processes that are left after a loss pause, rather than end."""
+
+    NEVER = "never"
+    """A loss ends the job, or restarts it with new processes."""
+    RUNNING = "running"
+    """Once the job runs: before, there is nothing to keep."""
+    ALWAYS = "always"
+    """Also while it starts: it goes on from memory."""
 
 
 class Outcome(Enum):
@@ -73,6 +87,7 @@ class Outcome(Enum):
 
     FINISHED = "finished"  # all iterations are done
     STOPPED = "stopped"  # it stopped on request, after a complete iteration
+    REGROUPED = "regrouped"  # all processes have paused on request: the job goes on with others
 
 
 class CauseRank(IntEnum):
@@ -154,12 +169,23 @@ class SignalReceived:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RegroupRequested:
+    """Event: the job is to go on with other hosts, from its next memory snapshot."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
     """Event: time has passed."""
 
 
 JobEvent = (
-    ProcessStarted | ProcessStartFailed | ProcessReported | ProcessExited | SignalReceived | Tick
+    ProcessStarted
+    | ProcessStartFailed
+    | ProcessReported
+    | ProcessExited
+    | SignalReceived
+    | RegroupRequested
+    | Tick
 )
 
 
@@ -221,12 +247,19 @@ class ProcessState:
     explained: bool = False
     finish_by_s: float | None = None
     joined: bool = True
+    paused: Paused | None = None
+    given_up: bool = False
     status: int | None = None
 
     @property
     def running(self) -> bool:
         """Whether it has started and not ended."""
         return self.pid is not None and self.status is None
+
+    @property
+    def pausing(self) -> bool:
+        """Whether it runs, has not paused, and is still expected to."""
+        return self.running and self.paused is None and not self.given_up
 
     @property
     def label(self) -> str:
@@ -248,4 +281,16 @@ class ShutdownState:
     terminate_at_s: float | None
     kill_at_s: float | None = None
     give_up_at_s: float | None = None
-    causes: list[Cause] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True)
+class PauseState:
+    """A job whose processes pause.
+
+    Attributes:
+        began_s: when the first one has paused, or something was lost.
+        asked: those that were asked to pause.
+    """
+
+    began_s: float
+    asked: set[ProcessName] = field(default_factory=set)

@@ -3,6 +3,7 @@
     STARTING --all shards listen, workers ready--> RUNNING --all workers done and gone--> FINISHING
         |                                             |                                     | all gone
         +---------------- a cause -------------------+--> FAILING --all gone--> ENDED <-----+
+        +----- a loss, of a job whose processes pause +--> PAUSING --all paused-> ENDED
 
 Workers get the addresses of the shards as soon as all are known; without shards those of the first
 worker of each host, where these listen. Later exchanges of addresses begin when a worker takes part in one: each shard
@@ -13,11 +14,14 @@ Laws:
   event.
 * Any process that ends early, reports an error, or falls silent ends the whole job, and the job's
   error is the sentence of the cause nearest to the root (`CauseRank`).
+* Where processes pause (`Pausing`) a loss ends this start of the job alone: the others are asked to
+  pause, and who does not is killed. An error of a process's own, and a stop by the user, end all.
 * From FAILING on, every process gets SIGTERM, then SIGKILL; the machine always reaches ENDED.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -30,6 +34,7 @@ from poseidon.cluster.events import (
     Failed,
     Listening,
     LoopPosition,
+    Paused,
     Progress,
     Ready,
     Round,
@@ -46,11 +51,14 @@ from poseidon.cluster.supervision.state import (
     JobState,
     Kill,
     Outcome,
+    PauseState,
+    Pausing,
     ProcessExited,
     ProcessReported,
     ProcessStarted,
     ProcessStartFailed,
     ProcessState,
+    RegroupRequested,
     Remedy,
     SendLine,
     ShutdownState,
@@ -67,6 +75,13 @@ from poseidon.errors import JobError, JobInterrupted
 LONGEST_PAUSE_S = 5.0
 # After SIGKILL only the kernel can delay the end of a process (a dead disk or network file system).
 GIVE_UP_S = 10.0
+# A process that computes pauses between two of its steps, which may be long. One whose heartbeats
+# (every two seconds) have stopped is lost, or as good as lost.
+PAUSE_S = 20.0
+SILENT_S = 6.0
+SILENT_PAUSE_S = 0.5
+THEN_STOPPED = "; the job was stopped"
+"""The end of the sentence of a cause, unless the job goes on with the processes that are left."""
 FIRST = Round()
 """The exchange of addresses for which the shards listen from their start."""
 DISTRIBUTE, STEP, LEAVING = "distribute", "step", "close"
@@ -82,12 +97,18 @@ class JobStateMachine:
         names: all its processes; at least one worker.
         settings: the timeouts.
         now: seconds, on the clock that all later calls use.
+        pausing: when processes pause after a loss.
     """
 
     def __init__(
-        self, names: Sequence[ProcessName], settings: SupervisionSettings, now: float
+        self,
+        names: Sequence[ProcessName],
+        settings: SupervisionSettings,
+        now: float,
+        pausing: Pausing = Pausing.NEVER,
     ) -> None:
         self._settings = settings
+        self._pausing = pausing
         self._processes = {name: ProcessState(name=name, reported_s=now) for name in names}
         self._workers = [self._processes[name] for name in names if name.role is Role.WORKER]
         self._shards = [self._processes[name] for name in names if name.role is Role.SHARD]
@@ -104,7 +125,10 @@ class JobStateMachine:
         self._stop_code = 0
         self._ended_by_user = False
         self._stop_by_s = math.inf
+        self._causes: list[Cause] = []
         self._shutdown: ShutdownState | None = None
+        self._pause: PauseState | None = None
+        self._regroup_requested = False
 
     @property
     def state(self) -> JobState:
@@ -119,7 +143,22 @@ class JobStateMachine:
     @property
     def outcome(self) -> Outcome:
         """The outcome of a job that ended without an error."""
+        if self._pause is not None:
+            return Outcome.REGROUPED
         return Outcome.STOPPED if self._stop_requested else Outcome.FINISHED
+
+    @property
+    def paused(self) -> dict[ProcessName, Paused]:
+        """The processes that have paused and wait for the next start, once this one has ended; none
+        where it has failed.
+        """
+        if self._shutdown is not None or self._state is not JobState.ENDED:
+            return {}
+        return {
+            process.name: process.paused
+            for process in self._processes.values()
+            if process.running and process.paused is not None
+        }
 
     @property
     def exit_code(self) -> int:
@@ -136,9 +175,11 @@ class JobStateMachine:
     @property
     def error(self) -> JobError | None:
         """The job's error: one sentence and an exit code; None while there is no cause."""
-        if self._shutdown is None:
+        if not self._causes:
             return None
-        cause = min(self._shutdown.causes, key=lambda cause: cause.rank)
+        cause = min(self._causes, key=lambda cause: cause.rank)
+        if self._shutdown is None:
+            return self._error(cause, cause.sentence.removesuffix(THEN_STOPPED))
         left = [process.label for process in self._processes.values() if process.running]
         survivors = f"; these did not end: {', '.join(left)}" if left and self._ended() else ""
         error = self._error(cause, cause.sentence + survivors)
@@ -174,6 +215,8 @@ class JobStateMachine:
             self._exit(self._processes[event.name], event, now)
         elif isinstance(event, SignalReceived):
             actions += self._signal(event, now)
+        elif isinstance(event, RegroupRequested):
+            actions += self._request_regroup()
         self._check_deadlines(now)
         return actions + self._advance(now)
 
@@ -198,6 +241,8 @@ class JobStateMachine:
             )  # one may be saved late
             process.ready = True
             self._saved |= isinstance(event, Saved)
+        elif isinstance(event, Paused):
+            self._take_pause(process, event, now)
         elif isinstance(event, Done):
             process.ready = True
             process.finish_by_s = now + self._settings.finish_timeout_s
@@ -219,6 +264,17 @@ class JobStateMachine:
                 ),
                 now,
             )
+
+    def _take_pause(self, process: ProcessState, event: Paused, now: float) -> None:
+        process.paused = event
+        if self._state not in (JobState.STARTING, JobState.RUNNING):
+            return
+        if event.regrouped and self._pausing is not Pausing.NEVER:
+            self._begin_pause(now)
+            return
+        sentence = event.message or f"{process.label} has paused by itself"
+        remedy = Remedy.RESTART
+        self._fail(Cause(rank=CauseRank.PEER_LOST, sentence=sentence, remedy=remedy), now)
 
     def _compare_positions(self, now: float) -> None:
         """Fail a job of a script whose workers wait for each other for ever."""
@@ -248,8 +304,9 @@ class JobStateMachine:
             if exited.last_line and exited.status > 0
             else ""
         )
-        # A process that ends by itself before it is ready would do so again.
-        lost = exited.status < 0 or process.ready
+        # A process that ends by itself before it is ready would do so again, unless it has been
+        # ready in an earlier start.
+        lost = exited.status < 0 or process.ready or self._pausing is Pausing.ALWAYS
         self._fail_of(process, rank, how + last, now, Remedy.RESTART if lost else Remedy.NONE)
 
     def _signal(self, signal: SignalReceived, now: float) -> list[Action]:
@@ -257,11 +314,12 @@ class JobStateMachine:
         if effect is SignalEffect.SNAPSHOT and self._state is JobState.RUNNING:
             return [SendLine(name=self._workers[0].name, line=encode_command("snapshot"))]
         self._ended_by_user |= effect is SignalEffect.STOP
-        if effect is not SignalEffect.STOP or self._state in (JobState.FINISHING, JobState.ENDED):
+        settled = (JobState.FINISHING, JobState.PAUSING, JobState.ENDED)
+        if effect is not SignalEffect.STOP or self._state in settled:
             return []
         if self._state is JobState.FAILING:
             return self._kill_all(now)
-        if self._state is JobState.STARTING:
+        if self._state is JobState.STARTING and self._pausing is not Pausing.ALWAYS:
             sentence = "the job was stopped before it had started"
             self._fail(
                 Cause(rank=CauseRank.ROOT, sentence=sentence, exit_code=signal.exit_code), now
@@ -276,7 +334,21 @@ class JobStateMachine:
             self._fail(Cause(rank=CauseRank.ROOT, sentence=sentence), now)
             return self._kill_all(now)
         self._stop_requested, self._stop_code = True, signal.exit_code
-        return [SendLine(name=self._workers[0].name, line=encode_command("stop"))]
+        return self._requests_to_workers() if self._state is JobState.RUNNING else []
+
+    def _request_regroup(self) -> list[Action]:
+        begun = self._state in (JobState.STARTING, JobState.RUNNING)
+        if self._pausing is Pausing.NEVER or self._stop_requested or not begun:
+            return []
+        self._regroup_requested = True
+        return self._requests_to_workers() if self._state is JobState.RUNNING else []
+
+    def _requests_to_workers(self) -> list[Action]:
+        """Return the request that worker 0 has to forward; one to stop precedes one to regroup."""
+        if not (self._stop_requested or self._regroup_requested):
+            return []
+        line = encode_command("stop" if self._stop_requested else "regroup")
+        return [SendLine(name=self._workers[0].name, line=line)]
 
     @property
     def _lost(self) -> str:
@@ -284,7 +356,7 @@ class JobStateMachine:
         return f"iterations since {'the last snapshot' if self._saved else 'its start'} are lost"
 
     def _check_deadlines(self, now: float) -> None:
-        if self._state in (JobState.FAILING, JobState.ENDED):
+        if self._state in (JobState.PAUSING, JobState.FAILING, JobState.ENDED):
             return
         settings = self._settings
         if now >= self._stop_by_s:
@@ -320,7 +392,7 @@ class JobStateMachine:
         remedy: Remedy = Remedy.RESTART,
     ) -> None:
         self._fail(
-            Cause(rank=rank, sentence=f"{process.label} {how}; the job was stopped", remedy=remedy),
+            Cause(rank=rank, sentence=f"{process.label} {how}{THEN_STOPPED}", remedy=remedy),
             now,
         )
 
@@ -328,13 +400,51 @@ class JobStateMachine:
         wait_s = 0.0 if cause.rank is CauseRank.ROOT else self._settings.collect_s
         if self._state is JobState.ENDED:
             return
+        if self._pauses_after(cause):
+            self._causes.append(cause)
+            self._begin_pause(now)
+            return
         if self._shutdown is None:
             self._state = JobState.FAILING
             self._shutdown = ShutdownState(terminate_at_s=now + wait_s)
         # After SIGTERM, reports and exits are its consequences.
         if self._shutdown.terminate_at_s is not None:
-            self._shutdown.causes.append(cause)
+            self._causes.append(cause)
             self._shutdown.terminate_at_s = min(self._shutdown.terminate_at_s, now + wait_s)
+
+    def _pauses_after(self, cause: Cause) -> bool:
+        """Return whether the processes that are left pause after a cause."""
+        if cause.remedy is Remedy.NONE or self._ended_by_user or self._pausing is Pausing.NEVER:
+            return False
+        if self._state is JobState.STARTING:
+            return self._pausing is Pausing.ALWAYS
+        return self._state in (JobState.RUNNING, JobState.PAUSING)
+
+    def _begin_pause(self, now: float) -> None:
+        self._state = JobState.PAUSING
+        self._pause = self._pause or PauseState(began_s=now)
+
+    def _pause_processes(self, now: float) -> list[Action]:
+        """Ask processes to pause, and kill those that do not."""
+        pause = self._pause
+        assert pause is not None
+        waiting = [process for process in self._processes.values() if process.pausing]
+        regroups = not self._causes and any(one.name.role is Role.WORKER for one in waiting)
+        actions: list[Action] = []
+        for process in waiting:
+            silent = now - process.reported_s > SILENT_S
+            limit_s = SILENT_PAUSE_S if silent else PAUSE_S
+            if now - pause.began_s >= limit_s:
+                process.given_up = True
+                sentence = f"{process.label} did not pause within {limit_s:g} s{process.when}"
+                cause = Cause(rank=CauseRank.ROOT, sentence=sentence, remedy=Remedy.RESTART)
+                self._causes.append(cause)
+                actions.append(Kill(name=process.name))
+            elif process.name not in pause.asked and not regroups:
+                # workers that regroup pause by themselves, and need the shards until then
+                pause.asked.add(process.name)
+                actions.append(SendLine(name=process.name, line=encode_command("pause")))
+        return actions
 
     def _advance(self, now: float) -> list[Action]:
         """Make the transitions that are due; return their actions."""
@@ -344,6 +454,10 @@ class JobStateMachine:
         if self._state is JobState.RUNNING and all(worker.status == 0 for worker in self._workers):
             self._state = JobState.FINISHING
             actions += self._stop_shards(now)
+        if self._state is JobState.PAUSING:
+            actions += self._pause_processes(now)
+            if not any(process.pausing for process in self._processes.values()):
+                self._state = JobState.ENDED
         if self._state is JobState.FAILING:
             actions += self._end_processes(now)
         if self._state in (JobState.FINISHING, JobState.FAILING) and self._ended():
@@ -357,9 +471,14 @@ class JobStateMachine:
         if not all(process.pid is not None for process in self._processes.values()):
             return []
         # Once a worker trains a stop takes a snapshot first.
-        if self.all_ready or any(worker.iteration is not None for worker in self._workers):
+        begins = self._state is JobState.STARTING and (
+            self.all_ready or any(worker.iteration is not None for worker in self._workers)
+        )
+        if begins:
             self._state = JobState.RUNNING
-        return [action for at in self._addresses for action in self._exchange_addresses(at, now)]
+        requests = self._requests_to_workers() if begins else []
+        exchanges = [self._exchange_addresses(at, now) for at in self._addresses]
+        return [*itertools.chain.from_iterable(exchanges), *requests]
 
     def _exchange_addresses(self, at: Round, now: float) -> list[Action]:
         """Let the shards listen once more where needed; send the addresses once all are known."""
@@ -434,6 +553,8 @@ class JobStateMachine:
         if lost_s <= LONGEST_PAUSE_S:
             return
         self._start_by_s += lost_s
+        if self._pause is not None:
+            self._pause.began_s += lost_s
         # `_stop_by_s` stays: the sender of SIGTERM does not wait longer.
         for process in self._processes.values():
             process.reported_s += lost_s

@@ -89,6 +89,7 @@ def test_a_shard_gets_its_secrets_on_standard_input(trace: str) -> None:
     line = json.loads(spec.first_line)
     assert line.pop("trace", "") == trace
     assert line == {
+        "shard": 1,
         "token": start.token,
         "keys": start.keyring(made.shards[1]),
         "workers": 2,

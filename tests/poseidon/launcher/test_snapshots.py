@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -163,10 +164,10 @@ def test_another_one_under_the_same_path_is_not_taken_for_it(
 
 @contextmanager
 def broken(site: Site, error: Exception) -> Iterator[None]:
-    def refuse() -> RemoteAgent:
+    def refuse(*_: object, **__: object) -> int:
         raise error
 
-    site.copies._agent = refuse
+    site.agent = SimpleNamespace(read_file=refuse)  # type: ignore[assignment]
     yield
 
 

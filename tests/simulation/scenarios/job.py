@@ -206,6 +206,12 @@ class _Driver(JobListener):
         if event["event"] == "snapshot":
             self._job.written[int(str(event["iteration"]))] = str(event["state"])
 
+    def memory_point(self) -> None:
+        """See `RestartDriver`: no process pauses."""
+
+    def end_paused(self) -> None:
+        """See `RestartDriver`: no process pauses."""
+
     def starting_point(self) -> StartingPoint:
         job = self._job
         for iteration, name in sorted(job.written.items(), reverse=True):

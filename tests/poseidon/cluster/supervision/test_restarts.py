@@ -10,6 +10,7 @@ import pytest
 from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.restarts import (
     LONGEST_PAUSE_S,
+    MOST_IN_VAIN,
     RestartedJob,
     RestartSettings,
     StartingPoint,
@@ -44,7 +45,10 @@ class World:
         without: str = "",
         points: Sequence[StartingPoint] = (),
         attempt_s: float = 0.0,
+        memory: Sequence[int | None] = (),
     ) -> None:
+        self._memory = list(memory)
+        self.ended_paused = 0
         self._attempt_s = attempt_s
         self._now_s = 0.0
         self._points = list(points)
@@ -62,6 +66,15 @@ class World:
         if isinstance(end, Exception):
             raise end
         return end
+
+    def memory_point(self) -> tuple[StartingPoint, str] | None:
+        iteration = self._memory.pop(0) if self._memory else None
+        if iteration is None:
+            return None
+        return StartingPoint(iteration=iteration, memory=True), "with all clients"
+
+    def end_paused(self) -> None:
+        self.ended_paused += 1
 
     def starting_point(self) -> StartingPoint:
         if not self.starts:
@@ -201,3 +214,58 @@ def test_a_wish_to_stop_between_two_starts_is_heard() -> None:
         match="worker 1 was killed; it was not started again, since the user has stopped it",
     ):
         run_with_restarts(world, RestartSettings(max_restarts=3))
+
+
+def in_memory(iteration: int) -> StartingPoint:
+    return StartingPoint(iteration=iteration, memory=True)
+
+
+def test_a_loss_is_followed_at_once_by_a_start_from_memory_which_is_no_restart() -> None:
+    world = World([lost(57), lost(0), absent(), DONE], memory=[55, 55, 55])
+    ended = run_with_restarts(world, RestartSettings(max_restarts=1))
+    assert world.starts == [(0, StartingPoint()), *((n, in_memory(55)) for n in (1, 2, 3))]
+    assert world.pauses == []
+    assert world.said[0] == (
+        "worker 1 was killed; going on from iteration 55 in memory, with all clients, at least 2 "
+        "iterations to repeat"
+    )
+    assert (ended.restarts, ended.memory_starts, ended.repeated) == (0, 3, 2)
+    assert describe_ending("j", ended) == (
+        "job j finished at iteration 100 after 3 starts from memory, at least 2 iterations repeated"
+    )
+
+
+def test_where_no_memory_is_left_the_job_is_restarted_from_disk() -> None:
+    world = World([lost(57), lost(60), DONE], memory=[55, None])
+    ended = run_with_restarts(world, RestartSettings(max_restarts=1))
+    assert world.starts == [(0, StartingPoint()), (1, in_memory(55)), (2, SNAPSHOT)]
+    assert world.ended_paused == 1
+    assert (ended.restarts, ended.memory_starts, ended.repeated) == (1, 1, 12)
+    assert describe_ending("j", ended).endswith(
+        "after 1 restart and 1 start from memory, at least 12 iterations repeated"
+    )
+
+
+def test_a_job_that_gets_no_further_from_memory_is_restarted_from_disk() -> None:
+    losses = MOST_IN_VAIN + 1
+    world = World([*(lost(57) for _ in range(losses)), DONE], memory=[55] * losses)
+    ended = run_with_restarts(world, RestartSettings(max_restarts=1))
+    assert (ended.restarts, ended.memory_starts) == (1, MOST_IN_VAIN)
+    assert world.starts[-1] == (losses, SNAPSHOT)
+
+
+def test_a_job_that_regroups_repeats_nothing() -> None:
+    regrouped = JobResult(outcome=Outcome.REGROUPED, iteration=30, elapsed_s=1.0)
+    world = World([regrouped, DONE], memory=[30])
+    ended = run_with_restarts(world, RestartSettings(max_restarts=1))
+    assert world.starts == [(0, StartingPoint()), (1, in_memory(30))]
+    assert world.said == ["going on from iteration 30, with all clients"]
+    assert describe_ending("j", ended) == "job j finished at iteration 100"
+
+
+def test_a_job_that_loses_all_while_it_regroups_is_restarted_from_disk() -> None:
+    regrouped = JobResult(outcome=Outcome.REGROUPED, iteration=60, elapsed_s=1.0)
+    world = World([regrouped, DONE])
+    ended = run_with_restarts(world, RestartSettings(max_restarts=1))
+    assert (ended.restarts, ended.repeated) == (1, 10)
+    assert world.ended_paused == 1

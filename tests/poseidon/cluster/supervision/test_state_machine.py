@@ -16,6 +16,7 @@ from poseidon.cluster.events import (
     Failed,
     Listening,
     LoopPosition,
+    Paused,
     Progress,
     Ready,
     Round,
@@ -28,10 +29,12 @@ from poseidon.cluster.supervision.state import (
     JobState,
     Kill,
     Outcome,
+    Pausing,
     ProcessExited,
     ProcessReported,
     ProcessStarted,
     ProcessStartFailed,
+    RegroupRequested,
     SendLine,
     SignalEffect,
     SignalReceived,
@@ -53,7 +56,12 @@ SNAPSHOT = SignalReceived(effect=SignalEffect.SNAPSHOT)
 class Job:
     """A state machine and its clock."""
 
-    def __init__(self, names: tuple[ProcessName, ...] = ALL, **settings: float) -> None:
+    def __init__(
+        self,
+        names: tuple[ProcessName, ...] = ALL,
+        pausing: Pausing = Pausing.NEVER,
+        **settings: float,
+    ) -> None:
         defaults = {
             "start_timeout_s": 20.0,
             "stall_timeout_s": 10.0,
@@ -64,8 +72,11 @@ class Job:
         self.now = 1000.0
         self.names = names
         self.machine = JobStateMachine(
-            names, SupervisionSettings(**{**defaults, **settings}), self.now
-        )  # type: ignore[arg-type]
+            names,
+            SupervisionSettings(**{**defaults, **settings}),  # type: ignore[arg-type]
+            self.now,
+            pausing,
+        )
 
     def take(self, *events: JobEvent) -> list[Action]:
         actions = []
@@ -738,3 +749,174 @@ def test_the_sentence_names_both_workers_and_steps() -> None:
 
 def test_a_single_position_does_not_mismatch() -> None:
     assert mismatched_collections({0: WAITS}) is None
+
+
+PAUSE: dict[str, object] = {"do": "pause"}
+PEER_LOST = Failed(message="lost worker 1", exit_code=1, peer_lost=True)
+HOST_LOST = Failed(message="node1: gone", exit_code=1, peer_lost=False, host_lost=True)
+KILLED_9 = "worker 1 (client 1, node1, pid 102) was killed by signal 9 (SIGKILL)"
+
+
+def kill_worker_1(job: Job) -> list[Action]:
+    return job.exit(WORKER_1, -9)
+
+
+@pytest.mark.parametrize(
+    ("lose", "asked", "sentence"),
+    [
+        (kill_worker_1, ["shard 0", "worker 0"], KILLED_9),
+        (
+            lambda job: job.exit(WORKER_1, 1, "x"),
+            ["shard 0", "worker 0"],
+            "worker 1 (client 1, node1, pid 102) exited with status 1, its last line: 'x'",
+        ),
+        (
+            lambda job: job.hear(WORKER_1, HOST_LOST) + job.exit(WORKER_1, 1),
+            ["shard 0", "worker 0", "worker 1"],
+            "node1: gone",
+        ),
+    ],
+)
+def test_after_a_loss_the_others_pause(
+    lose: Callable[[Job], list[Action]], asked: list[str], sentence: str
+) -> None:
+    job = Job(pausing=Pausing.RUNNING).run()
+    job.hear(WORKER_0, Progress(iteration=7))
+    assert commands(lose(job)) == [(name, PAUSE) for name in asked]
+    assert job.state is JobState.PAUSING
+    assert job.hear(SHARD, Paused()) == []
+    assert job.machine.paused == {}
+    assert job.hear(WORKER_0, Paused(snapshot=5)) == []
+    assert job.state is JobState.ENDED
+    assert job.machine.paused == {SHARD: Paused(), WORKER_0: Paused(snapshot=5)}
+    assert job.error == sentence
+    assert isinstance(job.machine.error, JobInterrupted)
+    assert job.machine.error.iteration == 7
+
+
+def test_a_worker_that_has_lost_a_peer_pauses_by_itself() -> None:
+    job = Job(pausing=Pausing.RUNNING).run()
+    lost = Paused(snapshot=5, message="worker 0 has lost worker 1")
+    assert commands(job.hear(WORKER_0, lost)) == [("shard 0", PAUSE), ("worker 1", PAUSE)]
+    job.hear(SHARD, Paused())
+    job.exit(WORKER_1, -9)
+    assert job.state is JobState.ENDED
+    assert job.error == KILLED_9  # nearer to the root
+    assert set(job.machine.paused) == {SHARD, WORKER_0}
+
+
+@pytest.mark.parametrize(("silent_s", "limit_s"), [(0.0, 20.0), (8.0, 0.5)])
+def test_a_process_that_does_not_pause_is_killed(silent_s: float, limit_s: float) -> None:
+    job = Job((SHARD, WORKER_0, WORKER_1), Pausing.RUNNING).run()
+    alive: tuple[ProcessName, ...] = (SHARD,) if silent_s else (SHARD, WORKER_1)
+    job.wait(silent_s, alive)
+    job.hear(WORKER_0, Paused(snapshot=5, message="lost"))
+    job.hear(SHARD, Paused())
+    assert killed(job.wait(limit_s - 0.25, alive)) == []
+    assert killed(job.wait(0.25, alive)) == ["worker 1"]
+    assert job.state is JobState.ENDED
+    sentence = f"worker 1 (client 1, node1, pid 102) did not pause within {limit_s:g} s"
+    assert job.error == sentence
+    assert set(job.machine.paused) == {SHARD, WORKER_0}
+
+
+OWN = Failed(message="the loss is not finite", exit_code=1, peer_lost=False)
+
+
+@pytest.mark.parametrize(
+    ("pausing", "act", "sentence"),
+    [
+        (Pausing.NEVER, kill_worker_1, f"{KILLED_9}; the job was stopped"),
+        (
+            Pausing.NEVER,
+            lambda job: job.hear(WORKER_1, Paused(message="lost", regrouped=True)),
+            "lost",
+        ),
+        (Pausing.RUNNING, lambda job: job.hear(WORKER_1, OWN), "the loss is not finite"),
+        (
+            Pausing.ALWAYS,
+            lambda job: job.hear(WORKER_0, Paused(message="lost")) + job.hear(WORKER_1, OWN),
+            "the loss is not finite",
+        ),
+        (
+            Pausing.ALWAYS,
+            lambda job: job.take(STOP) + job.exit(WORKER_1, -9),
+            f"{KILLED_9}; the job was stopped; it is not started again, since the user has ended "
+            "it",
+        ),
+    ],
+)
+def test_what_ends_all_processes(
+    pausing: Pausing, act: Callable[[Job], list[Action]], sentence: str
+) -> None:
+    job = Job(pausing=pausing).run()
+    act(job)
+    assert job.state is JobState.FAILING
+    ended = terminated(job.wait(0.5))
+    assert ended or job.machine.error is not None
+    assert job.error == sentence
+    assert job.machine.paused == {}
+
+
+@pytest.mark.parametrize(
+    ("pausing", "state"),
+    [(Pausing.RUNNING, JobState.FAILING), (Pausing.ALWAYS, JobState.PAUSING)],
+)
+def test_a_loss_at_the_start_pauses_those_that_have_something_to_keep(
+    pausing: Pausing, state: JobState
+) -> None:
+    job = Job(pausing=pausing).start()
+    asked = kill_worker_1(job)
+    assert job.state is state
+    assert len(commands(asked)) == (2 if state is JobState.PAUSING else 0)
+
+
+def test_a_process_that_cannot_be_started_beside_some_that_go_on() -> None:
+    job = Job(pausing=Pausing.ALWAYS)
+    job.take(ProcessStarted(name=SHARD, pid=100), ProcessStarted(name=WORKER_0, pid=101))
+    asked = job.take(ProcessStartFailed(name=WORKER_1, message="no route to node1"))
+    assert commands(asked) == [("shard 0", PAUSE), ("worker 0", PAUSE)]
+    job.hear(SHARD, Paused())
+    job.hear(WORKER_0, Paused(snapshot=5))
+    assert (job.state, job.error) == (JobState.ENDED, "no route to node1")
+
+
+def test_regrouping_loses_nothing() -> None:
+    job = Job(pausing=Pausing.RUNNING).run()
+    assert commands(job.take(RegroupRequested())) == [("worker 0", {"do": "regroup"})]
+    assert job.hear(WORKER_1, Paused(snapshot=8, regrouped=True)) == []
+    assert job.state is JobState.PAUSING
+    asked = job.hear(WORKER_0, Paused(snapshot=8, regrouped=True))
+    assert commands(asked) == [("shard 0", PAUSE)]  # workers have needed it until now
+    job.hear(SHARD, Paused())
+    assert job.state is JobState.ENDED
+    assert job.machine.error is None
+    assert job.machine.outcome is Outcome.REGROUPED
+    assert set(job.machine.paused) == set(ALL)
+
+
+def test_a_loss_while_the_job_regroups() -> None:
+    job = Job(pausing=Pausing.RUNNING).run()
+    job.take(RegroupRequested())
+    job.hear(WORKER_0, Paused(snapshot=8, regrouped=True))
+    assert commands(job.exit(WORKER_1, -9)) == [("shard 0", PAUSE)]
+    job.hear(SHARD, Paused())
+    assert (job.state, job.error) == (JobState.ENDED, KILLED_9)
+
+
+@pytest.mark.parametrize(("request_", "do"), [(RegroupRequested(), "regroup"), (STOP, "stop")])
+def test_a_request_while_a_job_goes_on_from_memory_waits_until_it_runs(
+    request_: JobEvent, do: str
+) -> None:
+    job = Job(pausing=Pausing.ALWAYS).start()
+    assert job.take(request_) == []
+    job.hear(SHARD, Listening(address="tcp://127.0.0.1:5"))
+    job.hear(WORKER_0, Ready())
+    assert commands(job.hear(WORKER_1, Ready())) == [("worker 0", {"do": do})]
+
+
+@pytest.mark.parametrize("pausing", Pausing)
+def test_a_job_that_ends_does_not_regroup(pausing: Pausing) -> None:
+    job = Job(pausing=pausing).run()
+    job.take(STOP)
+    assert ("worker 0", {"do": "regroup"}) not in commands(job.take(RegroupRequested()))

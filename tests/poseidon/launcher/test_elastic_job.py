@@ -1,0 +1,139 @@
+"""Jobs whose processes outlive the loss of others: real processes, which compute nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from poseidon.cluster.dial.local import LocalDialer
+from poseidon.cluster.job_plan import ProcessName, Role, ShardPlan, WorkerPlan
+from poseidon.cluster.jobs.registry import Registry
+from poseidon.cluster.machinefile import parse_machinefile
+from poseidon.cluster.process import ProcessSpec
+from poseidon.cluster.supervision.background import StartReport
+from poseidon.cluster.supervision.loop import JobListener
+from poseidon.engine.document import JobDocument
+from poseidon.launcher import runner
+from poseidon.launcher.job import Job
+from poseidon.launcher.listeners import Listeners
+from poseidon.launcher.processes import Start
+from poseidon.launcher.request import JobRequest
+from poseidon.launcher.runner import run
+from poseidon.launcher.site import Site
+from poseidon.settings import read_settings
+from tests.support.elastic_child import ELASTIC_SHARD, ELASTIC_WORKER
+from tests.support.job_child import child
+from tests.support.live_processes import live_pids
+
+pytestmark = pytest.mark.processes
+
+
+class ElasticJob(Job):
+    """A job of processes that compute nothing."""
+
+    restarts_by_itself = True
+    elastic = True
+
+    def document(self, role: WorkerPlan, start: Start) -> JobDocument:
+        document = replace(self.worker_document(role, start), replicas=1)
+        return JobDocument(**document.to_fields(), solver="none")
+
+    def spec(self, role: WorkerPlan | ShardPlan, start: Start) -> ProcessSpec:
+        script = ELASTIC_SHARD if isinstance(role, ShardPlan) else ELASTIC_WORKER
+        spec = super().spec(role, start)
+        return replace(spec, argv=child(script, "--job", self.id))
+
+    def shares_data(self) -> bool:
+        return True
+
+    def usual_virtual_workers(self, plan: object) -> int:
+        return 3
+
+
+class Watch(JobListener):
+    """Acts on the progress of a job, and notes its processes."""
+
+    def __init__(self, job: ElasticJob, acts: list[Callable[[Watch], object]]) -> None:
+        self._job = job
+        self._acts, self._all = acts, list(acts)
+        self.starts: list[dict[str, int]] = []
+        """Of each start that runs, the pids of its processes by their names."""
+        self.iterations: list[int] = []
+        self.pids: set[int] = set()
+
+    def on_started(self) -> None:
+        record = Registry(read_settings().state_folder).read(self._job.id)
+        assert record is not None
+        self.starts.append({one.name.split(" (")[0]: one.pid for one in record.processes})
+        self.pids |= {one.pid for one in record.processes}
+
+    def on_event(self, name: ProcessName, event: Mapping[str, object]) -> None:
+        if event["event"] == "progress" and name.role is Role.WORKER and name.index == 0:
+            iteration = event["iteration"]
+            assert isinstance(iteration, int)
+            self.iterations.append(iteration)
+        acted = len(self._all) - len(self._acts)
+        if acted < len(self.starts) == len(self.iterations):
+            self._acts.pop(0)(self)
+
+    def kill(self, *names: str) -> None:
+        for name in names:
+            os.kill(self.starts[-1][name], signal.SIGKILL)
+
+
+def run_job(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *acts: Callable[[Watch], object]
+) -> Watch:
+    """Run a job of three clients on this machine; each act follows the progress of a start."""
+    monkeypatch.setenv("POSEIDON_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    hosts = parse_machinefile("0 127.0.0.1 0\n1 127.0.0.1 0\n2 127.0.0.1 0", source="hosts")
+    request = JobRequest(output=tmp_path / "out", max_restarts=1)
+    site = Site(hosts, LocalDialer())
+    job = ElasticJob(request, site, title="elastic", stem="elastic", devices=("cpu",))
+    watch = Watch(job, list(acts))
+    monkeypatch.setattr(runner, "Listeners", lambda *all_: Listeners(*all_, watch))
+    run(job, StartReport(None))
+    assert not live_pids(watch.pids)
+    return watch
+
+
+def stop(watch: Watch) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_processes_go_on_without_one_that_was_killed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watch = run_job(
+        monkeypatch,
+        tmp_path,
+        lambda watch: watch.kill("worker 0"),
+        lambda watch: watch.kill("worker 1", "shard 1"),
+        stop,
+    )
+    first, second, third = watch.starts
+    assert set(first) == {f"{role} {n}" for role in ("worker", "shard") for n in range(3)}
+    # the second client is first now: it and the third keep their processes
+    assert second == {
+        "worker 0": first["worker 1"],
+        "worker 1": first["worker 2"],
+        "shard 0": first["shard 1"],
+        "shard 1": first["shard 2"],
+    }
+    assert third == {"worker 0": first["worker 1"]}  # a client alone needs no shard
+    assert watch.iterations == [2, 3, 4]
+    said = capsys.readouterr().err
+    assert "worker 0 (client 0, 127.0.0.1, pid" in said
+    where = (
+        "from iteration 1 in memory, without client 0 (127.0.0.1): 2 clients, 2 workers, 3 virtual"
+    )
+    assert f"SIGKILL) at iteration 2 or later; going on {where}" in said
+    assert (
+        "stopped at iteration 4 after 2 starts from memory, at least 2 iterations repeated" in said
+    )
