@@ -4,6 +4,7 @@ fewer hosts; each run has new processes.
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
@@ -45,31 +46,28 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def cases() -> list[object]:
-    """All combinations; those of an odd number of workers that also differ in everything else
-    are in each run.
+    """All combinations; two of an odd number of workers are in each run. Lossy codecs
+    (`test_virtual_workers.py`) and local steps (`tests/poseidon/engine/solver/test_checkpoint.py`)
+    are in each run with workers in one process.
     """
     sample = {(3, "hybrid", ""), (3, "allreduce", "--threads=2")}
-    lossy = [
-        pytest.param(2, "ps", "--compress=conv*=topk:0.1,*=int8"),
-        pytest.param(2, "hybrid", "--compress=sign", marks=pytest.mark.thorough),
-    ]
-    local = [
+    combined = [
+        (2, "ps", "--compress=conv*=topk:0.1,*=int8"),
+        (2, "hybrid", "--compress=sign"),
         (2, "ps", "--sync_every=4"),
-        pytest.param(3, "ps", "--sync_every=4", marks=pytest.mark.thorough),
-        pytest.param(3, "allreduce", "--sync_every=4", marks=pytest.mark.thorough),
-        pytest.param(3, "ps", "--sync_every=4 --sync_fragments=2", marks=pytest.mark.thorough),
+        (3, "ps", "--sync_every=4"),
+        (3, "allreduce", "--sync_every=4"),
+        (3, "ps", "--sync_every=4 --sync_fragments=2"),
+        *itertools.product(
+            (1, 2, 3, 4, 5),
+            ("ps", "svb", "hybrid", "allreduce"),
+            ("", "--threads=1", "--threads=2"),
+        ),
     ]
-    return (
-        lossy
-        + local
-        + [
-            pytest.param(*case, marks=() if case in sample else pytest.mark.thorough)
-            for workers in (1, 2, 3, 4, 5)
-            for exchange in ("ps", "svb", "hybrid", "allreduce")
-            for threads in ("", "--threads=1", "--threads=2")
-            for case in [(workers, exchange, threads)]
-        ]
-    )
+    return [
+        pytest.param(*case, marks=() if case in sample else pytest.mark.thorough)
+        for case in combined
+    ]
 
 
 @pytest.mark.parametrize(("workers", "exchange", "more_words"), cases())
@@ -87,9 +85,10 @@ def test_resumed_is_uninterrupted(
     words += more_words.split()
     ended = []
     resume = f"--snapshot=snap_iter_{HALF}.solverstate"
+    fewer = [resume, f"--hostfile={machinefile(folder, 2, 1)}"]
     runs = [[], [resume]]
     if workers == 3 and "--sync_every" not in more_words:
-        runs.append([resume, f"--hostfile={machinefile(folder, 2, 1)}"])
+        runs = [[], fewer] if exchange == "hybrid" else [[], [resume], fewer]
     for more in runs:
         done = poseidon_here(folder, *words, *more)
         assert done.returncode == 0, done.stderr
