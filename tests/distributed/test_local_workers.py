@@ -54,8 +54,7 @@ def rendezvous_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     "exchange",
     [
         "hybrid",
-        "allreduce",
-        *(pytest.param(way, marks=pytest.mark.thorough) for way in ("ps", "svb")),
+        *(pytest.param(way, marks=pytest.mark.thorough) for way in ("allreduce", "ps", "svb")),
     ],
 )
 def test_two_machines_of_two_workers_have_one_processes_weights(
