@@ -48,11 +48,11 @@ HEAD_BYTES = 48
 Event = dict[str, Any]
 
 
-def train(folder: Path, *flags: str) -> Path:
+def train(folder: Path, shards: int, *flags: str) -> Path:
     """A job of two clients; its output folder."""
     output = folder / f"out{len(list(folder.iterdir()))}"
     solver = write_definitions(folder, batch=BATCH, norm=True, extra=f"max_iter: {ITERATIONS}")
-    hosts = machinefile(folder, 2)
+    hosts = machinefile(folder, 2, shards)
     result = poseidon_here(
         folder, "train", f"--solver={solver}", f"--hostfile={hosts}", f"--output={output}", *flags
     )
@@ -69,7 +69,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def traced(folder: Path) -> Path:
-    return train(folder, "--exchange=ps", "--trace")
+    return train(folder, 2, "--exchange=ps", "--trace")
 
 
 def events(path: Path) -> list[Event]:
@@ -212,9 +212,9 @@ def test_the_command_prints_the_table_and_the_logs_do_not(
 def test_observation_changes_no_bit_and_factors_are_counted_and_traced(folder: Path) -> None:
     """What a job counts that is not traced, `test_exchanges.py` sees."""
     solver = write_definitions(folder, batch=BATCH, norm=True, extra=f"max_iter: {ITERATIONS}")
-    run(solver, Job(workers=2, shards=2, kind=ExchangeKind.FACTORS))
+    run(solver, Job(workers=2, shards=1, kind=ExchangeKind.FACTORS))
     untraced = weights(folder, ITERATIONS)
-    traced = train(folder, "--exchange=svb", "--trace")
+    traced = train(folder, 1, "--exchange=svb", "--trace")
     assert all((a == b).all() for a, b in zip(untraced, weights(folder, ITERATIONS), strict=True))
     for worker in read_statistics(traced / "statistics.json").workers.values():
         factors = {t.name: (t.bytes_out, t.bytes_in) for t in worker.tensors if t.scheme == "svb"}
