@@ -1,4 +1,6 @@
-"""Flags of `poseidon train` that choose the net and its first weights, in real jobs."""
+"""Flags of `poseidon train` that choose the net and its first weights: the launcher reads them, and
+the worker, which is a thread here, builds the net.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from poseidon.launcher.site import Site
 from poseidon.proto.blob import from_array
 from poseidon.proto.caffe_pb2 import NetParameter
 from poseidon.snapshot.caffemodel import read_model
+from tests.support.thread_launcher import start_thread
 from tests.support.training_processes import machinefile, poseidon_here
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
+pytestmark = pytest.mark.timeout(150)
 
 NET = """
 layer { name: "data" type: "DummyData" top: "x" top: "t"
@@ -30,6 +34,14 @@ layer { name: "top" type: "InnerProduct" bottom: "h2" top: "y" inner_product_par
 layer { name: "loss" type: "EuclideanLoss" bottom: "y" bottom: "t" top: "loss" }
 """
 SOLVER = 'net: "net.prototxt" base_lr: 0 lr_policy: "fixed" max_iter: 1 random_seed: 1 snapshot_prefix: "end" '
+LEVEL_AND_STAGE = ("--stage=other,small", "-level", "2")
+CHOSEN = ["data", "low", "deep", "more", "top", "loss"]
+
+
+@pytest.fixture
+def in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the worker of a job be a thread of this process."""
+    monkeypatch.setattr(Site, "start", start_thread)
 
 
 @pytest.fixture
@@ -57,15 +69,20 @@ def model(path: Path, value: float, *names: str) -> None:
     path.write_bytes(net.SerializeToString())
 
 
-@pytest.mark.parametrize("clients", [1, pytest.param(2, marks=pytest.mark.thorough)])
-def test_level_and_stage_choose_layers(folder: Path, clients: int) -> None:
+@pytest.mark.usefixtures("in_threads")
+def test_level_and_stage_choose_layers(folder: Path) -> None:
     """What a job without them chooses, the test below sees."""
-    hosts = f"--hostfile={machinefile(folder, clients)}"
-    assert list(train(folder, hosts, "--stage=other,small", "-level", "2")) == [
-        "data", "low", "deep", "more", "top", "loss",
-    ]  # fmt: skip
+    assert list(train(folder, *LEVEL_AND_STAGE)) == CHOSEN
 
 
+@pytest.mark.thorough
+@pytest.mark.processes
+def test_level_and_stage_reach_the_processes_of_two_clients(folder: Path) -> None:
+    hosts = f"--hostfile={machinefile(folder, 2)}"
+    assert list(train(folder, hosts, *LEVEL_AND_STAGE)) == CHOSEN
+
+
+@pytest.mark.usefixtures("in_threads")
 def test_models_of_the_solver_and_of_the_flag_in_order(folder: Path) -> None:
     """weights, repeated and with commas, then --weights; what comes later wins layer by layer."""
     model(folder / "m1.caffemodel", 1, "wide", "more", "top")
