@@ -24,6 +24,7 @@ import pytest
 import zmq
 
 from poseidon.cluster.rendezvous.key import write_new_key
+from tests.support.live_processes import none_left
 from tests.support.polling import until
 from tests.support.ssh_hosts import SshHost, SshHosts, clean_environment
 from tests.support.training import Job, endless, largest_difference, run, weights, write_definitions
@@ -74,6 +75,7 @@ def connections_of(process: psutil.Process, kind: str) -> list[Any]:
 def test_every_socket_of_a_running_job_refuses_unauthenticated_peers(
     folder: Path, exchange: str, count: int
 ) -> None:
+    """Until a worker is killed, which ends the job with one sentence."""
     flags = (
         f"--solver={endless(folder)}",
         f"--hostfile={machinefile(folder, 2)}",
@@ -88,8 +90,15 @@ def test_every_socket_of_a_running_job_refuses_unauthenticated_peers(
         for place in sockets:
             assert_shut(place)
         assert_nothing_secret_shows((psutil.Process(job.process.pid), *job.children().values()))
-        job.process.send_signal(signal.SIGINT)
-        assert job.end() == 130
+        children = job.children()
+        children["worker 1"].kill()
+        assert job.end() == 1
+        assert re.search(
+            r"worker 1 \(client 1, 127\.0\.0\.1, pid \d+\) was killed by signal 9 \(SIGKILL\)",
+            job.lines[-1],
+        )
+        assert "Traceback" not in "".join(job.lines)
+        assert none_left([child.pid for child in children.values()])
     for path in folder.rglob("*"):
         if path.suffix in (".log", ".json", ".txt"):
             assert not re.search(rb"secret.{1,8}" + Z85, path.read_bytes()), f"{path} holds keys"

@@ -68,23 +68,6 @@ def test_two_clients_equal_one_process(folder: Path) -> None:
     assert not list(Registry(folder / "home").folder.iterdir())
 
 
-def test_a_killed_worker_ends_the_job_with_one_sentence(folder: Path) -> None:
-    with training(
-        folder, f"--solver={endless(folder)}", f"--hostfile={machinefile(folder, 2, 1)}"
-    ) as job:
-        job.wait_for("Iteration 1, loss")
-        children = job.children()
-        assert children.keys() == {"worker 0", "worker 1", "shard 0"}
-        children["worker 1"].kill()
-        assert job.end() == 1
-        last = job.lines[-1]
-        assert re.search(
-            r"worker 1 \(client 1, 127\.0\.0\.1, pid \d+\) was killed by signal 9 \(SIGKILL\)", last
-        )
-        assert "Traceback" not in "".join(job.lines)
-        assert none_left([child.pid for child in children.values()])
-
-
 @pytest.mark.thorough
 def test_a_killed_shard_ends_the_job_with_one_sentence(folder: Path) -> None:
     with training(
