@@ -73,7 +73,7 @@ def train_alone(folder: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> dict
 
 
 @pytest.mark.parametrize(
-    ("how", "threads"), [("rule", 2), pytest.param("torch", 1, marks=pytest.mark.thorough)]
+    ("how", "threads"), [("rule", 1), pytest.param("torch", 2, marks=pytest.mark.thorough)]
 )
 def test_two_clients_are_one_process(
     folder: Path, how: str, threads: int, monkeypatch: pytest.MonkeyPatch
@@ -230,7 +230,7 @@ def test_virtual_workers_have_the_same_bits_on_any_number_of_workers(
 
 
 def test_a_script_that_fails_ends_the_job_with_one_sentence(folder: Path) -> None:
-    done = poseidon_here(folder, "run", f"--hostfile={machinefile(folder, 2, 1)}", "fails.py")
+    done = poseidon_here(folder, "run", "--num_app_threads=2", "fails.py")
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert re.fullmatch(
@@ -283,7 +283,7 @@ def test_what_rank_0_writes_comes_at_once_and_to_the_stream_that_it_was_written_
     The script goes on when each part was seen.
     """
     (folder / "drawing.py").write_text(DRAWING, encoding="utf-8")
-    words = command("run", f"--hostfile={machinefile(folder, 2, 1)}", "--output=out", "drawing.py")
+    words = command("run", "--num_app_threads=2", "--output=out", "drawing.py")
     with pseudo_terminal(words, folder) as (process, terminal):
         assert process.stdout is not None
         for part in (0, 50, 100):
