@@ -53,8 +53,9 @@ class Primitives:
         world = self.process.world
         if world.now > self.limit_s:
             raise Violation("the job does not end")
-        world.run(lambda: False, self.process.stopped_s)  # it sees nothing while it is stopped
-        return world.run(lambda: bool(question()), min(timeout_s or FOR_EVER_S, FOR_EVER_S))
+        if self.process.stopped_s:  # it sees nothing
+            world.run(lambda: False, self.process.stopped_s)
+        return world.run(question, min(timeout_s or FOR_EVER_S, FOR_EVER_S))
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:

@@ -102,7 +102,7 @@ class Link:
             arrives_s += by * world.late_s
         self._arrives_s = max(self._arrives_s, arrives_s)
         self.travelling += 1
-        world.at(self._arrives_s, lambda: self._arrive(packet))
+        world.at(self._arrives_s, self._arrive, packet)
         self._source.wake()  # there is room
         self._take_next()
 
@@ -173,7 +173,7 @@ class Fabric:
             link = self._links.get((at, far))
             if link is not None and not link.cut:
                 link.cut = True
-                self.world.after(noticed_s, lambda at=at, far=far: self._notice(at, far))
+                self.world.after(noticed_s, self._notice, at, far)
 
     def separate(self, process: Process, other: Process, noticed_s: float) -> None:
         """Lose the connections of two processes for good."""
@@ -204,7 +204,7 @@ class Fabric:
 
     def _lose_later(self, source: str, target: str, link: Link) -> None:
         if link.carries:
-            self.world.after(0.01, lambda: self._lose_later(source, target, link))
+            self.world.after(0.01, self._lose_later, source, target, link)
         else:
             self.lose(source, target, RESET_S)
 

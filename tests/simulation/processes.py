@@ -7,6 +7,7 @@ question, and gets its answer. Questions are asked again after each step of the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, NamedTuple
 
@@ -14,7 +15,9 @@ from ps_server.errors import StalenessTimeout
 from tests.simulation.world import World
 
 STEP_S = 0.00005
-LONG_S, LATE = 0.4, 3
+LATE, LATE_S = 3, 0.02
+"""A wait that nothing ends may last so many times as long, or at least so many seconds: it is
+simulated with fewer events."""
 
 
 class Question(NamedTuple):
@@ -49,8 +52,9 @@ class Process:
 
     def delay_s(self) -> float:
         """Return the seconds until the next step."""
-        world = self.world
-        wait_s = max(STEP_S, self.stopped_s)
+        world, wait_s = self.world, STEP_S
+        if self._stopped_until_s > world.now:
+            wait_s = max(STEP_S, self.stopped_s)
         if world.slow_p:
             self._steps += 1
             if self._random.random() < world.slow_p:
@@ -96,7 +100,8 @@ class Process:
     def ask_all(self) -> None:
         """Ask the questions of the tasks that wait."""
         for task in self._tasks:
-            task.ask()
+            if task.waits:
+                task.ask()
 
 
 class Loop:
@@ -113,27 +118,44 @@ class Loop:
         self._steps = steps
         self._failed = failed
         self._ended = ended
-        self._timer = 0
-        self._soon = False
-        self._over = False
+        self._soon = self._over = False
+        self._due_s = self._timer_s = math.inf
+        """When its wait ends, and when the first event comes that sees to it."""
 
     def wake(self) -> None:
         """Let it make a step soon."""
         if not self._soon and not self._over:
             self._soon = True
-            self._schedule(self._process.delay_s())
+            self._process.world.after(self._process.delay_s(), self._step)
 
-    def _schedule(self, seconds: float) -> None:
-        self._timer += 1
-        timer = self._timer
-        self._process.world.after(seconds, lambda: self._step(timer))
+    def _wait(self, seconds: float) -> None:
+        """Make a step when a wait has ended; an event of an earlier wait comes first, if it can."""
+        world = self._process.world
+        self._due_s = world.now + seconds
+        if self._due_s < self._timer_s:
+            self._timer_s = self._due_s
+            world.after(seconds, self._time_out, self._due_s)
 
-    def _step(self, timer: int) -> None:
-        process = self._process
-        if timer != self._timer or not process.alive:
+    def _time_out(self, timer_s: float) -> None:
+        if timer_s != self._timer_s or self._over:
             return
-        if not self._soon and process.stopped_s:
-            self.wake()  # a timer of a stopped process
+        self._timer_s = math.inf
+        process = self._process
+        if self._soon or not process.alive:
+            return
+        if process.world.now < self._due_s:
+            self._timer_s = self._due_s
+            process.world.at(self._due_s, self._time_out, self._due_s)
+        else:
+            self._soon = True
+            self._step()
+
+    def _step(self) -> None:
+        process = self._process
+        if not process.alive:
+            return
+        if process.stopped_s:
+            process.world.after(process.delay_s(), self._step)
             return
         self._soon = False
         try:
@@ -145,8 +167,8 @@ class Loop:
             self._over = True
             self._failed(error)
         else:
-            if not self._soon:  # a long wait may end late; fewer of them are simulated
-                self._schedule(wait_s if wait_s < LONG_S else LATE * wait_s)
+            if not self._soon:
+                self._wait(max(LATE * wait_s, LATE_S))
         process.ask_all()
 
 
@@ -162,10 +184,16 @@ class Running:
         self._process = process
         self._task = task
         self._question: Question | None = None
-        self._asked = 0
+        self._due_s = self._timer_s = math.inf
+        """When its question has waited too long, and when the next event comes that sees to it."""
         self.error: Exception | None = None
         self.over = False
         process.world.open_tasks += 1
+
+    @property
+    def waits(self) -> bool:
+        """Whether it has a question."""
+        return self._question is not None
 
     @property
     def waits_for(self) -> str:
@@ -180,7 +208,7 @@ class Running:
 
     def begin(self) -> None:
         """Make the first step."""
-        self._go_on(None)
+        self._go_on(None, None)
 
     def ask(self) -> None:
         """Ask its question, if it waits."""
@@ -191,17 +219,22 @@ class Running:
             answer = question.ask()
         except Exception as error:  # noqa: BLE001 - raised in the task, whose question it is
             self._question = None
-            self._resume(lambda error=error: self._go_on(None, error))
+            self._resume(0.0, None, error)
             return
         if answer is not None:
             self._question = None
-            self._resume(lambda: self._go_on(answer))
+            self._resume(0.0, answer, None)
 
-    def _resume(self, call: Callable[[], None]) -> None:
-        self._process.world.after(self._process.delay_s(), call)
+    def _resume(self, after_s: float, value: object, error: Exception | None) -> None:
+        world = self._process.world
+        world.after(after_s + self._process.delay_s(), self._go_on, value, error)
 
-    def _go_on(self, value: object, error: Exception | None = None) -> None:
-        if not self._process.alive or self.over:
+    def _go_on(self, value: object, error: Exception | None) -> None:
+        process = self._process
+        if not process.alive or self.over:
+            return
+        if process.stopped_s:
+            self._resume(0.0, value, error)
             return
         try:
             wanted = self._task.send(value) if error is None else self._task.throw(error)
@@ -214,17 +247,23 @@ class Running:
             return
         if isinstance(wanted, Question):
             self._question = wanted
-            self._asked += 1
-            asked = self._asked
-            self._process.world.after(wanted.timeout_s, lambda: self._time_out(asked))
+            self._due_s = process.world.now + wanted.timeout_s
+            if self._due_s < self._timer_s:
+                self._timer_s = self._due_s
+                process.world.at(self._due_s, self._time_out, self._due_s)
             self.ask()
         else:
-            self._resume_after(wanted)
+            self._resume(wanted, None, None)
 
-    def _resume_after(self, seconds: float) -> None:
-        self._process.world.after(seconds, lambda: self._resume(lambda: self._go_on(None)))
-
-    def _time_out(self, asked: int) -> None:
-        if self._question is not None and asked == self._asked:
-            text, self._question = self._question.text, None
-            self._go_on(None, StalenessTimeout(f"{text}: in vain"))
+    def _time_out(self, timer_s: float) -> None:
+        if timer_s != self._timer_s:
+            return
+        self._timer_s = math.inf
+        if self._question is None:
+            return
+        if self._process.world.now < self._due_s:
+            self._timer_s = self._due_s
+            self._process.world.at(self._due_s, self._time_out, self._due_s)
+            return
+        text, self._question = self._question.text, None
+        self._go_on(None, StalenessTimeout(f"{text}: in vain"))

@@ -14,6 +14,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 
 class Violation(AssertionError):
@@ -43,7 +44,7 @@ class World:
         self.lossy = False
         self.lost_s = -1.0
         self._only = only
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._number = self.events = self.open_tasks = 0
         faults = self.stream("faults")
         self.late_p = faults.choice((0.0, 0.1, 0.3, 0.6))
@@ -66,16 +67,17 @@ class World:
         self.deviations.append(key)
         return True
 
-    def at(self, when_s: float, call: Callable[[], None]) -> None:
+    def at(self, when_s: float, call: Callable[..., None], *arguments: Any) -> None:
         """Call something at a moment; events of one moment keep their order."""
         self._number += 1
-        heapq.heappush(self._events, (when_s, self._number, call))
+        heapq.heappush(self._events, (when_s, self._number, call, arguments))
 
-    def after(self, seconds: float, call: Callable[[], None]) -> None:
+    def after(self, seconds: float, call: Callable[..., None], *arguments: Any) -> None:
         """Call something later."""
-        self.at(self.now + seconds, call)
+        self._number += 1
+        heapq.heappush(self._events, (self.now + seconds, self._number, call, arguments))
 
-    def run(self, ended: Callable[[], bool], most_s: float) -> bool:
+    def run(self, ended: Callable[[], object], most_s: float) -> bool:
         """Let time pass until something has ended, for `most_s` seconds at most; return whether
         it has.
         """
@@ -85,7 +87,7 @@ class World:
             if not events or events[0][0] > until_s:
                 self.now = until_s
                 return False
-            self.now, _, call = heapq.heappop(events)
+            self.now, _, call, arguments = heapq.heappop(events)
             self.events += 1
-            call()
+            call(*arguments)
         return True

@@ -42,7 +42,7 @@ class SimulatedWire:
     def __init__(self, fabric: Fabric, process: Process) -> None:
         self._fabric = fabric
         self.listening = fabric.end(process, f"{process.name} in")
-        self._sending = fabric.end(process, f"{process.name} out")
+        self.sending = fabric.end(process, f"{process.name} out")
         self.now = fabric.world.clock
 
     def listen(self, host: str, keys: Keyring | None) -> SimulatedServer:
@@ -52,7 +52,7 @@ class SimulatedWire:
     def connect(self, addresses: Sequence[str], keys: Keyring | None) -> SimulatedClient:
         """See `Wire`."""
         names = [address.removeprefix("simulated://") for address in addresses]
-        return SimulatedClient(self._fabric, self._sending, names)
+        return SimulatedClient(self._fabric, self.sending, names)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +136,7 @@ class _Worker:
         self._weights = [torch.zeros(settings.workers, INPUTS) for _ in range(settings.tables)]
         rule = Rule() if settings.staleness else Rule(momentum=0.9)
         wire = SimulatedWire(fabric, process)
-        self._listening = wire.listening
+        self._ends = wire.listening, wire.sending
         network = Network(rank=rank, size=settings.workers, token=b"secret", wire=wire)
         self._carrier = FactorCarrier(
             {t: Trained(name=f"w{t}", tensor=w, rule=rule) for t, w in enumerate(self._weights)},
@@ -162,7 +162,9 @@ class _Worker:
         for weight in carrier._weights.values():
             weight.open(())
         links.begin([job.addresses[rank] for rank in range(settings.workers)])
-        self._listening.loop = self._process.loop(links.steps(), self._failed, self._ended)
+        loop = self._process.loop(links.steps(), self._failed, self._ended)
+        for end in self._ends:
+            end.loop = loop
         self._process.task(self._rebuild())
         job.connected += 1
         if job.connected == settings.workers:
