@@ -31,7 +31,7 @@ from poseidon.cluster.parallel import for_each_host, format_problems
 from poseidon.cluster.process import Listener, ProcessSpec
 from poseidon.cluster.python_command import checkout
 from poseidon.cluster.remote_python import LauncherEnvironment
-from poseidon.errors import JobError, JobInterrupted, UsageError
+from poseidon.errors import JobError, JobInterrupted, JobKilled, UsageError
 from poseidon.launcher.ray_hosts import ray_dialer, ray_hosts
 from poseidon.launcher.request import JobRequest, LauncherKind
 from poseidon.launcher.snapshots import SnapshotCopies, SnapshotSource, WrittenHere
@@ -130,8 +130,10 @@ class Site:
 
         Raises:
             JobInterrupted: a host is gone for now; a later start may succeed.
-            JobError: another problem, on any host.
+            JobError: another problem, on any host; `JobKilled` where the user has killed the job
+                there since the last start.
         """
+        self._check_not_killed()
         try:
             self._dial_lost()
         except JobError as error:
@@ -262,6 +264,11 @@ class Site:
         self._agents.update(opened(outcomes))
         self._hosts = self._dialer.located(self._hosts)
         check_opened(outcomes)
+
+    def _check_not_killed(self) -> None:
+        for agent in self._agents.values():
+            if agent.killed_by_user:
+                raise JobKilled(f"{agent.label}: {agent.lost}")
 
     def _dial_lost(self) -> None:
         """Dial lost agents again, and check what may be another machine now.

@@ -146,6 +146,11 @@ class RemoteAgent:
         return self._closed.is_set()
 
     @property
+    def killed_by_user(self) -> bool:
+        """Whether it is lost because the user has killed the job there."""
+        return self._killed_by_user
+
+    @property
     def refused(self) -> bool:
         """Whether the agent has said itself why it cannot serve."""
         return self._refused

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from poseidon.cluster.agent.messages import KilledByUser
 from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.dial.dialer import Dialer, Needs
 from poseidon.cluster.dial.local import LocalDialer, dial_here
@@ -24,7 +25,7 @@ from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess
 from poseidon.cluster.machinefile import Host, HostRole, parse_machinefile
 from poseidon.cluster.process import ProcessSpec
-from poseidon.errors import JobError, JobInterrupted, UsageError
+from poseidon.errors import JobError, JobInterrupted, JobKilled, UsageError
 from poseidon.launcher import site as site_module
 from poseidon.launcher.extraction_job import require_local
 from poseidon.launcher.request import JobRequest, LauncherKind
@@ -366,6 +367,15 @@ def test_lost_hosts_are_dialled_again(remote: Remote) -> None:
     assert dialer.dialled[1:] == [[1, 2], [2], [2]], "those that have come back stay"
     assert site._agents[0] is there
     assert len(remote.checks) == 1, "they are the same machines"
+
+
+def test_a_job_that_the_user_has_killed_between_two_starts_does_not_begin_again(
+    remote: Remote,
+) -> None:
+    remote.site._agents[1]._take(KilledByUser())
+    with pytest.raises(JobKilled, match=r"^ml@node1: the job was killed there$"):
+        remote.site.begin(RECORD)
+    assert remote.dialer.dialled == [[0, 1, 2]], "no agent is started there again"
 
 
 def test_a_host_that_may_be_another_machine_is_checked_again(remote: Remote) -> None:

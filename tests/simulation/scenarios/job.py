@@ -99,7 +99,7 @@ class Job:
         self.finals: dict[int, bytes] = {}
         self.requests: list[SignalReceived] = []
         self.asked_to_stop = self.started = self.disturbed_early = self.disturbed = False
-        self.killed_by_user = False
+        self.agents: list[RemoteAgent] = []
         self.starts = 0
         self.number = 0
         self.machines = [
@@ -161,9 +161,9 @@ class _Dialer(Dialer):
         end = job.fabric.end(job.primitives.process, name)
         job.fabric.connect(name, agent.process.name)
         agent.serve()
-        return dial(
-            job.primitives, SimulatedChannel(job.fabric, end, agent.process.name), host.name
-        )
+        channel = SimulatedChannel(job.fabric, end, agent.process.name)
+        job.agents.append(dial(job.primitives, channel, host.name))
+        return job.agents[-1]
 
 
 class _Driver(JobListener):
@@ -176,10 +176,10 @@ class _Driver(JobListener):
         job = self._job
         job.finals = {}
         job.starts += 1
-        if job.killed_by_user:
-            raise Violation("the job starts again, though the user has killed it")
         try:
             job.site.begin(None)
+            if any(agent.killed_by_user for agent in job.agents):
+                raise Violation("the job starts again, though the user has killed it")
             first_line = json.dumps({"state": point.state, "iteration": point.iteration})
             return run_job(
                 job.plan,
@@ -476,7 +476,6 @@ def _kill_as_user(job: Job, draw: float, for_s: float) -> None:
         _note(job)
         job.asked_to_stop = True
         agents[-1].kill_as_user()
-        job.killed_by_user = True
 
 
 def _interrupt(job: Job, draw: float, for_s: float) -> None:
