@@ -25,9 +25,9 @@ main = runpy.run_path(sys.argv[1])["main"]
 words = sys.argv[2:]
 saves, save = [], torch.save
 torch.save = lambda *a, **b: (saves.append(0), save(*a, **b))
-main([*words, "--epochs=6", "--folder=here"])
-main([*words, "--epochs=13", "--folder=here"])  # from the last checkpoint
-main([*words, "--epochs=2", "--precision=bf16-mixed"])
+main([*words, "--epochs=2", "--folder=here"])
+main([*words, "--epochs=4", "--folder=here"])  # from the last checkpoint
+main([*words, "--epochs=1", "--precision=bf16-mixed"])
 counts = [None, None]
 dist.all_gather_object(counts, len(saves))
 if dist.get_rank() == 0:
@@ -40,15 +40,23 @@ from accelerate.state import AcceleratorState
 lora = full = runpy.run_path(sys.argv[1])["main"]
 classify = runpy.run_path(sys.argv[2])["main"]
 lora(["--lora", "--epochs=2", "--folder=adapters"])
-full(["--epochs=5", "--folder=model"])
-full(["--epochs=10", "--folder=model", "--resume"])
+full(["--epochs=1", "--folder=model"])
+full(["--epochs=2", "--folder=model", "--resume"])
 for words in (
-    ["--epochs=6", "--folder=here"],
-    ["--epochs=13", "--folder=here"],  # from the last state
+    ["--epochs=2", "--folder=here"],
+    ["--epochs=4", "--folder=here"],  # from the last state
     ["--epochs=1", "--precision=bf16"],
 ):
     AcceleratorState._reset_state(True)
     classify(words)
+"""
+DDP = """
+import runpy, sys
+
+example, *more = sys.argv[1:]
+for words in (["--checkpoint=whole.pt"], ["--checkpoint=lost.pt", *more])[: 1 + len(more)]:
+    sys.argv[1:] = ["--epochs=2", *words]
+    runpy.run_path(example, run_name="__main__")
 """
 
 
@@ -107,11 +115,11 @@ def test_lightning(repository: Path, tmp_path: Path) -> None:
         imports=("lightning",),
     )
     lines, expected = losses(run_job(ours, tmp_path / "script.py", example)), losses(by_gloo)
-    assert_equal_losses(lines[:13], expected[:13])
+    assert_equal_losses(lines[:4], expected[:4])
     # gradients of 16 bits are rounded, the product of their factors is not
-    assert_equal_losses(lines[13:], expected[13:], 1e-3)
+    assert_equal_losses(lines[4:], expected[4:], 1e-3)
     assert [line.split(":")[0] for line in lines] == [
-        f"epoch {number}" for number in (*range(1, 14), 1, 2, 0)
+        f"epoch {number}" for number in (*range(1, 5), 1, 0)
     ]
     assert re.search(r"\[[1-9]\d*, 0\]$", lines[-1]), "a worker besides the first has written"
     assert files(ours, "here/*") == files(theirs, "here/*")
@@ -129,9 +137,9 @@ def test_accelerate_the_trainer_and_lora(repository: Path, tmp_path: Path) -> No
     by_gloo = run_by_gloo(theirs, tmp_path / "script.py", *examples, imports=imports)
     lines = losses(run_job(ours, "--ddp", tmp_path / "script.py", *examples))
     assert_equal_losses(lines, losses(by_gloo))
-    assert any(line.startswith("step 100:") for line in lines)
+    assert any(line.startswith("step 20:") for line in lines)
     assert [line.split(":")[0] for line in lines if line.startswith("epoch")] == [
-        f"epoch {number}" for number in (*range(1, 14), 1)
+        f"epoch {number}" for number in (*range(1, 5), 1)
     ]
     for left in ("adapters/*/*", "model/*/*", "here/*"):
         assert files(ours, left) == files(theirs, left)
@@ -142,16 +150,17 @@ def test_accelerate_the_trainer_and_lora(repository: Path, tmp_path: Path) -> No
 
 
 def test_a_script_of_ddp_survives_the_loss_of_a_worker(repository: Path, tmp_path: Path) -> None:
-    """With BatchNorm, accumulation, clipping, a schedule, validation and a checkpoint of its
-    own.
+    """With BatchNorm, accumulation, clipping, a schedule, validation and a checkpoint of its own.
+
+    One job trains undisturbed, then with the loss. After the restart, the first training is at its
+    end.
     """
     ours, theirs = folders(tmp_path)
+    script = tmp_path / "script.py"
+    script.write_text(DDP, encoding="utf-8")
     example = repository / "examples" / "ddp" / "train.py"
-    whole = losses(run_job(ours, "--ddp", example, "--checkpoint=whole.pt"))
-    assert_equal_losses(whole, losses(run_by_gloo(theirs, example)))
-    again = run_job(
-        ours, "--ddp", "--max_restarts=1", example, "--checkpoint=lost.pt", "--lose_at=25"
-    )
-    assert losses(again) == whole
+    lines = losses(run_job(ours, "--ddp", "--max_restarts=1", script, example, "--lose_at=20"))
+    assert_equal_losses(lines[:2], losses(run_by_gloo(theirs, script, example)))
+    assert lines[2:] == lines[:2]
     ends = [torch.load(ours / name)["model"] for name in ("whole.pt", "lost.pt")]
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
