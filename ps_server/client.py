@@ -16,7 +16,9 @@ from ps_server.client_rows import ClientRows
 from ps_server.collection import Collection
 from ps_server.link import LinkPriority
 from ps_server.meters import ClientMeter
+from ps_server.monitor import Monitor
 from ps_server.network import Network
+from ps_server.protocol.asked_history import AskedHistory
 from ps_server.protocol.bandwidth import ChangeLog
 from ps_server.protocol.messages import Array, Signal, SignalKind
 from ps_server.protocol.placement import place
@@ -32,6 +34,33 @@ from ps_server.transport.base import ClientTransport
 from ps_server.transport.zmq_sockets import ZmqClientTransport
 
 T = TypeVar("T")
+
+
+class ComingHistory:
+    """The history of a table on its way.
+
+    Args:
+        monitor: of the client; what ends its waits ends those for the history.
+        asked: what has come of it.
+        otherwise: the beginning of the sentence that is raised when it does not come in time.
+    """
+
+    def __init__(self, monitor: Monitor, asked: AskedHistory, otherwise: str) -> None:
+        self._monitor = monitor
+        self._asked = asked
+        self._otherwise = otherwise
+
+    def poll(self) -> list[Array] | None:
+        """Return its arrays once all have come, and None before."""
+        with self._monitor:
+            found = self._asked.arrays
+            if found is None:
+                self._monitor.check()
+            return None if found is None else list(found)
+
+    def result(self) -> list[Array]:
+        """Wait for its arrays."""
+        return self._monitor.wait_for(self.poll, self._otherwise)
 
 
 class Client:
@@ -248,11 +277,21 @@ class Client:
         A table with a codec of values has one array more: the shards' own value, which the workers'
         value follows; for a mean what was not sent of it. `start` takes the same arrays.
         """
-        self._do(lambda: self._session.ask_history(table))
-        return self._monitor.wait_for(
-            lambda: self._session.values.take_history(table),
-            f"the history of table {table} did not come",
-        )
+        return self.ask_history(table).result()
+
+    def ask_history(self, table: int, arrays: Sequence[Array] | None = None) -> ComingHistory:
+        """Ask for what `history` returns as it is now; returns at once.
+
+        It comes behind all values that other workers or this one wait for. Call it when what
+        follows from the last push of the table has been read, and before the next push.
+
+        Args:
+            table: table id.
+            arrays: flat float32 of the table's size, to be written to as the history comes; None:
+                new ones.
+        """
+        asked = self._call(lambda: self._session.ask_history(table, arrays))
+        return ComingHistory(self._monitor, asked, f"the history of table {table} did not come")
 
     def held_back(self, table: int) -> Mapping[int, Array]:
         """Return what a table's codec has not sent of this worker's pushes, by virtual worker;

@@ -87,11 +87,12 @@ class Server:
     def steps(self) -> Iterator[float]:
         """Serve; yield before each wait for messages the most seconds that it lasts."""
         received_s = self._clock()
+        wait_s = POLL_S
         while not (self.shard.finished or self._stopping.is_set()):
-            yield POLL_S
-            batch = self._transport.receive(POLL_S)
+            yield wait_s
+            batch = self._transport.receive(wait_s)
             self.turns += 1
-            self._handle(batch)
+            wait_s = self._handle(batch)
             if self.shard.all_here:
                 self._transport.admit_no_more()
             now = self._clock()
@@ -104,7 +105,8 @@ class Server:
         assert self._idle_limit_s is not None
         return silent_s > self._idle_limit_s or not self._transport.connections
 
-    def _handle(self, batch: Sequence[tuple[bytes, Frames]]) -> None:
+    def _handle(self, batch: Sequence[tuple[bytes, Frames]]) -> float:
+        """Act upon what has come; return the seconds to wait for more."""
         self._meter.begin(len(batch))
         blocked: set[bytes] = set()
         self._send_waiting(blocked)
@@ -117,6 +119,23 @@ class Server:
         self._meter.end()
         if batch:
             self._trace.count("queue", messages=0)
+        return self._send_in_background()
+
+    def _send_in_background(self) -> float:
+        """Send each peer for which nothing else is queued one packet of the background, so that
+        what has come meanwhile is handled before the next one. Return the seconds to wait for it.
+        """
+        wait_s = POLL_S
+        for peer, queue in self._queues.items():
+            if (
+                queue
+                and queue.is_in_background
+                and not self._transport.blocks(peer)
+                and self._send_packet(peer, queue)
+                and queue
+            ):
+                wait_s = 0.0
+        return wait_s
 
     def _answer(self, peer: bytes, frames: Frames) -> bool:
         """Act upon a packet; of an unknown peer decode the rest only if the first message is a
@@ -181,21 +200,26 @@ class Server:
         it takes no more.
         """
         for peer, queue in self._queues.items():
-            while queue and peer not in blocked:
+            while not queue.is_in_background and peer not in blocked:
                 if self._transport.blocks(peer) or not self._send_packet(peer, queue):
                     blocked.add(peer)
 
     def _send_packet(self, peer: bytes, queue: Schedule) -> bool:
+        # values keep the shared memory: nobody waits for what is sent in the background
+        send = self._transport.send if queue.is_in_background else self._send_in_memory
         packet = queue.take(PACKET_BYTES)
         began_ns = self._trace.now()
         parts = [(waiting.message, waiting.on_the_wire()) for waiting in packet]
         frames = [frame for _, frames in parts for frame in frames]
-        taken = self._shared_memory.send(peer, frames, self._transport.send)
+        taken = send(peer, frames)
         (queue.sent if taken else queue.put_back)(packet)
         for message, frames in parts if taken else ():
             self._meter.sent(frames)
             trace_message(self._trace, Track.SEND, message, self._names, began_ns)
         return taken
+
+    def _send_in_memory(self, peer: bytes, frames: Frames) -> bool:
+        return self._shared_memory.send(peer, frames, self._transport.send)
 
     def _send_rest(self) -> Iterator[float]:
         """Send what is still queued, for up to `LINGER_S`."""
@@ -203,10 +227,14 @@ class Server:
             return
         deadline = self._clock() + LINGER_S
         self._send_waiting(set())
-        while any(self._queues.values()) and (left_s := deadline - self._clock()) > 0:
+        while self._has_urgent and (left_s := deadline - self._clock()) > 0:
             yield left_s
             self._transport.receive(left_s)
             self._send_waiting(set())
+
+    @property
+    def _has_urgent(self) -> bool:
+        return not all(queue.is_in_background for queue in self._queues.values())
 
     def statistics(self) -> ShardStatistics:
         """Return what this shard has done so far. Any thread may call it."""

@@ -17,8 +17,9 @@ save for `traffic`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
@@ -35,6 +36,47 @@ class Step(NamedTuple):
     rates: tuple[float, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Histories by the index of their tensor, after one iteration, on their way.
+
+    Attributes:
+        poll: returns them once all are here, and None before.
+        result: waits for them.
+        held_back: what lossy codecs held back then, by name; waits, too.
+    """
+
+    poll: Callable[[], Mapping[int, History] | None]
+    result: Callable[[], Mapping[int, History]]
+    held_back: Callable[[], Mapping[str, Array]] = dict
+
+    @classmethod
+    def here(cls, histories: Mapping[int, History], held_back: Mapping[str, Array]) -> Kept:
+        """Return what is here already."""
+        return cls(lambda: histories, lambda: histories, lambda: held_back)
+
+    @classmethod
+    def of(cls, parts: Sequence[Kept]) -> Kept:
+        """Return what several parts have."""
+
+        def poll() -> Mapping[int, History] | None:
+            found: dict[int, History] = {}
+            for part in parts:
+                came = part.poll()
+                if came is None:
+                    return None
+                found |= came
+            return found
+
+        def result() -> Mapping[int, History]:
+            return {index: history for part in parts for index, history in part.result().items()}
+
+        def held_back() -> Mapping[str, Array]:
+            return {name: array for part in parts for name, array in part.held_back().items()}
+
+        return cls(poll, result, held_back)
+
+
 class CarrierState:
     """A carrier's part of `ExchangeState`, which says when each method may be called."""
 
@@ -45,9 +87,14 @@ class CarrierState:
         """Return the history of each of the carrier's tensors, by index."""
         return {}
 
-    def kept(self) -> Mapping[int, History]:
-        """Return the same, on any replica of a job whose history is shared."""
-        return self.histories()
+    def keep(self, into: Mapping[int, History]) -> Kept:
+        """Begin to copy what `histories` and `held_back` return, on any replica that exchanges with
+        other hosts itself.
+
+        Args:
+            into: arrays of an earlier call, by index, which may be written to.
+        """
+        return Kept.here(self.histories(), self.held_back())
 
     def replicated(self) -> Mapping[str, Tensor]:
         """Return what the carrier keeps equal on all replicas beside the tensors, by name."""

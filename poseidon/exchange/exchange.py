@@ -34,13 +34,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from torch import Tensor
 
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Array, ExchangeSettings, History
-from poseidon.exchange.carrier import Carrier, FactoredCarrier, GradientCarrier, Step
+from poseidon.exchange.carrier import Carrier, FactoredCarrier, GradientCarrier, Kept, Step
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.observe.observer import Call, Observer
 from poseidon.exchange.observe.statistics import Traffic
@@ -294,19 +293,37 @@ class Exchange:
             after(call, index, began_ns, ended_ns)
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """The histories of all tensors after one iteration."""
+class KeptState:
+    """The state of an exchange after one iteration, on its way to this replica.
 
-    histories: Sequence[History]
+    Args:
+        kept: of all tensors.
+    """
 
-    def poll(self) -> Sequence[History] | None:
-        """Return them once they are complete; None before."""
-        return self.histories
+    def __init__(self, kept: Kept) -> None:
+        self._kept = kept
 
-    def result(self) -> Sequence[History]:
-        """Wait until they are complete, and return them."""
-        return self.histories
+    def poll(self) -> list[History] | None:
+        """Return the histories, in the order of `ExchangeState.histories`, once all are here;
+        None before.
+        """
+        found = self._kept.poll()
+        return None if found is None else _in_order(found)
+
+    def result(self) -> list[History]:
+        """Wait for the histories, and return them."""
+        return _in_order(self._kept.result())
+
+    @property
+    def held_back(self) -> Mapping[str, Array]:
+        """What `ExchangeState.held_back` returns on rank 0, with this replica's own part; it waits
+        for it.
+        """
+        return self._kept.held_back()
+
+
+def _in_order(histories: Mapping[int, History]) -> list[History]:
+    return [histories[index] for index in sorted(histories)]
 
 
 class ExchangeState:
@@ -339,17 +356,24 @@ class ExchangeState:
             found: dict[int, History] = {}
             for part in self._parts:
                 found |= part.histories()
-            return [found[index] for index in sorted(found)]
+            return _in_order(found)
 
-    def keep(self) -> Kept:
-        """Return each tensor's history, which all replicas share; any of them may ask for it, after
-        `settle` and before the next iteration.
+    def keep(self, into: Sequence[History] = ()) -> KeptState:
+        """Begin to copy the state after the iterations that are finished; return at once.
+
+        Any replica that exchanges with other hosts itself may call it, after `settle` and before
+        the next iteration, and then go on. What shards keep comes in the background: a gradient or
+        a value waits for no more than a piece of it. Private histories: those of this host.
+
+        Args:
+            into: histories of an earlier call, which may be written to; empty: new memory.
         """
+        return KeptState(self.begin_to_keep(dict(enumerate(into))))
+
+    def begin_to_keep(self, into: Mapping[int, History]) -> Kept:
+        """Do what `keep` does, by the index of the tensors."""
         with self._exchange.observing(Call.HISTORIES):
-            found: dict[int, History] = {}
-            for part in self._parts:
-                found |= part.kept()
-            return Kept([found[index] for index in sorted(found)])
+            return Kept.of([part.keep(into) for part in self._parts])
 
     def replicated(self) -> Mapping[str, Tensor]:
         """Return what is equal on all replicas beside the tensors: live tensors by name."""

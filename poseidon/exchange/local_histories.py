@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from poseidon.exchange.base import History, Trained
-from poseidon.exchange.carrier import CarrierState
+from poseidon.exchange.carrier import CarrierState, Kept
 from ps_server.rules import history_count
+
+
+def copied(own: Sequence[Tensor], into: History | None, shape: Sequence[int]) -> History:
+    """Return copies of a history on the host, of a shape; in this memory, if there is any."""
+    if into is None or len(into) != len(own):
+        into = [np.empty(tuple(shape), np.float32) for _ in own]
+    for array, tensor in zip(into, own, strict=True):
+        torch.from_numpy(array).view(tensor.shape).copy_(tensor)
+    return into
 
 
 class LocalHistories(CarrierState):
@@ -49,6 +59,13 @@ class LocalHistories(CarrierState):
             index: [h.cpu().numpy().reshape(self._tensors[index].tensor.shape).copy() for h in own]
             for index, own in self.of.items()
         }
+
+    def keep(self, into: Mapping[int, History]) -> Kept:
+        found = {
+            index: copied(own, into.get(index), self._tensors[index].tensor.shape)
+            for index, own in self.of.items()
+        }
+        return Kept.here(found, {})
 
     def replicated(self) -> Mapping[str, Tensor]:
         if not self._replicated:

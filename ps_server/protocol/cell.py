@@ -45,6 +45,7 @@ class Cell:
         "complete",
         "eager",
         "history",
+        "lent",
         "nodes",
         "own",
         "push_size",
@@ -105,6 +106,7 @@ class Cell:
         self.skipped = False  # whether the pushes of this iteration are empty
         self.unsent: Tensor | None = None  # of a resumed run, until the replica is made
         self.complete = False
+        self.lent = False  # whether messages have the memory of what `saved` returns
         self.rate = 0.0
         self.stale: set[int] = set()  # workers that lack a change of another worker
         self.eager = set(
@@ -151,6 +153,20 @@ class Cell:
             return self.history
         held_back = self.replica.held_back
         return [*self.history, self.value if held_back is None else held_back]
+
+    def lend(self) -> list[Tensor]:
+        """Return what `saved` returns; it will not be written to."""
+        self.lent = True
+        return self.saved()
+
+    def _leave_lent(self) -> None:
+        """Go on in copies of what messages have."""
+        self.lent = False
+        self.history = [tensor.clone() for tensor in self.history]
+        if isinstance(self.replica, EncodedReplica) and self.replica.held_back is not None:
+            self.replica.held_back = self.replica.held_back.clone()
+        elif isinstance(self.replica, EncodedReplica) and self.value is not None:
+            self.value = self.value.clone()
 
     def restore(self, arrays: Sequence[m.Array]) -> None:
         """Take the workers' first value, and what `saved` returned if a run is resumed.
@@ -256,6 +272,8 @@ class Cell:
         """Make the next value from the average, times `scale` if it is of gradients, and begin
         the next iteration.
         """
+        if self.lent:
+            self._leave_lent()
         if self.spec.keeping is Keeping.AVERAGE:
             self.value = self.sum  # the memory it arrived in becomes the chunk's own
         elif self.spec.rule.kind is RuleKind.MEAN and not self.skipped:

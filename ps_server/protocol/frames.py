@@ -61,6 +61,8 @@ MAX_HEADER_BYTES = 16 * 2**20
 MAX_FRAMES = 8_192
 MAX_CHUNKS = 2**31
 MAX_CLOCK = 2**40
+MAX_ELEMENTS = 2**44
+"""Of the history of a chunk."""
 MAX_SLOTS = 2**20
 MAX_SLOT_BYTES = 2**31
 
@@ -355,7 +357,7 @@ _WRITERS: dict[type, tuple[int, Callable[[Any], Written]]] = {
     m.PartialNorm: (10, lambda x: ([x.clock, [float(s) for s in x.sums]], ())),
     m.TotalNorm: (11, lambda x: ([x.clock, float(x.total)], ())),
     m.GetHistory: (12, lambda x: ([x.table, x.chunk], ())),
-    m.History: (13, lambda x: ([x.table, x.chunk, x.clock], [raw_bytes(a) for a in x.arrays])),
+    m.History: (13, lambda x: ([x.table, x.chunk, x.clock, x.start], [raw_bytes(x.array)])),
     m.Gather: (14, lambda x: ([x.tag], [x.payload])),
     m.Gathered: (15, lambda x: ([x.tag], list(x.payloads))),
     m.Signal: (16, lambda x: ([x.kind.value, x.clock], ())),
@@ -432,7 +434,9 @@ _READ: dict[type, Callable[[Fields], m.Message]] = {
     m.PartialNorm: lambda f: m.PartialNorm(_clock(f), f.any_numbers(MAX_SUMS)),
     m.TotalNorm: lambda f: m.TotalNorm(_clock(f), f.any_number()),
     m.GetHistory: lambda f: m.GetHistory(_table(f), _chunk(f)),
-    m.History: lambda f: m.History(_table(f), _chunk(f), _clock(f), f.arrays()),
+    m.History: lambda f: m.History(
+        _table(f), _chunk(f), _clock(f), f.integer(MAX_ELEMENTS), f.array()
+    ),
     m.Gather: lambda f: m.Gather(f.integer(MAX_CLOCK), _payload(f)),
     m.Gathered: lambda f: m.Gathered(f.integer(MAX_CLOCK), f.payloads()),
     m.Store: lambda f: m.Store(_table(f), _chunk(f), _clock(f), f.array()),

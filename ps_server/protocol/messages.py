@@ -212,12 +212,15 @@ class GetHistory:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Shard -> worker: the chunk's history tensors after `clock` updates."""
+    """Shard -> worker: a piece of the chunk's history after `clock` updates, from element `start`
+    on of its tensors one after the other. A piece is of one tensor.
+    """
 
     table: int
     chunk: int
     clock: int
-    arrays: Sequence[Array]
+    start: int
+    array: Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,9 +382,9 @@ Message = ToShard | ToWorker
 def payload_bytes(message: Message) -> int:
     """Return the bytes of a message's arrays or payloads: all but its header."""
     match message:
-        case Push() | Value() | Store() | Rows():
+        case Push() | Value() | Store() | Rows() | History():
             return message.array.nbytes
-        case Initial() | History():
+        case Initial():
             return sum(array.nbytes for array in message.arrays)
         case PushRows():
             return message.rows.nbytes + message.array.nbytes

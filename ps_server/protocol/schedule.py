@@ -8,6 +8,7 @@ Laws:
 * `Order` says what may overtake what; two messages of the same urgency keep their order.
 * A queued value is replaced by a newer one of the same chunk: the receiver has no use for the
   older.
+* A message of the background is a packet of its own, and leaves when nothing else is queued.
 * Nothing is lost: every message but a replaced one is taken exactly once, unless it was put back.
 
 A packet is one or more messages that travel together: small ones share the cost of a message on the
@@ -34,13 +35,15 @@ class Order(Enum):
     """Arrays that are less urgent, but nothing that leaves in turn."""
     IN_TURN = "in turn"
     """Nothing; and nothing overtakes it: it is about the messages sent before it."""
+    IN_BACKGROUND = "in the background"
+    """Nothing; and everything overtakes it: no iteration waits for it."""
 
 
 ORDERS: dict[type, Order] = {
     m.Push: Order.BY_URGENCY,
     m.Store: Order.BY_URGENCY,
     m.Value: Order.BY_URGENCY,
-    m.History: Order.BY_URGENCY,
+    m.History: Order.IN_BACKGROUND,
     m.Clock: Order.IN_TURN,  # all pushes of these iterations are sent
     m.Fresh: Order.IN_TURN,  # valid for every chunk that was not sent again
     m.Leave: Order.IN_TURN,
@@ -61,6 +64,7 @@ the copy, means the copy that it stored.
 _FIRST_EPOCH = 0
 _AT_ONCE_EPOCH = -1
 _LAST = 2**62
+_BACKGROUND_EPOCH = 2**62
 
 Key = tuple[int, int, int, int]
 
@@ -131,6 +135,11 @@ class Schedule:
         self._stores += _concerns_stores(waiting)
         heapq.heappush(self._heap, waiting)
 
+    @property
+    def is_in_background(self) -> bool:
+        """Whether nothing is queued but messages of the background."""
+        return not self._heap or self._heap[0].key[0] == _BACKGROUND_EPOCH
+
     def take(self, most_bytes: int, *, pushes: bool = True) -> list[Waiting]:
         """Take the next packet, empty when nothing is queued; afterwards call `sent` or `put_back`.
 
@@ -142,12 +151,14 @@ class Schedule:
         left = most_bytes
         while self._heap and (pushes or not isinstance(self._heap[0].message, m.Push)):
             left -= m.payload_bytes(self._heap[0].message)
-            if packet and left < 0:
+            if packet and (left < 0 or self.is_in_background):
                 break
             waiting = heapq.heappop(self._heap)
             if isinstance(waiting.message, m.Value):
                 del self._values[waiting.message.table, waiting.message.chunk]
             packet.append(waiting)
+            if waiting.key[0] == _BACKGROUND_EPOCH:
+                break
         return packet
 
     def sent(self, packet: Sequence[Waiting]) -> None:
@@ -167,10 +178,12 @@ class Schedule:
             order = Order.IN_TURN
         if not self._prioritized:
             return (self._epoch, 0, 0, self._number)
+        if order is Order.IN_BACKGROUND:
+            return (_BACKGROUND_EPOCH, 0, 0, self._number)
         if order is Order.AT_ONCE:
             return (_AT_ONCE_EPOCH, 0, 0, self._number)
         if order is Order.BY_URGENCY:
-            assert isinstance(message, m.Push | m.Store | m.Value | m.History)
+            assert isinstance(message, m.Push | m.Store | m.Value)
             return (self._epoch, message.table, message.chunk, self._number)
         self._epoch += 1
         return (self._epoch - 1, _LAST, 0, self._number)

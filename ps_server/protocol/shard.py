@@ -24,6 +24,8 @@ Laws:
   messages. The first gradient becomes the sum, in the memory in which it arrived. The
   transport sends a value from its own memory, without a copy: at staleness 0 the next change of the
   chunk needs a push of every worker, and a worker pushes only after it has received the value.
+* A history is sent from its own memory, too. The chunk's next change is made in a copy of it, and
+  the memory goes with the messages: one copy a chunk, however many workers ask.
 """
 
 from __future__ import annotations
@@ -47,6 +49,8 @@ from ps_server.protocol.shard_rows import ShardRows
 from ps_server.protocol.virtual_workers import Node, VirtualWorkers
 from ps_server.rules import clip_factor, exact_sum
 
+HISTORY_ELEMENTS = 128 * 1024
+"""Of a piece of a history: a value that comes waits for few of its bytes."""
 EMPTY = np.zeros(0, np.float32)
 """A value that is that of the iteration before."""
 
@@ -423,10 +427,13 @@ class Shard:
             yield self._members.to(rank, value)
 
     def _get_history(self, rank: int, get: m.GetHistory) -> Iterator[Outgoing]:
-        cell = self._cell(get.table, get.chunk)
-        arrays = [tensor.numpy() for tensor in cell.saved()]
-        history = m.History(get.table, get.chunk, cell.clock, arrays)
-        yield self._members.to(rank, history)
+        cell, size = self._cell(get.table, get.chunk), 0
+        for tensor in cell.lend():
+            for piece in tensor.split(HISTORY_ELEMENTS):
+                history = m.History(get.table, get.chunk, cell.clock, size, piece.numpy())
+                self.counts.bytes_out += history.array.nbytes
+                yield self._members.to(rank, history)
+                size += piece.numel()
 
     def _gather(self, rank: int, gather: m.Gather) -> Iterator[Outgoing]:
         gathered = self._collections.contribute(rank, gather)

@@ -21,6 +21,7 @@ import numpy as np
 
 from ps_server.errors import LocalProtocolError, RemoteProtocolError
 from ps_server.protocol import messages as m
+from ps_server.protocol.asked_history import AskedHistory
 from ps_server.protocol.bandwidth import ChangeLog
 from ps_server.protocol.codecs import Key, codec_of
 from ps_server.protocol.placement import Chunk
@@ -147,7 +148,7 @@ class WorkerValues:
         ]
         self._bound_outside = [False] * len(store.tables)
         self._fresh = [-1] * store.shards
-        self._histories: dict[tuple[int, int], Sequence[m.Array]] = {}
+        self._asked: list[deque[AskedHistory]] = [deque() for _ in store.tables]
 
     def _sends_changes(self, table: TableSpec) -> bool:
         return (
@@ -236,23 +237,36 @@ class WorkerValues:
             while copy.held and copy.own + copy.held[0].iterations <= clock:
                 copy.own += copy.held.popleft().iterations
 
-    def receive_history(self, shard: int, history: m.History) -> None:
-        """Take the history of a chunk.
+    def history_arrays(self, table: int) -> int:
+        """Return the number of arrays of a table's history."""
+        spec = self._store.tables[table]
+        count = history_count(spec.rule.kind) if spec.follows_gradients else 0
+        return count + (spec.value_codec is not None)
+
+    def ask_history(self, table: int, arrays: Sequence[m.Array]) -> AskedHistory:
+        """Expect the history of a table at the clock of its values, in these arrays."""
+        row = self.copies[table]
+        asked = AskedHistory([copy.chunk for copy in row], arrays, row[0].clock)
+        if asked.arrays is None:
+            self._asked[table].append(asked)
+        return asked
+
+    def receive_history(self, shard: int, piece: m.History) -> None:
+        """Take a piece of the history of a chunk.
 
         Raises:
-            RemoteProtocolError: it does not fit the chunk.
+            RemoteProtocolError: it was not asked for, or is not the next one.
         """
-        chunk = self._known(shard, history.table, history.chunk).chunk
-        spec = self._store.tables[chunk.table]
-        expected = history_count(spec.rule.kind) if spec.follows_gradients else 0
-        expected += spec.value_codec is not None
-        if len(history.arrays) != expected or any(
-            array.size != chunk.size for array in history.arrays
-        ):
+        self._known(shard, piece.table, piece.chunk)
+        asked = self._asked[piece.table]
+        expecting = next((each for each in asked if not each.has(piece.chunk)), None)
+        if expecting is None:
             raise RemoteProtocolError(
-                f"shard {chunk.shard} sent a history that does not fit chunk {chunk.index}"
+                f"shard {shard} sent a history of table {piece.table} that nobody has asked for"
             )
-        self._histories[history.table, history.chunk] = history.arrays
+        expecting.put(piece)
+        while asked and asked[0].arrays is not None:
+            asked.popleft()
 
     def _fitting(self, shard: int, value: m.Value) -> ChunkCopy:
         copy = self._known(shard, value.table, value.chunk)
@@ -319,11 +333,3 @@ class WorkerValues:
         held = None if self._log is None else self._log.peek((copy.chunk.table, copy.chunk.index))
         sent = tuple(push.array for push in copy.held)
         return sent if held is None else (*sent, held)
-
-    def take_history(self, table: int) -> list[m.Array] | None:
-        """Return the history of a table, once; None while parts are missing."""
-        row = self.copies[table]
-        if not all((table, copy.chunk.index) in self._histories for copy in row):
-            return None
-        parts = [self._histories.pop((table, copy.chunk.index)) for copy in row]
-        return [np.concatenate(column) for column in zip(*parts, strict=True)]

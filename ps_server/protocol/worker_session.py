@@ -31,6 +31,7 @@ import numpy as np
 
 from ps_server.errors import LocalProtocolError, PeerLeft, RemoteProtocolError, SpecError
 from ps_server.protocol import messages as m
+from ps_server.protocol.asked_history import AskedHistory
 from ps_server.protocol.bandwidth import ChangeLog
 from ps_server.protocol.clock import needed_clock
 from ps_server.protocol.collections_and_signals import WorkerCollections, WorkerSignals
@@ -380,15 +381,26 @@ class Session:
                 outgoing.append(Addressed(copy.chunk.shard, m.Get(table, copy.chunk.index, needed)))
         return outgoing
 
-    def ask_history(self, table: int) -> list[Addressed]:
-        """Ask for the history of a table of staleness 0."""
+    def ask_history(
+        self, table: int, arrays: Sequence[m.Array] | None = None
+    ) -> tuple[AskedHistory, list[Addressed]]:
+        """Ask for the history of a table of staleness 0, after a read of what follows from this
+        worker's last push, and before its next one.
+
+        Args:
+            table: index of the table.
+            arrays: to be written to; None: new ones.
+        """
         if not self.store.tables[table].follows_gradients:
             raise LocalProtocolError(
                 f"table '{self.store.tables[table].name}' has its history on the workers"
             )
-        return [
-            Addressed(c.shard, m.GetHistory(table, c.index)) for c in self._placement.chunks[table]
-        ]
+        size, count = self.store.tables[table].size, self.values.history_arrays(table)
+        if arrays is None or len(arrays) != count:
+            arrays = [np.empty(size, np.float32) for _ in range(count)]
+        asked = self.values.ask_history(table, arrays)
+        chunks = self._placement.chunks[table] if count else ()
+        return asked, [Addressed(c.shard, m.GetHistory(table, c.index)) for c in chunks]
 
     def store_copy(self, table: int, array: m.Array) -> list[Addressed]:
         """Send the value of a table of `Keeping.COPY` at this worker's clock to its shards.

@@ -1,14 +1,19 @@
-"""What a client and a server tell a trace."""
+"""What a client and a server tell a trace, and the order in which a server sends."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 import numpy as np
+import pytest
 
 from ps_server import Client, Server, Shard, StoreSpec, TableSpec
 from ps_server.network import Network
+from ps_server.protocol import messages as m
+from ps_server.protocol.frames import decode, encode
 from ps_server.trace import Track
+from ps_server.transport.base import Frames
 from ps_server.transport.memory import MemoryNetwork
 from ps_server.transport.zmq_sockets import ZmqServerTransport
 from tests.support.cluster import TIMEOUT_S, TOKEN, zeros
@@ -122,3 +127,57 @@ def test_a_shard_without_a_launcher_goes_when_the_last_worker_has_gone() -> None
     client.close(leave=False)
     thread.join(TIMEOUT_S)
     assert not thread.is_alive()
+
+
+class Turns:
+    """A transport that hands a server one batch a turn, and notes what it sends."""
+
+    address, refused, connections = "turns", 0, 1
+
+    def __init__(self, batches: Sequence[Sequence[m.Message]]) -> None:
+        self._batches = iter(batches)
+        self.sent: list[m.Message] = []
+        self.waits: list[float] = []
+
+    def receive(self, timeout_s: float) -> list[tuple[bytes, Frames]]:
+        self.waits.append(timeout_s)
+        return [(b"worker", encode(message)) for message in next(self._batches)]
+
+    def blocks(self, peer: bytes) -> bool:
+        return False
+
+    def send(self, peer: bytes, frames: Frames) -> bool:
+        self.sent += [message for message, _ in decode(frames)]
+        return True
+
+    def admit_no_more(self) -> None:
+        pass
+
+    def wake(self) -> None:
+        pass
+
+    def close(self, *, drops: bool = False) -> None:
+        pass
+
+
+def test_a_value_waits_for_no_more_than_a_piece_of_a_history(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ps_server.protocol.shard.HISTORY_ELEMENTS", 2)
+    store = StoreSpec(workers=1, shards=1, tables=(TableSpec(name="w", size=8),))
+    ones = np.ones(8, np.float32)
+    start = [m.Hello(0, b""), m.Create(store), m.Initial(0, 0, [ones])]
+    push = m.Push(0, 0, 0, 1.0, ones)
+    transport = Turns([start, [m.GetHistory(0, 0)], [push], [], [], [m.Leave()]])
+    Server(Shard(0, 1), transport).serve()
+    assert [type(message) for message in transport.sent[2:]] == [
+        m.History,
+        m.Value,
+        *[m.History] * 3,
+        m.Leave,
+    ]
+    pieces = [message for message in transport.sent if isinstance(message, m.History)]
+    assert [piece.start for piece in pieces] == [0, 2, 4, 6]
+    assert not any(piece.array.any() for piece in pieces)
+    assert transport.waits[2:5] == [0.0, 0.0, 0.0]  # it looks for what has come in between
+    assert transport.waits[5] > 0

@@ -23,7 +23,7 @@ from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.replicas import checksum
-from ps_server import Rule, RuleKind
+from ps_server import Client, Rule, RuleKind
 from ps_server.interruption import Interruption
 from ps_server.network import Network
 from ps_server.protocol.virtual_workers import VirtualWorkers
@@ -128,6 +128,13 @@ class Part:
         """The exchange, once it is built."""
         assert self.built is not None
         return self.built.exchange
+
+    @property
+    def client(self) -> Client:
+        """The client of an exchange through the server."""
+        assert self.built is not None
+        assert self.built.client is not None
+        return self.built.client
 
     def build(self) -> Exchange:
         """Build the exchange."""

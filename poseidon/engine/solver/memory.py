@@ -31,7 +31,7 @@ from poseidon.engine.solver.frozen import FrozenHistories
 from poseidon.engine.solver.replica import Replica
 from poseidon.engine.solver.worker_state import Leaving
 from poseidon.exchange.base import Array, History
-from poseidon.exchange.exchange import Exchange, Kept
+from poseidon.exchange.exchange import Exchange, KeptState
 from poseidon.exchange.job_control import join, split
 from poseidon.exchange.kinds import Scheme
 from ps_server import Collection
@@ -118,7 +118,7 @@ class _Begun:
     tests_done: int
     states: Collection
     values: Sequence[Tensor]
-    histories: Kept | None
+    kept: KeptState | None
     held_back: Mapping[str, Array]
 
 
@@ -155,6 +155,7 @@ class MemorySnapshots:
         self._schemes = schemes
         self._begun: _Begun | None = None
         self._spare: Sequence[Tensor] = ()
+        self._spare_histories: Sequence[History] = ()
         self.newest: MemorySnapshot | None = None
 
     def is_due(self, iteration: int) -> bool:
@@ -177,15 +178,16 @@ class MemorySnapshots:
         has_first = any(nets.number == 0 for nets in replica.nets)
         frozen = _pack_frozen(self._frozen.arrays()) if has_first else b""
         packed = join(state.pack() for state in states)
+        spare, self._spare_histories = self._spare_histories, ()
         self._begun = _Begun(
             iteration=iteration,
             tests_done=tests_done,
-            histories=exchange.state.keep() if self._holds else None,
+            kept=exchange.state.keep(spare) if self._holds else None,
             states=exchange.control.gather(
                 join([_COSTS.pack(*self._interval.costs()), frozen, packed])
             ),
             values=self._copied_values() if self._holds else (),
-            held_back={name: np.array(a) for name, a in exchange.state.held_back().items()},
+            held_back={} if self._holds else exchange.state.held_back(),
         )
         self._interval.begun(iteration, time.perf_counter() - began_s)
 
@@ -211,7 +213,7 @@ class MemorySnapshots:
         if not self._interval.is_decided and iteration > begun.iteration:
             payloads = begun.states.result()  # sent before an iteration that all have finished
             self._interval.decide([_COSTS.unpack(split(payload)[0]) for payload in payloads])
-        if begun.histories is None or begun.histories.poll() is not None:
+        if begun.kept is None or begun.kept.poll() is not None:
             self._complete(begun)
 
     def finish(self) -> None:
@@ -232,12 +234,12 @@ class MemorySnapshots:
             frozen=_unpack_frozen(next((frozen for _, frozen, _ in heads if frozen), b"")),
             schemes=self._schemes,
             values=begun.values,
-            histories=() if begun.histories is None else begun.histories.result(),
-            held_back=begun.held_back,
+            histories=() if begun.kept is None else begun.kept.result(),
+            held_back=begun.held_back if begun.kept is None else begun.kept.held_back,
         )
         self._begun = None
         if before is not None:
-            self._spare = before.values
+            self._spare, self._spare_histories = before.values, before.histories
 
 
 class SnapshotInterval:

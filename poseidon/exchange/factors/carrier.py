@@ -26,13 +26,14 @@ import torch
 from torch import Tensor
 
 from poseidon.exchange.base import ExchangeSettings, History, Trained
-from poseidon.exchange.carrier import CarrierState, FactoredCarrier, Step
+from poseidon.exchange.carrier import CarrierState, FactoredCarrier, Kept, Step
 from poseidon.exchange.factors.factor_rounds import FactorSession, FactorTable
 from poseidon.exchange.factors.peers import Peers
 from poseidon.exchange.factors.products import Kernel, Scratch, factors_sum_of_squares
 from poseidon.exchange.factors.weight import FactorWeight
 from poseidon.exchange.factors.weight_progress import RoundStep
 from poseidon.exchange.job_control import JobControl
+from poseidon.exchange.local_histories import copied
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.observe.statistics import Traffic, TransitTimes
 from poseidon.exchange.replicas import common_kernel, introduce, offered_address
@@ -369,6 +370,13 @@ class FactorState(CarrierState):
             index: [part.cpu().numpy().copy() for part in weight.history]
             for index, weight in self._weights.items()
         }
+
+    def keep(self, into: Mapping[int, History]) -> Kept:
+        found = {
+            index: copied(weight.history, into.get(index), weight.tensor.shape)
+            for index, weight in self._weights.items()
+        }
+        return Kept.here(found, {})
 
     def replicated(self) -> Mapping[str, Tensor]:
         state: dict[str, Tensor] = {}

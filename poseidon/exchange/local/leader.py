@@ -18,7 +18,13 @@ import torch
 from torch import Tensor
 
 from poseidon.exchange.base import Array, History, Trained
-from poseidon.exchange.carrier import CarrierState, FactoredCarrier, GradientCarrier, Step
+from poseidon.exchange.carrier import (
+    CarrierState,
+    FactoredCarrier,
+    GradientCarrier,
+    Kept,
+    Step,
+)
 from poseidon.exchange.exchange import Exchange, ExchangeState
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.local.connection import Connection, Kind, Message, accept, refuse, send_all
@@ -277,6 +283,9 @@ class LeaderState(CarrierState):
             arrays = [array.reshape(-1).data for history in found for array in history]
             send_all(self._connections, Kind.HISTORIES, *arrays)
         return dict(enumerate(found))
+
+    def keep(self, into: Mapping[int, History]) -> Kept:
+        return self._inner.begin_to_keep(into)
 
     def held_back(self) -> Mapping[str, Array]:
         return self._inner.held_back()

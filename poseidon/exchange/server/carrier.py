@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from enum import Enum
 
 from torch import Tensor
 
 from poseidon.exchange.base import Array, ExchangeSettings, History
-from poseidon.exchange.carrier import CarrierState, GradientCarrier, Step
+from poseidon.exchange.carrier import CarrierState, GradientCarrier, Kept, Step
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.observe.statistics import Traffic
 from poseidon.exchange.server.low_rank import LowRankTensors, compare_rules
@@ -182,13 +183,23 @@ class ServerState(CarrierState):
         """Return the histories. Rank 0 brings the shards' copies up to date."""
         for table in self._copies:
             self._tables.store_copy(table)
-        return self.kept()
-
-    def kept(self) -> Mapping[int, History]:
         found: dict[int, History] = {}
         for placed in self._placed:
             found |= placed.histories()
         return found
+
+    def keep(self, into: Mapping[int, History]) -> Kept:
+        memory = {placed.table: placed.memory_of(into) for placed in self._placed}
+        coming = self._tables.keep(memory)
+        here = self._tables.held_back_here()
+        for placed in self._placed:
+            here |= placed.held_back()
+        kept = Kept.of([placed.kept(coming.get(placed.table)) for placed in self._placed])
+
+        def held_back() -> Mapping[str, Array]:
+            return here | self._tables.held_back_there(coming)
+
+        return replace(kept, held_back=held_back)
 
     def replicated(self) -> Mapping[str, Tensor]:
         found: dict[str, Tensor] = {}

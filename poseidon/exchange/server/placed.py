@@ -5,14 +5,15 @@ its own.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
 from poseidon.exchange.base import Array, History, Trained
-from poseidon.exchange.carrier import CarrierState, Step
+from poseidon.exchange.carrier import CarrierState, Kept, Step
 from poseidon.exchange.observe.statistics import Traffic
 from poseidon.exchange.server.tables import ServerTables
+from ps_server.client import ComingHistory
 
 Push = tuple[int, Tensor]
 """A table, and what to push to it."""
@@ -47,6 +48,14 @@ class Placed(CarrierState, ABC):
     def wait(self, index: int) -> None:
         """Return once a tensor may be used."""
 
+    def memory_of(self, into: Mapping[int, History]) -> Sequence[Array] | None:
+        """Return the arrays of a history that its table may be written to, flat; None: none."""
+        return None
+
+    def kept(self, coming: ComingHistory | None) -> Kept:
+        """Return the histories that come from the shards; None: they are here."""
+        return Kept.here(self.histories(), {})
+
     def complete(self) -> Sequence[Push]:
         """Note that no gradient comes any more in this iteration. Return what to push now."""
         return ()
@@ -60,6 +69,23 @@ class Placed(CarrierState, ABC):
     @abstractmethod
     def traffic(self, tables: Sequence[Traffic]) -> Mapping[int, Traffic]:
         """Return the traffic of each tensor, from that of all tables."""
+
+
+def from_shards(
+    coming: ComingHistory, shaped: Callable[[Sequence[Array]], Mapping[int, History]]
+) -> Kept:
+    """Return histories that come from the shards.
+
+    Args:
+        coming: of a table.
+        shaped: makes the histories of the table's tensors of it.
+    """
+
+    def poll() -> Mapping[int, History] | None:
+        arrays = coming.poll()
+        return None if arrays is None else shaped(arrays)
+
+    return Kept(poll, lambda: shaped(coming.result()))
 
 
 class PlacedAlone(Placed):
@@ -90,6 +116,17 @@ class PlacedAlone(Placed):
     def histories(self) -> Mapping[int, History]:
         history: list[Array] = [a.reshape(self._shape) for a in self._tables.history(self.table)]
         return {self.indices[0]: history}
+
+    def memory_of(self, into: Mapping[int, History]) -> Sequence[Array] | None:
+        history = into.get(self.indices[0])
+        return None if history is None else [array.reshape(-1) for array in history]
+
+    def kept(self, coming: ComingHistory | None) -> Kept:
+        def shaped(arrays: Sequence[Array]) -> Mapping[int, History]:
+            history = self._tables.history_in(self.table, arrays)
+            return {self.indices[0]: [array.reshape(self._shape) for array in history]}
+
+        return super().kept(None) if coming is None else from_shards(coming, shaped)
 
     def traffic(self, tables: Sequence[Traffic]) -> Mapping[int, Traffic]:
         return {self.indices[0]: tables[self.table]}

@@ -23,10 +23,11 @@ import torch
 from torch import Tensor
 
 from poseidon.exchange.base import Array, History, Trained
-from poseidon.exchange.carrier import Step
+from poseidon.exchange.carrier import Kept, Step
 from poseidon.exchange.observe.statistics import Traffic
-from poseidon.exchange.server.placed import Placed, Push
+from poseidon.exchange.server.placed import Placed, Push, from_shards
 from poseidon.exchange.server.tables import ServerTables
+from ps_server.client import ComingHistory
 
 SMALL_TENSOR_ELEMENTS = 4 * 1024
 """Largest tensor that shares a table: 16 KiB."""
@@ -173,6 +174,13 @@ class Pool(Placed):
     def histories(self) -> Mapping[int, History]:
         parts = _split_history(self._tables.history(self.table), self._shapes)
         return dict(zip(self.indices, parts, strict=True))
+
+    def kept(self, coming: ComingHistory | None) -> Kept:
+        def shaped(arrays: Sequence[Array]) -> Mapping[int, History]:
+            history = self._tables.history_in(self.table, arrays)
+            return dict(zip(self.indices, _split_history(history, self._shapes), strict=True))
+
+        return super().kept(None) if coming is None else from_shards(coming, shaped)
 
     def traffic(self, tables: Sequence[Traffic]) -> Mapping[int, Traffic]:
         """Divide the bytes among the tensors by their sizes."""

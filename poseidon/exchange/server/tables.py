@@ -36,6 +36,7 @@ from poseidon.exchange.observe.statistics import Traffic
 from poseidon.exchange.server.table import ServerTable
 from poseidon.exchange.side_stream import Event, SerialExecutor, SideStream
 from ps_server import Client, StoreSpec
+from ps_server.client import ComingHistory
 from ps_server.protocol.virtual_workers import Node, VirtualWorkers
 from ps_server.rules import change, history_count, plain_sum, sum_of_squares
 
@@ -277,8 +278,24 @@ class ServerTables:
         if table.statistics:  # no rule moves them; Caffe's solverstate has zeros there
             return [np.zeros(table.value.size, np.float32)] * len(table.history)
         if table.staleness == 0:
-            return self._client.history(index)[: history_count(table.rule.kind)]
+            return self.history_in(index, self._client.history(index))
         return [history.numpy().copy() for history in table.history]
+
+    def keep(self, into: Mapping[int, Sequence[Array] | None]) -> dict[int, ComingHistory]:
+        """Ask for what the shards keep of each table beside its value, as it is after `settle`.
+
+        Args:
+            into: flat arrays by table, to be written to.
+        """
+        return {
+            index: self._client.ask_history(index, into.get(index))
+            for index, table in enumerate(self._tables)
+            if table.staleness == 0 and not table.statistics and not table.is_copy
+        }
+
+    def history_in(self, index: int, arrays: Sequence[Array]) -> Sequence[Array]:
+        """Return the history among what the shards keep of a table beside its value."""
+        return arrays[: history_count(self._tables[index].rule.kind)]
 
     def store_copy(self, index: int) -> None:
         """Bring the shards' copy of what a table holds up to date. Rank 0 does."""
@@ -287,13 +304,24 @@ class ServerTables:
 
     def held_back(self) -> Mapping[str, Array]:
         """Return what the codecs of all tables have held back, by name."""
-        found = {}
-        for index, table in enumerate(self._tables):
-            for worker, held_back in self._client.held_back(index).items():
-                found[table.of_pushes(worker)] = held_back.copy()
-            if table.encodes_values and self._client.rank == 0:
-                found[table.of_values] = self._client.history(index)[-1]
+        found = self.held_back_here()
+        if self._client.rank == 0:
+            encoded = [index for index, table in enumerate(self._tables) if table.encodes_values]
+            found |= self.held_back_there({i: self._client.ask_history(i) for i in encoded})
         return found
+
+    def held_back_here(self) -> dict[str, Array]:
+        """Return copies of what this worker's codecs have held back."""
+        return {
+            table.of_pushes(worker): held_back.copy()
+            for index, table in enumerate(self._tables)
+            for worker, held_back in self._client.held_back(index).items()
+        }
+
+    def held_back_there(self, coming: Mapping[int, ComingHistory]) -> dict[str, Array]:
+        """Wait for what the shards hold back of these tables."""
+        tables = [(self._tables[index], each) for index, each in coming.items()]
+        return {t.of_values: each.result()[-1] for t, each in tables if t.encodes_values}
 
     def hold_back(self, held_back: Mapping[str, Array]) -> None:
         """Continue at the next `open` from what `held_back` has returned."""

@@ -99,7 +99,7 @@ MESSAGES = [
     m.PartialNorm(3, (1.5, 0.0)),
     m.TotalNorm(3, 1.5),
     m.GetHistory(0, 0),
-    m.History(0, 0, 8, [ONES]),
+    m.History(0, 0, 8, 3, ONES),
     m.Gather(2, b"part"),
     m.Gathered(2, (b"one", b"")),
     m.Signal(m.SignalKind.STOP, 12),

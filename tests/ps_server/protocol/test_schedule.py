@@ -44,6 +44,7 @@ P = [push(table) for table in range(4)]
 P0_NEXT = push(0, clock=1)
 V = [value(table) for table in range(4)]
 S0, S1 = store(0), store(1)
+H = [m.History(table, 0, 1, 0, array()) for table in range(2)]
 GATHER_AGAIN = m.Gather(1, b"y")
 
 ORDER: dict[str, tuple[Sequence[m.Message], Sequence[m.Message]]] = {
@@ -62,6 +63,10 @@ ORDER: dict[str, tuple[Sequence[m.Message], Sequence[m.Message]]] = {
     "who stores and meets has stored": ([S1, GATHER, P[0]], [S1, GATHER, P[0]]),
     "meetings keep their order": ([S1, GATHER, GATHER_AGAIN], [S1, GATHER, GATHER_AGAIN]),
     "signals do not wait for stores": ([S1, SIGNAL], [SIGNAL, S1]),
+    "everything overtakes a history": (
+        [H[1], V[3], FRESH, H[0], V[0], LEAVE],
+        [V[3], FRESH, V[0], LEAVE, H[1], H[0]],
+    ),
 }
 
 
@@ -108,6 +113,18 @@ def test_small_messages_share_a_packet_and_large_ones_travel_alone() -> None:
     while packet := schedule.take(8 * KIB):
         packets.append([m.payload_bytes(waiting.message) for waiting in packet])
     assert packets == [[3 * KIB, 4 * KIB], [2 * KIB], [100 * KIB], [1 * KIB]]
+
+
+def test_a_packet_has_one_message_of_the_background_and_no_other() -> None:
+    schedule = Schedule()
+    for message in (V[0], H[0], H[1]):
+        schedule.add(message)
+    assert not schedule.is_in_background
+    assert [waiting.message for waiting in schedule.take(8 * KIB)] == [V[0]]
+    assert schedule.is_in_background
+    assert [waiting.message for waiting in schedule.take(8 * KIB)] == [H[0]]
+    assert drain(schedule) == [H[1]]
+    assert schedule.is_in_background
 
 
 def test_pushes_can_be_left_where_they_are_with_what_may_not_overtake_them() -> None:

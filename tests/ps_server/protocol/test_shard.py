@@ -196,7 +196,31 @@ def test_history_travels_with_a_resumed_store() -> None:
     (history,) = shard.handle(peer(0), m.GetHistory(0, 0))
     assert isinstance(history.message, m.History)
     assert history.message.clock == 8
-    assert history.message.arrays[0].tolist() == [3]
+    assert history.message.array.tolist() == [3]
+
+
+def test_a_history_stays_as_it_is_while_it_is_sent() -> None:
+    """Both workers ask; they share the memory, and the next iteration does not write to it."""
+    rule = Rule(kind=RuleKind.ADAM, momentum=0.5)
+    shard = joined(replace(store(), tables=(TableSpec(name="w", size=4, rule=rule),)))
+    sent = [shard.handle(peer(rank), m.GetHistory(0, 0)) for rank in (0, 1)]
+    pieces = [[out.message for out in outgoing] for outgoing in sent]
+    first, second = pieces[0]
+    assert isinstance(first, m.History)
+    assert isinstance(second, m.History)
+    assert (first.clock, first.start, second.start) == (0, 0, first.array.size)
+    other = pieces[1][0]
+    assert isinstance(other, m.History)
+    assert np.shares_memory(first.array, other.array)
+    for iteration in range(2):
+        for rank in (0, 1):
+            shard.handle(peer(rank), m.Push(0, 0, iteration, 1.0, first.array + 1))
+    assert not first.array.any()
+    assert not second.array.any()
+    (later, _) = shard.handle(peer(0), m.GetHistory(0, 0))
+    assert isinstance(later.message, m.History)
+    assert later.message.clock == 2
+    assert later.message.array.any()
 
 
 def test_gathering_meets_in_rank_order_and_signals_reach_the_others() -> None:

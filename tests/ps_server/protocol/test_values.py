@@ -52,13 +52,39 @@ def test_only_tables_of_staleness_0_are_bound_and_only_at_first() -> None:
 def test_history_is_put_together_from_its_chunks() -> None:
     tables = (TableSpec(name="w", size=4, rows=2),)
     s = Session(0, StoreSpec(workers=1, shards=2, tables=tables))
-    for addressed in s.ask_history(0):
-        assert s.values.take_history(0) is None
+    for chunk in range(2):
+        s.receive(chunk, m.Value(0, chunk, 0, 0, array(0, 0)))
+    own = [np.zeros(4, np.float32)]
+    (asked, outgoing), (later, _) = s.ask_history(0, own), s.ask_history(0)
+    for addressed in outgoing:
+        assert asked.arrays is None
         message = addressed.message
         assert isinstance(message, m.GetHistory)
-        s.receive(
-            addressed.shard, m.History(0, message.chunk, 0, [array(message.chunk, message.chunk)])
-        )
-    history = s.values.take_history(0)
-    assert history is not None
-    assert history[0].tolist() == [0, 0, 1, 1]
+        for number in range(2):
+            piece = m.History(0, message.chunk, 0, number, array(message.chunk + number))
+            s.receive(addressed.shard, piece)
+    assert asked.arrays is own
+    assert own[0].tolist() == [0, 1, 1, 2]
+    assert later.arrays is None
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        m.History(0, 0, 1, 0, array(1, 1)),
+        m.History(0, 0, 0, 1, array(1)),
+        m.History(0, 0, 0, 0, array()),
+        m.History(0, 0, 0, 0, array(1, 1, 1)),
+        m.History(0, 2, 0, 0, array(1, 1)),
+        m.History(0, 1, 0, 0, array(1, 1)),
+    ],
+    ids=["clock", "gap", "empty", "too long", "no chunk", "of another shard"],
+)
+def test_a_piece_of_a_history_is_the_next_one(piece: m.History) -> None:
+    tables = (TableSpec(name="w", size=4, rows=2),)
+    s = Session(0, StoreSpec(workers=1, shards=2, tables=tables))
+    s.receive(0, m.Value(0, 0, 0, 0, array(0, 0)))
+    asked, _ = s.ask_history(0)
+    with pytest.raises(RemoteProtocolError, match=r"history|does not have"):
+        s.receive(0, piece)
+    assert asked.arrays is None

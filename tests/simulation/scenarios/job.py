@@ -386,10 +386,9 @@ class _Work:
             return
         parts = []
         for client, value in zip(self._clients, self._values, strict=True):
-            client.do(client.session.ask_history(0))
-            history = yield from client.wait_for(
-                lambda client=client: client.session.values.take_history(0), "the history"
-            )
+            asked, sent = client.session.ask_history(0)
+            client.do(sent)
+            history = yield from client.wait_for(lambda asked=asked: asked.arrays, "the history")
             parts += [value.copy(), *history]
         self._writing += 1
         self._process.task(self._write(iteration, b"".join(part.tobytes() for part in parts)))
