@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from benchmarks import virtual_workers as of
@@ -13,9 +15,14 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 def test_bits_of_one_and_of_two_processes_are_compared(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(of, "CASES", [Case("small", True, 2, (1, 2), ["--exchange=svb"])])
+    case = Case("small", True, 2, (1, 2), ["--exchange=svb"])
+    trained = of.weights(case, 2, 1)
+    assert re.fullmatch("[0-9a-f]{64}", trained)
+    monkeypatch.setattr(of, "CASES", [case])
+    monkeypatch.setattr(of, "weights", lambda case, processes, iterations: trained)
     assert of.bits(1, "small")
-    assert capsys.readouterr().out.startswith("small                            V=2   1 2 ")
+    expected = f"small                            V=2   1 2              {trained[:16]}\n"
+    assert capsys.readouterr().out == expected
     monkeypatch.setattr(of, "weights", lambda case, processes, iterations: str(processes))
     assert not of.bits(1, "")
     assert "DIFFERENT {1: '1', 2: '2'}" in capsys.readouterr().out
