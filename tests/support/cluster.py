@@ -19,6 +19,7 @@ from ps_server import Client, Server, Shard, StoreSpec, ZmqServerTransport
 from ps_server.network import Network
 from ps_server.protocol.messages import Array
 from ps_server.transport.memory import Faults, MemoryNetwork
+from tests.support.threads import on_threads
 
 TOKEN = b"the job's secret"
 TIMEOUT_S = 20.0
@@ -152,27 +153,15 @@ def serving(servers: Sequence[Server]) -> Iterator[None]:
 
 def run_workers(connect: Connect, store: StoreSpec, body: WorkerBody) -> None:
     """Run `body(client, rank)` on a thread per worker; raise the first failure."""
-    failures: list[BaseException] = []
 
     def run(rank: int) -> None:
         client = connect(rank, store)
         try:
             body(client, rank)
-        except BaseException as error:  # noqa: BLE001 - handed to the test
-            failures.append(error)
         finally:
             client.close()
 
-    threads = [
-        threading.Thread(target=run, args=(rank,), name=f"ps-worker-{rank}")
-        for rank in range(store.workers)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
+    on_threads(store.workers, run)
 
 
 def zeros(store: StoreSpec) -> Callable[[int], list[Array]]:

@@ -7,7 +7,6 @@ Caffe's own numbers elsewhere.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -23,6 +22,7 @@ from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.hooks import Hooks
 from ps_server import Rule, RuleKind, SignalKind
 from ps_server.rules import history_count
+from tests.support.threads import on_threads
 
 BATCH = 12
 ITERATIONS = 6
@@ -96,23 +96,7 @@ def train(
         save: end after so many iterations, and note what there is.
         begin: open as usual, and once more from there.
     """
-    ends: list[list[np.ndarray] | None] = [None] * workers
-    failures: list[BaseException] = []
-
-    def run(rank: int) -> None:
-        try:
-            ends[rank] = _train_one(make, rank, workers, scenario, save, begin)
-        except BaseException as error:  # noqa: BLE001 - handed to the test
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(workers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
-    return [end for end in ends if end is not None]
+    return on_threads(workers, lambda rank: _train_one(make, rank, workers, scenario, save, begin))
 
 
 def _train_one(

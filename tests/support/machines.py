@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from poseidon.exchange.local.group import LocalGroup
 from poseidon.exchange.local.leader import LeaderCarrier
 from poseidon.exchange.local.reduction import ReductionKind
 from tests.support.exchange_contract import Make
+from tests.support.threads import on_threads
 
 TIMEOUT_S = 20.0
 
@@ -65,26 +65,13 @@ def run_workers(
     """Run `body(exchange, its tensors, rank)` for every worker on a thread; raise the first
     failure.
     """
-    failures: list[BaseException] = []
 
     def run(rank: int) -> None:
+        own = tensors()
+        exchange = make(rank, own, settings or ExchangeSettings())
         try:
-            own = tensors()
-            exchange = make(rank, own, settings or ExchangeSettings())
-            try:
-                body(exchange, own, rank)
-            finally:
-                exchange.close()
-        except BaseException as error:  # noqa: BLE001 - handed to the test
-            failures.append(error)
+            body(exchange, own, rank)
+        finally:
+            exchange.close()
 
-    threads = [
-        threading.Thread(target=run, args=(rank,), name=f"replica-{rank}")
-        for rank in range(workers)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
+    on_threads(workers, run)

@@ -27,6 +27,7 @@ from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from ps_server.network import Network
 from tests.support.cluster import TIMEOUT_S, TOKEN, Addresses, job_addresses
+from tests.support.threads import failures_on_threads
 
 How = UpdateRule | Callable[[nn.Module], torch.optim.Optimizer | list[torch.optim.Optimizer]]
 Body = Callable[[nn.Module, Group], None]
@@ -106,14 +107,6 @@ def failures_of(
         shards: number of shards.
         on_progress: takes a rank and the position that it reports.
     """
-    failures: list[BaseException] = []
-
-    def caught(rank: int, context: WorkerContext) -> None:
-        try:
-            run(rank, replace(context, on_progress=partial(on_progress, rank)))
-        except BaseException as error:  # noqa: BLE001 - handed to the test
-            failures.append(error)
-
     run_example = tensors._run
 
     def run_example_alone(module: nn.Module, example: tensors.Example) -> None:
@@ -129,12 +122,10 @@ def failures_of(
             member = member or Membership(network=Network(timeout_s=TIMEOUT_S))
             connect = stack.enter_context(job_addresses(member.options.kind, workers, shards))
             places = worker_contexts(workers, connect, member, shards=shards)
-        threads = [threading.Thread(target=caught, args=pair) for pair in enumerate(places)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    return failures
+        return failures_on_threads(
+            len(places),
+            lambda rank: run(rank, replace(places[rank], on_progress=partial(on_progress, rank))),
+        )
 
 
 def _how(

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import logging
 import re
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -42,6 +41,7 @@ from ps_server.protocol.virtual_workers import VirtualWorkers
 from tests.support.cluster import TIMEOUT_S, TOKEN, Addresses, job_addresses, memory_store
 from tests.support.cluster import Connect as ClientOfRank
 from tests.support.exchanges import plain_exchange
+from tests.support.threads import on_threads
 
 SMALL_NET = """
 name: "small"
@@ -208,7 +208,6 @@ class ForcedMoves(Balancer):
 def run(solver_path: Path, job: Job) -> Ended:
     """Train. Raise the first failure of any worker."""
     ended = Ended()
-    failures: list[BaseException] = []
     with ExitStack() as stack:
         connect: ClientOfRank | Addresses | None = None
         if job.kind is not None:
@@ -216,19 +215,7 @@ def run(solver_path: Path, job: Job) -> Ended:
         elif job.shards:
             connect = stack.enter_context(memory_store(job.workers, job.shards))
 
-        def body(rank: int) -> None:
-            try:
-                _run_worker(solver_path, job, rank, connect, ended)
-            except BaseException as error:  # noqa: BLE001 - handed to the test
-                failures.append(error)
-
-        threads = [threading.Thread(target=body, args=(rank,)) for rank in range(job.workers)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    if failures:
-        raise failures[0]
+        on_threads(job.workers, lambda rank: _run_worker(solver_path, job, rank, connect, ended))
     return ended
 
 

@@ -4,7 +4,6 @@ the server.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from poseidon.solvers.settings import SolverSettings, solver_settings
 from ps_server.network import Network
 from tests.support.cluster import memory_store
 from tests.support.exchanges import plain_exchange
+from tests.support.threads import on_threads
 
 CASES = [
     "sgd", "sgd_momentum", "sgd_l1", "sgd_l2", "sgd_clip", "sgd_iter_size", "sgd_step", "sgd_exp", "sgd_inv",
@@ -109,7 +109,6 @@ def test_one_process_takes_caffes_steps(shared: Path, case: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_two_workers_on_two_shards_take_caffes_steps(shared: Path, case: str) -> None:
-    failures: list[BaseException] = []
     with memory_store(2, 2) as connect:
 
         def run(rank: int) -> None:
@@ -121,18 +120,9 @@ def test_two_workers_on_two_shards_take_caffes_steps(shared: Path, case: str) ->
                 )
                 return plain_exchange(connect(rank, store), trained, store, settings)
 
-            try:
-                replay(shared, case, make, slice(rank, None, 2))
-            except BaseException as error:  # noqa: BLE001 - handed to the test
-                failures.append(error)
+            replay(shared, case, make, slice(rank, None, 2))
 
-        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    if failures:
-        raise failures[0]
+        on_threads(2, run)
 
 
 def test_every_recorded_solver_is_replayed(shared: Path) -> None:

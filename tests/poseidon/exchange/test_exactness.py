@@ -13,7 +13,6 @@ biases. Two workers cut every tensor into pieces, which no tensors share.
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -35,6 +34,7 @@ from ps_server.network import Network
 from ps_server.protocol.placement import Chunk, place
 from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses
 from tests.support.sampling import sample_of_pairs
+from tests.support.threads import on_threads
 
 BATCH = 12  # of all workers together, a pass
 ITERATIONS = 20
@@ -134,37 +134,23 @@ def run(
 
     `auto` takes these schemes, or measures.
     """
-    ends: dict[int, tuple[list[np.ndarray], Built]] = {}
-    failures: list[BaseException] = []
 
-    def worker(rank: int, connect: Connect) -> None:
+    def worker(rank: int, connect: Connect) -> tuple[list[np.ndarray], Built]:
         member = Membership(
             network=Network(rank=rank, size=workers, token=TOKEN, timeout_s=TIMEOUT_S),
             shards=SHARDS,
             options=ExchangeOptions(rows=PIECES[workers], kind=kind),
         )
-        try:
-            ends[rank] = train(
-                rank,
-                workers,
-                case,
-                lambda t, s: build_exchange(t, s, member, connect, schemes=schemes),
-            )
-        except BaseException as error:  # noqa: BLE001 - handed to the test
-            failures.append(error)
+        return train(
+            rank,
+            workers,
+            case,
+            lambda t, s: build_exchange(t, s, member, connect, schemes=schemes),
+        )
 
     with job_addresses(kind, workers, SHARDS) as connect:
-        threads = [
-            threading.Thread(target=worker, args=(rank, connect.of(rank)))
-            for rank in range(workers)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    if failures:
-        raise failures[0]
-    return [ends[rank][0] for rank in range(workers)], ends[0][1]
+        ends = on_threads(workers, lambda rank: worker(rank, connect.of(rank)))
+    return [weights for weights, _ in ends], ends[0][1]
 
 
 @pytest.mark.parametrize(

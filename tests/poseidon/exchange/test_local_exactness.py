@@ -5,7 +5,6 @@ every run.
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,6 +35,7 @@ from tests.poseidon.exchange.test_exactness import (
 )
 from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses
 from tests.support.sampling import sample
+from tests.support.threads import on_threads
 
 MACHINES = 2
 LOCAL = 2
@@ -45,13 +45,10 @@ def run(
     kind: ExchangeKind, case: Case, folder: str, schemes: Sequence[Scheme] = ()
 ) -> tuple[list[list[np.ndarray]], list[Scheme]]:
     """A job with its workers as threads; their final weights, by rank, and their common plan."""
-    ends: dict[int, list[np.ndarray]] = {}
-    plans: list[list[Scheme]] = []
-    failures: list[BaseException] = []
     for machine in range(MACHINES):
         (Path(folder) / f"{machine}").mkdir()
 
-    def worker(rank: int, connect: Connect) -> None:
+    def worker(rank: int, connect: Connect) -> tuple[list[np.ndarray], list[Scheme]]:
         machine, local_rank = divmod(rank, LOCAL)
         member = Membership(
             network=Network(rank=machine, size=MACHINES, token=TOKEN, timeout_s=TIMEOUT_S),
@@ -61,33 +58,21 @@ def run(
             local_address=str(Path(folder) / f"{machine}" / "workers"),
             options=ExchangeOptions(kind=kind),
         )
-        try:
-            ends[rank], built = train(
-                rank,
-                MACHINES * LOCAL,
-                case,
-                lambda t, s: build_exchange(t, s, member, connect, schemes=schemes),
-            )
-            plans.append(schemes_of(built))
-            assert [type(c) for c in built.exchange.carriers] == [
-                FollowerCarrier if local_rank else LeaderCarrier
-            ]
-        except BaseException as error:  # noqa: BLE001 - handed to the test
-            failures.append(error)
+        end, built = train(
+            rank,
+            MACHINES * LOCAL,
+            case,
+            lambda t, s: build_exchange(t, s, member, connect, schemes=schemes),
+        )
+        assert [type(c) for c in built.exchange.carriers] == [
+            FollowerCarrier if local_rank else LeaderCarrier
+        ]
+        return end, schemes_of(built)
 
     with job_addresses(kind, MACHINES, SHARDS) as connect:
-        threads = [
-            threading.Thread(target=worker, args=(rank, connect.of(rank // LOCAL)))
-            for rank in range(MACHINES * LOCAL)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    if failures:
-        raise failures[0]
-    assert all(plan == plans[0] for plan in plans)
-    return [ends[rank] for rank in range(MACHINES * LOCAL)], plans[0]
+        ends = on_threads(MACHINES * LOCAL, lambda rank: worker(rank, connect.of(rank // LOCAL)))
+    assert all(plan == ends[0][1] for _, plan in ends)
+    return [weights for weights, _ in ends], ends[0][1]
 
 
 @pytest.mark.parametrize(

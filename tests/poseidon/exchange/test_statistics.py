@@ -4,8 +4,7 @@ of all.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -23,6 +22,7 @@ from ps_server import Rule, RuleKind
 from ps_server.network import Network
 from tests.support.cluster import memory_store
 from tests.support.exchanges import plain_exchange
+from tests.support.threads import on_threads
 
 ITERATIONS = 5
 # Nothing of it may touch the statistics.
@@ -76,44 +76,28 @@ def tensors_of(net: Counting) -> list[Trained]:
 
 def trained(workers: int, *, staleness: int = 0, passes: int = 1) -> list[np.ndarray]:
     """Each replica's statistics after training over two shards."""
-    ends: dict[int, np.ndarray] = {}
-    failures: list[BaseException] = []
     with memory_store(workers, 2) as connect:
 
-        def run(rank: int) -> None:
+        def run(rank: int) -> np.ndarray:
+            net = Counting()
+            tensors = tensors_of(net)
+            store = store_spec(
+                tensors,
+                SETTINGS,
+                Membership(
+                    network=Network(size=workers),
+                    shards=2,
+                    options=ExchangeOptions(staleness=staleness, rows=2),
+                ),
+            )
+            exchange = plain_exchange(connect(rank, store), tensors, store, SETTINGS)
             try:
-                net = Counting()
-                tensors = tensors_of(net)
-                store = store_spec(
-                    tensors,
-                    SETTINGS,
-                    Membership(
-                        network=Network(size=workers),
-                        shards=2,
-                        options=ExchangeOptions(staleness=staleness, rows=2),
-                    ),
-                )
-                exchange = plain_exchange(connect(rank, store), tensors, store, SETTINGS)
-                try:
-                    body(exchange, net, tensors, rank, passes)
-                    ends[rank] = net.seen.numpy().copy()
-                finally:
-                    exchange.close()
-            except BaseException as error:  # noqa: BLE001 - handed to the test
-                failures.append(error)
+                body(exchange, net, tensors, rank, passes)
+                return net.seen.numpy().copy()
+            finally:
+                exchange.close()
 
-        run_all(run, workers)
-    if failures:
-        raise failures[0]
-    return [ends[rank] for rank in range(workers)]
-
-
-def run_all(run: Callable[[int], None], workers: int) -> None:
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(workers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+        return on_threads(workers, run)
 
 
 def expected(workers: int, passes: int = 1) -> np.ndarray:

@@ -4,7 +4,6 @@ however many processes there are.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +28,7 @@ from ps_server import Rule, RuleKind
 from ps_server.network import Network
 from ps_server.protocol.virtual_workers import VirtualWorkers
 from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses
+from tests.support.threads import on_threads
 
 V, BATCH, ITERATIONS = 7, 3, 3
 
@@ -72,15 +72,7 @@ def trained(
 ) -> tuple[list[str], set[Scheme]]:
     """Return the checksum of each tensor after some iterations, and the schemes."""
     hosts = placed.processes // local_workers
-    found: dict[int, list[str]] = {}
     schemes: set[Scheme] = set()
-    failures: list[BaseException] = []
-
-    def work(rank: int, connect: Connect) -> None:
-        try:
-            found[rank] = train(rank, connect)
-        except BaseException as error:  # noqa: BLE001 - handed to the test
-            failures.append(error)
 
     def train(rank: int, connect: Connect) -> list[str]:
         net = Net()
@@ -142,17 +134,10 @@ def trained(
     ):
         for host in range(hosts):
             (Path(folder) / str(host)).mkdir()
-        threads = [
-            threading.Thread(target=work, args=(rank, connect.of(rank // local_workers)))
-            for rank in range(placed.processes)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    if failures:
-        raise failures[0]
-    assert all(values == found[0] for values in found.values())
+        found = on_threads(
+            placed.processes, lambda rank: train(rank, connect.of(rank // local_workers))
+        )
+    assert all(values == found[0] for values in found)
     return found[0], schemes
 
 

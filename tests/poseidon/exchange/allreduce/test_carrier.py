@@ -30,11 +30,11 @@ from tests.poseidon.exchange.test_statistics import (
     Counting,
     body,
     expected,
-    run_all,
     tensors_of,
 )
 from tests.support.cluster import job_addresses
 from tests.support.exchange_contract import Make, Scenario, check_exact, reference, train
+from tests.support.threads import on_threads
 
 
 @contextmanager
@@ -94,18 +94,8 @@ def test_two_runs_have_the_same_bits() -> None:
 
 def together(workers: int, run: Callable[[Make, int], None]) -> None:
     """Run `run(make, rank)` for every replica; the first failure is raised."""
-    failures: list[BaseException] = []
     with allreduce(workers) as make:
-
-        def guarded(rank: int) -> None:
-            try:
-                run(make, rank)
-            except BaseException as error:  # noqa: BLE001 - handed to the test
-                failures.append(error)
-
-        run_all(guarded, workers)
-    if failures:
-        raise failures[0]
+        on_threads(workers, lambda rank: run(make, rank))
 
 
 @pytest.mark.parametrize(("workers", "passes"), [(1, 1), (3, 2)])

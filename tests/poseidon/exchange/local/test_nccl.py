@@ -9,6 +9,7 @@ import torch
 from poseidon.exchange.local.nccl import GroupTensors
 from poseidon.exchange.local.process_group import Backend, Rendezvous
 from ps_server.network import Network
+from tests.support.threads import on_threads
 
 ORDER = [2, 0, 1]
 
@@ -16,28 +17,24 @@ ORDER = [2, 0, 1]
 def test_parts_come_in_any_order_and_leave_in_one() -> None:
     address: list[str] = []
     opened = threading.Event()
-    failures: list[BaseException] = []
     means: list[tuple[int, float]] = []
 
     def run(rank: int) -> None:
-        try:
-            network = Network(rank=rank, size=2, host="127.0.0.1", timeout_s=20.0)
-            if rank == 0:
-                rendezvous = Rendezvous(network)
-                address.append(rendezvous.address)
-                opened.set()
-            else:
-                opened.wait()
-                rendezvous = Rendezvous(network, address[0])
-            tensors = [torch.full((4,), 10.0 * rank + index) for index in range(3)]
-            group = GroupTensors(
-                tensors, order=ORDER, network=network, rendezvous=rendezvous, backend=Backend.GLOO
-            )
-            for iteration in range(2):
-                _iteration(group, tensors, rank, iteration)
-            group.close()
-        except BaseException as error:  # noqa: BLE001 - handed to the test
-            failures.append(error)
+        network = Network(rank=rank, size=2, host="127.0.0.1", timeout_s=20.0)
+        if rank == 0:
+            rendezvous = Rendezvous(network)
+            address.append(rendezvous.address)
+            opened.set()
+        else:
+            opened.wait()
+            rendezvous = Rendezvous(network, address[0])
+        tensors = [torch.full((4,), 10.0 * rank + index) for index in range(3)]
+        group = GroupTensors(
+            tensors, order=ORDER, network=network, rendezvous=rendezvous, backend=Backend.GLOO
+        )
+        for iteration in range(2):
+            _iteration(group, tensors, rank, iteration)
+        group.close()
 
     def _iteration(
         group: GroupTensors, tensors: list[torch.Tensor], rank: int, iteration: int
@@ -61,11 +58,5 @@ def test_parts_come_in_any_order_and_leave_in_one() -> None:
                 group.receive(index)
                 assert tensors[index].tolist() == [float(index)] * 4
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
+    on_threads(2, run)
     assert means == [(2, 3.5), (0, 1.5), (1, 1.0), (2, 4.5), (0, 2.5), (1, 1.5)]

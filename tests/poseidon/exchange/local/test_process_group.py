@@ -16,35 +16,26 @@ from poseidon.exchange.local.process_group import (
 )
 from ps_server import PeerLost
 from ps_server.network import Network
+from tests.support.threads import on_threads
 
 
 def groups(size: int, body: Callable[[ProcessGroup, int], None]) -> None:
     """Run `body(group, rank)` on a thread for every member."""
     address: list[str] = []
     opened = threading.Event()
-    failures: list[BaseException] = []
 
     def run(rank: int) -> None:
-        try:
-            settings = Network(rank=rank, size=size, host="127.0.0.1", timeout_s=20.0)
-            if rank == 0:
-                rendezvous = Rendezvous(settings)
-                address.append(rendezvous.address)
-                opened.set()
-            else:
-                opened.wait()
-                rendezvous = Rendezvous(settings, address[0])
-            body(ProcessGroup(rendezvous, "test", settings), rank)
-        except BaseException as error:  # noqa: BLE001 - handed to the test
-            failures.append(error)
+        settings = Network(rank=rank, size=size, host="127.0.0.1", timeout_s=20.0)
+        if rank == 0:
+            rendezvous = Rendezvous(settings)
+            address.append(rendezvous.address)
+            opened.set()
+        else:
+            opened.wait()
+            rendezvous = Rendezvous(settings, address[0])
+        body(ProcessGroup(rendezvous, "test", settings), rank)
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
+    on_threads(size, run)
 
 
 def test_operations_are_those_of_arithmetic() -> None:

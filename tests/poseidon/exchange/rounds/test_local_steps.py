@@ -4,7 +4,6 @@ process.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -27,6 +26,7 @@ from poseidon.exchange.options import ExchangeOptions
 from ps_server import Precision, Rule, RuleKind, SignalKind
 from ps_server.network import Network
 from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses
+from tests.support.threads import on_threads
 
 BATCH = 4
 ITERATIONS = 8
@@ -175,11 +175,9 @@ def run(case: Case) -> list[End]:
 
 
 def run_in(case: Case, folder: Path) -> list[End]:
-    ends: dict[int, End] = {}
-    failures: list[BaseException] = []
     hosts = case.workers // case.local_workers
 
-    def worker(rank: int, connect: Connect) -> None:
+    def worker(rank: int, connect: Connect) -> End:
         host, local_rank = divmod(rank, case.local_workers)
         member = Membership(
             network=Network(rank=host, size=hosts, token=TOKEN, timeout_s=TIMEOUT_S),
@@ -189,23 +187,12 @@ def run_in(case: Case, folder: Path) -> list[End]:
             local_workers=case.local_workers,
             local_address=str(folder / f"{host}"),
         )
-        try:
-            ends[rank] = train(case, rank, lambda t, s: build_exchange(t, s, member, connect))
-        except BaseException as error:  # noqa: BLE001 - handed to the test
-            failures.append(error)
+        return train(case, rank, lambda t, s: build_exchange(t, s, member, connect))
 
     with job_addresses(case.options.kind, hosts, 2) as connect:
-        threads = [
-            threading.Thread(target=worker, args=(rank, connect.of(rank // case.local_workers)))
-            for rank in range(case.workers)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    if failures:
-        raise failures[0]
-    return [ends[rank] for rank in range(case.workers)]
+        return on_threads(
+            case.workers, lambda rank: worker(rank, connect.of(rank // case.local_workers))
+        )
 
 
 def simulate(case: Case) -> list[np.ndarray]:
