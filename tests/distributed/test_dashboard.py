@@ -139,6 +139,7 @@ def test_a_job_is_seen_to_train_to_lose_a_worker_and_to_go_on(
     )
     until(lambda: shown(browser, "workers").count("worker") >= 2, "both workers are listed", 60.0)
     until(lambda: "snapshot at iteration" in shown(browser, "events"), "a snapshot shows", 60.0)
+    browser.find_element("css selector", "#log-form button").click()
     until(lambda: "worker 0: I" in shown(browser, "log"), "the log shows", 60.0)
     assert browser.execute_script(
         "return [0.0049, 0.00001, 0, 427, 10000000, 0.98765432, null].map((value) => number(value))"
