@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import sys
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -144,7 +143,5 @@ def test_any_exception_of_the_resolver_is_raised_at_once(monkeypatch: pytest.Mon
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(socket, "getaddrinfo", fail)
-    began_s = time.monotonic()
     with pytest.raises(RuntimeError, match="can't start new thread"):
-        look_up("node1", 0, 20.0)
-    assert time.monotonic() - began_s < 10
+        look_up("node1", 0, 600.0)  # the time limit of a test ends such a wait

@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -198,13 +197,12 @@ def test_a_task_that_joins_after_the_job_is_dismissed_too() -> None:
         assert (late.status, late.error) == (5, "")
 
 
-def test_a_job_ends_as_soon_as_its_tasks_have_left() -> None:
+def test_a_job_ends_as_soon_as_its_tasks_have_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The time limit of a test ends a wait that is this long.
+    monkeypatch.setattr(tasks, "TIMEOUTS", AgentTimeouts(grace_s=2 * LIMIT_S))
     with gathered(2) as (found, guests, _):
-        began_s = time.monotonic()
         found.dismiss(0)
-        took_s = time.monotonic() - began_s
         assert guests[0].gone.wait(LIMIT_S)
-    assert took_s < 4.0
 
 
 def test_an_error_sends_everybody_away_and_ends_their_processes() -> None:
