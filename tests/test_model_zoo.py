@@ -5,7 +5,7 @@ learns and is saved.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +16,10 @@ from google.protobuf import text_format
 
 from poseidon.layers.base import LayerContext
 from poseidon.layers.neuron.batch_norm import BatchNorm
+from poseidon.layers.registry import layer_class
 from poseidon.net.compile import compile_net
 from poseidon.net.net import Net
+from poseidon.net.net_plan import plan_net
 from poseidon.proto.caffe_pb2 import TEST, TRAIN, NetParameter, NetState
 from poseidon.proto.definition import read_net, read_solver
 from poseidon.proto.phase import filter_net
@@ -102,16 +104,18 @@ def test_the_committed_files_are_what_the_script_writes(script: str) -> None:
 
 LARGE = ("caffenet", "resnet152", "vgg16")
 """Hundreds of megabytes each, and like another one: left to `--thorough`."""
+WRITTEN = ("densenet121", "googlenet", "mobilenet", "resnet50", "shufflenet", "squeezenet")
+"""Those whose weights are written in each run: they have every kind of layer with weights."""
 
 
-def models(names: Iterable[str]) -> list[ParameterSet]:
-    """These models as parameters of a test."""
+def models(names: Iterable[str], always: Container[str]) -> list[ParameterSet]:
+    """These models as parameters of a test; those that are not in `always` are thorough."""
     return [
-        pytest.param(name, marks=pytest.mark.thorough if name in LARGE else ()) for name in names
+        pytest.param(name, marks=() if name in always else pytest.mark.thorough) for name in names
     ]
 
 
-@pytest.mark.parametrize("name", models(MODELS))
+@pytest.mark.parametrize("name", models(MODELS, MODELS.keys() - set(LARGE)))
 def test_it_builds_and_learns(name: str) -> None:
     model = MODELS[name]
     net = build(FOLDER / f"{model.train}.prototxt", TRAIN, model.extent)
@@ -125,7 +129,9 @@ def test_it_builds_and_learns(name: str) -> None:
         assert info.statistics or torch.isfinite(info.parameter.grad).all(), info.name  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", models(name for name, model in MODELS.items() if model.saved))
+@pytest.mark.parametrize(
+    "name", models((name for name, model in MODELS.items() if model.saved), WRITTEN)
+)
 def test_its_weights_are_saved_and_read_for_use(name: str, tmp_path: Path) -> None:
     model = MODELS[name]
     path = FOLDER / f"{model.train.replace('train_val', 'deploy')}.prototxt"
@@ -147,9 +153,11 @@ def test_its_weights_are_saved_and_read_for_use(name: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("name", MODELS)
 def test_definitions_survive_printing_and_solvers_are_there(name: str) -> None:
     path = FOLDER / f"{MODELS[name].train}.prototxt"
-    for found in (path, path.with_name(path.name.replace("train_val", "deploy"))):
+    deploy = path.with_name(path.name.replace("train_val", "deploy"))
+    for found in (path, deploy):
         net = read_net(found).param
         assert text_format.Parse(str(net), NetParameter()) == net
+    assert "prob" in plan_net(read_net(deploy), layer_class).names
     solver = read_solver(path.with_name(path.name.replace("train_val", "solver")))
     assert solver.net_definition().source == str(path)
 
