@@ -10,6 +10,7 @@ import secrets
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -56,6 +57,8 @@ class Job(ABC):
     """Whether the job restarts on several hosts without --max_restarts."""
     min_workers = 1
     """The fewest workers that it goes on with after a loss."""
+    max_rejoins = 0
+    """How often a host that was lost is taken in again."""
 
     def __init__(
         self, request: JobRequest, site: Site, *, title: str, stem: str, devices: tuple[str, ...]
@@ -66,7 +69,7 @@ class Job(ABC):
         self._threads_of: dict[int, int] = {}
         self._speed_of: dict[int, float] = {}
         self._devices = devices * request.num_app_threads if devices == ("cpu",) else devices
-        self.plan, self.virtual_workers = self._make_plan()
+        self.plan, self.virtual_workers = self._make_plan(site.hosts)
         self.id = request.job or new_job_id(stem, datetime.now(), secrets.token_hex(3))
         self.output = (request.output or OUTPUT / self.id).absolute()
         check_folder("output", self.output)
@@ -113,11 +116,21 @@ class Job(ABC):
         Raises:
             UsageError: they cannot run it.
         """
-        self.plan, self.virtual_workers = self._make_plan()
+        self.plan, self.virtual_workers = self._make_plan(self.site.hosts)
 
-    def _make_plan(self) -> tuple[JobPlan, VirtualWorkers]:
+    def with_hosts(self, hosts: Sequence[Host]) -> Job:
+        """Return this job as it would be with other hosts.
+
+        Raises:
+            UsageError: they cannot run it.
+        """
+        other = copy(self)
+        other.plan, other.virtual_workers = self._make_plan(hosts)
+        return other
+
+    def _make_plan(self, hosts: Sequence[Host]) -> tuple[JobPlan, VirtualWorkers]:
         """Return the plan of the processes, and of the virtual workers that they compute for."""
-        request, hosts = self.request, self.site.hosts
+        request = self.request
         options = request.exchange
         plan = plan_job(
             hosts,
@@ -146,7 +159,7 @@ class Job(ABC):
         if not self._speed_of:
             clients = list(dict.fromkeys(worker.host.id for worker in plan.workers))
             self._speed_of = self.request.balance.of_clients(clients)
-        speeds = [self._speed_of[worker.host.id] for worker in plan.workers]
+        speeds = [self._speed_of.get(worker.host.id, 1.0) for worker in plan.workers]
         return VirtualWorkers.spread(count, speeds)
 
     def usual_virtual_workers(self, plan: JobPlan) -> int:
@@ -308,6 +321,7 @@ class Job(ABC):
             trace=self.request.trace,
             exchange_plan=start.exchange_plan,
             rewind=start.point.iteration if start.point.memory else -1,
+            aside=start.aside,
         )
 
     @property

@@ -77,6 +77,7 @@ class Start:
     Attributes:
         attempt: 0, 1, ...
         point: where it resumes from.
+        aside: whether its processes are prepared beside another start, and then wait.
         exchange_plan: of an earlier start or run, as `RecordedPlan.to_json`; empty: none.
         token: the start's secret, hexadecimal.
         keys: of all connections; None: they are not encrypted.
@@ -85,6 +86,7 @@ class Start:
     attempt: int
     point: StartingPoint
     exchange_plan: str
+    aside: bool = False
     token: str = field(repr=False)
     keys: JobKeys | None = field(repr=False)
 

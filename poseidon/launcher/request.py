@@ -367,6 +367,7 @@ class TrainRequest(TrainingOptions, JobRequest):
         memory_snapshot_every: iterations from one memory snapshot to the next; 0: none is taken;
             None: as often as costs little.
         min_workers: the fewest workers that the job goes on with after a loss; at least 1.
+        max_rejoins: how often a host that was lost is taken in again.
     """
 
     solver: Path = option(
@@ -422,10 +423,14 @@ class TrainRequest(TrainingOptions, JobRequest):
     min_workers: int = option(
         1, "fewest workers that go on after a loss ({default})", Section.FAILURES, metavar="N"
     )
+    max_rejoins: int = option(
+        3, "how often a lost host is taken in again ({default})", Section.FAILURES, metavar="N"
+    )
 
     def __post_init__(self) -> None:
         JobRequest.__post_init__(self)
-        for name, least in (("replicas", 0), ("memory_snapshot_every", 0), ("min_workers", 1)):
+        least_of = {"replicas": 0, "memory_snapshot_every": 0, "min_workers": 1, "max_rejoins": 0}
+        for name, least in least_of.items():
             value = getattr(self, name)
             if value is not None and value < least:
                 raise UsageError(f"--{name}={value}: expected {least} or more")

@@ -6,14 +6,18 @@ Law: connections, listeners and processes end with the run, whichever way it end
 
 from __future__ import annotations
 
+import queue
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from poseidon.cluster.events import Paused
 from poseidon.cluster.job_plan import ProcessName
 from poseidon.cluster.jobs.registry import Registration
+from poseidon.cluster.machinefile import Host
 from poseidon.cluster.supervision.background import (
     StartReport,
     how_to_follow,
@@ -34,9 +38,11 @@ from poseidon.launcher.listeners import (
     Listeners,
     PlanFile,
     RemoteLogs,
+    RunningFlag,
     StatisticsFile,
     StragglerReports,
 )
+from poseidon.launcher.newcomers import Newcomers, Prepared, Waiting, of_host
 from poseidon.launcher.processes import Start
 from poseidon.launcher.request import START_TIMEOUT_S
 from poseidon.launcher.sinks import FILE_NAME as METRICS_FILE
@@ -106,6 +112,11 @@ class _Run:
         self._job = job
         self._registration = registration
         self._paused: Mapping[ProcessName, Paused] = {}
+        self._hosts = {host.id: host for host in job.site.hosts}
+        self._went_on = False  # from memory: without memory snapshots no host is taken in again
+        self._running = threading.Event()
+        self._arrived: queue.SimpleQueue[tuple[Host, Sequence[Prepared]]] = queue.SimpleQueue()
+        self._newcomers = Newcomers(self, job.max_rejoins)
         self._requests = SignalRequests(job.request.supervision_settings())
         self._terminal = Terminal(
             job.title,
@@ -143,6 +154,7 @@ class _Run:
             self._plan_file,
             *pages,
             self._terminal,
+            RunningFlag(self._running),
         )
 
     def _sinks(self) -> list[RecordSink]:
@@ -164,6 +176,8 @@ class _Run:
             show(note)
         try:
             with self._requests:
+                if job.elastic and job.max_rejoins and job.site.takes_back:
+                    self._newcomers.start()
                 settings = job.request.restart_settings(job.usual_restarts)
                 ended = run_with_restarts(self, settings)
                 self._records.ended(ended.result.outcome.value)
@@ -174,6 +188,7 @@ class _Run:
             self._print_how_to_resume()
             raise
         finally:
+            self._newcomers.close()
             self._listeners.close()
         for line in aligned(job.final_report(ended.result, newest, self._terminal.scores())):
             show(line)
@@ -216,6 +231,7 @@ class _Run:
                 kept=self._keep,
             )
         finally:
+            self._running.clear()
             job.site.end()
 
     def _make_ready(self, point: StartingPoint) -> None:
@@ -245,16 +261,66 @@ class _Run:
         if found is None:
             return None
         before = job.site.hosts
-        job.site.go_on(found.hosts)
+        new = self._arrivals(found.hosts)
+        job.site.go_on([*found.hosts, *new])
         try:
             job.renew_plan()
         except UsageError:  # no host with shards is left
             job.site.go_on(before)
             job.renew_plan()
             return None
-        names = ", ".join(f"client {host.id} ({host.address})" for host in found.lost)
-        phrase = f"without {names}: {job.description()}" if names else "with all clients"
+        self._went_on = True
+        groups = [("without", found.lost), ("with", new)]
+        changes = [f"{word} {_named(hosts)}" for word, hosts in groups if hosts]
+        phrase = f"{' and '.join(changes) or 'with the same clients'}: {job.description()}"
         return StartingPoint(iteration=found.iteration, memory=True), phrase
+
+    def _arrivals(self, present: Sequence[Host]) -> list[Host]:
+        """Take what was prepared since the last start; return the hosts that are new with it."""
+        pool = self._job.site.paused
+        new: list[Host] = []
+        self._requests.forget_regroup()
+        while not self._arrived.empty():
+            host, prepared = self._arrived.get()
+            for one in prepared:
+                pool.add(one.spec, one.process)
+            if of_host(prepared, host) and all(host.id != each.id for each in (*present, *new)):
+                new.append(host)
+        return new
+
+    def missing_hosts(self) -> Sequence[Host]:
+        """See `Preparing`."""
+        present = {host.id for host in self._job.site.hosts}
+        if not (self._went_on and self._running.is_set()) or not self._arrived.empty():
+            return ()
+        return [host for number, host in self._hosts.items() if number not in present]
+
+    def prepare(self, host: Host, listener: Waiting) -> list[Prepared]:
+        """See `Preparing`."""
+        site, record = self._job.site, self._registration.record
+        host = site.reach(host, record)
+        self._hosts[host.id] = host
+        hosts = [*(each for each in site.hosts if each.id != host.id), host]
+        job = self._job.with_hosts(hosts)
+        point = StartingPoint(memory=True)
+        start = replace(Start.new(0, point, job.plan, job.request.encrypt), aside=True)
+        roles = {role.process: role for role in job.plan.roles}
+        specs = site.paused.missing([job.spec(role, start) for role in roles.values()])
+        prepared: list[Prepared] = []
+        try:
+            for spec in specs:
+                process = site.start_aside(spec, roles[spec.name].host, listener)
+                prepared.append(Prepared(spec=spec, process=process))
+        except JobError:
+            for one in prepared:
+                one.process.kill()
+            raise
+        return prepared
+
+    def take_in(self, host: Host, prepared: Sequence[Prepared]) -> None:
+        """See `Preparing`."""
+        self._arrived.put((self._hosts[host.id], prepared))
+        self._requests.regroup()
 
     def end_paused(self) -> None:
         """See `RestartDriver`."""
@@ -277,8 +343,7 @@ class _Run:
             return ""  # no host with shards is left
         if job.plan.worker_count < job.min_workers:
             return ""
-        names = ", ".join(f"client {host.id} ({host.address})" for host in missing)
-        return f"going on without {names}: {job.description()} from here on"
+        return f"going on without {_named(missing)}: {job.description()} from here on"
 
     def report(self, text: str) -> None:
         """See `RestartDriver`."""
@@ -296,3 +361,7 @@ class _Run:
                 return True
             time.sleep(_POLL_S)
         return False
+
+
+def _named(hosts: Sequence[Host]) -> str:
+    return ", ".join(f"client {host.id} ({host.address})" for host in hosts)

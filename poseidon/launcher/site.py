@@ -84,6 +84,11 @@ class Site:
         return not self._dialer.moves
 
     @property
+    def takes_back(self) -> bool:
+        """Whether a lost host may come back."""
+        return self._dialer.returns
+
+    @property
     def opens_files_here(self) -> bool:
         """Whether processes open their files on the launcher's machine: then they are checked
         there.
@@ -154,6 +159,27 @@ class Site:
         process = self._agents[host.id].start(spec, listener)
         self.paused.started(spec, process)
         return process
+
+    def reach(self, host: Host, record: JobRecord) -> Host:
+        """Connect a host that the start that runs has not, and check it; return it, with the
+        address at which the others reach it. Another thread may call it.
+
+        Raises:
+            JobError: it cannot be reached, or lacks something.
+        """
+        if not self._is_lost(host):
+            return host
+        outcomes = self._dialer.dial([host], self._job)
+        check_opened(outcomes)
+        self._agents.update(opened(outcomes))
+        if self._dialer.here:
+            return host
+        self._agents[host.id].register(record_fields(record))
+        return self._checked([host])[0]
+
+    def start_aside(self, spec: ProcessSpec, host: Host, listener: Listener) -> RemoteProcess:
+        """Start a process that waits for the next start, beside the start that runs."""
+        return self._agents[host.id].start(spec, listener)
 
     def go_on(self, hosts: Sequence[Host]) -> None:
         """Use these hosts for the next start, in this order; processes wait on them."""
@@ -235,12 +261,15 @@ class Site:
 
     def _check(self) -> None:
         """Check all hosts, and note their addresses."""
-        if self._dialer.here:
-            return  # the job has checked its files already
+        if not self._dialer.here:  # otherwise the job has checked its files already
+            self._hosts = self._checked(self._hosts)
+
+    def _checked(self, hosts_: Sequence[Host]) -> tuple[Host, ...]:
+        """Check hosts; return them with their addresses."""
         assert self._needs is not None
-        names = self._dialer.names(self._hosts)
+        names = self._dialer.names(hosts_)
         asked: dict[RemoteAgent, list[Host]] = {}
-        for host in self._hosts:
+        for host in hosts_:
             asked.setdefault(self._agents[host.id], []).append(host)
         needs = self._needs
         addresses = check_hosts(
@@ -252,7 +281,7 @@ class Site:
                 for agent, hosts in asked.items()
             ]
         )
-        self._hosts = tuple(replace(host, peer_address=addresses[host.id]) for host in self._hosts)
+        return tuple(replace(host, peer_address=addresses[host.id]) for host in hosts_)
 
     def _dial(self, hosts: Sequence[Host]) -> None:
         """Open the agents of some hosts; those that can be opened stay, even if others cannot.

@@ -71,7 +71,7 @@ class TrainingJob(Job):
 
     def __init__(self, request: TrainRequest, site: Site) -> None:
         import_modules(request.imports)
-        self.min_workers = request.min_workers
+        self.min_workers, self.max_rejoins = request.min_workers, request.max_rejoins
         self._elastic: bool | None = None
         file = read_solver(request.solver)
         self._solver = file.with_settings(request.settings).with_train_state(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections import deque
+from contextlib import suppress
 from types import FrameType, TracebackType
 
 from poseidon.cluster.supervision.state import (
@@ -71,6 +72,12 @@ class SignalRequests:
     def regroup(self) -> None:
         """Ask the job to regroup. Any thread may call it."""
         self._received.append(RegroupRequested())
+
+    def forget_regroup(self) -> None:
+        """Drop requests to regroup: the job is about to do it."""
+        with suppress(ValueError):
+            while True:
+                self._received.remove(RegroupRequested())
 
     def take(self) -> list[SignalReceived | RegroupRequested]:
         """Return the requests since the last call, in order."""

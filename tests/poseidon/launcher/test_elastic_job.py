@@ -87,7 +87,10 @@ class Watch(JobListener):
 
 
 def run_job(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *acts: Callable[[Watch], object]
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    *acts: Callable[[Watch], object],
+    max_rejoins: int = 0,
 ) -> Watch:
     """Run a job of three clients on this machine; each act follows the progress of a start."""
     monkeypatch.setenv("POSEIDON_HOME", str(tmp_path / "home"))
@@ -96,6 +99,7 @@ def run_job(
     request = JobRequest(output=tmp_path / "out", max_restarts=1)
     site = Site(hosts, LocalDialer())
     job = ElasticJob(request, site, title="elastic", stem="elastic", devices=("cpu",))
+    job.max_rejoins = max_rejoins
     watch = Watch(job, list(acts))
     monkeypatch.setattr(runner, "Listeners", lambda *all_: Listeners(*all_, watch))
     run(job, StartReport(None))
@@ -137,3 +141,29 @@ def test_processes_go_on_without_one_that_was_killed(
     assert (
         "stopped at iteration 4 after 2 starts from memory, at least 2 iterations repeated" in said
     )
+
+
+def nothing(watch: Watch) -> None:
+    """The job regroups by itself."""
+
+
+def test_a_process_that_was_killed_is_replaced_beside_the_job(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watch = run_job(
+        monkeypatch,
+        tmp_path,
+        lambda watch: watch.kill("worker 0"),
+        nothing,
+        lambda watch: watch.kill("worker 2"),  # the same client, whose rank is the last now
+        stop,
+        max_rejoins=1,
+    )
+    first, second, third, fourth = watch.starts
+    assert (len(second), len(third), len(fourth)) == (4, 6, 4)
+    kept = {"worker 0": first["worker 1"], "worker 1": first["worker 2"]}
+    for later in (second, third, fourth):
+        assert {name: later[name] for name in kept} == kept
+    assert third["worker 2"] not in first.values()
+    said = capsys.readouterr().err
+    assert "going on from iteration 2, with client 0 (127.0.0.1): 3 clients, 3 workers, 3" in said
