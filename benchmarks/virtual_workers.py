@@ -50,6 +50,7 @@ from poseidon.data.datum import encode_datum
 POSEIDON = [sys.executable, "-m", "poseidon"]
 TIMEOUT_S = 600
 TWELVE = (1, 2, 3, 4, 6, 12)
+SIX = TWELVE[:-1]
 QUOTAS = Path("/sys/fs/cgroup/cpu")
 PERIOD_US = 100_000
 SHOWN = re.compile(r"Iteration (\d+), loss.* time: ([0-9.]+)")
@@ -176,6 +177,16 @@ CASES = [
     Case("quick, clip_gradients", False, 12, TWELVE, [], "clip_gradients: 0.5"),
     Case("quick, int8", False, 12, TWELVE, ["--exchange=ps", "--compress=int8"]),
     Case("quick, powersgd", False, 12, TWELVE, ["--exchange=ps", "--compress=powersgd:2"]),
+    Case("BatchNorm, local steps", True, 12, SIX, ["--sync_every=3"]),
+    Case(
+        "quick, streamed local steps",
+        False,
+        12,
+        SIX,
+        ["--exchange=ps", "--sync_every=3", "--sync_fragments=2", "--sync_delay=1"],
+        'type: "Adam" momentum2: 0.99',
+    ),
+    Case("transformer, local steps", None, 12, SIX, ["--sync_every=3", "--exchange=ps"]),
     Case("BatchNorm, V = 16", True, 16, (1, 2, 4, 8), []),
     Case("BatchNorm, V = 7", True, 7, (1, 2, 3), []),
 ]
@@ -256,7 +267,7 @@ def bits(iterations: int, only: str) -> bool:
     return equal
 
 
-def moved(iterations: int) -> bool:
+def moved(iterations: int, flags: Sequence[str] = ()) -> bool:
     """Train on 4 processes, on 2 from its snapshot, then on 3. Return whether the SHA-256 is that
     of a run that went through.
     """
@@ -273,13 +284,14 @@ def moved(iterations: int) -> bool:
                     f"--hostfile={machinefile(folder, processes)}",
                     f"--output={output}_{number}",
                     f"--max_iter={last}",
+                    *flags,
                 ]
                 before = f"{output}_{number - 1}"
                 words.append("--virtual_workers=12" if number == 1 else f"--snapshot={before}")
                 run(words, folder)
             ends.append(digest(folder / f"{output}_{len(parts)}", last))
         same = ends[0] == ends[1]
-        print(f"{'4 processes, resumed on 2, on 3':<32} V=12  {'':<16}", end=" ")
+        print(f"{'4 processes, resumed on 2, on 3':<32} V=12  {' '.join(flags):<16}", end=" ")
         print(ends[0][:16] if same else f"DIFFERENT {ends}", flush=True)
         return same
 
@@ -407,7 +419,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     equal = True
     if flags.only in (None, "bits"):
         equal = bits(flags.iterations, flags.case)
-        equal = (moved(flags.iterations) if not flags.case else True) and equal
+        for more in ((), ("--sync_every=3",)) if not flags.case else ():
+            equal = moved(flags.iterations, more) and equal
     if flags.only in (None, "cost"):
         with alone(print):
             cost(flags.rounds)

@@ -183,6 +183,6 @@ def exchange_alone(
         by_factors=by_factors,
     )
     placed = VirtualWorkers((0, virtual_workers))
-    turns = None if virtual_workers == 1 else Turns(tensors, placed, 0)
+    turns = None if virtual_workers == 1 else Turns(tensors, placed, 0, in_parts=in_parts)
     control = JobControl(carrier.delivery, root=True)
     return Exchange([carrier], control, settings, turns=turns, interruption=interruption)

@@ -33,7 +33,12 @@ from poseidon.exchange.auto.trial import is_worth_measuring, measure, trial_stor
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.building.built import Built, Connect
 from poseidon.exchange.building.rounds_exchange import build_local_steps
-from poseidon.exchange.building.server_exchange import BuildArguments, build_server, layout_of
+from poseidon.exchange.building.server_exchange import (
+    BuildArguments,
+    build_server,
+    check_unencoded,
+    layout_of,
+)
 from poseidon.exchange.cost import ELEMENT_BYTES, Choice, ExchangePlan, choose
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.job_control import JobControl
@@ -46,7 +51,6 @@ from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import check_virtual_workers
 from poseidon.exchange.server.pool import SMALL_TENSOR_ELEMENTS
 from poseidon.exchange.turns import Turns
-from ps_server import Precision
 from ps_server.interruption import Interruption
 from ps_server.protocol.precision import pushed_in, sent_in
 from ps_server.trace import NO_TRACE, Tracer
@@ -257,13 +261,7 @@ def _build_virtual(arguments: BuildArguments, schemes: Sequence[Scheme]) -> Buil
     if schemes:
         _check_schemes(schemes, arguments)
         plan = plan_exchange(tensors, member, schemes)
-    options = member.options
-    if options.precision is not Precision.FLOAT32 or any(c.is_compressed for c in plan.choices):
-        raise UsageError(
-            "several virtual workers on one process without shards send nothing, so nothing is "
-            "rounded or encoded, as it is on several processes; expected no --compress and no "
-            "--wire_precision, or a job with shards (`poseidon run`)"
-        )
+    check_unencoded(plan, member)
     exchange = exchange_alone(
         tensors,
         arguments.settings,

@@ -136,6 +136,11 @@ class Carrier(ABC):
     def start(self, step: Step) -> None:
         """Begin an iteration."""
 
+    def next_virtual_worker(self) -> None:  # noqa: B027 - most take sums of several
+        """Begin the turn of the next virtual worker of this process, where each trains with values
+        of its own.
+        """
+
     @abstractmethod
     def wait(self, index: int) -> None:
         """Return once a tensor may be used."""

@@ -207,9 +207,11 @@ class Exchange:
 
     def next_virtual_worker(self) -> None:
         """End the turn of a virtual worker that is not this process's last one."""
-        assert self._turns is not None, "this process computes for one virtual worker"
-        self._end_turn(self._turns)
-        self._turns.next()
+        if self._turns is not None:
+            self._end_turn(self._turns)
+            self._turns.next()
+        for carrier in self.carriers:
+            carrier.next_virtual_worker()
 
     def _end_turn(self, turns: Turns) -> None:
         for index, value in turns.missing(self.by_factors):

@@ -125,6 +125,14 @@ class Hooks:
         for index in sorted(self._waiting):
             self._wait(index)
 
+    def wait_for_rest(self) -> None:
+        """Wait for the tensors whose own module's forward pass has not run. Later iterations wait
+        for them at their start.
+        """
+        for index in list(self._waiting):
+            self._without_forward.add(index)
+            self._wait(index)
+
     def next_pass(self) -> None:
         """End a backward pass of this iteration."""
         self._pass += 1
@@ -215,9 +223,7 @@ class Hooks:
     def _end_taps(self) -> None:
         for tap in self._taps:
             tap.finish()
-        for index in list(self._waiting):  # tensors whose own module's forward pass has not run
-            self._without_forward.add(index)
-            self._wait(index)
+        self.wait_for_rest()
         self._iterations += 1
 
     def close(self) -> None:

@@ -394,7 +394,6 @@ def check_virtual_workers(
         return
     excluding = [
         (options.staleness, f"--table_staleness={options.staleness}", "bits depend on arrival"),
-        (options.sync_every, f"--sync_every={options.sync_every}", "each worker trains alone"),
         (
             options.compress and local_workers > 1,
             f"--compress={options.compress:.80} and {local_workers} workers on each client",

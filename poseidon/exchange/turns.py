@@ -27,6 +27,7 @@ class Turns:
         process: this process.
         leaves: indices of the tensors whose gradients leave by themselves, since each virtual
             worker holds back what a codec has lost of its own.
+        in_parts: whether a tensor that has not begun takes no part in an iteration.
     """
 
     def __init__(
@@ -36,10 +37,12 @@ class Turns:
         process: int,
         *,
         leaves: Collection[int] = (),
+        in_parts: bool = False,
     ) -> None:
         self._tensors = tensors
         self._process = process
         self._leaves = frozenset(leaves)
+        self._in_parts = in_parts
         self._first: dict[int, Tensor] = {}
         """The values of statistics with which the iteration began."""
         self._factors: dict[int, list[Factors]] = {}
@@ -105,8 +108,10 @@ class Turns:
 
     def missing(self, by_factors: Collection[int]) -> list[tuple[int, Tensor]]:
         """Return what is still to be added in this turn: the values of statistics, and zeros for
-        tensors without a gradient.
+        tensors without a gradient; nothing where such tensors take no part.
         """
+        if self._in_parts:
+            return []
         return [
             (index, t.tensor.detach().clone() if t.statistics else torch.zeros_like(t.tensor))
             for index, t in enumerate(self._tensors)

@@ -222,7 +222,11 @@ class Job(ABC):
 
     def notes(self) -> list[str]:
         """Return the lines that the user should see before the job starts."""
-        return placement_notes(self.virtual_workers, measured=self.request.balance.measured)
+        return placement_notes(
+            self.virtual_workers,
+            measured=self.request.balance.measured,
+            local_steps=self.request.exchange.sync_every > 0,
+        )
 
     def final_report(
         self, result: JobResult, newest: StartingPoint, scores: Sequence[str]
@@ -349,18 +353,20 @@ class Job(ABC):
         return max(1, self.site.cores(role.host) // self.plan.workers_per_host)
 
 
-def placement_notes(virtual: VirtualWorkers, *, measured: bool) -> list[str]:
+def placement_notes(virtual: VirtualWorkers, *, measured: bool, local_steps: bool) -> list[str]:
     """Return a line on what each worker computes, unless it is for one virtual worker.
 
     Args:
         virtual: the virtual workers.
         measured: whether they will move by the measured speeds of the workers.
+        local_steps: whether each trains with values of its own.
     """
     if virtual.is_one_each:
         return []
     workers = range(virtual.processes)
     numbers = [len(virtual.of(worker)) for worker in workers]
-    turns = "a worker computes for one after another, with one copy of the net"
+    copies = "values and histories for each" if local_steps else "one copy of the net"
+    turns = f"a worker computes for one after another, with {copies}"
     if len(set(numbers)) == 1:
         where = f"{counted(numbers[0], 'virtual worker')} on each worker"
     else:

@@ -76,12 +76,21 @@ CASES = [
     (ExchangeKind.ALLREDUCE, NO_CHECK),
     (ExchangeKind.SERVER, replace(NO_CHECK, compress="ip*=topk:0.1/int8")),
 ]
+LOCAL = [
+    (ExchangeKind.HYBRID, replace(NO_CHECK, sync_every=2)),
+    (ExchangeKind.SERVER, replace(NO_CHECK, sync_every=4, sync_fragments=2, sync_delay=1)),
+]
 MOVING = [case for case in CASES if case[0] is not ExchangeKind.ALLREDUCE]
 
 
-@pytest.mark.parametrize(
-    ("kind", "options"), CASES, ids=[f"{kind.value} {o.compress[4:8]}" for kind, o in CASES]
-)
+def name_of(value: object) -> str:
+    """Return a part of a test's name."""
+    if isinstance(value, ExchangeOptions):
+        return "rounds" if value.sync_every else value.compress[4:8]
+    return value.value if isinstance(value, ExchangeKind) else ""
+
+
+@pytest.mark.parametrize(("kind", "options"), [*CASES, *LOCAL], ids=name_of)
 def test_any_number_of_processes_has_the_same_bits(
     solver: Path, kind: ExchangeKind, options: ExchangeOptions
 ) -> None:
@@ -91,9 +100,7 @@ def test_any_number_of_processes_has_the_same_bits(
         assert trained(solver, job(bounds, kind, options)) == expected, bounds
 
 
-@pytest.mark.parametrize(
-    ("kind", "options"), CASES, ids=[f"{kind.value} {o.compress[4:8]}" for kind, o in CASES]
-)
+@pytest.mark.parametrize(("kind", "options"), [*CASES, *LOCAL], ids=name_of)
 def test_a_job_is_resumed_on_another_number_of_processes(
     solver: Path, kind: ExchangeKind, options: ExchangeOptions
 ) -> None:
@@ -109,9 +116,7 @@ def test_a_job_is_resumed_on_another_number_of_processes(
         assert set(map(repr, records)) <= set(map(repr, whole[2]))
 
 
-@pytest.mark.parametrize(
-    ("kind", "options"), MOVING, ids=[f"{kind.value} {o.compress[4:8]}" for kind, o in MOVING]
-)
+@pytest.mark.parametrize(("kind", "options"), MOVING, ids=name_of)
 def test_virtual_workers_move_while_a_job_trains(
     solver: Path, kind: ExchangeKind, options: ExchangeOptions
 ) -> None:

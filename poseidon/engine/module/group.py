@@ -131,7 +131,10 @@ class Group(SharedLoop):
             self._settle(f"{call}()")
             first = self._collections.gather(self._own.digests())[0]
             self._check.run(self.steps)
-            own = [{**state, **self._save_own()} for state in self._own.own(first)]
+            own = [
+                {**state, **more}
+                for state, more in zip(self._own.own(first), self._save_own(), strict=True)
+            ]
             own[0] |= self._held_back()  # of all its virtual workers, by name
             parts = gather_bytes(packed(own), self._collections.gather, keeps=self.rank == 0)
         groups = {}
@@ -392,11 +395,12 @@ class Group(SharedLoop):
 
     def _split_histories(
         self,
-    ) -> tuple[dict[str, list[Tensor]], dict[str, dict[str, list[Tensor]]]]:
-        """Return the histories of the parameters by name, and those of the outer rule as an
-        entry of a checkpoint.
+    ) -> tuple[list[dict[str, list[Tensor]]], dict[str, dict[str, list[Tensor]]]]:
+        """Return the histories of the parameters by name, of each virtual worker of this process
+        that has one of its own, and those of the outer rule as an entry of a checkpoint.
         """
-        own: dict[str, list[Tensor]] = {}
+        workers = len(self._turns.own) if self._exchange.state.private else 1
+        own: list[dict[str, list[Tensor]]] = [{} for _ in range(workers)]
         outer: dict[str, list[Tensor]] = {}
         for trained, history in zip(
             self._plan.tensors, self._exchange.state.histories(), strict=True
@@ -404,8 +408,9 @@ class Group(SharedLoop):
             count = history_count(trained.rule.kind)
             arrays = [torch.tensor(array) for array in history]
             if not trained.statistics:
-                own[trained.name] = arrays[:count]
-                outer[trained.name] = arrays[count:]
+                for at, histories in enumerate(own):
+                    histories[trained.name] = arrays[count * at : count * (at + 1)]
+                outer[trained.name] = arrays[count * workers :]
         return own, {"outer": outer} if any(outer.values()) else {}
 
     def _with_outer(self, histories: Sequence[History], state: Mapping[str, Any]) -> list[History]:
@@ -441,9 +446,9 @@ class Group(SharedLoop):
     def _save_how(self) -> dict[str, Any]:
         """Return the state of the rule or optimizer that all workers share; called on rank 0."""
 
-    def _save_own(self) -> dict[str, Any]:
-        """Return the state of the rule that is this worker's own."""
-        return {}
+    def _save_own(self) -> list[dict[str, Any]]:
+        """Return the state of the rule that is each virtual worker's own, of this process."""
+        return [{} for _ in self._turns.own]
 
     @abstractmethod
     def _load_how(self, state: Mapping[str, Any]) -> None:

@@ -4,11 +4,15 @@ gradients, and workers exchange once a round.
 Law: between the ends of two rounds a worker trains as in a process of its own: `grad` is this
 worker's gradient, which a script may read and change. `step` returns at the end of a round with the
 values that all workers have.
+
+Where a process has several virtual workers, the optimizer makes a step in the turn of each
+(`optimizer_turns.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -17,8 +21,9 @@ from torch import Tensor, nn
 from poseidon.engine.module.checkpoint_file import on_host
 from poseidon.engine.module.group import Group
 from poseidon.engine.module.optimizer_group import OptimizerGroup, exchanged_parameters
+from poseidon.engine.module.optimizer_turns import OptimizerTurns
 from poseidon.engine.module.tensors import DistributeOptions, GroupPlan, ModuleTensors
-from poseidon.engine.module.worker_context import STEP
+from poseidon.engine.module.worker_context import STEP, WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.base import History, Trained
 from poseidon.exchange.options import ExchangeOptions
@@ -42,6 +47,18 @@ def is_synchronous(
 
 class LocalOptimizerGroup(OptimizerGroup):
     """An `OptimizerGroup` with local steps."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        tensors: ModuleTensors,
+        options: DistributeOptions,
+        context: WorkerContext,
+    ) -> None:
+        super().__init__(module, optimizer, tensors, options, context)
+        own = len(self._turns.own)
+        self._of_turns = OptimizerTurns(optimizer, own) if own > 1 else None
 
     def _make_plan(self, tensors: ModuleTensors, options: DistributeOptions) -> GroupPlan:
         wanted = exchanged_parameters(self._optimizer, tensors)
@@ -81,9 +98,27 @@ class LocalOptimizerGroup(OptimizerGroup):
     def _save_how(self) -> dict[str, Any]:
         return {}
 
-    def _save_own(self) -> dict[str, Any]:
+    def _save_own(self) -> list[dict[str, Any]]:
         _, outer = self._split_histories()
-        return {"optimizer": on_host(self._optimizer.state_dict()), **outer}
+        found = []
+        for at in range(len(self._turns.own)):
+            self._enter(at)
+            state = on_host(self._optimizer.state_dict())
+            found.append({"optimizer": state, **({} if at else outer)})
+        self._enter(0)
+        return found
+
+    def _load_optimizer(self, state: Mapping[str, Any]) -> None:
+        of_all = state.get("optimizer")
+        for at, virtual_worker in enumerate(self._turns.own):
+            own = state["own"][virtual_worker]["optimizer"] if of_all is None else of_all
+            self._enter(at)
+            self._optimizer.load_state_dict(deepcopy(own))
+        self._enter(0)
+
+    def _enter(self, at: int) -> None:
+        if self._of_turns is not None:
+            self._of_turns.enter(at)
 
     def _open_again(self, state: Mapping[str, Any]) -> None:
         none: list[History] = [()] * len(self._plan.tensors)
@@ -111,16 +146,27 @@ class LocalOptimizerGroup(OptimizerGroup):
                 "equally many; expected "
                 "bfloat16 autocast, which needs none"
             )
-        self._end_passes()
+        self._check_rates()
+        if self._turns.is_last:
+            self._end_passes()
+        else:
+            self._check_passes()
+            self._hooks.wait_for_rest()
         if self._plan.clip is not None:
             gradients = [p.grad for p in self._means if p.grad is not None]
             factor = clip_factor(plain_sum(map(sum_of_squares, gradients)), self._plan.clip)
             if factor != 1.0:
                 torch._foreach_mul_(gradients, factor)
+        if self._of_turns is not None:
+            self._of_turns.before_step()
 
     def _after_step(
         self, optimizer: object, arguments: tuple[Any, ...], named: dict[str, Any]
     ) -> None:
+        if self._of_turns is not None:
+            self._of_turns.after_step()
+        if self._leave_turn():
+            return
         with self._collections.calling(STEP):
             self._finish_iteration()
             self._collections.finish_step()

@@ -131,9 +131,7 @@ class OptimizerGroup(Group):
 
     def _load_how(self, state: Mapping[str, Any]) -> None:
         try:
-            of_all = state.get("optimizer")
-            own = state["own"][self._turns.own[0] if self._local_steps else 0]
-            self._optimizer.load_state_dict(own["optimizer"] if of_all is None else of_all)
+            self._load_optimizer(state)
         except (ValueError, KeyError, TypeError) as error:
             raise SnapshotError(f"the checkpoint is of another optimizer: {error}") from error
         # It has made steps: else a scheduler that comes first, at an epoch's end, warns of a wrong
@@ -141,6 +139,11 @@ class OptimizerGroup(Group):
         self._optimizer._opt_called = True  # type: ignore[attr-defined]
         self._open_again(state)
         self._take_first()
+
+    def _load_optimizer(self, state: Mapping[str, Any]) -> None:
+        """Load the optimizer's state of a checkpoint: the shared one, or the first worker's."""
+        of_all = state.get("optimizer")
+        self._optimizer.load_state_dict(state["own"][0]["optimizer"] if of_all is None else of_all)
 
     def _open_again(self, state: Mapping[str, Any]) -> None:
         """Open the exchange with the parameters of a checkpoint, which are loaded."""

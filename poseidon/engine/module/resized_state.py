@@ -44,7 +44,9 @@ def resized(state: Mapping[str, Any], workers: int, source: str) -> dict[str, An
             f"of {', '.join(sorted(kept))} belong to each worker (keep_own); expected as many "
             "workers"
         )
-    means = {key: _mean([one[key] for one in own]) for key in HISTORIES if key in own[0]}
+    means = {
+        key: _mean([one[key] for one in own if key in one]) for key in HISTORIES if key in own[0]
+    }
     optimizer = {"optimizer": own[0]["optimizer"]} if "optimizer" in own[0] else {}
     each = {
         "random": None,

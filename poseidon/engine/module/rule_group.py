@@ -104,19 +104,21 @@ class RuleGroup(Group):
         return self._exchange.state.private
 
     def _save_how(self) -> dict[str, Any]:
-        return {"lr": self._set_rate, **({} if self._histories_differ else self._histories())}
+        return {"lr": self._set_rate, **({} if self._histories_differ else self._histories()[0])}
 
-    def _save_own(self) -> dict[str, Any]:
-        return self._histories() if self._histories_differ else {}
+    def _save_own(self) -> list[dict[str, Any]]:
+        return self._histories() if self._histories_differ else super()._save_own()
 
     def _replicated(self) -> dict[str, Tensor]:
         values = {trained.name: trained.tensor for trained in self._plan.tensors}
         return {**values, **self._exchange.state.replicated()}
 
-    def _histories(self) -> dict[str, Any]:
-        """Return the histories of the parameters by name."""
+    def _histories(self) -> list[dict[str, Any]]:
+        """Return the histories of the parameters by name, of each virtual worker of this process
+        that has one of its own; with the first one's those of the outer rule.
+        """
         own, outer = self._split_histories()
-        return {"history": own, **outer}
+        return [{"history": one, **({} if at else outer)} for at, one in enumerate(own)]
 
     def _load_how(self, state: Mapping[str, Any]) -> None:
         self._set_rate = state["lr"]
@@ -125,21 +127,23 @@ class RuleGroup(Group):
         self._note_values()
 
     def _history_of(self, trained: Trained, state: Mapping[str, Any]) -> History:
-        """Return a tensor's history in a checkpoint: the shared one, or this
-        worker's own, or the mean of all workers'.
+        """Return a tensor's history in a checkpoint: the shared one, or those of each virtual
+        worker of this process, or for each the mean of all workers'.
         """
         shape, count = tuple(trained.tensor.shape), history_count(trained.rule.kind)
+        workers = len(self._turns.own) if self._histories_differ else 1
         if trained.statistics:
-            return [np.zeros(shape, np.float32)] * count
+            return [np.zeros(shape, np.float32)] * count * workers
         owners = [state] if "history" in state else state["own"]
-        if len(owners) > 1 and self._histories_differ:
-            owners = [owners[self._turns.own[0]]]
         arrays = [owner["history"].get(trained.name, []) for owner in owners]
         if any(len(a) != count or any(tuple(part.shape) != shape for part in a) for a in arrays):
             raise SnapshotError(
                 f"the checkpoint has no history of '{trained.name}' that fits {self._how}"
             )
-        return [torch.stack(column).mean(0).numpy() for column in zip(*arrays, strict=True)]
+        if len(owners) > 1 and self._histories_differ:
+            return [part.numpy() for number in self._turns.own for part in arrays[number]]
+        mean = [torch.stack(column).mean(0).numpy() for column in zip(*arrays, strict=True)]
+        return mean * workers
 
     def step(self, *, zero_grad: bool = True) -> bool:
         """End the step. See `Group`. The new parameters arrive while the next forward pass runs."""

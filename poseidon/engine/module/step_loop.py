@@ -483,7 +483,10 @@ class StepLoop(ABC):
             return False
         self._masters.take_statistics()
         self._hooks.next_virtual_worker()
-        self._masters.publish_statistics()
+        if self._local_steps:  # the next virtual worker has values of its own
+            self._masters.publish_all()
+        else:
+            self._masters.publish_statistics()
         self._end_turn()
         return True
 

@@ -69,7 +69,8 @@ class Resumed:
     Attributes:
         progress: the position of the loop.
         model: the file of the weights; None: a snapshot in memory.
-        own_histories: one per trained tensor.
+        own_histories: for each virtual worker of this process, one per trained tensor; the same
+            one where all share it.
         outer: the histories of the outer rule of local steps, one per trained tensor; empty: none.
         held_back: `ExchangeState.held_back` of all processes; where two have one name, of this
             process.
@@ -79,7 +80,7 @@ class Resumed:
 
     progress: Progress
     model: Path | None = None
-    own_histories: list[History]
+    own_histories: list[list[History]]
     outer: list[History]
     held_back: Mapping[str, NDArray[np.float32]]
     schemes: tuple[Scheme, ...] = ()
@@ -90,9 +91,13 @@ class Resumed:
         Args:
             local_steps: `Built.local_steps`.
         """
-        if not (local_steps and self.outer):
-            return self.own_histories
-        return [[*own, *outer] for own, outer in zip(self.own_histories, self.outer, strict=True)]
+        if not local_steps:
+            return self.own_histories[0]
+        outer = self.outer or [()] * len(self.own_histories[0])
+        return [
+            [array for part in parts for array in part]
+            for parts in zip(*self.own_histories, outer, strict=True)
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +211,7 @@ class Checkpoint:
     def _worker_states(self, progress: Progress, exchange: Exchange) -> list[PoseidonWorkerState]:
         """Return the state of each virtual worker of this process.
 
-        What codecs hold back, and histories of this process alone, are with its first one.
+        What codecs hold back is with its first one.
         """
         states = []
         for nets, losses in zip(self._replica.nets, progress.losses, strict=True):
@@ -217,10 +222,11 @@ class Checkpoint:
         for name, array in exchange.state.held_back().items():
             first.held_back.add(name=name, values=from_array(array))
         if exchange.state.private:
+            n = self._arrays_per_blob
             for history in exchange.state.histories():
-                own, outer = history[: self._arrays_per_blob], history[self._arrays_per_blob :]
-                first.history.extend(from_array(array) for array in own)
-                first.outer_history.extend(from_array(array) for array in outer)
+                for at, state in enumerate(states):
+                    state.history.extend(map(from_array, history[n * at : n * (at + 1)]))
+                first.outer_history.extend(map(from_array, history[n * len(states) :]))
         return states
 
     def _averaged(self, states: Sequence[PoseidonWorkerState]) -> list[History]:
@@ -319,8 +325,9 @@ class Checkpoint:
             batches = state.iteration * self._solver.iter_size
             for nets, saved in zip(self._replica.nets, own, strict=True):
                 restore(nets, saved, batches=batches)
-            if private_histories and own[0].history:
-                histories = self._own_history(path, own[0])
+        own_histories = [histories] * len(self._replica.nets)
+        if private_histories and own and own[0].history:
+            own_histories = [self._own_history(path, saved) for saved in own]
         progress = Progress(
             iteration=state.iteration,
             tests_done=state.poseidon.tests_done,
@@ -329,7 +336,7 @@ class Checkpoint:
         return Resumed(
             progress=progress,
             model=learned_net(state, path),
-            own_histories=histories,
+            own_histories=own_histories,
             outer=self._outer_histories(path, state.poseidon.worker),
             held_back=self._held_back(path, [*state.poseidon.worker, *own] if own else ()),
             schemes=_schemes(path, state.poseidon.scheme, len(exchanged)) if own else (),
@@ -399,7 +406,7 @@ class Checkpoint:
         n = self._arrays_per_blob
         arrays = self._arrays(path, own.history, own.rank)
         if len(arrays) != n * len(self._replica.exchanged):
-            raise SnapshotError(f"{path} has {len(arrays)} history blobs for worker {self._rank}")
+            raise SnapshotError(f"{path} has {len(arrays)} history blobs for worker {own.rank}")
         return [arrays[i : i + n] for i in range(0, len(arrays), n)]
 
     def _outer_histories(self, path: Path, workers: Sequence[PoseidonWorkerState]) -> list[History]:

@@ -416,7 +416,7 @@ class SolverWork(TrainingWork[JobDocument]):
             LOGGER.info("going on from memory at iteration %d", rewind)
         return Resumed(
             progress=Progress(iteration=rewind),
-            own_histories=[] if newest is None else list(newest.histories),
+            own_histories=[[] if newest is None else list(newest.histories)],
             outer=[],
             held_back={} if newest is None else newest.held_back,
             schemes=() if newest is None else newest.schemes,

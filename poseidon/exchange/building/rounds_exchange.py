@@ -13,6 +13,7 @@ from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.building.built import Built
 from poseidon.exchange.building.server_exchange import (
     BuildArguments,
+    check_unencoded,
     codec_of,
     low_rank_of,
     through_server,
@@ -70,7 +71,15 @@ def build_local_steps(arguments: BuildArguments, build: Build, plan: Plan) -> Bu
         built = _build_parts(outer, in_background=options.sync_delay > 0)
     else:
         built = build(anchors, outer_settings, of_rounds)
-    rounds = RoundsCarrier(built.exchange, tensors, anchors, settings, options, delayed=delayed)
+    rounds = RoundsCarrier(
+        built.exchange,
+        tensors,
+        anchors,
+        settings,
+        options,
+        delayed=delayed,
+        own=len(member.own),
+    )
     return replace(
         built,
         exchange=Exchange([rounds], rounds.control, settings, interruption=network.interruption),
@@ -83,8 +92,15 @@ def _build_parts(arguments: BuildArguments, *, in_background: bool) -> Built:
     """Build an exchange in whose iterations some tensors take no part. They share no tables."""
     tensors, settings, member = arguments.tensors, arguments.settings, arguments.member
     if member.alone:
+        count = member.placed.count
+        if count > 1:
+            check_unencoded(arguments.plan, member)
         exchange = exchange_alone(
-            tensors, settings, in_parts=True, interruption=member.network.interruption
+            tensors,
+            settings,
+            in_parts=True,
+            virtual_workers=count,
+            interruption=member.network.interruption,
         )
         return Built(exchange=exchange, plan=arguments.plan)
     if low_rank_of(arguments):

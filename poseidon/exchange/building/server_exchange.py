@@ -24,7 +24,7 @@ from poseidon.exchange.server.pool import pool_tensors, pools_of
 from poseidon.exchange.server.store import Layout, store_spec
 from poseidon.exchange.shared_norm import SharedNorm
 from poseidon.exchange.turns import Turns
-from ps_server import Client, CodecPair, StoreSpec
+from ps_server import Client, CodecPair, Precision, StoreSpec
 from ps_server.link import LinkPriority
 from ps_server.trace import NO_TRACE, Tracer
 
@@ -208,19 +208,40 @@ def through_server(
         carriers,
         control,
         settings,
-        turns=_turns(layout, member),
+        turns=_turns(layout, member, parts),
         interruption=member.network.interruption,
     )
 
 
-def _turns(layout: Layout, member: Membership) -> Turns | None:
+def _turns(layout: Layout, member: Membership, parts: Parts) -> Turns | None:
     if member.placed.is_one_each:
         return None
     lossy = {index for shared in layout.factors for index in shared.indices}
     for table, indices in zip(layout.store.tables, layout.owners, strict=True):
         if layout.store.is_lossy(table):
             lossy.update(indices)
-    return Turns(layout.tensors, member.placed, member.network.rank, leaves=lossy)
+    return Turns(
+        layout.tensors,
+        member.placed,
+        member.network.rank,
+        leaves=lossy,
+        in_parts=parts is not Parts.WHOLE,
+    )
+
+
+def check_unencoded(plan: ExchangePlan, member: Membership) -> None:
+    """Refuse codecs of several virtual workers on one process, which has no shards to encode for.
+
+    Raises:
+        UsageError: a tensor has a codec, or few bits.
+    """
+    few_bits = member.options.precision is not Precision.FLOAT32
+    if few_bits or any(choice.is_compressed for choice in plan.choices):
+        raise UsageError(
+            "several virtual workers on one process without shards send nothing, so nothing is "
+            "rounded or encoded, as it is on several processes; expected no --compress and no "
+            "--wire_precision, or a job with shards (`poseidon run`)"
+        )
 
 
 def low_rank_of(arguments: BuildArguments) -> dict[int, LowRank]:

@@ -32,6 +32,9 @@ Laws:
   then ends at its usual iteration.
 * Where all fragments have settled the values of all workers are equal, so a snapshot holds one set
   of values, the outer history, and the inner history of each worker.
+* A worker is a virtual one where a process computes for several: each has values and an inner
+  history of its own (`inner_workers.py`). Their outer gradients meet in the outer exchange, in the
+  tree of virtual workers.
 * A request of rank 0 names a round. It takes effect at the end of the first round that is whole to
   its end and not before the named one, on all workers after the same iteration (`RoundDelivery`).
 """
@@ -44,7 +47,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from poseidon.exchange.alone import AloneCarrier
 from poseidon.exchange.base import ExchangeSettings, History, Trained
 from poseidon.exchange.carrier import GradientCarrier, Step
 from poseidon.exchange.exchange import Exchange
@@ -53,6 +55,7 @@ from poseidon.exchange.observe.statistics import Traffic
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.rounds.delayed_momentum import DelayedMomentum
 from poseidon.exchange.rounds.fragments import Fragment, fragments_of
+from poseidon.exchange.rounds.inner_workers import InnerWorkers
 from poseidon.exchange.rounds.requests import RoundDelivery
 from poseidon.exchange.rounds.state import RoundsState
 from ps_server import Rule, RuleKind
@@ -127,12 +130,14 @@ class RoundsCarrier(GradientCarrier):
         options: steps of a round, fragments, delay and mix, and the outer rate.
         delayed: number of all workers, where rank 0 adds the outer momentum
             (`delayed_momentum.py`); 0: the outer rule has it.
+        own: number of the virtual workers of this process.
 
     Attributes:
         control: of the exchange of this carrier.
     """
 
     state: RoundsState
+    fixed_because = "local steps change values of each virtual worker's own"
 
     def __init__(
         self,
@@ -143,6 +148,7 @@ class RoundsCarrier(GradientCarrier):
         options: ExchangeOptions,
         *,
         delayed: int = 0,
+        own: int = 1,
     ) -> None:
         self.indices = range(len(tensors))
         self._outer = outer
@@ -150,10 +156,12 @@ class RoundsCarrier(GradientCarrier):
         self._in_parts = options.streams
         self._values = [trained.tensor.detach() for trained in tensors]
         self._anchors = [anchor.tensor for anchor in anchors]
+        self._are_statistics = [trained.statistics for trained in tensors]
         self._outer_gradients = [
-            None if trained.statistics else torch.empty_like(anchor)
+            None if trained.statistics or own > 1 else torch.empty_like(anchor)
             for trained, anchor in zip(tensors, self._anchors, strict=True)
         ]
+        """Memory that stays, where the process has one outer gradient of each tensor."""
         steps = options.sync_every
         parts = fragments_of([v.numel() for v in self._values], options.sync_fragments)
         self._fragments = [
@@ -165,7 +173,7 @@ class RoundsCarrier(GradientCarrier):
         self._started = False  # whether an iteration of the outer exchange has
         self._by_caller = any(trained.rule.kind is RuleKind.MEAN for trained in tensors)
         self._arrives_at_once = self._by_caller and not delayed
-        self._inner = AloneCarrier([] if self._by_caller else tensors, settings)
+        self._inner = InnerWorkers(tensors, settings, count=own, by_caller=self._by_caller)
         self._iteration = self._exchanges = settings.start_clock
         self._momentum: DelayedMomentum | None = None
         self._momentum_factor = delayed / options.outer_lr
@@ -182,7 +190,7 @@ class RoundsCarrier(GradientCarrier):
         self.control = JobControl(self._delivery, root=outer.control.root)
         outer_histories = outer.state.histories if outer.control.root else None
         self.state = RoundsState(
-            self._inner.state,
+            self._inner.histories,
             outer.state,
             anchors,
             [0 if self._by_caller else history_count(trained.rule.kind) for trained in tensors],
@@ -193,7 +201,8 @@ class RoundsCarrier(GradientCarrier):
     def open(self, histories: Sequence[History] | None, clock: int | None) -> None:
         """Open both exchanges.
 
-        A tensor's history is that of its own rule, then that of the outer rule if known.
+        A tensor's history is that of its own rule, of each virtual worker of this process, then
+        that of the outer rule if known.
         """
         inner, outer = self.state.split(histories)
         if clock is not None:
@@ -221,23 +230,27 @@ class RoundsCarrier(GradientCarrier):
                 self._due.update(self.indices)
 
     def begin(self, index: int, gradient: Tensor) -> None:
-        if not self._by_caller:
-            self._inner.begin(index, gradient)
+        self._inner.begin(index, gradient)
 
     def wait(self, index: int) -> None:
         if index not in self._due:
             return
         self._due.discard(index)
         self._outer.wait(index)
-        value, anchor = self._values[index], self._anchors[index]
-        if self._fragment_of[index].exact:
-            value.copy_(anchor)
-        else:
-            value.lerp_(anchor, 1 - self._options.sync_mix)
+        anchor = self._anchors[index]
+        for value in self._inner.values(index):
+            if self._fragment_of[index].exact:
+                value.copy_(anchor)
+            else:
+                value.lerp_(anchor, 1 - self._options.sync_mix)
+
+    def next_virtual_worker(self) -> None:
+        self._wait_all()
+        self._inner.next()
 
     def finish(self, limit: float) -> None:
         self._wait_all()
-        self._inner.finish(limit)
+        self._inner.finish()
         self._iteration += 1
         for fragment in self._fragments:
             fragment.steps += 1
@@ -301,29 +314,37 @@ class RoundsCarrier(GradientCarrier):
         """Send what this worker has learned since the last exchange of these fragments, in one
         outer iteration.
         """
-        ready: list[tuple[int, Tensor]] = []
         for fragment in fragments:
             fragment.sent_at, fragment.steps = self._iteration, 0
-            for index in fragment.indices:
-                ready += self._outer_gradient(index)
-        for index, gradient in ready:  # a thread that encodes them would slow the differences down
-            self._outer.begin(index, gradient)
+        indices = [index for fragment in fragments for index in fragment.indices]
+        for worker in range(self._inner.count):
+            if worker:
+                self._outer.next_virtual_worker()
+            # first all: a thread that encodes them would slow the differences down
+            ready = [one for index in indices for one in self._outer_gradient(index, worker)]
+            for index, gradient in ready:
+                self._outer.begin(index, gradient)
         self._outer.finish()
         self._exchanges += 1
         self._started = False
 
-    def _outer_gradient(self, index: int) -> list[tuple[int, Tensor]]:
+    def _outer_gradient(self, index: int, worker: int) -> list[tuple[int, Tensor]]:
         """Return the tensor's index with its outer gradient, or with the values of statistics;
         none for `finish`.
+
+        Args:
+            index: of the tensor.
+            worker: place of the virtual worker among those of this process.
         """
-        gradient, anchor, value = (
-            self._outer_gradients[index],
-            self._anchors[index],
-            self._values[index],
-        )
-        if gradient is None:
+        anchor, value = self._anchors[index], self._inner.values(index)[worker]
+        if self._are_statistics[index]:
+            if self._inner.count > 1:
+                return [(index, value.clone(memory_format=torch.contiguous_format))]
             anchor.copy_(value)
             return [(index, anchor)] if self._in_parts else []
+        gradient = self._outer_gradients[index]
+        if gradient is None:
+            gradient = torch.empty_like(anchor)
         torch.sub(anchor, value, out=gradient)
         if self._momentum is not None:
             gradient.add_(self._momentum.next_extra(index), alpha=self._momentum_factor)
@@ -343,4 +364,4 @@ class RoundsCarrier(GradientCarrier):
         self._due.clear()
         for fragment in self._fragments:
             fragment.steps, fragment.sent_at = 0, None
-        torch._foreach_copy_(self._values, self._anchors)
+        self._inner.set(self._anchors)

@@ -16,8 +16,8 @@ class RoundsState(CarrierState):
     """Each worker has inner histories of its own; the outer history is that of the outer exchange.
 
     Args:
-        inner: the histories of this worker's rules; none where an optimizer of the caller keeps
-            them.
+        inner: the histories of the rules of each virtual worker of this process; none where an
+            optimizer of the caller keeps them.
         outer: the state of the outer exchange.
         anchors: the tensors of the outer exchange.
         counts: for each tensor the number of its inner history arrays.
@@ -30,7 +30,7 @@ class RoundsState(CarrierState):
 
     def __init__(
         self,
-        inner: LocalHistories,
+        inner: Sequence[LocalHistories],
         outer: ExchangeState,
         anchors: Sequence[Trained],
         counts: Sequence[int],
@@ -46,8 +46,14 @@ class RoundsState(CarrierState):
         self._outer_histories = outer_histories
 
     def histories(self) -> Mapping[int, History]:
-        """Return each tensor's inner history; on rank 0 followed by its outer history."""
-        inner = self._inner.histories() or {index: [] for index in range(len(self._counts))}
+        """Return each tensor's inner history, of one virtual worker after another; on rank 0
+        followed by its outer history.
+        """
+        of_each = [own.histories() for own in self._inner]
+        inner = {
+            index: [array for own in of_each for array in own.get(index, ())]
+            for index in range(len(self._counts))
+        }
         if self._outer_histories is None:
             return inner
         outer = self._outer_histories()
@@ -55,14 +61,21 @@ class RoundsState(CarrierState):
 
     def split(
         self, histories: Sequence[History] | None
-    ) -> tuple[list[History] | None, list[History] | None]:
-        """Return the inner and the outer histories; None for those that are not there."""
+    ) -> tuple[list[list[History] | None], list[History] | None]:
+        """Return the inner histories of each virtual worker, and the outer ones; None for those
+        that are not there.
+        """
+        workers = len(self._inner)
         if not histories:
-            return None, None
+            return [None] * workers, None
         pairs = list(zip(self._counts, histories, strict=True))
-        outer = [history[count : count + self._outer_arrays] for count, history in pairs]
-        inner = [history[:count] for count, history in pairs]
-        return (inner if any(self._counts) else None), (outer if all(outer) else None)
+        outer = [history[n * workers : n * workers + self._outer_arrays] for n, history in pairs]
+        if not any(self._counts):
+            return [None] * workers, (outer if all(outer) else None)
+        inner: list[list[History] | None] = [
+            [history[n * at : n * (at + 1)] for n, history in pairs] for at in range(workers)
+        ]
+        return inner, (outer if all(outer) else None)
 
     def replicated(self) -> Mapping[str, Tensor]:
         anchors = {f"{anchor.name}, anchor": anchor.tensor for anchor in self._anchors}

@@ -227,7 +227,7 @@ def test_stale_workers_go_on_alike_each_with_its_own_history() -> None:
 
     def body(module: nn.Module, group: Group) -> None:
         group.load_state_dict(kept["state"])
-        assert torch.equal(group._histories()["history"]["0.bias"][0], histories[group.rank])  # type: ignore[attr-defined]
+        assert torch.equal(group._histories()[0]["history"]["0.bias"][0], histories[group.rank])  # type: ignore[attr-defined]
         for name, value in module.state_dict().items():
             assert torch.equal(value, kept["state"]["model"][name]), name
 

@@ -248,6 +248,7 @@ def check_placed(bounds: tuple[int, ...], local_workers: int = 1, **options: Any
         ((0, 6, 12), 1, {"compress": "int8"}),
         ((0, 6, 12), 1, {"compress": "powersgd:2"}),
         ((0, 6, 12), 2, {}),
+        ((0, 6, 12), 1, {"sync_every": 8, "sync_fragments": 2, "sync_delay": 1}),
     ],
 )
 def test_what_virtual_workers_go_with(
@@ -260,7 +261,6 @@ def test_what_virtual_workers_go_with(
     ("local_workers", "options", "message"),
     [
         (1, {"staleness": 1}, r"with --table_staleness=1: bits depend on arrival; expected --v"),
-        (1, {"sync_every": 8}, r"with --sync_every=8: each worker trains alone; "),
         (2, {"compress": "int8"}, r"with --compress=int8 and 2 workers on each client: they add"),
     ],
 )

@@ -5,10 +5,11 @@ however many processes there are.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 import torch
@@ -31,6 +32,7 @@ from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses
 from tests.support.threads import on_threads
 
 V, BATCH, ITERATIONS = 7, 3, 3
+ADAM = Rule(kind=RuleKind.ADAM, momentum=0.9, delta=1e-3)
 
 
 class Net(nn.Module):
@@ -60,6 +62,9 @@ class Case:
     passes: int = 1
     compress: str = ""
     rows: int = BATCH
+    rule: Rule = ADAM
+    iterations: int = ITERATIONS
+    local: Mapping[str, Any] = field(default_factory=dict)
 
 
 def trained(
@@ -77,9 +82,10 @@ def trained(
     def train(rank: int, connect: Connect) -> list[str]:
         net = Net()
         factors = layers_with_factors(net)
-        rule = Rule(kind=RuleKind.ADAM, momentum=0.9, delta=1e-3)
         tensors = [
-            Trained(name=name, tensor=p, rule=rule, factor_rows=case.rows if p in factors else 0)
+            Trained(
+                name=name, tensor=p, rule=case.rule, factor_rows=case.rows if p in factors else 0
+            )
             for name, p in net.named_parameters()
         ]
         tensors += [
@@ -96,7 +102,7 @@ def trained(
             local_address=f"{folder}/{rank // local_workers}/workers",
             shards=shards,
             virtual_workers=placed,
-            options=ExchangeOptions(kind=case.kind, compress=case.compress),
+            options=ExchangeOptions(kind=case.kind, compress=case.compress, **case.local),
         )
         settings = ExchangeSettings(clip=case.clip, gradient_scale=1 / case.passes)
         built = build_exchange(tensors, settings, member, connect)
@@ -105,7 +111,7 @@ def trained(
         hooks = Hooks([net], tensors, exchange, passes=case.passes)
         try:
             exchange.open(None)
-            for iteration in range(ITERATIONS):
+            for iteration in range(case.iterations):
                 if iteration in moves:
                     exchange.place(VirtualWorkers(moves[iteration]))
                     member = replace(member, virtual_workers=VirtualWorkers(moves[iteration]))
@@ -171,10 +177,47 @@ def test_all_reduce_has_the_bits_of_the_server() -> None:
         assert trained(of_all, placed, shards=0)[0] == expected, bounds
 
 
+ROUNDS = {
+    "a plain step": Case(
+        ExchangeKind.SERVER,
+        rule=Rule(),
+        local={"sync_every": 1, "outer_lr": 1.0, "outer_momentum": 0.0},
+    ),
+    "each step": Case(ExchangeKind.SERVER, passes=2, local={"sync_every": 1}),
+    "hybrid, clip": Case(
+        ExchangeKind.HYBRID,
+        clip=0.1,
+        rule=Rule(momentum=0.9, decay=0.01),
+        iterations=6,
+        local={"sync_every": 4},
+    ),
+    "allreduce": Case(
+        ExchangeKind.ALLREDUCE, iterations=5, local={"sync_every": 2, "outer_nesterov": False}
+    ),
+    "fragments": Case(
+        ExchangeKind.SERVER, iterations=7, local={"sync_every": 4, "sync_fragments": 3}
+    ),
+    "delay": Case(
+        ExchangeKind.SERVER,
+        iterations=7,
+        local={"sync_every": 4, "sync_fragments": 2, "sync_delay": 2},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ROUNDS.values(), ids=ROUNDS)
+def test_local_steps_do_not_depend_on_the_number_of_processes(case: Case) -> None:
+    expected, _ = trained(case, VirtualWorkers((0, V)), shards=0)
+    for shards, bounds in enumerate([(0, V), (0, 3, V), range(V + 1)], start=1):
+        assert trained(case, VirtualWorkers(tuple(bounds)), shards=shards)[0] == expected, bounds
+
+
 HOSTS = ["ps", "svb, clip", "all-reduce, clip"]
 
 
-@pytest.mark.parametrize("case", [CASES[name] for name in HOSTS], ids=HOSTS)
+@pytest.mark.parametrize(
+    "case", [*(CASES[name] for name in HOSTS), ROUNDS["hybrid, clip"]], ids=[*HOSTS, "rounds"]
+)
 def test_the_workers_of_a_host_add_its_nodes_first(case: Case) -> None:
     expected, _ = trained(case, VirtualWorkers((0, V)), shards=0)
     # in the last case each host has several nodes
@@ -188,10 +231,18 @@ def test_the_workers_of_a_host_add_its_nodes_first(case: Case) -> None:
 
 
 @pytest.mark.parametrize(
-    "compress", ["int8", "topk:0.1/int8", "powersgd:2", "powersgd:1:int8:start=1"]
+    "case",
+    [
+        *(
+            Case(ExchangeKind.SERVER, compress=compress)
+            for compress in ("int8", "topk:0.1/int8", "powersgd:2", "powersgd:1:int8:start=1")
+        ),
+        replace(ROUNDS["hybrid, clip"], compress="int8"),
+        replace(ROUNDS["delay"], compress="int8"),
+    ],
+    ids=lambda case: f"{case.compress} {'rounds' if case.local else ''}",
 )
-def test_a_codec_holds_back_for_each_virtual_worker(compress: str) -> None:
-    case = Case(ExchangeKind.SERVER, compress=compress)
+def test_a_codec_holds_back_for_each_virtual_worker(case: Case) -> None:
     expected, _ = trained(case, VirtualWorkers((0, V)), shards=1)
     for shards, bounds in enumerate([(0, 3, V), range(V + 1)], start=1):
         assert trained(case, VirtualWorkers(tuple(bounds)), shards=shards)[0] == expected
@@ -210,6 +261,7 @@ def test_virtual_workers_may_move_between_two_iterations(case: Case) -> None:
         (Case(ExchangeKind.SERVER, compress="powersgd:2"), 1, "what PowerSGD holds back"),
         (CASES["ps"], 2, "the workers of a client add their gradients"),
         (Case(ExchangeKind.ALLREDUCE), 1, "the sums of all-reduce"),
+        (ROUNDS["each step"], 1, "local steps change values of each virtual worker's own"),
     ],
 )
 def test_what_keeps_virtual_workers_where_they_are_is_one_sentence(
@@ -221,23 +273,16 @@ def test_what_keeps_virtual_workers_where_they_are_is_one_sentence(
         trained(case, placed, shards=shards, local_workers=local_workers, moves=moves)
 
 
-def test_one_process_without_shards_encodes_nothing() -> None:
-    case = Case(ExchangeKind.SERVER, compress="int8")
+@pytest.mark.parametrize("case", [CASES["ps"], ROUNDS["each step"], ROUNDS["delay"]])
+def test_one_process_without_shards_encodes_nothing(case: Case) -> None:
+    case = replace(case, compress="int8")
     with pytest.raises(UsageError, match="without shards send nothing, so nothing is rounded"):
         trained(case, VirtualWorkers((0, V)), shards=0)
 
 
-@pytest.mark.parametrize(
-    ("change", "what"),
-    [
-        ({"staleness": 1}, "--table_staleness=1"),
-        ({"sync_every": 2}, "--sync_every=2"),
-    ],
-)
-def test_what_several_virtual_workers_cannot_do_is_one_sentence(
-    change: dict[str, object], what: str
-) -> None:
-    options = replace(ExchangeOptions(kind=ExchangeKind.SERVER), **change)  # type: ignore[arg-type]
+def test_what_several_virtual_workers_cannot_do_is_one_sentence() -> None:
+    what = "--table_staleness=1"
+    options = ExchangeOptions(kind=ExchangeKind.SERVER, staleness=1, sync_every=2)
     member = Membership(virtual_workers=VirtualWorkers((0, 3)), options=options)
     tensors = [Trained(name="w", tensor=torch.zeros(3))]
     with pytest.raises(

@@ -254,6 +254,7 @@ def job_of(folder: Path, clients: int, **fields: Any) -> TrainingJob:
         (3, {"virtual_workers": 8}, (0, 3, 6, 8)),
         (2, {"virtual_workers": 9, "balance": Balance(speeds=(1.0, 0.5))}, (0, 6, 9)),
         (1, {"virtual_workers": 4}, (0, 4)),
+        (1, {"virtual_workers": 4, "exchange": ExchangeOptions(sync_every=2)}, (0, 4)),
     ],
 )
 def test_virtual_workers_are_divided_by_speed(
@@ -262,7 +263,8 @@ def test_virtual_workers_are_divided_by_speed(
     job = job_of(tmp_path, clients, **fields)
     assert job.virtual_workers.bounds == bounds
     note = " ".join(job.notes())
-    assert ("with one copy of the net" in note) == (not job.virtual_workers.is_one_each)
+    copies = "values and histories for each" if "exchange" in fields else "one copy of the net"
+    assert (f"with {copies}" in note) == (not job.virtual_workers.is_one_each)
     assert ("virtual worker" in job.description()) == (not job.virtual_workers.is_one_each)
 
 
@@ -297,7 +299,7 @@ def test_a_job_that_goes_on_with_fewer_hosts_keeps_its_virtual_workers(
         ({}, 2, 2),
         ({}, 3, 3),
         ({"staleness": 1}, 1, 1),
-        ({"sync_every": 2}, 1, 1),
+        ({"sync_every": 2}, 1, 2),
     ],
 )
 def test_a_resumed_job_has_the_virtual_workers_of_the_snapshot(

@@ -19,7 +19,7 @@ from poseidon.engine.module.group import Group
 from poseidon.engine.module.optimizer_group import OptimizerGroup
 from poseidon.engine.module.tables.table import Table
 from poseidon.engine.module.tensors import Buffers, DistributeOptions, RunsOn
-from poseidon.engine.module.update_rules import SGD
+from poseidon.engine.module.update_rules import SGD, Outer
 from poseidon.errors import PoseidonError, UsageError
 from poseidon.exchange.kinds import ExchangeKind
 from tests.support.module_groups import BUILDING, How, member, together
@@ -119,6 +119,12 @@ def adamw(module: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(module.parameters(), lr=0.01)
 
 
+def sgd(module: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
+
+
+LOCAL = {"local_steps": 4}
+STREAMED = {"local_steps": 4, "outer": Outer(fragments=2, delay=1, mix=0.25)}
 RULE = SGD(lr=lambda step: 0.05 / (1 + step), momentum=0.9, weight_decay=0.01)
 CASES = {
     "transformer": Case(Transformer, adamw, {"clip": 0.5}),
@@ -131,20 +137,26 @@ CASES = {
     "normed, on the shards": Case(
         Normed, lambda net: [adamw(net)], {"on": RunsOn.SHARDS, "passes": 2}, ExchangeKind.SERVER
     ),
+    "transformer, local steps": Case(Transformer, adamw, {**LOCAL, "clip": 0.5, "passes": 2}),
+    "normed, local steps": Case(Normed, sgd, STREAMED, ExchangeKind.SERVER),
+    "normed, 16 bits, local steps": Case(Normed16, RULE, LOCAL),
 }
 
 
 def train(
     group: Group, module: nn.Module, epochs: int, loader: Any = None, *, evaluates: bool = True
 ) -> None:
-    """The loop of a user, which evaluates between two steps."""
+    """The loop of a user, which evaluates between two steps; within rounds of local steps too."""
     passes = group._plan.passes
+    every = 3 if group._local_steps else 1
     loader = loader if loader is not None else group.loader(Words(), BATCH)
     for _ in range(loader.sampler.epoch, epochs):
         for words, mean in loader:
             loss = (module(words) - mean).square().mean() / passes
             loss.backward()
-            if group.pending == passes and group.step() and evaluates:
+            if group.pending < passes or not group.step():
+                continue
+            if evaluates and group.steps % every == 0:
                 group.settle()
                 with torch.no_grad():
                     module.eval()(next(iter(DataLoader(Words(), 4, generator=generator())))[0])
@@ -188,6 +200,8 @@ def test_any_number_of_processes_has_the_same_bits(
     [
         (Case(Normed, adamw, {"buffers": Buffers.OWN}), (4, 2, 1)),
         (Case(Normed, RULE, {"compress": "int8"}), (4, 2, 3)),
+        (Case(Normed, adamw, {"local_steps": 5}), (4, 2, 3)),
+        (Case(Normed, RULE, STREAMED, ExchangeKind.SERVER), (4, 1, 3)),
     ],
 )
 def test_a_checkpoint_goes_on_with_any_number_of_processes(
@@ -198,21 +212,22 @@ def test_a_checkpoint_goes_on_with_any_number_of_processes(
 ) -> None:
     """The first make 4 steps, within the first epoch; the second 4, into the second epoch."""
 
-    def until(steps: int) -> Callable[[nn.Module, Group], None]:
+    def until(steps: int, name: str = "net") -> Callable[[nn.Module, Group], None]:
         def body(module: nn.Module, group: Group) -> None:
             loader = group.loader(Words(), BATCH)
-            assert group.resume(tmp_path / "net") == (steps > 4)
+            assert group.resume(tmp_path / name) == (steps > 4 and name == "net")
             for _ in range(loader.sampler.epoch, 2):
                 for words, mean in loader:
                     (module(words) - mean).square().mean().backward()
-                    if group.step() and group.steps == steps:
-                        group.save(tmp_path / "net")
-                        return
+                    if group.step() and group.steps % 4 == 0:
+                        group.save(tmp_path / name)
+                        if group.steps == steps:
+                            return
 
         return body
 
     parts = [trained(case, p, 4, until(4 * n)) for n, p in enumerate(processes, start=1)]
-    assert parts[-1] == trained(case, 3, 4, lambda module, group: train(group, module, 2))
+    assert parts[-1] == trained(case, 3, 4, until(12, "whole"))
     saved = torch.load(tmp_path / "net_iter_12.pt")
     assert (saved["workers"], len(saved["own"])) == (4, 4)
     assert len({state["random"]["torch"].numpy().tobytes() for state in saved["own"]}) == 4
@@ -416,11 +431,6 @@ class SyncNormed(nn.Sequential):
             "table 'table' has one sum of gradients a worker, and 2 virtual workers on 1 w",
         ),
         (SyncNormed, {}, "nn.SyncBatchNorm normalizes over batches that run at the same time, and"),
-        (
-            Normed,
-            {"local_steps": 2},
-            "2 virtual workers on 1 worker cannot be combined with --sync_every=2",
-        ),
     ],
 )
 def test_a_module_that_needs_a_worker_for_each_is_refused(
