@@ -473,9 +473,11 @@ class ZmqClientTransport:
 
     def close(self, *, drops: bool = False) -> None:
         """See `ClientTransport`."""
+        gone = self.lost  # ZeroMQ would wait for a process that has ended to come back
         self._losses.close()
         for shard, socket in enumerate(self._sockets):
-            socket.close(0 if drops or not self._agreed(shard) else None)
+            hopeless = drops or shard in gone or not self._agreed(shard)
+            socket.close(0 if hopeless else None)
         self._context.term()
         self._waker.close()
 

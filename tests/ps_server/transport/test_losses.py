@@ -43,6 +43,18 @@ def test_a_peer_that_ends_is_lost_at_once(encrypted: bool) -> None:
         client.close()
 
 
+def test_closing_does_not_wait_for_a_peer_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ps_server.transport.zmq_sockets.LINGER_MS", 600_000)
+    server = ZmqServerTransport("tcp://127.0.0.1:0")
+    client = ZmqClientTransport([server.address])
+    greet(server, client)
+    server.close(drops=True)
+    with pytest.raises(PeerLost):
+        client.receive(10)
+    assert client.send(0, [b"a last word"])  # ZeroMQ keeps it for a peer that comes back
+    client.close()
+
+
 def test_a_peer_that_this_end_is_done_with_may_end() -> None:
     servers = [ZmqServerTransport("tcp://127.0.0.1:0") for _ in range(2)]
     client = ZmqClientTransport([server.address for server in servers])
