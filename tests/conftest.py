@@ -132,6 +132,24 @@ def shared() -> Path:
     return needs.SHARED
 
 
+@pytest.fixture(scope="session")
+def databases(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with small databases of pictures whose brightness tells their label."""
+    from tests.support.training_processes import make_data  # which imports torch
+
+    folder = tmp_path_factory.mktemp("databases")
+    make_data(folder)
+    return folder
+
+
+@pytest.fixture
+def data_folder(tmp_path: Path, databases: Path) -> Path:
+    """The test's own folder, where these databases are, too."""
+    for name in ("train_lmdb", "test_lmdb"):
+        (tmp_path / name).symlink_to(databases / name)
+    return tmp_path
+
+
 @pytest.fixture
 def unbound(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """`caffe`, `caffe2` and `caffe_pb2` are names of nothing, until the test calls

@@ -18,27 +18,16 @@ from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.replicas import NO_CHECK
 from tests.poseidon.exchange.auto.test_rates import FAST
 from tests.support.training import Ended, Job, run, write_definitions
-from tests.support.training_processes import make_data
 
 EXTRA = "max_iter: 6\nsnapshot: 3\nclip_gradients: 0.5\niter_size: 2\ntest_interval: 4"
 LAST, HALF = 6, 3
 
 
-@pytest.fixture(scope="module")
-def databases(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Pictures whose brightness tells their label."""
-    folder = tmp_path_factory.mktemp("databases")
-    make_data(folder)
-    return folder
-
-
 @pytest.fixture
-def solver(tmp_path: Path, databases: Path) -> Path:
+def solver(data_folder: Path) -> Path:
     """A net with dropout and statistics, whose solver clips and tests on the way."""
     torch.set_num_threads(1)
-    for name in ("train_lmdb", "test_lmdb"):
-        (tmp_path / name).symlink_to(databases / name)
-    return write_definitions(tmp_path, batch=5, extra=EXTRA, dropout=True, norm=True)
+    return write_definitions(data_folder, batch=5, extra=EXTRA, dropout=True, norm=True)
 
 
 def job(bounds: tuple[int, ...], kind: ExchangeKind, options: ExchangeOptions = NO_CHECK) -> Job:

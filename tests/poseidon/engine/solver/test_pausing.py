@@ -24,18 +24,10 @@ from ps_server import Server, Shard, ZmqServerTransport
 from ps_server.protocol.virtual_workers import VirtualWorkers
 from tests.support.cluster import serving
 from tests.support.training import write_definitions
-from tests.support.training_processes import make_data
 
 V = 6
 ITERATIONS = 60
 WAIT_S = 60.0
-
-
-@pytest.fixture(scope="module")
-def databases(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("databases")
-    make_data(folder)
-    return folder
 
 
 class Worker:

@@ -17,24 +17,13 @@ from poseidon.proto.caffe_pb2 import NetParameter
 from poseidon.snapshot.caffemodel import read_model
 from ps_server import SignalKind
 from tests.support.training import Ended, Job, largest_difference, run, weights, write_definitions
-from tests.support.training_processes import make_data
 
 ITERATIONS = 50
 
 
-@pytest.fixture(scope="module")
-def databases(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Pictures whose brightness tells their label."""
-    folder = tmp_path_factory.mktemp("databases")
-    make_data(folder)
-    return folder
-
-
 @pytest.fixture
-def folder(tmp_path: Path, databases: Path) -> Path:
-    for name in ("train_lmdb", "test_lmdb"):
-        (tmp_path / name).symlink_to(databases / name)
-    return tmp_path
+def folder(data_folder: Path) -> Path:
+    return data_folder
 
 
 def train(folder: Path, job: Job, *, batch: int, extra: str = "", **net: bool) -> Ended:
