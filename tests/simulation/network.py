@@ -8,9 +8,10 @@ Deviations: a frame is late, a host's links carry nothing for a while, a connect
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ps_server.errors import PeerLost
+from ps_server.keys import Keyring
 from ps_server.transport.base import Frames
 from tests.simulation.processes import Loop, Process
 from tests.simulation.world import World
@@ -298,3 +299,29 @@ class SimulatedClient:
     def close(self, *, drops: bool = False) -> None:
         """See `ClientTransport`."""
         self._fabric.close(self.end)
+
+
+class SimulatedWire:
+    """See `Wire`: the ends of one worker."""
+
+    def __init__(self, fabric: Fabric, process: Process) -> None:
+        self._fabric = fabric
+        self.listening = fabric.end(process, f"{process.name} in")
+        self.sending = fabric.end(process, f"{process.name} out")
+        self.now = fabric.world.clock
+
+    def listen(self, host: str, keys: Keyring | None) -> SimulatedServer:
+        """See `Wire`."""
+        return SimulatedServer(self._fabric, self.listening)
+
+    def connect(self, addresses: Sequence[str], keys: Keyring | None) -> SimulatedClient:
+        """See `Wire`."""
+        names = [address.removeprefix("simulated://") for address in addresses]
+        return SimulatedClient(self._fabric, self.sending, names)
+
+    def serve(
+        self, steps: Iterator[float], failed: Callable[[Exception], None], ended: Callable[[], None]
+    ) -> None:
+        """Run the loop that moves what the ends have; see `Process.loop`."""
+        loop = self.listening.process.loop(steps, failed, ended)
+        self.listening.loop = self.sending.loop = loop

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tests.simulation.scenarios import factors, job, server
+from tests.simulation.scenarios import factors, job, server, sums
 from tests.simulation.world import World
 
 MOST_RUNS = 400
@@ -17,6 +17,7 @@ Scenario = Callable[[World], None]
 SCENARIOS: Mapping[str, Scenario] = {
     "server": server.simulate,
     "factors": factors.simulate,
+    "sums": sums.simulate,
     "job": job.simulate,
 }
 

@@ -8,7 +8,6 @@ that was not sent; queues stay short.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from random import Random
@@ -23,36 +22,16 @@ from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from ps_server import Rule
 from ps_server.errors import StalenessTimeout, as_server_error
-from ps_server.keys import Keyring
 from ps_server.network import Network
 from tests.simulation.client import TIMEOUT_S, Waits
 from tests.simulation.faults import judge, plan_faults
-from tests.simulation.network import Fabric, SimulatedClient, SimulatedServer
+from tests.simulation.network import Fabric, SimulatedWire
 from tests.simulation.processes import Process, Question
 from tests.simulation.world import Violation, World
 
 SETTINGS = 53
 RUN_S = 4000.0
 INPUTS = 3
-
-
-class SimulatedWire:
-    """See `Wire`: the ends of one worker."""
-
-    def __init__(self, fabric: Fabric, process: Process) -> None:
-        self._fabric = fabric
-        self.listening = fabric.end(process, f"{process.name} in")
-        self.sending = fabric.end(process, f"{process.name} out")
-        self.now = fabric.world.clock
-
-    def listen(self, host: str, keys: Keyring | None) -> SimulatedServer:
-        """See `Wire`."""
-        return SimulatedServer(self._fabric, self.listening)
-
-    def connect(self, addresses: Sequence[str], keys: Keyring | None) -> SimulatedClient:
-        """See `Wire`."""
-        names = [address.removeprefix("simulated://") for address in addresses]
-        return SimulatedClient(self._fabric, self.sending, names)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +115,7 @@ class _Worker:
         self._weights = [torch.zeros(settings.workers, INPUTS) for _ in range(settings.tables)]
         rule = Rule() if settings.staleness else Rule(momentum=0.9)
         wire = SimulatedWire(fabric, process)
-        self._ends = wire.listening, wire.sending
+        self._wire = wire
         network = Network(rank=rank, size=settings.workers, token=b"secret", wire=wire)
         self._carrier = FactorCarrier(
             {t: Trained(name=f"w{t}", tensor=w, rule=rule) for t, w in enumerate(self._weights)},
@@ -162,9 +141,7 @@ class _Worker:
         for weight in carrier._weights.values():
             weight.open(())
         links.begin([job.addresses[rank] for rank in range(settings.workers)])
-        loop = self._process.loop(links.steps(), self._failed, self._ended)
-        for end in self._ends:
-            end.loop = loop
+        self._wire.serve(links.steps(), self._failed, self._ended)
         self._process.task(self._rebuild())
         job.connected += 1
         if job.connected == settings.workers:
