@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tests.simulation.scenarios import factors, job, server, sums
+from tests.simulation.scenarios import factors, job, sealed, server, sums
 from tests.simulation.world import World
 
 MOST_RUNS = 400
@@ -18,6 +18,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     "server": server.simulate,
     "factors": factors.simulate,
     "sums": sums.simulate,
+    "sealed": sealed.simulate,
     "job": job.simulate,
 }
 
