@@ -21,6 +21,7 @@ one packet, then both ends replace it by Noise's REKEY.
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Callable, Sequence
 from enum import Enum
@@ -95,7 +96,16 @@ class _Direction:
         self.number += 1
         self._used += sealed_bytes
         if self._used >= self._rekey_bytes:
-            self._renew(self.cipher.encrypt(_REKEY_NONCE, bytes(32), b"")[:32])
+            self._renew(self._next_key)
+
+    @property
+    def _next_key(self) -> bytes:
+        return self.cipher.encrypt(_REKEY_NONCE, bytes(32), b"")[:32]
+
+    @property
+    def next_cipher(self) -> AESGCM | ChaCha20Poly1305:
+        """What follows this one once the key is replaced."""
+        return _CIPHERS[self._suite](self._next_key)
 
 
 class Sealer:
@@ -171,9 +181,10 @@ class Opener:
         if number < direction.number:
             raise RemoteProtocolError(f"packet {number} has come before")
         bound = _BOUND.pack(number, len(parts))
-        lead = self._open(parts[-1], _NONCE.pack(0, number), bound)
         if number > direction.number:
+            self._check_later(parts[-1], _NONCE.pack(0, number), bound)
             raise PacketsMissing(f"packet {direction.number} is missing")
+        lead = self._open(parts[-1], _NONCE.pack(0, number), bound)
         large = [
             self._open(part, _NONCE.pack(place, number), bound)
             for place, part in enumerate(parts[1:-1], 1)
@@ -181,6 +192,18 @@ class Opener:
         frames = _frames(lead, large)
         direction.passed(sum(part.nbytes for part in parts[1:]))
         return frames
+
+    def _check_later(self, lead: memoryview, nonce: bytes, bound: bytes) -> None:
+        """Check that a later packet is from the other end, which may have replaced its key since.
+
+        Raises:
+            RemoteProtocolError: it is not.
+        """
+        for cipher in (self._direction.cipher, self._direction.next_cipher):
+            with contextlib.suppress(InvalidTag):
+                cipher.decrypt(nonce, lead, bound)
+                return
+        raise RemoteProtocolError("a packet was not sealed by the other end")
 
     def _open(self, part: memoryview, nonce: bytes, bound: bytes) -> memoryview:
         if part.nbytes < TAG_BYTES:

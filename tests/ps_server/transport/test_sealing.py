@@ -124,6 +124,17 @@ def test_a_packet_is_taken_once_and_in_order() -> None:
     assert [opened(opener, each) for each in (second, third)] == [[b"1"], [b"2"]]
 
 
+def test_a_packet_that_is_missing_when_the_key_is_replaced_is_missed() -> None:
+    """The packets after it have the next key, and would count as forged ones."""
+    sealer, opener = Sealer(AES, KEY, rekey_bytes=1), Opener(AES, KEY, rekey_bytes=1)
+    first, second = (packet(sealer, b"%d" % number) for number in range(2))
+    with pytest.raises(PacketsMissing, match=r"^packet 0 is missing$"):
+        opened(opener, second)
+    with pytest.raises(RemoteProtocolError, match="not sealed by the other end"):
+        opened(opener, [*second[:1], *first[1:]])
+    assert [opened(opener, each) for each in (first, second)] == [[b"0"], [b"1"]]
+
+
 @pytest.mark.parametrize(
     "opener",
     [Opener(AES, OTHER_KEY), Opener(CHACHA, KEY)],
