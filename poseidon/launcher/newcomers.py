@@ -57,6 +57,9 @@ class Preparing(Protocol):
     def take_in(self, host: Host, prepared: Sequence[Prepared]) -> None:
         """Let the job regroup: all of these processes wait."""
 
+    def take_request(self) -> None:
+        """Begin what a command has requested of the job."""
+
     def report(self, text: str) -> None:
         """Report to the user."""
 
@@ -134,6 +137,7 @@ class Newcomers:
     def _run(self) -> None:
         while not self._closed.wait(_POLL_S):
             try:
+                self._job.take_request()
                 self.prepare_next(time.monotonic())
             except Exception as error:  # noqa: BLE001 - the thread's outermost frame: the job goes on without
                 self._job.report(f"warning: hosts that were lost are not tried again: {error!r}")

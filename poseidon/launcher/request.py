@@ -237,13 +237,13 @@ class JobRequest(RunRequest):
     background: bool = option(False, "return once the job runs", Section.OUTPUT)
     sigint_effect: SignalEffect = option(
         SignalEffect.STOP,
-        "what Ctrl-C does: stop, snapshot, none ({default})",
+        "on Ctrl-C: stop, snapshot, none ({default})",
         Section.FAILURES,
         metavar="WHAT",
     )
     sighup_effect: SignalEffect = option(
         SignalEffect.SNAPSHOT,
-        "what a hang-up does: stop, snapshot, none ({default})",
+        "on a hang-up: stop, snapshot, none ({default})",
         Section.FAILURES,
         metavar="WHAT",
     )
@@ -415,7 +415,7 @@ class TrainRequest(TrainingOptions, JobRequest):
     )
     memory_snapshot_every: int | None = option(
         None,
-        "iterations between memory snapshots; 0: none (chosen)",
+        "iterations between those; 0: none (chosen)",
         Section.FAILURES,
         metavar="N",
         read=count,

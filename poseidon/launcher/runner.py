@@ -16,7 +16,8 @@ from pathlib import Path
 
 from poseidon.cluster.events import Paused
 from poseidon.cluster.job_plan import ProcessName
-from poseidon.cluster.jobs.registry import Registration
+from poseidon.cluster.jobs.registry import Registration, Registry
+from poseidon.cluster.jobs.requests import RequestFiles
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.supervision.background import (
     StartReport,
@@ -116,6 +117,9 @@ class _Run:
         self._went_on = False  # from memory: without memory snapshots no host is taken in again
         self._running = threading.Event()
         self._arrived: queue.SimpleQueue[tuple[Host, Sequence[Prepared]]] = queue.SimpleQueue()
+        self._leaving: dict[int, Host] = {}
+        folder = Registry(read_settings().state_folder).folder
+        self._commands = RequestFiles(folder, job.id)
         self._newcomers = Newcomers(self, job.max_rejoins)
         self._requests = SignalRequests(job.request.supervision_settings())
         self._terminal = Terminal(
@@ -176,7 +180,7 @@ class _Run:
             show(note)
         try:
             with self._requests:
-                if job.elastic and job.max_rejoins and job.site.takes_back:
+                if job.elastic and job.site.takes_back:
                     self._newcomers.start()
                 settings = job.request.restart_settings(job.usual_restarts)
                 ended = run_with_restarts(self, settings)
@@ -189,6 +193,7 @@ class _Run:
             raise
         finally:
             self._newcomers.close()
+            self._commands.close()
             self._listeners.close()
         for line in aligned(job.final_report(ended.result, newest, self._terminal.scores())):
             show(line)
@@ -255,7 +260,8 @@ class _Run:
 
     def memory_point(self) -> tuple[StartingPoint, str] | None:
         """See `RestartDriver`."""
-        job, paused = self._job, self._paused
+        job, leaving = self._job, dict(self._leaving)
+        paused = {name: at for name, at in self._paused.items() if name.client not in leaving}
         self._paused = {}
         found = find_survivors(job.plan, paused, min_workers=job.min_workers)
         if found is None:
@@ -270,6 +276,9 @@ class _Run:
             job.renew_plan()
             return None
         self._went_on = True
+        for number in leaving:
+            self._leaving.pop(number)
+            self._hosts.pop(number, None)
         groups = [("without", found.lost), ("with", new)]
         changes = [f"{word} {_named(hosts)}" for word, hosts in groups if hosts]
         phrase = f"{' and '.join(changes) or 'with the same clients'}: {job.description()}"
@@ -287,6 +296,34 @@ class _Run:
             if of_host(prepared, host) and all(host.id != each.id for each in (*present, *new)):
                 new.append(host)
         return new
+
+    def take_request(self) -> None:
+        """See `Preparing`."""
+        if not self._running.is_set() or self._leaving:
+            return
+        request = self._commands.take()
+        if request is None:
+            return
+        hosts = self._job.site.hosts
+        leaving = [each for each in hosts if request.host in (each.address, str(each.id))]
+        working = [each for each in hosts if each.works and each not in leaving[:1]]
+        obstacle = ""
+        if request.do != "leave":
+            obstacle = f"the launcher does not know the request '{request.do:.20}'"
+        elif not leaving:
+            known = ", ".join(f"{each.id} ({each.address})" for each in hosts)
+            obstacle = f"the job has no host {request.host:.80}; its clients are {known}"
+        elif not working:
+            obstacle = f"{request.host} is the last host of the job; poseidon kill ends the job"
+        elif len(working) * self._job.plan.workers_per_host < self._job.min_workers:
+            obstacle = f"without {request.host} the job has fewer workers than --min_workers"
+        if obstacle:
+            self._commands.answer(obstacle, done=False)
+            return
+        self._leaving[leaving[0].id] = leaving[0]
+        self._requests.regroup()
+        text = f"{_named(leaving[:1])} leaves the job after the next iteration"
+        self._commands.answer(text, done=True)
 
     def missing_hosts(self) -> Sequence[Host]:
         """See `Preparing`."""

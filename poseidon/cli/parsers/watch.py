@@ -74,6 +74,11 @@ def _kill(parser: Parser) -> None:
     _ssh_config(group)
 
 
+def _leave(parser: Parser) -> None:
+    word(parser, "job", "a job's id (poseidon ps)", metavar="JOB")
+    word(parser, "host", "the address of a client, or its number", metavar="HOST")
+
+
 def _doctor(parser: Parser) -> None:
     group = parser.section("Flags")
     flag(group, "hostfile", "examine the hosts of this machinefile (this machine)", metavar="FILE")
@@ -159,6 +164,14 @@ COMMANDS: Sequence[Command] = (
         example="poseidon kill cifar10_quick-20260105-204016-3f9a1c\nposeidon kill "
         "machinefiles/localserver",
         declare=_kill,
+    ),
+    Command(
+        name="leave",
+        line="let a host leave a running job",
+        description="Let a host leave a job that goes on from memory. Its other hosts go on after "
+        "the next iteration; nothing is repeated.",
+        example="poseidon leave cifar10_quick-20260105-204016-3f9a1c node3",
+        declare=_leave,
     ),
     Command(
         name="dashboard",

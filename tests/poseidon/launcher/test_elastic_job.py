@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +14,13 @@ import pytest
 from poseidon.cluster.dial.local import LocalDialer
 from poseidon.cluster.job_plan import ProcessName, Role, ShardPlan, WorkerPlan
 from poseidon.cluster.jobs.registry import Registry
+from poseidon.cluster.jobs.requests import HostRequest, RequestFiles
 from poseidon.cluster.machinefile import parse_machinefile
 from poseidon.cluster.process import ProcessSpec
 from poseidon.cluster.supervision.background import StartReport
 from poseidon.cluster.supervision.loop import JobListener
 from poseidon.engine.document import JobDocument
+from poseidon.errors import JobError
 from poseidon.launcher import runner
 from poseidon.launcher.job import Job
 from poseidon.launcher.listeners import Listeners
@@ -167,3 +170,40 @@ def test_a_process_that_was_killed_is_replaced_beside_the_job(
     assert third["worker 2"] not in first.values()
     said = capsys.readouterr().err
     assert "going on from iteration 2, with client 0 (127.0.0.1): 3 clients, 3 workers, 3" in said
+
+
+def test_a_host_leaves_on_request(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers: list[str] = []
+
+    def leave(watch: Watch) -> None:
+        """Ask from a thread, as another process would, for three hosts, one of which can go."""
+        threading.Thread(target=lambda: [answers.append(asked(host)) for host in "701"]).start()
+
+    def asked(host: str) -> str:
+        request = HostRequest(do="leave", host=host)
+        files = RequestFiles(Registry(read_settings().state_folder).folder, watched[0])
+        try:
+            return files.ask(request, runs=lambda: True, limit_s=30.0)
+        except JobError as error:
+            return f"error: {error}"
+
+    watched: list[str] = []
+    monkeypatch.setattr(
+        ElasticJob,
+        "notes",
+        lambda self: watched.append(self.id) or [],  # type: ignore[func-returns-value]
+    )
+    watch = run_job(monkeypatch, tmp_path, leave, nothing, stop)
+    first, second, third = watch.starts
+    assert second["worker 0"] == first["worker 1"]  # the second client has the snapshot, too
+    assert third == {"worker 0": first["worker 2"]}
+    assert answers == [
+        "error: the job has no host 7; its clients are 0 (127.0.0.1), 1 (127.0.0.1), 2 (127.0.0.1)",
+        "client 0 (127.0.0.1) leaves the job after the next iteration",
+        "client 1 (127.0.0.1) leaves the job after the next iteration",
+    ]
+    said = capsys.readouterr().err
+    assert "going on from iteration 1, without client 0 (127.0.0.1): 2 clients" in said
+    assert "repeated" not in said

@@ -56,6 +56,9 @@ class Job:
         assert of_host(prepared, HOST)
         self.taken += 1
 
+    def take_request(self) -> None:
+        """No command comes."""
+
     def report(self, text: str) -> None:
         self.said.append(text)
 
