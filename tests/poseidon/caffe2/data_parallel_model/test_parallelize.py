@@ -14,6 +14,7 @@ from poseidon.caffe2 import brew, core, data_parallel_model, model_helper, rnn_c
 from poseidon.caffe2.data_parallel_model import replicas
 from poseidon.caffe2.proto import caffe2_pb2
 from poseidon.caffe2.runtime import bind
+from poseidon.caffe2.shards.common_world import local_sum
 from tests.support.caffe2_replicas import (
     add_layers,
     batch,
@@ -105,6 +106,26 @@ def test_only_gpus_that_cannot_read_each_other_copy(monkeypatch: pytest.MonkeyPa
 def test_the_same_bits_in_each_run() -> None:
     first, second = trained([0, 1, 2, 3]), trained([0, 1, 2, 3])
     assert_equal(first, second, 0.0)
+
+
+def test_a_sum_is_in_the_order_of_devices_on_the_cpu_and_of_hosts_between_them() -> None:
+    """So its bits depend on how devices are divided among hosts."""
+    model = build([0, 1, 2, 3])
+    (sum_of_devices,) = (
+        op
+        for op in model.net.Proto().op
+        if op.type == "Sum" and op.output[0].endswith("fc1_b_grad")
+    )
+    gradients = [np.array([value], np.float32) for value in (1e8, 1, -1e8, 1)]
+    for device, gradient in enumerate(gradients):
+        workspace.FeedBlob(f"cpu_{device}/fc1_b_grad", gradient)
+    workspace.RunOperatorOnce(sum_of_devices)
+    assert workspace.FetchBlob("cpu_0/fc1_b_grad").tolist() == [1.0]
+    first, second = (
+        local_sum([torch.from_numpy(part) for part in gradients[start : start + 2]])
+        for start in (0, 2)
+    )
+    assert (first + second).tolist() == [0.0]
 
 
 def test_a_machine_without_gpus_uses_the_cpu_with_one_warning(
