@@ -60,6 +60,11 @@ class Preparing(Protocol):
     def take_request(self) -> None:
         """Begin what a command has requested of the job."""
 
+    def failed(self, host: Host, why: str, *, first: bool) -> None:
+        """Note that a host could not be prepared; `first`: for the first time since it is
+        missing.
+        """
+
     def report(self, text: str) -> None:
         """Report to the user."""
 
@@ -130,6 +135,10 @@ class Newcomers:
         """Begin."""
         self._thread.start()
 
+    def expect(self, host: Host) -> None:
+        """Prepare a host that was not part of the job yet, which is no return."""
+        self._taken[host.id] = -1
+
     def close(self) -> None:
         """Prepare no more; what is being prepared is left to whoever ends the agents."""
         self._closed.set()
@@ -166,8 +175,8 @@ class Newcomers:
             for one in prepared:
                 one.process.kill()
             pause_s = self._pauses.get(host.id, FIRST_PAUSE_S)
-            if not self._closed.is_set() and host.id not in self._pauses:
-                self._job.report(f"client {host.id} ({host.address}) is not back: {error}")
+            if not self._closed.is_set():
+                self._job.failed(host, str(error), first=host.id not in self._pauses)
             self._pauses[host.id] = min(2 * pause_s, LONGEST_PAUSE_S)
             self._due_s[host.id] = now_s + pause_s
             return

@@ -17,8 +17,8 @@ from pathlib import Path
 from poseidon.cluster.events import Paused
 from poseidon.cluster.job_plan import ProcessName
 from poseidon.cluster.jobs.registry import Registration, Registry
-from poseidon.cluster.jobs.requests import RequestFiles
-from poseidon.cluster.machinefile import Host
+from poseidon.cluster.jobs.requests import HostRequest, RequestFiles
+from poseidon.cluster.machinefile import Host, is_loopback
 from poseidon.cluster.supervision.background import (
     StartReport,
     how_to_follow,
@@ -118,6 +118,7 @@ class _Run:
         self._running = threading.Event()
         self._arrived: queue.SimpleQueue[tuple[Host, Sequence[Prepared]]] = queue.SimpleQueue()
         self._leaving: dict[int, Host] = {}
+        self._joining: Host | None = None
         folder = Registry(read_settings().state_folder).folder
         self._commands = RequestFiles(folder, job.id)
         self._newcomers = Newcomers(self, job.max_rejoins)
@@ -299,11 +300,46 @@ class _Run:
 
     def take_request(self) -> None:
         """See `Preparing`."""
-        if not self._running.is_set() or self._leaving:
+        if not self._running.is_set() or self._leaving or self._joining:
             return
         request = self._commands.take()
-        if request is None:
+        if request is not None and request.do == "join":
+            self._join(request.host)
+        elif request is not None:
+            self._leave(request)
+
+    def _join(self, address: str) -> None:
+        job, here = self._job, self._job.site.opens_files_here
+        workers = job.plan.worker_count + job.plan.workers_per_host
+        obstacle = ""
+        if not here and any(address == host.address for host in self._hosts.values()):
+            obstacle = f"{address:.80} is a host of the job already"
+        elif here != is_loopback(address):
+            expected = "127.0.0.1" if here else "one that the others reach, as they are"
+            obstacle = f"{address:.80} cannot reach the job's hosts; expected {expected}"
+        elif job.virtual_workers.count < workers:
+            obstacle = (
+                f"the job has {counted(job.virtual_workers.count, 'virtual worker')}, too few for "
+                f"{workers} workers; a job that others may join is started with --virtual_workers"
+            )
+        if obstacle:
+            self._commands.answer(obstacle, done=False)
             return
+        self._joining = Host(id=max(self._hosts) + 1, address=address, port=0)
+        self._newcomers.expect(self._joining)
+        self._hosts[self._joining.id] = self._joining
+        self._went_on = True
+
+    def failed(self, host: Host, why: str, *, first: bool) -> None:
+        """See `Preparing`."""
+        if self._joining is not None and self._joining.id == host.id:
+            del self._hosts[host.id]
+            self._joining = None
+            self._commands.answer(f"{host.address} cannot take part: {why}", done=False)
+        elif first:
+            self.report(f"{_named([host])} is not back: {why}")
+
+    def _leave(self, request: HostRequest) -> None:
         hosts = self._job.site.hosts
         leaving = [each for each in hosts if request.host in (each.address, str(each.id))]
         working = [each for each in hosts if each.works and each not in leaving[:1]]
@@ -358,6 +394,9 @@ class _Run:
         """See `Preparing`."""
         self._arrived.put((self._hosts[host.id], prepared))
         self._requests.regroup()
+        if self._joining is not None and self._joining.id == host.id:
+            self._joining = None
+            self._commands.answer(f"{_named([host])} takes part from here on", done=True)
 
     def end_paused(self) -> None:
         """See `RestartDriver`."""

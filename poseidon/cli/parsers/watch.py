@@ -79,6 +79,12 @@ def _leave(parser: Parser) -> None:
     word(parser, "host", "the address of a client, or its number", metavar="HOST")
 
 
+def _join(parser: Parser) -> None:
+    word(parser, "job", "a job's id (poseidon ps)", metavar="JOB")
+    group = parser.section("Flags")
+    flag(group, "host", "the address of the host that is to take part", metavar="ADDRESS")
+
+
 def _doctor(parser: Parser) -> None:
     group = parser.section("Flags")
     flag(group, "hostfile", "examine the hosts of this machinefile (this machine)", metavar="FILE")
@@ -172,6 +178,14 @@ COMMANDS: Sequence[Command] = (
         "the next iteration; nothing is repeated.",
         example="poseidon leave cifar10_quick-20260105-204016-3f9a1c node3",
         declare=_leave,
+    ),
+    Command(
+        name="join",
+        line="let another host take part in a running job",
+        description="Prepare a host beside a job that goes on from memory, and let it take part "
+        "from the next memory snapshot on. Its virtual workers come from the other hosts.",
+        example="poseidon join cifar10_quick-20260105-204016-3f9a1c --host=node5",
+        declare=_join,
     ),
     Command(
         name="dashboard",

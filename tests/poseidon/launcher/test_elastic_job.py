@@ -55,7 +55,9 @@ class ElasticJob(Job):
         return True
 
     def usual_virtual_workers(self, plan: object) -> int:
-        return 3
+        return self.virtual
+
+    virtual = 3
 
 
 class Watch(JobListener):
@@ -207,3 +209,42 @@ def test_a_host_leaves_on_request(
     said = capsys.readouterr().err
     assert "going on from iteration 1, without client 0 (127.0.0.1): 2 clients" in said
     assert "repeated" not in said
+
+
+@pytest.mark.parametrize(
+    ("virtual", "address", "answer"),
+    [
+        (4, "127.0.0.1", "client 3 (127.0.0.1) takes part from here on"),
+        (
+            3,
+            "127.0.0.1",
+            "error: the job has 3 virtual workers, too few for 4 workers; a job that others may "
+            "join is started with --virtual_workers",
+        ),
+        (4, "node5", "error: node5 cannot reach the job's hosts; expected 127.0.0.1"),
+    ],
+)
+def test_a_host_joins_on_request(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, virtual: int, address: str, answer: str
+) -> None:
+    answers: list[str] = []
+    joins = not answer.startswith("error")
+
+    def join(watch: Watch) -> None:
+        threading.Thread(target=lambda: asked(watch)).start()
+
+    def asked(watch: Watch) -> None:
+        files = RequestFiles(Registry(read_settings().state_folder).folder, watch._job.id)
+        request = HostRequest(do="join", host=address)
+        try:
+            answers.append(files.ask(request, runs=lambda: True, limit_s=30.0))
+        except JobError as error:
+            answers.append(f"error: {error}")
+            stop(watch)
+
+    monkeypatch.setattr(ElasticJob, "virtual", virtual)
+    watch = run_job(monkeypatch, tmp_path, join, *([stop] if joins else []))
+    assert answers == [answer]
+    assert [len(start) for start in watch.starts] == ([6, 8] if joins else [6])
+    for name, pid in watch.starts[0].items():
+        assert watch.starts[-1][name] == pid

@@ -59,6 +59,10 @@ class Job:
     def take_request(self) -> None:
         """No command comes."""
 
+    def failed(self, host: Host, why: str, *, first: bool) -> None:
+        if first:
+            self.said.append(f"client 1 (b) is not back: {why}")
+
     def report(self, text: str) -> None:
         self.said.append(text)
 

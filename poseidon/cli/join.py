@@ -1,0 +1,28 @@
+"""`poseidon join`: let another host take part in a running job.
+
+poseidon join cifar10_quick-20260105-204016-3f9a1c --host=node5
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from poseidon.cli.leave import ask
+from poseidon.cluster.jobs.requests import HostRequest
+from poseidon.errors import UsageError
+
+ANSWER_S = 300.0
+"""The host is reached, and its processes are prepared, before the answer."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Let a host take part in a job.
+
+    Raises:
+        UsageError: there is no --host.
+        JobError: there is no such job here, or the host cannot take part.
+    """
+    if not arguments.host:
+        raise UsageError("expected --host=ADDRESS, the host that is to take part")
+    print(ask(arguments.job, HostRequest(do="join", host=arguments.host), ANSWER_S))
+    return 0
