@@ -223,7 +223,7 @@ class _Run:
             if not point.memory:
                 self._terminal.print(f"starting {workers}{shards}...")
             specs = {role.process: job.spec(role, start) for role in job.plan.roles}
-            self._registration.keep(job.site.paused.end_others(specs.values()))
+            self._registration.keep(job.site.paused.end_others(specs.values(), job.site.hosts))
             pausing = Pausing.ALWAYS if point.memory else Pausing.RUNNING
             return run_job(
                 job.plan,

@@ -128,11 +128,22 @@ class PausedProcesses:
         self._waiting.clear()
         self._started.clear()
 
-    def end_others(self, specs: Iterable[ProcessSpec]) -> list[RemoteProcess]:
-        """Kill those that wait and that the next start has no use for; return the others."""
-        used = {_place(spec) for spec in specs}
+    def end_others(
+        self, specs: Iterable[ProcessSpec], hosts: Iterable[Host]
+    ) -> list[RemoteProcess]:
+        """Kill those that wait and that the next start has no use for; return the others.
+
+        A shard waits on: a job of one client has none, and needs it once there are two again.
+
+        Args:
+            specs: of the next start.
+            hosts: that it has.
+        """
+        used, here = {_place(spec) for spec in specs}, {host.id for host in hosts}
         for place in [place for place in self._waiting if place not in used]:
-            self._waiting.pop(place).kill()
+            client, role, _ = place
+            if role is not Role.SHARD or client not in here:
+                self._waiting.pop(place).kill()
         return list(self._waiting.values())
 
 

@@ -95,14 +95,14 @@ def spec_of(name: ProcessName, slot: int = 0) -> ProcessSpec:
 class Rig:
     """A process that waits, and what was sent to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: ProcessName = OLD) -> None:
         self.sent: list[Request] = []
         self.before = RecordingListener()
-        self.process = RemoteProcess(OLD, 7, "b", self.before, self.sent.append)
+        self.process = RemoteProcess(name, 7, "b", self.before, self.sent.append)
         self.process.take(Started(id=7, pid=70, created_s=1.0))
         self.pool = PausedProcesses()
-        self.pool.started(spec_of(OLD), self.process)
-        self.pool.keep([OLD])
+        self.pool.started(spec_of(name), self.process)
+        self.pool.keep([name])
         assert self.pool
 
 
@@ -128,10 +128,15 @@ def test_a_process_that_has_ended_while_it_waited_does_not_go_on() -> None:
     assert after.until("exited") == [("exited", -9)]
 
 
-def test_processes_without_a_use_are_ended() -> None:
-    rig = Rig()
-    rig.pool.end_others([spec_of(NEW)])
-    assert rig.sent == []
-    rig.pool.end_others([spec_of(NEW, slot=1)])
-    assert [type(request) for request in rig.sent] == [SendSignal]
-    assert not rig.pool
+def test_processes_without_a_use_are_ended_save_for_shards_of_hosts_that_stay() -> None:
+    [serving, *_] = [host for host in parse_machinefile(THREE, source="hosts") if host.id == 1]
+    for name, hosts, ended in (
+        (OLD, [serving], True),
+        (ProcessName(role=Role.SHARD, index=1, host="b", client=1), [serving], False),
+        (ProcessName(role=Role.SHARD, index=1, host="b", client=1), [], True),
+    ):
+        rig = Rig(name)
+        rig.pool.end_others([spec_of(name)], hosts)
+        assert rig.sent == []
+        rig.pool.end_others([spec_of(name, slot=1)], hosts)
+        assert bool(rig.sent) == ended == (not rig.pool)
