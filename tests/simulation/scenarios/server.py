@@ -78,7 +78,7 @@ def settings_of(number: int) -> Settings:
     push = consistency is Consistency.SSP_PUSH
     codec = CodecSpec(random.choice((CodecKind.INT8, CodecKind.SIGN)))
     tables = []
-    only_rows = random.random() < 0.08
+    only_rows = random.random() < 0.15
     for index in range(0 if only_rows else random.choice((1, 1, 2))):
         kind = random.choice((RuleKind.SGD, RuleKind.ADAM, RuleKind.MEAN))
         lossy = push and not staleness and random.random() < 0.2
@@ -112,7 +112,7 @@ def settings_of(number: int) -> Settings:
         dim=2,
         init=RowInit.UNIFORM,
         seed=3,
-        staleness=random.choice((0, 0, 2)) if staleness or only_rows else 0,
+        staleness=random.choice((0, 2, 4)) if staleness or only_rows else 0,
     )
     return Settings(
         store=store,
