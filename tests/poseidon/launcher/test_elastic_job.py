@@ -135,7 +135,8 @@ def test_processes_go_on_without_one_that_was_killed(
         "shard 0": first["shard 1"],
         "shard 1": first["shard 2"],
     }
-    assert third == {"worker 0": first["worker 1"]}  # a client alone needs no shard
+    # a client alone needs no shard, and its own waits for a second client
+    assert third == {"worker 0": first["worker 1"], "shard 0": first["shard 1"]}
     assert watch.iterations == [2, 3, 4]
     said = capsys.readouterr().err
     assert "worker 0 (client 0, 127.0.0.1, pid" in said
@@ -200,7 +201,7 @@ def test_a_host_leaves_on_request(
     watch = run_job(monkeypatch, tmp_path, leave, nothing, stop)
     first, second, third = watch.starts
     assert second["worker 0"] == first["worker 1"]  # the second client has the snapshot, too
-    assert third == {"worker 0": first["worker 2"]}
+    assert third == {"worker 0": first["worker 2"], "shard 1": first["shard 2"]}
     assert answers == [
         "error: the job has no host 7; its clients are 0 (127.0.0.1), 1 (127.0.0.1), 2 (127.0.0.1)",
         "client 0 (127.0.0.1) leaves the job after the next iteration",

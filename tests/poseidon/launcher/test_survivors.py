@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from poseidon.cluster.agent.messages import Exited, Request, SendLine, SendSignal, Started
+from poseidon.cluster.agent.messages import Exited, Request, SendLine, Started
 from poseidon.cluster.agent.remote_process import RemoteProcess
 from poseidon.cluster.events import Paused
 from poseidon.cluster.job_plan import JobPlan, ProcessName, Role, plan_job
