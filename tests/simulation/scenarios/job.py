@@ -99,7 +99,11 @@ class Job:
         self.finals: dict[int, bytes] = {}
         self.requests: list[SignalReceived] = []
         self.asked_to_stop = self.started = self.disturbed_early = self.disturbed = False
-        self.agents: list[RemoteAgent] = []
+        self.agents: dict[str, RemoteAgent] = {}
+        self.killed: list[RemoteAgent] = []
+        """Those on whose hosts the user has killed the job."""
+        self.cut_off = False
+        """Whether a host was: then the launcher may not have heard of it."""
         self.starts = 0
         self.number = 0
         self.machines = [
@@ -162,8 +166,8 @@ class _Dialer(Dialer):
         job.fabric.connect(name, agent.process.name)
         agent.serve()
         channel = SimulatedChannel(job.fabric, end, agent.process.name)
-        job.agents.append(dial(job.primitives, channel, host.name))
-        return job.agents[-1]
+        found = job.agents[agent.process.name] = dial(job.primitives, channel, host.name)
+        return found
 
 
 class _Driver(JobListener):
@@ -178,7 +182,7 @@ class _Driver(JobListener):
         job.starts += 1
         try:
             job.site.begin(None)
-            if any(agent.killed_by_user for agent in job.agents):
+            if any(agent.lost is not None for agent in job.killed) and not job.cut_off:
                 raise Violation("the job starts again, though the user has killed it")
             first_line = json.dumps({"state": point.state, "iteration": point.iteration})
             return run_job(
@@ -445,12 +449,14 @@ def _stop(job: Job, draw: float, for_s: float) -> None:
 
 def _crash(job: Job, draw: float, for_s: float) -> None:
     host = _some_host(job, draw)
+    job.cut_off = True
     _note(job)
     host.crash()
     job.world.after(for_s, lambda: setattr(host, "up", True))
 
 
 def _stall(job: Job, draw: float, for_s: float) -> None:
+    job.cut_off = True
     _note(job)
     for agent in _some_host(job, draw).agents:
         for process in (agent.process, *agent.processes.values()):
@@ -474,6 +480,8 @@ def _kill_as_user(job: Job, draw: float, for_s: float) -> None:
     if agents and agents[-1].processes:
         _note(job)
         job.asked_to_stop = True
+        if (known := job.agents.get(agents[-1].process.name)) is not None:
+            job.killed.append(known)
         agents[-1].kill_as_user()
 
 
