@@ -46,6 +46,8 @@ from poseidon.errors import JobError
 from tests.support.ssh_hosts import SshHost, SshHosts, clean_environment
 
 SHOWN = re.compile(r"Iteration (\d+), loss: ")
+CURVE = re.compile(r"Iteration \d+, |Train net output|worker.py:\d+\] ")
+"""Lines of iterations and of nets."""
 GOES_ON = re.compile(r"going on from .* in memory")
 WORKER, SHARD, CLIENT, HOST = "a worker", "a shard", "all processes of a host", "a host"
 KINDS = (WORKER, SHARD, CLIENT, HOST)
@@ -138,7 +140,8 @@ class RunningJob:
                         return number
                     number += 1
                 if time.monotonic() > end_s or not self._reader.is_alive():
-                    last = "\n".join(line for _, line in self.lines[-20:])
+                    told = [line for _, line in self.lines if not CURVE.search(line)]
+                    last = "\n".join(told[-20:])
                     raise JobError(f"no line '{wanted.pattern}' came; the last ones:\n{last}")
                 self._arrived.wait(1.0)
 
@@ -311,7 +314,7 @@ def main() -> int:
     parser.add_argument("--iterations", type=int, default=400, help="of a job without kills (400)")
     flags = parser.parse_args()
     with (
-        alone(),
+        alone(print),
         tempfile.TemporaryDirectory(prefix="poseidon-hosts-") as folder,
         SshHosts(Path(folder), flags.hosts + 1) as hosts,
     ):

@@ -40,6 +40,8 @@ COST = 0.02
 """The part of the training time that memory snapshots may take."""
 FIRST = 5
 """Iterations from the start of training to the first snapshot whose cost counts."""
+NEW = 0.25
+"""The weight of the last snapshot in the mean cost."""
 LEAST, MOST = 2, 10_000
 """The fewest and the most iterations between two snapshots."""
 _COSTS = struct.Struct("<dd")
@@ -255,6 +257,7 @@ class SnapshotInterval:
         self._begun_at = start
         self._due = start
         self._blocked_s = 0.0
+        self._cost_s: float | None = None
         self._usual: list[float] = []
         self._during: list[float] = []
         self.is_decided = True
@@ -265,14 +268,15 @@ class SnapshotInterval:
         return self.is_decided and iteration == self._due
 
     def costs(self) -> tuple[float, float]:
-        """Return the seconds that the last snapshot has cost this worker, and those of an
-        iteration; 0 before they are known.
+        """Return the mean seconds that a snapshot costs this worker, and those of an iteration; 0
+        before they are known.
         """
         if not self._usual:
             return 0.0, 0.0
-        usual_s = statistics.median(self._usual)
-        slower_s = max(0.0, sum(self._during) - usual_s * len(self._during))
-        return self._blocked_s + slower_s, usual_s
+        usual_s = statistics.mean(self._usual)
+        last_s = self._blocked_s + sum(self._during) - usual_s * len(self._during)
+        known_s = last_s if self._cost_s is None else self._cost_s
+        return max(0.0, known_s + NEW * (last_s - known_s)), usual_s
 
     def begun(self, iteration: int, blocked_s: float) -> None:
         """Note a snapshot.
@@ -281,6 +285,8 @@ class SnapshotInterval:
             iteration: iterations finished.
             blocked_s: seconds for which training has waited for it.
         """
+        if self._usual:
+            self._cost_s = self.costs()[0]
         self._begun_at, self._blocked_s = iteration, blocked_s
         self._usual.clear()
         self._during.clear()
@@ -304,7 +310,8 @@ class SnapshotInterval:
         if len(known) < len(costs):
             self._due = self._begun_at + FIRST
             return
-        share = max(cost_s / iteration_s for cost_s, iteration_s in known)
+        cost_s, iteration_s = (sum(seconds) for seconds in zip(*known, strict=True))
+        share = cost_s / iteration_s  # all iterate together, so single times differ by chance
         self._due = self._begun_at + min(max(LEAST, math.ceil(share / COST)), MOST)
 
 

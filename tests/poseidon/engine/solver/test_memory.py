@@ -40,13 +40,21 @@ def test_the_first_measured_snapshot_comes_soon() -> None:
 def test_a_cost_is_the_wait_and_what_slower_iterations_take_longer() -> None:
     cost_s, iteration_s = after_one(iteration_s=0.5, during_s=0.75, blocked_s=0.25).costs()
     assert (cost_s, iteration_s) == (0.25 + 2 * 0.25, 0.5)
-    assert after_one(iteration_s=0.5, during_s=0.25, blocked_s=0.25).costs() == (0.25, 0.5)
+    assert after_one(iteration_s=0.5, during_s=0.25, blocked_s=0.75).costs() == (0.25, 0.5)
+    assert after_one(iteration_s=0.5, during_s=0.25, blocked_s=0.25).costs() == (0.0, 0.5)
 
 
-def test_the_dearest_worker_decides_for_a_fiftieth_of_the_time() -> None:
+def test_costs_are_a_mean_that_forgets() -> None:
+    interval = after_one(iteration_s=0.5, during_s=0.5, blocked_s=1.0)
+    interval.begun(10, 3.0)
+    interval.note(0.5, transferring=False)
+    assert interval.costs() == (0.75 * 1.0 + 0.25 * 3.0, 0.5)
+
+
+def test_all_workers_decide_together_for_a_fiftieth_of_the_time() -> None:
     interval = after_one(iteration_s=0.5, during_s=0.5, blocked_s=0.0)
     for costs, expected in (
-        ([(0.1, 0.5), (0.2, 0.5), (0.0, 0.5)], 20),  # 0.2 s in 20 iterations of 0.5 s
+        ([(0.0, 0.5), (0.25, 0.5), (0.125, 0.5)], 13),  # 0.125 s in 12.5 iterations
         ([(0.0, 0.5)] * 3, LEAST),
         ([(1e6, 0.5)] * 3, MOST),
     ):
