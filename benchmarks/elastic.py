@@ -251,7 +251,7 @@ def disturb(cluster: Cluster, kills: int, every_s: float, iterations: int) -> li
             first = job.wait_for(SHOWN, went_on)
             found = SHOWN.search(job.lines[first][1])
             assert found is not None
-            again = job.wait_for(SHOWN, job.wait_for(everybody, first))
+            again = job.wait_for(SHOWN, job.wait_for(everybody, went_on))
             losses.append(
                 Loss(
                     kind=kind,

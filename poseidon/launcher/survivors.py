@@ -41,8 +41,9 @@ def find_survivors(
 ) -> Survivors | None:
     """Return what a job can go on with from memory; None: nothing that it needs is left.
 
-    A host stays with all of its workers, or not at all; if no such host has a memory snapshot, one
-    that has it stays, and its lost workers are started anew.
+    A host stays with all of its processes, or not at all: what it has lost is prepared beside the
+    job. If no such host has a memory snapshot, one with all of its workers that has it stays, else
+    one that has it; then the job waits for what is started anew there.
 
     Args:
         plan: of the start that has ended.
@@ -57,6 +58,10 @@ def find_survivors(
         if worker.local_rank == 0 and (snapshot := paused[worker.process].snapshot) is not None
     }
     whole = [host for host in plan.hosts if count[host] == plan.workers_per_host]
+    broken = {shard.host for shard in plan.shards if shard.process not in paused}
+    unbroken = [host for host in whole if host not in broken]
+    if any(host in snapshots for host in unbroken):
+        whole = unbroken
     holders = [host for host in whole if host in snapshots] or list(snapshots)
     if not holders:
         return None

@@ -39,6 +39,8 @@ def paused(plan: JobPlan, workers: dict[int, int | None], shards: str) -> dict[P
         (THREE, 1, {1: 8, 2: None}, "12", ([1, 2], 8, [0])),  # the first host is lost
         (THREE, 1, {0: 6, 1: 8, 2: None}, "012", ([1, 0, 2], 8, [])),  # the newest snapshot
         (THREE, 1, {0: 8, 1: 8, 2: 8}, "", ([0, 1, 2], 8, [])),  # shards start anew
+        (THREE, 1, {0: 8, 1: 8, 2: None}, "12", ([1, 2], 8, [0])),  # of the first they are lost
+        (THREE, 1, {0: 8, 1: None, 2: None}, "12", ([0, 1, 2], 8, [])),  # which has the snapshot
         (THREE, 1, {2: None}, "2", None),
         (THREE, 1, {}, "012", None),
         (THREE, 2, {0: 8, 1: None, 2: 8, 3: None, 4: None}, "012", ([0, 1], 8, [2])),
