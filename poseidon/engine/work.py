@@ -20,6 +20,7 @@ from poseidon.exchange.auto.recorded import RecordedPlan
 from poseidon.exchange.building.built import Built
 from poseidon.exchange.membership import Membership
 from ps_server import PeerLost, ServerError, StalenessTimeout
+from ps_server.interruption import Interruption
 from ps_server.keys import Keyring
 from ps_server.network import Network
 from ps_server.protocol.virtual_workers import VirtualWorkers
@@ -102,8 +103,15 @@ class TrainingWork(Work[Training]):
             log_plan(built.plan, Path(self.document.output), number)
 
 
-def membership_of(document: TrainingDocument) -> Membership:
-    """Return a worker's membership of the exchange."""
+def membership_of(
+    document: TrainingDocument, interruption: Interruption | None = None
+) -> Membership:
+    """Return a worker's membership of the exchange.
+
+    Args:
+        document: of the worker.
+        interruption: may end all waits of the exchange; None: nothing does.
+    """
     return Membership(
         network=Network(
             rank=document.rank // document.local_workers,
@@ -111,6 +119,7 @@ def membership_of(document: TrainingDocument) -> Membership:
             host=document.host,
             token=bytes.fromhex(document.token),
             keys=Keyring.from_json(document.keys) if document.keys else None,
+            interruption=interruption or Interruption(),
         ),
         local_rank=document.local_rank,
         local_workers=document.local_workers,

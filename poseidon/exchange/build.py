@@ -51,7 +51,6 @@ from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import check_virtual_workers
 from poseidon.exchange.server.pool import SMALL_TENSOR_ELEMENTS
 from poseidon.exchange.turns import Turns
-from ps_server.interruption import Interruption
 from ps_server.protocol.precision import pushed_in, sent_in
 from ps_server.trace import NO_TRACE, Tracer
 
@@ -111,7 +110,6 @@ def build_exchange(
     *,
     trace: Tracer = NO_TRACE,
     schemes: Sequence[Scheme] = (),
-    interruption: Interruption | None = None,
 ) -> Built:
     """Build the exchange of one worker, and connect to the shards, or to the other workers where
     there are none.
@@ -119,13 +117,12 @@ def build_exchange(
     Args:
         tensors: what to keep together, the same on every worker.
         settings: common to all tensors.
-        member: this worker and its job.
+        member: this worker and its job. `Network.interruption` may end all waits, also those of
+            this call, save for `connect`.
         connect: exchanges addresses with the rest of the job.
         trace: where spans of messages go.
         schemes: of each tensor, that `--exchange=auto` has chosen in an earlier run; empty: it
             chooses.
-        interruption: may end all waits, those of this call, too, save for `connect`; None: only
-            `Exchange.interrupt` ends them.
 
     Raises:
         ServerError: that of the interruption.
@@ -137,19 +134,9 @@ def build_exchange(
     def build(
         own: Sequence[Trained], own_settings: ExchangeSettings, own_member: Membership
     ) -> Built:
-        return build_exchange(
-            own,
-            own_settings,
-            own_member,
-            connect,
-            trace=trace,
-            schemes=schemes,
-            interruption=interruption,
-        )
+        return build_exchange(own, own_settings, own_member, connect, trace=trace, schemes=schemes)
 
-    interruption = interruption or Interruption()
-    interruption.check()
-    member = replace(member, network=replace(member.network, interruption=interruption))
+    member.network.interruption.check()
     check_virtual_workers(member.virtual_workers, member.options, member.local_workers)
     if not _takes_schemes(member, schemes):
         schemes = ()  # they are of another exchange
@@ -339,34 +326,28 @@ def _build_local_group(
     turns = None
     if placed is not None and not placed.is_one_each:
         turns = Turns(tensors, placed, member.network.rank * group.workers + group.rank)
+
+    def exchange(carrier: LeaderCarrier | FollowerCarrier) -> Exchange:
+        return Exchange(
+            [carrier],
+            carrier.control,
+            arguments.settings,
+            turns=turns,
+            interruption=group.interruption,
+        )
+
     if group.rank:
         if not one.alone:
             arguments.connect("")  # as its leader does: all workers take part in each exchange
         follower = FollowerCarrier(tensors, group)
         schemes = [Scheme(value) for value in follower.schemes]
-        return Built(
-            exchange=Exchange(
-                [follower],
-                follower.control,
-                arguments.settings,
-                turns=turns,
-                interruption=group.interruption,
-            ),
-            plan=plan_exchange(of_host, one, schemes),
-        )
+        return Built(exchange=exchange(follower), plan=plan_exchange(of_host, one, schemes))
     built = build(of_host, arguments.settings, one)
     schemes = [choice.scheme for choice in built.plan.choices]
     leader = LeaderCarrier(
         built.exchange, tensors, group, schemes=[scheme.value for scheme in schemes]
     )
-    exchange = Exchange(
-        [leader],
-        leader.control,
-        arguments.settings,
-        turns=turns,
-        interruption=group.interruption,
-    )
-    return replace(built, exchange=exchange)
+    return replace(built, exchange=exchange(leader))
 
 
 def _host_tree(member: Membership) -> HostTree | None:

@@ -24,7 +24,6 @@ from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.replicas import checksum
 from ps_server import Client, Rule, RuleKind
-from ps_server.interruption import Interruption
 from ps_server.network import Network
 from ps_server.protocol.virtual_workers import VirtualWorkers
 from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses
@@ -117,7 +116,7 @@ class Part:
     ) -> None:
         self.worker = worker
         self.member = member
-        self.interruption = Interruption()
+        self.interruption = member.network.interruption
         self._connect = connect
         self._clock = clock
         self._hooks: Hooks | None = None
@@ -143,7 +142,6 @@ class Part:
             ExchangeSettings(clip=self.worker.case.clip, start_clock=self._clock),
             self.member,
             self._connect,
-            interruption=self.interruption,
         )
         self._hooks = Hooks([self.worker.net], self.worker.tensors, self.exchange)
         return self.exchange

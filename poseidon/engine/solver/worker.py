@@ -241,7 +241,7 @@ class SolverWork(TrainingWork[JobDocument]):
 
     def _train(self, replica: Replica) -> None:
         document, rank = self.document, self.document.rank
-        member = membership_of(document)
+        member = membership_of(document, self.launcher.interruption)
         checkpoint = Checkpoint(
             replica,
             settings=SnapshotSettings(
@@ -270,7 +270,6 @@ class SolverWork(TrainingWork[JobDocument]):
                 self.launcher.exchange_addresses,
                 trace=trace,
                 schemes=self._schemes(replica, resumed),
-                interruption=self.launcher.interruption,
             )
         if built.recorded or (
             document.exchange.kind is ExchangeKind.HYBRID and built.store is not None
