@@ -134,9 +134,10 @@ class MemorySnapshots:
         holds: whether this worker holds values and histories.
         interval: when a snapshot is due.
         schemes: of each trained tensor; see `MemorySnapshot`.
+        newest: of the start before; None: there is none.
 
     Attributes:
-        newest: the newest complete one.
+        newest: the newest complete one. Its memory is used again after the next one.
     """
 
     def __init__(
@@ -148,6 +149,7 @@ class MemorySnapshots:
         holds: bool,
         interval: SnapshotInterval,
         schemes: tuple[Scheme, ...] = (),
+        newest: MemorySnapshot | None = None,
     ) -> None:
         self._replica = replica
         self._exchange = exchange
@@ -158,7 +160,7 @@ class MemorySnapshots:
         self._begun: _Begun | None = None
         self._spare: Sequence[Tensor] = ()
         self._spare_histories: Sequence[History] = ()
-        self.newest: MemorySnapshot | None = None
+        self.newest = newest
 
     def is_due(self, iteration: int) -> bool:
         """Return whether all workers take a snapshot when so many iterations are finished."""
@@ -201,20 +203,17 @@ class MemorySnapshots:
             copy.copy_(tensor)
         return copies
 
-    def follow(self, iteration: int, seconds: float) -> None:
+    def follow(self, seconds: float) -> None:
         """Take what has come of a snapshot; all workers call it after each iteration.
 
         Args:
-            iteration: iterations finished.
-            seconds: that the last one took.
+            seconds: that the last iteration took.
         """
         begun = self._begun
         self._interval.note(seconds, transferring=begun is not None)
         if begun is None:
             return
-        if not self._interval.is_decided and iteration > begun.iteration:
-            payloads = begun.states.result()  # sent before an iteration that all have finished
-            self._interval.decide([_COSTS.unpack(split(payload)[0]) for payload in payloads])
+        self._gathered(begun)  # sent before an iteration that all have finished
         if begun.kept is None or begun.kept.poll() is not None:
             self._complete(begun)
 
@@ -223,17 +222,23 @@ class MemorySnapshots:
         if self._begun is not None:
             self._complete(self._begun)
 
-    def _complete(self, begun: _Begun) -> None:
-        payloads = begun.states.result()
+    def _gathered(self, begun: _Begun) -> list[list[bytes]]:
+        """Wait for the parts that all workers have sent: costs, frozen histories, states. Choose
+        when the next snapshot is due, unless that is done.
+        """
+        sent = [split(payload) for payload in begun.states.result()]
         if not self._interval.is_decided:
-            self._interval.decide([_COSTS.unpack(split(payload)[0]) for payload in payloads])
-        heads = [split(payload) for payload in payloads]
+            self._interval.decide([_COSTS.unpack(costs) for costs, _, _ in sent])
+        return sent
+
+    def _complete(self, begun: _Begun) -> None:
+        sent = self._gathered(begun)
         before = self.newest
         self.newest = MemorySnapshot(
             iteration=begun.iteration,
             tests_done=begun.tests_done,
-            states=tuple(map(Leaving.unpack, parts([packed for _, _, packed in heads]))),
-            frozen=_unpack_frozen(next((frozen for _, frozen, _ in heads if frozen), b"")),
+            states=tuple(map(Leaving.unpack, parts([states for _, _, states in sent]))),
+            frozen=_unpack_frozen(next((frozen for _, frozen, _ in sent if frozen), b"")),
             schemes=self._schemes,
             values=begun.values,
             histories=() if begun.kept is None else begun.kept.result(),

@@ -204,7 +204,7 @@ class Trainer:
             began_s = time.perf_counter()
             self._step()
             if self._memory is not None:
-                self._memory.follow(self._iteration, time.perf_counter() - began_s)
+                self._memory.follow(time.perf_counter() - began_s)
             move = self._decided_move()
             requests = self._requests_now()
             if SignalKind.SNAPSHOT in requests or (

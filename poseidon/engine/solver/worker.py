@@ -157,12 +157,6 @@ class SolverWork(TrainingWork[JobDocument]):
 
     document_class = JobDocument
 
-    def __init__(self, document: JobDocument, launcher: LauncherConnection) -> None:
-        super().__init__(document, launcher)
-        self._writer = SnapshotWriter(launcher.watchdog.progress)
-        self._memory: MemorySnapshots | None = None
-        self._kept: MemorySnapshot | None = None
-
     notes = MappingProxyType(
         {
             "stop": "asked to stop: the job ends after a few iterations, a test after its batch; a "
@@ -170,6 +164,11 @@ class SolverWork(TrainingWork[JobDocument]):
             "snapshot": "asked for a snapshot: writing it after the iteration or test under way",
         }
     )
+
+    def __init__(self, document: JobDocument, launcher: LauncherConnection) -> None:
+        super().__init__(document, launcher)
+        self._writer = SnapshotWriter(launcher.watchdog.progress)
+        self._memory: MemorySnapshots | None = None
 
     def location(self, error: Exception) -> str:
         """See `Work`: a line of the modules that register layers."""
@@ -229,15 +228,14 @@ class SolverWork(TrainingWork[JobDocument]):
         return False
 
     @property
+    def _newest(self) -> MemorySnapshot | None:
+        return None if self._memory is None else self._memory.newest
+
+    @property
     def _kept_iteration(self) -> int | None:
         """The iteration of the newest memory snapshot that this worker can start others from."""
-        newest = self._newest()
+        newest = self._newest
         return newest.iteration if newest is not None and newest.values else None
-
-    def _newest(self) -> MemorySnapshot | None:
-        if self._memory is not None and self._memory.newest is not None:
-            self._kept = self._memory.newest
-        return self._kept
 
     def _train(self, replica: Replica) -> None:
         document, rank = self.document, self.document.rank
@@ -325,6 +323,7 @@ class SolverWork(TrainingWork[JobDocument]):
             holds=document.client <= document.replicas and document.local_rank == 0,
             interval=SnapshotInterval(start.iteration, document.memory_snapshot_every),
             schemes=checkpoint.schemes,
+            newest=self._newest,
         )
 
     def _share(self, replica: Replica, exchange: Exchange, checkpoint: Checkpoint) -> Progress:
@@ -332,7 +331,7 @@ class SolverWork(TrainingWork[JobDocument]):
         its position.
         """
         document, gather = self.document, exchange.control.all_gather
-        newest = self._newest()
+        newest = self._newest
         own = newest.pack() if document.rank == 0 and newest is not None else None
         packed = broadcast_bytes(own, gather, rank=document.rank)
         assert packed is not None, "worker 0 has checked its snapshot"
@@ -392,7 +391,8 @@ class SolverWork(TrainingWork[JobDocument]):
         resumed = checkpoint.restore(
             Path(document.snapshot), private_histories=membership_of(document).private_histories
         )
-        self._log_notes(replica.load([resumed.model] if resumed.model else []))
+        assert resumed.model is not None, "a snapshot on disk names its model"
+        self._log_notes(replica.load([resumed.model]))
         if self.document.rank == 0:
             LOGGER.info(
                 "going on from %s at iteration %d", document.snapshot, resumed.progress.iteration
@@ -405,7 +405,7 @@ class SolverWork(TrainingWork[JobDocument]):
         Raises:
             JobError: this is rank 0, and it does not have the snapshot.
         """
-        rewind, rank, newest = self.document.rewind, self.document.rank, self._newest()
+        rewind, rank, newest = self.document.rewind, self.document.rank, self._newest
         if newest is None or newest.iteration != rewind:
             newest = None  # what its codecs hold back is of another iteration
         if rank == 0:
