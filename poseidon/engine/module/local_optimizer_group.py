@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from poseidon.engine.module.group import Group
 from poseidon.engine.module.optimizer_group import OptimizerGroup, exchanged_parameters
 from poseidon.engine.module.optimizer_turns import OptimizerTurns
 from poseidon.engine.module.tensors import DistributeOptions, GroupPlan, ModuleTensors
-from poseidon.engine.module.worker_context import STEP, WorkerContext
+from poseidon.engine.module.worker_context import STEP
 from poseidon.errors import UsageError
 from poseidon.exchange.base import History, Trained
 from poseidon.exchange.options import ExchangeOptions
@@ -48,17 +49,11 @@ def is_synchronous(
 class LocalOptimizerGroup(OptimizerGroup):
     """An `OptimizerGroup` with local steps."""
 
-    def __init__(
-        self,
-        module: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        tensors: ModuleTensors,
-        options: DistributeOptions,
-        context: WorkerContext,
-    ) -> None:
-        super().__init__(module, optimizer, tensors, options, context)
+    @cached_property
+    def _of_turns(self) -> OptimizerTurns | None:
+        """The states of the optimizer; None: this process has one virtual worker."""
         own = len(self._turns.own)
-        self._of_turns = OptimizerTurns(optimizer, own) if own > 1 else None
+        return OptimizerTurns(self._optimizer, own) if own > 1 else None
 
     def _make_plan(self, tensors: ModuleTensors, options: DistributeOptions) -> GroupPlan:
         wanted = exchanged_parameters(self._optimizer, tensors)
