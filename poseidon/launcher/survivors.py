@@ -119,13 +119,6 @@ class PausedProcesses:
         places = {place for place, process in live if process.poll() is None}
         return [spec for spec in specs if _place(spec) not in places]
 
-    def has(self, host: Host) -> bool:
-        """Return whether a worker of a host waits."""
-        return any(
-            place[0] == host.id and place[1] is Role.WORKER and process.poll() is None
-            for place, process in self._waiting.items()
-        )
-
     def end(self) -> None:
         """Kill all that wait."""
         for process in self._waiting.values():
