@@ -9,9 +9,10 @@ is drawn from a seed: SIGKILL of a worker, of a shard, of all processes of a hos
 on a host, whose sshd then starts again. The next kill comes so many seconds later, once all hosts
 take part again. Printed for each kind: the time from the kill to the first iteration after it, the
 time until all hosts take part again, and the iterations that were computed again; for the whole job
-the part of the time that was not lost, and whether the weights are those of a job without kills.
+the part of the time that was lost in neither, and whether the weights are those of a job without
+kills.
 
-With `--rounds` jobs with and without memory snapshots take turns, without kills.
+`--rounds` runs jobs with and without memory snapshots by turns, without kills.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ use_environment()
 
 import psutil
 
-from benchmarks.chaos_runs.definitions import write_pictures
+from benchmarks.chaos_runs.definitions import RECORDS, write_job, write_pictures
 from benchmarks.testbed.measurement_lock import alone
 from poseidon.errors import JobError
 from tests.support.ssh_hosts import SshHost, SshHosts, clean_environment
@@ -55,27 +56,6 @@ LIMIT_S = 120.0
 """The longest wait for a line of the job."""
 BACK_S = 6.0
 """About the time from a kill until all hosts take part again, for the length of the job."""
-RECORDS = 240
-NET = """
-name: "elastic"
-layer { name: "data" type: "Data" top: "data" top: "label"
-  transform_param { scale: 0.01 mirror: true }
-  data_param { source: "/root/data/train_lmdb" backend: LMDB batch_size: 8
-    shared_file_system: true } }
-layer { name: "conv1" type: "Convolution" bottom: "data" top: "conv1"
-  convolution_param { num_output: 32 pad: 2 kernel_size: 5 weight_filler { type: "xavier" } } }
-layer { name: "relu1" type: "ReLU" bottom: "conv1" top: "conv1" }
-layer { name: "drop" type: "Dropout" bottom: "conv1" top: "conv1" }
-layer { name: "fc" type: "InnerProduct" bottom: "conv1" top: "fc"
-  inner_product_param { num_output: 64 weight_filler { type: "gaussian" std: 0.05 } } }
-layer { name: "out" type: "InnerProduct" bottom: "fc" top: "out"
-  inner_product_param { num_output: 10 weight_filler { type: "gaussian" std: 0.1 } } }
-layer { name: "loss" type: "SoftmaxWithLoss" bottom: "out" bottom: "label" top: "loss" }
-"""
-SOLVER = """
-net: "net.prototxt" base_lr: 0.001 lr_policy: "fixed" momentum: 0.9 weight_decay: 0.001
-random_seed: 7 display: 1 snapshot: 0 snapshot_prefix: "/root/snaps/snap" max_iter: %d
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +169,6 @@ class Cluster:
         lines = [f"{number} {host.name} 0\n" for number, host in enumerate(self.workers)]
         self._desk.outside("/root/machines").write_text("".join(lines))
         self._job = self._desk.outside("/root/job")
-        self._job.mkdir()
         for host in self.workers:
             for name in ("snaps", "data"):
                 host.outside(f"/root/{name}").mkdir()
@@ -197,8 +176,13 @@ class Cluster:
 
     def start(self, name: str, iterations: int, *flags: str) -> RunningJob:
         """Start a job of so many iterations."""
-        (self._job / "net.prototxt").write_text(NET, encoding="ascii")
-        (self._job / "solver.prototxt").write_text(SOLVER % iterations, encoding="ascii")
+        write_job(
+            self._job,
+            iterations,
+            source="/root/data/train_lmdb",
+            prefix="/root/snaps/snap",
+            shared=True,
+        )
         for host in self.workers:
             for path in host.outside("/root/snaps").glob("snap_*"):
                 path.unlink()
@@ -210,8 +194,19 @@ class Cluster:
             f"--output=output_{name}",
             f"--virtual_workers={self._virtual_workers}",
             "--max_rejoins=100000",
+            "--set=display=1",
+            "--set=snapshot=0",
             *flags,
         )
+
+    def train(self, name: str, iterations: int, *flags: str) -> RunningJob:
+        """Train a job of so many iterations to its end."""
+        job = self.start(name, iterations, *flags)
+        try:
+            job.finish()
+        finally:
+            job.stop()
+        return job
 
     def model(self, iterations: int) -> str:
         """Return the SHA-256 of the weights that a job has written, on whichever host."""
@@ -288,11 +283,7 @@ def cost(cluster: Cluster, rounds: int, iterations: int) -> None:
     found: dict[str, list[float]] = {"--replicas=1": [], "--replicas=0": []}
     for number in range(rounds):
         for flag, seconds in found.items():
-            job = cluster.start(f"cost{number}{flag[-1]}", iterations, flag)
-            try:
-                job.finish()
-            finally:
-                job.stop()
+            job = cluster.train(f"cost{number}{flag[-1]}", iterations, flag)
             first = iterations // 4  # the first snapshots measure their own cost
             seconds.append(job.seconds_between(first, iterations - 1) / (iterations - 1 - first))
             print(f"  {flag}: {1000 * seconds[-1]:.2f} ms an iteration", flush=True)
@@ -330,9 +321,7 @@ def compare(cluster: Cluster, kills: int, every_s: float, iterations: int) -> in
     """Disturb a job that is long enough for all kills, and compare it with one that is not
     disturbed.
     """
-    job = cluster.start("measured", iterations)
-    job.finish()
-    job.stop()
+    job = cluster.train("measured", iterations)
     each_s = job.seconds_between(iterations // 4, iterations - 1) / (iterations * 3 / 4)
     length = round(kills * (every_s + BACK_S) / each_s)
     print(f"{1000 * each_s:.1f} ms an iteration; {length} iterations with {kills} kills")
@@ -341,15 +330,12 @@ def compare(cluster: Cluster, kills: int, every_s: float, iterations: int) -> in
     took_s = time.monotonic() - began_s
     disturbed = cluster.model(length)
     show(losses)
-    job = cluster.start("undisturbed", length)
-    began_s = time.monotonic()
-    job.finish()
-    job.stop()
-    undisturbed_s = time.monotonic() - began_s
+    lost_s = sum(loss.stall_s + each_s * loss.repeated for loss in losses)
     print(
-        f"goodput: {100 * undisturbed_s / took_s:.1f} % (undisturbed {undisturbed_s:.0f} s, "
-        f"with {len(losses)} kills {took_s:.0f} s)"
+        f"goodput: {100 * (1 - lost_s / took_s):.1f} % ({len(losses)} kills in {took_s:.0f} s cost "
+        f"{lost_s:.1f} s in stalls and repeated iterations)"
     )
+    cluster.train("undisturbed", length)
     same = cluster.model(length) == disturbed
     print(f"the weights are {'the same' if same else 'DIFFERENT'}: sha256 {disturbed}")
     return 0 if same else 1

@@ -31,7 +31,7 @@ def ask(job: str, request: HostRequest, limit_s: float) -> str:
     """Ask the launcher of a job that runs on this machine; return its answer.
 
     Raises:
-        JobError: there is no such job here, or its launcher cannot do it.
+        JobError: there is no such job here, or its launcher refuses the request.
     """
     registry = Registry(read_settings().state_folder)
     record = registry.read(job)
