@@ -78,21 +78,6 @@ class Listeners(JobListener):
             listener.close()
 
 
-class RunningFlag(JobListener):
-    """Sets an event when a start of the job runs.
-
-    Args:
-        running: cleared by its owner at the end of a start.
-    """
-
-    def __init__(self, running: threading.Event) -> None:
-        self._running = running
-
-    def on_started(self) -> None:
-        """See `JobListener`."""
-        self._running.set()
-
-
 class StragglerReports(JobListener):
     """Reports a worker that becomes a straggler, and one that stops being one.
 

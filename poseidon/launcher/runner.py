@@ -6,19 +6,14 @@ Law: connections, listeners and processes end with the run, whichever way it end
 
 from __future__ import annotations
 
-import queue
 import sys
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from poseidon.cluster.events import Paused
 from poseidon.cluster.job_plan import ProcessName
-from poseidon.cluster.jobs.registry import Registration, Registry
-from poseidon.cluster.jobs.requests import HostRequest, RequestFiles
-from poseidon.cluster.machinefile import Host, is_loopback
+from poseidon.cluster.jobs.registry import Registration
 from poseidon.cluster.supervision.background import (
     StartReport,
     how_to_follow,
@@ -32,6 +27,7 @@ from poseidon.cluster.supervision.state import Pausing
 from poseidon.errors import JobError, PoseidonError, UsageError, counted
 from poseidon.hints import short_path
 from poseidon.launcher.closing_lines import aligned
+from poseidon.launcher.host_changes import HostChanges, named
 from poseidon.launcher.job import Job
 from poseidon.launcher.job_folder import output_folder, register_job, remove_unused
 from poseidon.launcher.listeners import (
@@ -39,11 +35,9 @@ from poseidon.launcher.listeners import (
     Listeners,
     PlanFile,
     RemoteLogs,
-    RunningFlag,
     StatisticsFile,
     StragglerReports,
 )
-from poseidon.launcher.newcomers import Newcomers, Prepared, Waiting, of_host
 from poseidon.launcher.processes import Start
 from poseidon.launcher.request import START_TIMEOUT_S
 from poseidon.launcher.sinks import FILE_NAME as METRICS_FILE
@@ -113,15 +107,6 @@ class _Run:
         self._job = job
         self._registration = registration
         self._paused: Mapping[ProcessName, Paused] = {}
-        self._hosts = {host.id: host for host in job.site.hosts}
-        self._went_on = False  # from memory: without memory snapshots no host is taken in again
-        self._running = threading.Event()
-        self._arrived: queue.SimpleQueue[tuple[Host, Sequence[Prepared]]] = queue.SimpleQueue()
-        self._leaving: dict[int, Host] = {}
-        self._joining: Host | None = None
-        folder = Registry(read_settings().state_folder).folder
-        self._commands = RequestFiles(folder, job.id)
-        self._newcomers = Newcomers(self, job.max_rejoins)
         self._requests = SignalRequests(job.request.supervision_settings())
         self._terminal = Terminal(
             job.title,
@@ -150,7 +135,9 @@ class _Run:
         )
         self._plan_file = PlanFile(job.output, show)
         pages = [DashboardPage(job.output, show)] if job.request.dashboard else []
+        self._changes = HostChanges(job, registration, self._requests, show)
         self._listeners = Listeners(  # files before the terminal: what is shown is already kept
+            self._changes,
             self._snapshots,
             StragglerReports(show),
             StatisticsFile(job.id, job.output),
@@ -159,7 +146,6 @@ class _Run:
             self._plan_file,
             *pages,
             self._terminal,
-            RunningFlag(self._running),
         )
 
     def _sinks(self) -> list[RecordSink]:
@@ -182,7 +168,7 @@ class _Run:
         try:
             with self._requests:
                 if job.elastic and job.site.takes_back:
-                    self._newcomers.start()
+                    self._changes.start()
                 settings = job.request.restart_settings(job.usual_restarts)
                 ended = run_with_restarts(self, settings)
                 self._records.ended(ended.result.outcome.value)
@@ -193,8 +179,6 @@ class _Run:
             self._print_how_to_resume()
             raise
         finally:
-            self._newcomers.close()
-            self._commands.close()
             self._listeners.close()
         for line in aligned(job.final_report(ended.result, newest, self._terminal.scores())):
             show(line)
@@ -237,7 +221,7 @@ class _Run:
                 kept=self._keep,
             )
         finally:
-            self._running.clear()
+            self._changes.on_ended()
             job.site.end()
 
     def _make_ready(self, point: StartingPoint) -> None:
@@ -261,14 +245,14 @@ class _Run:
 
     def memory_point(self) -> tuple[StartingPoint, str] | None:
         """See `RestartDriver`."""
-        job, leaving = self._job, dict(self._leaving)
+        job, leaving = self._job, self._changes.leaving
         paused = {name: at for name, at in self._paused.items() if name.client not in leaving}
         self._paused = {}
         found = find_survivors(job.plan, paused, min_workers=job.min_workers)
         if found is None:
             return None
         before = job.site.hosts
-        new = self._arrivals(found.hosts)
+        new = self._changes.arrivals(found.hosts)
         job.site.go_on([*found.hosts, *new])
         try:
             job.renew_plan()
@@ -276,127 +260,11 @@ class _Run:
             job.site.go_on(before)
             job.renew_plan()
             return None
-        self._went_on = True
-        for number in leaving:
-            self._leaving.pop(number)
-            self._hosts.pop(number, None)
+        self._changes.go_on(without=leaving)
         groups = [("without", found.lost), ("with", new)]
-        changes = [f"{word} {_named(hosts)}" for word, hosts in groups if hosts]
+        changes = [f"{word} {named(hosts)}" for word, hosts in groups if hosts]
         phrase = f"{' and '.join(changes) or 'with the same clients'}: {job.description()}"
         return StartingPoint(iteration=found.iteration, memory=True), phrase
-
-    def _arrivals(self, present: Sequence[Host]) -> list[Host]:
-        """Take what was prepared since the last start; return the hosts that are new with it."""
-        pool = self._job.site.paused
-        new: list[Host] = []
-        self._requests.forget_regroup()
-        while not self._arrived.empty():
-            host, prepared = self._arrived.get()
-            for one in prepared:
-                pool.add(one.spec, one.process)
-            if of_host(prepared, host) and all(host.id != each.id for each in (*present, *new)):
-                new.append(host)
-        return new
-
-    def take_request(self) -> None:
-        """See `Preparing`."""
-        if not self._running.is_set() or self._leaving or self._joining:
-            return
-        request = self._commands.take()
-        if request is not None and request.do == "join":
-            self._join(request.host)
-        elif request is not None:
-            self._leave(request)
-
-    def _join(self, address: str) -> None:
-        job, here = self._job, self._job.site.opens_files_here
-        workers = job.plan.worker_count + job.plan.workers_per_host
-        obstacle = ""
-        if not here and any(address == host.address for host in self._hosts.values()):
-            obstacle = f"{address:.80} is a host of the job already"
-        elif here != is_loopback(address):
-            expected = "127.0.0.1" if here else "one that the others reach, as they are"
-            obstacle = f"{address:.80} cannot reach the job's hosts; expected {expected}"
-        elif job.virtual_workers.count < workers:
-            obstacle = (
-                f"the job has {counted(job.virtual_workers.count, 'virtual worker')}, too few for "
-                f"{workers} workers; a job that others may join is started with --virtual_workers"
-            )
-        if obstacle:
-            self._commands.answer(obstacle, done=False)
-            return
-        self._joining = Host(id=max(self._hosts) + 1, address=address, port=0)
-        self._newcomers.expect(self._joining)
-        self._hosts[self._joining.id] = self._joining
-        self._went_on = True
-
-    def failed(self, host: Host, why: str, *, first: bool) -> None:
-        """See `Preparing`."""
-        if self._joining is not None and self._joining.id == host.id:
-            del self._hosts[host.id]
-            self._joining = None
-            self._commands.answer(f"{host.address} cannot take part: {why}", done=False)
-        elif first:
-            self.report(f"{_named([host])} is not back: {why}")
-
-    def _leave(self, request: HostRequest) -> None:
-        hosts = self._job.site.hosts
-        leaving = [each for each in hosts if request.host in (each.address, str(each.id))]
-        working = [each for each in hosts if each.works and each not in leaving[:1]]
-        obstacle = ""
-        if request.do != "leave":
-            obstacle = f"the launcher does not know the request '{request.do:.20}'"
-        elif not leaving:
-            known = ", ".join(f"{each.id} ({each.address})" for each in hosts)
-            obstacle = f"the job has no host {request.host:.80}; its clients are {known}"
-        elif not working:
-            obstacle = f"{request.host} is the last host of the job; poseidon kill ends the job"
-        elif len(working) * self._job.plan.workers_per_host < self._job.min_workers:
-            obstacle = f"without {request.host} the job has fewer workers than --min_workers"
-        if obstacle:
-            self._commands.answer(obstacle, done=False)
-            return
-        self._leaving[leaving[0].id] = leaving[0]
-        self._requests.regroup()
-        text = f"{_named(leaving[:1])} leaves the job after the next iteration"
-        self._commands.answer(text, done=True)
-
-    def missing_hosts(self) -> Sequence[Host]:
-        """See `Preparing`."""
-        present = {host.id for host in self._job.site.hosts}
-        if not (self._went_on and self._running.is_set()) or not self._arrived.empty():
-            return ()
-        return [host for number, host in self._hosts.items() if number not in present]
-
-    def prepare(self, host: Host, listener: Waiting) -> list[Prepared]:
-        """See `Preparing`."""
-        site, record = self._job.site, self._registration.record
-        host = site.reach(host, record)
-        self._hosts[host.id] = host
-        hosts = [*(each for each in site.hosts if each.id != host.id), host]
-        job = self._job.with_hosts(hosts)
-        point = StartingPoint(memory=True)
-        start = replace(Start.new(0, point, job.plan, job.request.encrypt), aside=True)
-        roles = {role.process: role for role in job.plan.roles}
-        specs = site.paused.missing([job.spec(role, start) for role in roles.values()])
-        prepared: list[Prepared] = []
-        try:
-            for spec in specs:
-                process = site.start_aside(spec, roles[spec.name].host, listener)
-                prepared.append(Prepared(spec=spec, process=process))
-        except JobError:
-            for one in prepared:
-                one.process.kill()
-            raise
-        return prepared
-
-    def take_in(self, host: Host, prepared: Sequence[Prepared]) -> None:
-        """See `Preparing`."""
-        self._arrived.put((self._hosts[host.id], prepared))
-        self._requests.regroup()
-        if self._joining is not None and self._joining.id == host.id:
-            self._joining = None
-            self._commands.answer(f"{_named([host])} takes part from here on", done=True)
 
     def end_paused(self) -> None:
         """See `RestartDriver`."""
@@ -419,7 +287,7 @@ class _Run:
             return ""  # no host with shards is left
         if job.plan.worker_count < job.min_workers:
             return ""
-        return f"going on without {_named(missing)}: {job.description()} from here on"
+        return f"going on without {named(missing)}: {job.description()} from here on"
 
     def report(self, text: str) -> None:
         """See `RestartDriver`."""
@@ -437,7 +305,3 @@ class _Run:
                 return True
             time.sleep(_POLL_S)
         return False
-
-
-def _named(hosts: Sequence[Host]) -> str:
-    return ", ".join(f"client {host.id} ({host.address})" for host in hosts)
