@@ -109,6 +109,10 @@ class JobControl:
         """Return whether a snapshot was requested for the end of the last finished iteration."""
         return any(r.kind is SignalKind.SNAPSHOT and r.clock == iterations for r in self.requests)
 
+    def is_asked_to_regroup(self, iterations: int) -> bool:
+        """Return whether a regroup was requested for the end of one of the finished iterations."""
+        return any(r.kind is SignalKind.REGROUP and r.clock <= iterations for r in self.requests)
+
 
 class AloneDelivery(Delivery):
     """Job control of one worker: its own payload is the collection.

@@ -52,7 +52,7 @@ class HostChanges(JobListener):
         self._leaving: set[int] = set()
         self._joining: Host | None = None
         self._commands = RequestFiles(Registry(read_settings().state_folder).folder, job.id)
-        self._newcomers = Newcomers(self, job.max_rejoins)
+        self._newcomers = Newcomers(self, job.request.max_rejoins)
 
     def start(self) -> None:
         """Begin to take hosts in, and requests."""
@@ -149,7 +149,7 @@ class HostChanges(JobListener):
             obstacle = f"the job has no host {request.host:.80}; its clients are {known}"
         elif not working:
             obstacle = f"{request.host} is the last host of the job; poseidon kill ends the job"
-        elif len(working) * self._job.plan.workers_per_host < self._job.min_workers:
+        elif len(working) * self._job.plan.workers_per_host < self._job.request.min_workers:
             obstacle = f"without {request.host} the job has fewer workers than --min_workers"
         if obstacle:
             self._commands.answer(obstacle, done=False)

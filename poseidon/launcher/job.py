@@ -55,10 +55,6 @@ class Job(ABC):
     """Whether a worker's standard output is its own; see `ProcessSpec`."""
     restarts_by_itself: bool
     """Whether the job restarts on several hosts without --max_restarts."""
-    min_workers = 1
-    """The fewest workers that it goes on with after a loss."""
-    max_rejoins = 0
-    """How often a host that was lost is taken in again."""
 
     def __init__(
         self, request: JobRequest, site: Site, *, title: str, stem: str, devices: tuple[str, ...]
@@ -66,6 +62,7 @@ class Job(ABC):
         self.request = request
         self.site = site
         self.title = title
+        self._elastic: bool | None = None
         self._threads_of: dict[int, int] = {}
         self._speed_of: dict[int, float] = {}
         self._devices = devices * request.num_app_threads if devices == ("cpu",) else devices
@@ -98,9 +95,27 @@ class Job(ABC):
         )
 
     @property
-    def elastic(self) -> bool:
-        """Whether processes go on after the loss of others, from a snapshot in memory."""
+    def can_be_elastic(self) -> bool:
+        """Whether every host of the job can compute for the virtual workers of another one."""
         return False
+
+    @property
+    def elastic(self) -> bool:
+        """Whether processes go on after the loss of others, from a snapshot in memory.
+
+        What the job is when it is first asked, it stays.
+        """
+        if self._elastic is None:
+            request = self.request
+            self._elastic = (
+                self.can_be_elastic
+                and request.replicas > 0
+                and request.memory_snapshot_every != 0
+                and request.restart_settings(self.usual_restarts).max_restarts > 0
+                and self.plan.working_hosts > 1
+                and self.site.keeps_hosts
+            )
+        return self._elastic
 
     def background_argv(self, added: Sequence[str]) -> list[str]:
         """Return the arguments of this command without --background.
@@ -324,6 +339,8 @@ class Job(ABC):
             loads=plan.loads,
             trace=self.request.trace,
             exchange_plan=start.exchange_plan,
+            replicas=self.request.replicas if self.elastic else 0,
+            memory_snapshot_every=self.request.memory_snapshot_every or 0,
             rewind=start.point.iteration if start.point.memory else -1,
             aside=start.aside,
         )

@@ -148,6 +148,11 @@ class JobRequest(RunRequest):
         return_timeout: seconds that a restart waits for lost hosts; at least 0.
         stall_timeout: seconds after which a process that hangs has failed; above 0.
         term_deadline: seconds from SIGTERM to the job's end; above 0.
+        replicas: hosts that keep a copy of each memory snapshot beside the first; 0: none is taken.
+        memory_snapshot_every: iterations from one memory snapshot to the next; 0: none is taken;
+            None: as often as costs little.
+        min_workers: the fewest workers that the job goes on with after a loss; at least 1.
+        max_rejoins: how often a host that was lost is taken in again.
         snapshot: a file, a job's id or its folder to resume from; empty: a new run.
 
     Raises:
@@ -265,6 +270,22 @@ class JobRequest(RunRequest):
     term_deadline: float = option(
         25.0, "seconds from SIGTERM to the job's end ({default})", Section.FAILURES, metavar="S"
     )
+    replicas: int = option(
+        1, "copies of a memory snapshot on further hosts ({default})", Section.FAILURES, metavar="N"
+    )
+    memory_snapshot_every: int | None = option(
+        None,
+        "iterations between those; 0: none (chosen)",
+        Section.FAILURES,
+        metavar="N",
+        read=count,
+    )
+    min_workers: int = option(
+        1, "fewest workers that go on after a loss ({default})", Section.FAILURES, metavar="N"
+    )
+    max_rejoins: int = option(
+        3, "how often a lost host is taken in again ({default})", Section.FAILURES, metavar="N"
+    )
     snapshot: str = option(
         "",
         "resume from a file of group.save(), or a job's newest",
@@ -274,6 +295,11 @@ class JobRequest(RunRequest):
 
     def __post_init__(self) -> None:
         RunRequest.__post_init__(self)
+        least_of = {"replicas": 0, "memory_snapshot_every": 0, "min_workers": 1, "max_rejoins": 0}
+        for name, least in least_of.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise UsageError(f"--{name}={value}: expected {least} or more")
         if self.threads is not None and self.threads < 1:
             raise UsageError(f"--threads={self.threads}: expected 1 or more")
         if self.virtual_workers is not None and self.virtual_workers < 1:
@@ -363,11 +389,6 @@ class TrainRequest(TrainingOptions, JobRequest):
         settings: fields of the solver that replace the file's.
         net_outputs: prefix of the file of averaged losses and scores; empty: in the job's folder.
         on_nan: what a loss or weights that are not finite do.
-        replicas: hosts that keep a copy of each memory snapshot beside the first; 0: none is taken.
-        memory_snapshot_every: iterations from one memory snapshot to the next; 0: none is taken;
-            None: as often as costs little.
-        min_workers: the fewest workers that the job goes on with after a loss; at least 1.
-        max_rejoins: how often a host that was lost is taken in again.
     """
 
     solver: Path = option(
@@ -410,30 +431,9 @@ class TrainRequest(TrainingOptions, JobRequest):
     on_nan: OnNan = option(
         OnNan.STOP, "a loss or weights not finite: {choices}", Section.FAILURES, metavar="WHAT"
     )
-    replicas: int = option(
-        1, "copies of a memory snapshot on further hosts ({default})", Section.FAILURES, metavar="N"
-    )
-    memory_snapshot_every: int | None = option(
-        None,
-        "iterations between those; 0: none (chosen)",
-        Section.FAILURES,
-        metavar="N",
-        read=count,
-    )
-    min_workers: int = option(
-        1, "fewest workers that go on after a loss ({default})", Section.FAILURES, metavar="N"
-    )
-    max_rejoins: int = option(
-        3, "how often a lost host is taken in again ({default})", Section.FAILURES, metavar="N"
-    )
 
     def __post_init__(self) -> None:
         JobRequest.__post_init__(self)
-        least_of = {"replicas": 0, "memory_snapshot_every": 0, "min_workers": 1, "max_rejoins": 0}
-        for name, least in least_of.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise UsageError(f"--{name}={value}: expected {least} or more")
         if self.snapshot and self.weights:
             raise UsageError(
                 "--snapshot and --weights exclude each other: resume a run, or start from a model"

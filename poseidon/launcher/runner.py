@@ -248,7 +248,7 @@ class _Run:
         job, leaving = self._job, self._changes.leaving
         paused = {name: at for name, at in self._paused.items() if name.client not in leaving}
         self._paused = {}
-        found = find_survivors(job.plan, paused, min_workers=job.min_workers)
+        found = find_survivors(job.plan, paused, min_workers=job.request.min_workers)
         if found is None:
             return None
         before = job.site.hosts
@@ -285,7 +285,7 @@ class _Run:
             job.renew_plan()
         except UsageError:
             return ""  # no host with shards is left
-        if job.plan.worker_count < job.min_workers:
+        if job.plan.worker_count < job.request.min_workers:
             return ""
         return f"going on without {named(missing)}: {job.description()} from here on"
 

@@ -66,6 +66,13 @@ class ScriptJob(Job):
         return StartingPoint(state=str(self._snapshot.absolute()), iteration=self._resumed.steps)
 
     @property
+    def can_be_elastic(self) -> bool:
+        """See `Job`: a script with virtual workers gets their batches from the job. Those that are
+        written for DistributedDataParallel have one worker each.
+        """
+        return self.request.virtual_workers is not None and not self.request.ddp
+
+    @property
     def exchange_plan(self) -> str:
         """See `Job`."""
         given, resumed = super().exchange_plan, self._resumed

@@ -71,8 +71,6 @@ class TrainingJob(Job):
 
     def __init__(self, request: TrainRequest, site: Site) -> None:
         import_modules(request.imports)
-        self.min_workers, self.max_rejoins = request.min_workers, request.max_rejoins
-        self._elastic: bool | None = None
         file = read_solver(request.solver)
         self._solver = file.with_settings(request.settings).with_train_state(
             level=request.level, stages=request.stage
@@ -249,30 +247,15 @@ class TrainingJob(Job):
         return [*weights, snapshot_files(Path(point.state))] if point.state else weights
 
     @property
-    def elastic(self) -> bool:
-        """See `Job`. What the job is when it is first asked, it stays."""
-        if self._elastic is None:
-            restarts = self.request.restart_settings(self.usual_restarts).max_restarts
-            self._elastic = (
-                self.request.replicas > 0
-                and self.request.memory_snapshot_every != 0
-                and restarts > 0
-                and self.plan.working_hosts > 1
-                and self.site.keeps_hosts
-                and self.shares_data()
-            )
-        return self._elastic
+    def can_be_elastic(self) -> bool:
+        """See `Job`."""
+        return self.shares_data()
 
     def document(self, role: WorkerPlan, start: Start) -> JobDocument:
         """See `Job`."""
         request, host, site = self.request, role.host, self.site
-        document = replace(
-            self.worker_document(role, start),
-            replicas=request.replicas if self.elastic else 0,
-            memory_snapshot_every=request.memory_snapshot_every or 0,
-        )
         return JobDocument(
-            **document.to_fields(),
+            **self.worker_document(role, start).to_fields(),
             **request.options(),
             solver=str(request.solver.absolute()),
             definitions=self._packed,

@@ -172,7 +172,7 @@ def test_a_worker_that_is_killed_costs_no_bit(folder: Path, how: str, threads: i
 
 
 VIRTUAL = """
-import random, sys, numpy, torch, poseidon
+import os, random, signal, sys, numpy, torch, poseidon
 torch.manual_seed(3 + poseidon.this_worker().rank)
 class Data(torch.utils.data.Dataset):
     def __len__(self):
@@ -191,9 +191,12 @@ with poseidon.distribute(model, how, clip=0.5, virtual_workers=number) as group:
     while group.steps < int(sys.argv[2]):
         for x, y in loader:
             (model(x) - y).square().mean().backward()
-            if group.step() and group.steps == 6:
+            ended, stops = group.step(), len(sys.argv) > 4
+            if stops and ended and group.steps == 4 and (group.rank, group.size) == (1, 3):
+                os.kill(os.getpid(), signal.SIGKILL)
+            if ended and group.steps == 6:
                 group.save("virtual")
-                if len(sys.argv) > 4:
+                if stops:
                     raise SystemExit
     print(group.virtual_workers, "on", group.size)
 torch.save(model.state_dict(), sys.argv[3] + str(group.rank))
@@ -203,18 +206,21 @@ torch.save(model.state_dict(), sys.argv[3] + str(group.rank))
 def test_virtual_workers_have_the_same_bits_on_any_number_of_workers(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three workers, of which one computes for two, are interrupted within an epoch. Two workers of
-    a host go on. One process under plain `python` computes the whole run.
+    """Three workers, of which one computes for two, lose one, and go on from memory. They are
+    interrupted within an epoch. Two workers of a host go on. One process under plain `python`
+    computes the whole run.
     """
     (folder / "virtual.py").write_text(VIRTUAL, encoding="utf-8")
     begun = poseidon_here(
         folder,
         "run",
         f"--hostfile={machinefile(folder, 3, 1)}",
-        "--virtual_workers=4",
+        *("--virtual_workers=4", "--max_restarts=1", "--memory_snapshot_every=2"),
         *("virtual.py", "0", "12", "end", "stops"),
     )
     assert begun.returncode == 0, begun.stderr
+    assert "; going on from iteration 3 in memory, without client 1 (127.0.0.1)" in begun.stderr
+    assert "1 start from memory" in begun.stderr
     words = ("--num_app_threads=2", "--snapshot=virtual_iter_6.pt")
     done = poseidon_here(folder, "run", *words, "virtual.py", "0", "12", "end")
     assert done.returncode == 0, done.stderr

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from poseidon.engine.broadcast import broadcast_bytes, gather_bytes
+from poseidon.engine.elastic import Regrouped
 from poseidon.engine.module.checkpoint_file import (
     FORMAT,
     checked,
@@ -26,6 +27,7 @@ from poseidon.engine.module.checkpoint_file import (
     unpacked,
     write_checkpoint,
 )
+from poseidon.engine.module.memory import ScriptMemory
 from poseidon.engine.module.resized_state import resized
 from poseidon.engine.module.sent_gradients import SentGradients
 from poseidon.engine.module.shared_loop import SEVERAL, SharedLoop
@@ -123,8 +125,14 @@ class Group(SharedLoop):
             )
         return self._state("state_dict")
 
-    def _state(self, call: str) -> dict[str, Any]:
-        """Return `state_dict`. Other workers are waited for under the name of the call."""
+    def _state(self, call: str, *, keeps: bool | None = None) -> dict[str, Any]:
+        """Return `state_dict`. Other workers are waited for under the name of the call.
+
+        Args:
+            call: the script's.
+            keeps: whether this worker gets the whole state; None: rank 0 does.
+        """
+        keeps = self.rank == 0 if keeps is None else keeps
         self._check_open(call)
         self._check_between(call)
         with self._collections.calling(call):
@@ -136,12 +144,12 @@ class Group(SharedLoop):
                 for state, more in zip(self._own.own(first), self._save_own(), strict=True)
             ]
             own[0] |= self._held_back()  # of all its virtual workers, by name
-            parts = gather_bytes(packed(own), self._collections.gather, keeps=self.rank == 0)
+            parts = gather_bytes(packed(own), self._collections.gather, keeps=keeps)
         groups = {}
         for name, group in self._kept_groups.items():
             group._forget_stale()
-            groups[name] = group._state(call)
-        if self.rank:
+            groups[name] = group._state(call, keeps=keeps)
+        if not keeps:
             return {}
         return {
             "poseidon": FORMAT,
@@ -240,6 +248,11 @@ class Group(SharedLoop):
         """
         if prefix is None:
             self._check_first("resume")
+        memory = self._memory
+        if memory is not None:
+            memory.resumes = True
+            if memory.rewinds:
+                return self._resume_from_memory(memory)
         path = self._resume_from if self._context.number == 0 else None
         if prefix is None and self._context.folder is None:
             prefix = self._context.prefix
@@ -254,6 +267,43 @@ class Group(SharedLoop):
         if self.rank == 0:
             self._context.say(f"resuming from {path} at step {self.steps}")
         return True
+
+    @property
+    def _memory(self) -> ScriptMemory | None:
+        """The job's memory snapshots, which hold the state of its first group."""
+        return self._context.memory if self._context.number == 0 else None
+
+    def _resume_from_memory(self, memory: ScriptMemory) -> bool:
+        newest = memory.newest
+        content = newest.content if self.rank == 0 and newest is not None else None
+        return self._load("resume", content, "the memory snapshot")
+
+    def _between_iterations(self) -> None:
+        memory, iterations = self._memory, self._collections.iterations
+        if memory is None or not memory.enters(iterations) or not self._is_whole():
+            return
+        regroups = self._exchange.control.is_asked_to_regroup(iterations)
+        if regroups or memory.is_due():
+            with self._collections.calling("loader"):
+                memory.take(
+                    lambda: packed(self._state("loader", keeps=memory.holds)),
+                    self._collections.gather,
+                )
+        if regroups:
+            raise Regrouped
+
+    def _is_whole(self) -> bool:
+        """Return whether the state of this group and of those given to `keep` is all that the
+        job trains, after a step, and the same for every number of workers.
+        """
+        groups = [self, *self._kept_groups.values()]
+        options = self._context.member.options
+        return (
+            len(self._context.loops.open) <= len(groups)
+            and not self._passes
+            and not self._plan.tables
+            and not (options.staleness or self._local_steps)
+        )
 
     def _load(
         self,

@@ -35,6 +35,9 @@ class _OwnRecords(Sampler[int]):
 class Delivery(Protocol):
     """What a group does with the batches of its loader."""
 
+    def between(self) -> None:
+        """Do what belongs between two iterations; before the first batch of each."""
+
     def fetching(self, virtual_worker: int) -> None:
         """Note that a virtual worker's batch is fetched next."""
 
@@ -47,6 +50,9 @@ class Delivery(Protocol):
 
 class NoDelivery(Delivery):
     """A loader without a group."""
+
+    def between(self) -> None:
+        pass
 
     def fetching(self, virtual_worker: int) -> None:
         pass
@@ -125,6 +131,7 @@ class SharedLoader(DataLoader[Any]):
         batches = self._begin_each()
         first, done = self._shared.position, 0
         while True:
+            self._delivery.between()
             delivered = False
             for virtual_worker, own in batches.items():
                 for place in range(done, done + self._passes):

@@ -9,7 +9,9 @@ writes goes to the worker's log. Standard error goes to the launcher too; so may
 
 from __future__ import annotations
 
+import gc
 import logging
+import os
 import runpy
 import sys
 import time
@@ -26,10 +28,12 @@ import torch.distributed
 from torch import nn
 
 from poseidon.engine.document import ScriptDocument
+from poseidon.engine.elastic import Regrouped
 from poseidon.engine.launcher_connection import NO_DEBUGGER, LauncherConnection
 from poseidon.engine.module.ddp import ddp_script, default_group
 from poseidon.engine.module.distribute import line_of, running_in
 from poseidon.engine.module.lazy_compiler import import_compiler_late
+from poseidon.engine.module.memory import ScriptMemory, Snapshot
 from poseidon.engine.module.script_output import output_to_log
 from poseidon.engine.module.worker_context import LoopPosition, Observed, ThisWorker, WorkerContext
 from poseidon.engine.observation import Observation
@@ -40,6 +44,7 @@ from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.observe.tracing import named_layers
 from poseidon.process_group.backend import register
 from poseidon.process_group.mesh import Mesh
+from ps_server import ServerError
 from ps_server.trace import Tracer
 
 LOGGER = logging.getLogger("poseidon.engine.module.script")
@@ -103,6 +108,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         self._statistics: dict[int, Mapping[str, Any]] = {}
         self._opened = 0
         self._has_collectives = False
+        self._newest: Snapshot | None = None
 
     def location(self, error: Exception) -> str:
         """See `Work`: the script, with the line if there is one."""
@@ -111,10 +117,18 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         return f"{name}, line {line}" if line else name
 
     def run(self) -> Mapping[str, object]:
-        """Run the script. Its exceptions are raised unchanged."""
+        """Run the script. Its exceptions are raised unchanged.
+
+        A worker that pauses runs it once more, from a memory snapshot.
+        """
+        import_compiler_late()
+        search_as_plain_python(self.document.script)
+        stdout = os.dup(1)  # `output_to_log` replaces it
+        while not self._has_ended():
+            os.dup2(stdout, 1)
+            gc.unfreeze()
+            gc.collect()  # what the script had
         document = self.document
-        with output_to_log(document.log_file, document.prints):
-            self._run_script()
         if self._opened or self._has_collectives or document.workers == 1:
             return NOTHING
         if document.rank == 0:
@@ -125,17 +139,55 @@ class ScriptWork(TrainingWork[ScriptDocument]):
             )
         return {"joined": False}
 
-    def _run_script(self) -> None:
+    def _has_ended(self) -> bool:
+        """Run the script; return whether this is the end. Otherwise the document of the next start
+        is here.
+        """
+        document = self.document
+        if document.aside:
+            self.pause(None)
+            return False
+        memory = ScriptMemory(
+            holds=document.client <= document.replicas and document.local_rank == 0,
+            rewind=document.rewind,
+            every=document.memory_snapshot_every,
+            newest=self._newest,
+        )
+        message, regrouped = "", False
+        try:
+            with output_to_log(document.log_file, document.prints):
+                self._run_script(memory if document.replicas else None)
+        except Regrouped:
+            regrouped = True
+        except Exception as error:
+            cause = _lost(error)
+            if cause is None or not self.pauses_after(cause):
+                raise
+            LOGGER.info("paused: %s", cause)
+            message = "" if self.launcher.is_asked_to_pause else str(cause)
+        else:
+            return True
+        self._newest = memory.newest
+        self.pause(
+            None if self._newest is None else self._newest.iteration, message, regrouped=regrouped
+        )
+        return False
+
+    def _run_script(self, memory: ScriptMemory | None) -> None:
         document = self.document
         trace = self.open_trace()
         self.launcher.send("ready")
-        import_compiler_late()
         sys.argv = [document.script, *document.arguments]
-        search_as_plain_python(document.script)
-        context = self._context(trace)
+        context = self._context(trace, memory)
+        self._statistics.clear()
+        self._opened = 0
         try:
             with closing(trace), running_in(context), self._process_group(context):
-                runpy.run_path(document.script, run_name="__main__")
+                try:
+                    runpy.run_path(document.script, run_name="__main__")
+                except ServerError as error:
+                    context.end_waits(error)
+                    raise
         except KeyboardInterrupt as stop:  # from `Group.step`, when the job was asked to stop
             LOGGER.info("the script has ended: %s", stop or "interrupted")
         except SystemExit as end:
@@ -169,17 +221,18 @@ class ScriptWork(TrainingWork[ScriptDocument]):
                 torch.distributed.destroy_process_group()
             mesh.close()
 
-    def _context(self, trace: Tracer) -> WorkerContext:
+    def _context(self, trace: Tracer, memory: ScriptMemory | None) -> WorkerContext:
         document = self.document
         return WorkerContext(
             worker=ThisWorker(
                 rank=document.rank, size=document.workers, device=torch.device(document.device)
             ),
-            member=membership_of(document),
+            member=membership_of(document, self.launcher.interruption),
             connect=self.launcher.exchange_addresses,
             trace=trace,
             folder=Path(document.output),
             checkpoint=Path(document.snapshot) if document.snapshot else None,
+            memory=memory,
             schemes=document.schemes,
             on_saved=self.report_snapshot,
             observe=lambda built, module: self._observe(built, module, trace),
@@ -202,6 +255,13 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         if self.document.rank == 0:
             self.report_plan(built, self._opened)
         self._opened += 1
+
+
+def _lost(error: BaseException | None) -> ServerError | None:
+    """Return the error of an exchange that an exception of a script is, or comes from."""
+    while error is not None and not isinstance(error, ServerError):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def combined_statistics(of_groups: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ each reads, and the weights of their batches.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import Any, TypeVar
 
 import torch
@@ -229,7 +229,7 @@ class SharedLoop(StepLoop):
             sampler,
             batch_size,
             passes=self._plan.passes,
-            delivery=_Delivery(self._turns, self._weights),
+            delivery=_Delivery(self._turns, self._weights, self._between_iterations),
             **arguments,
         )
 
@@ -290,6 +290,9 @@ class SharedLoop(StepLoop):
 
         return self._weights.until_all_end(batches, gather, self.rank)
 
+    def _between_iterations(self) -> None:
+        """Do what belongs between two iterations of the loop of a loader."""
+
     def _is_left_out(self) -> bool:
         return self._weights.is_left_out
 
@@ -306,9 +309,15 @@ class SharedLoop(StepLoop):
 class _Delivery(Delivery):
     """What a group does with the batches of its loader: it begins turns, and weighs losses."""
 
-    def __init__(self, turns: GroupTurns, weights: BatchWeights) -> None:
+    def __init__(
+        self, turns: GroupTurns, weights: BatchWeights, between: Callable[[], None]
+    ) -> None:
         self._turns = turns
         self._weights = weights
+        self._between = between
+
+    def between(self) -> None:
+        self._between()
 
     def fetching(self, virtual_worker: int) -> None:
         streams = self._turns.streams

@@ -45,6 +45,7 @@ from poseidon.exchange.module_hooks import uncompiled
 from poseidon.exchange.observe.observer import Call
 from poseidon.exchange.replicas import NO_CHECK, ReplicaCheck
 from poseidon.exchange.row_tables import AloneRowTables
+from ps_server import ServerError
 
 Self = TypeVar("Self", bound="StepLoop")
 CLOSED = "{}() after close(), or after the `with` block of the group; expected it before"
@@ -383,9 +384,13 @@ class StepLoop(ABC):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._context.end_waits(error)
         try:
-            if kind is None and not self._closed:
+            if error is None and not self._closed:
                 self._end_block()
+        except ServerError as lost:
+            self._context.end_waits(lost)
+            raise
         finally:
             self.close()
 

@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from poseidon.engine.module.memory import ScriptMemory
 from poseidon.engine.module.random_streams import RandomStreams
 from poseidon.engine.snapshot_writer import WrittenSnapshot
 from poseidon.errors import JobError
@@ -20,6 +21,7 @@ from poseidon.exchange.building.built import Built, Connect
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.membership import Membership
+from ps_server import ServerError
 from ps_server.trace import NO_TRACE, Tracer
 
 
@@ -191,6 +193,7 @@ class WorkerContext:
         script: the name of the script, without its ending.
         checkpoint: the checkpoint to resume from, on rank 0's host; None: a fresh start.
         say: takes a sentence for the user; a job's is in its log.
+        memory: the memory snapshots of this worker; None: the job has none.
         schemes: returns the scheme of each tensor, by the tensors' names, that an earlier start or
             run has chosen; empty: none.
         on_saved: called with each checkpoint once it is complete on disk.
@@ -211,6 +214,7 @@ class WorkerContext:
     folder: Path | None = None
     script: str = "checkpoint"
     checkpoint: Path | None = None
+    memory: ScriptMemory | None = None
     schemes: Callable[[Sequence[str]], Sequence[Scheme]] = _no_schemes
     say: Callable[[str], None] = _log
     on_saved: Callable[[WrittenSnapshot], None] = _nothing
@@ -226,6 +230,13 @@ class WorkerContext:
         if self.folder is None:
             return Path("checkpoints").absolute() / self.script
         return self.folder / "checkpoint"
+
+    def end_waits(self, error: BaseException | None) -> None:
+        """Let no exchange wait for other workers as it closes, where the job goes on after an error
+        of it; do nothing for other errors.
+        """
+        if self.memory is not None and isinstance(error, ServerError):
+            self.member.network.interruption.interrupt(error)
 
     def of_next_loop(self) -> WorkerContext:
         """Return the context of the next training loop of a job, which has an exchange of its own.

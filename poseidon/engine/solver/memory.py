@@ -12,9 +12,6 @@ Laws:
 
 from __future__ import annotations
 
-import math
-import statistics
-import struct
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from poseidon.engine.averages import parts
+from poseidon.engine.elastic import COSTS, SnapshotInterval
 from poseidon.engine.solver.checkpoint import Progress
 from poseidon.engine.solver.frozen import FrozenHistories
 from poseidon.engine.solver.replica import Replica
@@ -35,16 +33,6 @@ from poseidon.exchange.exchange import Exchange, KeptState
 from poseidon.exchange.job_control import join, split
 from poseidon.exchange.kinds import Scheme
 from ps_server import Collection
-
-COST = 0.02
-"""The part of the training time that memory snapshots may take."""
-FIRST = 5
-"""Iterations from the start of training to the first snapshot whose cost counts."""
-NEW = 0.25
-"""The weight of the last snapshot in the mean cost."""
-LEAST, MOST = 2, 10_000
-"""The fewest and the most iterations between two snapshots."""
-_COSTS = struct.Struct("<dd")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +176,7 @@ class MemorySnapshots:
             tests_done=tests_done,
             kept=exchange.state.keep(spare) if self._holds else None,
             states=exchange.control.gather(
-                join([_COSTS.pack(*self._interval.costs()), frozen, packed])
+                join([COSTS.pack(*self._interval.costs()), frozen, packed])
             ),
             values=self._copied_values() if self._holds else (),
             held_back={} if self._holds else exchange.state.held_back(),
@@ -228,7 +216,7 @@ class MemorySnapshots:
         """
         sent = [split(payload) for payload in begun.states.result()]
         if not self._interval.is_decided:
-            self._interval.decide([_COSTS.unpack(costs) for costs, _, _ in sent])
+            self._interval.decide([COSTS.unpack(costs) for costs, _, _ in sent])
         return sent
 
     def _complete(self, begun: _Begun) -> None:
@@ -247,77 +235,6 @@ class MemorySnapshots:
         self._begun = None
         if before is not None:
             self._spare, self._spare_histories = before.values, before.histories
-
-
-class SnapshotInterval:
-    """Chooses when memory snapshots are due. Pure: all workers give it the same costs.
-
-    Args:
-        start: iterations finished at the start, when the first one is taken.
-        every: iterations from one to the next; 0: so many that they cost at most `COST`.
-    """
-
-    def __init__(self, start: int, every: int) -> None:
-        self._every = every
-        self._begun_at = start
-        self._due = start
-        self._blocked_s = 0.0
-        self._cost_s: float | None = None
-        self._usual: list[float] = []
-        self._during: list[float] = []
-        self.is_decided = True
-        """Whether the next one has its iteration."""
-
-    def is_due(self, iteration: int) -> bool:
-        """Return whether one is due when so many iterations are finished."""
-        return self.is_decided and iteration == self._due
-
-    def costs(self) -> tuple[float, float]:
-        """Return the mean seconds that a snapshot costs this worker, and those of an iteration; 0
-        before they are known.
-        """
-        if not self._usual:
-            return 0.0, 0.0
-        usual_s = statistics.mean(self._usual)
-        last_s = self._blocked_s + sum(self._during) - usual_s * len(self._during)
-        known_s = last_s if self._cost_s is None else self._cost_s
-        return max(0.0, known_s + NEW * (last_s - known_s)), usual_s
-
-    def begun(self, iteration: int, blocked_s: float) -> None:
-        """Note a snapshot.
-
-        Args:
-            iteration: iterations finished.
-            blocked_s: seconds for which training has waited for it.
-        """
-        if self._usual:
-            self._cost_s = self.costs()[0]
-        self._begun_at, self._blocked_s = iteration, blocked_s
-        self._usual.clear()
-        self._during.clear()
-        self.is_decided = False
-
-    def note(self, seconds: float, *, transferring: bool) -> None:
-        """Note the time of an iteration, and whether parts of a snapshot came in it."""
-        (self._during if transferring else self._usual).append(seconds)
-
-    def decide(self, costs: Sequence[tuple[float, float]]) -> None:
-        """Choose when the next one is due.
-
-        Args:
-            costs: `costs` of each worker when it began the last one.
-        """
-        self.is_decided = True
-        if self._every:
-            self._due = self._begun_at + self._every
-            return
-        known = [(cost_s, iteration_s) for cost_s, iteration_s in costs if iteration_s > 0]
-        if len(known) < len(costs):
-            self._due = self._begun_at + FIRST
-            return
-        cost_s, iteration_s = (sum(seconds) for seconds in zip(*known, strict=True))
-        share = cost_s / iteration_s  # all iterate together, so single times differ by chance
-        self._due = self._begun_at + min(max(LEAST, math.ceil(share / COST)), MOST)
 
 
 def _pack_frozen(frozen: Mapping[str, Sequence[NDArray[np.float32]]]) -> bytes:

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from poseidon.engine.averages import SmoothedLoss, as_outputs, output_sizes, pack, parts, total
+from poseidon.engine.elastic import Regrouped
 from poseidon.engine.finite import LossWatch
 from poseidon.engine.solver.balancer import Move
 from poseidon.engine.solver.balancing import Balancing
@@ -79,10 +80,6 @@ class LoopSettings:
     on_progress: Callable[[int, SmoothedLoss], None]
     exchange: ExchangeOptions = NO_CHECK
     stop_at_nan: bool = True
-
-
-class Regrouped(Exception):
-    """All workers have paused after the same iteration, with a memory snapshot of it."""
 
 
 class Trainer:

@@ -15,6 +15,7 @@ from torch import nn
 from poseidon.engine.averages import SmoothedLoss
 from poseidon.engine.broadcast import broadcast_bytes, broadcast_parameters
 from poseidon.engine.document import JobDocument
+from poseidon.engine.elastic import Regrouped, SnapshotInterval
 from poseidon.engine.launcher_connection import LauncherConnection
 from poseidon.engine.layer_context import layer_context
 from poseidon.engine.observation import Observation
@@ -22,11 +23,11 @@ from poseidon.engine.snapshot_writer import SnapshotSettings, SnapshotWriter
 from poseidon.engine.solver.balancer import Balancer
 from poseidon.engine.solver.balancing import Balancing
 from poseidon.engine.solver.checkpoint import Checkpoint, Progress, Resumed
-from poseidon.engine.solver.memory import MemorySnapshot, MemorySnapshots, SnapshotInterval
+from poseidon.engine.solver.memory import MemorySnapshot, MemorySnapshots
 from poseidon.engine.solver.replica import Replica, WorkerNets
 from poseidon.engine.solver.summary import net_table
 from poseidon.engine.solver.tester import Tester
-from poseidon.engine.solver.trainer import LoopSettings, Regrouped, Trainer
+from poseidon.engine.solver.trainer import LoopSettings, Trainer
 from poseidon.engine.tools.preflight import weight_files
 from poseidon.engine.work import NOTHING, TrainingWork, membership_of
 from poseidon.errors import JobError, counted

@@ -101,10 +101,9 @@ def run_job(
     monkeypatch.setenv("POSEIDON_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     hosts = parse_machinefile("0 127.0.0.1 0\n1 127.0.0.1 0\n2 127.0.0.1 0", source="hosts")
-    request = JobRequest(output=tmp_path / "out", max_restarts=1)
+    request = JobRequest(output=tmp_path / "out", max_restarts=1, max_rejoins=max_rejoins)
     site = Site(hosts, LocalDialer())
     job = ElasticJob(request, site, title="elastic", stem="elastic", devices=("cpu",))
-    job.max_rejoins = max_rejoins
     watch = Watch(job, list(acts))
     monkeypatch.setattr(runner, "Listeners", lambda *all_: Listeners(*all_, watch))
     run(job, StartReport(None))

@@ -1,0 +1,89 @@
+"""The memory snapshots of a script: the states that an elastic job of `poseidon run` goes on from.
+
+A snapshot is the content of a checkpoint (`Group.save`), in the memory of the first worker of each
+of the first hosts. It is taken where the loop asks the loader of the job's first group for the
+first batch of an iteration: all that belongs to the iteration before is done there.
+
+Law: a script has snapshots once its first group has called `resume`, so that a script which starts
+again finds its place.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from poseidon.engine.elastic import COSTS, SnapshotInterval
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A complete snapshot.
+
+    Attributes:
+        iteration: iterations finished.
+        content: of a checkpoint.
+    """
+
+    iteration: int
+    content: bytes
+
+
+class ScriptMemory:
+    """The memory snapshots of one worker, for one start of its job.
+
+    Args:
+        holds: whether this worker keeps snapshots.
+        rewind: the iteration that this start goes on from; -1: none.
+        every: iterations from one snapshot to the next; 0: they are chosen.
+        newest: of the start before; None: there is none.
+
+    Attributes:
+        newest: the newest snapshot that this worker has.
+        resumes: whether the script has called `resume`.
+    """
+
+    def __init__(self, *, holds: bool, rewind: int, every: int, newest: Snapshot | None) -> None:
+        self.holds = holds
+        self.newest = newest
+        self.resumes = False
+        self.rewinds = rewind >= 0
+        self._interval = SnapshotInterval(max(rewind, 0), every)
+        self._iteration = max(rewind, 0)
+        self._since_s = time.perf_counter()
+
+    def enters(self, iteration: int) -> bool:
+        """Return whether the loop has come to the begin of an iteration; called with as many
+        iterations finished as the group counts, also by loops that do not train.
+        """
+        if not self.resumes or iteration <= self._iteration:
+            return False
+        now = time.perf_counter()
+        if iteration == self._iteration + 1:
+            self._interval.note(now - self._since_s, transferring=False)
+        self._iteration, self._since_s = iteration, now
+        return True
+
+    def is_due(self) -> bool:
+        """Return whether all workers take a snapshot here."""
+        return self._interval.is_due(self._iteration)
+
+    def take(
+        self, content: Callable[[], bytes], gather: Callable[[bytes], Sequence[bytes]]
+    ) -> None:
+        """Take a snapshot. All workers call it together.
+
+        Args:
+            content: makes the content, with all others; what it returns counts on those that hold
+                snapshots.
+            gather: collects payloads.
+        """
+        began_s = time.perf_counter()
+        costs = [COSTS.unpack(part) for part in gather(COSTS.pack(*self._interval.costs()))]
+        made = content()
+        if self.holds:
+            self.newest = Snapshot(self._iteration, made)
+        self._since_s = time.perf_counter()
+        self._interval.begun(self._iteration, self._since_s - began_s)
+        self._interval.decide(costs)
