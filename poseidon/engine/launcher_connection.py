@@ -238,28 +238,30 @@ class LauncherConnection:
         return threading.Thread(target=run, name=name, daemon=True)
 
     def _forward(self) -> None:
-        while True:
+        do = ""
+        while do != "gone":  # no command follows
             do = str(self.commands.get().get("do"))
-            if do == "gone":
-                LOGGER.warning("the launcher has gone: stopping with a snapshot")
-            elif do in self._notes and self._root:
-                LOGGER.info("%s", self._notes[do])
-            kind = {
-                "stop": SignalKind.STOP,
-                "gone": SignalKind.STOP,
-                "snapshot": SignalKind.SNAPSHOT,
-                "regroup": SignalKind.REGROUP,
-            }.get(do)
-            if kind is SignalKind.STOP:
-                self.stopping.set()
-            if kind is not None and self._root:
-                with contextlib.suppress(
-                    ServerError
-                ):  # the training loop gets the same error and reports it
-                    exchanges = [one for one in self._exchanges if not one.closed]
-                    (exchanges or self._exchanges)[0].control.request(kind)
-            if do == "gone":
-                return  # no command follows
+            self._forward_one(do)
+
+    def _forward_one(self, do: str) -> None:
+        if do == "gone":
+            LOGGER.warning("the launcher has gone: stopping with a snapshot")
+        elif do in self._notes and self._root:
+            LOGGER.info("%s", self._notes[do])
+        kind = {
+            "stop": SignalKind.STOP,
+            "gone": SignalKind.STOP,
+            "snapshot": SignalKind.SNAPSHOT,
+            "regroup": SignalKind.REGROUP,
+        }.get(do)
+        if kind is SignalKind.STOP:
+            self.stopping.set()
+        if kind is not None and self._root:
+            with contextlib.suppress(
+                ServerError
+            ):  # the training loop gets the same error and reports it
+                exchanges = [one for one in self._exchanges if not one.closed]
+                (exchanges or self._exchanges)[0].control.request(kind)
 
     def _receive(self) -> None:
         try:

@@ -17,6 +17,7 @@ from ps_server.protocol.bandwidth import ChangeLog
 from ps_server.protocol.precision import add
 from ps_server.protocol.settings import StoreSpec
 from ps_server.protocol.shard import Shard
+from ps_server.protocol.virtual_workers import Node, TreeSum
 from ps_server.protocol.worker_session import Addressed, Session
 from ps_server.pump import Pump
 from ps_server.server import Server
@@ -26,6 +27,7 @@ from tests.simulation.network import Fabric, SimulatedClient, SimulatedServer
 from tests.simulation.processes import Process, Question
 
 TIMEOUT_S = 60.0
+SECRET = b"secret"
 Waits = Generator[float | Question, Any, Any]
 
 
@@ -36,18 +38,35 @@ def serve_shard(
     workers: int,
     *,
     name: str = "",
+    token: bytes = SECRET,
     prioritized: bool = True,
+    ended: Callable[[], None] = lambda: None,
 ) -> Server:
-    """Run a shard in a process; its end has a name, or that of the process."""
+    """Run a shard in a process; its end has a name, or that of the process.
+
+    Args:
+        fabric: the network.
+        process: of the shard.
+        index: of the shard.
+        workers: how many it serves.
+        name: of its end; empty: that of the process.
+        token: of the job.
+        prioritized: as for `Server`.
+        ended: called when it serves no more.
+    """
     end = fabric.end(process, name or process.name)
-    shard = Shard(index, workers, b"secret")
+    shard = Shard(index, workers, token)
     transport = SimulatedServer(fabric, end)
     server = Server(shard, transport, prioritized=prioritized, clock=fabric.world.clock)
 
     def failed(error: Exception) -> None:
         raise error
 
-    end.loop = process.loop(server.steps(), failed, transport.close)
+    def close() -> None:
+        transport.close()
+        ended()
+
+    end.loop = process.loop(server.steps(), failed, close)
     return server
 
 
@@ -64,6 +83,7 @@ class SimulatedWorker:
         table_clocks: as for `Client`.
         prioritized: as for `Client`.
         name: of its end; the process's if empty.
+        token: of the job.
     """
 
     def __init__(
@@ -78,13 +98,14 @@ class SimulatedWorker:
         table_clocks: bool = False,
         prioritized: bool = True,
         name: str = "",
+        token: bytes = SECRET,
     ) -> None:
         world = fabric.world
         log = None if bandwidth_mbps is None else ChangeLog(bandwidth_mbps, world.now)
         self.rank = rank
         self.timeout_s = TIMEOUT_S
         self.monitor = Monitor(TIMEOUT_S, closed="the client is closed", hangs="")
-        self.session = Session(rank, store, b"secret", log=log, table_clocks=table_clocks)
+        self.session = Session(rank, store, token, log=log, table_clocks=table_clocks)
         self._end = fabric.end(process, name or process.name)
         self._transport = SimulatedClient(fabric, self._end, shards)
         self._pump = Pump(
@@ -157,6 +178,26 @@ class SimulatedWorker:
     def push(self, table: int, array: m.Array, rate: float) -> None:
         """See `Client.push`."""
         self.do(self.session.push(table, self.session.on_the_wire(table, array), rate))
+
+    def push_sums(self, table: int, gradient: Callable[[int], m.Array], rate: float) -> None:
+        """Push the sums of the nodes of this worker.
+
+        Args:
+            table: index of the table.
+            gradient: returns that of a virtual worker.
+            rate: the learning rate.
+        """
+        store = self.session.store
+        nodes = store.nodes(store.tables[table], self.rank)
+        tree = TreeSum[m.Array](store.placed.count, lambda left, right, at: left + right)
+        for number in store.placed.of(self.rank):
+            node, part = Node(number, number + 1), gradient(number)
+            if node not in nodes:
+                node = tree.put(node, part)
+                if node not in nodes:
+                    continue
+                part = tree.parts.pop(node)
+            self.push(table, part, rate)
 
     def tick(self) -> None:
         """See `Client.clock`."""

@@ -104,6 +104,11 @@ class SimulatedHost:
         """The processes of the job that run here."""
         return [p for agent in self.agents for p in agent.processes.values() if p.alive]
 
+    @property
+    def everything(self) -> list[Process]:
+        """The agents here, and their processes, with those that have ended."""
+        return [p for agent in self.agents for p in (agent.process, *agent.processes.values())]
+
     def crash(self) -> None:
         """End everything here at once; nobody is told."""
         self.up = False

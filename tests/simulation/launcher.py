@@ -23,6 +23,7 @@ from poseidon.errors import JobError
 from poseidon.launcher import site
 from tests.simulation.network import End, Fabric
 from tests.simulation.processes import Process
+from tests.simulation.second_thread import SecondThread
 from tests.simulation.world import Violation, World
 
 FOR_EVER_S = 1e6
@@ -47,15 +48,25 @@ class Primitives:
         self.queue = SimpleNamespace(
             Queue=lambda most=0: _Queue(self), Empty=queue.Empty, Full=queue.Full
         )
+        self.seconds: list[SecondThread] = []
+        """Its threads that block, beside the main one."""
 
     def wait(self, question: Callable[[], object], timeout_s: float | None) -> bool:
         """Let time pass until a question is answered with yes; return whether it was in time."""
         world = self.process.world
+        for thread in self.seconds:
+            if thread.runs:
+                return thread.wait(question, min(timeout_s or FOR_EVER_S, FOR_EVER_S))
         if world.now > self.limit_s:
             raise Violation("the job does not end")
         if self.process.stopped_s:  # it sees nothing
             world.run(lambda: False, self.process.stopped_s)
         return world.run(question, min(timeout_s or FOR_EVER_S, FOR_EVER_S))
+
+    def second_thread(self, target: Callable[[], None], **_: object) -> SecondThread:
+        """Return what stands for a thread that blocks."""
+        self.seconds.append(SecondThread(self.process, target))
+        return self.seconds[-1]
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
@@ -67,6 +78,7 @@ class Primitives:
                     stack.enter_context(patch.object(module, name, getattr(self, name)))
             stack.enter_context(patch.object(site, "for_each_host", _one_after_the_other))
             stack.enter_context(patch.object(site, "close_agents", _close_all))
+            stack.callback(lambda: [thread.close() for thread in self.seconds])
             yield
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from random import Random
@@ -19,10 +19,7 @@ from random import Random
 import numpy as np
 
 from poseidon.cluster.agent.messages import Start
-from poseidon.cluster.agent.remote import RemoteAgent
-from poseidon.cluster.dial.dialer import Dialer
 from poseidon.cluster.job_plan import ProcessName, Role, plan_job
-from poseidon.cluster.machinefile import Host
 from poseidon.cluster.process import ProcessSpec
 from poseidon.cluster.supervision.loop import JobListener, JobResult, run_job
 from poseidon.cluster.supervision.restarts import RestartedJob, StartingPoint, run_with_restarts
@@ -40,9 +37,8 @@ from ps_server.protocol import messages as m
 from ps_server.protocol.settings import Rule, StoreSpec, TableSpec
 from ps_server.server import Server
 from tests.simulation.client import SimulatedWorker, Waits, serve_shard
-from tests.simulation.hosts import HostAgent, JobProcess, SimulatedHost
-from tests.simulation.launcher import Primitives, SimulatedChannel, dial
-from tests.simulation.network import Fabric
+from tests.simulation.cluster import FAULTS, Cluster, ClusterDialer, draw_duration, hosts_of
+from tests.simulation.hosts import JobProcess
 from tests.simulation.processes import Question
 from tests.simulation.world import Violation, World
 
@@ -51,7 +47,6 @@ LIMIT_S = 6000.0
 START_S = 180.0
 WAIT_S = 600.0
 STALL_S = 14.0
-FAULTS = ("kill", "stop", "crash", "stall", "separate", "launcher stop", "interrupt", "user kill")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,32 +81,20 @@ class Snapshot:
     digest: str
 
 
-class Job:
+class Job(Cluster):
     """One job, and the world around it."""
 
     def __init__(self, world: World, settings: Settings) -> None:
-        self.world = world
+        super().__init__(world, settings.hosts)
         self.settings = settings
-        self.fabric = Fabric(world)
-        self.primitives = Primitives(world)
         self.disk: dict[str, Snapshot] = {}
         self.written: dict[int, str] = {}
         self.finals: dict[int, bytes] = {}
         self.requests: list[SignalReceived] = []
-        self.asked_to_stop = self.started = self.disturbed_early = self.disturbed = False
-        self.agents: dict[str, RemoteAgent] = {}
-        self.killed: list[RemoteAgent] = []
-        """Those on whose hosts the user has killed the job."""
-        self.cut_off = False
-        """Whether a host was: then the launcher may not have heard of it."""
         self.starts = 0
-        self.number = 0
-        self.machines = [
-            SimulatedHost(self.fabric, f"host {n}", self._spawn) for n in range(settings.hosts)
-        ]
-        hosts = [Host(id=n, address=f"10.0.0.{n + 1}", port=9000) for n in range(settings.hosts)]
+        hosts = hosts_of(settings.hosts)
         self.plan = plan_job(hosts, devices_per_host=("cpu",) * settings.workers, channels=1)
-        self.site = Site(hosts, _Dialer(self))
+        self.site = Site(hosts, ClusterDialer(self))
 
     def stores(self) -> list[StoreSpec]:
         """Return the stores that the workers open."""
@@ -132,42 +115,17 @@ class Job:
             finally:
                 self.site.close()
 
-    def _spawn(self, process: JobProcess, start: Start) -> None:
+    def ask_to_stop(self, within_s: float | None) -> None:
+        """See `Cluster`."""
+        self.requests.append(SignalReceived(effect=SignalEffect.STOP, within_s=within_s))
+
+    def spawn(self, process: JobProcess, start: Start) -> None:
+        """See `Cluster`."""
         if start.name.role is Role.SHARD:
             _Shard(self, process, start.name.index)
         else:
             point = StartingPoint(**json.loads(start.first_line))
             process.task(_Work(self, process, start.name.index, point).run())
-
-
-class _Dialer(Dialer):
-    def __init__(self, job: Job) -> None:
-        self._job = job
-
-    def dial(self, hosts: Sequence[Host], job: str) -> Mapping[int, RemoteAgent | JobError]:
-        found: dict[int, RemoteAgent | JobError] = {}
-        for host in hosts:
-            try:
-                found[host.id] = self._dial_one(self._job.machines[host.id])
-            except JobError as error:
-                found[host.id] = error
-        return found
-
-    def _dial_one(self, host: SimulatedHost) -> RemoteAgent:
-        job = self._job
-        job.primitives.wait(lambda: False, 0.5)
-        if not host.up:
-            raise JobError(f"{host.name} does not answer")
-        job.number += 1
-        agent = HostAgent(host, job.number)
-        host.agents.append(agent)
-        name = f"launcher to {agent.process.name}"
-        end = job.fabric.end(job.primitives.process, name)
-        job.fabric.connect(name, agent.process.name)
-        agent.serve()
-        channel = SimulatedChannel(job.fabric, end, agent.process.name)
-        found = job.agents[agent.process.name] = dial(job.primitives, channel, host.name)
-        return found
 
 
 class _Driver(JobListener):
@@ -417,92 +375,11 @@ class _Work:
 def _plan_faults(job: Job) -> None:
     random, world = job.world.stream("plan"), job.world
     for number in range(random.choice((0, 1, 1, 2, 4))):
-        kind, at_s, draw = random.choice(FAULTS), random.random() * 25, random.random()
-        for_s = random.random() * random.choice((3, 9, 90))
+        kind, at_s, draw = random.choice(list(FAULTS)), random.random() * 25, random.random()
+        for_s = draw_duration(random)
         if world.deviates(f"{kind} ({number}) at {at_s:.1f} s"):
-            act = _FAULTS[kind]
+            act = FAULTS[kind]
             world.after(at_s, lambda act=act, draw=draw, for_s=for_s: act(job, draw, for_s))
-
-
-def _some_process(job: Job, draw: float) -> JobProcess | None:
-    processes = [process for host in job.machines for process in host.processes]
-    return processes[int(draw * len(processes))] if processes else None
-
-
-def _some_host(job: Job, draw: float) -> SimulatedHost:
-    return job.machines[int(draw * len(job.machines))]
-
-
-def _kill(job: Job, draw: float, for_s: float) -> None:
-    process = _some_process(job, draw)
-    if process is not None:
-        _note(job)
-        process.exit(-9)
-
-
-def _stop(job: Job, draw: float, for_s: float) -> None:
-    process = _some_process(job, draw)
-    if process is not None:
-        _note(job)
-        process.stop(for_s)
-
-
-def _crash(job: Job, draw: float, for_s: float) -> None:
-    host = _some_host(job, draw)
-    job.cut_off = True
-    _note(job)
-    host.crash()
-    job.world.after(for_s, lambda: setattr(host, "up", True))
-
-
-def _stall(job: Job, draw: float, for_s: float) -> None:
-    job.cut_off = True
-    _note(job)
-    for agent in _some_host(job, draw).agents:
-        for process in (agent.process, *agent.processes.values()):
-            job.fabric.stall(process, for_s)
-
-
-def _separate(job: Job, draw: float, for_s: float) -> None:
-    one, other = _some_process(job, draw), _some_process(job, 1 - draw)
-    if one is not None and other is not None and one is not other:
-        _note(job)
-        job.fabric.separate(one, other, 10.0)
-
-
-def _stop_launcher(job: Job, draw: float, for_s: float) -> None:
-    job.disturbed_early |= not job.started
-    job.primitives.process.stop(for_s / 6)
-
-
-def _kill_as_user(job: Job, draw: float, for_s: float) -> None:
-    agents = _some_host(job, draw).agents
-    if agents and agents[-1].processes:
-        _note(job)
-        job.asked_to_stop = True
-        if (known := job.agents.get(agents[-1].process.name)) is not None:
-            job.killed.append(known)
-        agents[-1].kill_as_user()
-
-
-def _interrupt(job: Job, draw: float, for_s: float) -> None:
-    job.asked_to_stop = True
-    within_s = 25.0 if draw < 0.5 else None
-    job.requests.append(SignalReceived(effect=SignalEffect.STOP, within_s=within_s))
-
-
-def _note(job: Job) -> None:
-    job.disturbed = True
-    job.disturbed_early |= not job.started
-
-
-_FAULTS: Mapping[str, Callable[[Job, float, float], None]] = dict(
-    zip(
-        FAULTS,
-        (_kill, _stop, _crash, _stall, _separate, _stop_launcher, _interrupt, _kill_as_user),
-        strict=True,
-    )
-)
 
 
 @cache
@@ -522,7 +399,7 @@ def simulate(world: World) -> None:
     _plan_faults(job)
     _judge(job, job.run(), expected)
     world.run(lambda: False, 60.0)
-    left = [p.name for host in job.machines for p in host.processes]
+    left = [process.name for process in job.processes]
     if left:
         raise Violation(f"these outlive the job: {left}")
 

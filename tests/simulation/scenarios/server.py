@@ -31,7 +31,7 @@ from ps_server.protocol.settings import (
     StoreSpec,
     TableSpec,
 )
-from ps_server.protocol.virtual_workers import Node, TreeSum, VirtualWorkers
+from ps_server.protocol.virtual_workers import VirtualWorkers
 from ps_server.protocol.worker_session import Addressed
 from tests.simulation.client import SimulatedWorker, Waits, serve_shard
 from tests.simulation.faults import judge, plan_faults
@@ -398,17 +398,7 @@ class _Training:
             self._values[table] += change.reshape(-1)
             self._worker.push(table, change.reshape(-1), 0.0)
             return
-        store = self._worker.session.store
-        nodes = store.nodes(store.tables[table], self._rank)
-        tree = TreeSum[m.Array](store.placed.count, lambda left, right, at: left + right)
-        for v in store.placed.of(self._rank):
-            node, part = Node(v, v + 1), self._gradient(table, iteration, v)
-            if node not in nodes:
-                node = tree.put(node, part)
-                if node not in nodes:
-                    continue
-                part = tree.parts.pop(node)
-            self._worker.push(table, part, 0.1)
+        self._worker.push_sums(table, lambda v: self._gradient(table, iteration, v), 0.1)
 
     def _gradient(self, table: int, iteration: int, virtual_worker: int) -> m.Array:
         phase = np.arange(len(self._values[table]), dtype=np.float32) * np.float32(0.1)

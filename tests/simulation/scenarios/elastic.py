@@ -1,0 +1,534 @@
+"""An elastic job: processes that go on after the loss of others, from snapshots in memory, and hosts
+that come back, join and leave meanwhile.
+
+Checked: the job ends; with the iteration and the bits of the undisturbed run wherever it has
+finished, and with its bits in every iteration and every memory snapshot before; with an error only
+where the user has asked for its end, or it was disturbed before it had started. No start has a host
+twice, no host is taken in more often than `--max_rejoins` says. No start is from disk while a
+process that nothing has happened to has a memory snapshot, unless too few workers are left. No
+process outlives the job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+from poseidon.cluster.agent.messages import Start as StartProcess
+from poseidon.cluster.dial.dialer import Dialer
+from poseidon.cluster.job_plan import ProcessName, Role, ShardPlan, WorkerPlan
+from poseidon.cluster.jobs.requests import HostRequest
+from poseidon.cluster.machinefile import Host
+from poseidon.cluster.process import ProcessSpec
+from poseidon.cluster.supervision.loop import JobListener, JobResult
+from poseidon.cluster.supervision.restarts import (
+    RestartedJob,
+    StartingPoint,
+    run_with_restarts,
+)
+from poseidon.cluster.supervision.signals import SignalRequests
+from poseidon.cluster.supervision.state import Outcome, SignalEffect, SignalReceived
+from poseidon.engine.document import TrainingDocument
+from poseidon.engine.solver import memory
+from poseidon.errors import JobError
+from poseidon.launcher import host_changes, newcomers, processes, runner, site
+from poseidon.launcher.host_changes import HostChanges
+from poseidon.launcher.job import Job
+from poseidon.launcher.listeners import Listeners
+from poseidon.launcher.processes import Start
+from poseidon.launcher.request import TrainRequest
+from poseidon.launcher.site import Site
+from tests.simulation.client import Waits
+from tests.simulation.cluster import (
+    FAULTS,
+    Cluster,
+    ClusterDialer,
+    Fault,
+    draw_duration,
+    hosts_of,
+)
+from tests.simulation.elastic_worker import ElasticShard, ElasticWorker
+from tests.simulation.hosts import JobProcess, SimulatedHost
+from tests.simulation.world import Violation, World
+
+SETTINGS = 41
+LIMIT_S = 6000.0
+STALL_S = 14.0
+POLL_S = 0.5
+"""How often the launcher looks for hosts that are missing: simulated with fewer events."""
+DOCUMENT = (
+    "rank",
+    "workers",
+    "client",
+    "local_rank",
+    "virtual_workers",
+    "shards",
+    "token",
+    "replicas",
+    "memory_snapshot_every",
+    "rewind",
+    "aside",
+)
+"""The fields of a worker's document that simulated ones use."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a job is made of, besides its deviations."""
+
+    hosts: int
+    workers: int
+    """Of each host."""
+    virtual: int
+    iterations: int
+    snapshot: int
+    replicas: int
+    every: int | None
+    min_workers: int
+    max_rejoins: int
+
+
+def settings_of(number: int) -> Settings:
+    """Return the settings with a number."""
+    random = Random(f"elastic {number}")
+    hosts, workers = random.choice((2, 3, 3, 4)), random.choice((1, 1, 1, 2))
+    return Settings(
+        hosts=hosts,
+        workers=workers,
+        virtual=hosts * workers + random.choice((0, 1, 2)) * workers,
+        iterations=random.choice((6, 12, 20)),
+        snapshot=random.choice((4, 7, 100)),
+        replicas=random.choice((1, 1, 2)),
+        every=random.choice((None, 2, 3)),
+        min_workers=random.choice((1, 1, workers + 1)),
+        max_rejoins=random.choice((0, 1, 3)),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """A snapshot on a disk."""
+
+    content: bytes
+    digest: str
+
+
+class Course(Cluster):
+    """One run: its hosts, its disk, and what its processes have in common, only for checks."""
+
+    def __init__(self, world: World, settings: Settings, expected: Sequence[bytes]) -> None:
+        super().__init__(world, settings.hosts)
+        self.settings = settings
+        self.iterations, self.every = settings.iterations, settings.snapshot
+        self.expected = expected
+        self.values: dict[int, bytes] = {}
+        """By iteration, where no others are expected."""
+        self.disk: dict[str, Snapshot] = {}
+        self.finals: dict[int, tuple[int, bytes]] = {}
+        self.holders: dict[JobProcess, int] = {}
+        """The processes that hold a memory snapshot, and its iteration."""
+        self.on_started: Callable[[], None] = lambda: None
+        """Called when the job runs for the first time."""
+        self.commands = _Commands()
+        self.requests = SignalRequests(TrainRequest().supervision_settings())
+        spare = SimulatedHost(self.fabric, "spare host", self.spawn)
+        self.machines[f"10.0.0.{settings.hosts + 1}"] = spare
+
+    def spawn(self, process: JobProcess, start: StartProcess) -> None:
+        """See `Cluster`."""
+        work = ElasticShard if start.name.role is Role.SHARD else ElasticWorker
+        work(self, process, json.loads(start.first_line))
+
+    def ask_to_stop(self, within_s: float | None) -> None:
+        """See `Cluster`."""
+        self.requests._received.append(SignalReceived(effect=SignalEffect.STOP, within_s=within_s))
+
+    def check(self, name: str, iteration: int, values: bytes) -> None:
+        """See `elastic_worker.Course`."""
+        expected = self.expected[iteration] if self.expected else values
+        if self.values.setdefault(iteration, expected) != values:
+            raise Violation(f"{name} has other bits after iteration {iteration}")
+
+    def holds(self, process: JobProcess, iteration: int) -> None:
+        """See `elastic_worker.Course`."""
+        self.holders[process] = iteration
+
+    def ended(self, rank: int, iteration: int, values: bytes) -> None:
+        """See `elastic_worker.Course`."""
+        self.finals[rank] = iteration, values
+
+    def read(self, state: str) -> bytes:
+        """See `elastic_worker.Course`."""
+        return self.disk[state].content
+
+    def write(self, process: JobProcess, iteration: int, content: bytes) -> Waits:
+        """See `elastic_worker.Course`."""
+        name = f"snapshot {iteration} of {process.name}"
+        self.disk[name] = Snapshot(content=content[: len(content) // 2], digest="")
+        yield 0.1
+        self.disk[name] = Snapshot(content=content, digest=hashlib.sha256(content).hexdigest())
+        process.emit({"event": "snapshot", "state": name, "iteration": iteration})
+
+
+class _Commands:
+    """See `RequestFiles`."""
+
+    def __init__(self) -> None:
+        self.open: deque[HostRequest] = deque()
+
+    def take(self) -> HostRequest | None:
+        """See `RequestFiles`."""
+        return self.open.popleft() if self.open else None
+
+    def answer(self, text: str, *, done: bool) -> None:
+        """See `RequestFiles`."""
+
+    def close(self) -> None:
+        """See `RequestFiles`."""
+
+
+class _Site(Site):
+    """The hosts; no file of theirs is checked."""
+
+    def __init__(self, hosts: Sequence[Host], dialer: Dialer) -> None:
+        super().__init__(hosts, dialer)
+        self._job = "job"
+
+    def _checked(self, hosts_: Sequence[Host]) -> tuple[Host, ...]:
+        return tuple(replace(host, peer_address=host.address) for host in hosts_)
+
+
+class _Job(Job):
+    """The job."""
+
+    restarts_by_itself = True
+    elastic = True
+
+    def __init__(self, settings: Settings, site: Site) -> None:
+        request = TrainRequest(
+            job="job",
+            output=Path("/tmp"),
+            threads=1,
+            num_app_threads=settings.workers,
+            virtual_workers=settings.virtual,
+            replicas=settings.replicas,
+            memory_snapshot_every=settings.every,
+            min_workers=settings.min_workers,
+            max_rejoins=settings.max_rejoins,
+            max_restarts=50,
+            stall_timeout=STALL_S,
+        )
+        super().__init__(request, site, title="job", stem="job", devices=("cpu",))
+        self.min_workers, self.max_rejoins = settings.min_workers, settings.max_rejoins
+        self._settings = settings
+
+    def shares_data(self) -> bool:
+        """See `Job`."""
+        return True
+
+    def document(self, role: WorkerPlan, start: Start) -> TrainingDocument:
+        """See `Job`."""
+        return replace(
+            self.worker_document(role, start),
+            replicas=self._settings.replicas,
+            memory_snapshot_every=self._settings.every or 0,
+        )
+
+    def spec(self, role: WorkerPlan | ShardPlan, start: Start) -> ProcessSpec:
+        """See `Job`. Each worker of a host connects to the shards itself."""
+        line: dict[str, object]
+        if isinstance(role, ShardPlan):
+            slot, workers = role.channel, self.plan.worker_count
+            line = {"shard": role.index, "token": start.token, "workers": workers}
+        else:
+            document, slot = self.document(role, start), role.local_rank
+            line = {name: getattr(document, name) for name in DOCUMENT}
+            line |= {"snapshot": start.point.state, "begin": start.point.iteration}
+        first_line = json.dumps(line).encode()
+        return ProcessSpec(name=role.process, argv=("program",), first_line=first_line, slot=slot)
+
+
+class _Snapshots(JobListener):
+    """See `SnapshotList`."""
+
+    def __init__(self, course: Course) -> None:
+        self._course = course
+        self._written: dict[int, str] = {}
+
+    def on_event(self, name: ProcessName, event: Mapping[str, object]) -> None:
+        """See `JobListener`."""
+        if event["event"] == "snapshot":
+            self._written[int(str(event["iteration"]))] = str(event["state"])
+
+    def newest_intact(self) -> StartingPoint:
+        """See `SnapshotList`."""
+        for iteration, name in sorted(self._written.items(), reverse=True):
+            found = self._course.disk[name]
+            if hashlib.sha256(found.content).hexdigest() == found.digest:
+                return StartingPoint(state=name, iteration=iteration)
+        return StartingPoint()
+
+
+class _Driver(runner._Run):
+    """The driver of the job's starts; the parts of the real one that serve users are left out."""
+
+    def __init__(self, course: Course) -> None:
+        settings = course.settings
+        self.course = course
+        self._job = _Job(settings, _Site(hosts_of(settings.hosts), ClusterDialer(course)))
+        self._registration: Any = _Registration()
+        self._paused = {}
+        self._requests = course.requests
+        self._terminal: Any = SimpleNamespace(print=self._print)
+        self._snapshots: Any = _Snapshots(course)
+        self._plan_file: Any = SimpleNamespace(plan="")
+        self._changes = HostChanges(self._job, self._registration, self._requests, self._print)
+        self._listeners = Listeners(self._changes, self._snapshots, _Started(course))
+        self._rejoined: Counter[int] = Counter()
+        self._known = {host.id for host in self._job.site.hosts}
+        self._in_vain = 0
+        self.lines: list[str] = []
+
+    def run_job(self) -> RestartedJob | JobError:
+        """Run the job to its end."""
+        job = self._job
+        try:
+            self._changes.start()
+            return run_with_restarts(self, job.request.restart_settings(3))
+        except JobError as error:
+            return error
+        finally:
+            self._listeners.close()
+            job.site.close()
+
+    def start(self, attempt: int, point: StartingPoint) -> JobResult:
+        """See `RestartDriver`."""
+        course, hosts = self.course, self._job.plan.hosts
+        course.finals.clear()
+        if len({host.id for host in hosts}) < len(hosts):
+            raise Violation(f"a start has a host twice: {hosts}")
+        if any(agent.lost is not None for agent in course.killed) and not course.cut_off:
+            raise Violation("the job starts again, though the user has killed it")
+        return super().start(attempt, point)
+
+    def memory_point(self) -> tuple[StartingPoint, str] | None:
+        """See `RestartDriver`."""
+        before = {host.id for host in self._job.site.hosts}
+        found = super().memory_point()
+        if found is None:
+            self._check_nothing_is_left()
+            return None
+        new = {host.id for host in self._job.site.hosts} - before
+        for number in new & self._known:
+            self._rejoined[number] += 1
+            if self._rejoined[number] > self._job.max_rejoins:
+                raise Violation(f"client {number} is taken in again {self._rejoined[number]} times")
+        self._known |= new
+        return found
+
+    def _check_nothing_is_left(self) -> None:
+        """Check that no start from memory was possible."""
+        course, plan = self.course, self._job.plan
+        if course.asked_to_stop:
+            return
+        sound = [
+            host
+            for host in plan.hosts
+            if host.id not in self._changes.leaving
+            and any(agent.process.alive for agent in course.machines[host.address].agents)
+            and not course.touched & set(course.machines[host.address].everything)
+        ]
+        holders = [
+            process.name
+            for host in sound
+            for process in course.machines[host.address].processes
+            if process in course.holders
+        ]
+        if holders and len(sound) * plan.workers_per_host >= self._job.min_workers:
+            raise Violation(f"a start from disk, though {holders} hold a memory snapshot")
+
+    def _print(self, text: str) -> None:
+        self.lines.append(f"{self.course.world.now:.2f} {text}")
+        if text.startswith("warning: hosts that were lost"):
+            self.course.world.after(0.0, _violate, text)
+
+
+def _violate(text: str) -> None:
+    raise Violation(text)
+
+
+class _Registration:
+    """See `Registration`."""
+
+    record: Any = None
+
+    def add(self, *_: object) -> None:
+        """See `Registration`."""
+
+    def keep(self, _: object) -> None:
+        """See `Registration`."""
+
+    def clear(self) -> None:
+        """See `Registration`."""
+
+
+class _Started(JobListener):
+    """Notes that the job runs."""
+
+    def __init__(self, course: Course) -> None:
+        self._course = course
+
+    def on_started(self) -> None:
+        """See `JobListener`."""
+        if not self._course.started:
+            self._course.started = True
+            self._course.on_started()
+
+
+@contextlib.contextmanager
+def _installed(course: Course) -> Iterator[None]:
+    """Let the code of the launcher and of the workers' memory live in the run's world."""
+    primitives = course.primitives
+    clock = SimpleNamespace(
+        monotonic=course.world.clock,
+        perf_counter=course.world.clock,
+        sleep=lambda seconds: primitives.wait(lambda: False, seconds),
+    )
+    threads = SimpleNamespace(Event=primitives.threading.Event, Thread=primitives.second_thread)
+    places: Sequence[tuple[Any, str, object]] = (
+        (newcomers, "threading", threads),
+        (newcomers, "queue", primitives.queue),
+        (newcomers, "time", clock),
+        (newcomers, "_POLL_S", POLL_S),
+        (host_changes, "RequestFiles", lambda folder, job: course.commands),
+        (host_changes, "Registry", lambda folder: SimpleNamespace(folder=folder)),
+        (runner, "time", clock),
+        (processes, "is_encrypted", lambda encrypt, hosts: False),
+        (site, "record_fields", lambda record: {}),
+        (memory, "time", clock),
+    )
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(primitives.installed())
+        for module, name, stands_in in places:
+            stack.enter_context(patch.object(module, name, stands_in))
+        yield
+
+
+def _join(cluster: Cluster, draw: float, for_s: float) -> None:
+    """Let a host take part (`poseidon join`)."""
+    assert isinstance(cluster, Course)
+    address = list(cluster.machines)[-1 if draw < 0.8 else 0]
+    cluster.commands.open.append(HostRequest(do="join", host=address))
+
+
+def _leave(cluster: Cluster, draw: float, for_s: float) -> None:
+    """Let a host go (`poseidon leave`)."""
+    assert isinstance(cluster, Course)
+    address = list(cluster.machines)[int(draw * len(cluster.machines))]
+    cluster.commands.open.append(HostRequest(do="leave", host=address))
+
+
+def _kill_holder(cluster: Cluster, draw: float, for_s: float) -> None:
+    """Kill a process that holds a memory snapshot, or crash its host."""
+    assert isinstance(cluster, Course)
+    holders = [process for process in cluster.holders if process.alive]
+    if holders:
+        cluster.note()
+        holders[int(draw * len(holders))].exit(-9)
+
+
+ELASTIC_FAULTS: Mapping[str, Fault] = {
+    **FAULTS,
+    "holder": _kill_holder,
+    "join": _join,
+    "leave": _leave,
+}
+WEIGHTS = {"kill": 4, "crash": 4, "holder": 2, "join": 2, "leave": 2}
+"""How often a fault happens, beside the others."""
+EARLY_P = 0.1
+NEAR_P, NEAR_S = 0.4, 3.0
+"""How often a fault comes soon after the one before, and within how many seconds."""
+
+
+def _plan_faults(course: Course) -> None:
+    """Plan faults from the moment when the job runs; sometimes from its beginning."""
+    random = course.world.stream("plan")
+    early = random.random() < EARLY_P
+    if early:
+        _plan(course, random)
+    else:
+        course.on_started = lambda: _plan(course, random)
+
+
+def _plan(course: Course, random: Random) -> None:
+    world, at_s = course.world, 0.0
+    kinds, lasts_s = list(ELASTIC_FAULTS), 0.9 * course.iterations
+    weights = [WEIGHTS.get(kind, 1) for kind in kinds]
+    for number in range(random.choice((1, 1, 2, 3, 5))):
+        near = number and random.random() < NEAR_P
+        at_s = at_s + random.random() * NEAR_S if near else random.random() * lasts_s
+        kind, draw = random.choices(kinds, weights)[0], random.random()
+        for_s = draw_duration(random)
+        if world.deviates(f"{kind} ({number}) {at_s:.1f} s later"):
+            world.after(at_s, ELASTIC_FAULTS[kind], course, draw, for_s)
+
+
+@cache
+def undisturbed(number: int) -> tuple[bytes, ...]:
+    """Return the values after each iteration of the undisturbed run."""
+    course = Course(World(number, only=frozenset()), settings_of(number), ())
+    ended = _run(course)
+    assert isinstance(ended, RestartedJob), ended
+    assert not (ended.restarts or ended.memory_starts), ended
+    return tuple(course.values[iteration] for iteration in range(course.iterations + 1))
+
+
+def _run(course: Course) -> RestartedJob | JobError:
+    with _installed(course):
+        return _Driver(course).run_job()
+
+
+def simulate(world: World) -> None:
+    """Run a seed."""
+    number = world.seed % SETTINGS
+    course = Course(world, settings_of(number), undisturbed(number))
+    course.primitives.limit_s = LIMIT_S
+    _plan_faults(course)
+    _judge(course, _run(course))
+    world.run(lambda: False, 60.0)
+    left = [process.name for process in course.processes]
+    if left:
+        raise Violation(f"these outlive the job: {left}")
+
+
+def _judge(course: Course, ended: RestartedJob | JobError) -> None:
+    for thread in course.primitives.seconds:
+        if thread.error is not None:
+            raise thread.error
+    if isinstance(ended, JobError):
+        course.world.lossy = True
+        if not (course.asked_to_stop or course.disturbed_early):
+            raise Violation(f"the job failed: {ended}")
+        return
+    course.world.lossy = ended.restarts > 0 or ended.memory_starts > 0
+    if course.world.lossy and not course.disturbed:
+        raise Violation("the job has started again, though nothing of it was disturbed")
+    if ended.result.outcome is Outcome.STOPPED:
+        if not course.asked_to_stop:
+            raise Violation("the job stopped though nobody asked for it")
+        return
+    if not course.finals:
+        raise Violation("no worker has come to the end")
+    for rank, (iteration, _) in course.finals.items():
+        if iteration != course.iterations:
+            raise Violation(f"worker {rank} ends after iteration {iteration}")
