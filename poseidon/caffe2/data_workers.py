@@ -9,6 +9,7 @@ into batches.
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import logging
 import threading
@@ -134,6 +135,7 @@ class GlobalWorkerCoordinator:
 
 
 global_coordinator = GlobalWorkerCoordinator()
+atexit.register(global_coordinator.stop)  # a thread inside torch would abort the process
 
 
 class _Batches:

@@ -8,9 +8,11 @@ result.
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -76,6 +78,7 @@ class Prefetcher(Generic[Made]):
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, args=(first,), name=name, daemon=True)
         self._thread.start()
+        _OPEN.add(self)
 
     def get(self) -> Made:
         """Wait for the next result and return it. Raise the exception that `make` raised."""
@@ -123,6 +126,18 @@ class Prefetcher(Generic[Made]):
             while len(self._ready) >= self._depth and not self._closed:
                 self._changed.wait(WATCH_S)
             return not self._closed
+
+
+_OPEN: weakref.WeakSet[Prefetcher[Any]] = weakref.WeakSet()
+"""Prefetchers, which are closed at the exit of the process: Python ends a thread that is inside
+torch then by aborting the process.
+"""
+
+
+@atexit.register
+def _close_all() -> None:
+    for prefetcher in list(_OPEN):
+        prefetcher.close()
 
 
 class DecoderPool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -66,3 +68,20 @@ def test_a_decoder_pool_keeps_the_order_and_can_be_closed_twice() -> None:
     assert pool.map(lambda a, b: a + b, range(100), range(100)) == list(range(0, 200, 2))
     pool.close()
     pool.close()
+
+
+AT_EXIT = """
+import threading, torch
+from poseidon.data.batches.prefetch import Prefetcher
+began, numbers = threading.Event(), torch.rand(1_000_000)
+def make(number):
+    began.set()
+    return numbers.sort()
+prefetcher = Prefetcher(make, first=0, depth=3, name="poseidon-test")
+began.wait()
+"""
+
+
+def test_a_process_may_end_while_a_thread_is_inside_torch() -> None:
+    done = subprocess.run([sys.executable, "-c", AT_EXIT], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
