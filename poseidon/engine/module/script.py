@@ -16,8 +16,8 @@ import runpy
 import sys
 import time
 from bdb import BdbQuit
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -27,7 +27,7 @@ import torch
 import torch.distributed
 from torch import nn
 
-from poseidon.engine.document import ScriptDocument
+from poseidon.engine.document import Prints, ScriptDocument
 from poseidon.engine.elastic import Regrouped
 from poseidon.engine.launcher_connection import NO_DEBUGGER, LauncherConnection
 from poseidon.engine.module.ddp import ddp_script, default_group
@@ -45,7 +45,7 @@ from poseidon.exchange.observe.tracing import named_layers
 from poseidon.process_group.backend import register
 from poseidon.process_group.mesh import Mesh
 from ps_server import ServerError
-from ps_server.trace import Tracer
+from ps_server.trace import NO_TRACE, Tracer
 
 LOGGER = logging.getLogger("poseidon.engine.module.script")
 PROGRESS_S = 0.25
@@ -61,6 +61,10 @@ class ScriptEnded(PoseidonError):
     def __init__(self, code: object) -> None:
         super().__init__(f"the script ended itself with {code!r}")
         self.exit_code = code if isinstance(code, int) else 1
+
+
+class NeedsOthers(BaseException):
+    """A script that is prepared beside its job has come to the first call that waits for others."""
 
 
 class StepReporter:
@@ -145,6 +149,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         """
         document = self.document
         if document.aside:
+            self._prepare()
             self.pause(None)
             return False
         memory = ScriptMemory(
@@ -156,6 +161,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         message, regrouped = "", False
         try:
             with output_to_log(document.log_file, document.prints):
+                self.launcher.send("ready")
                 self._run_script(memory if document.replicas else None)
         except Regrouped:
             regrouped = True
@@ -173,10 +179,25 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         )
         return False
 
+    def _prepare(self) -> None:
+        """Run the script beside its job, up to the first call that waits for others: later it finds
+        what it imports and reads.
+        """
+        with output_to_log(self.document.log_file, Prints.LOG), suppress(NeedsOthers):
+            self._run_script(None)
+        self.launcher.loop_position = None
+
+    def _addresses(self, exchange: Callable[[str], list[str]]) -> Callable[[str], list[str]]:
+        """Return what exchanges addresses with the others."""
+
+        def refuse(own: str = "") -> list[str]:
+            raise NeedsOthers
+
+        return refuse if self.document.aside else exchange
+
     def _run_script(self, memory: ScriptMemory | None) -> None:
         document = self.document
-        trace = self.open_trace()
-        self.launcher.send("ready")
+        trace = NO_TRACE if document.aside else self.open_trace()
         sys.argv = [document.script, *document.arguments]
         context = self._context(trace, memory)
         self._statistics.clear()
@@ -207,7 +228,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         network = replace(
             context.member.network, rank=context.worker.rank, size=context.worker.size
         )
-        mesh = Mesh(network, self.launcher.exchange_worker_addresses)
+        mesh = Mesh(network, self._addresses(self.launcher.exchange_worker_addresses))
         register(mesh)
         try:
             with ddp_script(mesh, context) if self.document.ddp else default_group(mesh):
@@ -228,7 +249,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
                 rank=document.rank, size=document.workers, device=torch.device(document.device)
             ),
             member=membership_of(document, self.launcher.interruption),
-            connect=self.launcher.exchange_addresses,
+            connect=self._addresses(self.launcher.exchange_addresses),
             trace=trace,
             folder=Path(document.output),
             checkpoint=Path(document.snapshot) if document.snapshot else None,
