@@ -97,7 +97,8 @@ class LoopbackSshd:
             yield
         finally:
             for process in halted:
-                process.resume()
+                with suppress(psutil.NoSuchProcess):  # its connection was closed meanwhile
+                    process.resume()
 
     def _halt(self) -> list[psutil.Process]:
         """Halt the processes that serve connections, and not those of commands.
