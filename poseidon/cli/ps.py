@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from poseidon.cluster.jobs.registry import Registry
+from poseidon.cluster.jobs.registry import JobRecord, Registry
 from poseidon.cluster.jobs.remote_hosts import RemoteJob, list_remote_jobs, remote_hosts
+from poseidon.cluster.jobs.selection import jobs_of_machinefile
 from poseidon.cluster.jobs.this_host import HostJob, jobs_here
-from poseidon.cluster.machinefile import is_loopback, read_machinefile
+from poseidon.cluster.machinefile import Host, is_loopback, read_machinefile
 from poseidon.errors import JobError, printable
 from poseidon.launcher.site import ask_over_ssh
 from poseidon.metrics.job_statistics import FILE_NAME, read_statistics
@@ -33,10 +34,10 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         MachinefileError: the machinefile is wrong.
     """
-    clients = read_machinefile(Path(arguments.hostfile)) if arguments.hostfile else ()
     problems: list[str] = []
     here = jobs_here(Registry(read_settings().state_folder), problems.append)
-    hosts = remote_hosts(clients)
+    records = [job.record for job in here]
+    hosts = _hosts_of(Path(arguments.hostfile), records) if arguments.hostfile else ()
     remote: list[RemoteJob] = []
     if hosts:
         with ask_over_ssh(arguments.ssh_config) as ask:
@@ -55,6 +56,13 @@ def run(arguments: argparse.Namespace) -> int:
             else "no job is running"
         )
     return 1 if hosts and problems else 0
+
+
+def _hosts_of(hostfile: Path, records: Sequence[JobRecord]) -> tuple[Host, ...]:
+    """Return the other machines of a machinefile, and those that have joined its jobs since."""
+    hosts = read_machinefile(hostfile)
+    own = jobs_of_machinefile(records, hostfile.resolve(), hosts)
+    return remote_hosts([*hosts, *(host for record in own for host in record.joined)])
 
 
 def _listing(here: Sequence[HostJob], remote: Sequence[RemoteJob], with_hosts: bool) -> str:

@@ -63,6 +63,7 @@ class JobRecord:
         launcher: the process that supervises it.
         hostfile: absolute path of its machinefile; None when it had none.
         hosts: the machinefile's lines.
+        joined: further hosts, that have joined it since.
         output: absolute path of its output folder.
         started_s: seconds since 1970.
         processes: all that were started so far.
@@ -75,6 +76,12 @@ class JobRecord:
     output: str
     started_s: float
     processes: tuple[RecordedProcess, ...] = ()
+    joined: tuple[Host, ...] = ()
+
+    @property
+    def all_hosts(self) -> tuple[Host, ...]:
+        """The hosts on which its processes may run."""
+        return (*self.hosts, *self.joined)
 
 
 def new_job_id(stem: str, now: datetime, token: str) -> str:
@@ -237,6 +244,18 @@ class Registration:
         self._record = replace(self._record, processes=kept)
         self._registry.write(self._record)
 
+    def joins(self, host: Host) -> None:
+        """Add a host that takes part from here on, or tries to."""
+        self._record = replace(self._record, joined=(*self._record.joined, host))
+        self._registry.write(self._record)
+
+    def left(self, number: int) -> None:
+        """Remove a host that has joined and takes part no more, by its id."""
+        left = tuple(host for host in self._record.joined if host.id != number)
+        if left != self._record.joined:
+            self._record = replace(self._record, joined=left)
+            self._registry.write(self._record)
+
     def clear(self) -> None:
         """Remove all processes from the record: they have ended."""
         self._record = replace(self._record, processes=())
@@ -263,6 +282,7 @@ def record_fields(record: JobRecord) -> dict[str, object]:
         "launcher": asdict(record.launcher),
         "hostfile": record.hostfile,
         "clients": [_host_fields(host) for host in record.hosts],
+        "joined": [_host_fields(host) for host in record.joined],
         "output": record.output,
         "started_s": record.started_s,
         "processes": [asdict(process) for process in record.processes],
@@ -275,14 +295,16 @@ def record_from_fields(fields: Mapping[str, object]) -> JobRecord:
     Raises:
         NO_RECORD: it is not one.
     """
-    hosts = [_host(client) for client in _objects(fields["clients"])]
+    hosts = tuple(_host(client) for client in _objects(fields["clients"]))
+    joined = tuple(_host(client) for client in _objects(fields.get("joined", [])))
     processes = [_process(process) for process in _objects(fields["processes"])]
     hostfile = fields["hostfile"]
     return JobRecord(
         job=check_job_id(str(fields["job"])),
         launcher=_process(_objects([fields["launcher"]])[0]),
         hostfile=None if hostfile is None else str(hostfile),
-        hosts=tuple(hosts),
+        hosts=hosts,
+        joined=joined,
         output=str(fields["output"]),
         started_s=_seconds(fields["started_s"]),
         processes=tuple(processes),

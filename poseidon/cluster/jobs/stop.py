@@ -56,7 +56,7 @@ def jobs_by_id(
         more_hosts: where they may run, besides the hosts of their machinefiles.
     """
     own = tuple(record for record in records if record.job in jobs)
-    hosts = remote_hosts([*more_hosts, *(host for record in own for host in record.hosts)])
+    hosts = remote_hosts([*more_hosts, *(host for record in own for host in record.all_hosts)])
     remote_jobs, problems = list_remote_jobs(hosts, ask)
     seen = tuple(job for job in remote_jobs if job.reported.record.job in jobs)
     return StopTargets(
@@ -86,7 +86,7 @@ def jobs_of_hostfile(hostfile: Path, records: Sequence[JobRecord], ask: Ask) -> 
     if not own and mistake is not None:
         raise mistake
     hosts = remote_hosts(
-        [*(hosts_of_file or ()), *(host for record in own for host in record.hosts)]
+        [*(hosts_of_file or ()), *(host for record in own for host in record.all_hosts)]
     )
     remote_jobs, problems = list_remote_jobs(hosts, ask)
     remote_records = [job.reported.record for job in remote_jobs]

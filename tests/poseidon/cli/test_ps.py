@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from poseidon.cli.ps import _fields, _row, table
+from poseidon.cli.ps import _fields, _hosts_of, _row, table
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess
 from poseidon.cluster.jobs.this_host import HostJob
+from poseidon.cluster.machinefile import Host, read_machinefile
 from poseidon.metrics.job_statistics import FILE_NAME, JobStatistics, encode_statistics
 from poseidon.metrics.progress import JobProgress
 
@@ -16,6 +18,25 @@ def test_columns_are_as_wide_as_their_widest_cell() -> None:
         table([("JOB", "OUT"), ("a-long-one", "/x"), ("b", "")])
         == "JOB         OUT\na-long-one  /x\nb"
     )
+
+
+def test_hosts_that_have_joined_a_job_of_the_machinefile_are_asked_too(tmp_path: Path) -> None:
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text("0 node0 0\n1 node1 0\n", encoding="utf-8")
+    hosts = read_machinefile(hostfile)
+    joined = (Host(id=2, address="node2", port=0),)
+    launcher = RecordedProcess(name="launcher", host="127.0.0.1", pid=1, created_s=1.0)
+    record = JobRecord(
+        job="j",
+        launcher=launcher,
+        hostfile=str(hostfile),
+        hosts=hosts,
+        output="",
+        started_s=1.0,
+        joined=joined,
+    )
+    assert _hosts_of(hostfile, [record]) == (*hosts, *joined)
+    assert _hosts_of(hostfile, [replace(record, hostfile="/other")]) == hosts
 
 
 def test_how_far_a_job_has_come(tmp_path: Path) -> None:

@@ -75,6 +75,20 @@ def test_a_registration_grows_and_goes(tmp_path: Path) -> None:
     assert registry.jobs() == ()
 
 
+def test_hosts_that_join_are_on_record_until_they_leave(tmp_path: Path) -> None:
+    registry = Registry(tmp_path)
+    registration = Registration(registry, RECORD)
+    joined = [Host(id=number, address=f"node{number}", port=0) for number in (2, 3)]
+    for host in joined:
+        registration.joins(host)
+    registration.left(1)
+    registration.left(2)
+    record = registry.read("cifar10-1")
+    assert record is not None
+    assert (record.hosts, record.joined) == (RECORD.hosts, (joined[1],))
+    assert record.all_hosts == (*RECORD.hosts, joined[1])
+
+
 def test_a_job_of_which_something_may_be_left_stays_on_record(tmp_path: Path) -> None:
     registry = Registry(tmp_path)
     with Registration(registry, RECORD) as registration:

@@ -9,7 +9,7 @@ from pathlib import Path
 from poseidon.cluster.jobs.kill import AGENT, KillTimeouts
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registry
 from poseidon.cluster.jobs.remote_hosts import RemoteJob
-from poseidon.cluster.jobs.stop import StopTargets, jobs_by_id, stop_jobs
+from poseidon.cluster.jobs.stop import StopTargets, jobs_by_id, jobs_of_hostfile, stop_jobs
 from poseidon.cluster.jobs.this_host import Answer, HostJob
 from poseidon.cluster.machinefile import Host
 
@@ -37,6 +37,23 @@ def test_the_host_of_the_launcher_is_asked_before_the_others(tmp_path: Path) -> 
     assert asked[0] == 1 and sorted(asked) == [0, 1, 2]
     # Processes that ran when the hosts were listed have ended with their launcher.
     assert lines == ["job job-a: 9 processes stopped (3 on node1, 3 on node0, 3 on node2)"]
+
+
+def test_hosts_that_have_joined_are_asked_too(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def ask(host: Host, request: Mapping[str, object]) -> Sequence[Answer]:
+        asked.append(host.id)
+        return [{"end": True}]
+
+    hostfile = tmp_path / "hosts"
+    record = replace(RECORD, hostfile=str(hostfile), hosts=HOSTS[:2], joined=HOSTS[2:])
+    for targets in (
+        jobs_by_id(["job-a"], [record], ask),
+        jobs_of_hostfile(hostfile, [record], ask),
+    ):
+        assert (targets.jobs, targets.hosts) == (("job-a",), HOSTS)
+    assert sorted(asked) == [0, 0, 1, 1, 2, 2]
 
 
 def test_jobs_that_are_left_alone_are_not_reported(tmp_path: Path) -> None:
