@@ -47,6 +47,8 @@ class ProcessSpec:
             shard's channel. A process that has paused takes the document of the same slot.
         own_stdin: whether the process may read the standard input of its launcher on the same host,
             from the descriptor whose number is in $POSEIDON_STDIN_FD.
+        ignore_signals: whether the process starts ignoring the signals by which a machine or a
+            scheduler ends all processes: its agent alone handles them.
     """
 
     name: ProcessName
@@ -56,6 +58,7 @@ class ProcessSpec:
     slot: int = 0
     own_stdout: bool = False
     own_stdin: bool = False
+    ignore_signals: bool = False
 
 
 class Listener(Protocol):

@@ -1,14 +1,18 @@
-"""The hosts of an elastic job, and the changes that its next start makes: hosts that come back,
-join or leave.
+"""The hosts of a job, and the changes that its next start makes: hosts that come back, join or
+leave.
 
-Law: a change waits for the next start, which all workers reach at one memory snapshot.
+Law: a change waits for the next start, which all workers reach at one memory snapshot. One host is
+prepared at a time, on a thread of its own; what fails there disturbs nobody.
 """
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
-from collections.abc import Callable, Collection, Sequence
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from poseidon.cluster.jobs.registry import Registration, Registry
@@ -17,11 +21,13 @@ from poseidon.cluster.machinefile import Host, is_loopback
 from poseidon.cluster.supervision.loop import JobListener
 from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.cluster.supervision.signals import SignalRequests
-from poseidon.errors import JobError, counted
+from poseidon.errors import JobError, PoseidonError, UsageError, counted
 from poseidon.launcher.job import Job
-from poseidon.launcher.newcomers import Newcomers, Prepared, Waiting, of_host
+from poseidon.launcher.newcomers import Prepared, Returns, Waiting, of_host
 from poseidon.launcher.processes import Start
 from poseidon.settings import read_settings
+
+_POLL_S = 0.1
 
 
 class HostChanges(JobListener):
@@ -44,44 +50,51 @@ class HostChanges(JobListener):
         self._job = job
         self._registration = registration
         self._requests = requests
-        self.report = report
+        self._report = report
         self._hosts = {host.id: host for host in job.site.hosts}
-        self._went_on = False  # from memory: without memory snapshots no host is taken in again
-        self._running = threading.Event()
+        self._new_ids = itertools.count(max(self._hosts, default=-1) + 1)
+        self._running = False
+        self._closed = threading.Event()
         self._arrived: queue.SimpleQueue[tuple[Host, Sequence[Prepared]]] = queue.SimpleQueue()
-        self._leaving: set[int] = set()
-        self._joining: Host | None = None
+        self._leaving: frozenset[int] = frozenset()
+        self._lock = threading.Lock()
+        self._returns: defaultdict[int, Returns] = defaultdict(Returns)
         self._commands = RequestFiles(Registry(read_settings().state_folder).folder, job.id)
-        self._newcomers = Newcomers(self, job.request.max_rejoins)
+        self._thread = threading.Thread(target=self._run, name="poseidon hosts", daemon=True)
 
     def start(self) -> None:
         """Begin to take hosts in, and requests."""
-        self._newcomers.start()
+        self._job.site.let_leave = self._asked_to_end
+        self._thread.start()
 
     def on_started(self) -> None:
         """See `JobListener`."""
-        self._running.set()
+        self._running = True
+        if self._leaving or not self._arrived.empty():  # since the last start has ended
+            self._requests.regroup()
 
     def on_ended(self) -> None:
         """Note that the start which ran has ended."""
-        self._running.clear()
+        self._running = False
 
     def close(self) -> None:
-        """Take nothing in any more."""
-        self._newcomers.close()
+        """Take nothing in any more; what is being prepared is left to whoever ends the agents."""
+        self._closed.set()
         self._commands.close()
 
     @property
     def leaving(self) -> frozenset[int]:
         """The ids of the hosts that the next start does without."""
-        return frozenset(self._leaving)
+        return self._leaving
 
-    def go_on(self, without: Collection[int]) -> None:
+    def go_on(self, without: frozenset[int]) -> None:
         """Note that the job continues from memory, without these hosts."""
-        self._went_on = True
+        with self._lock:
+            self._leaving -= without
         for number in without:
-            self._leaving.discard(number)
             self._hosts.pop(number, None)
+            self._registration.left(number)
+        self._job.site.release(without)
 
     def arrivals(self, present: Sequence[Host]) -> list[Host]:
         """Take what was prepared since the last start; return the hosts that are new with it."""
@@ -96,83 +109,169 @@ class HostChanges(JobListener):
                 new.append(host)
         return new
 
-    def take_request(self) -> None:
-        """See `Preparing`."""
-        if not self._running.is_set() or self._leaving or self._joining:
-            return
-        request = self._commands.take()
-        if request is not None and request.do == "join":
-            self._join(request.host)
-        elif request is not None:
-            self._leave(request)
+    def _run(self) -> None:
+        while not self._closed.wait(_POLL_S):
+            try:
+                if self._running and self._arrived.empty() and not self._leaving:
+                    self._take_request()
+                    self.try_next(time.monotonic())
+            except Exception as error:  # noqa: BLE001 - the thread's outermost frame: the job goes on without
+                self._report(f"warning: hosts can neither join nor come back any more: {error!r}")
+                return
 
-    def _join(self, address: str) -> None:
-        job, here = self._job, self._job.site.opens_files_here
+    def _take_request(self) -> None:
+        request = self._commands.take()
+        if request is None:
+            return
+        try:
+            answer = self._carry_out(request)
+        except PoseidonError as error:
+            self._commands.answer(str(error), done=False)
+        else:
+            self._commands.answer(answer, done=True)
+
+    def _carry_out(self, request: HostRequest) -> str:
+        """Begin what a command requests; return the answer.
+
+        Raises:
+            PoseidonError: it is not possible.
+        """
+        if request.do not in ("join", "leave"):
+            raise UsageError(f"the launcher does not know the request '{request.do:.20}'")
+        if not self._job.elastic:
+            raise JobError(f"the hosts of this job stay as they are: {self._job.fixed_because}")
+        if request.do == "join":
+            return f"{named([self._join(request.host)])} takes part from here on"
+        hosts = self._job.site.hosts
+        leaving = [each for each in hosts if request.host in (each.address, str(each.id))][:1]
+        if not leaving:
+            known = ", ".join(f"{each.id} ({each.address})" for each in hosts)
+            raise JobError(f"the job has no host {request.host:.80}; its clients are {known}")
+        self._leave(leaving)
+        return f"{named(leaving)} leaves the job after the next iteration"
+
+    def _leave(self, hosts: Sequence[Host]) -> None:
+        """Let hosts leave the job.
+
+        Raises:
+            PoseidonError: the job cannot continue without them.
+        """
+        job, names = self._job, named(hosts)
+        with self._lock:
+            leaving = self._leaving | {host.id for host in hosts}
+            left = [host for host in job.site.hosts if host.id not in leaving]
+            workers = sum(host.works for host in left) * job.plan.workers_per_host
+            if not workers:
+                raise JobError(f"{names} is the last host of the job; poseidon kill ends the job")
+            if workers < job.request.min_workers:
+                raise JobError(f"without {names} the job has fewer workers than --min_workers")
+            job.with_hosts(left)  # raises what keeps it from continuing
+            self._leaving = leaving
+        self._requests.regroup()
+
+    def _asked_to_end(self, hosts: Sequence[Host]) -> bool:
+        """See `Site.let_leave`: a signal asks the hosts to end."""
+        try:
+            if not self._job.elastic:
+                return False
+            self._leave(hosts)
+        except PoseidonError as error:
+            self._report(f"{named(hosts)} is asked to end, and cannot leave: {error}")
+            return False
+        self._report(f"{named(hosts)} is asked to end: it leaves the job after the next iteration")
+        return True
+
+    def _join(self, address: str) -> Host:
+        """Let another host take part; return it.
+
+        Raises:
+            PoseidonError: it cannot, and why. The job goes on as it was.
+        """
+        job, site = self._job, self._job.site
         workers = job.plan.worker_count + job.plan.workers_per_host
-        obstacle = ""
-        if not here and any(address == host.address for host in self._hosts.values()):
-            obstacle = f"{address:.80} is a host of the job already"
-        elif here != is_loopback(address):
-            expected = "127.0.0.1" if here else "one that the others reach, as they are"
-            obstacle = f"{address:.80} cannot reach the job's hosts; expected {expected}"
-        elif job.virtual_workers.count < workers:
-            obstacle = (
+        if not site.takes_in:
+            raise JobError("the hosts of this job are its scheduler's, so no other one can join")
+        if not site.opens_files_here:
+            self._check_is_new(address, [host.address for host in self._hosts.values()])
+        if site.opens_files_here != is_loopback(address):
+            expected = "127.0.0.1" if site.opens_files_here else "one that the others reach"
+            raise JobError(f"{address:.80} cannot reach the job's hosts; expected {expected}")
+        if job.virtual_workers.count < workers:
+            raise JobError(
                 f"the job has {counted(job.virtual_workers.count, 'virtual worker')}, too few for "
                 f"{workers} workers; a job that others may join is started with --virtual_workers"
             )
-        if obstacle:
-            self._commands.answer(obstacle, done=False)
-            return
-        self._joining = Host(id=max(self._hosts) + 1, address=address, port=0)
-        self._newcomers.expect(self._joining)
-        self._hosts[self._joining.id] = self._joining
-        self._went_on = True
+        host = Host(id=next(self._new_ids), address=address, port=0)
+        self._registration.joins(host)
+        try:
+            host = site.reach(host, self._registration.record)
+            if not site.opens_files_here:
+                present = [each.peer_address for each in site.hosts if each.peer_address]
+                self._check_is_new(host.peer_address or address, present)
+            self._take_in(host, self._prepare(host))
+        except PoseidonError as error:
+            self._registration.left(host.id)
+            site.release([host.id])
+            raise JobError(f"{address:.80} cannot take part: {error}") from error
+        return host
 
-    def failed(self, host: Host, why: str, *, first: bool) -> None:
-        """See `Preparing`."""
-        if self._joining is not None and self._joining.id == host.id:
-            del self._hosts[host.id]
-            self._joining = None
-            self._commands.answer(f"{host.address} cannot take part: {why}", done=False)
-        elif first:
-            self.report(f"{named([host])} is not back: {why}")
+    def _check_is_new(self, address: str, present: Sequence[str]) -> None:
+        if address in present:
+            raise JobError(f"{address:.80} is a host of the job already")
 
-    def _leave(self, request: HostRequest) -> None:
-        hosts = self._job.site.hosts
-        leaving = [each for each in hosts if request.host in (each.address, str(each.id))]
-        working = [each for each in hosts if each.works and each not in leaving[:1]]
-        obstacle = ""
-        if request.do != "leave":
-            obstacle = f"the launcher does not know the request '{request.do:.20}'"
-        elif not leaving:
-            known = ", ".join(f"{each.id} ({each.address})" for each in hosts)
-            obstacle = f"the job has no host {request.host:.80}; its clients are {known}"
-        elif not working:
-            obstacle = f"{request.host} is the last host of the job; poseidon kill ends the job"
-        elif len(working) * self._job.plan.workers_per_host < self._job.request.min_workers:
-            obstacle = f"without {request.host} the job has fewer workers than --min_workers"
-        if obstacle:
-            self._commands.answer(obstacle, done=False)
-            return
-        self._leaving.add(leaving[0].id)
-        self._requests.regroup()
-        text = f"{named(leaving[:1])} leaves the job after the next iteration"
-        self._commands.answer(text, done=True)
+    def try_next(self, now_s: float) -> None:
+        """Prepare the first host that is missing and due, if there is any.
 
-    def missing_hosts(self) -> Sequence[Host]:
-        """See `Preparing`."""
-        present = {host.id for host in self._job.site.hosts}
-        if not (self._went_on and self._running.is_set()) or not self._arrived.empty():
+        Args:
+            now_s: monotonic.
+        """
+        for host in self._missing():
+            returns = self._returns[host.id]
+            if returns.taken_in >= self._job.request.max_rejoins:
+                self._leave_out(host, returns)
+            elif returns.due_s <= now_s:
+                self._try(host, returns, now_s)
+                return
+
+    def _missing(self) -> Sequence[Host]:
+        """Return the hosts that the job should have and that the start that runs has not."""
+        job = self._job
+        if not (job.elastic and job.site.takes_in):
             return ()
-        return [host for number, host in self._hosts.items() if number not in present]
+        present = {host.id for host in job.site.hosts}
+        return [host for host in list(self._hosts.values()) if host.id not in present]
 
-    def prepare(self, host: Host, listener: Waiting) -> list[Prepared]:
-        """See `Preparing`."""
-        site, record = self._job.site, self._registration.record
-        host = site.reach(host, record)
-        self._hosts[host.id] = host
-        hosts = [*(each for each in site.hosts if each.id != host.id), host]
-        job = self._job.with_hosts(hosts)
+    def _try(self, host: Host, returns: Returns, now_s: float) -> None:
+        try:
+            host = self._job.site.reach(host, self._registration.record)
+            self._hosts[host.id] = host  # with its address now
+            prepared = self._prepare(host)
+        except PoseidonError as error:
+            if not returns.failures and not self._closed.is_set():
+                self._report(f"{named([host])} is not back: {error}")
+            returns.fail(now_s)
+            return
+        returns.succeed()
+        self._take_in(host, prepared)
+
+    def _leave_out(self, host: Host, returns: Returns) -> None:
+        most = self._job.request.max_rejoins
+        if not returns.reported:
+            returns.reported = True
+            often = "once" if most == 1 else f"{most} times"
+            self._report(
+                f"{named([host])} was taken in again {often} already (--max_rejoins); the job goes "
+                "on without it"
+            )
+
+    def _prepare(self, host: Host) -> list[Prepared]:
+        """Start all processes that the job needs to go on with a host; return when they wait.
+
+        Raises:
+            PoseidonError: a problem of the host; nothing of it is left.
+        """
+        site, listener = self._job.site, Waiting()
+        job = self._job.with_hosts([*(each for each in site.hosts if each.id != host.id), host])
         point = StartingPoint(memory=True)
         start = replace(Start.new(0, point, job.plan, job.request.encrypt), aside=True)
         roles = {role.process: role for role in job.plan.roles}
@@ -182,19 +281,18 @@ class HostChanges(JobListener):
             for spec in specs:
                 process = site.start_aside(spec, roles[spec.name].host, listener)
                 prepared.append(Prepared(spec=spec, process=process))
+            listener.until_all_wait(prepared, self._closed.is_set)
         except JobError:
             for one in prepared:
                 one.process.kill()
             raise
         return prepared
 
-    def take_in(self, host: Host, prepared: Sequence[Prepared]) -> None:
-        """See `Preparing`."""
-        self._arrived.put((self._hosts[host.id], prepared))
+    def _take_in(self, host: Host, prepared: Sequence[Prepared]) -> None:
+        """Let the job regroup with a host: all of these processes wait."""
+        self._hosts[host.id] = host
+        self._arrived.put((host, prepared))
         self._requests.regroup()
-        if self._joining is not None and self._joining.id == host.id:
-            self._joining = None
-            self._commands.answer(f"{named([host])} takes part from here on", done=True)
 
 
 def named(hosts: Sequence[Host]) -> str:

@@ -62,7 +62,7 @@ class Job(ABC):
         self.request = request
         self.site = site
         self.title = title
-        self._elastic: bool | None = None
+        self._fixed_because: str | None = None
         self._threads_of: dict[int, int] = {}
         self._speed_of: dict[int, float] = {}
         self._devices = devices * request.num_app_threads if devices == ("cpu",) else devices
@@ -95,27 +95,38 @@ class Job(ABC):
         )
 
     @property
-    def can_be_elastic(self) -> bool:
-        """Whether every host of the job can compute for the virtual workers of another one."""
-        return False
+    def bound_because(self) -> str:
+        """Why no host of the job can compute for the virtual workers of another one; empty: each
+        can.
+        """
+        return "each host has work of its own"
 
     @property
-    def elastic(self) -> bool:
-        """Whether processes go on after the loss of others, from a snapshot in memory.
+    def fixed_because(self) -> str:
+        """Why the job's hosts stay as they are while it runs; empty: it is elastic.
 
         What the job is when it is first asked, it stays.
         """
-        if self._elastic is None:
+        if self._fixed_because is None:
             request = self.request
-            self._elastic = (
-                self.can_be_elastic
-                and request.replicas > 0
-                and request.memory_snapshot_every != 0
-                and request.restart_settings(self.usual_restarts).max_restarts > 0
-                and self.plan.working_hosts > 1
-                and self.site.keeps_hosts
-            )
-        return self._elastic
+            restarts = request.restart_settings(self.usual_restarts).max_restarts
+            reasons = {
+                "it has one host with workers": self.plan.working_hosts == 1,
+                "it runs on Ray": not self.site.keeps_hosts,
+                self.bound_because: bool(self.bound_because),
+                "--max_restarts is 0": restarts == 0,
+                "--replicas is 0": request.replicas == 0,
+                "--memory_snapshot_every is 0": request.memory_snapshot_every == 0,
+                "--table_staleness is not 0": request.exchange.staleness > 0,
+                "it has local steps (--sync_every)": request.exchange.sync_every > 0,
+            }
+            self._fixed_because = next((why for why, holds in reasons.items() if holds), "")
+        return self._fixed_because
+
+    @property
+    def elastic(self) -> bool:
+        """Whether processes go on after the loss of others, from a snapshot in memory."""
+        return not self.fixed_because
 
     def background_argv(self, added: Sequence[str]) -> list[str]:
         """Return the arguments of this command without --background.
@@ -302,14 +313,16 @@ class Job(ABC):
                 if self.request.trace
                 else ""
             )
-            return shard_spec(role, start, self.id, workers=self.plan.working_hosts, trace=trace)
-        document = self.document(role, start)
-        return worker_spec(
-            role,
-            document,
-            own_stdout=self.own_stdout,
-            own_stdin=self.own_stdout and len(self.plan.workers) == 1,
-        )
+            spec = shard_spec(role, start, self.id, workers=self.plan.working_hosts, trace=trace)
+        else:
+            spec = worker_spec(
+                role,
+                self.document(role, start),
+                own_stdout=self.own_stdout,
+                own_stdin=self.own_stdout and len(self.plan.workers) == 1,
+            )
+        # on a machine that shuts down they compute until their host leaves the job
+        return replace(spec, ignore_signals=self.elastic and not self.site.opens_files_here)
 
     def worker_document(self, role: WorkerPlan, start: Start) -> TrainingDocument:
         """Return the part of a worker's document that every job has."""

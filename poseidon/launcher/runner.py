@@ -167,8 +167,7 @@ class _Run:
             show(note)
         try:
             with self._requests:
-                if job.elastic and job.site.takes_back:
-                    self._changes.start()
+                self._changes.start()
                 settings = job.request.restart_settings(job.usual_restarts)
                 ended = run_with_restarts(self, settings)
                 self._records.ended(ended.result.outcome.value)

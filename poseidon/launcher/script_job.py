@@ -66,11 +66,13 @@ class ScriptJob(Job):
         return StartingPoint(state=str(self._snapshot.absolute()), iteration=self._resumed.steps)
 
     @property
-    def can_be_elastic(self) -> bool:
+    def bound_because(self) -> str:
         """See `Job`: a script with virtual workers gets their batches from the job. Those that are
         written for DistributedDataParallel have one worker each.
         """
-        return self.request.virtual_workers is not None and not self.request.ddp
+        if self.request.ddp:
+            return "its script is for DistributedDataParallel (--ddp)"
+        return "" if self.request.virtual_workers is not None else "it has no --virtual_workers"
 
     @property
     def exchange_plan(self) -> str:

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -60,11 +61,16 @@ class Site:
         self._job = ""
         self._needs: Needs | None = None
         self._agents: dict[int, RemoteAgent] = {}
+        self._released: list[RemoteAgent] = []
         self._unchecked = False
         self._starts = 0
         self._sent: Mapping[int, Mapping[Path, str]] = {}
         self.paused = PausedProcesses()
         """The processes that wait for the next start."""
+        self.let_leave: Callable[[Sequence[Host]], bool] = lambda _: False
+        """Lets hosts leave the job that are asked to end; returns False if they cannot. Called on
+        threads of their agents.
+        """
 
     @property
     def hosts(self) -> tuple[Host, ...]:
@@ -84,8 +90,8 @@ class Site:
         return not self._dialer.moves
 
     @property
-    def takes_back(self) -> bool:
-        """Whether a lost host may come back."""
+    def takes_in(self) -> bool:
+        """Whether a lost host may come back, and others may join."""
         return self._dialer.returns
 
     @property
@@ -169,17 +175,26 @@ class Site:
         """
         if not self._is_lost(host):
             return host
-        outcomes = self._dialer.dial([host], self._job)
-        check_opened(outcomes)
-        self._agents.update(opened(outcomes))
+        check_opened(self._open([host]))
         if self._dialer.here:
             return host
         self._agents[host.id].register(record_fields(record))
-        return self._checked([host])[0]
+        try:
+            return self._checked([host], self._agents[self._hosts[0].id])[0]
+        except JobError:
+            self.release([host.id])
+            raise
 
     def start_aside(self, spec: ProcessSpec, host: Host, listener: Listener) -> RemoteProcess:
         """Start a process that waits for the next start, beside the start that runs."""
         return self._agents[host.id].start(spec, listener)
+
+    def release(self, hosts: Iterable[int]) -> None:
+        """Let the agents of hosts go that are no part of the job, by their ids; return at once."""
+        agents = {self._agents.pop(host) for host in hosts if host in self._agents}
+        for agent in agents - set(self._agents.values()):
+            agent.dismiss()
+            self._released.append(agent)
 
     def go_on(self, hosts: Sequence[Host]) -> None:
         """Use these hosts for the next start, in this order; processes wait on them."""
@@ -255,8 +270,9 @@ class Site:
 
     def close(self) -> None:
         """End all agents. May be called twice."""
-        self._close_agents(self._agents.values())
+        self._close_agents([*self._agents.values(), *self._released])
         self._agents.clear()
+        self._released.clear()
         self._dialer.close()
 
     def _check(self) -> None:
@@ -264,8 +280,13 @@ class Site:
         if not self._dialer.here:  # otherwise the job has checked its files already
             self._hosts = self._checked(self._hosts)
 
-    def _checked(self, hosts_: Sequence[Host]) -> tuple[Host, ...]:
-        """Check hosts; return them with their addresses."""
+    def _checked(self, hosts_: Sequence[Host], *alike: RemoteAgent) -> tuple[Host, ...]:
+        """Check hosts; return them with their addresses.
+
+        Args:
+            hosts_: the hosts.
+            alike: agents of others, with which they must have torch in common.
+        """
         assert self._needs is not None
         names = self._dialer.names(hosts_)
         asked: dict[RemoteAgent, list[Host]] = {}
@@ -274,11 +295,16 @@ class Site:
         needs = self._needs
         addresses = check_hosts(
             [
-                HostCheck(
-                    agent=agent,
-                    needs=tuple(replace(needs(host), addresses=names[host.id]) for host in hosts),
-                )
-                for agent, hosts in asked.items()
+                *(HostCheck(agent=agent, needs=()) for agent in alike),
+                *(
+                    HostCheck(
+                        agent=agent,
+                        needs=tuple(
+                            replace(needs(host), addresses=names[host.id]) for host in hosts
+                        ),
+                    )
+                    for agent, hosts in asked.items()
+                ),
             ]
         )
         return tuple(replace(host, peer_address=addresses[host.id]) for host in hosts_)
@@ -289,10 +315,22 @@ class Site:
         Raises:
             JobError: lists the problems host by host.
         """
-        outcomes = self._dialer.dial(hosts, self._job)
-        self._agents.update(opened(outcomes))
+        outcomes = self._open(hosts)
         self._hosts = self._dialer.located(self._hosts)
         check_opened(outcomes)
+
+    def _open(self, hosts: Sequence[Host]) -> Mapping[int, RemoteAgent | JobError]:
+        """Open the agents of hosts; see `Dialer.dial`."""
+        outcomes = self._dialer.dial(hosts, self._job)
+        for host, agent in opened(outcomes).items():
+            agent.leave = partial(self._leave, agent)
+            self._agents[host] = agent
+        return outcomes
+
+    def _leave(self, agent: RemoteAgent) -> bool:
+        """Let the hosts of an agent leave the job; see `RemoteAgent.leave`."""
+        hosts = [host for host in self._hosts if self._agents.get(host.id) is agent]
+        return bool(hosts) and self.let_leave(hosts)
 
     def _check_not_killed(self) -> None:
         for agent in self._agents.values():

@@ -247,9 +247,9 @@ class TrainingJob(Job):
         return [*weights, snapshot_files(Path(point.state))] if point.state else weights
 
     @property
-    def can_be_elastic(self) -> bool:
+    def bound_because(self) -> str:
         """See `Job`."""
-        return self.shares_data()
+        return "" if self.shares_data() else "a data layer has shared_file_system: false"
 
     def document(self, role: WorkerPlan, start: Start) -> JobDocument:
         """See `Job`."""

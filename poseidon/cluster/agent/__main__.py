@@ -20,8 +20,8 @@ from poseidon.errors import PoseidonError
 def main(arguments: list[str] | None = None) -> int:
     """Serve a launcher; return the exit code, 0 when the launcher has ended the agent.
 
-    SIGTERM, SIGINT and SIGHUP end the agent and all that it started; so does `USER_KILL`, which it
-    reports first.
+    SIGINT and SIGHUP end the agent and all that it started; so does `USER_KILL`, which it reports
+    first. SIGTERM, which a machine that shuts down sends, is reported: the launcher decides.
     """
     parser = argparse.ArgumentParser(
         prog="python -m poseidon.cluster.agent", description="The agent of a host."
@@ -42,6 +42,8 @@ def main(arguments: list[str] | None = None) -> int:
     def stop(number: int, frame: FrameType | None) -> None:
         if number == USER_KILL:
             agent.killed_by_user()
+        elif number == signal.SIGTERM:
+            agent.signaled(signal.SIGTERM.name)
         else:
             agent.stop(f"it was ended by {signal.Signals(number).name}")
 

@@ -143,7 +143,9 @@ class AgentState:
         return [Send(report=KilledByUser()), *self._leave(1, "the job was killed on this host")]
 
     def signaled(self, name: str) -> list[Action]:
-        """Report a signal of the scheduler; before `Hello` there is nobody to report it to."""
+        """Report a signal of the machine or the scheduler; before `Hello` there is nobody to report
+        it to.
+        """
         if self._greeted:
             return [Send(report=Signaled(signal=name))]
         return self._leave(1, f"the task was ended by {name} before all others had joined")

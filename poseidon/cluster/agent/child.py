@@ -19,7 +19,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -66,8 +66,7 @@ class ChildSettings:
         folder: their working directory; None: this process's own.
         stdin: the descriptor that a child reads that may read its launcher's standard input; None:
             no child may.
-        ignore_signals: whether children start ignoring the signals by which a scheduler ends all
-            processes of a task: the agent alone handles them.
+        ignore_signals: whether all children have `ProcessSpec.ignore_signals`.
     """
 
     environment: Mapping[str, str] = field(default_factory=base_environment)
@@ -85,16 +84,15 @@ def start_child(
         JobError: it cannot be started; the message has the process and the reason.
     """
     settings = settings or ChildSettings()
+    ignores = spec.ignore_signals or settings.ignore_signals
     try:
-        child, events = _spawn(spec, settings)
+        child, events = _spawn(replace(spec, ignore_signals=ignores), settings)
     except (OSError, ValueError) as error:
         why = out_of_files(error) or error
         raise JobError(
             f"cannot start {spec.name.describe()} with '{spec.argv[0]}': {why}"
         ) from error
-    return ChildProcess(
-        spec, child, listener, events=events, ignores_signals=settings.ignore_signals
-    )
+    return ChildProcess(spec, child, listener, events=events, ignores_signals=ignores)
 
 
 def _spawn(
@@ -102,7 +100,7 @@ def _spawn(
 ) -> tuple[subprocess.Popen[bytes], IO[bytes] | None]:
     """Start a child; return it, and the pipe of its events if that is not its standard output."""
     environment = {**settings.environment, **spec.environment}
-    argv = [*(_IGNORE_SIGNALS if settings.ignore_signals else ()), *spec.argv]
+    argv = [*(_IGNORE_SIGNALS if spec.ignore_signals else ()), *spec.argv]
     with ExitStack() as opened:
         passed = []
         events: IO[bytes] | None = None
@@ -209,8 +207,8 @@ class ChildProcess:
         """Send SIGTERM to its group, and SIGCONT, without which a stopped process would not
         handle it.
 
-        Under `poseidon worker` a child is started ignoring SIGTERM. If it still does, it is killed
-        at once, for nothing else ends it. A child that ignores SIGTERM by itself, for instance while it writes a file,
+        A child that was started ignoring SIGTERM (`ProcessSpec.ignore_signals`) and still does is
+        killed at once, for nothing else ends it. A child that ignores SIGTERM by itself, for instance while it writes a file,
         keeps its time.
         """
         if self._started_ignoring and _ignores(self._child.pid, signal.SIGTERM):

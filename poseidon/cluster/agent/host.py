@@ -172,7 +172,9 @@ class Agent:
         self._signals.put(self._state.killed_by_user)
 
     def signaled(self, name: str) -> None:
-        """Report a signal by which the scheduler asks to end. Signal handlers may call it."""
+        """Report a signal by which the machine or the scheduler asks to end. Signal handlers may
+        call it.
+        """
         self._signals.put(lambda: self._state.signaled(name))
 
     def _next_actions(self) -> list[Action]:
@@ -234,6 +236,7 @@ class Agent:
             first_line=request.first_line.encode(),
             own_stdout=request.own_stdout,
             own_stdin=request.own_stdin,
+            ignore_signals=request.ignore_signals,
         )
         forwarder = _Forwarder(self, request.id)
         try:

@@ -81,6 +81,7 @@ class Start:
     first_line: str = field(repr=False)
     own_stdout: bool = False
     own_stdin: bool = False
+    ignore_signals: bool = False
 
     def __post_init__(self) -> None:
         if not self.argv:
@@ -285,7 +286,8 @@ class Exited:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signaled:
-    """The scheduler has sent the agent a signal to end; the launcher decides what follows.
+    """The machine or the scheduler has sent the agent a signal to end; the launcher decides what
+    follows.
 
     Attributes:
         signal: its name.

@@ -102,7 +102,8 @@ class RemoteAgent:
         channel: to it; owned from here on.
         label: the host in messages, `ml@node3`.
         timeouts: between the two.
-        on_signal: called with the name of a signal by which a scheduler asks the agent to end.
+        on_signal: called when the machine or a scheduler asks the agent to end, with the agent and
+            the name of the signal; None: it ends unless it may `leave`.
     """
 
     def __init__(
@@ -110,11 +111,13 @@ class RemoteAgent:
         channel: Channel,
         label: str,
         timeouts: AgentTimeouts | None = None,
-        on_signal: Callable[[str], object] = lambda _: None,
+        on_signal: Callable[[RemoteAgent, str], object] | None = None,
     ) -> None:
         self._channel = channel
         self.label = label
         """The host in messages."""
+        self.leave: Callable[[], bool] = lambda: False
+        """Lets the host leave the job that runs; returns False if it cannot. Its owner sets it."""
         self._timeouts = timeouts or AgentTimeouts()
         self._on_signal = on_signal
         self._lock = threading.Lock()
@@ -218,6 +221,7 @@ class RemoteAgent:
                 first_line=spec.first_line.decode(),
                 own_stdout=spec.own_stdout,
                 own_stdin=spec.own_stdin,
+                ignore_signals=spec.ignore_signals,
             )
         )
         if self._lost is not None:  # it was added after the loss was reported
@@ -333,6 +337,10 @@ class RemoteAgent:
             self._answer(number, question, self._timeouts.grace_s + ANSWER_S)
         with self._lock:
             self._processes.clear()
+
+    def dismiss(self) -> None:
+        """Have the agent end what still runs there and exit; return at once."""
+        self._request(Shutdown())
 
     def close(self, status: int = 0, reason: str = "") -> None:
         """Have the agent end what still runs there and exit; return when the channel has ended.
@@ -468,13 +476,19 @@ class RemoteAgent:
         elif isinstance(report, Exited) and report.id == AGENT_ITSELF:
             self._lose("its agent has ended")
         elif isinstance(report, Signaled):
-            self._on_signal(report.signal)
+            self._signaled(report.signal)
         elif isinstance(report, Answer | Content | Refused) and report.id in self._questions:
             self._questions[report.id].answer(report)
         elif isinstance(report, Started | Refused | EventReport | OutputReport | Exited):
             process = self._processes.get(report.id)
             if process is not None:
                 process.take(report)
+
+    def _signaled(self, name: str) -> None:
+        if self._on_signal is not None:
+            self._on_signal(self, name)
+        elif not self.leave():
+            self._lose(f"its agent was ended by {name}")
 
     def _lose(self, why: str, *, killed_by_user: bool = False) -> None:
         with self._lock:

@@ -81,7 +81,8 @@ class Rendezvous:
         port: there; 0 takes a free one.
         keys: rank 0's; see `poseidon.cluster.rendezvous.key`.
         size: the number of tasks, this process's own included.
-        on_signal: called with the name of a signal by which a scheduler asks another task to end.
+        on_signal: called when a scheduler asks another task to end, with what lets its host leave
+            the job (`RemoteAgent.leave`). It returns at once.
 
     Raises:
         JobError: the address cannot be listened on.
@@ -94,7 +95,7 @@ class Rendezvous:
         keys: Keyring,
         *,
         size: int,
-        on_signal: Callable[[str], object] = lambda _: None,
+        on_signal: Callable[[Callable[[], bool]], object] = lambda _: None,
     ) -> None:
         try:
             self._transport = ZmqServerTransport(f"tcp://{socket_host(host)}:{port}", keys)
@@ -153,8 +154,13 @@ class Rendezvous:
         self._transport.admit_no_more()
         agents = {own.rank: dial_here(_label(own), _CHILDREN)}
         self._own = agents[own.rank]
+        alone = hosts[0].tasks == 1
+
+        def asked_to_end(agent: RemoteAgent, _: str) -> None:
+            self._on_signal(agent.leave if alone else _stays)
+
         for member in self._members.values():
-            agent = RemoteAgent(member.far, _label(member.join), TIMEOUTS, self._on_signal)
+            agent = RemoteAgent(member.far, _label(member.join), TIMEOUTS, asked_to_end)
             member.agent = agents[member.join.rank] = agent
         for agent in list(agents.values())[1:]:
             agent.connect()
@@ -411,6 +417,11 @@ class _RankZeroChannel:
         finally:
             self._far.close()
             self._transport.close()
+
+
+def _stays() -> bool:
+    """See `RemoteAgent.leave`: other tasks of its host would stay."""
+    return False
 
 
 def _label(join: Join) -> str:

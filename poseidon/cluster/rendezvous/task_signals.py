@@ -1,7 +1,8 @@
 """Signals at rank 0 of a rendezvous: to this process, or only to another task of the job.
 
-A scheduler signals all tasks, or one. Rank 0's launcher stops in order at the first request and at
-once at the second, so a signal to another task counts only if rank 0 itself got none.
+A scheduler signals all tasks, or some. Rank 0's launcher stops in order at the first request and at
+once at the second, so a signal to another task counts only if rank 0 itself got none. Then its host
+leaves the job, or the job is stopped if it cannot.
 
 Law: no handler is installed here; Python writes the number of each signal that has one into a pipe.
 """
@@ -10,16 +11,27 @@ from __future__ import annotations
 
 import logging
 import os
+import queue
 import signal
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from types import TracebackType
 
 LOGGER = logging.getLogger("poseidon.cluster.rendezvous")
 WAIT_S = 3.0
 _POLL_S = 0.05
 _ENDING = frozenset({signal.SIGTERM, signal.SIGINT})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OtherTask:
+    """Another task that was asked to end; `leave` lets its host leave the job."""
+
+    until_s: float
+    leave: Callable[[], bool]
 
 
 class TaskSignals:
@@ -31,15 +43,18 @@ class TaskSignals:
 
     def __init__(self, *, wait_s: float = WAIT_S) -> None:
         self._wait_s = wait_s
-        self._noted = threading.Event()
+        self._others: queue.SimpleQueue[_OtherTask | None] = queue.SimpleQueue()
         self._closed = threading.Event()
-        self._forwarder: threading.Thread | None = None
+        self._thread = threading.Thread(
+            target=self._decide, name="poseidon asked to end", daemon=True
+        )
 
     def __enter__(self) -> TaskSignals:
         self._read_end, self._write_end = os.pipe()
         os.set_blocking(self._read_end, False)
         os.set_blocking(self._write_end, False)
         self._before = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
+        self._thread.start()
         return self
 
     def __exit__(
@@ -48,34 +63,40 @@ class TaskSignals:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._noted.set()
         self._closed.set()
-        if self._forwarder is not None:  # it reads the pipe
-            self._forwarder.join()
+        self._others.put(None)
+        self._thread.join()  # it reads the pipe
         signal.set_wakeup_fd(self._before)
         os.close(self._read_end)
         os.close(self._write_end)
 
-    def other_task_signalled(self, name: str) -> None:
-        """Note that another task was asked to end. Returns at once; only the first call counts."""
-        if not self._noted.is_set():
-            self._noted.set()
-            self._forwarder = threading.Thread(
-                target=self._forward, name="poseidon asked to end", daemon=True
-            )
-            self._forwarder.start()
+    def other_task_signalled(self, leave: Callable[[], bool]) -> None:
+        """Note that another task was asked to end. Returns at once; any thread may call it.
 
-    def _forward(self) -> None:
+        Args:
+            leave: lets the host of the task leave the job; returns False if it cannot.
+        """
+        self._others.put(_OtherTask(until_s=time.monotonic() + self._wait_s, leave=leave))
+
+    def _decide(self) -> None:
         try:
-            until_s = time.monotonic() + self._wait_s
-            while time.monotonic() < until_s:
-                if self._signalled():
+            while (other := self._others.get()) is not None:
+                if self._signalled_before(other.until_s):
                     return
-                if self._closed.wait(_POLL_S):
-                    return
+                if not other.leave():
+                    break
+            else:
+                return
         except Exception as error:  # noqa: BLE001 - the thread's outermost frame: the request counts all the same
             LOGGER.warning("cannot tell whether this task was signalled, so it is: %r", error)
         os.kill(os.getpid(), signal.SIGTERM)
+
+    def _signalled_before(self, until_s: float) -> bool:
+        """Wait; return True as soon as this process was signalled itself, or the job has ended."""
+        while time.monotonic() < until_s:
+            if self._signalled() or self._closed.wait(_POLL_S):
+                return True
+        return False
 
     def _signalled(self) -> bool:
         with suppress(OSError):

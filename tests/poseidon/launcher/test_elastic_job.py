@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
+from poseidon.cluster.agent.remote import RemoteAgent
+from poseidon.cluster.dial.channel import StreamChannel
+from poseidon.cluster.dial.dialer import Dialer
 from poseidon.cluster.dial.local import LocalDialer
 from poseidon.cluster.job_plan import ProcessName, Role, ShardPlan, WorkerPlan
 from poseidon.cluster.jobs.registry import Registry
 from poseidon.cluster.jobs.requests import HostRequest, RequestFiles
-from poseidon.cluster.machinefile import parse_machinefile
+from poseidon.cluster.machinefile import Host, parse_machinefile
 from poseidon.cluster.process import ProcessSpec
 from poseidon.cluster.supervision.background import StartReport
 from poseidon.cluster.supervision.loop import JobListener
@@ -40,7 +46,7 @@ class ElasticJob(Job):
     """A job of processes that compute nothing."""
 
     restarts_by_itself = True
-    elastic = True
+    fixed_because = ""
 
     def document(self, role: WorkerPlan, start: Start) -> JobDocument:
         document = replace(self.worker_document(role, start), replicas=1)
@@ -96,19 +102,70 @@ def run_job(
     tmp_path: Path,
     *acts: Callable[[Watch], object],
     max_rejoins: int = 0,
+    dialer: Dialer | None = None,
 ) -> Watch:
-    """Run a job of three clients on this machine; each act follows the progress of a start."""
+    """Run a job of three clients on this machine; each act follows the progress of a start.
+
+    Args:
+        monkeypatch: of the test.
+        tmp_path: of the test.
+        acts: what they do.
+        max_rejoins: how often a client is taken in again.
+        dialer: of the clients; None: one agent for all, in this process.
+    """
     monkeypatch.setenv("POSEIDON_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     hosts = parse_machinefile("0 127.0.0.1 0\n1 127.0.0.1 0\n2 127.0.0.1 0", source="hosts")
     request = JobRequest(output=tmp_path / "out", max_restarts=1, max_rejoins=max_rejoins)
     site = Site(hosts, LocalDialer())
+    request = JobRequest(output=tmp_path / "out", max_restarts=1)
+    site = Site(hosts, dialer or LocalDialer())
     job = ElasticJob(request, site, title="elastic", stem="elastic", devices=("cpu",))
     watch = Watch(job, list(acts))
     monkeypatch.setattr(runner, "Listeners", lambda *all_: Listeners(*all_, watch))
     run(job, StartReport(None))
     assert not live_pids(watch.pids)
     return watch
+
+
+class AgentProcesses(Dialer):
+    """Agents that are processes of their own, as on other machines."""
+
+    def __init__(self) -> None:
+        self._started: list[subprocess.Popen[bytes]] = []
+        self._pids: dict[int, int] = {}
+
+    def dial(self, hosts: Sequence[Host], job: str) -> Mapping[int, RemoteAgent | JobError]:
+        return {host.id: self._start(host) for host in hosts}
+
+    def _start(self, host: Host) -> RemoteAgent:
+        words = [sys.executable, "-m", "poseidon.cluster.agent"]
+        agent = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert agent.stdin is not None and agent.stdout is not None
+        self._started.append(agent)
+        self._pids[host.id] = agent.pid
+        outlet = os.dup(agent.stdin.fileno())
+        agent.stdin.close()
+        remote = RemoteAgent(
+            StreamChannel.of_pipes(agent.stdout.fileno(), outlet), f"host {host.id}"
+        )
+        remote.connect()
+        return remote
+
+    def shut_down(self, host: int) -> None:
+        """Send SIGTERM to all processes of a host, as a machine that shuts down does."""
+        agent = psutil.Process(self._pids[host])
+        for process in (*agent.children(recursive=True), agent):
+            process.terminate()
+
+    def statuses(self) -> list[int]:
+        """Return the exit statuses of all agents."""
+        statuses = []
+        for agent in self._started:
+            statuses.append(agent.wait(30))
+            assert agent.stdout is not None
+            agent.stdout.close()
+        return statuses
 
 
 def stop(watch: Watch) -> None:
@@ -209,6 +266,43 @@ def test_a_host_leaves_on_request(
     said = capsys.readouterr().err
     assert "going on from iteration 1, without client 0 (127.0.0.1): 2 clients" in said
     assert "repeated" not in said
+
+
+def test_a_host_leaves_when_its_machine_shuts_down(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last one cannot: it is lost, and the job restarts."""
+    monkeypatch.setattr(Site, "_checked", lambda self, hosts: tuple(hosts))
+    dialer = AgentProcesses()
+    watch = run_job(
+        monkeypatch,
+        tmp_path,
+        lambda _: dialer.shut_down(1),
+        lambda _: dialer.shut_down(0),
+        lambda _: dialer.shut_down(2),
+        stop,
+        dialer=dialer,
+    )
+    first, second, third, _ = watch.starts
+    assert second == {
+        "worker 0": first["worker 0"],
+        "worker 1": first["worker 2"],
+        "shard 0": first["shard 0"],
+        "shard 1": first["shard 2"],
+    }
+    assert third["worker 0"] == first["worker 2"]
+    assert dialer.statuses() == [0, 0, 1, 0]
+    said = capsys.readouterr().err
+    for host in (1, 0):
+        name = f"client {host} (127.0.0.1)"
+        assert f"{name} is asked to end: it leaves the job after the next iteration" in said
+    assert "going on from iteration 1, without client 1 (127.0.0.1): 2 clients" in said
+    assert (
+        "client 2 (127.0.0.1) is asked to end, and cannot leave: client 2 (127.0.0.1) is the last "
+        "host of the job; poseidon kill ends the job" in said
+    )
+    assert "host 2: its agent was ended by SIGTERM; restart 1 of 1" in said
+    assert "after 1 restart, at least 4 iterations repeated" in said
 
 
 @pytest.mark.parametrize(

@@ -369,6 +369,56 @@ def test_lost_hosts_are_dialled_again(remote: Remote) -> None:
     assert len(remote.checks) == 1, "they are the same machines"
 
 
+NEW = Host(id=3, address="node3", port=0)
+
+
+def test_a_host_is_reached_and_checked_beside_the_job(
+    remote: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that fails the check is not taken for one that has passed it before."""
+    site, dialer = remote.site, remote.dialer
+    answers = [JobError("ml@node3: there is no /no/db"), {3: "10.0.0.3"}]
+
+    def check_hosts(checks: Sequence[HostCheck]) -> Mapping[int, str]:
+        (present, new), answer = checks, answers.pop(0)
+        assert (present.agent, present.needs) == (site._agents[0], ())  # torch is compared
+        assert [need.id for need in new.needs] == [3]
+        if isinstance(answer, JobError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(site_module, "check_hosts", check_hosts)
+    with pytest.raises(JobError, match="there is no /no/db"):
+        site.reach(NEW, RECORD)
+    assert 3 not in site._agents
+    until(lambda: dialer.agents[3].lost is not None, "its agent has not ended", 30.0)
+    assert site.reach(NEW, RECORD) == replace(NEW, peer_address="10.0.0.3")
+    assert dialer.dialled[1:] == [[3], [3]]
+    assert (answers, site.hosts) == ([], tuple(site.hosts))
+
+
+def test_hosts_that_are_asked_to_end_may_leave(remote: Remote) -> None:
+    site, asked = remote.site, list[Sequence[int]]()
+
+    def let_leave(hosts: Sequence[Host]) -> bool:
+        asked.append([host.id for host in hosts])
+        return True
+
+    agents = [site._agents[host] for host in (0, 1)]
+    assert not agents[0].leave()  # no job runs
+    site.let_leave = let_leave
+    assert all(agent.leave() for agent in agents)
+    site._agents[2] = agents[1]  # two lines of one machine
+    assert agents[1].leave()
+    site.release([1])
+    assert agents[1].leave()
+    assert asked == [[0], [1], [1, 2], [2]]
+    assert agents[1].lost is None
+    site.release([2])
+    until(lambda: agents[1].lost is not None, "the agent has not ended", 30.0)
+    assert not agents[1].leave()
+
+
 def test_a_job_that_the_user_has_killed_between_two_starts_does_not_begin_again(
     remote: Remote,
 ) -> None:

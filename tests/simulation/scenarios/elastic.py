@@ -25,6 +25,7 @@ from typing import Any
 from unittest.mock import patch
 
 from poseidon.cluster.agent.messages import Start as StartProcess
+from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.dial.dialer import Dialer
 from poseidon.cluster.job_plan import ProcessName, Role, ShardPlan, WorkerPlan
 from poseidon.cluster.jobs.requests import HostRequest
@@ -204,7 +205,7 @@ class _Site(Site):
         super().__init__(hosts, dialer)
         self._job = "job"
 
-    def _checked(self, hosts_: Sequence[Host]) -> tuple[Host, ...]:
+    def _checked(self, hosts_: Sequence[Host], *alike: RemoteAgent) -> tuple[Host, ...]:
         return tuple(replace(host, peer_address=host.address) for host in hosts_)
 
 
@@ -212,7 +213,7 @@ class _Job(Job):
     """The job."""
 
     restarts_by_itself = True
-    elastic = True
+    fixed_because = ""
 
     def __init__(self, settings: Settings, site: Site) -> None:
         request = TrainRequest(
@@ -359,7 +360,7 @@ class _Driver(runner._Run):
 
     def _print(self, text: str) -> None:
         self.lines.append(f"{self.course.world.now:.2f} {text}")
-        if text.startswith("warning: hosts that were lost"):
+        if text.startswith("warning: hosts can neither join"):
             self.course.world.after(0.0, _violate, text)
 
 
@@ -379,6 +380,12 @@ class _Registration:
         """See `Registration`."""
 
     def clear(self) -> None:
+        """See `Registration`."""
+
+    def joins(self, _: object) -> None:
+        """See `Registration`."""
+
+    def left(self, _: object) -> None:
         """See `Registration`."""
 
 
@@ -404,12 +411,18 @@ def _installed(course: Course) -> Iterator[None]:
         perf_counter=course.world.clock,
         sleep=lambda seconds: primitives.wait(lambda: False, seconds),
     )
-    threads = SimpleNamespace(Event=primitives.threading.Event, Thread=primitives.second_thread)
+    threads = SimpleNamespace(
+        Event=primitives.threading.Event,
+        Thread=primitives.second_thread,
+        Lock=contextlib.nullcontext,
+    )
     places: Sequence[tuple[Any, str, object]] = (
-        (newcomers, "threading", threads),
         (newcomers, "queue", primitives.queue),
         (newcomers, "time", clock),
         (newcomers, "_POLL_S", POLL_S),
+        (host_changes, "threading", threads),
+        (host_changes, "time", clock),
+        (host_changes, "_POLL_S", POLL_S),
         (host_changes, "RequestFiles", lambda folder, job: course.commands),
         (host_changes, "Registry", lambda folder: SimpleNamespace(folder=folder)),
         (runner, "time", clock),

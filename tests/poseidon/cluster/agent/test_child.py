@@ -255,10 +255,12 @@ def test_children_find_the_modules_that_this_process_finds() -> None:
     assert "/mine" in folders and str(Path(poseidon.__file__).parents[1]) in folders
 
 
-def test_a_child_may_start_ignoring_the_signals_of_a_scheduler() -> None:
+@pytest.mark.parametrize("every", [True, False])
+def test_a_child_may_start_ignoring_the_signals_of_a_scheduler(every: bool) -> None:
     listener = RecordingListener()
-    spec = ProcessSpec(name=NAME, argv=child("say('ready'); forever()"), first_line=b"{}")
-    process = start_child(spec, listener, ChildSettings(ignore_signals=True))
+    argv = child("say('ready'); forever()")
+    spec = ProcessSpec(name=NAME, argv=argv, first_line=b"{}", ignore_signals=not every)
+    process = start_child(spec, listener, ChildSettings(ignore_signals=every))
     try:
         listener.until("ready")
         ignored = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)

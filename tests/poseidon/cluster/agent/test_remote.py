@@ -272,10 +272,24 @@ def test_who_waits_for_an_agent_to_be_heard_learns_of_its_loss_at_once() -> None
 def test_a_signal_of_the_scheduler_is_handed_on() -> None:
     signals: queue.Queue[str] = queue.Queue()
     channel = FakeChannel()
-    agent = RemoteAgent(channel, "rank 1", PATIENT, on_signal=signals.put)
+    agent = RemoteAgent(channel, "rank 1", PATIENT, on_signal=lambda _, name: signals.put(name))
     agent.connect()
     channel.report(Signaled(signal="SIGUSR1"))
     assert signals.get(timeout=LIMIT_S) == "SIGUSR1"
+    agent.close()
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_host_that_is_asked_to_end_leaves_or_is_lost(leaves: bool) -> None:
+    channel, listener = FakeChannel(), RecordingListener()
+    agent, _ = start(channel, listener)
+    agent.leave = lambda: leaves
+    channel.report(Signaled(signal="SIGTERM"))
+    channel.report(Heartbeat())
+    assert agent.is_heard(LIMIT_S) is leaves
+    if not leaves:
+        why = "ml@node1: its agent was ended by SIGTERM; the job was stopped"
+        assert loss(listener) == why
     agent.close()
 
 

@@ -24,8 +24,8 @@ signal.signal(signal.SIGTERM, take)
 with TaskSignals(wait_s=float(sys.argv[2])) as signals:
     if sys.argv[1] == "both":
         os.kill(os.getpid(), signal.SIGTERM)
-    signals.other_task_signalled("SIGTERM")
-    signals.other_task_signalled("SIGTERM")
+    signals.other_task_signalled(lambda: False)
+    signals.other_task_signalled(lambda: False)
     [thread.join(30) for thread in threading.enumerate() if thread.name == "poseidon asked to end"]
     came.wait(30)
 print(len(taken))
@@ -46,6 +46,33 @@ def test_one_request_reaches_the_launcher(who: str, wait_s: str) -> None:
     assert done.stdout == "1\n"
 
 
+LEAVES = """
+import queue, signal
+from poseidon.cluster.rendezvous.task_signals import TaskSignals
+
+taken = []
+signal.signal(signal.SIGTERM, lambda *_: taken.append(1))
+left = queue.SimpleQueue()
+with TaskSignals(wait_s=0.0) as signals:
+    for task in "ab":
+        signals.other_task_signalled(lambda task=task: left.put(task) is None)
+    print(left.get(timeout=30), left.get(timeout=30), len(taken))
+"""
+
+
+@pytest.mark.processes
+def test_hosts_of_other_tasks_leave_where_they_can() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LEAVES],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == "a b 0\n"
+
+
 ENDED = """
 import os, signal, time
 from poseidon.cluster.rendezvous.task_signals import TaskSignals
@@ -53,7 +80,7 @@ from poseidon.cluster.rendezvous.task_signals import TaskSignals
 taken = []
 signal.signal(signal.SIGTERM, lambda *_: taken.append(1))
 with TaskSignals(wait_s=0.3) as signals:
-    signals.other_task_signalled("SIGTERM")
+    signals.other_task_signalled(lambda: False)
 time.sleep(1.0)
 print(len(taken))
 """
@@ -83,7 +110,7 @@ def fail(*_):
     raise ValueError("negative argument")
 os.read = fail
 with TaskSignals(wait_s=30.0) as signals:
-    signals.other_task_signalled("SIGTERM")
+    signals.other_task_signalled(lambda: False)
     came.wait(30)
 print(came.is_set())
 """
