@@ -67,11 +67,6 @@ class Way:
         """Whether the weights are those of one process with all batches."""
         return self.lossy is None and self.sync_every == 1
 
-    @property
-    def divides(self) -> bool:
-        """Whether a worker may compute for several virtual workers; DDP's may, by hand."""
-        return self.sync_every == 1
-
 
 DEFAULT = Way(name="auto", flags="--exchange=auto", auto=True)
 WAYS: tuple[Way, ...] = (
@@ -190,11 +185,9 @@ def machine_of(cluster: PlannedCluster, shared_by: int = 1) -> Machine:
 def forecast(
     training: Training, cluster: PlannedCluster, *, shared_by: int = 1
 ) -> list[Prediction]:
-    """Return the predictions of all ways that the job can take, in the order of `WAYS`."""
+    """Return the predictions of all ways, in the order of `WAYS`."""
     scenario = _scenario(training, cluster, shared_by)
-    virtual = cluster.placement
-    one_each = virtual is None or virtual.is_one_each
-    return [_predicted(scenario, way) for way in WAYS if one_each or way.divides]
+    return [_predicted(scenario, way) for way in WAYS]
 
 
 def _scenario(training: Training, cluster: PlannedCluster, shared_by: int = 1) -> Scenario:

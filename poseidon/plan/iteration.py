@@ -94,9 +94,12 @@ def local_steps(scenario: Scenario, iteration_of: Callable[[Scenario], Iteration
         scenario: with local steps.
         iteration_of: returns an iteration of a scenario without them.
     """
-    machine, steps = scenario.machine, scenario.sync_every
+    machine, steps, turns = scenario.machine, scenario.sync_every, scenario.turns
     last = iteration_of(replace(scenario, sync_every=1, wait_free=False))
-    own_s = machine.optimizer_s_per_byte * elements(scenario.layers) * ELEMENT_BYTES
+    own_s_per_byte = turns * machine.optimizer_s_per_byte
+    if turns > 1:  # the values of a virtual worker are copied to the net, and back
+        own_s_per_byte += turns * 2 * machine.memory_s_per_byte
+    own_s = own_s_per_byte * elements(scenario.layers) * ELEMENT_BYTES
     apart_s = scenario.compute_s + own_s / _speed(machine)
     return Iteration(
         seconds=((steps - 1) * apart_s + last.seconds) / steps,

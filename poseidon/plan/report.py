@@ -106,9 +106,10 @@ def _virtual_workers(cluster: PlannedCluster) -> list[str]:
     numbers = [len(placed.of(host)) for host in hosts]
     sums = max(len(placed.nodes(host)) for host in hosts)
     fewest = "" if min(numbers) == max(numbers) else f"{min(numbers)} or "
+    own = "" if placed.is_one_each else " (with local steps values and histories for each)"
     return [
         f"{placed.count} virtual workers: {fewest}{max(numbers)} on each host, one after another, "
-        f"with one copy of the parameters; at most {counted(sums, 'sum')} of each tensor's "
+        f"with one copy of the parameters{own}; at most {counted(sums, 'sum')} of each tensor's "
         "gradients leave a host"
     ]
 

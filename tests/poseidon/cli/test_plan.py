@@ -40,7 +40,7 @@ def test_virtual_workers_and_their_cost_are_named(capsys: pytest.CaptureFixture[
     assert main(["plan", NET, *words]) == 0
     assert (
         "7 virtual workers: 2 or 3 on each host, one after another, with one copy of the "
-        "parameters; at most 2 sums of each tensor's gradients leave a host"
+        "parameters (with local steps values and histories for each); at most 2 sums of each tensor's gradients leave a host"
     ) in capsys.readouterr().out.splitlines()
 
 
