@@ -38,6 +38,7 @@ from poseidon.exchange.building.server_exchange import (
     build_server,
     check_unencoded,
     layout_of,
+    low_rank_of,
 )
 from poseidon.exchange.cost import ELEMENT_BYTES, Choice, ExchangePlan, choose
 from poseidon.exchange.exchange import Exchange
@@ -48,7 +49,7 @@ from poseidon.exchange.local.group import HostTree, LocalGroup
 from poseidon.exchange.local.leader import LeaderCarrier
 from poseidon.exchange.lossy.compression import codecs_of
 from poseidon.exchange.membership import Membership
-from poseidon.exchange.options import check_virtual_workers
+from poseidon.exchange.options import check_virtual_workers, no_powersgd
 from poseidon.exchange.server.pool import SMALL_TENSOR_ELEMENTS
 from poseidon.exchange.turns import Turns
 from ps_server.protocol.precision import pushed_in, sent_in
@@ -323,9 +324,16 @@ def _build_local_group(
         virtual_workers=None if group.virtual is None else member.placed,
     )
     placed = member.virtual_workers
+    if placed is not None and low_rank_of(arguments):
+        raise UsageError(no_powersgd(placed, group.workers))
     turns = None
     if placed is not None and not placed.is_one_each:
-        turns = Turns(tensors, placed, member.network.rank * group.workers + group.rank)
+        turns = Turns(
+            tensors,
+            placed,
+            member.network.rank * group.workers + group.rank,
+            leaves=range(len(tensors)) if group.tree.leaves else (),
+        )
 
     def exchange(carrier: LeaderCarrier | FollowerCarrier) -> Exchange:
         return Exchange(
@@ -345,7 +353,11 @@ def _build_local_group(
     built = build(of_host, arguments.settings, one)
     schemes = [choice.scheme for choice in built.plan.choices]
     leader = LeaderCarrier(
-        built.exchange, tensors, group, schemes=[scheme.value for scheme in schemes]
+        built.exchange,
+        tensors,
+        group,
+        encoded=built.encoded if group.tree.leaves else frozenset(),
+        schemes=[scheme.value for scheme in schemes],
     )
     return replace(built, exchange=exchange(leader))
 
@@ -358,4 +370,5 @@ def _host_tree(member: Membership) -> HostTree | None:
         first=member.network.rank * member.local_workers,
         workers=member.local_workers,
         averages=False,
+        leaves=member.options.is_encoded,
     )

@@ -380,30 +380,35 @@ def _flag(entry: Field[Any]) -> str:
 def check_virtual_workers(
     placed: VirtualWorkers | None, options: ExchangeOptions, local_workers: int
 ) -> None:
-    """Refuse what several virtual workers on a worker cannot do.
+    """Refuse what virtual workers cannot do.
 
     Args:
-        placed: the virtual workers, and the workers that compute for them; None: one each.
+        placed: the virtual workers, and the workers that compute for them; None: one each, and bits
+            may depend on the cluster.
         options: of the exchange.
         local_workers: workers on each host.
 
     Raises:
         UsageError: says what, and what was expected.
     """
-    if placed is None or placed.is_one_each:
+    if placed is None:
         return
-    excluding = [
-        (options.staleness, f"--table_staleness={options.staleness}", "bits depend on arrival"),
-        (
-            options.compress and local_workers > 1,
-            f"--compress={options.compress:.80} and {local_workers} workers on each client",
-            "they add their gradients before a codec has seen each",
-        ),
-    ]
-    for excludes, what, reason in excluding:
-        if excludes:
-            raise UsageError(
-                f"{counted(placed.count, 'virtual worker')} on "
-                f"{counted(placed.processes, 'worker')} cannot be combined with {what}: {reason}; "
-                f"expected --virtual_workers={placed.processes}, or a job without it"
-            )
+    virtual = f"{counted(placed.count, 'virtual worker')} on {counted(placed.processes, 'worker')}"
+    if options.staleness and not placed.is_one_each:
+        raise UsageError(
+            f"{virtual} cannot be combined with --table_staleness={options.staleness}: bits depend "
+            f"on arrival; expected --virtual_workers={placed.processes}, or a job without it"
+        )
+    if options.names_powersgd and local_workers > 1:
+        raise UsageError(no_powersgd(placed, local_workers))
+
+
+def no_powersgd(placed: VirtualWorkers, local_workers: int) -> str:
+    """Return the sentence that refuses PowerSGD for virtual workers on clients with several
+    workers.
+    """
+    return (
+        f"{counted(placed.count, 'virtual worker')} cannot be combined with PowerSGD and "
+        f"{local_workers} workers on each client: each worker computes the factors of its own "
+        "virtual workers; expected another codec, or one worker on each client"
+    )

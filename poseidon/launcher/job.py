@@ -173,7 +173,8 @@ class Job(ABC):
         # One client alone needs no server, unless it is asked for: it applies the update rule
         # itself. With several virtual workers only shards encode and round as several clients do.
         served = plan.working_hosts > 1 or request.server_requested or plan.has_dedicated_servers
-        served |= not virtual.is_one_each and options.is_encoded
+        by_number = request.virtual_workers is not None or not virtual.is_one_each
+        served |= by_number and virtual.count > 1 and options.is_encoded
         return (plan if served else replace(plan, shards=())), virtual
 
     def _place_virtual_workers(self, plan: JobPlan) -> VirtualWorkers:
@@ -204,8 +205,9 @@ class Job(ABC):
                 f"--virtual_workers={count} with {workers} workers: each worker computes for at "
                 f"least one virtual worker; expected {workers} or more, or fewer workers"
             )
+        by_number = self.request.virtual_workers is not None or count != workers
         check_virtual_workers(
-            VirtualWorkers.spread(count, [1.0] * workers),
+            VirtualWorkers.spread(count, [1.0] * workers) if by_number else None,
             self.request.exchange,
             plan.workers_per_host,
         )

@@ -37,3 +37,11 @@ class Built:
     client: Client | None = None
     local_steps: int = 0
     recorded: bool = False
+
+    @property
+    def encoded(self) -> frozenset[int]:
+        """The indices of the tensors whose gradients lose bits on the way to the shards."""
+        if self.store is None:
+            return frozenset()
+        tables = zip(self.store.tables, self.tables, strict=True)
+        return frozenset(i for table, own in tables if self.store.is_lossy(table) for i in own)

@@ -5,7 +5,8 @@ Laws:
 
 * The leader (local rank 0) holds the inner exchange, whose replicas are hosts. It contributes the
   mean over the workers of its host. Each host has as many workers, so the mean over hosts is the
-  mean over all workers. With virtual workers it contributes the sum of each node of its host.
+  mean over all workers. With virtual workers it contributes the sum of each node of its host, and
+  of tensors with a codec the gradient of each virtual worker.
 * Parts are added in a fixed tree (`HostTree`): repeated runs have the same bits.
 * The workers of a host stay in step: whatever the staleness of the inner exchange, a value is
   published to all of them once, and the next one only after each has contributed to the sum before.
@@ -42,12 +43,14 @@ class HostTree:
         first: the first of those workers that is on this host.
         workers: of this host.
         averages: whether the sum over the host is divided by its workers.
+        leaves: whether the gradient of each leaf comes by itself, as a codec needs it.
     """
 
     placed: VirtualWorkers
     first: int
     workers: int
     averages: bool
+    leaves: bool = False
 
     @classmethod
     def mean(cls, workers: int) -> HostTree:
@@ -56,14 +59,17 @@ class HostTree:
 
     def parts(self, local_rank: int) -> tuple[Node, ...]:
         """Return the nodes whose sums a worker contributes."""
-        return self.placed.nodes(self.first + local_rank)
+        return self.placed.nodes(self.first + local_rank, leaves=self.leaves)
 
-    def sums(self, parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    def sums(self, parts: Sequence[Sequence[Tensor]], *, encoded: bool = False) -> list[Tensor]:
         """Return the sums of the largest nodes within the host, or the mean.
 
         Args:
             parts: of each worker, those of its nodes; they are written to.
+            encoded: whether a codec takes each leaf, so that nothing is added.
         """
+        if encoded:
+            return [part for own in parts for part in own]
         tree = TreeSum[Tensor](self.placed.count)
         for local_rank, own in enumerate(parts):
             for node, part in zip(self.parts(local_rank), own, strict=True):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 import torch
 from torch import Tensor
@@ -45,6 +46,7 @@ class LeaderCarrier(GradientCarrier, FactoredCarrier):
         tensors: what to keep together, the same on all workers.
         group: the local group of this worker.
         reduction: how tensors move within the host; None: the default for their devices.
+        encoded: indices of the tensors that a codec takes of each virtual worker by itself.
         schemes: of each tensor, as `Scheme` names them, for the plans of the followers.
 
     Attributes:
@@ -60,9 +62,11 @@ class LeaderCarrier(GradientCarrier, FactoredCarrier):
         group: LocalGroup,
         *,
         reduction: ReductionKind | None = None,
+        encoded: AbstractSet[int] = frozenset(),
         schemes: Sequence[str] = (),
     ) -> None:
         self._schemes = schemes
+        self._encoded = encoded
         self._inner = inner
         self._tensors = tensors
         self.indices = range(len(tensors))
@@ -125,6 +129,7 @@ class LeaderCarrier(GradientCarrier, FactoredCarrier):
                 group,
                 reduction or default_kind(devices, group.tree),
                 self.by_factors,
+                encoded=self._encoded,
                 private_histories=self._inner.state.private,
                 schemes=self._schemes,
             )

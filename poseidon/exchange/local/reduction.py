@@ -50,7 +50,8 @@ class Reduction(Protocol):
         """
 
     def sums(self, index: int, own: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Return the sums of the host's nodes, or the mean of all parts. Leader.
+        """Return the sums of the host's nodes, all parts where a codec takes each, or their mean.
+        Leader.
 
         Args:
             index: the tensor.
@@ -221,6 +222,7 @@ def offer(
     kind: ReductionKind,
     by_factors: AbstractSet[int],
     *,
+    encoded: AbstractSet[int] = frozenset(),
     private_histories: bool,
     schemes: Sequence[str] = (),
 ) -> Offer:
@@ -231,6 +233,7 @@ def offer(
         group: the workers of this host.
         kind: how tensors are to be reduced.
         by_factors: indices of the tensors that travel as factors.
+        encoded: indices of the tensors whose parts are not added.
         private_histories: see `ExchangeState.private`.
         schemes: of each tensor, as `Scheme` names them.
     """
@@ -247,7 +250,7 @@ def offer(
         return Offer(
             welcome=welcome,
             files=[file],
-            accepted=lambda: _shared(tensors, group, by_factors, file),
+            accepted=lambda: _shared(tensors, group, by_factors, file, encoded),
         )
     return Offer(
         welcome=welcome,
@@ -270,13 +273,18 @@ def join(
 
 
 def _shared(
-    tensors: Sequence[Trained], group: LocalGroup, by_factors: AbstractSet[int], file: int
+    tensors: Sequence[Trained],
+    group: LocalGroup,
+    by_factors: AbstractSet[int],
+    file: int,
+    encoded: AbstractSet[int] = frozenset(),
 ) -> SharedTensors:
     return SharedTensors(
         _flat(tensors),
         with_parts=[index not in by_factors for index in range(len(tensors))],
         local_rank=group.rank,
         tree=group.tree,
+        encoded=encoded,
         file=file,
     )
 

@@ -14,6 +14,7 @@ import mmap
 import os
 import tempfile
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
 import torch
 from torch import Tensor
@@ -32,6 +33,7 @@ class SharedTensors:
         with_parts: whether a tensor has places for parts (those that travel as factors have none).
         local_rank: this worker's local rank; 0 is the leader.
         tree: how parts are added.
+        encoded: indices of the tensors whose parts are not added.
         file: the memory's descriptor, which this takes over; the leader makes one with `new_file`.
     """
 
@@ -42,8 +44,10 @@ class SharedTensors:
         with_parts: Sequence[bool],
         local_rank: int,
         tree: HostTree,
+        encoded: AbstractSet[int] = frozenset(),
         file: int,
     ) -> None:
+        self._encoded = encoded
         self._tensors = tensors
         self._local_rank = local_rank
         self._tree = tree
@@ -84,7 +88,7 @@ class SharedTensors:
     def sums(self, index: int, own: Sequence[Tensor]) -> Sequence[Tensor]:
         """Add the parts in their tree, in the memory of the left halves."""
         others = [[part[index].to(own[0].device) for part in parts] for parts in self._parts]
-        return self._tree.sums([own, *others])
+        return self._tree.sums([own, *others], encoded=index in self._encoded)
 
     def publish(self, index: int) -> None:
         self._values[index].copy_(self._tensors[index])

@@ -244,10 +244,11 @@ def check_placed(bounds: tuple[int, ...], local_workers: int = 1, **options: Any
         ((0, 3, 5, 7), 1, {}),
         ((0, 1, 2, 3), 1, {"staleness": 2}),
         ((0, 1, 2, 3), 1, {"sync_every": 4}),
-        ((0, 1, 2, 3, 4), 2, {"compress": "powersgd:2"}),
+        ((0, 1, 2, 3, 4), 2, {"compress": "int8"}),
         ((0, 6, 12), 1, {"compress": "int8"}),
         ((0, 6, 12), 1, {"compress": "powersgd:2"}),
         ((0, 6, 12), 2, {}),
+        ((0, 6, 12), 2, {"compress": "conv.*=topk:0.1/int8"}),
         ((0, 6, 12), 1, {"sync_every": 8, "sync_fragments": 2, "sync_delay": 1}),
     ],
 )
@@ -258,14 +259,22 @@ def test_what_virtual_workers_go_with(
 
 
 @pytest.mark.parametrize(
-    ("local_workers", "options", "message"),
+    ("bounds", "local_workers", "options", "message"),
     [
-        (1, {"staleness": 1}, r"with --table_staleness=1: bits depend on arrival; expected --v"),
-        (2, {"compress": "int8"}, r"with --compress=int8 and 2 workers on each client: they add"),
+        (
+            *((0, 2, 4), 1, {"staleness": 1}),
+            "4 virtual workers on 2 workers cannot be combined with --table_staleness=1: bits "
+            "depend on arrival; expected --v",
+        ),
+        (
+            *((0, 1, 2, 3, 4), 2, {"compress": "fc=powersgd:2"}),
+            "4 virtual workers cannot be combined with PowerSGD and 2 workers on each client: ",
+        ),
     ],
 )
 def test_what_virtual_workers_do_not_go_with(
-    local_workers: int, options: dict[str, Any], message: str
+    bounds: tuple[int, ...], local_workers: int, options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(UsageError, match=r"^4 virtual workers on 2 workers .*" + message):
-        check_placed((0, 2, 4), local_workers, **options)
+    with pytest.raises(UsageError, match=f"^{message}"):
+        check_placed(bounds, local_workers, **options)
+    check_virtual_workers(None, ExchangeOptions(**options), local_workers)

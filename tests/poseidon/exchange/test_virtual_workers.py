@@ -25,7 +25,7 @@ from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.replicas import checksum
-from ps_server import Rule, RuleKind
+from ps_server import Precision, Rule, RuleKind
 from ps_server.network import Network
 from ps_server.protocol.virtual_workers import VirtualWorkers
 from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses
@@ -246,6 +246,30 @@ def test_a_codec_holds_back_for_each_virtual_worker(case: Case) -> None:
     expected, _ = trained(case, VirtualWorkers((0, V)), shards=1)
     for shards, bounds in enumerate([(0, 3, V), range(V + 1)], start=1):
         assert trained(case, VirtualWorkers(tuple(bounds)), shards=shards)[0] == expected
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(ExchangeKind.SERVER, compress="int8", clip=0.1),
+        Case(ExchangeKind.HYBRID, rows=1, compress="conv.*=int8"),
+        Case(ExchangeKind.SERVER, local={"precision": Precision.BFLOAT16}),
+        replace(ROUNDS["hybrid, clip"], compress="topk:0.1/int8"),
+    ],
+    ids=["int8", "factors", "16 bits", "rounds"],
+)
+def test_a_codec_sees_each_virtual_worker_of_the_workers_of_a_host(case: Case) -> None:
+    """Also where each worker has one."""
+    for bounds in ((0, 1, 4, 6, V), (0, 1, 2, 3, 4)):
+        expected, _ = trained(case, VirtualWorkers((0, bounds[-1])), shards=1)
+        found, _ = trained(case, VirtualWorkers(bounds), shards=2, local_workers=2)
+        assert found == expected, bounds
+
+
+def test_powersgd_needs_one_worker_a_host() -> None:
+    case = Case(ExchangeKind.SERVER, compress="auto", local={"loss_budget": 0.5})
+    with pytest.raises(UsageError, match="7 virtual workers cannot be combined with PowerSGD"):
+        trained(case, VirtualWorkers((0, 3, V)), shards=1, local_workers=2)
 
 
 @pytest.mark.parametrize("case", [CASES["svb, clip"], Case(ExchangeKind.SERVER, compress="int8")])
