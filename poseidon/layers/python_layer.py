@@ -11,7 +11,7 @@ import importlib
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -180,11 +180,9 @@ class Python(Layer):
         """Run the user's code with the rank of its worker, as a process may compute for several;
         translate an exception to an error that names the line.
         """
-        if self.context.workers > 1:
-            pycaffe: Any = importlib.import_module(PYCAFFE)
-            pycaffe.set_solver_rank(self.context.rank)
         try:
-            yield
+            with _acting_as(self.context):
+                yield
         except Exception as error:
             param = self.param.python_param
             frames = traceback.extract_tb(error.__traceback__)
@@ -200,6 +198,17 @@ class Python(Layer):
             # In the backward pass no caller adds the layer's name.
             text = f"layer '{self.param.name}' (Python): {text}" if method == "backward" else text
             raise PythonLayerError(text) from error
+
+
+def _acting_as(context: LayerContext) -> AbstractContextManager[None]:
+    """Let `caffe.solver_rank` and `caffe.solver_count` be those of a layer's worker, if there are
+    several.
+    """
+    if context.workers == 1:
+        return nullcontext()
+    mode: Any = importlib.import_module(f"{PYCAFFE}.mode")
+    acting: AbstractContextManager[None] = mode.acting_as(context.rank, context.workers)
+    return acting
 
 
 def install_pycaffe(context: LayerContext) -> None:

@@ -260,8 +260,10 @@ class _Compiler:
         self.layers.append(layer)
         if layer.IS_RANDOM and self.context.device != META:
             layer.generator = torch.Generator(self.context.device)
+            # pycaffe's nets have Split layers that those of a job have not
+            place = sum(param.type != "Split" for param in self.definition.param.layer[:index])
             layer.generator.manual_seed(
-                derive_seed(self.context.seed, "draw", self.context.rank, index)
+                derive_seed(self.context.seed, "draw", self.context.rank, place)
             )
         return layer
 

@@ -20,6 +20,7 @@ from poseidon.pycaffe.mode import (
     set_random_seed,
     set_solver_count,
     set_solver_rank,
+    set_virtual_workers,
     solver_count,
     solver_rank,
 )
@@ -78,6 +79,7 @@ __all__ = [
     "set_random_seed",
     "set_solver_count",
     "set_solver_rank",
+    "set_virtual_workers",
     "solver_count",
     "solver_rank",
     "to_proto",

@@ -10,15 +10,19 @@ from __future__ import annotations
 import logging
 import secrets
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
 from poseidon import log as glog
-from poseidon.errors import UsageError
+from poseidon.engine.threads import compute_with_one_thread
+from poseidon.errors import UsageError, counted
 from poseidon.layers.base import CPU, LayerContext
 from poseidon.layers.registry import known_types
 from poseidon.net.random_state import derive_seed
+from ps_server.protocol.virtual_workers import VirtualWorkers
 
 LOGGER = logging.getLogger("poseidon.pycaffe")
 # glog's severities 0 to 3.
@@ -36,6 +40,7 @@ class Mode:
         nets: the number of nets created since the seed was set.
         rank: the rank of this process among `count`.
         count: the number of processes that train together.
+        virtual_workers: the number that these compute for; None: one each.
         multiprocess: whether the solvers are processes and not threads; they always are here.
     """
 
@@ -45,6 +50,7 @@ class Mode:
     nets: int = 0
     rank: int = 0
     count: int = 1
+    virtual_workers: int | None = None
     multiprocess: bool = False
 
 
@@ -119,6 +125,22 @@ def set_solver_rank(rank: int) -> None:
     MODE.rank = rank
 
 
+def set_virtual_workers(count: int) -> None:
+    """Set the number of virtual workers, which the processes that train together compute for.
+
+    A solver that is created from now on has a train net for each virtual worker of its process,
+    and its weights depend on their number, not on that of processes. The process computes with one
+    thread, unless OMP_NUM_THREADS is set: bits may depend on it.
+
+    Raises:
+        UsageError: the count is below 1.
+    """
+    if count < 1:
+        raise UsageError(f"{count} virtual workers: expected 1 or more")
+    MODE.virtual_workers = count
+    compute_with_one_thread(LOGGER.info)
+
+
 def set_multiprocess(multiprocess: bool) -> None:
     """Set whether the solvers are processes. It has no effect, because they always are."""
     MODE.multiprocess = bool(multiprocess)
@@ -153,22 +175,57 @@ def log(text: str) -> None:
     LOGGER.info(text)
 
 
-def next_context(phase: int, seed: int | None = None) -> LayerContext:
-    """Return the context of the next net, with a derived seed unless one is passed."""
-    if seed is None:
-        seed = (
-            secrets.randbits(31) if MODE.seed is None else derive_seed(MODE.seed, "net", MODE.nets)
-        )
-        MODE.nets += 1
+def next_seed() -> int:
+    """Return the seed of the next net."""
+    seed = secrets.randbits(31) if MODE.seed is None else derive_seed(MODE.seed, "net", MODE.nets)
+    MODE.nets += 1
+    return seed
+
+
+def next_context(phase: int) -> LayerContext:
+    """Return the context of the next net, with a seed of its own."""
+    return context_of(phase, next_seed(), rank=_checked_rank(), workers=MODE.count)
+
+
+def context_of(phase: int, seed: int, *, rank: int, workers: int) -> LayerContext:
+    """Return the context of a net that reads the records of one of `workers`."""
     return LayerContext(
         phase=phase,
         seed=seed,
-        rank=_checked_rank(),
-        workers=MODE.count,
-        local_rank=MODE.rank,
-        local_workers=MODE.count,
+        rank=rank,
+        workers=workers,
+        local_rank=rank,
+        local_workers=workers,
         device=MODE.device,
     )
+
+
+def placed_virtual_workers() -> tuple[VirtualWorkers, int]:
+    """Return the virtual workers by process, and the rank of this process.
+
+    Raises:
+        UsageError: there are fewer virtual workers than processes, or the rank is out of range.
+    """
+    rank, processes, count = _checked_rank(), MODE.count, MODE.virtual_workers
+    if count is None:
+        return VirtualWorkers.one_each(processes), rank
+    if count < processes:
+        raise UsageError(
+            f"{counted(count, 'virtual worker')} for {processes} solvers: expected one or more for "
+            "each process; see set_virtual_workers and set_solver_count"
+        )
+    return VirtualWorkers.spread(count, [1.0] * processes), rank
+
+
+@contextmanager
+def acting_as(rank: int, count: int) -> Iterator[None]:
+    """Let `solver_rank` and `solver_count` return these numbers inside the block."""
+    before = MODE.rank, MODE.count
+    MODE.rank, MODE.count = rank, count
+    try:
+        yield
+    finally:
+        MODE.rank, MODE.count = before
 
 
 def _checked_rank() -> int:

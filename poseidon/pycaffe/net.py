@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from poseidon.errors import DefinitionError, SnapshotError, UsageError, unknown
-from poseidon.layers.base import times
+from poseidon.layers.base import LayerContext, times
 from poseidon.proto.caffe_pb2 import TEST, TRAIN, NetState
 from poseidon.proto.definition import NetDefinition, read_net
 from poseidon.pycaffe.graph.weights import load_weights, save_weights, share_weights
@@ -92,11 +92,11 @@ class Net(NetBase):
 
     @classmethod
     def from_definition(
-        cls, definition: NetDefinition, state: NetState, seed: int | None = None
+        cls, definition: NetDefinition, state: NetState, context: LayerContext
     ) -> Net:
-        """Create a net from a definition, with initial weights drawn from `seed` if given."""
+        """Create a net from a definition."""
         net = cls.__new__(cls)
-        net._build(definition, state, seed)
+        net._build(definition, state, context)
         return net
 
     def forward(

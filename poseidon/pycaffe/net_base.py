@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from poseidon.errors import DataError, PoseidonError
-from poseidon.layers.base import LayerError
+from poseidon.layers.base import LayerContext, LayerError
 from poseidon.layers.blob import Blob, Blobs
 from poseidon.layers.inputs.sources import Input
 from poseidon.layers.python_layer import CaffeLayer, Python, PythonLayerError
@@ -37,9 +37,11 @@ class NetLayer:
 class NetBase:
     """The parts of a net and the loops over its layers; see `Net` for the attributes."""
 
-    def _build(self, definition: NetDefinition, state: NetState, seed: int | None = None) -> None:
+    def _build(
+        self, definition: NetDefinition, state: NetState, context: LayerContext | None = None
+    ) -> None:
         try:
-            self._built = build(definition, next_context(state.phase, seed), state)
+            self._built = build(definition, context or next_context(state.phase), state)
         except PoseidonError as error:
             raise original_error(error) from None
         built = self._built

@@ -10,21 +10,25 @@
     group.close()
 
 Law: after `bcast` all processes have the same weights, and after each iteration too, because each
-applies the same mean of all diffs. `poseidon train` also has overlap, staleness and supervision,
+applies the same mean of all diffs. They are added in the tree of virtual workers
+(`ps_server/protocol/virtual_workers.py`), so bits do not depend on the number of processes, if
+`set_virtual_workers` has set that of virtual workers. `poseidon train` also has overlap, staleness and supervision,
 and is recommended for large jobs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import chain
 from typing import NoReturn
 
 import torch
 from torch import Tensor, distributed
+from torch.nn import functional
 
 from poseidon.errors import JobError, UsageError
-from poseidon.layers.blob import Blob
-from poseidon.pycaffe.mode import solver_count, solver_rank
 from poseidon.pycaffe.solver import Solver
+from ps_server.protocol.virtual_workers import Node, TreeSum
 
 NO_NCCL = "NCCL is not used here: has_nccl() is False; expected caffe.Gloo, or `poseidon train` (see docs/pycaffe.md)"
 
@@ -56,56 +60,59 @@ class Gloo:
     """
 
     def __init__(self, solver: Solver, address: str) -> None:
-        self._blobs = _owned(solver)
-        self._count = solver_count()
+        self._contributions = solver._contributions
+        self._blobs = [blob for _, blob in solver.net._built.learned_blobs()]
+        placed, rank = self._contributions.placed, self._contributions.process
         try:
             distributed.init_process_group(
-                "gloo", init_method=address, rank=solver_rank(), world_size=self._count
+                "gloo", init_method=address, rank=rank, world_size=placed.processes
             )
         except (RuntimeError, ValueError) as error:
             raise JobError(
-                f"process {solver_rank()} of {self._count} cannot join the others at {address}: "
-                f"{error}"
+                f"process {rank} of {placed.processes} cannot join the others at {address}: {error}"
             ) from error
 
     def bcast(self) -> None:
-        """Broadcast the weights of rank 0 to all processes."""
+        """Broadcast the weights and statistics of rank 0 to all processes."""
         values = [blob.write_data() for blob in self._blobs]
-        flat = _flatten(values)
+        flat = torch.cat([value.reshape(-1).cpu() for value in values])
         distributed.broadcast(flat, src=0)
-        _unflatten(flat, values)
+        for value, part in zip(values, flat.split([v.numel() for v in values]), strict=True):
+            value.copy_(part.view(value.shape))
 
     def on_start(self) -> None:
         """Do nothing before the forward pass."""
 
     def on_gradients_ready(self) -> None:
-        """Average all diffs over all processes, before the update."""
-        diffs = [blob.write_diff() for blob in self._blobs]
-        flat = _flatten(diffs)
-        distributed.all_reduce(flat)
-        _unflatten(flat.div_(self._count), diffs)
+        """Average all diffs over all virtual workers, before the update, and the statistics."""
+        self._contributions.average(self._total)
 
     def close(self) -> None:
         """Leave the group. A second call does nothing."""
         if distributed.is_initialized():
             distributed.destroy_process_group()
 
-
-def _owned(solver: Solver) -> list[Blob]:
-    """Return all learnable blobs, shared ones once."""
-    found: dict[int, Blob] = {}
-    for blobs in solver.net.params.values():
-        for blob in blobs:
-            found.setdefault(id(blob.data_memory()), blob)
-    return list(found.values())
-
-
-def _flatten(tensors: list[Tensor]) -> Tensor:
-    return torch.cat([tensor.reshape(-1).cpu() for tensor in tensors])
-
-
-def _unflatten(flat: Tensor, tensors: list[Tensor]) -> None:
-    for tensor, part in zip(
-        tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True
-    ):
-        tensor.copy_(part.view(tensor.shape))
+    def _total(self, sums: Mapping[Node, Tensor]) -> Tensor:
+        """Return the sum over all virtual workers. Process p adds the p-th slice of all sums."""
+        placed, rank = self._contributions.placed, self._contributions.process
+        size = next(iter(sums.values())).numel()
+        width = max(1, -(-size // placed.processes))
+        nodes = [placed.nodes(process) for process in range(placed.processes)]
+        padded = [
+            functional.pad(sums[node], (0, width * placed.processes - size)).view(-1, width)
+            for node in nodes[rank]
+        ]
+        # processes x own nodes x width: the slices of each receiver, one after another
+        sent = torch.stack(padded, dim=1)
+        counts = [len(of) * width for of in nodes]
+        received = torch.empty(sum(counts))
+        distributed.all_to_all_single(
+            received.view(-1), sent.view(-1), counts, [sent[0].numel()] * placed.processes
+        )
+        tree: TreeSum[Tensor] = TreeSum(placed.count)
+        for node, part in zip(chain(*nodes), received.view(-1, width), strict=True):
+            tree.put(node, part)
+        (own,) = tree.parts.values()
+        total = torch.empty(placed.processes, width)
+        distributed.all_gather(list(total.unbind()), own.contiguous())
+        return total.view(-1)[:size]

@@ -3,6 +3,10 @@
 Law: the semantics are those of Caffe's Solver::Step and Solve in one process. Weights after n
 iterations equal those of `poseidon train` with one worker and the same initial weights. Test nets
 share the weights of the train net.
+
+With virtual workers (`set_virtual_workers`) the solver has a train net for each one of this
+process, which share the weights. It runs them one after another, and applies the mean of the diffs
+over all virtual workers. Of several processes rank 0 alone tests and writes snapshots, as in Caffe.
 """
 
 from __future__ import annotations
@@ -18,13 +22,24 @@ import torch
 
 from poseidon.engine.averages import SmoothedLoss, accumulate, named_values
 from poseidon.engine.detection import DetectionTally
+from poseidon.engine.module.random_streams import seed_generators
+from poseidon.engine.solver.replica import draws_from_process
 from poseidon.errors import UsageError
 from poseidon.metrics.glog_lines import GlogSink, done, last, snapshotting, solving
 from poseidon.metrics.record import Output, TestRecord, TrainRecord
+from poseidon.net.random_state import derive_seed
 from poseidon.proto.caffe_pb2 import SolverParameter
 from poseidon.proto.definition import SolverDefinition, TestNet, read_solver
 from poseidon.proto.paths import PLACEHOLDERS
+from poseidon.pycaffe.graph.contributions import Contributions, total_alone
 from poseidon.pycaffe.graph.update import Updater
+from poseidon.pycaffe.mode import (
+    MODE,
+    acting_as,
+    context_of,
+    next_seed,
+    placed_virtual_workers,
+)
 from poseidon.pycaffe.net import FileMissing, Net
 from poseidon.snapshot.checksums import check, seal
 from poseidon.snapshot.files import make_folder, model_path, state_path
@@ -32,6 +47,7 @@ from poseidon.snapshot.solverstate import RunState, learned_net, read_state, wri
 from poseidon.solvers.rate import current_step
 from poseidon.solvers.settings import solver_settings
 from ps_server import RuleKind
+from ps_server.protocol.virtual_workers import VirtualWorkers
 
 Callback = Callable[[], Any]
 LOG = GlogSink(logging.getLogger("poseidon.solver"))
@@ -44,7 +60,8 @@ class Solver:
         solver_file: the definition of the solver.
 
     Attributes:
-        net: the train net.
+        net: the train net; of several virtual workers the first one's.
+        nets: the train nets of the virtual workers of this process, in order.
         test_nets: the test nets.
         iter: the number of finished iterations.
         param: the definition. Changes of its rates affect the next steps.
@@ -65,22 +82,54 @@ class Solver:
         self._settings = solver_settings(definition, endless=True)
         self.param: SolverParameter = definition.param
         self.iter = 0
-        train = definition.net_definition()
-        seed = self._settings.random_seed
-        self.net = Net.from_definition(train, definition.train_state(train), seed)
         self._tests: tuple[TestNet, ...] = definition.test_nets()
-        for weights in self.param.weights:
-            for part in filter(None, weights.split(",")):
-                self.net.copy_from(definition.resolve(part))
-        self.test_nets = [
-            Net.from_definition(test.definition, test.state, seed) for test in self._tests
-        ]
-        for net in self.test_nets:
-            net.share_with(self.net)
+        placed, self._process = placed_virtual_workers()
+        # layers in Python set rank and count to those of their virtual worker
+        with acting_as(self._process, placed.processes):
+            self._make_nets(placed)
+        self._contributions = Contributions(
+            [net._built for net in self.nets], placed, self._process
+        )
         self._updater = Updater(self.net._built, self._settings)
         self._smoothed = SmoothedLoss(self._settings.average_loss)
         self._callbacks: list[tuple[Callback, Callback]] = []
         self._began_s = time.monotonic()
+
+    def _make_nets(self, placed: VirtualWorkers) -> None:
+        definition, seed = self._definition, self._settings.random_seed
+        train = definition.net_definition()
+        state = definition.train_state(train)
+        self._seed = next_seed() if seed is None else seed
+        self._draws = MODE.virtual_workers is not None and draws_from_process(train)
+        self.nets = []
+        for number in placed.of(self._process):
+            self._seed_process("setup", number)
+            context = context_of(state.phase, self._seed, rank=number, workers=placed.count)
+            self.nets.append(Net.from_definition(train, state, context))
+        self.net = self.nets[0]
+        for weights in self.param.weights:
+            for part in filter(None, weights.split(",")):
+                self.net.copy_from(definition.resolve(part))
+        self.test_nets = [
+            Net.from_definition(
+                test.definition,
+                test.state,
+                # one process tests, so it reads all batches
+                context_of(
+                    test.state.phase, next_seed() if seed is None else seed, rank=0, workers=1
+                ),
+            )
+            for test in self._tests
+        ]
+        for net in (*self.nets[1:], *self.test_nets):
+            net.share_with(self.net)
+
+    def _seed_process(self, *path: int | str) -> None:
+        """Seed the generators of the process as `poseidon train` does, if the user has set virtual
+        workers and has layers that may draw from them.
+        """
+        if self._draws:
+            seed_generators(derive_seed(self._seed, *path), MODE.device)
 
     @property
     def type(self) -> str:
@@ -121,10 +170,9 @@ class Solver:
         if settings.snapshot_after_train and not (
             settings.snapshot and self.iter % settings.snapshot == 0
         ):
-            self.snapshot()
+            self._snapshot_of_all()
         if settings.display and self.iter % settings.display == 0:
-            loss = self.net._forward(0, len(self.net.layers) - 1)
-            LOG.write(last(self.iter, loss, self._elapsed_s()))
+            LOG.write(last(self.iter, self._last_loss(), self._elapsed_s()))
         if self._test_is_due(first=True):
             self.test_all()
         LOG.write(done())
@@ -197,31 +245,75 @@ class Solver:
         self.iter = state.iteration
 
     def _iterate(self) -> None:
-        settings, net = self._settings, self.net
-        net.clear_param_diffs()
+        settings = self._settings
+        for net in self.nets:
+            net.clear_param_diffs()
         if self._test_is_due(first=settings.test_initialization):
             self.test_all()
         for on_start, _ in self._callbacks:
             on_start()
-        end = len(net.layers) - 1
-        loss = 0.0
-        for _ in range(settings.iter_size):
-            loss += net._forward(0, end)
-            net._backward(end, 0)
-        self._smoothed.add(torch.tensor(loss / settings.iter_size))
+        self._contributions.begin()
+        numbers = self._contributions.placed.of(self._process)
+        losses = [
+            self._forward_backward(net, number)
+            for net, number in zip(self.nets, numbers, strict=True)
+        ]
+        self._smoothed.add(torch.tensor(sum(losses) / len(losses)))
         if settings.display and self.iter % settings.display == 0:
             self._display()
         for _, on_gradients_ready in self._callbacks:
             on_gradients_ready()
+        self._average_alone()
         self.apply_update()
         self.iter += 1
         if settings.snapshot and self.iter % settings.snapshot == 0:
+            self._snapshot_of_all()
+
+    def _forward_backward(self, net: Net, number: int) -> float:
+        """Run the passes of a virtual worker; return its mean loss."""
+        self._seed_process("train", number, self.iter)
+        end = len(net.layers) - 1
+        loss = 0.0
+        for _ in range(self._settings.iter_size):
+            loss += net._forward(0, end)
+            net._backward(end, 0)
+        return loss / self._settings.iter_size
+
+    def _average_alone(self) -> None:
+        """Average over the virtual workers of this process, unless a `Gloo` has averaged over all.
+
+        Raises:
+            UsageError: other processes compute for some of them.
+        """
+        placed = self._contributions.placed
+        if self._contributions.averaged or placed.is_one_each:
+            return
+        if placed.processes > 1:
+            raise UsageError(
+                f"this process computes for {len(self.nets)} of {placed.count} virtual workers: "
+                "expected a caffe.Gloo among the callbacks, to add the diffs of the others"
+            )
+        self._contributions.average(total_alone)
+
+    def _last_loss(self) -> float:
+        """Return the mean loss of one more forward pass, as Caffe displays it at the end."""
+        self._contributions.begin()
+        numbers = self._contributions.placed.of(self._process)
+        losses = []
+        for net, number in zip(self.nets, numbers, strict=True):
+            self._seed_process("last", number)
+            losses.append(net._forward(0, len(net.layers) - 1))
+        return sum(losses) / len(losses)
+
+    def _snapshot_of_all(self) -> None:
+        """Write a snapshot if this is the process of rank 0."""
+        if self._process == 0:
             self.snapshot()
 
     def _test_is_due(self, *, first: bool) -> bool:
         interval = self._settings.test_interval
         due = bool(interval) and bool(self.test_nets) and self.iter % interval == 0
-        return due and (self.iter > 0 or first)
+        return due and (self.iter > 0 or first) and self._process == 0
 
     def _test(self, index: int) -> None:
         net, iterations = self.test_nets[index], self._tests[index].iterations
@@ -257,13 +349,16 @@ class Solver:
         )
 
     def _display(self) -> None:
-        net = self.net
+        sums: dict[str, torch.Tensor] = {}
+        for net in self.nets:
+            accumulate(sums, _outputs(net))
+        means = {name: total / len(self.nets) for name, total in sums.items()}
         LOG.on_train(
             TrainRecord(
                 iteration=self.iter,
                 loss=self._smoothed.value,
                 elapsed_s=self._elapsed_s(),
-                outputs=named_values(_outputs(net), net.blob_loss_weights),
+                outputs=named_values(means, self.net.blob_loss_weights),
                 rate=self.lr,
             )
         )

@@ -158,5 +158,17 @@ class Flat(InPlace):
         top[0].reshape(bottom[0].shape[0], bottom[0].count // bottom[0].shape[0])
 
 
+class Noisy(Flat):
+    """Adds noise from numpy's generator, and the number of its virtual worker."""
+
+    def forward(self, bottom, top):  # type: ignore[no-untyped-def]
+        assert (caffe.solver_rank(), caffe.solver_count()) == (self.rank, self.workers)
+        noise = np.random.normal(size=bottom[0].shape) + caffe.solver_rank()
+        top[0].data[...] = bottom[0].data + 0.1 * noise
+
+    def backward(self, top, propagate_down, bottom):  # type: ignore[no-untyped-def]
+        bottom[0].diff[...] = top[0].diff
+
+
 class NotALayer:
     """Derives from nothing of Caffe."""

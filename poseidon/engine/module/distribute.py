@@ -47,11 +47,12 @@ from poseidon.engine.module.tensors import (
 )
 from poseidon.engine.module.update_rules import Outer, UpdateRule
 from poseidon.engine.module.worker_context import Loops, ThisWorker, WorkerContext
+from poseidon.engine.threads import compute_with_one_thread
 from poseidon.errors import PoseidonError, UsageError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.module_hooks import uncompiled
 from poseidon.exchange.options import ExchangeOptions
-from poseidon.settings import are_threads_set, variable_of_tasks
+from poseidon.settings import variable_of_tasks
 from ps_server.protocol.virtual_workers import VirtualWorkers
 
 
@@ -221,7 +222,7 @@ def distribute(
     )
     context = _context()
     if _PROCESS.context is None and virtual_workers is not None:
-        _compute_with_one_thread(context)
+        compute_with_one_thread(context.say)
     group = join(module, how, options, context)
     if _PROCESS.context is not None:
         _PROCESS.groups.append(group)
@@ -386,18 +387,6 @@ def _context() -> WorkerContext:
             loops=loops,
         )
     return _PROCESS.context.of_next_loop()
-
-
-def _compute_with_one_thread(context: WorkerContext) -> None:
-    """Compute with one thread, as the workers of a job with virtual workers do: bits may depend on
-    it.
-    """
-    if torch.get_num_threads() > 1 and not are_threads_set():
-        torch.set_num_threads(1)
-        context.say(
-            "virtual workers: computing with 1 thread, as in a job; OMP_NUM_THREADS=N sets "
-            "another number"
-        )
 
 
 def _check_alone(tasks: str) -> None:

@@ -17,6 +17,7 @@ from poseidon.layers.python_layer import Python
 from poseidon.net.compile import compile_net, filter_phase
 from poseidon.net.net import Net as Compiled
 from poseidon.net.net_plan import Step
+from poseidon.net.params import ParamInfo
 from poseidon.proto.caffe_pb2 import LayerParameter, NetState
 from poseidon.proto.definition import NetDefinition
 from poseidon.pycaffe.graph.backward_flags import LayerInfo, backward_flags
@@ -46,6 +47,15 @@ class NetGraph:
     bottoms: OrderedDict[str, list[str]]
     tops: OrderedDict[str, list[str]]
     loss_weights: OrderedDict[str, float]
+
+    def learned_blobs(self) -> list[tuple[ParamInfo, Blob]]:
+        """Return each learnable tensor with its blob, shared ones once."""
+        indices = {name: index for index, (name, _) in enumerate(self.compiled.layer_modules)}
+        return [
+            # The name is `<layer>.<index of the blob>`.
+            (info, self.nodes[indices[info.layer]].blobs[int(info.name.rpartition(".")[2])])
+            for info in self.compiled.parameters_info
+        ]
 
 
 def build(definition: NetDefinition, context: LayerContext, state: NetState) -> NetGraph:

@@ -220,9 +220,10 @@ class SplitNode(Node):
 
     def backward(self) -> None:
         if self.flags.bottoms[0]:
-            first, *others = [top.read_diff() for top in self.tops]
-            total = first.clone()
-            for other in others:
+            # in autograd's order, so that bits are those of `poseidon train`
+            *others, last = [top.read_diff() for top in self.tops]
+            total = last.clone()
+            for other in reversed(others):
                 total += other
             self.bottoms[0].write_diff().copy_(total)
 

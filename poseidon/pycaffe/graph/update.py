@@ -47,11 +47,7 @@ class Updater:
 
     def __init__(self, net: NetGraph, settings: SolverSettings) -> None:
         self._settings = settings
-        indices = {name: index for index, (name, _) in enumerate(net.compiled.layer_modules)}
-        self._learned = [
-            _learned(info, net.nodes[indices[info.layer]].blobs, settings)
-            for info in net.compiled.parameters_info
-        ]
+        self._learned = [_learned(info, blob, settings) for info, blob in net.learned_blobs()]
         self._frozen = FrozenHistories(net.compiled.parameters_info, settings)
 
     @property
@@ -110,10 +106,8 @@ class Updater:
         self._frozen.restore(dict(zip(names, histories, strict=True)))
 
 
-def _learned(info: ParamInfo, blobs: Sequence[Blob], settings: SolverSettings) -> Learned:
+def _learned(info: ParamInfo, blob: Blob, settings: SolverSettings) -> Learned:
     rule = settings.rule(info.lr_mult, info.decay_mult)
-    # The name is `<layer>.<index of the blob>`.
-    blob = blobs[int(info.name.rpartition(".")[2])]
     flat = info.parameter.data.view(-1)
     return Learned(
         info, blob, rule, [torch.zeros_like(flat) for _ in range(history_count(rule.kind))]

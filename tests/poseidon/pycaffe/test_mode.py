@@ -12,6 +12,7 @@ import torch
 import poseidon.pycaffe as caffe
 from poseidon.errors import UsageError
 from poseidon.pycaffe import mode
+from ps_server.protocol.virtual_workers import VirtualWorkers
 
 
 def test_layer_types_are_listed() -> None:
@@ -51,9 +52,27 @@ def test_ranks() -> None:
     caffe.set_solver_rank(3)
     with pytest.raises(UsageError, match="solver rank 3 of 3"):
         mode.next_context(caffe.TRAIN)
-    for call in (lambda: caffe.set_solver_count(0), lambda: caffe.set_solver_rank(-1)):
+    for call in (
+        lambda: caffe.set_solver_count(0),
+        lambda: caffe.set_solver_rank(-1),
+        lambda: caffe.set_virtual_workers(0),
+    ):
         with pytest.raises(UsageError, match="expected"):
             call()
+
+
+def test_virtual_workers_are_divided_among_the_solvers() -> None:
+    caffe.set_solver_count(3)
+    caffe.set_solver_rank(1)
+    assert mode.placed_virtual_workers() == (VirtualWorkers((0, 1, 2, 3)), 1)
+    caffe.set_virtual_workers(7)
+    assert mode.placed_virtual_workers() == (VirtualWorkers((0, 3, 5, 7)), 1)
+    with mode.acting_as(6, 7):
+        assert (caffe.solver_rank(), caffe.solver_count()) == (6, 7)
+    assert (caffe.solver_rank(), caffe.solver_count()) == (1, 3)
+    caffe.set_virtual_workers(2)
+    with pytest.raises(UsageError, match="2 virtual workers for 3 solvers: expected one or more"):
+        mode.placed_virtual_workers()
 
 
 def test_the_log_has_glogs_form(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ import poseidon.pycaffe as caffe
 from poseidon.data.databases.kinds import Backend
 from poseidon.data.datum import encode_datum
 from poseidon.errors import DataError, DefinitionError, SnapshotError, UsageError
+from poseidon.exchange.kinds import ExchangeKind
 from poseidon.proto import caffe_pb2
 from tests.poseidon.pycaffe.conftest import Write
 from tests.support import training
@@ -263,22 +264,57 @@ def test_the_same_seed_gives_the_same_weights(make: Make) -> None:
     assert np.abs(found[0] - found[2]).max() > 0
 
 
+NOISY = """
+layer { name: "ip1" type: "InnerProduct" bottom: "pool" top: "ip1" inner_product_param { num_output: 10
+  weight_filler { type: "gaussian" std: 0.1 } } }
+layer { name: "noisy" type: "Python" bottom: "ip1" top: "noisy" include { phase: TRAIN }
+  python_param { module: "tests.support.python_layers" layer: "Noisy" } }
+layer { name: "loss1" type: "SoftmaxWithLoss" bottom: "noisy" bottom: "label" top: "loss1" include { phase: TRAIN } }
+"""
+
+
 @pytest.mark.parametrize(
-    "extra", ["", "iter_size: 2\nclip_gradients: 0.5", 'type: "Adam"\nmomentum: 0.8']
+    ("extra", "virtual", "after_norm"),
+    [
+        ("", None, "Bias"),
+        ("", None, "Scale"),
+        ("iter_size: 2\nclip_gradients: 0.5", 3, "Bias"),
+        ('type: "Adam"\nmomentum: 0.8', 2, "Bias"),
+    ],
 )
 def test_weights_are_those_of_the_engine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extra: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    extra: str,
+    virtual: int | None,
+    after_norm: str,
 ) -> None:
-    """Random seed, first weights, records, crops, mirrors, statistics, two losses and all."""
+    """Random seed, first weights, records, crops, mirrors, dropout, statistics, several losses, a
+    layer in Python that draws numbers and all, to the bit; the engine computes BatchNorm and a
+    Scale after it as one, which rounds differently.
+    """
     make_data(tmp_path)
-    path = training.write_definitions(tmp_path, batch=10, norm=True, extra=f"max_iter: 9\n{extra}")
-    training.run(path, training.Job())
+    path = training.write_definitions(
+        tmp_path, batch=5, norm=True, dropout=True, extra=f"max_iter: 9\n{extra}"
+    )
+    net = tmp_path / "net.prototxt"
+    scale = 'type: "Scale" bottom: "norm" top: "pool2" scale_param { bias_term: true }'
+    plain = scale if after_norm == "Scale" else 'type: "Bias" bottom: "norm" top: "pool2"'
+    assert scale in net.read_text()
+    net.write_text(net.read_text().replace(scale, plain) + (NOISY if virtual else ""))
+    training.run(path, training.Job(kind=ExchangeKind.SERVER, bounds=(0, virtual or 1)))
     engines = training.weights(tmp_path, 9)
     (tmp_path / "snap_iter_9.caffemodel").unlink()
     monkeypatch.chdir(tmp_path)
+    caffe.set_solver_rank(0)  # the engine was in this process, too
+    caffe.set_solver_count(1)
+    if virtual is not None:
+        caffe.set_virtual_workers(virtual)
     solver = caffe.get_solver(path)
+    assert len(solver.nets) == (virtual or 1)
     solver.solve()
-    assert training.largest_difference(training.weights(tmp_path, 9), engines) < 1e-5
+    found = training.weights(tmp_path, 9)
+    assert training.largest_difference(found, engines) < (1e-5 if after_norm == "Scale" else 1e-30)
     del solver
 
 
