@@ -124,7 +124,7 @@ class Carrier(ABC):
 
     @abstractmethod
     def open(self, histories: Sequence[History] | None, clock: int | None) -> None:
-        """Bring the carrier's tensors to the same first values on every replica; see
+        """Bring the carrier's tensors, and their histories, to rank 0's on every replica; see
         `Exchange.open`.
 
         Args:

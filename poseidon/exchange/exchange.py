@@ -107,13 +107,14 @@ class Exchange:
         self.control.around_wait = lambda: self.observing(Call.GATHER)
 
     def open(self, histories: Sequence[History] | None, clock: int | None = None) -> None:
-        """Bring every replica to the same first values: those of rank 0.
+        """Bring every replica to the first values of rank 0, and to its histories.
 
         All replicas call it together, and a second time, with `clock`, where a saved state was
         loaded into the tensors after the first time. No iteration may lie between the two.
 
         Args:
-            histories: for each tensor the history to continue from (a resumed run); None: all zero.
+            histories: for each tensor the history to continue from (a resumed run); None: all
+                zero. Rank 0's count; private ones (`ExchangeState.private`) are each replica's own.
             clock: number of finished iterations that the tensors' values have: the iteration of the
                 next `start`. None at the first call, for which `ExchangeSettings.start_clock` has
                 it.

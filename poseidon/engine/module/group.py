@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from poseidon.engine.broadcast import broadcast_bytes, gather_bytes
 from poseidon.engine.elastic import Regrouped
 from poseidon.engine.module.checkpoint_file import (
     FORMAT,
@@ -37,6 +36,7 @@ from poseidon.engine.module.worker_state import Kept
 from poseidon.engine.snapshot_writer import WrittenSnapshot
 from poseidon.errors import SnapshotError, UsageError, counted
 from poseidon.exchange.base import History
+from poseidon.exchange.broadcast import broadcast_bytes, gather_bytes
 from ps_server.rules import history_count
 
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from poseidon.engine.broadcast import broadcast_bytes, gather_bytes
 from poseidon.engine.module import plain_values
 from poseidon.engine.module.group_turns import GroupTurns
 from poseidon.engine.module.loader import Delivery, SharedLoader
@@ -23,6 +22,7 @@ from poseidon.engine.module.weights import Batch, BatchWeights
 from poseidon.engine.module.worker_context import WorkerContext
 from poseidon.engine.module.worker_state import WorkerState
 from poseidon.errors import UsageError
+from poseidon.exchange.broadcast import broadcast_bytes, gather_bytes
 
 Number = TypeVar("Number", float, Tensor)
 SEVERAL = "and a worker of this job computes for several virtual workers, one after the other"

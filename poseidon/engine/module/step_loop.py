@@ -26,7 +26,6 @@ from typing import NoReturn, TypeVar
 import torch
 from torch import Tensor, nn
 
-from poseidon.engine.broadcast import broadcast_parameters
 from poseidon.engine.module.group_collections import GroupCollections
 from poseidon.engine.module.group_turns import turns_of
 from poseidon.engine.module.masters import Masters
@@ -39,6 +38,7 @@ from poseidon.engine.module.worker_context import DISTRIBUTE, LEAVING, LoopPosit
 from poseidon.errors import UsageError
 from poseidon.exchange.auto.recorded import RecordedPlan
 from poseidon.exchange.base import ExchangeSettings
+from poseidon.exchange.broadcast import broadcast_parameters
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.module_hooks import uncompiled

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from poseidon.engine.broadcast import Gather
+from poseidon.exchange.broadcast import Gather
 
 
 class SyncNorms:

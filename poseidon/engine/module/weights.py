@@ -19,8 +19,8 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from poseidon.engine.broadcast import Gather
 from poseidon.errors import UsageError
+from poseidon.exchange.broadcast import Gather
 
 Batch = TypeVar("Batch")
 _NUMBER = struct.Struct("<d")

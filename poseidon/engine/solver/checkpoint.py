@@ -20,7 +20,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from poseidon.engine.broadcast import gather_bytes
 from poseidon.engine.finite import REMEDY, not_finite
 from poseidon.engine.snapshot_writer import SnapshotSettings, SnapshotWriter, WrittenSnapshot
 from poseidon.engine.solver.frozen import FrozenHistories
@@ -28,6 +27,7 @@ from poseidon.engine.solver.replica import Replica, Values
 from poseidon.engine.solver.worker_state import restore, state_of
 from poseidon.errors import JobError, SnapshotError, counted
 from poseidon.exchange.base import History
+from poseidon.exchange.broadcast import gather_bytes
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.kinds import Scheme
 from poseidon.metrics.glog_lines import GlogSink, snapshotting

@@ -29,8 +29,9 @@ from poseidon.engine.solver.frozen import FrozenHistories
 from poseidon.engine.solver.replica import Replica
 from poseidon.engine.solver.worker_state import Leaving
 from poseidon.exchange.base import Array, History
+from poseidon.exchange.broadcast import broadcast_bytes
 from poseidon.exchange.exchange import Exchange, KeptState
-from poseidon.exchange.job_control import join, split
+from poseidon.exchange.job_control import JobControl, join, split
 from poseidon.exchange.kinds import Scheme
 from ps_server import Collection
 
@@ -98,6 +99,29 @@ class MemorySnapshot:
         """Set the trained tensors to the values, on a worker that holds them."""
         for trained, value in zip(replica.trained, self.values, strict=True):
             trained.tensor.detach().copy_(value)
+
+
+def arrive(
+    newest: MemorySnapshot | None, replica: Replica, frozen: FrozenHistories, control: JobControl
+) -> Progress:
+    """Bring the virtual workers of this process to the states in rank 0's memory snapshot; return
+    the position of the loop. All workers call it together, once the exchange is open.
+
+    Args:
+        newest: of this worker.
+        replica: the nets of this process.
+        frozen: the histories of blobs that do not learn.
+        control: of the exchange.
+    """
+    own = newest.pack() if control.root and newest is not None else None
+    packed = broadcast_bytes(own, control.all_gather, rank=replica.context.rank)
+    assert packed is not None, "worker 0 has checked its snapshot"
+    snapshot = MemorySnapshot.unpack(packed)
+    for nets in replica.nets:
+        snapshot.states[nets.number].arrive(nets)
+    if snapshot.frozen:
+        frozen.restore(snapshot.frozen)
+    return snapshot.progress(replica.virtual_workers.of(replica.context.rank))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,6 @@ from types import MappingProxyType
 from torch import nn
 
 from poseidon.engine.averages import SmoothedLoss
-from poseidon.engine.broadcast import broadcast_bytes, broadcast_parameters
 from poseidon.engine.document import JobDocument
 from poseidon.engine.elastic import Regrouped, SnapshotInterval
 from poseidon.engine.launcher_connection import LauncherConnection
@@ -23,7 +22,7 @@ from poseidon.engine.snapshot_writer import SnapshotSettings, SnapshotWriter
 from poseidon.engine.solver.balancer import Balancer
 from poseidon.engine.solver.balancing import Balancing
 from poseidon.engine.solver.checkpoint import Checkpoint, Progress, Resumed
-from poseidon.engine.solver.memory import MemorySnapshot, MemorySnapshots
+from poseidon.engine.solver.memory import MemorySnapshot, MemorySnapshots, arrive
 from poseidon.engine.solver.replica import Replica, WorkerNets
 from poseidon.engine.solver.summary import net_table
 from poseidon.engine.solver.tester import Tester
@@ -289,7 +288,7 @@ class SolverWork(TrainingWork[JobDocument]):
             histories = resumed.histories(local_steps=built.local_steps) if resumed else None
             exchange.open(histories or None)
             if document.rewind >= 0:
-                start = self._share(replica, exchange, checkpoint)
+                start = arrive(self._newest, replica, checkpoint.frozen, exchange.control)
             _freeze_objects()
             self.launcher.forward_requests(exchange, rank)
             if rank == 0:
@@ -326,24 +325,6 @@ class SolverWork(TrainingWork[JobDocument]):
             schemes=checkpoint.schemes,
             newest=self._newest,
         )
-
-    def _share(self, replica: Replica, exchange: Exchange, checkpoint: Checkpoint) -> Progress:
-        """Bring every worker to rank 0's memory snapshot, where `Exchange.open` has not; return
-        its position.
-        """
-        document, gather = self.document, exchange.control.all_gather
-        newest = self._newest
-        own = newest.pack() if document.rank == 0 and newest is not None else None
-        packed = broadcast_bytes(own, gather, rank=document.rank)
-        assert packed is not None, "worker 0 has checked its snapshot"
-        replicated = list(exchange.state.replicated().values())
-        broadcast_parameters(replicated, gather, rank=document.rank)
-        snapshot = MemorySnapshot.unpack(packed)
-        for nets in replica.nets:
-            snapshot.states[nets.number].arrive(nets)
-        if snapshot.frozen:
-            checkpoint.frozen.restore(snapshot.frozen)
-        return snapshot.progress(document.placement.of(document.rank))
 
     def _watch(self, arrived: Sequence[WorkerNets]) -> None:
         """Let the watchdog see the progress of nets."""
@@ -401,7 +382,9 @@ class SolverWork(TrainingWork[JobDocument]):
         return resumed
 
     def _rewound(self, replica: Replica) -> Resumed:
-        """Return what this worker begins with from memory; `_share` brings the rest.
+        """Return what this worker begins with from memory; `Exchange.open` and `arrive` bring the
+        rest.
+
 
         Raises:
             JobError: this is rank 0, and it does not have the snapshot.

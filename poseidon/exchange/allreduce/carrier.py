@@ -24,6 +24,7 @@ from poseidon.exchange.allreduce.links_delivery import LinksDelivery
 from poseidon.exchange.allreduce.peers import Peers
 from poseidon.exchange.allreduce.sums import Sums
 from poseidon.exchange.base import ExchangeSettings, History, Trained
+from poseidon.exchange.broadcast import bring_histories
 from poseidon.exchange.carrier import GradientCarrier, Step
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.local_histories import LocalHistories
@@ -107,7 +108,10 @@ class AllReduceCarrier(GradientCarrier):
         else:
             self._finished = clock
         self.state.load(histories)
-        if self._delivery is not None:
+        if self._delivery is None:
+            own = [tensor for of in self.state.of.values() for tensor in of]
+            bring_histories(own, self._control, given=bool(histories))
+        else:
             self._send_values(self._flat)
             most = max(map(len, self.state.of.values()), default=0) if with_histories else 0
             for number in range(most):

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from poseidon.exchange.base import ExchangeSettings, History, Trained
+from poseidon.exchange.broadcast import bring_histories
 from poseidon.exchange.carrier import CarrierState, FactoredCarrier, Kept, Step
 from poseidon.exchange.factors.factor_rounds import FactorSession, FactorTable
 from poseidon.exchange.factors.peers import Peers
@@ -124,15 +125,17 @@ class FactorCarrier(FactoredCarrier):
     def open(self, histories: Sequence[History] | None, clock: int | None) -> None:
         addresses: list[str] = []
         if clock is None:
-            own = {"factors": self.peers.links.address}
-            offers, samples = introduce(self._control, list(self._tensors.values()), own)
+            offer = {"factors": self.peers.links.address}
+            offers, samples = introduce(self._control, list(self._tensors.values()), offer)
             addresses = [offered_address(offers, "factors", rank) for rank in range(len(offers))]
             self._kernel = common_kernel(samples, required=self._equal_bits)
         else:
             self._rewind(clock)
-            self._control.all_gather(b"")  # no worker may send factors before all have gone back
         for index, weight in self._weights.items():
             weight.open(histories[index] if histories else ())
+        # no worker sends factors before all have come here
+        own = [history for weight in self._weights.values() for history in weight.history]
+        bring_histories(own, self._control, given=bool(histories))
         if clock is None:
             self.peers.links.connect(addresses)
             self._thread.start()

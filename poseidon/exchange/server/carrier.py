@@ -9,6 +9,7 @@ from enum import Enum
 from torch import Tensor
 
 from poseidon.exchange.base import Array, ExchangeSettings, History
+from poseidon.exchange.broadcast import bring_histories
 from poseidon.exchange.carrier import CarrierState, GradientCarrier, Kept, Step
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.observe.statistics import Traffic
@@ -110,6 +111,9 @@ class ServerCarrier(GradientCarrier):
         self._tables.open(of_tables, clock)
         for placed in self._special:
             placed.take_values()
+        if self._low_rank:
+            own = [part for placed in self._low_rank for part in placed.replicated().values()]
+            bring_histories(own, self._control, given=bool(histories))
         if self._low_rank and clock is None:
             compare_rules(self._low_rank, self._control, required=self._equal_bits)
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from poseidon.engine.broadcast import PIECE_BYTES
 from poseidon.engine.module.checkpoint_file import packed
 from poseidon.engine.module.group import Group
 from poseidon.engine.module.plain_values import Reduction, decode, encode, reduce
 from poseidon.engine.module.update_rules import SGD
 from poseidon.errors import SnapshotError, UsageError
+from poseidon.exchange.broadcast import PIECE_BYTES
 from tests.support.module_groups import together
 
 VALUES: list[object] = [

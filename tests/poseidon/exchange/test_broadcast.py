@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from poseidon.engine.broadcast import (
+from poseidon.exchange.broadcast import (
     PIECE_BYTES,
     broadcast_bytes,
     broadcast_parameters,

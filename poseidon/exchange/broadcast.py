@@ -1,4 +1,4 @@
-"""Broadcasts and gathers, made of collections: bytes, and tensors that no exchange keeps equal."""
+"""Broadcasts and gathers, made of collections: bytes, and tensors that no other way keeps equal."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+
+from poseidon.exchange.job_control import JobControl
 
 PIECE_BYTES = 4 * 2**20
 """The largest payload of one collection, in bytes."""
@@ -81,3 +83,19 @@ def broadcast_parameters(tensors: Sequence[Tensor], gather: Gather, *, rank: int
             piece.copy_(torch.frombuffer(bytearray(gather(mine)[0]), dtype=torch.uint8))
         with torch.no_grad():
             tensor.copy_(flat.view(tensor.dtype).view(tensor.shape))
+
+
+def bring_histories(histories: Sequence[Tensor], control: JobControl, *, given: bool) -> None:
+    """Set histories that each worker keeps to rank 0's. All workers call it together.
+
+    Nothing is sent where all workers were given theirs (a snapshot on disk, which all have read), or
+    none was.
+
+    Args:
+        histories: of this worker, the same shapes on every worker.
+        control: of the exchange.
+        given: whether this worker continues from histories; otherwise they are zero.
+    """
+    found = control.all_gather(b"given" if given else b"")
+    if any(one != found[0] for one in found):
+        broadcast_parameters(histories, control.all_gather, rank=0 if control.root else 1)
