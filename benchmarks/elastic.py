@@ -2,6 +2,7 @@
 """Kill processes and hosts of one job again and again, and measure what each loss costs.
 
     sudo python benchmarks/elastic.py --kills 300 --every 15
+    sudo python benchmarks/elastic.py --kills 20 --script --exchange=svb    # a transformer, AdamW
     sudo python benchmarks/elastic.py --kills 0 --rounds 5    # the cost of memory snapshots alone
 
 The hosts are namespaces with a network and a file tree each; the launcher is on one more. Each kill
@@ -60,6 +61,41 @@ BACK_S = 10.0
 """About the time from a kill until all hosts take part again, for the length of the job."""
 
 
+SCRIPT = """
+import sys
+import torch, poseidon
+from torch import nn
+
+torch.manual_seed(0)
+layer = nn.TransformerEncoderLayer(64, 4, 256, batch_first=True, dropout=0.1)
+net = nn.Sequential(
+    nn.Embedding(100, 64),
+    nn.TransformerEncoder(layer, 2, enable_nested_tensor=False),
+    nn.Flatten(),
+    nn.Linear(64 * 16, 256),
+    nn.ReLU(),
+    nn.Linear(256, 10),
+)
+records = torch.randint(0, 100, (4000, 16), generator=torch.Generator().manual_seed(1))
+data = torch.utils.data.TensorDataset(records, records[:, 0] % 10)
+optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+with poseidon.distribute(net, optimizer, batch_size=4, clip=1.0) as group:
+    loader = group.loader(data, batch_size=4)
+    group.resume()
+    while group.steps < int(sys.argv[1]):
+        for x, y in loader:
+            loss = nn.functional.cross_entropy(net(x), y)
+            loss.backward()
+            if group.step() and group.rank == 0:
+                print(f"Iteration {group.steps}, loss: {loss.item():g}", file=sys.stderr)
+            if group.steps == int(sys.argv[1]):
+                break
+    group.settle()
+    if group.rank == 0:
+        torch.save(net.state_dict(), f"/root/snaps/snap_iter_{group.steps}.pt")
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
     """What one kill has cost.
@@ -80,10 +116,10 @@ class Loss:
 class RunningJob:
     """A job on the hosts, and the lines that its launcher prints, with their times."""
 
-    def __init__(self, desk: SshHost, *flags: str) -> None:
-        words = [sys.executable, "-m", "poseidon", "train", *flags]
+    def __init__(self, desk: SshHost, *words: str) -> None:
+        words = (sys.executable, "-m", "poseidon", *words)
         self._launcher = subprocess.Popen(
-            desk.command(words),
+            desk.command(list(words)),
             env=clean_environment(),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -157,12 +193,13 @@ class Cluster:
 
     Args:
         hosts: the launcher's host is the last.
-        virtual_workers: of each job.
+        flags: of each job.
+        script: whether the jobs run a script.
     """
 
-    def __init__(self, hosts: SshHosts, virtual_workers: int) -> None:
+    def __init__(self, hosts: SshHosts, flags: Sequence[str], *, script: bool) -> None:
         self.workers, self._desk = hosts[: len(hosts) - 1], hosts[len(hosts) - 1]
-        self._virtual_workers = virtual_workers
+        self._flags, self._script = flags, script
         lines = [f"{number} {host.name} 0\n" for number, host in enumerate(self.workers)]
         self._desk.outside("/root/machines").write_text("".join(lines))
         self._job = self._desk.outside("/root/job")
@@ -173,6 +210,21 @@ class Cluster:
 
     def start(self, name: str, iterations: int, *flags: str) -> RunningJob:
         """Start a job of so many iterations."""
+        for host in self.workers:
+            for path in host.outside("/root/snaps").glob("snap_*"):
+                path.unlink()
+        flags = (
+            f"--job={name}",
+            "--hostfile=machines",
+            f"--output=output_{name}",
+            "--max_rejoins=100000",
+            *self._flags,
+            *flags,
+        )
+        if self._script:
+            self._desk.outside("/root/train.py").write_text(SCRIPT)
+            flags = (*flags, "--max_restarts=3", "train.py", str(iterations))
+            return RunningJob(self._desk, "run", *flags)
         write_job(
             self._job,
             iterations,
@@ -180,21 +232,8 @@ class Cluster:
             prefix="/root/snaps/snap",
             shared=True,
         )
-        for host in self.workers:
-            for path in host.outside("/root/snaps").glob("snap_*"):
-                path.unlink()
-        return RunningJob(
-            self._desk,
-            "--solver=job/solver.prototxt",
-            f"--job={name}",
-            "--hostfile=machines",
-            f"--output=output_{name}",
-            f"--virtual_workers={self._virtual_workers}",
-            "--max_rejoins=100000",
-            "--set=display=1",
-            "--set=snapshot=0",
-            *flags,
-        )
+        own = ("--solver=job/solver.prototxt", "--set=display=1", "--set=snapshot=0")
+        return RunningJob(self._desk, "train", *own, *flags)
 
     def train(self, name: str, iterations: int, *flags: str) -> RunningJob:
         """Train a job of so many iterations to its end."""
@@ -207,7 +246,7 @@ class Cluster:
 
     def model(self, iterations: int) -> str:
         """Return the SHA-256 of the weights that a job has written, on whichever host."""
-        name = f"/root/snaps/snap_iter_{iterations}.caffemodel"
+        name = f"/root/snaps/snap_iter_{iterations}.{'pt' if self._script else 'caffemodel'}"
         found = [path for host in self.workers if (path := host.outside(name)).exists()]
         return hashlib.sha256(found[0].read_bytes()).hexdigest()
 
@@ -226,7 +265,7 @@ class Cluster:
 
 def disturb(cluster: Cluster, kills: int, every_s: float, iterations: int) -> list[Loss]:
     """Train a job of so many iterations, and kill so often; return what each kill has cost."""
-    everybody = re.compile(rf"\] {len(cluster.workers)} workers, ")
+    everybody = re.compile(rf": {len(cluster.workers)} clients, ")
     job = cluster.start("disturbed", iterations)
     losses: list[Loss] = []
     try:
@@ -296,6 +335,8 @@ def main() -> int:
     )
     parser.add_argument("--hosts", type=int, default=4, help="with a worker and a shard each (4)")
     parser.add_argument("--virtual_workers", type=int, default=12, help="of the job (12)")
+    parser.add_argument("--exchange", default="auto", help="of each job (auto)")
+    parser.add_argument("--script", action="store_true", help="train a transformer by a script")
     parser.add_argument("--kills", type=int, default=20, help="how many (20)")
     parser.add_argument("--every", type=float, default=15.0, help="seconds between two (15)")
     parser.add_argument("--rounds", type=int, default=0, help="of jobs without kills (0)")
@@ -306,7 +347,8 @@ def main() -> int:
         tempfile.TemporaryDirectory(prefix="poseidon-hosts-") as folder,
         SshHosts(Path(folder), flags.hosts + 1) as hosts,
     ):
-        cluster = Cluster(hosts, flags.virtual_workers)
+        own = (f"--virtual_workers={flags.virtual_workers}", f"--exchange={flags.exchange}")
+        cluster = Cluster(hosts, own, script=flags.script)
         if flags.rounds:
             cost(cluster, flags.rounds, flags.iterations)
         if not flags.kills:
