@@ -27,6 +27,7 @@ from poseidon.plan.costs import HostCosts
 from poseidon.plan.forecast import PlannedCluster, forecast, recommend
 from poseidon.plan.report import plan_fields, plan_lines
 from poseidon.plan.sources import Training, training_of_module, training_of_net
+from ps_server.protocol.settings import MAX_WORKERS
 
 LATENCY_S = 50e-6
 """Assumed from host to host in a local network."""
@@ -49,10 +50,10 @@ def run(arguments: argparse.Namespace) -> int:
     notes += training.notes
     cluster, shared_by = _cluster(arguments, notes)
     if arguments.virtual_workers:
-        if arguments.virtual_workers < cluster.workers:
+        if not cluster.workers <= arguments.virtual_workers <= MAX_WORKERS:
             raise UsageError(
                 f"--virtual_workers={arguments.virtual_workers} with {cluster.workers} hosts: each "
-                f"host computes for at least one; expected {cluster.workers} or more"
+                f"host computes for at least one; expected {cluster.workers} to {MAX_WORKERS}"
             )
         cluster = replace(cluster, virtual_workers=arguments.virtual_workers)
     found = forecast(training, cluster, shared_by=shared_by)

@@ -18,6 +18,7 @@ from poseidon.exchange.kinds import ExchangeKind
 from poseidon.flags.flag import Section, flag_of, option
 from poseidon.flags.values import count, positive
 from ps_server import Consistency, Precision
+from ps_server.protocol.settings import MAX_WORKERS
 from ps_server.protocol.virtual_workers import VirtualWorkers
 
 if TYPE_CHECKING:
@@ -393,6 +394,8 @@ def check_virtual_workers(
     """
     if placed is None:
         return
+    if placed.count > MAX_WORKERS:
+        raise UsageError(f"{placed.count} virtual workers: expected at most {MAX_WORKERS}")
     virtual = f"{counted(placed.count, 'virtual worker')} on {counted(placed.processes, 'worker')}"
     if options.staleness and not placed.is_one_each:
         raise UsageError(

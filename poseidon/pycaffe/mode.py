@@ -22,6 +22,7 @@ from poseidon.errors import UsageError, counted
 from poseidon.layers.base import CPU, LayerContext
 from poseidon.layers.registry import known_types
 from poseidon.net.random_state import derive_seed
+from ps_server.protocol.settings import MAX_WORKERS
 from ps_server.protocol.virtual_workers import VirtualWorkers
 
 LOGGER = logging.getLogger("poseidon.pycaffe")
@@ -133,10 +134,10 @@ def set_virtual_workers(count: int) -> None:
     thread, unless OMP_NUM_THREADS is set: bits may depend on it.
 
     Raises:
-        UsageError: the count is below 1.
+        UsageError: the count is out of range.
     """
-    if count < 1:
-        raise UsageError(f"{count} virtual workers: expected 1 or more")
+    if not 1 <= count <= MAX_WORKERS:
+        raise UsageError(f"{count} virtual workers: expected 1 to {MAX_WORKERS}")
     MODE.virtual_workers = count
     compute_with_one_thread(LOGGER.info)
 

@@ -208,6 +208,7 @@ def distribute(
         UsageError: an argument is out of range, or the module cannot be distributed.
         ServerError: other workers did not join, or have another module.
     """
+    _explain_errors()
     options = DistributeOptions(
         clip=clip,
         passes=passes,
@@ -374,10 +375,14 @@ def _rows(module: nn.Module, options: DistributeOptions) -> dict[nn.Parameter, i
     return {weight: count for weight, count in rows.items() if weight.dtype is torch.float32}
 
 
+def _explain_errors() -> None:
+    """Let errors that end a script under plain `python` be one sentence."""
+    if _PROCESS.context is None and sys.excepthook is sys.__excepthook__:
+        sys.excepthook = print_uncaught
+
+
 def _context() -> WorkerContext:
     if _PROCESS.context is None:
-        if sys.excepthook is sys.__excepthook__:
-            sys.excepthook = print_uncaught
         _check_alone(variable_of_tasks())
         script, loops = _script(), _PROCESS.loops
         return WorkerContext(

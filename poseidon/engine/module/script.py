@@ -133,7 +133,14 @@ class ScriptWork(TrainingWork[ScriptDocument]):
             gc.unfreeze()
             gc.collect()  # what the script had
         document = self.document
-        if self._opened or self._has_collectives or document.workers == 1:
+        if self._opened or self._has_collectives:
+            return NOTHING
+        if document.workers == 1:
+            if document.placement.count > 1:
+                LOGGER.warning(
+                    "the script has ended without poseidon.distribute(): --virtual_workers has had "
+                    "no effect"
+                )
             return NOTHING
         if document.rank == 0:
             LOGGER.warning(

@@ -270,6 +270,7 @@ def test_what_virtual_workers_go_with(
             *((0, 1, 2, 3, 4), 2, {"compress": "fc=powersgd:2"}),
             "4 virtual workers cannot be combined with PowerSGD and 2 workers on each client: ",
         ),
+        ((0, 5000), 1, {}, "5000 virtual workers: expected at most 4096"),
     ],
 )
 def test_what_virtual_workers_do_not_go_with(

@@ -56,6 +56,7 @@ def test_ranks() -> None:
         lambda: caffe.set_solver_count(0),
         lambda: caffe.set_solver_rank(-1),
         lambda: caffe.set_virtual_workers(0),
+        lambda: caffe.set_virtual_workers(4097),
     ):
         with pytest.raises(UsageError, match="expected"):
             call()

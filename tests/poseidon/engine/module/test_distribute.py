@@ -405,6 +405,17 @@ def test_an_error_of_poseidon_ends_a_plain_script_with_one_sentence(
     assert ("Traceback" in error) == ("1 / 0" in call)
 
 
+def test_a_wrong_argument_of_the_first_call_is_one_sentence_under_plain_python(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    with pytest.raises(UsageError) as caught:
+        poseidon.distribute(nn.Linear(2, 1), SGD(lr=0.1), virtual_workers=0)
+    sys.excepthook(caught.type, caught.value, caught.tb)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("virtual_workers is 0; expected 1 or more, or None for --virtual_workers")
+
+
 ALONE = """
 import poseidon, torch
 torch.manual_seed(0)

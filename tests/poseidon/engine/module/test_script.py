@@ -178,6 +178,16 @@ def test_a_worker_that_never_joins_says_so_to_the_launcher_and_in_the_log(
     ]
 
 
+def test_a_lone_worker_says_that_virtual_workers_had_no_effect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for bounds in ((), (0, 1), (0, 4)):
+        assert run(tmp_path, "", monkeypatch, virtual_workers=bounds) == (0, {"event": "done"})
+    assert caplog.messages == [
+        "the script has ended without poseidon.distribute(): --virtual_workers has had no effect"
+    ]
+
+
 @pytest.mark.parametrize(("kind", "says"), [("cpu", "true"), ("meta", None)])
 def test_a_script_of_ddp_hears_that_its_device_is_the_cpu(
     kind: str, says: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
