@@ -20,6 +20,7 @@ from poseidon.engine.launcher_connection import JOB, LauncherConnection
 from poseidon.engine.solver.checkpoint import Progress
 from poseidon.engine.solver.memory import MemorySnapshot, MemorySnapshots, SnapshotInterval
 from poseidon.engine.solver.trainer import Regrouped
+from poseidon.errors import JobError
 from poseidon.exchange.base import History
 from poseidon.exchange.job_control import join, split
 from ps_server import Collection
@@ -250,8 +251,11 @@ class ElasticWorker:
                 self._starts += 1
                 yield 0.05 * self._random.random()
             yield Question(lambda: None if self._writing else True, "its snapshots", WAIT_S)
-        except ServerError as error:
-            yield from self._end("error", message=str(error), exit_code=1, peer_lost=True)
+        except (ServerError, JobError) as error:
+            lost = isinstance(error, PeerLost)
+            yield from self._end("error", message=str(error), exit_code=1, peer_lost=lost)
+        except Exception as error:  # noqa: BLE001 - of the simulation, or a law that does not hold
+            self._course.world.after(0.0, _raise, error)
         else:
             yield from self._end("done")
 
@@ -342,7 +346,7 @@ class ElasticWorker:
             if document["rank"]:
                 return ()
             if newest is None or newest.iteration != document["rewind"] or not newest.values:
-                raise Violation(f"{self._process.name} lacks the snapshot that it is to start from")
+                raise JobError(f"worker 0 has no memory snapshot of {document['rewind']}")
             return [newest.values[0].numpy().copy(), *newest.histories[0]]
         if not document["snapshot"]:
             self._frozen.count = 0.0
@@ -490,6 +494,10 @@ def store_of(placed: VirtualWorkers, shards: int, clock: int) -> StoreSpec:
         start_clock=clock,
         virtual_workers=placed,
     )
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 class ElasticShard:

@@ -37,6 +37,8 @@ from tests.simulation.world import World
 
 TICK_S = 1.0
 HEARTBEAT_S = 2.0
+BEAT_S = 0.7
+"""The wait between heartbeats of a process, which lasts up to three times as long (`LATE`)."""
 
 
 class JobProcess(Process):
@@ -77,7 +79,7 @@ class JobProcess(Process):
     def beat(self) -> Iterator[float]:
         """Send heartbeats."""
         while True:
-            yield HEARTBEAT_S
+            yield BEAT_S
             self.emit({"event": "alive", "still_s": 0.0})
 
 

@@ -140,6 +140,8 @@ class Course(Cluster):
         """The processes that hold a memory snapshot, and its iteration."""
         self.on_started: Callable[[], None] = lambda: None
         """Called when the job runs for the first time."""
+        self.died: set[str] = set()
+        """The hosts that a process has ended on since the last loss."""
         self.commands = _Commands()
         self.requests = SignalRequests(TrainRequest().supervision_settings())
         spare = SimulatedHost(self.fabric, "spare host", self.spawn)
@@ -147,6 +149,7 @@ class Course(Cluster):
 
     def spawn(self, process: JobProcess, start: StartProcess) -> None:
         """See `Cluster`."""
+        process.on_death.append(lambda silent: self.died.add(start.name.host))
         work = ElasticShard if start.name.role is Role.SHARD else ElasticWorker
         work(self, process, json.loads(start.first_line))
 
@@ -230,7 +233,6 @@ class _Job(Job):
             stall_timeout=STALL_S,
         )
         super().__init__(request, site, title="job", stem="job", devices=("cpu",))
-        self.min_workers, self.max_rejoins = settings.min_workers, settings.max_rejoins
         self._settings = settings
 
     def shares_data(self) -> bool:
@@ -284,7 +286,7 @@ class _Driver(runner._Run):
     """The driver of the job's starts; the parts of the real one that serve users are left out."""
 
     def __init__(self, course: Course) -> None:
-        settings = course.settings
+        settings = self._settings = course.settings
         self.course = course
         self._job = _Job(settings, _Site(hosts_of(settings.hosts), ClusterDialer(course)))
         self._registration: Any = _Registration()
@@ -328,11 +330,13 @@ class _Driver(runner._Run):
         found = super().memory_point()
         if found is None:
             self._check_nothing_is_left()
+        self.course.died.clear()
+        if found is None:
             return None
         new = {host.id for host in self._job.site.hosts} - before
         for number in new & self._known:
             self._rejoined[number] += 1
-            if self._rejoined[number] > self._job.max_rejoins:
+            if self._rejoined[number] > self._settings.max_rejoins:
                 raise Violation(f"client {number} is taken in again {self._rejoined[number]} times")
         self._known |= new
         return found
@@ -346,6 +350,7 @@ class _Driver(runner._Run):
             host
             for host in plan.hosts
             if host.id not in self._changes.leaving
+            and host.address not in course.died
             and any(agent.process.alive for agent in course.machines[host.address].agents)
             and not course.touched & set(course.machines[host.address].everything)
         ]
@@ -355,7 +360,7 @@ class _Driver(runner._Run):
             for process in course.machines[host.address].processes
             if process in course.holders
         ]
-        if holders and len(sound) * plan.workers_per_host >= self._job.min_workers:
+        if holders and len(sound) * plan.workers_per_host >= self._settings.min_workers:
             raise Violation(f"a start from disk, though {holders} hold a memory snapshot")
 
     def _print(self, text: str) -> None:
@@ -380,6 +385,12 @@ class _Registration:
         """See `Registration`."""
 
     def clear(self) -> None:
+        """See `Registration`."""
+
+    def joins(self, _: Host) -> None:
+        """See `Registration`."""
+
+    def left(self, _: int) -> None:
         """See `Registration`."""
 
     def joins(self, _: object) -> None:
@@ -419,7 +430,6 @@ def _installed(course: Course) -> Iterator[None]:
     places: Sequence[tuple[Any, str, object]] = (
         (newcomers, "queue", primitives.queue),
         (newcomers, "time", clock),
-        (newcomers, "_POLL_S", POLL_S),
         (host_changes, "threading", threads),
         (host_changes, "time", clock),
         (host_changes, "_POLL_S", POLL_S),
