@@ -337,12 +337,16 @@ class Client:
             f"the gradients' norm of iteration {clock} did not come",
         )
 
-    def gather(self, payload: bytes = b"") -> Collection:
+    def gather(self, payload: bytes = b"", *, keeps: bool = True) -> Collection:
         """Contribute to the next collection.
 
         Every worker must take part in each, in the same order.
+
+        Args:
+            payload: the contribution.
+            keeps: whether this worker needs the payloads; otherwise it gets none.
         """
-        tag = self._call(lambda: self._session.gather(payload))
+        tag = self._call(lambda: self._session.gather(payload, keeps=keeps))
         return Collection.guarded(self._monitor, lambda: self._session.collections.take(tag))
 
     def barrier(self) -> None:

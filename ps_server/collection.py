@@ -36,7 +36,7 @@ class Collection:
         def poll() -> tuple[bytes, ...] | None:
             nonlocal found
             with monitor:
-                found = found or take()
+                found = take() if found is None else found
                 if found is None:
                     monitor.check()
                 return found

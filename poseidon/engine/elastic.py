@@ -48,6 +48,10 @@ class SnapshotInterval:
         """Return whether one is due when so many iterations are finished, or was due before."""
         return self.is_decided and iteration >= self._due
 
+    def left(self, iteration: int) -> int:
+        """Return how many iterations after so many finished ones the next is due."""
+        return max(0, self._due - iteration)
+
     def costs(self) -> tuple[float, float]:
         """Return the mean seconds that a snapshot costs this worker, and those of an iteration; 0
         before they are known.

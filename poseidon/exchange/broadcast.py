@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+import msgpack
 import torch
 from torch import Tensor
 
+from poseidon.exchange.base import Array
+from poseidon.exchange.cost import ELEMENT_BYTES
 from poseidon.exchange.job_control import JobControl
 
 PIECE_BYTES = 4 * 2**20
@@ -99,3 +102,34 @@ def bring_histories(histories: Sequence[Tensor], control: JobControl, *, given: 
     found = control.all_gather(b"given" if given else b"")
     if any(one != found[0] for one in found):
         broadcast_parameters(histories, control.all_gather, rank=0 if control.root else 1)
+
+
+def bring_parts(
+    parts: Mapping[str, Tensor], given: Mapping[str, Array], control: JobControl, *, rank: int
+) -> None:
+    """Bring each worker from rank 0 what it lacks of the states of its virtual workers.
+
+    All workers call it together. Each part goes to one worker only, and only if it was given to
+    rank 0 and not to that worker.
+
+    Args:
+        parts: of the virtual workers of this worker, by name: float32, to be written to.
+        given: what this worker begins with, by name; its own parts have this already.
+        control: of the exchange.
+        rank: of this worker.
+    """
+    lacking = sorted(parts.keys() - given.keys())
+    sizes = {name: array.size for name, array in given.items()} if rank == 0 else {}
+    heads = [msgpack.unpackb(head) for head in control.all_gather(msgpack.packb([lacking, sizes]))]
+    sizes = heads[0][1]
+    for receiver, (names, _) in enumerate(heads[1:], start=1):
+        sent = [name for name in names if name in sizes]
+        content = b"".join(given[name].tobytes() for name in sent) if rank == 0 else b""
+        pieces = []
+        for start in range(0, sum(sizes[name] for name in sent) * ELEMENT_BYTES, PIECE_BYTES):
+            piece = control.gather(content[start : start + PIECE_BYTES], (receiver,)).result()
+            pieces.append(piece[0] if rank == receiver else b"")
+        if sent and rank == receiver:
+            flat = torch.frombuffer(bytearray(b"".join(pieces)), dtype=torch.float32)
+            for name, part in zip(sent, flat.split([sizes[name] for name in sent]), strict=True):
+                parts[name].view(-1).copy_(part)

@@ -43,7 +43,7 @@ class Kept:
     Attributes:
         poll: returns them once all are here, and None before.
         result: waits for them.
-        held_back: what lossy codecs held back then, by name; waits, too.
+        held_back: what the shards held back then, by name; waits, too.
     """
 
     poll: Callable[[], Mapping[int, History] | None]
@@ -51,9 +51,9 @@ class Kept:
     held_back: Callable[[], Mapping[str, Array]] = dict
 
     @classmethod
-    def here(cls, histories: Mapping[int, History], held_back: Mapping[str, Array]) -> Kept:
+    def here(cls, histories: Mapping[int, History]) -> Kept:
         """Return what is here already."""
-        return cls(lambda: histories, lambda: histories, lambda: held_back)
+        return cls(lambda: histories, lambda: histories)
 
     @classmethod
     def of(cls, parts: Sequence[Kept]) -> Kept:
@@ -88,13 +88,19 @@ class CarrierState:
         return {}
 
     def keep(self, into: Mapping[int, History]) -> Kept:
-        """Begin to copy what `histories` and `held_back` return, on any replica that exchanges with
-        other hosts itself.
+        """Begin to copy the histories that all replicas share, and what the shards hold back, on
+        any replica that exchanges with other hosts itself.
 
         Args:
             into: arrays of an earlier call, by index, which may be written to.
         """
-        return Kept.here(self.histories(), self.held_back())
+        return Kept.here(self.histories())
+
+    def parts(self) -> Mapping[str, Tensor]:
+        """Return live tensors of what belongs to single virtual workers of this process and is as
+        large as the tensors, by name.
+        """
+        return {}
 
     def replicated(self) -> Mapping[str, Tensor]:
         """Return what the carrier keeps equal on all replicas beside the tensors, by name."""
@@ -105,7 +111,9 @@ class CarrierState:
         return {}
 
     def hold_back(self, held_back: Mapping[str, Array]) -> None:
-        """Continue at the next `open` from what `held_back` has returned."""
+        """Continue at the next `open` from what `held_back` has returned, and `parts`; on rank 0 of
+        all virtual workers.
+        """
 
 
 class Carrier(ABC):

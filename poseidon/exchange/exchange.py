@@ -319,9 +319,7 @@ class KeptState:
 
     @property
     def held_back(self) -> Mapping[str, Array]:
-        """What `ExchangeState.held_back` returns on rank 0, with this replica's own part; it waits
-        for it.
-        """
+        """What the shards hold back, by the names of `ExchangeState.held_back`; it waits for it."""
         return self._kept.held_back()
 
 
@@ -366,7 +364,7 @@ class ExchangeState:
 
         Any replica that exchanges with other hosts itself may call it, after `settle` and before
         the next iteration, and then go on. What shards keep comes in the background: a gradient or
-        a value waits for no more than a piece of it. Private histories: those of this host.
+        a value waits for no more than a piece of it. Local steps: the outer histories.
 
         Args:
             into: histories of an earlier call, which may be written to; empty: new memory.
@@ -377,6 +375,15 @@ class ExchangeState:
         """Do what `keep` does, by the index of the tensors."""
         with self._exchange.observing(Call.HISTORIES):
             return Kept.of([part.keep(into) for part in self._parts])
+
+    def parts(self) -> Mapping[str, Tensor]:
+        """Return what belongs to single virtual workers of this process and is as large as the
+        tensors: live tensors by name. It is what codecs hold back, and inner histories.
+        """
+        found: dict[str, Tensor] = {}
+        for part in self._parts:
+            found |= part.parts()
+        return found
 
     def replicated(self) -> Mapping[str, Tensor]:
         """Return what is equal on all replicas beside the tensors: live tensors by name."""
@@ -398,9 +405,11 @@ class ExchangeState:
             return found
 
     def hold_back(self, held_back: Mapping[str, Array]) -> None:
-        """Continue at the next `open` from what `held_back` has returned, its histories given.
+        """Continue at the next `open` from what `held_back` has returned, its histories given, and
+        from copies of `parts`.
 
-        Other names are ignored.
+        A worker that is not given what belongs to its virtual workers gets it from rank 0, if that
+        is given it. Other names are ignored.
 
         Raises:
             SnapshotError: an array has another size than its tensor.

@@ -17,7 +17,7 @@ after the same one. Each delivery says why this holds for it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
@@ -30,8 +30,14 @@ SAME_CALLS = "expected the same calls in the same order on all workers"
 class Delivery(Protocol):
     """How collections and requests travel."""
 
-    def gather(self, payload: bytes) -> Collection:
-        """Contribute to the next collection. All workers take part in each, in the same order."""
+    def gather(self, payload: bytes, to: Container[int] | None = None) -> Collection:
+        """Contribute to the next collection. All workers take part in each, in the same order.
+
+        Args:
+            payload: the contribution.
+            to: the ranks that need the payloads, the same on all workers: others may get none.
+                None: all.
+        """
 
     def request(self, kind: SignalKind) -> None:
         """Request something of all workers; called on rank 0."""
@@ -62,13 +68,18 @@ class JobControl:
         self._delivery = delivery
         self.around_wait: Callable[[], AbstractContextManager[None]] = _unobserved
 
-    def gather(self, payload: bytes) -> Collection:
+    def gather(self, payload: bytes, to: Container[int] | None = None) -> Collection:
         """Contribute to the next collection, and return at once.
 
         All workers take part in each collection, in the same order. `Collection.poll` and
         `Collection.result` give the payloads of all workers by rank.
+
+        Args:
+            payload: the contribution.
+            to: the ranks that need the payloads, the same on all workers: others may get none.
+                None: all.
         """
-        collection = self._delivery.gather(payload)
+        collection = self._delivery.gather(payload, to)
 
         def result() -> tuple[bytes, ...]:
             with self.around_wait():
@@ -132,7 +143,7 @@ class AloneDelivery(Delivery):
         with self._lock:
             self._clock = clock
 
-    def gather(self, payload: bytes) -> Collection:
+    def gather(self, payload: bytes, to: Container[int] | None = None) -> Collection:
         return Collection(lambda: (payload,), lambda: (payload,))
 
     def request(self, kind: SignalKind) -> None:
@@ -157,8 +168,8 @@ class ShardDelivery(Delivery):
     def __init__(self, client: Client) -> None:
         self._client = client
 
-    def gather(self, payload: bytes) -> Collection:
-        return self._client.gather(payload)
+    def gather(self, payload: bytes, to: Container[int] | None = None) -> Collection:
+        return self._client.gather(payload, keeps=to is None or self._client.rank in to)
 
     def request(self, kind: SignalKind) -> None:
         self._client.signal(kind)

@@ -65,7 +65,7 @@ class LocalHistories(CarrierState):
             index: copied(own, into.get(index), self._tensors[index].tensor.shape)
             for index, own in self.of.items()
         }
-        return Kept.here(found, {})
+        return Kept.here(found)
 
     def replicated(self) -> Mapping[str, Tensor]:
         if not self._replicated:

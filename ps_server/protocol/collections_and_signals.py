@@ -7,6 +7,7 @@ signal goes through every shard (`Session.signal` says why).
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 from ps_server.errors import LocalProtocolError, RemoteProtocolError
 from ps_server.protocol import messages as m
@@ -27,7 +28,8 @@ class WorkerCollections:
     def __init__(self, workers: int) -> None:
         self._workers = workers
         self._next_tag = 0
-        self._awaited: set[int] = set()
+        self._awaited: dict[int, int] = {}
+        """The number of payloads that will come, by collection."""
         self._gathered: dict[int, tuple[bytes, ...]] = {}
 
     def renewed(self) -> WorkerCollections:
@@ -38,20 +40,25 @@ class WorkerCollections:
         collections._next_tag = self._next_tag
         return collections
 
-    def contribute(self, payload: bytes) -> m.Gather:
-        """Contribute to the next collection."""
+    def contribute(self, payload: bytes, *, keeps: bool = True) -> m.Gather:
+        """Contribute to the next collection.
+
+        Args:
+            payload: the contribution.
+            keeps: whether this worker needs the payloads; otherwise it gets none.
+        """
         tag = self._next_tag
         self._next_tag += 1
-        self._awaited.add(tag)
-        return m.Gather(tag, payload)
+        self._awaited[tag] = self._workers if keeps else 0
+        return m.Gather(tag, payload, keeps)
 
     def expects(self, gathered: m.Gathered) -> bool:
         """Return whether the shard may send this now."""
-        return gathered.tag in self._awaited and len(gathered.payloads) == self._workers
+        return self._awaited.get(gathered.tag) == len(gathered.payloads)
 
     def receive(self, gathered: m.Gathered) -> None:
         """Take a collection that is complete."""
-        self._awaited.remove(gathered.tag)
+        del self._awaited[gathered.tag]
         self._gathered[gathered.tag] = gathered.payloads
 
     def take(self, tag: int) -> tuple[bytes, ...] | None:
@@ -68,15 +75,15 @@ class ShardCollections:
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
-        self._open: dict[int, dict[int, bytes]] = {}
+        self._open: dict[int, dict[int, m.Gather]] = {}
         self._next_tag = [0] * workers
 
     def behind(self, rank: int, other: int) -> bool:
         """Return whether a worker has contributed to fewer collections than another one."""
         return self._next_tag[rank] < self._next_tag[other]
 
-    def contribute(self, rank: int, gather: m.Gather) -> m.Gathered | None:
-        """Take a worker's contribution. Return the collection if it is the last one.
+    def contribute(self, rank: int, gather: m.Gather) -> Mapping[int, m.Gathered]:
+        """Take a worker's contribution. Return what each worker gets, if it is the last one.
 
         Raises:
             RemoteProtocolError: it is not the worker's next collection, or the worker is too far
@@ -90,11 +97,14 @@ class ShardCollections:
             raise RemoteProtocolError(f"worker {rank} is {MAX_OPEN_GATHERS} collections ahead")
         self._next_tag[rank] += 1
         parts = self._open.setdefault(gather.tag, {})
-        parts[rank] = gather.payload
+        parts[rank] = gather
         if len(parts) < self._workers:
-            return None
+            return {}
         del self._open[gather.tag]
-        return m.Gathered(gather.tag, tuple(parts[worker] for worker in range(self._workers)))
+        workers = range(self._workers)
+        whole = m.Gathered(gather.tag, tuple(parts[worker].payload for worker in workers))
+        nothing = m.Gathered(gather.tag, ())
+        return {worker: whole if parts[worker].keeps else nothing for worker in workers}
 
 
 class WorkerSignals:

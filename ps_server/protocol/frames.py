@@ -358,7 +358,7 @@ _WRITERS: dict[type, tuple[int, Callable[[Any], Written]]] = {
     m.TotalNorm: (11, lambda x: ([x.clock, float(x.total)], ())),
     m.GetHistory: (12, lambda x: ([x.table, x.chunk], ())),
     m.History: (13, lambda x: ([x.table, x.chunk, x.clock, x.start], [raw_bytes(x.array)])),
-    m.Gather: (14, lambda x: ([x.tag], [x.payload])),
+    m.Gather: (14, lambda x: ([x.tag, x.keeps], [x.payload])),
     m.Gathered: (15, lambda x: ([x.tag], list(x.payloads))),
     m.Signal: (16, lambda x: ([x.kind.value, x.clock], ())),
     m.Leave: (17, lambda _: ([], ())),
@@ -437,7 +437,7 @@ _READ: dict[type, Callable[[Fields], m.Message]] = {
     m.History: lambda f: m.History(
         _table(f), _chunk(f), _clock(f), f.integer(MAX_ELEMENTS), f.array()
     ),
-    m.Gather: lambda f: m.Gather(f.integer(MAX_CLOCK), _payload(f)),
+    m.Gather: lambda f: m.Gather(f.integer(MAX_CLOCK), _payload(f), f.flag()),
     m.Gathered: lambda f: m.Gathered(f.integer(MAX_CLOCK), f.payloads()),
     m.Store: lambda f: m.Store(_table(f), _chunk(f), _clock(f), f.array()),
     m.Signal: lambda f: m.Signal(_member(m.SignalKind, f.integer(256)), _clock(f)),

@@ -292,15 +292,24 @@ class KeptRows:
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """Worker -> shard 0: the worker's contribution to collection `tag` (0, 1, 2, ...)."""
+    """Worker -> shard 0: the worker's contribution to collection `tag` (0, 1, 2, ...).
+
+    Attributes:
+        tag: of the collection.
+        payload: the contribution.
+        keeps: whether the worker needs the contributions of all.
+    """
 
     tag: int
     payload: bytes
+    keeps: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """Shard 0 -> every worker: all contributions to collection `tag`, by rank."""
+    """Shard 0 -> every worker: all contributions to collection `tag`, by rank; none for a worker
+    that does not need them.
+    """
 
     tag: int
     payloads: tuple[bytes, ...]

@@ -436,10 +436,10 @@ class Shard:
                 size += piece.numel()
 
     def _gather(self, rank: int, gather: m.Gather) -> Iterator[Outgoing]:
-        gathered = self._collections.contribute(rank, gather)
+        found = self._collections.contribute(rank, gather)
         yield from self._notify_of_missing(rank)
-        if gathered is not None:
-            yield from self._members.to_all(gathered)
+        for worker, gathered in found.items():
+            yield self._members.to(worker, gathered)
 
     def _signal(self, rank: int, signal: m.Signal) -> Iterator[Outgoing]:
         if rank != 0:

@@ -427,9 +427,9 @@ class Session:
         """
         return [Addressed(*to) for to in self.norm.add_outside(clock, squares)]
 
-    def gather(self, payload: bytes) -> tuple[int, list[Addressed]]:
-        """Contribute to the next collection. Return its number."""
-        gather = self.collections.contribute(payload)
+    def gather(self, payload: bytes, *, keeps: bool = True) -> tuple[int, list[Addressed]]:
+        """Contribute to the next collection; see `WorkerCollections`. Return its number."""
+        gather = self.collections.contribute(payload, keeps=keeps)
         return gather.tag, [Addressed(0, gather)]
 
     def signal(self, kind: m.SignalKind) -> tuple[m.Signal, list[Addressed]]:

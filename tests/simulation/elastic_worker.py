@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -192,7 +192,7 @@ class _Exchange:
     def settle(self) -> None:
         """See `Exchange`: all has been read."""
 
-    def gather(self, payload: bytes) -> Collection:
+    def gather(self, payload: bytes, _: Container[int] | None = None) -> Collection:
         """See `JobControl`."""
         client = self.client
         client.monitor.check()
@@ -212,7 +212,7 @@ class _Exchange:
         self.client.do(outgoing)
         return _Kept(self.client, asked)
 
-    def held_back(self) -> Mapping[str, m.Array]:
+    def parts(self) -> Mapping[str, torch.Tensor]:
         """See `ExchangeState`."""
         return {}
 
@@ -366,7 +366,9 @@ class ElasticWorker:
         self._connection.obey()
         self._memory = MemorySnapshots(
             SimpleNamespace(  # type: ignore[arg-type]
-                nets=self._nets, trained=[SimpleNamespace(tensor=self._value)]
+                nets=self._nets,
+                trained=[SimpleNamespace(tensor=self._value)],
+                context=SimpleNamespace(rank=document["rank"]),
             ),
             exchange,  # type: ignore[arg-type]
             self._frozen,  # type: ignore[arg-type]

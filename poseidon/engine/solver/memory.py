@@ -5,7 +5,8 @@ Laws:
 * A memory snapshot is the state after one iteration that all workers have finished, as one on disk
   is. A job that goes on from it has the bits of an undisturbed one.
 * Every worker has the states of all virtual workers. The first worker of each of the first hosts
-  (`holds`) has the values and the histories as well, so one of them can start all others.
+  (`holds`) has the values, the histories, and the large parts of the virtual workers' states as
+  well (`large_parts.py`), so one of them can start all others.
 * Training goes on while histories arrive. A snapshot counts once all of it is there; until then the
   one before it does.
 """
@@ -26,6 +27,7 @@ from poseidon.engine.averages import parts
 from poseidon.engine.elastic import COSTS, SnapshotInterval
 from poseidon.engine.solver.checkpoint import Progress
 from poseidon.engine.solver.frozen import FrozenHistories
+from poseidon.engine.solver.large_parts import ComingParts, Head, OwnParts
 from poseidon.engine.solver.replica import Replica
 from poseidon.engine.solver.worker_state import Leaving
 from poseidon.exchange.base import Array, History
@@ -48,7 +50,8 @@ class MemorySnapshot:
         schemes: of each trained tensor, where a start cannot find it out again.
         values: of each trained tensor; empty: this worker does not hold them.
         histories: one per trained tensor; empty: as `values`.
-        held_back: what codecs hold back on this worker.
+        held_back: the large parts of the states of all virtual workers, and what the shards hold
+            back, by name; on a worker that does not hold them the parts of its own.
     """
 
     iteration: int
@@ -133,7 +136,7 @@ class _Begun:
     states: Collection
     values: Sequence[Tensor]
     kept: KeptState | None
-    held_back: Mapping[str, Array]
+    large: OwnParts
 
 
 class MemorySnapshots:
@@ -170,6 +173,7 @@ class MemorySnapshots:
         self._interval = interval
         self._schemes = schemes
         self._begun: _Begun | None = None
+        self._coming: ComingParts | None = None
         self._spare: Sequence[Tensor] = ()
         self._spare_histories: Sequence[History] = ()
         self.newest = newest
@@ -194,16 +198,24 @@ class MemorySnapshots:
         has_first = any(nets.number == 0 for nets in replica.nets)
         frozen = _pack_frozen(self._frozen.arrays()) if has_first else b""
         packed = join(state.pack() for state in states)
+        large = OwnParts(exchange.state.parts())
         spare, self._spare_histories = self._spare_histories, ()
         self._begun = _Begun(
             iteration=iteration,
             tests_done=tests_done,
             kept=exchange.state.keep(spare) if self._holds else None,
             states=exchange.control.gather(
-                join([COSTS.pack(*self._interval.costs()), frozen, packed])
+                join(
+                    [
+                        COSTS.pack(*self._interval.costs()),
+                        large.head(holds=self._holds),
+                        frozen,
+                        packed,
+                    ]
+                )
             ),
             values=self._copied_values() if self._holds else (),
-            held_back={} if self._holds else exchange.state.held_back(),
+            large=large,
         )
         self._interval.begun(iteration, time.perf_counter() - began_s)
 
@@ -225,8 +237,10 @@ class MemorySnapshots:
         self._interval.note(seconds, transferring=begun is not None)
         if begun is None:
             return
-        self._gathered(begun)  # sent before an iteration that all have finished
-        if begun.kept is None or begun.kept.poll() is not None:
+        coming = self._parts_of(begun)  # states: sent before an iteration that all have finished
+        coming.send()
+        is_here = coming.poll() is not None
+        if is_here and (begun.kept is None or begun.kept.poll() is not None):
             self._complete(begun)
 
     def finish(self) -> None:
@@ -234,29 +248,37 @@ class MemorySnapshots:
         if self._begun is not None:
             self._complete(self._begun)
 
-    def _gathered(self, begun: _Begun) -> list[list[bytes]]:
-        """Wait for the parts that all workers have sent: costs, frozen histories, states. Choose
-        when the next snapshot is due, unless that is done.
+    def _parts_of(self, begun: _Begun) -> ComingParts:
+        """Return the large parts on their way. At first wait for what all workers have sent, and
+        choose when the next snapshot is due.
         """
-        sent = [split(payload) for payload in begun.states.result()]
-        if not self._interval.is_decided:
-            self._interval.decide([COSTS.unpack(costs) for costs, _, _ in sent])
-        return sent
+        if self._coming is None:
+            sent = [split(payload) for payload in begun.states.result()]
+            self._interval.decide([COSTS.unpack(costs) for costs, *_ in sent])
+            self._coming = ComingParts(
+                begun.large,
+                [Head.unpack(head) for _, head, *_ in sent],
+                self._exchange.control,
+                rank=self._replica.context.rank,
+                iterations=self._interval.left(begun.iteration),
+            )
+        return self._coming
 
     def _complete(self, begun: _Begun) -> None:
-        sent = self._gathered(begun)
+        large = self._parts_of(begun).result()
+        sent = [split(payload) for payload in begun.states.result()]
         before = self.newest
         self.newest = MemorySnapshot(
             iteration=begun.iteration,
             tests_done=begun.tests_done,
-            states=tuple(map(Leaving.unpack, parts([states for _, _, states in sent]))),
-            frozen=_unpack_frozen(next((frozen for _, frozen, _ in sent if frozen), b"")),
+            states=tuple(map(Leaving.unpack, parts([states for *_, states in sent]))),
+            frozen=_unpack_frozen(next((frozen for *_, frozen, _ in sent if frozen), b"")),
             schemes=self._schemes,
             values=begun.values,
             histories=() if begun.kept is None else begun.kept.result(),
-            held_back=begun.held_back if begun.kept is None else begun.kept.held_back,
+            held_back={**large, **({} if begun.kept is None else begun.kept.held_back)},
         )
-        self._begun = None
+        self._begun = self._coming = None
         if before is not None:
             self._spare, self._spare_histories = before.values, before.histories
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from poseidon.exchange.allreduce.peers import Peers
 from poseidon.exchange.job_control import Delivery
@@ -38,14 +38,19 @@ class LinksDelivery(Delivery):
         peers.on("Gather", 1, self._take)
         peers.on("Request", 2, self._note_request)
 
-    def gather(self, payload: bytes) -> Collection:
+    def gather(self, payload: bytes, to: Container[int] | None = None) -> Collection:
         peers = self._peers
+        targets = peers.others if to is None else [rank for rank in peers.others if rank in to]
         with peers.monitor:
             number, self._next = self._next, self._next + 1
-            if peers.others:
-                peers.send(peers.others, "Gather", number, payload=payload)
+            if targets:
+                peers.send(targets, "Gather", number, payload=payload)
             self._payloads.setdefault(number, {})[peers.rank] = payload
         peers.wake()
+
+        if to is not None and peers.rank not in to:
+            del self._payloads[number]
+            return Collection(lambda: (), lambda: ())
 
         def take() -> tuple[bytes, ...] | None:
             found = self._payloads[number]
@@ -79,9 +84,9 @@ class LinksDelivery(Delivery):
 
     def _take(self, sender: int, fields: Sequence[int], payload: Buffer) -> None:
         (number,) = fields
-        if number != self._came[sender]:
+        if number < self._came[sender]:
             raise RemoteProtocolError(f"worker {sender} contributes to a collection out of turn")
-        self._came[sender] += 1
+        self._came[sender] = number + 1  # in between are those for others
         self._payloads.setdefault(number, {})[sender] = bytes(payload)
 
     def _note_request(self, sender: int, fields: Sequence[int], _: Buffer) -> None:

@@ -379,7 +379,7 @@ class FactorState(CarrierState):
             index: copied(weight.history, into.get(index), weight.tensor.shape)
             for index, weight in self._weights.items()
         }
-        return Kept.here(found, {})
+        return Kept.here(found)
 
     def replicated(self) -> Mapping[str, Tensor]:
         state: dict[str, Tensor] = {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from poseidon.exchange.job_control import Delivery, JobControl, join, split
 from poseidon.exchange.local.connection import Buffer, Connection, Kind, Message, send_all
@@ -81,7 +81,7 @@ class LeaderDelivery(Delivery):
         self._thread = threading.Thread(target=self._run, name="local-collections", daemon=True)
         self._thread.start()
 
-    def gather(self, payload: bytes) -> Collection:
+    def gather(self, payload: bytes, to: Container[int] | None = None) -> Collection:
         number = self._gathered.begin()
         self.contribute(0, number, payload)
         return self._gathered.collection(number)
@@ -182,7 +182,7 @@ class FollowerDelivery(Delivery):
         self._gathered = _Gathered(monitor)
         self._requests: tuple[Signal, ...] = ()
 
-    def gather(self, payload: bytes) -> Collection:
+    def gather(self, payload: bytes, to: Container[int] | None = None) -> Collection:
         number = self._gathered.begin()
         self._send(Kind.GATHER, payload, number=number)
         return self._gathered.collection(number)

@@ -292,6 +292,9 @@ class LeaderState(CarrierState):
     def keep(self, into: Mapping[int, History]) -> Kept:
         return self._inner.begin_to_keep(into)
 
+    def parts(self) -> Mapping[str, Tensor]:
+        return self._inner.parts()
+
     def held_back(self) -> Mapping[str, Array]:
         return self._inner.held_back()
 

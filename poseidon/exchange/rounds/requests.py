@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from poseidon.exchange.job_control import Delivery, JobControl
 from ps_server import Collection, Signal, SignalKind
 
@@ -35,8 +37,8 @@ class RoundDelivery(Delivery):
                 self._due.setdefault(signal, iteration)
         self.next_end = next_end
 
-    def gather(self, payload: bytes) -> Collection:
-        return self._outer.gather(payload)
+    def gather(self, payload: bytes, to: Container[int] | None = None) -> Collection:
+        return self._outer.gather(payload, to)
 
     def request(self, kind: SignalKind) -> None:
         self._outer.request(kind)

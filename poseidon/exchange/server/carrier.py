@@ -9,7 +9,7 @@ from enum import Enum
 from torch import Tensor
 
 from poseidon.exchange.base import Array, ExchangeSettings, History
-from poseidon.exchange.broadcast import bring_histories
+from poseidon.exchange.broadcast import bring_histories, bring_parts
 from poseidon.exchange.carrier import CarrierState, GradientCarrier, Kept, Step
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.observe.statistics import Traffic
@@ -48,6 +48,8 @@ class ServerCarrier(GradientCarrier):
             bits.
     """
 
+    state: ServerState
+
     def __init__(
         self,
         client: Client,
@@ -58,6 +60,7 @@ class ServerCarrier(GradientCarrier):
         parts: Parts = Parts.WHOLE,
         equal_bits: bool = True,
     ) -> None:
+        self._rank = client.rank
         self._settings = settings
         self._control = control
         self._parts = parts
@@ -114,6 +117,9 @@ class ServerCarrier(GradientCarrier):
         if self._low_rank:
             own = [part for placed in self._low_rank for part in placed.replicated().values()]
             bring_histories(own, self._control, given=bool(histories))
+        if self._low_rank or self._tables.encodes_pushes:
+            given = self.state.take_given()
+            bring_parts(self.state.parts(), given, self._control, rank=self._rank)
         if self._low_rank and clock is None:
             compare_rules(self._low_rank, self._control, required=self._equal_bits)
 
@@ -182,6 +188,7 @@ class ServerState(CarrierState):
         self._placed = placed
         self._copies = copies
         self.private = tables.are_stale
+        self._given: Mapping[str, Array] = {}
 
     def histories(self) -> Mapping[int, History]:
         """Return the histories. Rank 0 brings the shards' copies up to date."""
@@ -195,15 +202,15 @@ class ServerState(CarrierState):
     def keep(self, into: Mapping[int, History]) -> Kept:
         memory = {placed.table: placed.memory_of(into) for placed in self._placed}
         coming = self._tables.keep(memory)
-        here = self._tables.held_back_here()
-        for placed in self._placed:
-            here |= placed.held_back()
         kept = Kept.of([placed.kept(coming.get(placed.table)) for placed in self._placed])
 
-        def held_back() -> Mapping[str, Array]:
-            return here | self._tables.held_back_there(coming)
+        return replace(kept, held_back=lambda: self._tables.held_back_there(coming))
 
-        return replace(kept, held_back=held_back)
+    def parts(self) -> Mapping[str, Tensor]:
+        found = self._tables.parts()
+        for placed in self._placed:
+            found |= placed.parts()
+        return found
 
     def replicated(self) -> Mapping[str, Tensor]:
         found: dict[str, Tensor] = {}
@@ -221,3 +228,9 @@ class ServerState(CarrierState):
         for placed in self._placed:
             placed.hold_back(held_back)
         self._tables.hold_back(held_back)
+        self._given = held_back
+
+    def take_given(self) -> Mapping[str, Array]:
+        """Return what the last `hold_back` was given, once."""
+        given, self._given = self._given, {}
+        return given

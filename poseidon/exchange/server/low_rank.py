@@ -237,12 +237,14 @@ class LowRankTensors(Placed):
             for number, history in enumerate(matrix.history)
         }
 
+    def parts(self) -> Mapping[str, Tensor]:
+        return dict(pair for matrix in self.matrices for pair in matrix.kept())
+
     def held_back(self) -> Mapping[str, Array]:
-        kept = [pair for matrix in self.matrices for pair in matrix.kept()]
-        return {name: tensor.reshape(-1).cpu().numpy().copy() for name, tensor in kept}
+        return {name: part.reshape(-1).cpu().numpy().copy() for name, part in self.parts().items()}
 
     def hold_back(self, held_back: Mapping[str, Array]) -> None:
-        for name, tensor in [pair for matrix in self.matrices for pair in matrix.kept()]:
+        for name, tensor in self.parts().items():
             if name in held_back and held_back[name].size != tensor.numel():
                 raise SnapshotError(
                     f"the snapshot has {held_back[name].size} elements of {name}; expected "

@@ -54,7 +54,7 @@ class Placed(CarrierState, ABC):
 
     def kept(self, coming: ComingHistory | None) -> Kept:
         """Return the histories that come from the shards; None: they are here."""
-        return Kept.here(self.histories(), {})
+        return Kept.here(self.histories())
 
     def complete(self) -> Sequence[Push]:
         """Note that no gradient comes any more in this iteration. Return what to push now."""

@@ -303,17 +303,22 @@ class ServerTables:
             self._client.store_copy(index, self._tables[index].copy_to_host())
 
     def held_back(self) -> Mapping[str, Array]:
-        """Return what the codecs of all tables have held back, by name."""
-        found = self.held_back_here()
+        """Return what the codecs of all tables have held back, by name: of the shards' on rank 0."""
+        found = {name: part.numpy().copy() for name, part in self.parts().items()}
         if self._client.rank == 0:
             encoded = [index for index, table in enumerate(self._tables) if table.encodes_values]
             found |= self.held_back_there({i: self._client.ask_history(i) for i in encoded})
         return found
 
-    def held_back_here(self) -> dict[str, Array]:
-        """Return copies of what this worker's codecs have held back."""
+    @property
+    def encodes_pushes(self) -> bool:
+        """Whether a table has a codec of pushes, on all workers alike."""
+        return any(table.encodes_pushes for table in self._tables)
+
+    def parts(self) -> dict[str, Tensor]:
+        """Return live tensors of what this worker's codecs have held back, by name."""
         return {
-            table.of_pushes(worker): held_back.copy()
+            table.of_pushes(worker): torch.from_numpy(held_back)
             for index, table in enumerate(self._tables)
             for worker, held_back in self._client.held_back(index).items()
         }

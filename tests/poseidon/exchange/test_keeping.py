@@ -76,7 +76,7 @@ def interrupted(case: Case, workers: list[Worker], holder: int) -> Kept:
         exchange.open(None)
         train(part, 0, KEPT_AT)
         exchange.settle()
-        own = dict(exchange.state.held_back())
+        own = {name: part.view(-1).numpy().copy() for name, part in exchange.state.parts().items()}
         if part.worker is workers[holder]:
             kept.values = [t.tensor.detach().clone() for t in part.worker.tensors]
             kept.state = exchange.state.keep()
@@ -85,7 +85,7 @@ def interrupted(case: Case, workers: list[Worker], holder: int) -> Kept:
             assert kept.state is not None
             kept.histories = kept.state.result()
             assert kept.state.poll() is not None
-            own = dict(kept.state.held_back)
+            own |= kept.state.held_back
         ready.wait()
         kept.held_back |= own
         exchange.interrupt(Interrupted("a worker is lost"))
@@ -111,7 +111,8 @@ def test_a_job_goes_on_from_what_was_kept(name: str, holder: int) -> None:
 
     def body(part: Part) -> None:
         exchange = part.build()
-        exchange.state.hold_back(kept.held_back)
+        if part.worker is first:
+            exchange.state.hold_back(kept.held_back)
         exchange.open(kept.histories if part.worker is first else None)
         train(part, KEPT_AT, ITERATIONS)
         exchange.settle()

@@ -15,17 +15,33 @@ from ps_server.protocol.collections_and_signals import (
 def test_a_collection_has_the_payloads_by_rank_whoever_comes_first() -> None:
     shard, workers = ShardCollections(3), [WorkerCollections(3) for _ in range(3)]
     gathers = [worker.contribute(b"%d" % rank) for rank, worker in enumerate(workers)]
-    assert shard.contribute(2, gathers[2]) is None
-    assert shard.contribute(0, gathers[0]) is None
+    assert shard.contribute(2, gathers[2]) == {}
+    assert shard.contribute(0, gathers[0]) == {}
     assert shard.behind(1, 0) and not shard.behind(0, 2)
-    gathered = shard.contribute(1, gathers[1])
-    assert gathered == m.Gathered(0, (b"0", b"1", b"2"))
+    found = shard.contribute(1, gathers[1])
+    gathered = m.Gathered(0, (b"0", b"1", b"2"))
+    assert found == dict.fromkeys(range(3), gathered)
     for worker in workers:
         assert worker.take(0) is None
         assert worker.expects(gathered)
         worker.receive(gathered)
         assert not worker.expects(gathered)
         assert (worker.take(0), worker.take(0)) == (gathered.payloads, None)
+
+
+def test_only_who_needs_the_payloads_gets_them() -> None:
+    shard, workers = ShardCollections(2), [WorkerCollections(2) for _ in range(2)]
+    gathers = [
+        worker.contribute(b"%d" % rank, keeps=rank == 1) for rank, worker in enumerate(workers)
+    ]
+    shard.contribute(0, gathers[0])
+    found = shard.contribute(1, gathers[1])
+    assert found == {0: m.Gathered(0, ()), 1: m.Gathered(0, (b"0", b"1"))}
+    for rank, worker in enumerate(workers):
+        assert not worker.expects(found[1 - rank])
+        assert worker.expects(found[rank])
+        worker.receive(found[rank])
+        assert worker.take(0) == found[rank].payloads
 
 
 def test_what_is_not_expected() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Container
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ class TwoProcesses:
         self.sent: list[tuple[float, float]] = []
         self.results = 0
 
-    def gather(self, payload: bytes) -> Collection:
+    def gather(self, payload: bytes, to: Container[int] | None = None) -> Collection:
         self.sent.append(struct.unpack("<dd", payload))
 
         def result() -> tuple[bytes, ...]:

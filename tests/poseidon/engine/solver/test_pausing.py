@@ -181,21 +181,23 @@ def undisturbed(first: JobDocument, folder: Path) -> str:
     return model(folder)
 
 
-KINDS = [
-    ExchangeKind.SERVER,
-    ExchangeKind.HYBRID,
-    ExchangeKind.FACTORS,
-    ExchangeKind.ALLREDUCE,
-]
+EXCHANGES = {
+    "hybrid": ExchangeOptions(kind=ExchangeKind.HYBRID),
+    "svb": ExchangeOptions(kind=ExchangeKind.FACTORS),
+    "allreduce": ExchangeOptions(kind=ExchangeKind.ALLREDUCE),
+    "int8": ExchangeOptions(kind=ExchangeKind.SERVER, compress="*=int8"),
+    "powersgd": ExchangeOptions(kind=ExchangeKind.SERVER, compress="*=powersgd:1"),
+}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", EXCHANGES)
 def test_survivors_go_on_from_memory_and_take_in_a_newcomer(
-    tmp_path: Path, first: JobDocument, kind: ExchangeKind
+    tmp_path: Path, first: JobDocument, name: str
 ) -> None:
     """Three workers lose the first; the others regroup, with a new one between two starts."""
-    shards = first.shards if kind.has_shards else 0
-    first = replace(first, exchange=ExchangeOptions(kind=kind), shards=shards)
+    options = EXCHANGES[name]
+    shards = first.shards if options.kind.has_shards else 0
+    first = replace(first, exchange=options, shards=shards)
     expected = undisturbed(first, tmp_path)
 
     with start(first, 3) as (own, addresses):

@@ -41,6 +41,15 @@ def test_each_worker_has_the_payloads_of_all_by_rank() -> None:
         assert all(not delivery._payloads for _, delivery in ends)
 
 
+def test_only_who_needs_the_payloads_gets_them() -> None:
+    with deliveries(3) as ends:
+        for to, expected in ((1, 2), (b"0", b"1", b"2")), ((), ()), (None, (b"0", b"1", b"2")):
+            begun = [delivery.gather(b"%d" % rank, to) for rank, (_, delivery) in enumerate(ends)]
+            for rank, one in enumerate(begun):
+                assert one.result() == (expected if to is None or rank in to else ())
+        assert all(not delivery._payloads for _, delivery in ends)
+
+
 def test_one_worker_is_a_collection_of_its_own() -> None:
     with deliveries(1) as [(_, delivery)]:
         assert delivery.gather(b"own").poll() == (b"own",)

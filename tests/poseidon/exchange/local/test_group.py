@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import ExitStack
 
 import numpy as np
@@ -510,9 +510,9 @@ class InOrder(AloneExchange):
         self.settled = threading.Event()
         gather = self.carrier.delivery.gather
 
-        def noting(payload: bytes) -> Collection:
+        def noting(payload: bytes, to: Container[int] | None) -> Collection:
             self.noted.append("gather")
-            return gather(payload)
+            return gather(payload, to)
 
         self.carrier.delivery.gather = noting  # type: ignore[method-assign]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 import pytest
 
@@ -25,7 +25,7 @@ class Inner:
         self.broken: ServerError | None = None
         self.requests: tuple[Signal, ...] = ()
 
-    def gather(self, payload: bytes) -> Collection:
+    def gather(self, payload: bytes, to: Container[int] | None = None) -> Collection:
         self.contributed.append(payload)
         found = (payload, join([b"x", b""]))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 import pytest
 import torch
@@ -84,7 +84,7 @@ class SlowDelivery(AloneDelivery):
         super().__init__()
         self._slow = slow
 
-    def gather(self, payload: bytes) -> Collection:
+    def gather(self, payload: bytes, to: Container[int] | None = None) -> Collection:
         return Collection(self._slow, self._slow)  # type: ignore[arg-type]
 
 
