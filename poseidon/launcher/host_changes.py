@@ -7,7 +7,6 @@ prepared at a time, on a thread of its own; what fails there disturbs nobody.
 
 from __future__ import annotations
 
-import itertools
 import queue
 import threading
 import time
@@ -52,7 +51,7 @@ class HostChanges(JobListener):
         self._requests = requests
         self._report = report
         self._hosts = {host.id: host for host in job.site.hosts}
-        self._new_ids = itertools.count(max(self._hosts, default=-1) + 1)
+        self._next_id = max(self._hosts, default=-1) + 1
         self._running = False
         self._closed = threading.Event()
         self._arrived: queue.SimpleQueue[tuple[Host, Sequence[Prepared]]] = queue.SimpleQueue()
@@ -112,12 +111,18 @@ class HostChanges(JobListener):
     def _run(self) -> None:
         while not self._closed.wait(_POLL_S):
             try:
-                if self._running and self._arrived.empty() and not self._leaving:
+                if self._unchanged:
                     self._take_request()
+                if self._unchanged:
                     self.try_next(time.monotonic())
             except Exception as error:  # noqa: BLE001 - the thread's outermost frame: the job goes on without
                 self._report(f"warning: hosts can neither join nor come back any more: {error!r}")
                 return
+
+    @property
+    def _unchanged(self) -> bool:
+        """Whether a start runs, and no change waits for the next one."""
+        return self._running and self._arrived.empty() and not self._leaving
 
     def _take_request(self) -> None:
         request = self._commands.take()
@@ -191,8 +196,9 @@ class HostChanges(JobListener):
         workers = job.plan.worker_count + job.plan.workers_per_host
         if not site.takes_in:
             raise JobError("the hosts of this job are its scheduler's, so no other one can join")
-        if not site.opens_files_here:
-            self._check_is_new(address, [host.address for host in self._hosts.values()])
+        present = [host.address for host in list(self._hosts.values())]
+        if not site.opens_files_here and address in present:
+            raise JobError(f"{address:.80} is a host of the job already")
         if site.opens_files_here != is_loopback(address):
             expected = "127.0.0.1" if site.opens_files_here else "one that the others reach"
             raise JobError(f"{address:.80} cannot reach the job's hosts; expected {expected}")
@@ -201,23 +207,33 @@ class HostChanges(JobListener):
                 f"the job has {counted(job.virtual_workers.count, 'virtual worker')}, too few for "
                 f"{workers} workers; a job that others may join is started with --virtual_workers"
             )
-        host = Host(id=next(self._new_ids), address=address, port=0)
+        host = Host(id=self._next_id, address=address, port=0)
         self._registration.joins(host)
         try:
-            host = site.reach(host, self._registration.record)
-            if not site.opens_files_here:
-                present = [each.peer_address for each in site.hosts if each.peer_address]
-                self._check_is_new(host.peer_address or address, present)
+            host = self._reach(host)
+            if not site.opens_files_here and site.has_processes(host):
+                raise JobError("it is a host of the job already, under another name")
             self._take_in(host, self._prepare(host))
         except PoseidonError as error:
             self._registration.left(host.id)
             site.release([host.id])
             raise JobError(f"{address:.80} cannot take part: {error}") from error
+        self._next_id += 1
         return host
 
-    def _check_is_new(self, address: str, present: Sequence[str]) -> None:
-        if address in present:
-            raise JobError(f"{address:.80} is a host of the job already")
+    def _reach(self, host: Host) -> Host:
+        """See `Site.reach`."""
+        job = self._job_with(host)
+        return job.site.reach(host, self._registration.record, job.needs)
+
+    def _job_with(self, host: Host) -> Job:
+        """Return the job as it is with a host that it has not.
+
+        Raises:
+            UsageError: it cannot have it.
+        """
+        others = (each for each in self._job.site.hosts if each.id != host.id)
+        return self._job.with_hosts([*others, host])
 
     def try_next(self, now_s: float) -> None:
         """Prepare the first host that is missing and due, if there is any.
@@ -243,7 +259,7 @@ class HostChanges(JobListener):
 
     def _try(self, host: Host, returns: Returns, now_s: float) -> None:
         try:
-            host = self._job.site.reach(host, self._registration.record)
+            host = self._reach(host)
             self._hosts[host.id] = host  # with its address now
             prepared = self._prepare(host)
         except PoseidonError as error:
@@ -270,8 +286,7 @@ class HostChanges(JobListener):
         Raises:
             PoseidonError: a problem of the host; nothing of it is left.
         """
-        site, listener = self._job.site, Waiting()
-        job = self._job.with_hosts([*(each for each in site.hosts if each.id != host.id), host])
+        site, listener, job = self._job.site, Waiting(), self._job_with(host)
         point = StartingPoint(memory=True)
         start = replace(Start.new(0, point, job.plan, job.request.encrypt), aside=True)
         roles = {role.process: role for role in job.plan.roles}

@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from poseidon.cluster.agent.delivery import deliver, sent_file
+from poseidon.cluster.agent.messages import Service
 from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.agent.remote_process import RemoteProcess
 from poseidon.cluster.dial.dialer import (
@@ -27,6 +28,7 @@ from poseidon.cluster.dial.dialer import (
 from poseidon.cluster.dial.local import LocalDialer
 from poseidon.cluster.host_checks import HostCheck, check_hosts
 from poseidon.cluster.jobs.registry import JobRecord, record_fields
+from poseidon.cluster.jobs.this_host import HostJob
 from poseidon.cluster.machinefile import Host, is_loopback, read_machinefile
 from poseidon.cluster.parallel import for_each_host, format_problems
 from poseidon.cluster.process import Listener, ProcessSpec
@@ -166,21 +168,27 @@ class Site:
         self.paused.started(spec, process)
         return process
 
-    def reach(self, host: Host, record: JobRecord) -> Host:
+    def reach(self, host: Host, record: JobRecord, needs: Needs) -> Host:
         """Connect a host that the start that runs has not, and check it; return it, with the
         address at which the others reach it. Another thread may call it.
+
+        Args:
+            host: the host.
+            record: of the job.
+            needs: returns what the processes of the host need.
 
         Raises:
             JobError: it cannot be reached, or lacks something.
         """
         if not self._is_lost(host):
             return host
+        present = [agent for agent in self._distinct_agents() if agent.lost is None][:1]
         check_opened(self._open([host]))
         if self._dialer.here:
             return host
         self._agents[host.id].register(record_fields(record))
         try:
-            return self._checked([host], self._agents[self._hosts[0].id])[0]
+            return self._checked([host], needs, *present)[0]
         except JobError:
             self.release([host.id])
             raise
@@ -188,6 +196,20 @@ class Site:
     def start_aside(self, spec: ProcessSpec, host: Host, listener: Listener) -> RemoteProcess:
         """Start a process that waits for the next start, beside the start that runs."""
         return self._agents[host.id].start(spec, listener)
+
+    def has_processes(self, host: Host) -> bool:
+        """Return whether processes of the job run on the machine of a host; asks its agent.
+
+        Raises:
+            JobError: it has no answer.
+        """
+        lines = self._agents[host.id].ask(Service.JOBS, {"do": "list"}).get("lines")
+        jobs = [
+            HostJob.from_fields(line)
+            for line in (lines if isinstance(lines, list) else [])
+            if isinstance(line, dict) and "job" in line
+        ]
+        return any(job.record.job == self._job and job.living for job in jobs)
 
     def release(self, hosts: Iterable[int]) -> None:
         """Let the agents of hosts go that are no part of the job, by their ids; return at once."""
@@ -278,21 +300,23 @@ class Site:
     def _check(self) -> None:
         """Check all hosts, and note their addresses."""
         if not self._dialer.here:  # otherwise the job has checked its files already
-            self._hosts = self._checked(self._hosts)
+            assert self._needs is not None
+            self._hosts = self._checked(self._hosts, self._needs)
 
-    def _checked(self, hosts_: Sequence[Host], *alike: RemoteAgent) -> tuple[Host, ...]:
+    def _checked(
+        self, hosts_: Sequence[Host], needs: Needs, *alike: RemoteAgent
+    ) -> tuple[Host, ...]:
         """Check hosts; return them with their addresses.
 
         Args:
             hosts_: the hosts.
+            needs: returns what the processes of a host need.
             alike: agents of others, with which they must have torch in common.
         """
-        assert self._needs is not None
         names = self._dialer.names(hosts_)
         asked: dict[RemoteAgent, list[Host]] = {}
         for host in hosts_:
             asked.setdefault(self._agents[host.id], []).append(host)
-        needs = self._needs
         addresses = check_hosts(
             [
                 *(HostCheck(agent=agent, needs=()) for agent in alike),

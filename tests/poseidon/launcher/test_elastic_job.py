@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from poseidon.cluster.agent.remote import RemoteAgent
+from poseidon.cluster.agent.remote_process import RemoteProcess
 from poseidon.cluster.dial.channel import StreamChannel
 from poseidon.cluster.dial.dialer import Dialer
 from poseidon.cluster.dial.local import LocalDialer
@@ -22,7 +23,7 @@ from poseidon.cluster.job_plan import ProcessName, Role, ShardPlan, WorkerPlan
 from poseidon.cluster.jobs.registry import Registry
 from poseidon.cluster.jobs.requests import HostRequest, RequestFiles
 from poseidon.cluster.machinefile import Host, parse_machinefile
-from poseidon.cluster.process import ProcessSpec
+from poseidon.cluster.process import Listener, ProcessSpec
 from poseidon.cluster.supervision.background import StartReport
 from poseidon.cluster.supervision.loop import JobListener
 from poseidon.engine.document import JobDocument
@@ -37,7 +38,7 @@ from poseidon.launcher.site import Site
 from poseidon.settings import read_settings
 from tests.support.elastic_child import ELASTIC_SHARD, ELASTIC_WORKER
 from tests.support.job_child import child
-from tests.support.live_processes import live_pids
+from tests.support.live_processes import live_pids, none_left
 
 pytestmark = pytest.mark.processes
 
@@ -134,6 +135,7 @@ class AgentProcesses(Dialer):
     def __init__(self) -> None:
         self._started: list[subprocess.Popen[bytes]] = []
         self._pids: dict[int, int] = {}
+        self._remotes: dict[int, RemoteAgent] = {}
 
     def dial(self, hosts: Sequence[Host], job: str) -> Mapping[int, RemoteAgent | JobError]:
         return {host.id: self._start(host) for host in hosts}
@@ -146,9 +148,8 @@ class AgentProcesses(Dialer):
         self._pids[host.id] = agent.pid
         outlet = os.dup(agent.stdin.fileno())
         agent.stdin.close()
-        remote = RemoteAgent(
-            StreamChannel.of_pipes(agent.stdout.fileno(), outlet), f"host {host.id}"
-        )
+        channel = StreamChannel.of_pipes(agent.stdout.fileno(), outlet)
+        remote = self._remotes[host.id] = RemoteAgent(channel, f"host {host.id}")
         remote.connect()
         return remote
 
@@ -157,6 +158,14 @@ class AgentProcesses(Dialer):
         agent = psutil.Process(self._pids[host])
         for process in (*agent.children(recursive=True), agent):
             process.terminate()
+
+    def cut(self, host: int) -> int:
+        """Let nothing pass between the launcher and the agent of a host, which is taken for lost;
+        return the pid of the agent.
+        """
+        os.kill(self._pids[host], signal.SIGSTOP)
+        self._remotes[host]._lose("it has sent nothing for 10 s")
+        return self._pids[host]
 
     def statuses(self) -> list[int]:
         """Return the exit statuses of all agents."""
@@ -272,7 +281,7 @@ def test_a_host_leaves_when_its_machine_shuts_down(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The last one cannot: it is lost, and the job restarts."""
-    monkeypatch.setattr(Site, "_checked", lambda self, hosts: tuple(hosts))
+    monkeypatch.setattr(Site, "_checked", lambda self, hosts, needs: tuple(hosts))
     dialer = AgentProcesses()
     watch = run_job(
         monkeypatch,
@@ -303,6 +312,38 @@ def test_a_host_leaves_when_its_machine_shuts_down(
     )
     assert "host 2: its agent was ended by SIGTERM; restart 1 of 1" in said
     assert "after 1 restart, at least 4 iterations repeated" in said
+
+
+def test_a_host_that_was_out_of_reach_ends_its_old_processes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It takes part again with new ones."""
+    monkeypatch.setattr(Site, "_checked", lambda self, hosts, needs, *alike: tuple(hosts))
+    dialer, cut = AgentProcesses(), list[int]()
+
+    def be_reached(watch: Watch) -> None:
+        old = [watch.starts[0][name] for name in ("worker 1", "shard 1")]
+        assert live_pids(old) == old  # they have run on
+        os.kill(cut[0], signal.SIGCONT)
+        assert none_left(old)
+        stop(watch)
+
+    watch = run_job(
+        monkeypatch,
+        tmp_path,
+        lambda _: cut.append(dialer.cut(1)),
+        nothing,
+        be_reached,
+        max_rejoins=1,
+        dialer=dialer,
+    )
+    first, second, third = watch.starts
+    assert (len(second), len(third)) == (4, 6)
+    assert not {first["worker 1"], first["shard 1"]} & {*second.values(), *third.values()}
+    assert dialer.statuses() == [0, 1, 0, 0]
+    said = capsys.readouterr().err
+    assert "host 1: it has sent nothing for 10 s; going on from iteration 1 in memory" in said
+    assert "with client 1 (127.0.0.1): 3 clients" in said
 
 
 @pytest.mark.parametrize(
@@ -336,9 +377,18 @@ def test_a_host_joins_on_request(
             answers.append(f"error: {error}")
             stop(watch)
 
+    started: list[str] = []
+    start_aside = Site.start_aside
+
+    def note(site: Site, spec: ProcessSpec, host: Host, listener: Listener) -> RemoteProcess:
+        started.append(spec.name.short)
+        return start_aside(site, spec, host, listener)
+
     monkeypatch.setattr(ElasticJob, "virtual", virtual)
+    monkeypatch.setattr(Site, "start_aside", note)
     watch = run_job(monkeypatch, tmp_path, join, *([stop] if joins else []))
     assert answers == [answer]
+    assert sorted(started) == (["shard 3", "worker 3"] if joins else [])
     assert [len(start) for start in watch.starts] == ([6, 8] if joins else [6])
     for name, pid in watch.starts[0].items():
         assert watch.starts[-1][name] == pid

@@ -389,10 +389,10 @@ def test_a_host_is_reached_and_checked_beside_the_job(
 
     monkeypatch.setattr(site_module, "check_hosts", check_hosts)
     with pytest.raises(JobError, match="there is no /no/db"):
-        site.reach(NEW, RECORD)
+        site.reach(NEW, RECORD, no_needs)
     assert 3 not in site._agents
     until(lambda: dialer.agents[3].lost is not None, "its agent has not ended", 30.0)
-    assert site.reach(NEW, RECORD) == replace(NEW, peer_address="10.0.0.3")
+    assert site.reach(NEW, RECORD, no_needs) == replace(NEW, peer_address="10.0.0.3")
     assert dialer.dialled[1:] == [[3], [3]]
     assert (answers, site.hosts) == ([], tuple(site.hosts))
 

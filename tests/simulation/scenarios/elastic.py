@@ -26,7 +26,7 @@ from unittest.mock import patch
 
 from poseidon.cluster.agent.messages import Start as StartProcess
 from poseidon.cluster.agent.remote import RemoteAgent
-from poseidon.cluster.dial.dialer import Dialer
+from poseidon.cluster.dial.dialer import Dialer, Needs
 from poseidon.cluster.job_plan import ProcessName, Role, ShardPlan, WorkerPlan
 from poseidon.cluster.jobs.requests import HostRequest
 from poseidon.cluster.machinefile import Host
@@ -208,8 +208,14 @@ class _Site(Site):
         super().__init__(hosts, dialer)
         self._job = "job"
 
-    def _checked(self, hosts_: Sequence[Host], *alike: RemoteAgent) -> tuple[Host, ...]:
+    def _checked(
+        self, hosts_: Sequence[Host], needs: Needs, *alike: RemoteAgent
+    ) -> tuple[Host, ...]:
         return tuple(replace(host, peer_address=host.address) for host in hosts_)
+
+    def has_processes(self, host: Host) -> bool:
+        """See `Site`."""
+        return host.address in [each.address for each in self.hosts]
 
 
 class _Job(Job):
@@ -391,12 +397,6 @@ class _Registration:
         """See `Registration`."""
 
     def left(self, _: int) -> None:
-        """See `Registration`."""
-
-    def joins(self, _: object) -> None:
-        """See `Registration`."""
-
-    def left(self, _: object) -> None:
         """See `Registration`."""
 
 

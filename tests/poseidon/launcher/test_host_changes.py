@@ -1,0 +1,235 @@
+"""What a job answers to requests about its hosts, and which lost hosts it tries again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from poseidon.cluster.dial.dialer import Needs
+from poseidon.cluster.dial.ssh import SshDialer
+from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registration, Registry
+from poseidon.cluster.jobs.requests import HostRequest, RequestFiles
+from poseidon.cluster.machinefile import Host, parse_machinefile
+from poseidon.cluster.remote_python import LauncherEnvironment
+from poseidon.cluster.ssh.config import SshSettings
+from poseidon.cluster.supervision.signals import SignalRequests
+from poseidon.cluster.supervision.state import RegroupRequested
+from poseidon.engine.document import TrainingDocument
+from poseidon.errors import JobError
+from poseidon.launcher.host_changes import HostChanges
+from poseidon.launcher.job import Job
+from poseidon.launcher.newcomers import Prepared
+from poseidon.launcher.processes import Start
+from poseidon.launcher.request import JobRequest
+from poseidon.launcher.site import Site
+from poseidon.settings import read_settings
+
+HOSTS = "0 node0 0\n1 node1 0\n2 node2 0 role=server"
+
+
+class FakeSite(Site):
+    """Hosts that are never connected."""
+
+    def __init__(self, dialer: SshDialer) -> None:
+        super().__init__(parse_machinefile(HOSTS, source="hosts"), dialer)
+        self.reached: list[int] = []
+        self.released: list[int] = []
+        self.lacks = ""
+        self.is_another_name = False
+
+    def reach(self, host: Host, record: JobRecord, needs: Needs) -> Host:
+        assert needs(host).id == host.id
+        self.reached.append(host.id)
+        if self.lacks:
+            raise JobError(self.lacks)
+        return host
+
+    def has_processes(self, host: Host) -> bool:
+        return self.is_another_name
+
+    def release(self, hosts: object) -> None:
+        assert isinstance(hosts, list)
+        self.released += hosts
+
+
+class FakeJob(Job):
+    """A job of which no process is started."""
+
+    fixed_because = ""
+    restarts_by_itself = True
+
+    def document(self, role: object, start: Start) -> TrainingDocument:
+        raise NotImplementedError
+
+    def usual_virtual_workers(self, plan: object) -> int:
+        return 3
+
+
+class Changes(HostChanges):
+    """Prepares no process."""
+
+    def _prepare(self, host: Host) -> list[Prepared]:
+        return []
+
+
+class Case:
+    """The changes of a job on three hosts, of which one only serves."""
+
+    def __init__(self, **flags: int) -> None:
+        request = JobRequest(output=Path("out"), **flags)  # type: ignore[arg-type]
+        launcher = LauncherEnvironment(python="python", checkout="", folder="/")
+        self.dialer = SshDialer(SshSettings(), launcher)
+        self.site = FakeSite(self.dialer)
+        self.job = FakeJob(request, self.site, title="", stem="j", devices=("cpu",))
+        process = RecordedProcess(name="launcher", host="127.0.0.1", pid=1, created_s=1.0)
+        record = JobRecord(
+            job="j", launcher=process, hostfile=None, hosts=self.site.hosts, output="", started_s=1
+        )
+        self.registry = Registry(read_settings().state_folder)
+        registration = Registration(self.registry, record)
+        self.requests = SignalRequests(request.supervision_settings())
+        self.said: list[str] = []
+        self.changes = Changes(self.job, registration, self.requests, self.said.append)
+        self.changes.on_started()
+
+    def ask(self, do: str, host: str) -> str:
+        """Return the answer to a request, with `error: ` before a refusal."""
+        files = RequestFiles(self.registry.folder, self.job.id)
+        files._request.write_text(f'{{"do": "{do}", "host": "{host}"}}')
+        try:
+            return files.ask(HostRequest(do=do, host=host), runs=self._serve, limit_s=30.0)
+        except JobError as error:
+            return f"error: {error}"
+
+    def _serve(self) -> bool:
+        self.changes._take_request()
+        return True
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POSEIDON_HOME", str(tmp_path))
+
+
+def nothing(case: Case) -> None:
+    """The job is as it is."""
+
+
+def lacks_data(case: Case) -> None:
+    case.site.lacks = "root@node5: there is no /root/data"
+
+
+def is_present(case: Case) -> None:
+    case.site.is_another_name = True
+
+
+def is_scheduled(case: Case) -> None:
+    case.dialer.returns = False
+
+
+def is_fixed(case: Case) -> None:
+    case.job.fixed_because = "--replicas is 0"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("state", "request_", "answer"),
+    [
+        (nothing, "join node5", "client 3 (node5) takes part from here on"),
+        (lacks_data, "join node5", "node5 cannot take part: root@node5: there is no /root/data"),
+        (
+            is_present,
+            "join node5",
+            "node5 cannot take part: it is a host of the job already, under another name",
+        ),
+        (nothing, "join node1", "node1 is a host of the job already"),
+        (
+            nothing,
+            "join localhost",
+            "localhost cannot reach the job's hosts; expected one that the others reach",
+        ),
+        (
+            is_scheduled,
+            "join node5",
+            "the hosts of this job are its scheduler's, so no other one can join",
+        ),
+        (is_fixed, "join node5", "the hosts of this job stay as they are: --replicas is 0"),
+        (is_fixed, "leave node1", "the hosts of this job stay as they are: --replicas is 0"),
+        (nothing, "leave node1", "client 1 (node1) leaves the job after the next iteration"),
+        (is_scheduled, "leave 1", "client 1 (node1) leaves the job after the next iteration"),
+        (
+            nothing,
+            "leave node7",
+            "the job has no host node7; its clients are 0 (node0), 1 (node1), 2 (node2)",
+        ),
+        (nothing, "swap node1", "the launcher does not know the request 'swap'"),
+    ],
+)
+def test_requests(state: Callable[[Case], None], request_: str, answer: str) -> None:
+    case = Case()
+    state(case)
+    fine = answer.startswith("client")
+    assert case.ask(*request_.split()) == ("" if fine else "error: ") + answer
+    assert case.requests.take() == ([RegroupRequested()] if fine else [])
+    joins = request_.startswith("join") and fine
+    record = case.registry.read("j")
+    assert record is not None
+    assert [host.id for host in record.joined] == ([3] if joins else [])
+    assert case.site.released == ([3] if case.site.reached and not joins else [])
+
+
+def test_a_job_with_as_many_workers_as_virtual_workers_takes_no_more() -> None:
+    answer = Case(virtual_workers=2).ask("join", "node5")
+    assert answer == (
+        "error: the job has 2 virtual workers, too few for 3 workers; a job that others may join "
+        "is started with --virtual_workers"
+    )
+
+
+@pytest.mark.parametrize(
+    ("min_workers", "hosts", "why"),
+    [
+        (1, (0, 1), "client 0 (node0), client 1 (node1) is the last host of the job; poseidon"),
+        (2, (1,), "without client 1 (node1) the job has fewer workers than --min_workers"),
+        (1, (1,), ""),
+        (2, (2,), ""),
+    ],
+)
+def test_hosts_that_are_asked_to_end(min_workers: int, hosts: tuple[int, ...], why: str) -> None:
+    case = Case(min_workers=min_workers)
+    leaving = [host for host in case.site.hosts if host.id in hosts]
+    assert case.changes._asked_to_end(leaving) == (not why)
+    assert case.changes.leaving == (frozenset() if why else frozenset(hosts))
+    assert why in case.said[0]
+
+
+def test_the_second_of_two_hosts_stays() -> None:
+    case = Case()
+    assert case.changes._asked_to_end(case.site.hosts[:1])
+    assert not case.changes._asked_to_end(case.site.hosts[1:2])
+    assert case.changes.leaving == {0}
+    case.requests.forget_regroup()
+    case.changes.on_started()  # of a start that was under way
+    assert case.requests.take() == [RegroupRequested()]
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_a_lost_host_is_tried_again(most: int) -> None:
+    case = Case(max_rejoins=most)
+    changes, site = case.changes, case.site
+    site.go_on(site.hosts[:1] + site.hosts[2:])
+    site.lacks = "no route to node1"
+    for now_s in (0.0, 0.5, 1.0, 2.5):  # due at once, after one second, then after two
+        changes.try_next(now_s)
+    assert site.reached == [1, 1]
+    site.lacks = ""
+    for turn in range(most + 2):
+        changes.try_next(3.0 + turn)
+    assert site.reached == [1, 1, *most * [1]]
+    often = "once" if most == 1 else "2 times"
+    assert case.said == [
+        "client 1 (node1) is not back: no route to node1",
+        f"client 1 (node1) was taken in again {often} already (--max_rejoins); the job goes on "
+        "without it",
+    ]
