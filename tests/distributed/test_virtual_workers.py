@@ -16,6 +16,7 @@ from poseidon.exchange.auto.trial import measure
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.replicas import NO_CHECK
+from poseidon.pycaffe import mode
 from tests.poseidon.exchange.auto.test_rates import FAST
 from tests.support.training import Ended, Job, run, write_definitions
 
@@ -87,6 +88,36 @@ def test_any_number_of_processes_has_the_same_bits(
     expected = trained(solver, job((0, 4), kind, options))
     for bounds in ((0, 2, 4), (0, 1, 4), (0, 1, 2, 3, 4)):
         assert trained(solver, job(bounds, kind, options)) == expected, bounds
+
+
+STATE = """
+layer { name: "x" type: "DummyData" top: "x" top: "cont" top: "target" include { phase: TRAIN }
+  dummy_data_param { data_filler { type: "gaussian" } data_filler { type: "constant" value: 1 }
+    data_filler { type: "gaussian" } shape { dim: 4 dim: 5 dim: 3 } shape { dim: 4 dim: 5 }
+    shape { dim: 4 dim: 5 dim: 2 } } }
+layer { name: "lstm" type: "LSTM" bottom: "x" bottom: "cont" top: "lstm" include { phase: TRAIN }
+  recurrent_param { num_output: 2 weight_filler { type: "uniform" min: -0.5 max: 0.5 } } }
+layer { name: "distance" type: "EuclideanLoss" bottom: "lstm" bottom: "target" top: "distance"
+  include { phase: TRAIN } }
+layer { name: "past" type: "Python" bottom: "ip0" top: "past" include { phase: TRAIN }
+  python_param { module: "tests.support.python_layers" layer: "Remembering" } }
+layer { name: "loss2" type: "SoftmaxWithLoss" bottom: "past" bottom: "label" top: "loss2"
+  include { phase: TRAIN } }
+"""
+
+
+def test_each_virtual_worker_has_the_state_that_its_layers_keep(
+    solver: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sequences that go on from iteration to iteration, a layer in Python that counts, beside
+    dropout and running statistics.
+    """
+    monkeypatch.setattr(mode, "MODE", mode.Mode())
+    net = solver.parent / "net.prototxt"
+    net.write_text(net.read_text(encoding="utf-8") + STATE, encoding="utf-8")
+    expected = trained(solver, job((0, 3), ExchangeKind.SERVER))
+    for bounds in ((0, 1, 3), (0, 1, 2, 3)):
+        assert trained(solver, job(bounds, ExchangeKind.SERVER)) == expected, bounds
 
 
 @pytest.mark.parametrize(("kind", "options"), [*CASES, *LOCAL], ids=name_of)

@@ -170,5 +170,19 @@ class Noisy(Flat):
         bottom[0].diff[...] = top[0].diff
 
 
+class Remembering(Flat):
+    """Adds a part of all that it has seen so far."""
+
+    def setup(self, bottom, top):  # type: ignore[no-untyped-def]
+        self.seen = 0.0
+
+    def forward(self, bottom, top):  # type: ignore[no-untyped-def]
+        self.seen += float(bottom[0].data.mean())
+        top[0].data[...] = bottom[0].data + 0.1 * self.seen
+
+    def backward(self, top, propagate_down, bottom):  # type: ignore[no-untyped-def]
+        bottom[0].diff[...] = top[0].diff
+
+
 class NotALayer:
     """Derives from nothing of Caffe."""
