@@ -70,7 +70,6 @@ LOCAL = [
     (ExchangeKind.HYBRID, replace(NO_CHECK, sync_every=2)),
     (ExchangeKind.SERVER, replace(NO_CHECK, sync_every=4, sync_fragments=2, sync_delay=1)),
 ]
-MOVING = [case for case in CASES if case[0] is not ExchangeKind.ALLREDUCE]
 
 
 def name_of(value: object) -> str:
@@ -136,7 +135,7 @@ def test_a_job_is_resumed_on_another_number_of_processes(
         assert set(map(repr, records)) <= set(map(repr, whole[2]))
 
 
-@pytest.mark.parametrize(("kind", "options"), MOVING, ids=name_of)
+@pytest.mark.parametrize(("kind", "options"), CASES, ids=name_of)
 def test_virtual_workers_move_while_a_job_trains(
     solver: Path, kind: ExchangeKind, options: ExchangeOptions
 ) -> None:

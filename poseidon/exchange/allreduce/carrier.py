@@ -56,7 +56,6 @@ class AllReduceCarrier(GradientCarrier):
     """
 
     state: LocalHistories
-    fixed_because = "the sums of all-reduce are laid out for them at the start"
 
     def __init__(
         self,
@@ -239,6 +238,10 @@ class AllReduceCarrier(GradientCarrier):
     def settle(self, clock: int) -> None:
         for index in self._tensors:
             self.wait(index)
+
+    def place(self, placed: VirtualWorkers) -> None:
+        self._sums.place(placed)
+        self._control.all_gather(b"")  # a worker that sums by the old places refuses the new parts
 
     def traffic(self) -> Mapping[int, Traffic]:
         return self._sums.traffic()

@@ -62,14 +62,13 @@ class Sums:
     ) -> None:
         self._peers = peers
         self._rank = peers.rank
-        self._workers = workers
+        self._side = side
         self._layout = layout = Buckets(sizes, peers.size, bucket_bytes)
         self._rounds = SumRounds(peers.rank, workers, layout)
-        self._nodes = workers.nodes(peers.rank)
-        self._copies = [side.host_buffer(layout.elements).zero_() for _ in self._nodes]
+        self._copies: list[Tensor] = []
         self._sent = self._own_slices()
         self._filled = dict.fromkeys(sizes, 0)
-        self._unfilled = [[len(tensors) for tensors in layout.tensors] for _ in self._nodes]
+        self._place(workers)
         self._trees: list[TreeSum[Tensor]] = [self._new_tree() for _ in range(len(layout))]
         self._transit = TransitTimes(max(sizes, default=-1) + 1)
         self._bytes_out, self._bytes_in = [0] * len(layout), [0] * len(layout)
@@ -82,6 +81,27 @@ class Sums:
         peers.on("Mean", 2, self._take_mean)
         self._thread = threading.Thread(target=self._run, name=f"add-{peers.rank}", daemon=True)
         self._thread.start()
+
+    def place(self, workers: VirtualWorkers) -> None:
+        """Send the sums of other nodes from the next round on.
+
+        All workers call it after the means of a round have come, and wait for each other before
+        they begin the next one.
+
+        Args:
+            workers: as many virtual workers as before.
+        """
+        with self._peers.monitor:
+            self._rounds.place(workers)
+            self._place(workers)
+
+    def _place(self, workers: VirtualWorkers) -> None:
+        self._workers = workers
+        self._nodes = workers.nodes(self._rank)
+        del self._copies[max(1, len(self._nodes)) :]
+        while len(self._copies) < len(self._nodes):
+            self._copies.append(self._side.host_buffer(self._layout.elements).zero_())
+        self._unfilled = [[len(tensors) for tensors in self._layout.tensors] for _ in self._nodes]
 
     def _own_slices(self) -> list[Tensor]:
         """Return new memory for this worker's slice of each bucket."""
