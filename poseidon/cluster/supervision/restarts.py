@@ -190,15 +190,17 @@ class _Restarts:
         Raises:
             JobError: there is no further start.
         """
-        if loss.while_starting:
+        # A job that goes on from memory has run.
+        tried_again = loss.while_starting and not self._point.memory
+        if tried_again:
             self._wait_for_return(loss)
         else:
             self._count(loss)
         point = self._driver.starting_point()
-        self._report(loss, point)
+        self._report(loss, point, tried_again=tried_again)
         self._attempt += 1
         pause_s = min(FIRST_PAUSE_S + self._paused_s / 2, LONGEST_PAUSE_S)
-        if loss.while_starting:
+        if tried_again:
             pause_s = min(pause_s, max(0.0, self._settings.return_timeout_s - self._waited_s()))
         self._paused_s += pause_s
         if self._driver.pause(pause_s):
@@ -245,17 +247,17 @@ class _Restarts:
     def _wait_anew(self) -> None:
         self._paused_s, self._failed_at_s = 0.0, None
 
-    def _report(self, loss: JobInterrupted, point: StartingPoint) -> None:
+    def _report(self, loss: JobInterrupted, point: StartingPoint, *, tried_again: bool) -> None:
         # A snapshot can be lost with its host: only the start that follows decides what is
         # repeated.
         self._repeated_since = max(0, self._lost_at - point.iteration)
         unchanged, self._point = point == self._point, point
-        if loss.while_starting and unchanged:
+        if tried_again and unchanged:
             self._driver.report(f"{loss}; trying again")
             return
         what = (
             "trying again"
-            if loss.while_starting
+            if tried_again
             else f"restart {self._restarts} of {self._settings.max_restarts}"
         )
         where = "from the beginning"

@@ -246,6 +246,14 @@ def test_where_no_memory_is_left_the_job_is_restarted_from_disk() -> None:
     )
 
 
+def test_a_start_from_memory_that_fails_is_a_loss_of_a_job_that_ran() -> None:
+    world = World([lost(57), absent(), DONE], memory=[55, None])
+    ended = run_with_restarts(world, RestartSettings(max_restarts=1))
+    assert world.starts == [(0, StartingPoint()), (1, in_memory(55)), (2, SNAPSHOT)]
+    assert (ended.restarts, ended.memory_starts) == (1, 1)
+    assert world.said[-1].startswith("no route to node1; restart 1 of 1: going on from ")
+
+
 def test_a_job_that_gets_no_further_from_memory_is_restarted_from_disk() -> None:
     losses = MOST_IN_VAIN + 1
     world = World([*(lost(57) for _ in range(losses)), DONE], memory=[55] * losses)
