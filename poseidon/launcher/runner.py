@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
-from poseidon.cluster.events import Paused
-from poseidon.cluster.job_plan import ProcessName
 from poseidon.cluster.jobs.registry import Registration
 from poseidon.cluster.supervision.background import (
     StartReport,
@@ -106,7 +104,6 @@ class _Run:
     def __init__(self, job: Job, registration: Registration, report: StartReport) -> None:
         self._job = job
         self._registration = registration
-        self._paused: Mapping[ProcessName, Paused] = {}
         self._requests = SignalRequests(job.request.supervision_settings())
         self._terminal = Terminal(
             job.title,
@@ -217,7 +214,7 @@ class _Run:
                 registration=self._registration,
                 requests=self._requests,
                 pausing=pausing if job.elastic else Pausing.NEVER,
-                kept=self._keep,
+                kept=job.site.paused.keep,
             )
         finally:
             self._changes.on_ended()
@@ -238,15 +235,11 @@ class _Run:
             error.exit_code = self._requests.stop_code
             raise error
 
-    def _keep(self, paused: Mapping[ProcessName, Paused]) -> None:
-        self._paused = paused
-        self._job.site.paused.keep(paused)
-
     def memory_point(self) -> tuple[StartingPoint, str] | None:
         """See `RestartDriver`."""
         job, leaving = self._job, self._changes.leaving
-        paused = {name: at for name, at in self._paused.items() if name.client not in leaving}
-        self._paused = {}
+        waiting = job.site.paused.of(job.plan).items()
+        paused = {name: at for name, at in waiting if name.client not in leaving}
         found = find_survivors(job.plan, paused, min_workers=job.request.min_workers)
         if found is None:
             return None

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 from poseidon.cluster.agent.remote_process import RemoteProcess
 from poseidon.cluster.events import Paused, encode_command
-from poseidon.cluster.job_plan import JobPlan, ProcessName, Role
+from poseidon.cluster.job_plan import JobPlan, ProcessName, Role, ShardPlan, WorkerPlan
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.process import Listener, ProcessSpec
+from poseidon.errors import JobError
 
 _Place = tuple[int, Role, int]
 """A host's id, a role, and the number of a process among those of its role on the host."""
@@ -76,12 +77,20 @@ def find_survivors(
     return Survivors(hosts=hosts, iteration=newest, lost=lost)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Waits:
+    """A process that waits, and what it has paused with."""
+
+    process: RemoteProcess
+    paused: Paused
+
+
 class PausedProcesses:
     """The processes that wait for the next start of their job."""
 
     def __init__(self) -> None:
         self._started: dict[ProcessName, tuple[_Place, RemoteProcess]] = {}
-        self._waiting: dict[_Place, RemoteProcess] = {}
+        self._waiting: dict[_Place, _Waits] = {}
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
@@ -89,14 +98,29 @@ class PausedProcesses:
     def take(self, spec: ProcessSpec, listener: Listener) -> RemoteProcess | None:
         """Let the process that waits in the place of a specification go on with its document;
         return it, or None if there is none.
+
+        Raises:
+            JobError: it has ended since it paused. The start counts on what it has in memory.
         """
-        process = self._waiting.pop(_place(spec), None)
-        if process is None or process.poll() is not None:
+        waits = self._waiting.pop(_place(spec), None)
+        if waits is None:
             return None
+        process = waits.process
+        if process.poll() is not None:
+            raise JobError(f"{spec.name.describe(process.pid)} has ended while it was paused")
         process.attach(spec.name, listener)
         process.send_line(encode_command("go_on", document=json.loads(spec.first_line)))
         self.started(spec, process)
         return process
+
+    def of(self, plan: JobPlan) -> dict[ProcessName, Paused]:
+        """Return the processes that wait in the places of a plan, by their names in it."""
+        waiting = {role.process: self._waiting.get(_place_of(role)) for role in plan.roles}
+        return {
+            name: waits.paused
+            for name, waits in waiting.items()
+            if waits is not None and waits.process.poll() is None
+        }
 
     def started(self, spec: ProcessSpec, process: RemoteProcess) -> None:
         """Note a process of the start that runs."""
@@ -104,25 +128,28 @@ class PausedProcesses:
 
     def add(self, spec: ProcessSpec, process: RemoteProcess) -> None:
         """Add a process that was prepared beside the start that runs."""
-        self._waiting[_place(spec)] = process
+        self._waiting[_place(spec)] = _Waits(process=process, paused=Paused())
 
-    def keep(self, names: Iterable[ProcessName]) -> None:
-        """Keep processes of the start that has ended."""
-        self._waiting |= dict(self._started[name] for name in names)
+    def keep(self, paused: Mapping[ProcessName, Paused]) -> None:
+        """Keep processes of the start that has ended; those that it has not reached wait on."""
+        for name, at in paused.items():
+            place, process = self._started[name]
+            self._waiting[place] = _Waits(process=process, paused=at)
         self._started.clear()
 
     def missing(self, specs: Iterable[ProcessSpec]) -> list[ProcessSpec]:
         """Return the specifications that no process of the start that runs, nor one that waits,
         has the place of.
         """
-        live = [*self._started.values(), *self._waiting.items()]
+        waiting = [(place, waits.process) for place, waits in self._waiting.items()]
+        live = [*self._started.values(), *waiting]
         places = {place for place, process in live if process.poll() is None}
         return [spec for spec in specs if _place(spec) not in places]
 
     def end(self) -> None:
         """Kill all that wait."""
-        for process in self._waiting.values():
-            process.kill()
+        for waits in self._waiting.values():
+            waits.process.kill()
         self._waiting.clear()
         self._started.clear()
 
@@ -141,9 +168,14 @@ class PausedProcesses:
         for place in [place for place in self._waiting if place not in used]:
             client, role, _ = place
             if role is not Role.SHARD or client not in here:
-                self._waiting.pop(place).kill()
-        return list(self._waiting.values())
+                self._waiting.pop(place).process.kill()
+        return [waits.process for waits in self._waiting.values()]
 
 
 def _place(spec: ProcessSpec) -> _Place:
     return spec.name.client, spec.name.role, spec.slot
+
+
+def _place_of(role: WorkerPlan | ShardPlan) -> _Place:
+    number = role.channel if isinstance(role, ShardPlan) else role.local_rank
+    return role.host.id, role.process.role, number

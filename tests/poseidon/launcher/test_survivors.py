@@ -12,6 +12,7 @@ from poseidon.cluster.events import Paused
 from poseidon.cluster.job_plan import JobPlan, ProcessName, Role, plan_job
 from poseidon.cluster.machinefile import parse_machinefile
 from poseidon.cluster.process import ProcessSpec
+from poseidon.errors import JobError
 from poseidon.launcher.survivors import PausedProcesses, find_survivors
 from tests.support.recording_listener import RecordingListener
 
@@ -104,7 +105,7 @@ class Rig:
         self.process.take(Started(id=7, pid=70, created_s=1.0))
         self.pool = PausedProcesses()
         self.pool.started(spec_of(name), self.process)
-        self.pool.keep([name])
+        self.pool.keep({name: Paused(snapshot=5)})
         assert self.pool
 
 
@@ -125,9 +126,20 @@ def test_a_process_goes_on_with_another_name_and_listener() -> None:
 def test_a_process_that_has_ended_while_it_waited_does_not_go_on() -> None:
     rig, after = Rig(), RecordingListener()
     rig.process.take(Exited(id=7, status=-9))
-    assert rig.pool.take(spec_of(NEW), after) is None
+    with pytest.raises(JobError, match=r"worker 0 .* has ended while it was paused"):
+        rig.pool.take(spec_of(NEW), after)
     rig.process.attach(NEW, after)  # it ends at this very moment
     assert after.until("exited") == [("exited", -9)]
+
+
+def test_what_a_start_has_not_reached_waits_on_with_its_snapshot() -> None:
+    rig = Rig()
+    plan = plan_of("0 x 0 role=server\n1 b 0\n2 c 0")
+    assert rig.pool.of(plan) == {plan.workers[0].process: Paused(snapshot=5)}
+    rig.pool.keep({})  # of a start that has failed before
+    assert rig.pool.of(plan) == {plan.workers[0].process: Paused(snapshot=5)}
+    rig.process.take(Exited(id=7, status=-9))
+    assert rig.pool.of(plan) == {}
 
 
 def test_processes_without_a_use_are_ended_save_for_shards_of_hosts_that_stay() -> None:

@@ -296,7 +296,6 @@ class _Driver(runner._Run):
         self.course = course
         self._job = _Job(settings, _Site(hosts_of(settings.hosts), ClusterDialer(course)))
         self._registration: Any = _Registration()
-        self._paused = {}
         self._requests = course.requests
         self._terminal: Any = SimpleNamespace(print=self._print)
         self._snapshots: Any = _Snapshots(course)
