@@ -127,7 +127,13 @@ class PausedProcesses:
         self._started[spec.name] = _place(spec), process
 
     def add(self, spec: ProcessSpec, process: RemoteProcess) -> None:
-        """Add a process that was prepared beside the start that runs."""
+        """Add a process that was prepared beside the start that runs, or end it: another one may
+        wait in its place now.
+        """
+        waits = self._waiting.get(_place(spec))
+        if waits is not None and waits.process.poll() is None:
+            process.kill()
+            return
         self._waiting[_place(spec)] = _Waits(process=process, paused=Paused())
 
     def keep(self, paused: Mapping[ProcessName, Paused]) -> None:

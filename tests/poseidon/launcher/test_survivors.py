@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from poseidon.cluster.agent.messages import Exited, Request, SendLine, Started
+from poseidon.cluster.agent.messages import Exited, Request, SendLine, SendSignal, Started
 from poseidon.cluster.agent.remote_process import RemoteProcess
 from poseidon.cluster.events import Paused
 from poseidon.cluster.job_plan import JobPlan, ProcessName, Role, plan_job
@@ -140,6 +140,14 @@ def test_what_a_start_has_not_reached_waits_on_with_its_snapshot() -> None:
     assert rig.pool.of(plan) == {plan.workers[0].process: Paused(snapshot=5)}
     rig.process.take(Exited(id=7, status=-9))
     assert rig.pool.of(plan) == {}
+
+
+def test_a_process_that_was_prepared_for_a_place_that_is_taken_is_ended() -> None:
+    rig, sent = Rig(), list[Request]()
+    prepared = RemoteProcess(OLD, 8, "b", RecordingListener(), sent.append)
+    rig.pool.add(spec_of(OLD), prepared)
+    assert [type(request) for request in sent] == [SendSignal]
+    assert rig.pool.take(spec_of(NEW), RecordingListener()) is rig.process
 
 
 def test_processes_without_a_use_are_ended_save_for_shards_of_hosts_that_stay() -> None:
