@@ -128,6 +128,7 @@ def run_job(
             paused = run.close()
             if paused:
                 kept(paused)
+        run.hand_on(signals)
     return run.result()
 
 
@@ -279,6 +280,12 @@ class _Run:
         elif self._registration is not None and all(one.poll() is not None for one in others):
             self._registration.clear()
         return paused
+
+    def hand_on(self, requests: SignalRequests) -> None:
+        """Leave a request to stop that this start has not followed to the next one."""
+        stop = self._machine.unfinished_stop
+        if stop is not None:
+            requests.repeat(stop)
 
     def result(self) -> JobResult:
         """Return the result.

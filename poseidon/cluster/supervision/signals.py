@@ -73,6 +73,10 @@ class SignalRequests:
         """Ask the job to regroup. Any thread may call it."""
         self._received.append(RegroupRequested())
 
+    def repeat(self, request: SignalReceived) -> None:
+        """Have a request taken once more, before all others."""
+        self._received.appendleft(request)
+
     def forget_regroup(self) -> None:
         """Drop requests to regroup: the job is about to do it."""
         with suppress(ValueError):

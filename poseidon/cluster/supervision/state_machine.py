@@ -24,6 +24,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from poseidon.cluster.events import (
     Alive,
@@ -121,8 +122,7 @@ class JobStateMachine:
         self._asked = {FIRST}  # exchanges of addresses for which the shards listen, or soon will
         self._connected: set[Round] = set()
         self._saved = False  # a snapshot, since its start
-        self._stop_requested = False
-        self._stop_code = 0
+        self._stop: SignalReceived | None = None  # the request that it stops for
         self._ended_by_user = False
         self._stop_by_s = math.inf
         self._causes: list[Cause] = []
@@ -145,7 +145,7 @@ class JobStateMachine:
         """The outcome of a job that ended without an error."""
         if self._pause is not None:
             return Outcome.REGROUPED
-        return Outcome.STOPPED if self._stop_requested else Outcome.FINISHED
+        return Outcome.FINISHED if self._stop is None else Outcome.STOPPED
 
     @property
     def paused(self) -> dict[ProcessName, Paused]:
@@ -165,7 +165,17 @@ class JobStateMachine:
         """The exit code of a job that ended without an error: 0 where it has finished, else that
         of the signal.
         """
-        return self._stop_code if self._stop_requested else 0
+        return 0 if self._stop is None else self._stop.exit_code
+
+    @property
+    def unfinished_stop(self) -> SignalReceived | None:
+        """The request to stop that the next start has to follow, because this one has regrouped
+        first; None: there is none.
+        """
+        if self._stop is None or self.outcome is not Outcome.REGROUPED:
+            return None
+        left_s = self._stop_by_s - self._last_event_s
+        return self._stop if left_s == math.inf else replace(self._stop, within_s=left_s)
 
     @property
     def iteration(self) -> int | None:
@@ -327,27 +337,27 @@ class JobStateMachine:
             return []
         if signal.within_s is not None:
             self._stop_by_s = min(self._stop_by_s, now + signal.within_s)
-        if self._stop_requested and signal.within_s is not None:
+        if self._stop is not None and signal.within_s is not None:
             return []  # it is under way, and has its deadline
-        if self._stop_requested:
+        if self._stop is not None:
             sentence = f"the job was ended at once by a second request to stop; {self._lost}"
             self._fail(Cause(rank=CauseRank.ROOT, sentence=sentence), now)
             return self._kill_all(now)
-        self._stop_requested, self._stop_code = True, signal.exit_code
+        self._stop = signal
         return self._requests_to_workers() if self._state is JobState.RUNNING else []
 
     def _request_regroup(self) -> list[Action]:
         begun = self._state in (JobState.STARTING, JobState.RUNNING)
-        if self._pausing is Pausing.NEVER or self._stop_requested or not begun:
+        if self._pausing is Pausing.NEVER or self._stop is not None or not begun:
             return []
         self._regroup_requested = True
         return self._requests_to_workers() if self._state is JobState.RUNNING else []
 
     def _requests_to_workers(self) -> list[Action]:
         """Return the request that worker 0 has to forward; one to stop precedes one to regroup."""
-        if not (self._stop_requested or self._regroup_requested):
+        if self._stop is None and not self._regroup_requested:
             return []
-        line = encode_command("stop" if self._stop_requested else "regroup")
+        line = encode_command("regroup" if self._stop is None else "stop")
         return [SendLine(name=self._workers[0].name, line=line)]
 
     @property

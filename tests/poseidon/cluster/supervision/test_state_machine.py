@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -893,6 +894,23 @@ def test_regrouping_loses_nothing() -> None:
     assert job.machine.error is None
     assert job.machine.outcome is Outcome.REGROUPED
     assert set(job.machine.paused) == set(ALL)
+
+
+@pytest.mark.parametrize(("within_s", "left_s"), [(None, None), (25.0, 24.5)])
+def test_a_stop_that_comes_after_a_request_to_regroup_is_for_the_next_start(
+    within_s: float | None, left_s: float | None
+) -> None:
+    job = Job(pausing=Pausing.RUNNING).run()
+    job.take(RegroupRequested())
+    stop = SignalReceived(effect=SignalEffect.STOP, within_s=within_s)
+    assert commands(job.take(stop)) == [("worker 0", {"do": "stop"})]
+    assert job.machine.unfinished_stop is None
+    job.now += 0.5
+    for worker in (WORKER_0, WORKER_1):
+        job.hear(worker, Paused(snapshot=8, regrouped=True))
+    job.hear(SHARD, Paused())
+    assert job.machine.outcome is Outcome.REGROUPED
+    assert job.machine.unfinished_stop == replace(stop, within_s=left_s)
 
 
 def test_a_loss_while_the_job_regroups() -> None:
