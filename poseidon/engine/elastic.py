@@ -31,10 +31,12 @@ class SnapshotInterval:
     Args:
         start: iterations finished at the start, when the first one is taken.
         every: iterations from one to the next; 0: so many that they cost at most `COST`.
+        steps: iterations of a round of local steps: one is due where a round ends; 1: none.
     """
 
-    def __init__(self, start: int, every: int) -> None:
+    def __init__(self, start: int, every: int, *, steps: int = 1) -> None:
         self._every = every
+        self._steps = steps
         self._begun_at = start
         self._due = start
         self._blocked_s = 0.0
@@ -46,7 +48,7 @@ class SnapshotInterval:
 
     def is_due(self, iteration: int) -> bool:
         """Return whether one is due when so many iterations are finished, or was due before."""
-        return self.is_decided and iteration >= self._due
+        return self.is_decided and iteration >= self._due and iteration % self._steps == 0
 
     def left(self, iteration: int) -> int:
         """Return how many iterations after so many finished ones the next is due."""

@@ -118,7 +118,6 @@ class Job(ABC):
                 "--replicas is 0": request.replicas == 0,
                 "--memory_snapshot_every is 0": request.memory_snapshot_every == 0,
                 "--table_staleness is not 0": request.exchange.staleness > 0,
-                "it has local steps (--sync_every)": request.exchange.sync_every > 0,
             }
             self._fixed_because = next((why for why, holds in reasons.items() if holds), "")
         return self._fixed_because

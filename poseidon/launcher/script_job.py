@@ -72,6 +72,8 @@ class ScriptJob(Job):
         """
         if self.request.ddp:
             return "its script is for DistributedDataParallel (--ddp)"
+        if self.request.exchange.sync_every:
+            return "it has local steps (--sync_every)"
         return "" if self.request.virtual_workers is not None else "it has no --virtual_workers"
 
     @property

@@ -249,6 +249,8 @@ class TrainingJob(Job):
     @property
     def bound_because(self) -> str:
         """See `Job`."""
+        if self.request.exchange.streams:
+            return "parts of the tensors are always on their way (--sync_fragments, --sync_delay)"
         return "" if self.shares_data() else "a data layer has shared_file_system: false"
 
     def document(self, role: WorkerPlan, start: Start) -> JobDocument:

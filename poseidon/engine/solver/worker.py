@@ -314,14 +314,18 @@ class SolverWork(TrainingWork[JobDocument]):
     ) -> MemorySnapshots | None:
         """Return what takes memory snapshots; None if the job has none."""
         document, exchange = self.document, built.exchange
-        if not document.replicas or exchange.state.private or built.local_steps:
+        if not document.replicas:
             return None
         return MemorySnapshots(
             replica,
             exchange,
             checkpoint.frozen,
             holds=document.client <= document.replicas and document.local_rank == 0,
-            interval=SnapshotInterval(start.iteration, document.memory_snapshot_every),
+            interval=SnapshotInterval(
+                start.iteration,
+                document.memory_snapshot_every,
+                steps=max(1, built.local_steps),
+            ),
             schemes=checkpoint.schemes,
             newest=self._newest,
         )

@@ -78,7 +78,8 @@ def build_local_steps(arguments: BuildArguments, build: Build, plan: Plan) -> Bu
         settings,
         options,
         delayed=delayed,
-        own=len(member.own),
+        rank=network.rank * member.local_workers + member.local_rank,
+        own=member.own,
     )
     return replace(
         built,

@@ -130,7 +130,8 @@ class RoundsCarrier(GradientCarrier):
         options: steps of a round, fragments, delay and mix, and the outer rate.
         delayed: number of all workers, where rank 0 adds the outer momentum
             (`delayed_momentum.py`); 0: the outer rule has it.
-        own: number of the virtual workers of this process.
+        rank: of this worker.
+        own: the virtual workers of this process.
 
     Attributes:
         control: of the exchange of this carrier.
@@ -148,17 +149,19 @@ class RoundsCarrier(GradientCarrier):
         options: ExchangeOptions,
         *,
         delayed: int = 0,
-        own: int = 1,
+        rank: int = 0,
+        own: range = range(1),
     ) -> None:
         self.indices = range(len(tensors))
         self._outer = outer
+        self._rank = rank
         self._options = options
         self._in_parts = options.streams
         self._values = [trained.tensor.detach() for trained in tensors]
         self._anchors = [anchor.tensor for anchor in anchors]
         self._are_statistics = [trained.statistics for trained in tensors]
         self._outer_gradients = [
-            None if trained.statistics or own > 1 else torch.empty_like(anchor)
+            None if trained.statistics or len(own) > 1 else torch.empty_like(anchor)
             for trained, anchor in zip(tensors, self._anchors, strict=True)
         ]
         """Memory that stays, where the process has one outer gradient of each tensor."""
@@ -173,7 +176,7 @@ class RoundsCarrier(GradientCarrier):
         self._started = False  # whether an iteration of the outer exchange has
         self._by_caller = any(trained.rule.kind is RuleKind.MEAN for trained in tensors)
         self._arrives_at_once = self._by_caller and not delayed
-        self._inner = InnerWorkers(tensors, settings, count=own, by_caller=self._by_caller)
+        self._inner = InnerWorkers(tensors, settings, count=len(own), by_caller=self._by_caller)
         self._iteration = self._exchanges = settings.start_clock
         self._momentum: DelayedMomentum | None = None
         self._momentum_factor = delayed / options.outer_lr
@@ -193,7 +196,10 @@ class RoundsCarrier(GradientCarrier):
             self._inner.histories,
             outer.state,
             anchors,
-            [0 if self._by_caller else history_count(trained.rule.kind) for trained in tensors],
+            own=own,
+            counts=[
+                0 if self._by_caller else history_count(trained.rule.kind) for trained in tensors
+            ],
             outer_histories=self._momentum.histories if self._momentum else outer_histories,
             outer_arrays=2 if delayed else 1,
         )
@@ -216,6 +222,7 @@ class RoundsCarrier(GradientCarrier):
         self._take_anchors()
         if self._momentum is not None:
             self._momentum.load(outer)
+        self.state.bring(self._outer.control, self._rank)
 
     def start(self, step: Step) -> None:
         self._iteration = step.iteration

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from poseidon.exchange.base import Array, History, Trained
-from poseidon.exchange.carrier import CarrierState
+from poseidon.exchange.broadcast import bring_parts
+from poseidon.exchange.carrier import CarrierState, Kept
 from poseidon.exchange.exchange import ExchangeState
+from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.local_histories import LocalHistories
 
 
@@ -20,6 +23,7 @@ class RoundsState(CarrierState):
             optimizer of the caller keeps them.
         outer: the state of the outer exchange.
         anchors: the tensors of the outer exchange.
+        own: the virtual workers of this process.
         counts: for each tensor the number of its inner history arrays.
         outer_arrays: the most arrays of a tensor's outer history.
         outer_histories: returns the outer histories; None where this worker does not read them:
@@ -35,12 +39,15 @@ class RoundsState(CarrierState):
         anchors: Sequence[Trained],
         counts: Sequence[int],
         *,
+        own: range,
         outer_histories: Callable[[], Sequence[History]] | None,
         outer_arrays: int = 1,
     ) -> None:
         self._inner = inner
         self._outer = outer
         self._anchors = anchors
+        self._own = own
+        self._given: Mapping[str, Array] = {}
         self._counts = counts
         self._outer_arrays = outer_arrays
         self._outer_histories = outer_histories
@@ -63,11 +70,13 @@ class RoundsState(CarrierState):
         self, histories: Sequence[History] | None
     ) -> tuple[list[list[History] | None], list[History] | None]:
         """Return the inner histories of each virtual worker, and the outer ones; None for those
-        that are not there.
+        that are not there. Where `hold_back` was given inner ones, the histories are the outer ones.
         """
         workers = len(self._inner)
         if not histories:
             return [None] * workers, None
+        if any(name in self._given for name in self._parts()):
+            return [None] * workers, [list(history) for history in histories]
         pairs = list(zip(self._counts, histories, strict=True))
         outer = [history[n * workers : n * workers + self._outer_arrays] for n, history in pairs]
         if not any(self._counts):
@@ -76,6 +85,35 @@ class RoundsState(CarrierState):
             [history[n * at : n * (at + 1)] for n, history in pairs] for at in range(workers)
         ]
         return inner, (outer if all(outer) else None)
+
+    def bring(self, control: JobControl, rank: int) -> None:
+        """Take the inner histories that `hold_back` was given, here or on rank 0, once the exchange
+        is open. All workers call it together.
+
+        Args:
+            control: of the outer exchange.
+            rank: of this worker.
+        """
+        parts, given = self._parts(), self._given
+        self._given = {}
+        for name in parts.keys() & given.keys():
+            parts[name].copy_(torch.from_numpy(given[name]))
+        bring_parts(parts, given, control, rank=rank)
+
+    def _parts(self) -> dict[str, Tensor]:
+        return {
+            f"{self._anchors[index].name}, inner history {number} of {worker}": history
+            for worker, own in zip(self._own, self._inner, strict=True)
+            for index, histories in own.of.items()
+            for number, history in enumerate(histories)
+        }
+
+    def keep(self, into: Mapping[int, History]) -> Kept:
+        """See `CarrierState`: the outer histories; `parts` has the inner ones."""
+        return self._outer.begin_to_keep(into)
+
+    def parts(self) -> Mapping[str, Tensor]:
+        return {**self._outer.parts(), **self._parts()}
 
     def replicated(self) -> Mapping[str, Tensor]:
         anchors = {f"{anchor.name}, anchor": anchor.tensor for anchor in self._anchors}
@@ -86,3 +124,4 @@ class RoundsState(CarrierState):
 
     def hold_back(self, held_back: Mapping[str, Array]) -> None:
         self._outer.hold_back(held_back)
+        self._given = held_back

@@ -24,6 +24,13 @@ def test_a_fixed_interval_counts_from_the_snapshot_before() -> None:
     assert [i for i in range(14) if interval.is_due(i)] == [11, 12, 13]
 
 
+def test_with_local_steps_one_is_due_where_a_round_ends() -> None:
+    interval = SnapshotInterval(7, every=4, steps=5)
+    interval.begun(7, 0.1)
+    interval.decide([(0.0, 0.0)] * 3)
+    assert [i for i in range(26) if interval.is_due(i)] == [15, 20, 25]
+
+
 def test_the_first_measured_snapshot_comes_soon() -> None:
     interval = SnapshotInterval(7, every=0)
     interval.begun(7, 0.1)

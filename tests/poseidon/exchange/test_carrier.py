@@ -40,7 +40,15 @@ def rounds(outer: AbstractContextManager[Make]) -> Iterator[Make]:
         def make(rank: int, tensors: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
             anchors = anchors_of(tensors, outer_rule(ONE_STEP))
             between = inner(rank, anchors, ExchangeSettings(start_clock=settings.start_clock))
-            carrier = RoundsCarrier(between, tensors, anchors, settings, ONE_STEP)
+            carrier = RoundsCarrier(
+                between,
+                tensors,
+                anchors,
+                settings,
+                ONE_STEP,
+                rank=rank,
+                own=range(rank, rank + 1),
+            )
             return Exchange([carrier], carrier.control, settings)
 
         yield make

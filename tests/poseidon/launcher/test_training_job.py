@@ -268,6 +268,25 @@ def test_virtual_workers_are_divided_by_speed(
     assert ("virtual worker" in job.description()) == (not job.virtual_workers.is_one_each)
 
 
+@pytest.mark.parametrize(
+    ("exchange", "reason"),
+    [
+        (ExchangeOptions(sync_every=4), ""),
+        (ExchangeOptions(compress="int8"), ""),
+        (ExchangeOptions(staleness=1), "--table_staleness is not 0"),
+        (
+            ExchangeOptions(sync_every=4, sync_delay=1),
+            "parts of the tensors are always on their way (--sync_fragments, --sync_delay)",
+        ),
+    ],
+)
+def test_which_exchanges_are_elastic(
+    tmp_path: Path, exchange: ExchangeOptions, reason: str
+) -> None:
+    job = job_of(tmp_path, 2, exchange=exchange, max_restarts=1)
+    assert job.fixed_because == reason
+
+
 def test_the_workers_of_a_balanced_job_are_told(tmp_path: Path) -> None:
     start = Start(attempt=0, point=StartingPoint(), exchange_plan="", token="ab", keys=None)
     balance = Balance(measured=True)
