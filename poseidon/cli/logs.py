@@ -51,7 +51,7 @@ def _chosen(folder: Path, arguments: argparse.Namespace) -> Mapping[str, Path]:
         if number is not None
     ]
     if asked and asked[0] not in paths:
-        there = f"it has those of {', '.join(paths)}" if paths else "it has none"
+        there = f"it has logs of {', '.join(paths)}" if paths else "it has none"
         raise JobError(f"{folder} holds no log of {asked[0]}; {there}")
     if not paths:
         raise JobError(f"{folder} holds no log of a worker or a shard")

@@ -67,7 +67,7 @@ def _job_flags(arguments: Sequence[str]) -> argparse.Namespace:
     arguments = list(arguments[1:] if arguments[:1] == ["--"] else arguments)
     if not arguments or arguments[0] not in ("train", "run"):
         raise UsageError(
-            "the job is missing: expected 'train' or 'run' and its flags after those of 'worker'"
+            "the job is missing: expected 'train' or 'run' and its flags after the flags of 'worker'"
         )
     flags = parse_arguments(arguments)
     if flags.hostfile:

@@ -57,7 +57,7 @@ class Topology:
                 "expected one each"
             )
         if min(self.worker_loads) < 0 or min(self.server_loads, default=1) < 1:
-            raise UsageError("the load of a host is below 0, or that of a server below 1")
+            raise UsageError("the load of a host is below 0, or the load of a server is below 1")
 
     @classmethod
     def colocated(cls, workers: int) -> Topology:

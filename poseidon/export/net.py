@@ -197,7 +197,7 @@ def _dynamic_slots(net: Net) -> tuple[frozenset[int], str]:
     if types & {"LSTM", "RNN", "LSTMUnit"}:
         return frozenset(), "the steps of its recurrent layers are unrolled"
     if types & {"Proposal", "PSROIPooling"}:
-        return frozenset(), "its regions are those of one image"
+        return frozenset(), "its regions belong to one image"
     if len(batches) != 1 or not all(first.values()):
         return frozenset(), "its inputs have different first extents"
     (batch,) = batches

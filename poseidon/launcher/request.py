@@ -462,7 +462,7 @@ class ScriptRequest(JobRequest):
         JobRequest.__post_init__(self)
         if self.balance.measured:
             raise UsageError(
-                "--balance=auto moves the virtual workers of poseidon train; those of a script "
+                "--balance=auto moves the virtual workers of poseidon train; a script's "
                 "stay; expected the speed of each client, as --balance=1,0.5"
             )
 

@@ -32,7 +32,7 @@ def trace_files(folder: Path) -> list[Path]:
             (path for path in stems if stems[path].isdecimal()), key=lambda path: int(stems[path])
         )
     if not found:
-        raise JobError(f"{folder} has no traces; expected those of a job with --trace")
+        raise JobError(f"{folder} has no traces; expected the folder of a job with --trace")
     return found
 
 

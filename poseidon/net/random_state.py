@@ -44,9 +44,8 @@ def unpack_states(generators: Sequence[torch.Generator], packed: bytes) -> None:
     lengths = [generator.get_state().numel() for generator in generators]
     if rest or [len(part) for part in parts] != lengths:
         raise SnapshotError(
-            f"the random state is that of {len(parts)} layers ({len(packed)} bytes), expected "
-            "that of the "
-            f"{len(generators)} random layers of this net"
+            f"the random state is of {len(parts)} layers ({len(packed)} bytes), and this net has "
+            f"{len(generators)} random layers"
         )
     for generator, part in zip(generators, parts, strict=True):
         generator.set_state(torch.frombuffer(bytearray(part), dtype=torch.uint8))

@@ -255,4 +255,4 @@ def _measured_s(run: Callable[[], None], device: torch.device) -> float:
 
 def _measured_note(device: torch.device) -> str:
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else "the processor"
-    return f"the compute time was measured on {where} of this machine; --compute=MS gives that of the cluster's"
+    return f"the compute time was measured on {where} of this machine; --compute=MS sets the time of the cluster's"

@@ -90,7 +90,7 @@ def unparsable(path: Path, kind: str) -> SnapshotError:
         return SnapshotError(f"{path} is not a {kind}: it is text, as a definition (prototxt) is")
     if kind == "model" and path.suffix.lower() in (".pth", ".pt", ".safetensors"):
         return SnapshotError(
-            f"{path} is not a {kind}: its name is that of tensors; `{own_command()} import` makes "
+            f"{path} is not a {kind}: it is named like a file of tensors; `{own_command()} import` makes "
             "a .caffemodel of it"
         )
     return SnapshotError(

@@ -93,7 +93,7 @@ def test_each_injected_fault_is_named(
     assert "60 s ahead" in clock["what"]
     (mtu,) = about(survey, "MTU")
     assert mtu["where"] == names[0]
-    assert f"its MTU is 1400, and that of the other hosts {links.MTU_BYTES}" in mtu["what"]
+    assert f"its MTU is 1400, and the other hosts have {links.MTU_BYTES}" in mtu["what"]
     slow = [finding for finding in survey["findings"] if "expected" in finding["what"]]
     assert {finding["where"] for finding in slow} == {names[2]}
     source, target = survey["slowest_link"]

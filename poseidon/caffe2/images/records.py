@@ -174,7 +174,7 @@ class Format:
             raise DataError(f"its image has the dimensions {list(shape)}")
         if len(tensor.byte_data) != int(np.prod(shape)):
             raise DataError(
-                f"its image has {len(tensor.byte_data)} bytes, not those of {list(shape)}"
+                f"its image has {len(tensor.byte_data)} bytes, which do not fit {list(shape)}"
             )
         return np.frombuffer(tensor.byte_data, np.uint8).reshape(shape)
 

@@ -98,7 +98,7 @@ class RNNCell:
         utils.raiseIfNotEqual(
             len(initial_states),
             len(names),
-            "The number of first states is not that of the states of the cell",
+            "The number of first states differs from the number of states of the cell",
         )
         before = core.output_to_list(
             step.net.AddScopedExternalInputs(*[f"{name}_prev" for name in names])

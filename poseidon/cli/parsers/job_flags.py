@@ -84,7 +84,7 @@ def _no_model(_: str) -> str:
 
 
 TERMS = {
-    Section.SETTINGS: "They replace those of the solver's file, for this job and its restarts alone. A "
+    Section.SETTINGS: "They replace fields of the solver's file, for this job and its restarts alone. A "
     "value is written as in the file, the field of a block as --set train_state.level=1.",
     Section.MACHINES: "A client is a line '<id> <host> <port>' of the machinefile: workers and "
     "shards on that host. A worker is a process with a copy of the net, on one device. A shard is a "

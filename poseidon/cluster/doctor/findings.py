@@ -271,7 +271,7 @@ def _packets(survey: Survey) -> Iterator[Finding]:
         yield Finding(
             severity=Severity.WARNING,
             where=survey.hosts[number].label,
-            what=f"its MTU is {mtus[number]}, and that of the other hosts {common}"
+            what=f"its MTU is {mtus[number]}, and the other hosts have {common}"
             + ("; larger packets are lost between them" if lost else ""),
             remedy="set the same MTU on all hosts and switches: `ip link set dev INTERFACE mtu "
             f"{common}`",
@@ -283,7 +283,7 @@ def _packets(survey: Survey) -> Iterator[Finding]:
                 where=link_name(survey, link),
                 what=f"packets of {link.mtu} bytes are lost; the largest that arrive have "
                 f"{link.largest_packet}",
-                remedy=f"set the MTU to {link.largest_packet}, or that of the switch to {link.mtu}",
+                remedy=f"set the MTU to {link.largest_packet}, or the switch's MTU to {link.mtu}",
             )
 
 

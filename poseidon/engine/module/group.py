@@ -399,7 +399,7 @@ class Group(SharedLoop):
         if self.rank == 0:
             self._context.say(
                 f"{source} is of {counted(saved, 'worker')}, and this job has {own}: random states "
-                f"are those of its begin; virtual_workers={saved} goes on with the same bits"
+                f"start from the seed; virtual_workers={saved} continues with the same bits"
             )
         return resized(state, own, source)
 

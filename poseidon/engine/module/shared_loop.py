@@ -168,7 +168,7 @@ class SharedLoop(StepLoop):
         if self._turns.several and not batch_size:
             raise UsageError(
                 f"sampler() has no batch_size, {SEVERAL}, each with batches of its own; expected "
-                "sampler(dataset, batch_size=...) with that of the DataLoader, or loader()"
+                "sampler(dataset, batch_size=...) as the DataLoader has it, or loader()"
             )
         return self._sampler(dataset, shuffle, seed, turn=batch_size * self._plan.passes)
 

@@ -376,7 +376,7 @@ class Checkpoint:
             LOGGER.warning(
                 "%s was written by %s and this job has %d: each goes on at iteration %d "
 "of its own "
-                "share of the data, so the records differ from those of an uninterrupted run",
+                "share of the data, so the records differ from an uninterrupted run",
                 path, written if state.poseidon.workers else "Caffe", self._workers,
                 state.iteration,
             )  # fmt: skip

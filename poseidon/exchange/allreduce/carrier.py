@@ -136,8 +136,8 @@ class AllReduceCarrier(GradientCarrier):
         for rank, offer in enumerate(offers):
             if any(offer.get(key) != offers[0].get(key) for key in ("tensors", "checksum")):
                 raise SpecError(
-                    f"the tensors of worker {rank} ({offer.get('tensors')}) differ from those of "
-                    f"worker 0 ({offers[0].get('tensors')}); expected the same tensors on all "
+                    f"the tensors of worker {rank} ({offer.get('tensors')}) differ from "
+                    f"worker 0's ({offers[0].get('tensors')}); expected the same tensors on all "
                     "workers"
                 )
         common_kernel(samples, required=self._equal_bits)

@@ -164,8 +164,7 @@ class Upsample(Layer):
         if wrong := outside(mask, range(-1, count)):
             raise DataError(
                 f"index {wrong} is outside the {times(self.extents)} top; its extents must be "
-                "those of "
-                "the pooled bottom: see upsample_h and upsample_w"
+                "the extents of the pooled bottom: see upsample_h and upsample_w"
             )
         index = mask.detach().flatten(2).long()
         # One more cell takes the values without a place.

@@ -85,7 +85,7 @@ def test_following_a_job_ends_with_it(
         (
             ("job-a", "--worker=7"),
             JobError,
-            "holds no log of worker 7; it has those of worker 0, worker 1, shard 1",
+            "holds no log of worker 7; it has logs of worker 0, worker 1, shard 1",
         ),
         (("empty",), JobError, "holds no log of a worker"),
         (("absent",), JobError, "neither a running job, nor a folder"),

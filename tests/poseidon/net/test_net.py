@@ -112,7 +112,7 @@ def test_random_state_travels() -> None:
     two.set_random_state(state)
     assert torch.equal(two(BATCH)["loss"].detach(), expected)
     for wrong in (b"", state[:-1], state * 2, b"\x01\x00\x00\x00a"):
-        with pytest.raises(SnapshotError, match="expected that of the 1 random layers"):
+        with pytest.raises(SnapshotError, match="this net has 1 random layers"):
             two.set_random_state(wrong)
 
 

@@ -152,7 +152,7 @@ def test_a_host_with_another_mtu_is_named_and_not_its_links() -> None:
     assert finding.where == "node2"
     assert (
         finding.what
-        == "its MTU is 1400, and that of the other hosts 1500; larger packets are lost between them"
+        == "its MTU is 1400, and the other hosts have 1500; larger packets are lost between them"
     )
 
 

@@ -238,9 +238,8 @@ def test_a_checkpoint_goes_on_with_any_number_of_processes(
         assert group.resume(tmp_path / "net")
 
     trained(case, 2, 3, resume)
-    assert (
-        "is of 4 workers, and this job has 3: random states are those of its begin; virtual_"
-        in (caplog.text)
+    assert "is of 4 workers, and this job has 3: random states start from the seed; virtual_" in (
+        caplog.text
     )
 
 

@@ -227,7 +227,7 @@ def test_other_tensors_on_a_worker_are_one_sentence(shape: tuple[int, ...]) -> N
         exchange = make(rank, tensors, ExchangeSettings())
         with pytest.raises(
             SpecError,
-            match=r"^the tensors of worker 1 \(1\) differ from those of worker 0 \(1\); expected the "
+            match=r"^the tensors of worker 1 \(1\) differ from worker 0's \(1\); expected the "
             r"same tensors on all workers$",
         ):
             exchange.open(None)
