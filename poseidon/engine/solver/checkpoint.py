@@ -144,6 +144,7 @@ class Checkpoint:
         exchange: Exchange,
         log: GlogSink,
         *,
+        histories: Sequence[History] | None = None,
         before: Values | None = None,
         last: bool = False,
     ) -> None:
@@ -158,6 +159,7 @@ class Checkpoint:
             progress: the position of the loop.
             exchange: the exchange of this worker.
             log: receives Caffe's lines about the snapshot.
+            histories: after the last iteration, on rank 0; None: the exchange collects them.
             before: the blobs before the last iteration, whose changes are the diffs of the model;
                 None: no diffs.
             last: the run writes no other, so the job fails if this one cannot be written.
@@ -175,7 +177,10 @@ class Checkpoint:
         states = [
             state for payload in payloads for state in PoseidonState.FromString(payload).worker
         ]
-        histories = self._averaged(states) if exchange.state.private else exchange.state.histories()
+        if exchange.state.private:
+            histories = self._averaged(states)
+        elif histories is None:
+            histories = exchange.state.histories()
         diffs = None if before is None else self._replica.changes_since(before)
         contents = self._contents(prefix, progress, states, histories, diffs)
         if not self._is_finite(contents):

@@ -35,6 +35,7 @@ from poseidon.engine.solver.replica import Replica, Values, WorkerNets
 from poseidon.engine.solver.tester import Tester
 from poseidon.engine.solver.worker_state import Leaving
 from poseidon.errors import JobError, SnapshotError
+from poseidon.exchange.base import History
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.job_control import join, split
@@ -208,7 +209,7 @@ class Trainer:
                 solver.snapshot and self._iteration % solver.snapshot == 0
             ):
                 ends = self._iteration >= solver.max_iter or SignalKind.STOP in requests
-                self._snapshot(last=ends and not self._one_more_at_the_end())
+                self._snapshot(ends=ends, last=ends and not self._one_more_at_the_end())
             if self._check.is_due(self._iteration):  # not after a snapshot, which has compared
                 self._compare_replicas()
             if SignalKind.STOP in requests:
@@ -400,7 +401,10 @@ class Trainer:
         values = {trained.name: trained.tensor for trained in self._replica.trained}
         return {**values, **self._exchange.state.replicated()}
 
-    def _snapshot(self, *, last: bool) -> None:
+    def _snapshot(self, *, ends: bool, last: bool) -> None:
+        """Write a snapshot; if training goes on, from a memory snapshot, so that histories are
+        collected once for both.
+        """
         for losses in self._losses.values():
             losses.check()
         self._compare_replicas()
@@ -410,9 +414,21 @@ class Trainer:
             tests_done=self._tests_done,
             losses=tuple(tuple(smoothed.losses) for smoothed in self._smoothed.values()),
         )
+        histories: Sequence[History] | None = None
+        if self._memory is not None and not (ends or self._exchange.state.private):
+            self._keep_in_memory(self._memory)
+            self._memory.finish()
+            assert self._memory.newest is not None
+            histories = self._memory.newest.histories
         before = self._before if self._solver.snapshot_diff else None
         self._checkpoint.save(
-            self._settings.prefix, progress, self._exchange, self._log, before=before, last=last
+            self._settings.prefix,
+            progress,
+            self._exchange,
+            self._log,
+            histories=histories,
+            before=before,
+            last=last,
         )
 
     def _one_more_at_the_end(self) -> bool:
@@ -431,7 +447,7 @@ class Trainer:
         self._show_displayed(wait=True)
         self._exchange.settle()
         if self._one_more_at_the_end():
-            self._snapshot(last=True)
+            self._snapshot(ends=True, last=True)
         if stopped:
             self._log_line(
                 GlogLine(text="Optimization stopped early.", file="solver.cpp", line=224)

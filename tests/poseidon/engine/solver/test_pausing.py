@@ -18,6 +18,8 @@ from poseidon.engine.document import JobDocument
 from poseidon.engine.launcher_connection import LauncherConnection
 from poseidon.engine.process import run_work
 from poseidon.engine.solver.worker import SolverWork
+from poseidon.exchange.base import History
+from poseidon.exchange.exchange import ExchangeState
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
 from ps_server import Server, Shard, ZmqServerTransport
@@ -231,6 +233,29 @@ def test_survivors_go_on_from_memory_and_take_in_a_newcomer(
         connect(workers, addresses)
         finish(workers)
     assert model(tmp_path) == expected
+
+
+def test_snapshots_on_disk_are_written_from_those_in_memory(
+    tmp_path: Path, first: JobDocument, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Histories are collected once for both; without replicas the files are the same."""
+    collected = [0]
+    histories = ExchangeState.histories
+
+    def counted(state: ExchangeState) -> list[History]:
+        collected[-1] += 1
+        return histories(state)
+
+    monkeypatch.setattr(ExchangeState, "histories", counted)
+    found = []
+    first = replace(first, settings=(*first.settings, "snapshot=20"))
+    for replicas in (1, 0):
+        undisturbed(replace(first, replicas=replicas), tmp_path)
+        paths = [tmp_path / f"snap_iter_{number}.solverstate" for number in (20, 40, 60)]
+        found.append([path.read_bytes() for path in paths])
+        collected.append(0)
+    assert found[0] == found[1]
+    assert collected[:2] == [1, 3]  # the last one: no iteration follows
 
 
 def test_a_worker_without_the_snapshot_says_so(first: JobDocument) -> None:
