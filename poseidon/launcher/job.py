@@ -38,6 +38,8 @@ from poseidon.snapshot.rotation import COPIES
 from ps_server.protocol.virtual_workers import VirtualWorkers
 
 RESTARTS_OF_MANY_HOSTS = 3
+FRAGMENTS_TRAVEL = "parts of the tensors are always on their way (--sync_fragments, --sync_delay)"
+"""See `Job.bound_because`."""
 
 
 class Job(ABC):

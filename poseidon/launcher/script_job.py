@@ -15,7 +15,7 @@ from poseidon.engine.document import Prints, ScriptDocument
 from poseidon.errors import UsageError, counted
 from poseidon.hints import short_path
 from poseidon.launcher.closing_lines import resume_command, without_flags
-from poseidon.launcher.job import Job
+from poseidon.launcher.job import FRAGMENTS_TRAVEL, Job
 from poseidon.launcher.job_folder import find_snapshot
 from poseidon.launcher.processes import Start
 from poseidon.launcher.request import ScriptRequest, ShownLogs
@@ -72,8 +72,8 @@ class ScriptJob(Job):
         """
         if self.request.ddp:
             return "its script is for DistributedDataParallel (--ddp)"
-        if self.request.exchange.sync_every:
-            return "it has local steps (--sync_every)"
+        if self.request.exchange.streams:
+            return FRAGMENTS_TRAVEL
         return "" if self.request.virtual_workers is not None else "it has no --virtual_workers"
 
     @property

@@ -33,7 +33,7 @@ from poseidon.exchange.lossy.low_rank_matrix import LowRank
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.hints import own_command, short_path
 from poseidon.launcher.closing_lines import model_of, test_commands
-from poseidon.launcher.job import Job, check_folder
+from poseidon.launcher.job import FRAGMENTS_TRAVEL, Job, check_folder
 from poseidon.launcher.job_folder import find_snapshot
 from poseidon.launcher.processes import Start
 from poseidon.launcher.request import OnNan, TrainRequest
@@ -250,7 +250,7 @@ class TrainingJob(Job):
     def bound_because(self) -> str:
         """See `Job`."""
         if self.request.exchange.streams:
-            return "parts of the tensors are always on their way (--sync_fragments, --sync_delay)"
+            return FRAGMENTS_TRAVEL
         return "" if self.shares_data() else "a data layer has shared_file_system: false"
 
     def document(self, role: WorkerPlan, start: Start) -> JobDocument:

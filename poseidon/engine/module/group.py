@@ -280,7 +280,7 @@ class Group(SharedLoop):
 
     def _between_iterations(self) -> None:
         memory, iterations = self._memory, self._collections.iterations
-        if memory is None or not memory.enters(iterations) or not self._is_whole():
+        if memory is None or not memory.enters(iterations) or not self._is_whole(iterations):
             return
         regroups = self._exchange.control.is_asked_to_regroup(iterations)
         if regroups or memory.is_due():
@@ -292,9 +292,9 @@ class Group(SharedLoop):
         if regroups:
             raise Regrouped
 
-    def _is_whole(self) -> bool:
+    def _is_whole(self, iterations: int) -> bool:
         """Return whether the state of this group and of those given to `keep` is all that the
-        job trains, after a step, and the same for every number of workers.
+        job trains, after a step that ends a round of local steps, if it has them.
         """
         groups = [self, *self._kept_groups.values()]
         options = self._context.member.options
@@ -302,7 +302,8 @@ class Group(SharedLoop):
             len(self._context.loops.open) <= len(groups)
             and not self._passes
             and not self._plan.tables
-            and not (options.staleness or self._local_steps)
+            and not (options.staleness or options.streams)
+            and iterations % max(1, self._local_steps) == 0
         )
 
     def _load(

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import poseidon
+from poseidon.engine.module.checkpoint_file import unpacked
+from poseidon.engine.module.distribute import join
 from poseidon.engine.module.memory import ScriptMemory, Snapshot
+from poseidon.engine.module.tensors import DistributeOptions
+from poseidon.engine.module.worker_context import WorkerContext
 
 
 def memory(*, holds: bool = True, rewind: int = -1, resumes: bool = True) -> ScriptMemory:
@@ -43,3 +56,45 @@ def test_a_worker_that_holds_none_keeps_none() -> None:
 
 def test_a_script_that_never_resumes_has_none() -> None:
     assert not memory(resumes=False).enters(1)
+
+
+def taken(own: ScriptMemory, *, keeps_other: bool = True, **options: Any) -> list[int]:
+    """Train three epochs of 5 steps; return the iterations of the snapshots that were taken."""
+    context = WorkerContext(memory=own)
+    torch.manual_seed(0)
+    model, other = nn.Linear(3, 1), nn.Linear(3, 1)
+    data = TensorDataset(torch.randn(20, 3))
+    found: list[int] = []
+    with ExitStack() as groups:
+        group = groups.enter_context(
+            join(model, poseidon.SGD(lr=0.1), DistributeOptions(**options), context)
+        )
+        if not keeps_other:
+            groups.enter_context(
+                join(other, poseidon.SGD(lr=0.1), DistributeOptions(), replace(context, number=1))
+            )
+        loader = group.loader(data, 4)
+        assert not group.resume()
+        while group.steps < 15:
+            for (x,) in loader:
+                model(x).sum().backward()
+                group.step()
+                for _ in group.loader(data, 10):  # an evaluation
+                    pass
+                if own.newest is not None and own.newest.iteration not in found:
+                    found.append(own.newest.iteration)
+        if own.newest is not None:
+            assert unpacked(own.newest.content, "memory")["steps"] == own.newest.iteration
+    return found
+
+
+def test_a_loop_takes_them_between_its_own_iterations() -> None:
+    assert taken(memory()) == [1, 4, 7, 10, 13]
+
+
+def test_rounds_of_local_steps_end_before_a_snapshot() -> None:
+    assert taken(memory(), local_steps=2) == [2, 6, 10, 14]
+
+
+def test_a_group_that_is_not_kept_is_no_part_of_the_state() -> None:
+    assert taken(memory(), keeps_other=False) == []
