@@ -80,7 +80,8 @@ def sum_over_devices(model: Any, net: Any, names: Sequence[str], use_nccl: bool)
         elif not is_on_gpu(model, name):
             kind = device_type_of(model, name)
             with core.DeviceScope(core.DeviceOption(kind)):
-                net.Sum(blobs, [blobs[0]])
+                for first, second in _tree(len(blobs)):
+                    net.Sum([blobs[first], blobs[second]], [blobs[first]])
             if not model._shared_model:
                 copy_to_others(model, net, name)
         elif use_nccl:
@@ -92,14 +93,12 @@ def sum_over_devices(model: Any, net: Any, names: Sequence[str], use_nccl: bool)
             copy_to_others(model, net, name)
 
 
-def _tree(count: int) -> list[tuple[int, ...]]:
-    """Return which blobs are summed in turn, each time into the first: in pairs for 4, 8 and 16,
-    else all at once.
+def _tree(count: int) -> list[tuple[int, int]]:
+    """Return which two blobs are summed in turn, into the first: in the tree of virtual workers
+    (`ps_server/protocol/virtual_workers.py`).
     """
-    if count not in (4, 8, 16):
-        return [tuple(range(count))]
-    steps = [1 << level for level in range(count.bit_length() - 1)]
-    return [(first, first + step) for step in steps for first in range(0, count, 2 * step)]
+    steps = [1 << level for level in range((count - 1).bit_length())]
+    return [(first, first + step) for step in steps for first in range(0, count - step, 2 * step)]
 
 
 def _sum_as_tree(model: Any, net: Any, name: str, blobs: list[Any]) -> None:
