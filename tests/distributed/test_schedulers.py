@@ -246,6 +246,30 @@ def test_a_mistake_in_the_job_is_reported_once_and_ends_all_tasks(prepared: Path
 
 
 @pytest.mark.thorough
+def test_the_host_of_a_task_that_is_asked_to_end_leaves_an_elastic_job(
+    prepared: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
+    write_definitions(tmp_path, batch=5, extra="max_iter: 1000000")
+    port = free_port()
+    argv = [words(*JOB, "--max_restarts=1", "--virtual_workers=3")] * 3
+    said: list[str] = []
+    with tasks(tmp_path, argv, [open_mpi(rank, 3, port) for rank in range(3)]) as started:
+        assert started[0].stderr is not None
+        for line in started[0].stderr:
+            said.append(line)
+            if "Iteration 4," in line:
+                os.kill(started[1].pid, signal.SIGTERM)
+            if ", without client 1 (127.0.0.1): 2 clients" in line:
+                assert started[1].wait(WAIT_S) == 0
+                os.kill(started[0].pid, signal.SIGTERM)
+        ended = ends(started)
+    assert [status for status, _ in ended] == [143, 0, 143], said
+    assert "client 1 (127.0.0.1) is asked to end: it leaves the job" in "".join(said)
+    assert "repeated" not in said[-1]
+
+
+@pytest.mark.thorough
 def test_a_task_that_is_asked_to_end_ends_the_job_with_a_snapshot(
     prepared: Path, tmp_path: Path
 ) -> None:
