@@ -194,8 +194,10 @@ class HostChanges(JobListener):
         """
         job, site = self._job, self._job.site
         workers = job.plan.worker_count + job.plan.workers_per_host
-        if not site.takes_in:
-            raise JobError("the hosts of this job are its scheduler's, so no other one can join")
+        if not site.takes_others:
+            raise JobError(
+                "a scheduler or Ray chooses the hosts of this job; no other one can join"
+            )
         present = [host.address for host in list(self._hosts.values())]
         if not site.opens_files_here and address in present:
             raise JobError(f"{address:.80} is a host of the job already")
@@ -252,7 +254,7 @@ class HostChanges(JobListener):
     def _missing(self) -> Sequence[Host]:
         """Return the hosts that the job should have and that the start that runs has not."""
         job = self._job
-        if not (job.elastic and job.site.takes_in):
+        if not (job.elastic and job.site.takes_back):
             return ()
         present = {host.id for host in job.site.hosts}
         return [host for host in list(self._hosts.values()) if host.id not in present]

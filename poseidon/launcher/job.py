@@ -110,16 +110,17 @@ class Job(ABC):
         What the job is when it is first asked, it stays.
         """
         if self._fixed_because is None:
-            request = self.request
+            request, exchange = self.request, self.request.exchange
             restarts = request.restart_settings(self.usual_restarts).max_restarts
             reasons = {
                 "it has one host with workers": self.plan.working_hosts == 1,
-                "it runs on Ray": not self.site.keeps_hosts,
                 self.bound_because: bool(self.bound_because),
                 "--max_restarts is 0": restarts == 0,
                 "--replicas is 0": request.replicas == 0,
                 "--memory_snapshot_every is 0": request.memory_snapshot_every == 0,
-                "--table_staleness is not 0": request.exchange.staleness > 0,
+                "--table_staleness is not 0": exchange.staleness > 0,
+                "it has --sync_fragments": exchange.sync_fragments > 1,
+                "it has --sync_delay": exchange.sync_delay > 0,
             }
             self._fixed_because = next((why for why, holds in reasons.items() if holds), "")
         return self._fixed_because

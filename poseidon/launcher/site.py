@@ -87,14 +87,14 @@ class Site:
         return self._hosts if self._dialer.recorded else ()
 
     @property
-    def keeps_hosts(self) -> bool:
-        """Whether a host that is lost comes back as itself, if at all."""
-        return not self._dialer.moves
+    def takes_back(self) -> bool:
+        """Whether a lost host may come back."""
+        return self._dialer.returns
 
     @property
-    def takes_in(self) -> bool:
-        """Whether a lost host may come back, and others may join."""
-        return self._dialer.returns
+    def takes_others(self) -> bool:
+        """Whether a host may join that it has not had."""
+        return self._dialer.returns and not self._dialer.moves
 
     @property
     def opens_files_here(self) -> bool:
@@ -184,6 +184,7 @@ class Site:
             return host
         present = [agent for agent in self._distinct_agents() if agent.lost is None][:1]
         check_opened(self._open([host]))
+        (host,) = self._dialer.located([host])
         if self._dialer.here:
             return host
         self._agents[host.id].register(record_fields(record))

@@ -1,5 +1,5 @@
 """Jobs on the nodes of a Ray cluster: the same bits as on this machine, also after the loss of a
-node.
+node, from memory and from disk.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ TRAIN = [
     *("--import=tests.support.gate_layer", "--threads=1", "--output=out"),
 ]
 LIMIT_S = 400.0
+FROM_DISK = "--replicas=0"
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +109,8 @@ def _train_through_a_loss(
 ) -> str:
     """Train, and lose a node at iteration 25; return the log.
 
-    The workers wait at iteration 25 until the launcher has noticed the loss.
+    The workers wait at iteration 25 until the node is lost; without memory snapshots until the job
+    is started again.
     """
     gate = _definitions(folder)
     lines: list[str] = []
@@ -122,6 +124,8 @@ def _train_through_a_loss(
             if "Iteration 20, lr" in line and not killed:
                 killed = True
                 lose()
+                if FROM_DISK not in flags:
+                    gate.touch()
     log = "".join(lines)
     assert launcher.returncode == 0, log
     return log
@@ -142,11 +146,41 @@ def test_a_node_is_lost_and_the_job_ends_with_the_same_bits(
 ) -> None:
     ray = ["--launcher=ray", f"--ray_address={cluster.address}", "--clients=2"]
     log = _train_through_a_loss(cluster, tmp_path / "ray", ray, lambda: _replace(cluster, 2))
-    assert "; restart 1 of 3: going on from " in log
-    assert "finished at iteration 30 after 1 restart" in log.splitlines()[-1]
+    assert re.search(r"going on from iteration \d+ in memory, without client [01] \(", log)
+    assert "finished at iteration 30 after 1 start from memory" in log.splitlines()[-1]
     assert _same_weights(tmp_path / "ray", _train_here(tmp_path / "local"))
     job = log.split()[1].rstrip(":")
     assert none_left([process.pid for process in cluster.processes_of(job)], 30.0)
+
+
+@pytest.mark.thorough
+def test_a_node_that_is_added_takes_the_place_of_a_lost_one(tmp_path: Path) -> None:
+    _definitions(tmp_path / "job").touch()
+    endless = SOLVER.replace("max_iter: 30", "max_iter: 10000000").replace("splay: 5", "splay: 100")
+    (tmp_path / "job" / "solver.prototxt").write_text(endless.replace("shot: 10", "shot: 100000"))
+    cluster = RayCluster()
+    lines: list[str] = []
+    try:
+        for cpus in (0, 2, 2):
+            cluster.add(num_cpus=cpus)
+        ray = ["--launcher=ray", f"--ray_address={cluster.address}", "--clients=2"]
+        with _start(cluster, tmp_path / "job", ray) as launcher:
+            assert launcher.stderr is not None
+            killed = False
+            for line in launcher.stderr:
+                lines.append(line)
+                if "Iteration 100, lr" in line and not killed:
+                    killed = True
+                    cluster.kill(2)
+                if "in memory, without client" in line:
+                    cluster.add(num_cpus=2)
+                if line.startswith("going on from iteration ") and "2 clients" in line:
+                    launcher.terminate()
+    finally:
+        cluster.close()
+    assert launcher.returncode == 143, "".join(lines)
+    assert any(re.search(r"\d, with client [01] \(\S+\): 2 clients", line) for line in lines)
+    assert "after 1 start from memory" in lines[-1]
 
 
 @pytest.mark.thorough
@@ -159,7 +193,7 @@ def test_three_nodes_of_which_one_is_lost_end_with_the_bits_of_ssh(tmp_path: Pat
     try:
         for _ in range(3):
             cluster.add(num_cpus=1)
-        ray = ["--launcher=ray", f"--ray_address={cluster.address}", "--clients=3"]
+        ray = ["--launcher=ray", f"--ray_address={cluster.address}", "--clients=3", FROM_DISK]
         log = _train_through_a_loss(cluster, tmp_path / "ray", ray, lambda: _replace(cluster, 2))
         assert "finished at iteration 30 after 1 restart" in log.splitlines()[-1]
         ssh = ["--launcher=ssh", f"--ssh_config={sshd.config}", "--hostfile=../hosts"]
@@ -177,7 +211,7 @@ def test_an_autoscaler_brings_the_nodes_and_replaces_one_that_is_lost(tmp_path: 
     try:
         cluster.add(num_cpus=0)
         cluster.autoscale(max_workers=3)
-        ray = ["--launcher=ray", f"--ray_address={cluster.address}", "--clients=3"]
+        ray = ["--launcher=ray", f"--ray_address={cluster.address}", "--clients=3", FROM_DISK]
         limits = ["--ray_timeout=3600", "--return_timeout=3600", "--stall_timeout=3600"]
         log = _train_through_a_loss(
             cluster, tmp_path / "ray", [*ray, *limits], lambda: cluster.autoscaled().pop().kill()
@@ -207,6 +241,7 @@ def test_a_job_goes_on_without_a_node_that_does_not_come_back(tmp_path: Path) ->
             f"--ray_address={cluster.address}",
             "--clients=2",
             "--return_timeout=0",
+            FROM_DISK,
         ]
         log = _train_through_a_loss(cluster, tmp_path / "ray", ray, lambda: cluster.kill(2))
     finally:

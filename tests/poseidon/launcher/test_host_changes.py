@@ -152,7 +152,7 @@ def is_fixed(case: Case) -> None:
         (
             is_scheduled,
             "join node5",
-            "the hosts of this job are its scheduler's, so no other one can join",
+            "a scheduler or Ray chooses the hosts of this job; no other one can join",
         ),
         (is_fixed, "join node5", "the hosts of this job stay as they are: --replicas is 0"),
         (is_fixed, "leave node1", "the hosts of this job stay as they are: --replicas is 0"),

@@ -397,6 +397,15 @@ def test_a_host_is_reached_and_checked_beside_the_job(
     assert (answers, site.hosts) == ([], tuple(site.hosts))
 
 
+def test_a_host_that_has_moved_is_where_it_was_found(
+    remote: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved = replace(NEW, address="node9")
+    monkeypatch.setattr(remote.dialer, "located", lambda hosts: (moved,))
+    found = remote.site.reach(NEW, RECORD, no_needs)
+    assert found == replace(moved, peer_address="10.0.0.3")
+
+
 def test_hosts_that_are_asked_to_end_may_leave(remote: Remote) -> None:
     site, asked = remote.site, list[Sequence[int]]()
 

@@ -1,0 +1,83 @@
+"""What every job has in common: whether its hosts may change while it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from poseidon.cluster.dial.local import LocalDialer
+from poseidon.cluster.machinefile import parse_machinefile
+from poseidon.engine.document import TrainingDocument
+from poseidon.exchange.options import ExchangeOptions
+from poseidon.launcher.job import Job
+from poseidon.launcher.processes import Start
+from poseidon.launcher.request import JobRequest
+from poseidon.launcher.site import Site
+
+TWO = "0 node0 0\n1 node1 0"
+
+
+class FakeJob(Job):
+    """A job whose hosts can do the same."""
+
+    restarts_by_itself = True
+    bound_because = ""
+
+    def document(self, role: object, start: Start) -> TrainingDocument:
+        raise NotImplementedError
+
+
+class BoundJob(FakeJob):
+    """A job whose hosts cannot."""
+
+    bound_because = "each host has data of its own"
+
+
+@pytest.mark.parametrize(
+    ("kind", "hosts", "flags", "reason"),
+    [
+        (FakeJob, TWO, {}, ""),
+        (BoundJob, TWO, {}, "each host has data of its own"),
+        (FakeJob, "0 node0 0", {}, "it has one host with workers"),
+        (FakeJob, TWO + " role=server", {}, "it has one host with workers"),
+        (FakeJob, "0 127.0.0.1 0\n1 127.0.0.1 0", {}, "--max_restarts is 0"),
+        (FakeJob, "0 127.0.0.1 0\n1 127.0.0.1 0", {"max_restarts": 1}, ""),
+        (FakeJob, TWO, {"max_restarts": 0}, "--max_restarts is 0"),
+        (FakeJob, TWO, {"replicas": 0}, "--replicas is 0"),
+        (FakeJob, TWO, {"memory_snapshot_every": 0}, "--memory_snapshot_every is 0"),
+        (FakeJob, TWO, {"memory_snapshot_every": 5}, ""),
+        (
+            FakeJob,
+            TWO,
+            {"exchange": ExchangeOptions(staleness=1)},
+            "--table_staleness is not 0",
+        ),
+        (
+            FakeJob,
+            TWO,
+            {"exchange": ExchangeOptions(sync_every=8)},
+            "",
+        ),
+        (
+            FakeJob,
+            TWO,
+            {"exchange": ExchangeOptions(sync_every=8, sync_fragments=2)},
+            "it has --sync_fragments",
+        ),
+        (
+            FakeJob,
+            TWO,
+            {"exchange": ExchangeOptions(sync_every=8, sync_delay=1)},
+            "it has --sync_delay",
+        ),
+    ],
+)
+def test_why_the_hosts_of_a_job_stay(
+    kind: type[FakeJob], hosts: str, flags: dict[str, Any], reason: str
+) -> None:
+    site = Site(parse_machinefile(hosts, source="hosts"), LocalDialer())
+    request = JobRequest(output=Path("out"), **flags)
+    job = kind(request, site, title="", stem="j", devices=("cpu",))
+    assert (job.fixed_because, job.elastic) == (reason, not reason)
