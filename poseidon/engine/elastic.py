@@ -21,8 +21,11 @@ COSTS = struct.Struct("<dd")
 """The form in which a worker sends its `SnapshotInterval.costs`."""
 
 
-class Regrouped(Exception):
-    """All workers have paused after the same iteration, with a memory snapshot of it."""
+class Regrouped(BaseException):
+    """All workers pause after the same iteration, with a memory snapshot of it.
+
+    A script that catches every `Exception` does not catch it.
+    """
 
 
 class SnapshotInterval:
