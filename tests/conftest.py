@@ -18,8 +18,8 @@ from tests.support import needs
 
 ROOT = Path(__file__).parents[1]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-"""Tensors of tests are small, and two tests run at a time: a second thread of torch only takes a
-core from the other test.
+"""Tensors of tests are small, and three tests run at a time: a second thread of torch only takes a
+core from another test.
 """
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 """As in the processes of a job, whose bits are compared with those of training in the test's own
