@@ -44,14 +44,22 @@ CHECKED = (
     *("psutil", "tqdm"),
 )
 """The packages that Poseidon imports, by the names of their modules."""
+COMPILER = """
+import shutil, sys
+shutil.copy({library!r}, sys.argv[sys.argv.index("-o") + 1])
+"""
+"""Stands for the C compiler, which takes ten seconds: its library is the checkout's, which is
+refused unless the archive has the same sources.
+"""
 BUILD = (
     "from setuptools.build_meta import build_editable, build_sdist, build_wheel; build_{}('dist')"
 )
 
 
-def run(folder: Path, *words: str | Path) -> str:
+def run(folder: Path, *words: str | Path, **variables: str) -> str:
     environment = {
         **os.environ,
+        **variables,
         "PYTHONDONTWRITEBYTECODE": "1",
         "POSEIDON_HOME": str(folder / "home"),
     }
@@ -92,7 +100,7 @@ def installed(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     with tarfile.open(archive) as file:
         file.extractall(folder, filter="data")
     (source,) = folder.glob("poseidon-*")
-    run(source, sys.executable, "-c", BUILD.format("wheel"))
+    run(source, sys.executable, "-c", BUILD.format("wheel"), **_compiler(repository, folder))
     (wheel,) = (source / "dist").glob("*.whl")
     run(folder, sys.executable, "-m", "venv", "--without-pip", "venv")
     python = folder / "venv" / "bin" / "python"
@@ -107,6 +115,15 @@ def installed(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
         "\n".join(sorted({str(path) for path in _dependencies()}))
     )
     return folder / "venv"
+
+
+def _compiler(repository: Path, folder: Path) -> dict[str, str]:
+    """Return the variable of a compiler that has the checkout's library ready, if there is one."""
+    library, program = repository / "ps_server" / "native" / "codecs.so", folder / "cc.py"
+    if not library.exists():
+        return {}
+    program.write_text(COMPILER.format(library=str(library)), encoding="utf-8")
+    return {"CC": f"{sys.executable} {program}"}
 
 
 def _dependencies() -> Iterator[Path]:
