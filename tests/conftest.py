@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import threading
 from collections.abc import Generator, Iterator
@@ -25,6 +26,10 @@ os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 """As in the processes of a job, whose bits are compared with those of training in the test's own
 process.
 """
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+"""Shells start what a script leaves in the background with Ctrl-C ignored; tests press it."""
 
 os.environ["PATH"] = (
     f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"

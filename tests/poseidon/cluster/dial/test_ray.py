@@ -133,10 +133,19 @@ def test_a_process_gets_its_input_and_answers_and_ray_sees_none_of_it(
 
 @pytest.mark.processes
 def test_messages_keep_their_order(agent: RemoteAgent) -> None:
-    """Each seal has a number: a message out of order would end the channel."""
-    listener = start(agent, "sh", "-c", "seq 20000")
-    lines = [line for kind, line in listener.until("exited") if kind == "log"]
+    """Each seal has a number: a message out of order would end the channel.
+
+    The process stays until all is read: what a dead process has written is waited for two seconds.
+    """
+    listener = RecordingListener()
+    spec = ProcessSpec(
+        name=NAME, argv=("sh", "-c", "read first; seq 20000; read last"), first_line=b""
+    )
+    process = agent.start(spec, listener)
+    lines = [listener.until("log")[-1][1] for _ in range(20_000)]
     assert lines == [str(number) for number in range(1, 20_001)]
+    process.send_line(b"")
+    assert listener.until("exited") == [("exited", 0)]
 
 
 @pytest.mark.processes
