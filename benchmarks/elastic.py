@@ -42,7 +42,7 @@ use_environment()
 
 import psutil
 
-from benchmarks.chaos_runs.definitions import RECORDS, write_job, write_pictures
+from benchmarks.chaos_runs.definitions import RECORDS, TRANSFORMER, write_job, write_pictures
 from benchmarks.testbed.measurement_lock import alone
 from poseidon.errors import JobError
 from tests.support.ssh_hosts import SshHost, SshHosts, clean_environment
@@ -61,24 +61,9 @@ BACK_S = 10.0
 """About the time from a kill until all hosts take part again, for the length of the job."""
 
 
-SCRIPT = """
-import sys
-import torch, poseidon
-from torch import nn
-
-torch.manual_seed(0)
-layer = nn.TransformerEncoderLayer(64, 4, 256, batch_first=True, dropout=0.1)
-net = nn.Sequential(
-    nn.Embedding(100, 64),
-    nn.TransformerEncoder(layer, 2, enable_nested_tensor=False),
-    nn.Flatten(),
-    nn.Linear(64 * 16, 256),
-    nn.ReLU(),
-    nn.Linear(256, 10),
-)
-records = torch.randint(0, 100, (4000, 16), generator=torch.Generator().manual_seed(1))
-data = torch.utils.data.TensorDataset(records, records[:, 0] % 10)
-optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+SCRIPT = (
+    TRANSFORMER % 4000
+    + """
 with poseidon.distribute(net, optimizer, batch_size=4, clip=1.0) as group:
     loader = group.loader(data, batch_size=4)
     group.resume()
@@ -94,6 +79,7 @@ with poseidon.distribute(net, optimizer, batch_size=4, clip=1.0) as group:
     if group.rank == 0:
         torch.save(net.state_dict(), f"/root/snaps/snap_iter_{group.steps}.pt")
 """
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,6 +42,7 @@ use_environment()
 import numpy as np
 import psutil
 
+from benchmarks.chaos_runs.definitions import TRANSFORMER
 from benchmarks.testbed.measurement_lock import alone
 from poseidon.data.databases.kinds import Backend
 from poseidon.data.databases.writer import open_writer
@@ -95,24 +96,9 @@ layer { name: "ip2" type: "InnerProduct" bottom: "ip1" top: "ip2"
   inner_product_param { num_output: 10 weight_filler { type: "gaussian" std: 0.1 } } }
 layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip2" bottom: "label" top: "loss" }
 """
-SCRIPT = """
-import hashlib, sys
-import torch, poseidon
-from torch import nn
-
-torch.manual_seed(0)
-layer = nn.TransformerEncoderLayer(64, 4, 256, batch_first=True, dropout=0.1)
-net = nn.Sequential(
-    nn.Embedding(100, 64),
-    nn.TransformerEncoder(layer, 2, enable_nested_tensor=False),
-    nn.Flatten(),
-    nn.Linear(64 * 16, 256),
-    nn.ReLU(),
-    nn.Linear(256, 10),
-)
-records = torch.randint(0, 100, (400, 16), generator=torch.Generator().manual_seed(1))
-data = torch.utils.data.TensorDataset(records, records[:, 0] % 10)
-optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+SCRIPT = (
+    TRANSFORMER % 400
+    + """
 with poseidon.distribute(net, optimizer, batch_size=4, clip=1.0) as group:
     while group.steps < int(sys.argv[1]):
         for x, y in group.loader(data, batch_size=4):
@@ -125,6 +111,7 @@ with poseidon.distribute(net, optimizer, batch_size=4, clip=1.0) as group:
         weights = b"".join(t.detach().numpy().tobytes() for t in net.state_dict().values())
         print("sha256", hashlib.sha256(weights).hexdigest(), flush=True)
 """
+)
 
 
 RECORDS = 500

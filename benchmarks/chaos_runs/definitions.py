@@ -1,4 +1,6 @@
-"""A small net, its solver, and its data: procedural images whose brightness gives their label."""
+"""A small net, its solver, and its data: procedural images whose brightness gives their label; and
+the beginning of a script.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +31,26 @@ SOLVER = """
 net: "net.prototxt" base_lr: 0.01 lr_policy: "fixed" momentum: 0.9 weight_decay: 0.001 random_seed: 7
 display: 10 average_loss: 10 snapshot: 100 snapshot_prefix: "%s" max_iter: %d
 """
+TRANSFORMER = """
+import hashlib, sys
+import torch, poseidon
+from torch import nn
+
+torch.manual_seed(0)
+layer = nn.TransformerEncoderLayer(64, 4, 256, batch_first=True, dropout=0.1)
+net = nn.Sequential(
+    nn.Embedding(100, 64),
+    nn.TransformerEncoder(layer, 2, enable_nested_tensor=False),
+    nn.Flatten(),
+    nn.Linear(64 * 16, 256),
+    nn.ReLU(),
+    nn.Linear(256, 10),
+)
+records = torch.randint(0, 100, (%s, 16), generator=torch.Generator().manual_seed(1))
+data = torch.utils.data.TensorDataset(records, records[:, 0] %% 10)
+optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+"""
+"""The beginning of a script, for so many records."""
 
 
 def write_job(folder: Path, iterations: int, *, source: str, prefix: str, shared: bool) -> Path:
