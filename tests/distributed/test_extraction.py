@@ -16,7 +16,13 @@ from poseidon.engine.tools.solo import NetRequest, open_net
 from poseidon.proto.caffe_pb2 import TEST
 from poseidon.snapshot.caffemodel import write_model
 from tests.support.databases import make_pictures
-from tests.support.training_processes import ROOT, WAIT_S, environment, machinefile
+from tests.support.training_processes import (
+    ROOT,
+    WAIT_S,
+    environment,
+    machinefile,
+    poseidon_here,
+)
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
 
@@ -55,13 +61,8 @@ def words(folder: Path, hosts: Path, *more: str) -> list[str]:
 
 @pytest.mark.needs("leveldb")
 def test_two_clients_of_two_threads_share_the_records(folder: Path) -> None:
-    script = [
-        str(ROOT / "scripts" / "extract_features.sh"),
-        *words(folder, machinefile(folder, 2), "--num_app_threads=2"),
-    ]
-    done = subprocess.run(
-        script, env=environment(folder), capture_output=True, text=True, timeout=WAIT_S, check=False
-    )
+    flags = words(folder, machinefile(folder, 2), "--num_app_threads=2")
+    done = poseidon_here(folder, "extract_features", *flags)
     assert done.returncode == 0, done.stderr
     assert "2 clients, 4 workers" in done.stderr
     found = []
@@ -82,14 +83,11 @@ def run_script(folder: Path, name: str, hosts: Path) -> str:
 
 
 @pytest.mark.needs("leveldb")
-def test_the_kill_script_stops_extractions_and_nothing_else(folder: Path) -> None:
+def test_a_script_starts_an_extraction_and_one_stops_it_and_nothing_else(folder: Path) -> None:
     (folder / "net.prototxt").write_text(ENDLESS, encoding="utf-8")
     hosts = machinefile(folder, 2)
     command = [
-        sys.executable,
-        "-m",
-        "poseidon",
-        "extract_features",
+        str(ROOT / "scripts" / "extract_features.sh"),
         *words(folder, hosts, "--num_mini_batches=100000000"),
     ]
     job = subprocess.Popen(
