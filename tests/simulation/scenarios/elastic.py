@@ -4,9 +4,10 @@ that come back, join and leave meanwhile.
 Checked: the job ends; with the iteration and the bits of the undisturbed run wherever it has
 finished, and with its bits in every iteration and every memory snapshot before; with an error only
 where the user has asked for its end, or it was disturbed before it had started. No start has a host
-twice, no host is taken in more often than `--max_rejoins` says. No start is from disk while a
-process that nothing has happened to has a memory snapshot, unless too few workers are left. No
-process outlives the job.
+twice, or one on which the user has killed the job; no host is taken in more often than
+`--max_rejoins` says; a request to regroup is followed within a few iterations. No start is from
+disk while a process that nothing has happened to has a memory snapshot, unless too few workers are
+left. No process outlives the job.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -65,6 +67,8 @@ from tests.simulation.world import Violation, World
 SETTINGS = 41
 LIMIT_S = 6000.0
 STALL_S = 14.0
+MOST_UNTIL_REGROUPED = 7
+"""Iterations that a job may make before it follows a request to regroup."""
 POLL_S = 0.5
 """How often the launcher looks for hosts that are missing: simulated with fewer events."""
 DOCUMENT = (
@@ -143,7 +147,9 @@ class Course(Cluster):
         self.died: set[str] = set()
         """The hosts that a process has ended on since the last loss."""
         self.commands = _Commands()
-        self.requests = SignalRequests(TrainRequest().supervision_settings())
+        self.requests = _Requests(self)
+        self.reached = 0
+        """The most iterations that a worker has made."""
         spare = SimulatedHost(self.fabric, "spare host", self.spawn)
         self.machines[f"10.0.0.{settings.hosts + 1}"] = spare
 
@@ -159,6 +165,7 @@ class Course(Cluster):
 
     def check(self, name: str, iteration: int, values: bytes) -> None:
         """See `elastic_worker.Course`."""
+        self.reached = max(self.reached, iteration)
         expected = self.expected[iteration] if self.expected else values
         if self.values.setdefault(iteration, expected) != values:
             raise Violation(f"{name} has other bits after iteration {iteration}")
@@ -182,6 +189,25 @@ class Course(Cluster):
         yield 0.1
         self.disk[name] = Snapshot(content=content, digest=hashlib.sha256(content).hexdigest())
         process.emit({"event": "snapshot", "state": name, "iteration": iteration})
+
+
+class _Requests(SignalRequests):
+    """The requests; from which iteration on one to regroup waits."""
+
+    def __init__(self, course: Course) -> None:
+        super().__init__(TrainRequest().supervision_settings())
+        self._course = course
+        self.waits_since = math.inf
+
+    def regroup(self) -> None:
+        """See `SignalRequests`."""
+        self.waits_since = self._course.reached
+        super().regroup()
+
+    def forget_regroup(self) -> None:
+        """See `SignalRequests`."""
+        self.waits_since = math.inf
+        super().forget_regroup()
 
 
 class _Commands:
@@ -325,8 +351,9 @@ class _Driver(runner._Run):
         course.finals.clear()
         if len({host.id for host in hosts}) < len(hosts):
             raise Violation(f"a start has a host twice: {hosts}")
-        if any(agent.lost is not None for agent in course.killed) and not course.cut_off:
-            raise Violation("the job starts again, though the user has killed it")
+        killed = {agent.label for agent in course.killed if agent.killed_by_user}
+        if killed & {course.machines[host.address].name for host in hosts}:
+            raise Violation("the job starts again where the user has killed it")
         return super().start(attempt, point)
 
     def memory_point(self) -> tuple[StartingPoint, str] | None:
@@ -551,6 +578,8 @@ def _judge(course: Course, ended: RestartedJob | JobError) -> None:
         return
     if not course.finals:
         raise Violation("no worker has come to the end")
+    if course.iterations - course.requests.waits_since > MOST_UNTIL_REGROUPED:
+        raise Violation("the job has not regrouped, though it was asked to")
     for rank, (iteration, _) in course.finals.items():
         if iteration != course.iterations:
             raise Violation(f"worker {rank} ends after iteration {iteration}")
