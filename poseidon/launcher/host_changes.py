@@ -257,7 +257,8 @@ class HostChanges(JobListener):
         if not (job.elastic and job.site.takes_back):
             return ()
         present = {host.id for host in job.site.hosts}
-        return [host for host in list(self._hosts.values()) if host.id not in present]
+        missing = [host for host in list(self._hosts.values()) if host.id not in present]
+        return [host for host in missing if not job.site.is_killed(host)]
 
     def _try(self, host: Host, returns: Returns, now_s: float) -> None:
         try:

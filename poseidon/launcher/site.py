@@ -357,6 +357,11 @@ class Site:
         hosts = [host for host in self._hosts if self._agents.get(host.id) is agent]
         return bool(hosts) and self.let_leave(hosts)
 
+    def is_killed(self, host: Host) -> bool:
+        """Return whether the user has killed the job on a host."""
+        agent = self._agents.get(host.id)
+        return agent is not None and agent.killed_by_user
+
     def _check_not_killed(self) -> None:
         for agent in self._agents.values():
             if agent.killed_by_user:

@@ -432,6 +432,7 @@ def test_a_job_that_the_user_has_killed_between_two_starts_does_not_begin_again(
     remote: Remote,
 ) -> None:
     remote.site._agents[1]._take(KilledByUser())
+    assert [remote.site.is_killed(host) for host in remote.site.hosts] == [False, True, False]
     with pytest.raises(JobKilled, match=r"^ml@node1: the job was killed there$"):
         remote.site.begin(RECORD)
     assert remote.dialer.dialled == [[0, 1, 2]], "no agent is started there again"
