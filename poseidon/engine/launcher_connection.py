@@ -97,6 +97,8 @@ class LauncherConnection:
         self._rounds: Counter[str] = Counter()
         self._exchanges: list[Exchange] = []
         self._forwards = self._root = False
+        self._early: list[dict[str, Any]] | None = None
+        """Requests of a start after a pause that has no exchange yet; None: it has one."""
         self._documents: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self.interruption = Interruption()
         """Of the waits of this start: a request to pause makes it."""
@@ -192,6 +194,10 @@ class LauncherConnection:
             self._thread("poseidon-requests", self._forward).start()
         elif self.stopping.is_set() and self._root and not still_open:
             exchange.control.request(SignalKind.STOP)
+        with self._arrived:
+            early, self._early = self._early or [], None
+        for command in early:
+            self.commands.put(command)
 
     @property
     def is_asked_to_pause(self) -> bool:
@@ -291,9 +297,17 @@ class LauncherConnection:
                 self.interruption = Interruption()
                 self._addresses.clear()
                 self._rounds.clear()
+                self._early = []
             self._documents.put(command["document"])
         else:
-            self.commands.put(command)
+            self._take_request(command)
+
+    def _take_request(self, command: dict[str, Any]) -> None:
+        with self._arrived:
+            if self._early is not None:  # the exchanges so far are of the start before
+                self._early.append(command)
+                return
+        self.commands.put(command)
 
     def _take_addresses(self, command: Mapping[str, Any]) -> None:
         with self._arrived:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import queue
 import time
 from functools import partial
 
@@ -193,6 +194,24 @@ def test_a_stop_goes_to_the_first_exchange_that_is_open_and_to_one_that_comes_la
     exchanges[2].control.request = None  # type: ignore[assignment, method-assign]
     launcher.commands.put({"do": "stop"})  # ends the thread
     assert until(outlet)
+
+
+def test_a_request_that_comes_before_the_exchange_of_the_next_start_waits_for_it() -> None:
+    launcher, _ = connection()
+    asked: queue.Queue[tuple[int, SignalKind]] = queue.Queue()
+    exchanges = [exchange_alone([], ExchangeSettings()) for _ in range(2)]
+    for number, exchange in enumerate(exchanges):
+        exchange.control.request = partial(  # type: ignore[method-assign]
+            lambda number, kind: asked.put((number, kind)), number
+        )
+    launcher.forward_requests(exchanges[0], 1)
+    exchanges[0].close()
+    launcher._take({"do": "go_on", "document": {}})
+    launcher._take({"do": "regroup"})
+    assert launcher.commands.empty()
+    launcher.forward_requests(exchanges[1], 0)
+    assert asked.get(timeout=30) == (1, SignalKind.REGROUP)
+    launcher.commands.put({"do": "gone"})  # ends the thread
 
 
 def test_a_failure_of_the_heartbeat_reaches_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
