@@ -351,10 +351,19 @@ class _Driver(runner._Run):
         course.finals.clear()
         if len({host.id for host in hosts}) < len(hosts):
             raise Violation(f"a start has a host twice: {hosts}")
-        killed = {agent.label for agent in course.killed if agent.killed_by_user}
-        if killed & {course.machines[host.address].name for host in hosts}:
-            raise Violation("the job starts again where the user has killed it")
+        if point.memory:
+            self._check_killed()
         return super().start(attempt, point)
+
+    def _make_ready(self, point: StartingPoint) -> None:
+        super()._make_ready(point)
+        self._check_killed()
+
+    def _check_killed(self) -> None:
+        course = self.course
+        killed = {agent.label for agent in course.killed if agent.killed_by_user}
+        if killed & {course.machines[host.address].name for host in self._job.plan.hosts}:
+            raise Violation("the job starts again where the user has killed it")
 
     def memory_point(self) -> tuple[StartingPoint, str] | None:
         """See `RestartDriver`."""
