@@ -120,7 +120,7 @@ class Layer(nn.Module):
     # `forward` may return tops of other shapes than `setup`; the layers above are then set up
     # again.
     TOPS_MAY_CHANGE_SHAPE: ClassVar[bool] = False
-    # `forward` may keep more between calls than blobs and the random generator.
+    # `forward` may keep more between calls than blobs, the random generator and `saved_state`.
     KEEPS_STATE: ClassVar[bool] = False
 
     def __init__(self, param: LayerParameter, context: LayerContext) -> None:
@@ -154,6 +154,16 @@ class Layer(nn.Module):
             LayerError: what is wrong and what was expected.
         """
         raise NotImplementedError
+
+    def saved_state(self) -> tuple[Tensor, ...]:
+        """Return the float32 tensors that `forward` keeps between calls; empty: none.
+
+        Snapshots hold them, and they go with their virtual worker.
+        """
+        return ()
+
+    def restore_state(self, state: Sequence[Tensor]) -> None:
+        """Go on from what `saved_state` has returned; empty: from the initial state."""
 
     def checked_setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         """Call `setup`, and check the shapes of the tops.

@@ -2212,7 +2212,7 @@ class PReLUParameter(_message.Message):
     def __init__(self, filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., channel_shared: _Optional[bool] = ...) -> None: ...
 
 class PoseidonWorkerState(_message.Message):
-    __slots__ = ("rank", "reader", "torch_rng", "history", "smoothed_loss", "threads", "processor", "torch_version", "outer_history", "held_back")
+    __slots__ = ("rank", "reader", "torch_rng", "history", "smoothed_loss", "threads", "processor", "torch_version", "outer_history", "held_back", "net")
     RANK_FIELD_NUMBER: _ClassVar[int]
     READER_FIELD_NUMBER: _ClassVar[int]
     TORCH_RNG_FIELD_NUMBER: _ClassVar[int]
@@ -2223,6 +2223,7 @@ class PoseidonWorkerState(_message.Message):
     TORCH_VERSION_FIELD_NUMBER: _ClassVar[int]
     OUTER_HISTORY_FIELD_NUMBER: _ClassVar[int]
     HELD_BACK_FIELD_NUMBER: _ClassVar[int]
+    NET_FIELD_NUMBER: _ClassVar[int]
     rank: int
     reader: _containers.RepeatedCompositeFieldContainer[PoseidonReaderState]
     torch_rng: bytes
@@ -2233,7 +2234,24 @@ class PoseidonWorkerState(_message.Message):
     torch_version: str
     outer_history: _containers.RepeatedCompositeFieldContainer[BlobProto]
     held_back: _containers.RepeatedCompositeFieldContainer[PoseidonHeldBack]
-    def __init__(self, rank: _Optional[int] = ..., reader: _Optional[_Iterable[_Union[PoseidonReaderState, _Mapping]]] = ..., torch_rng: _Optional[bytes] = ..., history: _Optional[_Iterable[_Union[BlobProto, _Mapping]]] = ..., smoothed_loss: _Optional[_Iterable[float]] = ..., threads: _Optional[int] = ..., processor: _Optional[str] = ..., torch_version: _Optional[str] = ..., outer_history: _Optional[_Iterable[_Union[BlobProto, _Mapping]]] = ..., held_back: _Optional[_Iterable[_Union[PoseidonHeldBack, _Mapping]]] = ...) -> None: ...
+    net: _containers.RepeatedCompositeFieldContainer[PoseidonNetState]
+    def __init__(self, rank: _Optional[int] = ..., reader: _Optional[_Iterable[_Union[PoseidonReaderState, _Mapping]]] = ..., torch_rng: _Optional[bytes] = ..., history: _Optional[_Iterable[_Union[BlobProto, _Mapping]]] = ..., smoothed_loss: _Optional[_Iterable[float]] = ..., threads: _Optional[int] = ..., processor: _Optional[str] = ..., torch_version: _Optional[str] = ..., outer_history: _Optional[_Iterable[_Union[BlobProto, _Mapping]]] = ..., held_back: _Optional[_Iterable[_Union[PoseidonHeldBack, _Mapping]]] = ..., net: _Optional[_Iterable[_Union[PoseidonNetState, _Mapping]]] = ...) -> None: ...
+
+class PoseidonNetState(_message.Message):
+    __slots__ = ("torch_rng", "layer")
+    TORCH_RNG_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    torch_rng: bytes
+    layer: _containers.RepeatedCompositeFieldContainer[PoseidonLayerState]
+    def __init__(self, torch_rng: _Optional[bytes] = ..., layer: _Optional[_Iterable[_Union[PoseidonLayerState, _Mapping]]] = ...) -> None: ...
+
+class PoseidonLayerState(_message.Message):
+    __slots__ = ("name", "values")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    values: _containers.RepeatedCompositeFieldContainer[BlobProto]
+    def __init__(self, name: _Optional[str] = ..., values: _Optional[_Iterable[_Union[BlobProto, _Mapping]]] = ...) -> None: ...
 
 class PoseidonHeldBack(_message.Message):
     __slots__ = ("name", "values")

@@ -20,6 +20,7 @@ from poseidon.engine.launcher_connection import JOB, LauncherConnection
 from poseidon.engine.solver.checkpoint import Progress
 from poseidon.engine.solver.memory import MemorySnapshot, MemorySnapshots, SnapshotInterval
 from poseidon.engine.solver.trainer import Regrouped
+from poseidon.engine.solver.worker_state import restore
 from poseidon.errors import JobError
 from poseidon.exchange.base import History
 from poseidon.exchange.job_control import join, split
@@ -117,11 +118,12 @@ class _Connection(LauncherConnection):
 
 
 class _Net:
-    """The net of a virtual worker; see `Leaving`."""
+    """The net of a virtual worker; see `WorkerNets`."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.train, self.tests = self, ()
+        self.layer_modules = ()
         self.state = number + 1
 
     def advance(self, iteration: int) -> None:
@@ -385,7 +387,7 @@ class ElasticWorker:
         packed = (yield from client.gather(own))[0]
         snapshot = MemorySnapshot.unpack(packed)
         for net in self._nets:
-            snapshot.states[net.number].arrive(net)  # type: ignore[arg-type]
+            restore(net, snapshot.states[net.number])  # type: ignore[arg-type]
         self._frozen.restore(snapshot.frozen)
         return snapshot.progress(placed.of(self._document["rank"]))
 

@@ -29,12 +29,13 @@ from poseidon.engine.solver.checkpoint import Progress
 from poseidon.engine.solver.frozen import FrozenHistories
 from poseidon.engine.solver.large_parts import ComingParts, Head, OwnParts
 from poseidon.engine.solver.replica import Replica
-from poseidon.engine.solver.worker_state import Leaving
+from poseidon.engine.solver.worker_state import restore, state_of
 from poseidon.exchange.base import Array, History
 from poseidon.exchange.broadcast import broadcast_bytes
 from poseidon.exchange.exchange import Exchange, KeptState
 from poseidon.exchange.job_control import JobControl, join, split
 from poseidon.exchange.kinds import Scheme
+from poseidon.proto.caffe_pb2 import PoseidonWorkerState
 from ps_server import Collection
 
 
@@ -56,7 +57,7 @@ class MemorySnapshot:
 
     iteration: int
     tests_done: int
-    states: tuple[Leaving, ...]
+    states: tuple[PoseidonWorkerState, ...]
     frozen: Mapping[str, History]
     schemes: tuple[Scheme, ...]
     values: Sequence[Tensor]
@@ -65,7 +66,7 @@ class MemorySnapshot:
 
     def pack(self) -> bytes:
         """Return what every worker has of it, for one that has nothing."""
-        states = join(state.pack() for state in self.states)
+        states = join(state.SerializeToString() for state in self.states)
         schemes = [scheme.value for scheme in self.schemes]
         head = msgpack.packb([self.iteration, self.tests_done, schemes])
         return join([head, states, _pack_frozen(self.frozen)])
@@ -78,7 +79,7 @@ class MemorySnapshot:
         return cls(
             iteration=iteration,
             tests_done=tests_done,
-            states=tuple(map(Leaving.unpack, split(states))),
+            states=tuple(map(PoseidonWorkerState.FromString, split(states))),
             frozen=_unpack_frozen(frozen),
             schemes=tuple(map(Scheme, schemes)),
             values=(),
@@ -95,7 +96,7 @@ class MemorySnapshot:
         return Progress(
             iteration=self.iteration,
             tests_done=self.tests_done,
-            losses=tuple(tuple(self.states[number].state.smoothed_loss) for number in own),
+            losses=tuple(tuple(self.states[number].smoothed_loss) for number in own),
         )
 
     def restore_values(self, replica: Replica) -> None:
@@ -121,7 +122,7 @@ def arrive(
     assert packed is not None, "worker 0 has checked its snapshot"
     snapshot = MemorySnapshot.unpack(packed)
     for nets in replica.nets:
-        snapshot.states[nets.number].arrive(nets)
+        restore(nets, snapshot.states[nets.number])
     if snapshot.frozen:
         frozen.restore(snapshot.frozen)
     return snapshot.progress(replica.virtual_workers.of(replica.context.rank))
@@ -194,10 +195,10 @@ class MemorySnapshots:
         began_s = time.perf_counter()
         exchange, replica = self._exchange, self._replica
         exchange.settle()
-        states = [Leaving.of(nets, losses[nets.number]) for nets in replica.nets]
+        states = [state_of(nets, losses[nets.number]) for nets in replica.nets]
         has_first = any(nets.number == 0 for nets in replica.nets)
         frozen = _pack_frozen(self._frozen.arrays()) if has_first else b""
-        packed = join(state.pack() for state in states)
+        packed = join(state.SerializeToString() for state in states)
         large = OwnParts(exchange.state.parts())
         spare, self._spare_histories = self._spare_histories, ()
         self._begun = _Begun(
@@ -271,7 +272,9 @@ class MemorySnapshots:
         self.newest = MemorySnapshot(
             iteration=begun.iteration,
             tests_done=begun.tests_done,
-            states=tuple(map(Leaving.unpack, parts([states for *_, states in sent]))),
+            states=tuple(
+                map(PoseidonWorkerState.FromString, parts([states for *_, states in sent]))
+            ),
             frozen=_unpack_frozen(next((frozen for *_, frozen, _ in sent if frozen), b"")),
             schemes=self._schemes,
             values=begun.values,

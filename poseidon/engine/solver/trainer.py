@@ -33,7 +33,7 @@ from poseidon.engine.solver.checkpoint import Checkpoint, Progress
 from poseidon.engine.solver.memory import MemorySnapshots
 from poseidon.engine.solver.replica import Replica, Values, WorkerNets
 from poseidon.engine.solver.tester import Tester
-from poseidon.engine.solver.worker_state import Leaving
+from poseidon.engine.solver.worker_state import restore, state_of
 from poseidon.errors import JobError, SnapshotError
 from poseidon.exchange.base import History
 from poseidon.exchange.exchange import Exchange
@@ -43,6 +43,7 @@ from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.replicas import NO_CHECK, ReplicaCheck
 from poseidon.metrics.glog_lines import GlogLine, GlogSink, done, last, solving, test_interrupted
 from poseidon.metrics.record import Sink, TrainRecord
+from poseidon.proto.caffe_pb2 import PoseidonWorkerState
 from ps_server import Collection, SignalKind
 from ps_server.protocol.virtual_workers import VirtualWorkers
 
@@ -250,17 +251,20 @@ class Trainer:
             losses.check()
         leaving = [nets for nets in replica.nets if nets.number not in own]
         states = self._exchange.control.gather(
-            join(Leaving.of(nets, self._smoothed[nets.number].losses).pack() for nets in leaving)
+            join(
+                state_of(nets, self._smoothed[nets.number].losses).SerializeToString()
+                for nets in leaving
+            )
         )
         self._hooks.close()
         arrived = replica.place(move.placed)  # while the states come
         self._exchange.place(move.placed)
-        carried = {c.state.rank: c for c in map(Leaving.unpack, parts(states.result()))}
+        carried = {c.rank: c for c in map(PoseidonWorkerState.FromString, parts(states.result()))}
         for nets in leaving:
             del self._smoothed[nets.number], self._losses[nets.number]
         for nets in arrived:
-            carried[nets.number].arrive(nets)
-            self._add(nets, carried[nets.number].state.smoothed_loss)
+            restore(nets, carried[nets.number])
+            self._add(nets, carried[nets.number].smoothed_loss)
         self._smoothed, self._losses = _in_order(self._smoothed), _in_order(self._losses)
         for tester in self._testers:
             tester.skip_to(self._tests_done, arrived)

@@ -9,11 +9,13 @@ excepted.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import torch
 
 from poseidon.engine.solver.replica import WorkerNets
-from poseidon.exchange.job_control import join, split
-from poseidon.proto.caffe_pb2 import PoseidonWorkerState
+from poseidon.net.net import Net
+from poseidon.proto.blob import from_array, to_array
+from poseidon.proto.caffe_pb2 import PoseidonLayerState, PoseidonNetState, PoseidonWorkerState
 
 
 def state_of(nets: WorkerNets, losses: Sequence[float]) -> PoseidonWorkerState:
@@ -27,11 +29,31 @@ def state_of(nets: WorkerNets, losses: Sequence[float]) -> PoseidonWorkerState:
     state.smoothed_loss.extend(losses)
     for name, reader in nets.train.readers():
         state.reader.add(layer=name, batches=reader.batches_done)
+    of_tests = [
+        PoseidonNetState(layer=_layers_of(net), torch_rng=net.random_state() or None)
+        for net in nets.tests
+    ]
+    found = [PoseidonNetState(layer=_layers_of(nets.train)), *of_tests]
+    if any(one.ByteSize() for one in found):
+        state.net.extend(found)
     return state
+
+
+def _layers_of(net: Net) -> list[PoseidonLayerState]:
+    return [
+        PoseidonLayerState(
+            name=name, values=[from_array(value.detach().cpu().numpy()) for value in values]
+        )
+        for name, layer in net.layer_modules
+        if (values := layer.saved_state())
+    ]
 
 
 def restore(nets: WorkerNets, state: PoseidonWorkerState, *, batches: int = 0) -> None:
     """Set the nets of a virtual worker to its state.
+
+    The readers of test nets follow from the number of test passes (`Tester.skip_to`). A test net
+    with other random layers than the saved one keeps its generators: it is another net.
 
     Args:
         nets: its nets.
@@ -45,41 +67,16 @@ def restore(nets: WorkerNets, state: PoseidonWorkerState, *, batches: int = 0) -
     for name, reader in nets.train.readers():
         reader.skip_to(known.get(name, batches))
     nets.train.set_random_state(state.torch_rng)
+    saved = list(state.net) or [PoseidonNetState()] * (1 + len(nets.tests))
+    for net, own in zip((nets.train, *nets.tests), saved, strict=False):
+        _restore_layers(net, own)
+        if own.torch_rng and len(own.torch_rng) == len(net.random_state()):
+            net.set_random_state(own.torch_rng)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leaving:
-    """The state of a virtual worker on its way to another process.
-
-    Attributes:
-        state: of its train net.
-        tests: the random states of its test nets.
-    """
-
-    state: PoseidonWorkerState
-    tests: tuple[bytes, ...]
-
-    @classmethod
-    def of(cls, nets: WorkerNets, losses: Sequence[float]) -> Leaving:
-        """Return the state of nets; see `state_of`."""
-        tests = tuple(net.random_state() for net in nets.tests)
-        return cls(state=state_of(nets, losses), tests=tests)
-
-    def pack(self) -> bytes:
-        """Return it as bytes."""
-        return join((self.state.SerializeToString(), *self.tests))
-
-    @classmethod
-    def unpack(cls, payload: bytes) -> Leaving:
-        """Return what `pack` has packed."""
-        state, *tests = split(payload)
-        return cls(state=PoseidonWorkerState.FromString(state), tests=tuple(tests))
-
-    def arrive(self, nets: WorkerNets) -> None:
-        """Set the nets that were compiled for the virtual worker to its state.
-
-        The readers of test nets follow from the number of test passes (`Tester.skip_to`).
-        """
-        restore(nets, self.state)
-        for net, random_state in zip(nets.tests, self.tests, strict=True):
-            net.set_random_state(random_state)
+def _restore_layers(net: Net, saved: PoseidonNetState) -> None:
+    known = {layer.name: layer.values for layer in saved.layer}
+    for name, layer in net.layer_modules:
+        device = layer.context.device
+        values = known.get(name, ())
+        layer.restore_state([torch.from_numpy(to_array(v).copy()).to(device) for v in values])

@@ -99,7 +99,6 @@ class Recurrent(Layer):
     MIN_BOTTOMS: ClassVar[int] = 2
     MAX_BOTTOMS: ClassVar[int | None] = None
     MAX_TOPS: ClassVar[int | None] = None
-    KEEPS_STATE: ClassVar[bool] = True
     _state: tuple[Tensor, ...] = ()
 
     def check_counts(self) -> None:
@@ -163,6 +162,12 @@ class Recurrent(Layer):
             return (top, *(one.unsqueeze(0) for one in after))
         self._state = after
         return top
+
+    def saved_state(self) -> tuple[Tensor, ...]:
+        return self._state
+
+    def restore_state(self, state: Sequence[Tensor]) -> None:
+        self._state = tuple(state)
 
     def _exposed(self) -> int:
         return self.STATES if self.param.recurrent_param.expose_hidden else 0

@@ -6,17 +6,13 @@ import numpy as np
 import torch
 
 from poseidon.engine.solver.memory import MemorySnapshot
-from poseidon.engine.solver.worker_state import Leaving
 from poseidon.exchange.kinds import Scheme
 from poseidon.proto.caffe_pb2 import PoseidonWorkerState
 
 
 def test_what_is_sent_of_a_snapshot_comes_back() -> None:
     states = tuple(
-        Leaving(
-            state=PoseidonWorkerState(rank=rank, smoothed_loss=[0.5, rank], torch_rng=b"r"),
-            tests=(b"one", b""),
-        )
+        PoseidonWorkerState(rank=rank, smoothed_loss=[0.5, rank], torch_rng=b"r")
         for rank in range(3)
     )
     frozen = {"conv": [np.arange(6, dtype=np.float32).reshape(2, 3)], "ip": []}

@@ -154,13 +154,26 @@ def go_on(workers: Sequence[Worker], own: Sequence[JobDocument]) -> None:
         worker.send("go_on", document=json.loads(document.to_json()))
 
 
+RECURRENT = """
+layer { name: "x" type: "DummyData" top: "x" top: "cont" top: "target"
+  dummy_data_param { data_filler { type: "gaussian" } data_filler { type: "constant" value: 1 }
+    data_filler { type: "gaussian" } shape { dim: 4 dim: 5 dim: 3 } shape { dim: 4 dim: 5 }
+    shape { dim: 4 dim: 5 dim: 2 } } }
+layer { name: "lstm" type: "LSTM" bottom: "x" bottom: "cont" top: "lstm"
+  recurrent_param { num_output: 2 weight_filler { type: "uniform" min: -0.5 max: 0.5 } } }
+layer { name: "distance" type: "EuclideanLoss" bottom: "lstm" bottom: "target" top: "distance" }
+"""
+
+
 @pytest.fixture
 def first(tmp_path: Path, databases: Path) -> JobDocument:
-    """The document of a job, whose net has dropout and statistics."""
+    """The document of a job, whose net has dropout, statistics and sequences that go on."""
     for name in ("train_lmdb", "test_lmdb"):
         (tmp_path / name).symlink_to(databases / name)
     extra = f"max_iter: {ITERATIONS}\ntest_interval: 8\nsnapshot: 0"
     solver = write_definitions(tmp_path, batch=4, extra=extra, dropout=True, norm=True)
+    with (tmp_path / "net.prototxt").open("a", encoding="utf-8") as net:
+        net.write(RECURRENT)
     (tmp_path / "out").mkdir()
     return JobDocument(
         job="job",
