@@ -11,6 +11,7 @@ import argparse
 import dis
 import importlib
 import sys
+import threading
 from collections.abc import Iterator
 from types import CodeType, FrameType, ModuleType
 from typing import Any
@@ -32,6 +33,8 @@ MODULES = (
     "ps_server.protocol.worker_session",
     "ps_server.protocol.collections_and_signals",
     "ps_server.protocol.virtual_workers",
+    "ps_server.protocol.asked_history",
+    "ps_server.interruption",
     "ps_server.pump",
     "ps_server.server",
     "poseidon.exchange.worker_links",
@@ -49,6 +52,10 @@ MODULES = (
     "poseidon.cluster.agent.agent",
     "poseidon.cluster.agent.remote",
     "poseidon.cluster.agent.remote_process",
+    "poseidon.engine.solver.memory",
+    "poseidon.launcher.host_changes",
+    "poseidon.launcher.newcomers",
+    "poseidon.launcher.survivors",
 )
 Taken = dict[CodeType, set[tuple[int, int]]]
 
@@ -115,10 +122,12 @@ def main(arguments: list[str] | None = None) -> int:
     modules = [importlib.import_module(name) for name in MODULES]
     recorder = Recorder({str(module.__file__) for module in modules})
     sys.settrace(recorder)
+    threading.settrace(recorder)
     for scenario in SCENARIOS:
         for seed in range(flags.seeds):
             run(scenario, seed)
     sys.settrace(None)
+    threading.settrace(None)  # type: ignore[arg-type]
     found = {(c.co_filename, c.co_qualname, c.co_firstlineno): t for c, t in recorder.taken.items()}
     covered = total = 0
     for name, module in zip(MODULES, modules, strict=True):
