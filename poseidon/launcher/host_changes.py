@@ -277,10 +277,9 @@ class HostChanges(JobListener):
         most = self._job.request.max_rejoins
         if not returns.reported:
             returns.reported = True
-            often = "once" if most == 1 else f"{most} times"
             self._report(
-                f"{named([host])} was taken in again {often} already (--max_rejoins); the job goes "
-                "on without it"
+                f"{named([host])} is lost once more than --max_rejoins={most} allows; the job "
+                "continues without it"
             )
 
     def _prepare(self, host: Host) -> list[Prepared]:

@@ -45,7 +45,9 @@ class Waiting:
         if event.get("event") in ("paused", "listening"):
             self._heard.put((name, str(event["event"])))
         if event.get("event") == "error":
-            self._heard.put((name, f"{name.short}: {event.get('message')}"))
+            message = str(event.get("message"))  # many begin with the worker that sends them
+            told = message if message.startswith(name.short) else f"{name.short}: {message}"
+            self._heard.put((name, told))
 
     def output(self, name: ProcessName, stream: OutputStream, text: str) -> None:
         """See `Listener`."""

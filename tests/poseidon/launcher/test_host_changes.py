@@ -227,9 +227,8 @@ def test_a_lost_host_is_tried_again(most: int) -> None:
     for turn in range(most + 2):
         changes.try_next(3.0 + turn)
     assert site.reached == [1, 1, *most * [1]]
-    often = "once" if most == 1 else "2 times"
     assert case.said == [
         "client 1 (node1) is not back: no route to node1",
-        f"client 1 (node1) was taken in again {often} already (--max_rejoins); the job goes on "
+        f"client 1 (node1) is lost once more than --max_rejoins={most} allows; the job continues "
         "without it",
     ]

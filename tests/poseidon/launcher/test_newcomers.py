@@ -46,6 +46,7 @@ def test_processes_wait_once_they_have_paused() -> None:
     ("outcome", "why"),
     [
         ("failed", "worker 1: no such layer"),
+        ("script failed", "worker 1: train.py: no such file"),
         ("ended", "worker 1 has ended while it was prepared"),
         ("silent", "shard 1, worker 1 did not wait for the job within 0 s"),
         ("job ends", "shard 1, worker 1 did not wait for the job within 300 s"),
@@ -56,6 +57,8 @@ def test_processes_that_do_not_wait(outcome: str, why: str) -> None:
     prepared = prepare(listener, [])
     if outcome == "failed":
         listener.event(WORKER, {"event": "error", "message": "no such layer"})
+    if outcome == "script failed":
+        listener.event(WORKER, {"event": "error", "message": "worker 1: train.py: no such file"})
     if outcome == "ended":
         prepared[1].process.take(Exited(id=7, status=-9))
         assert not of_host(prepared, HOST)
