@@ -80,8 +80,7 @@ def sum_over_devices(model: Any, net: Any, names: Sequence[str], use_nccl: bool)
         elif not is_on_gpu(model, name):
             kind = device_type_of(model, name)
             with core.DeviceScope(core.DeviceOption(kind)):
-                for first, second in _tree(len(blobs)):
-                    net.Sum([blobs[first], blobs[second]], [blobs[first]])
+                net.Sum(blobs, [blobs[0]])
             if not model._shared_model:
                 copy_to_others(model, net, name)
         elif use_nccl:
@@ -93,12 +92,14 @@ def sum_over_devices(model: Any, net: Any, names: Sequence[str], use_nccl: bool)
             copy_to_others(model, net, name)
 
 
-def _tree(count: int) -> list[tuple[int, int]]:
-    """Return which two blobs are summed in turn, into the first: in the tree of virtual workers
-    (`ps_server/protocol/virtual_workers.py`).
+def _tree(count: int) -> list[tuple[int, ...]]:
+    """Return which blobs are summed in turn, each time into the first: in pairs for 4, 8 and 16,
+    else all at once.
     """
-    steps = [1 << level for level in range((count - 1).bit_length())]
-    return [(first, first + step) for step in steps for first in range(0, count - step, 2 * step)]
+    if count not in (4, 8, 16):
+        return [tuple(range(count))]
+    steps = [1 << level for level in range(count.bit_length() - 1)]
+    return [(first, first + step) for step in steps for first in range(0, count, 2 * step)]
 
 
 def _sum_as_tree(model: Any, net: Any, name: str, blobs: list[Any]) -> None:

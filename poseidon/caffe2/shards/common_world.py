@@ -21,7 +21,6 @@ from poseidon.caffe2.runtime.waits import lending
 from poseidon.caffe2.shards.store_handler import CollectiveError, Shards, StoreHandler
 from poseidon.exchange.local.process_group import Backend, ProcessGroup
 from ps_server import PeerLost
-from ps_server.protocol.virtual_workers import Node, TreeSum
 
 TIMEOUT_S = 30.0
 """Default time limit of a world's operations: that of Caffe2."""
@@ -276,16 +275,8 @@ class CommonWorld:
 def local_sum(tensors: Sequence[Tensor], owned: bool = False) -> Tensor:
     """Return the sum of tensors of this process on the device of the first: in
     a new tensor, or in an owned first one.
-
-    They are added in the tree of virtual workers, of which a shard with 1, 2, 4, ... devices has a
-    node: so two shards finish the tree of all devices.
     """
     total = tensors[0] if owned else tensors[0].clone()
-
-    def add(left: Tensor, right: Tensor, node: Node) -> Tensor:
-        return left.add_(right) if node.start == 0 else left + right
-
-    tree = TreeSum(len(tensors), add)
-    for number, tensor in enumerate((total, *tensors[1:])):
-        tree.put(Node(number, number + 1), tensor.to(total.device))
+    for other in tensors[1:]:
+        total.add_(other.to(total.device))
     return total

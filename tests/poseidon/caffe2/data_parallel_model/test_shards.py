@@ -52,15 +52,6 @@ def test_three_shards_through_a_folder_equal_one_process_and_each_run_the_other(
     assert_near(first, again, 0.0)
 
 
-def test_four_devices_have_the_same_bits_in_one_shard_and_in_two(tmp_path: Path) -> None:
-    found = []
-    for sizes, devices in (((16,), (0, 1, 2, 3)), ((8, 8), (0, 1))):
-        store = folder(tmp_path, f"run{len(sizes)}")
-        run = Run(store=store, sizes=sizes, devices=devices, iterations=4)
-        found.append(assert_all_equal(train(run)))
-    assert_near(found[0], found[1], 0.0)
-
-
 @pytest.mark.needs("redis")
 def test_three_shards_through_redis_equal_one_process(tmp_path: Path) -> None:
     with redis_server(tmp_path) as server:
