@@ -1,5 +1,4 @@
-"""Hierarchical softmax: a tree whose leaves are words; the probability of a word is that of its
-path.
+"""Hierarchical softmax: a tree whose leaves are words; a word is as probable as its path.
 
 Each inner node has a fully connected layer of its own, all stacked in one matrix: the rows of a
 node begin at its offset, one row for each of its children and words.
