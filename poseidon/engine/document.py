@@ -146,6 +146,11 @@ class TrainingDocument(WorkerDocument):
                 f"expected {self.workers}"
             )
 
+    @property
+    def holds_snapshots(self) -> bool:
+        """Whether the worker keeps a copy of each memory snapshot."""
+        return self.client <= self.replicas and self.local_rank == 0
+
     def to_json(self) -> bytes:
         """Return one line of JSON, without the line end."""
         return json.dumps({**self.to_fields(), "exchange": self.exchange.to_json()}).encode()

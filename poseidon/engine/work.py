@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 import json
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
 from poseidon import log
 from poseidon.engine.document import TrainingDocument, WorkerDocument, read_document
+from poseidon.engine.elastic import Regrouped
 from poseidon.engine.launcher_connection import NOTHING_NOTED, LauncherConnection
 from poseidon.engine.observation import log_plan, open_trace
 from poseidon.engine.snapshot_writer import WrittenSnapshot
@@ -26,6 +28,7 @@ from ps_server.network import Network
 from ps_server.protocol.virtual_workers import VirtualWorkers
 from ps_server.trace import NO_TRACE, Tracer
 
+LOGGER = logging.getLogger(__name__)
 Document = TypeVar("Document", bound=WorkerDocument)
 Training = TypeVar("Training", bound=TrainingDocument)
 NOTHING: Mapping[str, object] = {}
@@ -66,6 +69,45 @@ class TrainingWork(Work[Training]):
         """Open the worker's trace, if the job writes any."""
         document = self.document
         return open_trace(Path(document.output), document.rank) if document.trace else NO_TRACE
+
+    @property
+    def kept_iteration(self) -> int | None:
+        """The iteration of the newest memory snapshot that this worker can start others from."""
+        return None
+
+    def prepare(self) -> None:
+        """Do beside a job what its next start would wait for."""
+
+    def lost(self, error: Exception) -> ServerError | None:
+        """Return the error of an exchange that ended the work; None: it ended otherwise."""
+        return error if isinstance(error, ServerError) else None
+
+    def has_ended(self, work: Callable[[], None]) -> bool:
+        """Do this worker's part of a start; return whether this is the end. Otherwise the document
+        of the next start is here.
+
+        Args:
+            work: the part. Its exceptions are raised unchanged where no other start mends them.
+        """
+        if self.document.aside:
+            self.prepare()
+            self.pause(None)
+            return False
+        message, regrouped = "", False
+        try:
+            work()
+        except Regrouped:
+            regrouped = True
+        except Exception as error:
+            lost = self.lost(error)
+            if lost is None or not self.pauses_after(lost):
+                raise
+            LOGGER.info("paused: %s", lost)
+            message = "" if self.launcher.is_asked_to_pause else str(lost)
+        else:
+            return True
+        self.pause(self.kept_iteration, message, regrouped=regrouped)
+        return False
 
     def pauses_after(self, error: ServerError) -> bool:
         """Return whether an error ends this worker's part of a start, but not the worker: it has

@@ -28,12 +28,11 @@ import torch.distributed
 from torch import nn
 
 from poseidon.engine.document import Prints, ScriptDocument
-from poseidon.engine.elastic import Regrouped
 from poseidon.engine.launcher_connection import NO_DEBUGGER, LauncherConnection
 from poseidon.engine.module.ddp import ddp_script, default_group
 from poseidon.engine.module.distribute import line_of, running_in
 from poseidon.engine.module.lazy_compiler import import_compiler_late
-from poseidon.engine.module.memory import ScriptMemory, Snapshot
+from poseidon.engine.module.memory import ScriptMemory
 from poseidon.engine.module.script_output import output_to_log
 from poseidon.engine.module.worker_context import LoopPosition, Observed, ThisWorker, WorkerContext
 from poseidon.engine.observation import Observation
@@ -112,7 +111,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         self._statistics: dict[int, Mapping[str, Any]] = {}
         self._opened = 0
         self._has_collectives = False
-        self._newest: Snapshot | None = None
+        self._memory: ScriptMemory | None = None
 
     def location(self, error: Exception) -> str:
         """See `Work`: the script, with the line if there is one."""
@@ -128,7 +127,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         import_compiler_late()
         search_as_plain_python(self.document.script)
         stdout = os.dup(1)  # `output_to_log` replaces it
-        while not self._has_ended():
+        while not self.has_ended(self._run_start):
             os.dup2(stdout, 1)
             gc.unfreeze()
             gc.collect()  # what the script had
@@ -150,48 +149,40 @@ class ScriptWork(TrainingWork[ScriptDocument]):
             )
         return {"joined": False}
 
-    def _has_ended(self) -> bool:
-        """Run the script; return whether this is the end. Otherwise the document of the next start
-        is here.
-        """
-        document = self.document
-        if document.aside:
-            self._prepare()
-            self.pause(None)
-            return False
-        memory = ScriptMemory(
-            holds=document.client <= document.replicas and document.local_rank == 0,
-            rewind=document.rewind,
-            every=document.memory_snapshot_every,
-            newest=self._newest,
-        )
-        message, regrouped = "", False
-        try:
-            with output_to_log(document.log_file, document.prints):
-                self.launcher.send("ready")
-                self._run_script(memory if document.replicas else None)
-        except Regrouped:
-            regrouped = True
-        except Exception as error:
-            cause = _lost(error)
-            if cause is None or not self.pauses_after(cause):
-                raise
-            LOGGER.info("paused: %s", cause)
-            message = "" if self.launcher.is_asked_to_pause else str(cause)
-        else:
-            return True
-        self._newest = memory.newest
-        self.pause(
-            None if self._newest is None else self._newest.iteration, message, regrouped=regrouped
-        )
-        return False
+    @property
+    def kept_iteration(self) -> int | None:
+        """See `TrainingWork`."""
+        newest = None if self._memory is None else self._memory.newest
+        return None if newest is None else newest.iteration
 
-    def _prepare(self) -> None:
+    def lost(self, error: Exception) -> ServerError | None:
+        """See `TrainingWork`: the script may have raised one of its own because of it."""
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, ServerError):
+            cause = cause.__cause__ or cause.__context__
+        return cause
+
+    def _run_start(self) -> None:
+        """Run the script, for one start of the job."""
+        document, before = self.document, self._memory
+        self._memory = None
+        if document.replicas:
+            self._memory = ScriptMemory(
+                holds=document.holds_snapshots,
+                rewind=document.rewind,
+                every=document.memory_snapshot_every,
+                newest=None if before is None else before.newest,
+            )
+        with output_to_log(document.log_file, document.prints):
+            self.launcher.send("ready")
+            self._run_script()
+
+    def prepare(self) -> None:
         """Run the script beside its job, up to the first call that waits for others: later it finds
         what it imports and reads.
         """
         with output_to_log(self.document.log_file, Prints.LOG), suppress(NeedsOthers):
-            self._run_script(None)
+            self._run_script()
         self.launcher.loop_position = None
 
     def _addresses(self, exchange: Callable[[str], list[str]]) -> Callable[[str], list[str]]:
@@ -202,11 +193,11 @@ class ScriptWork(TrainingWork[ScriptDocument]):
 
         return refuse if self.document.aside else exchange
 
-    def _run_script(self, memory: ScriptMemory | None) -> None:
+    def _run_script(self) -> None:
         document = self.document
         trace = NO_TRACE if document.aside else self.open_trace()
         sys.argv = [document.script, *document.arguments]
-        context = self._context(trace, memory)
+        context = self._context(trace)
         self._statistics.clear()
         self._opened = 0
         try:
@@ -249,7 +240,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
                 torch.distributed.destroy_process_group()
             mesh.close()
 
-    def _context(self, trace: Tracer, memory: ScriptMemory | None) -> WorkerContext:
+    def _context(self, trace: Tracer) -> WorkerContext:
         document = self.document
         return WorkerContext(
             worker=ThisWorker(
@@ -260,7 +251,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
             trace=trace,
             folder=Path(document.output),
             checkpoint=Path(document.snapshot) if document.snapshot else None,
-            memory=memory,
+            memory=self._memory,
             schemes=document.schemes,
             on_saved=self.report_snapshot,
             observe=lambda built, module: self._observe(built, module, trace),
@@ -283,13 +274,6 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         if self.document.rank == 0:
             self.report_plan(built, self._opened)
         self._opened += 1
-
-
-def _lost(error: BaseException | None) -> ServerError | None:
-    """Return the error of an exchange that an exception of a script is, or comes from."""
-    while error is not None and not isinstance(error, ServerError):
-        error = error.__cause__ or error.__context__
-    return error
 
 
 def combined_statistics(of_groups: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:

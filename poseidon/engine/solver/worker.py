@@ -7,6 +7,7 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -14,7 +15,7 @@ from torch import nn
 
 from poseidon.engine.averages import SmoothedLoss
 from poseidon.engine.document import JobDocument
-from poseidon.engine.elastic import Regrouped, SnapshotInterval
+from poseidon.engine.elastic import SnapshotInterval
 from poseidon.engine.launcher_connection import LauncherConnection
 from poseidon.engine.layer_context import layer_context
 from poseidon.engine.observation import Observation
@@ -182,7 +183,7 @@ class SolverWork(TrainingWork[JobDocument]):
         import_modules(self.document.imports)
         replica = self._replica()
         try:
-            while not self._trained(replica):
+            while not self.has_ended(partial(self._train, replica)):
                 self._place(replica)
         finally:
             replica.close()
@@ -204,36 +205,13 @@ class SolverWork(TrainingWork[JobDocument]):
         gc.unfreeze()
         replica.go_on(self._context(), self.document.placement)
 
-    def _trained(self, replica: Replica) -> bool:
-        """Train; return whether this is the end. Otherwise the document of the next start is here.
-
-        Raises:
-            PoseidonError: an error that no other start mends.
-        """
-        if self.document.aside:
-            self.pause(None)
-            return False
-        try:
-            self._train(replica)
-        except Regrouped:
-            self.pause(self._kept_iteration, regrouped=True)
-        except ServerError as error:
-            if not self.pauses_after(error):
-                raise
-            LOGGER.info("paused: %s", error)
-            message = "" if self.launcher.is_asked_to_pause else str(error)
-            self.pause(self._kept_iteration, message)
-        else:
-            return True
-        return False
-
     @property
     def _newest(self) -> MemorySnapshot | None:
         return None if self._memory is None else self._memory.newest
 
     @property
-    def _kept_iteration(self) -> int | None:
-        """The iteration of the newest memory snapshot that this worker can start others from."""
+    def kept_iteration(self) -> int | None:
+        """See `TrainingWork`: others need values and histories."""
         newest = self._newest
         return newest.iteration if newest is not None and newest.values else None
 
@@ -320,7 +298,7 @@ class SolverWork(TrainingWork[JobDocument]):
             replica,
             exchange,
             checkpoint.frozen,
-            holds=document.client <= document.replicas and document.local_rank == 0,
+            holds=document.holds_snapshots,
             interval=SnapshotInterval(
                 start.iteration,
                 document.memory_snapshot_every,
