@@ -1,5 +1,5 @@
 """What the training loops of elastic jobs have in common: when memory snapshots are due, and how a
-loop ends that goes on with other workers.
+loop ends where the job regroups.
 """
 
 from __future__ import annotations

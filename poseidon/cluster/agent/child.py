@@ -208,8 +208,8 @@ class ChildProcess:
         handle it.
 
         A child that was started ignoring SIGTERM (`ProcessSpec.ignore_signals`) and still does is
-        killed at once, for nothing else ends it. A child that ignores SIGTERM by itself, for instance while it writes a file,
-        keeps its time.
+        killed at once, for nothing else ends it. A child that ignores SIGTERM by itself, for
+        instance while it writes a file, keeps its time.
         """
         if self._started_ignoring and _ignores(self._child.pid, signal.SIGTERM):
             self.kill()

@@ -190,7 +190,7 @@ class _Restarts:
         Raises:
             JobError: there is no further start.
         """
-        # A job that goes on from memory has run.
+        # A job that continues from memory has run.
         tried_again = loss.while_starting and not self._point.memory
         if tried_again:
             self._wait_for_return(loss)

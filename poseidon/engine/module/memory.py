@@ -1,4 +1,4 @@
-"""The memory snapshots of a script: the states that an elastic job of `poseidon run` goes on from.
+"""The memory snapshots of a script: the states from which an elastic job continues.
 
 A snapshot is the content of a checkpoint (`Group.save`), in the memory of the first worker of each
 of the first hosts. It is taken where the loop asks the loader of the job's first group for the
@@ -35,7 +35,7 @@ class ScriptMemory:
 
     Args:
         holds: whether this worker keeps snapshots.
-        rewind: the iteration that this start goes on from; -1: none.
+        rewind: the iteration from which this start continues; -1: none.
         every: iterations from one snapshot to the next; 0: they are chosen.
         newest: of the start before; None: there is none.
 

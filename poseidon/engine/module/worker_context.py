@@ -232,8 +232,8 @@ class WorkerContext:
         return self.folder / "checkpoint"
 
     def end_waits(self, error: BaseException | None) -> None:
-        """Let no exchange wait for other workers as it closes, where the job goes on after an error
-        of it; do nothing for other errors.
+        """Let no exchange wait for other workers as it closes, where the job continues after its
+        error; do nothing for other errors.
         """
         if self.memory is not None and isinstance(error, ServerError):
             self.member.network.interruption.interrupt(error)
