@@ -32,6 +32,7 @@ class Trained:
             output gradient and input; 0 where it is not. It is used for the cost only: the rows
             may differ from iteration to iteration.
         statistics: whether the module's forward pass changes it.
+        looked_up: whether few rows of its gradient are not zero: those that a batch looks up.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Trained:
     rate_index: int = 0
     factor_rows: int = 0
     statistics: bool = False
+    looked_up: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -82,6 +82,7 @@ def plan_exchange(
         gradients=pushed_in(*wire),
         values=sent_in(*wire),
         codecs=codecs_of(tensors, options.compress, options.loss_budget),
+        packs_rows=options.packs_rows,
     )
     choices = plan.choices
     if schemes:

@@ -17,7 +17,8 @@ part w of the model on the shards of a host with workers, s on those of a host t
 
 Factors are chosen where they are no more than the server's bytes; every other tensor goes to the
 server. With a lossy codec the server's bytes are those of the codec: 8 MN above, 4 for each
-direction, becomes the sum of its sizes.
+direction, becomes the sum of its sizes. Of a matrix whose rows are looked up they are the most that
+can travel: rows without a change are left out.
 """
 
 from __future__ import annotations
@@ -154,6 +155,7 @@ class Choice:
         factor_bytes: on each worker's link as factors; None where its gradient has no factors.
         allreduce_bytes: on each worker's link by a ring all-reduce.
         codec: of its gradients and values where it goes to the server.
+        packs_rows: whether rows without a change are left out there.
     """
 
     index: int
@@ -164,6 +166,7 @@ class Choice:
     factor_bytes: int | None
     allreduce_bytes: int
     codec: Lossy | None = None
+    packs_rows: bool = False
 
     @property
     def is_compressed(self) -> bool:
@@ -243,6 +246,7 @@ def choose(
     gradients: Precision = Precision.FLOAT32,
     values: Precision = Precision.FLOAT32,
     codecs: Sequence[Lossy | None] = (),
+    packs_rows: bool = False,
 ) -> ExchangePlan:
     """Choose the scheme of every tensor.
 
@@ -253,6 +257,7 @@ def choose(
         gradients: precision of the gradients that are sent to the server; factors are float32.
         values: precision of the values that are sent back.
         codecs: of each tensor, in place of these precisions; empty: none has one.
+        packs_rows: whether the store can leave out rows without a change.
     """
     choices = []
     element_bytes = _wire_bytes(gradients) + _wire_bytes(values)
@@ -274,6 +279,7 @@ def choose(
                 factor_bytes=by_factors,
                 allreduce_bytes=allreduce_bytes(elements, topology.workers),
                 codec=codec,
+                packs_rows=packs_rows and trained.looked_up and codec is None,
             )
         )
     return ExchangePlan(choices=tuple(choices))
@@ -312,11 +318,18 @@ def _row(choice: Choice) -> tuple[str, ...]:
     return (
         choice.name,
         "x".join(map(str, choice.shape)) or "1",
-        f"{choice.scheme.value} {choice.codec}" if choice.is_compressed else choice.scheme.value,
+        _scheme_and_form(choice),
         human_bytes(choice.server_bytes),
         factors,
         human_bytes(choice.allreduce_bytes),
     )
+
+
+def _scheme_and_form(choice: Choice) -> str:
+    if choice.is_compressed:
+        return f"{choice.scheme.value} {choice.codec}"
+    rows = choice.packs_rows and choice.scheme is Scheme.SERVER
+    return f"{choice.scheme.value} rows" if rows else choice.scheme.value
 
 
 def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:

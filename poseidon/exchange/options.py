@@ -246,6 +246,12 @@ class ExchangeOptions:
         return bool(self._codecs()) or self.precision is not Precision.FLOAT32
 
     @property
+    def packs_rows(self) -> bool:
+        """Whether shards and workers leave out rows without a change (`StoreSpec.packs_rows`)."""
+        exact = self.precision is Precision.FLOAT32 and self.consistency is not Consistency.SSP
+        return exact and self.staleness == 0
+
+    @property
     def names_powersgd(self) -> bool:
         """Whether `compress` has PowerSGD as one of its schemes; `auto` may choose it too."""
         from poseidon.exchange.lossy.low_rank_matrix import LowRank  # it imports torch

@@ -80,6 +80,7 @@ class BlobSpec:
         initial: the initial values in place of the filler's.
         fixes_rate: for a blob that does not learn, other multipliers of its `param` block are
             ignored, not refused.
+        looked_up: few rows of its gradient are not zero: those that a batch looks up.
     """
 
     name: str
@@ -88,6 +89,7 @@ class BlobSpec:
     learns: bool = True
     initial: Tensor | None = field(default=None, compare=False)
     fixes_rate: bool = False
+    looked_up: bool = False
 
 
 class Layer(nn.Module):

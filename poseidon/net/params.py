@@ -30,6 +30,7 @@ class ParamInfo:
         layer_type: the type of that layer.
         factors: the gradient is u^T v of one layer, so it can be sent as sufficient factors.
         statistics: the layer's forward pass updates it in training; solvers do not.
+        looked_up: few rows of the gradient are not zero: those that a batch looks up.
     """
 
     name: str
@@ -41,6 +42,7 @@ class ParamInfo:
     layer_type: str
     factors: bool
     statistics: bool = False
+    looked_up: bool = False
 
 
 @dataclass(slots=True)
@@ -55,6 +57,7 @@ class OwnedBlob:
     decay_mult: float | None
     factors: bool
     statistics: bool
+    looked_up: bool
     parameter: nn.Parameter | None = None
 
     @property
@@ -145,6 +148,7 @@ class ParamTable:
             else None,
             factors=factors and index == 0,
             statistics=False,
+            looked_up=spec.looked_up,
         )
         self.owned.append(entry)
         if spec_param.name:
@@ -173,6 +177,7 @@ def _info(entry: OwnedBlob) -> ParamInfo:
         layer_type=entry.layer_type,
         factors=entry.factors,
         statistics=entry.statistics,
+        looked_up=entry.looked_up,
     )
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from ps_server.errors import RemoteProtocolError
 from ps_server.protocol import messages as m
 from ps_server.protocol.codecs import Codec, Key, codec_of
+from ps_server.protocol.packed_rows import ChunkRows, Packed
 from ps_server.protocol.placement import Chunk
 from ps_server.protocol.precision import EncodedReplica, Replica, as_tensor
 from ps_server.protocol.settings import Keeping, Precision, RuleKind, TableSpec
@@ -48,11 +49,13 @@ class Cell:
         "lent",
         "nodes",
         "own",
+        "packed",
         "push_size",
         "push_type",
         "rate",
         "received",
         "replica",
+        "rows",
         "skipped",
         "spec",
         "stale",
@@ -71,6 +74,8 @@ class Cell:
         nodes: Sequence[Sequence[Node]],
         clock: int,
         push_type: np.dtype[np.generic],
+        *,
+        packs_rows: bool = False,
     ) -> None:
         """Make the cell of a chunk.
 
@@ -80,6 +85,7 @@ class Cell:
             nodes: whose sums each worker pushes in an iteration, in their order.
             clock: of its first value.
             push_type: of pushes without a codec.
+            packs_rows: whether pushes and values may leave out rows.
         """
         workers = len(nodes)
         self.chunk = chunk
@@ -103,6 +109,8 @@ class Cell:
         self.tree = TreeSum(self.virtual_workers, self._add_halves)
         self.arrived: dict[int, m.Payload] = {}  # encoded ones, by virtual worker
         self.replica: Replica | EncodedReplica | None = None  # where values travel as changes
+        self.rows = ChunkRows.of(chunk, spec.row_elements) if packs_rows else None
+        self.packed: Packed | None = None  # the rows that the last update has changed
         self.skipped = False  # whether the pushes of this iteration are empty
         self.unsent: Tensor | None = None  # of a resumed run, until the replica is made
         self.complete = False
@@ -205,9 +213,11 @@ class Cell:
         if self.spec.keeping is Keeping.COPY:
             raise RemoteProtocolError(f"{self.name} is a copy; worker {rank} may not push to it")
         empty = push.array.size == 0 and self.spec.may_skip
-        if push.array.dtype != self.push_type and not empty:
+        if self.rows is not None and push.array.dtype == np.uint8:
+            self.rows.check(push.array.view(np.uint8))
+        elif push.array.dtype != self.push_type and not empty:
             raise RemoteProtocolError(f"worker {rank} pushes {self.name} as {push.array.dtype}")
-        if push.array.size != self.push_size and not empty:
+        elif push.array.size != self.push_size and not empty:
             kind = "elements" if self.codec is None else "encoded bytes"
             raise RemoteProtocolError(
                 f"{self.name} takes {self.push_size} {kind}; {push.array.size} came"
@@ -259,7 +269,7 @@ class Cell:
             if len(self.arrived) == self.virtual_workers:
                 self._average(self.codec)
         elif not self.skipped:
-            self.tree.put(node, own_tensor(push.array))
+            self.tree.put(node, self._whole(push.array))
         self.awaited -= 1
         self.complete = self.awaited == 0
         if self.complete and self.tree.parts:
@@ -268,18 +278,28 @@ class Cell:
             if node == root and self.virtual_workers > 1:  # it came in one push
                 self.sum.div_(self.virtual_workers)
 
+    def _whole(self, array: m.Payload) -> Tensor:
+        if self.rows is None or array.dtype != np.uint8:
+            return own_tensor(array)
+        whole = torch.zeros(self.chunk.size)
+        self.rows.unpack(array.view(np.uint8), whole.numpy())
+        return whole
+
     def apply(self, scale: float) -> None:
         """Make the next value from the average, times `scale` if it is of gradients, and begin
         the next iteration.
         """
         if self.lent:
             self._leave_lent()
+        before = None if self.rows is None or self.value is None else self.value.numpy().copy()
         if self.spec.keeping is Keeping.AVERAGE:
             self.value = self.sum  # the memory it arrived in becomes the chunk's own
         elif self.spec.rule.kind is RuleKind.MEAN and not self.skipped:
             self.value = self.sum.mul_(scale) if scale != 1.0 else self.sum
         elif not self.skipped:
             self.update(scale)
+        if self.rows is not None and self.value is not None and before is not None:
+            self.packed = self.rows.pack_changed(self.value.numpy(), before)
         self.sum = EMPTY
         self.clock += 1
         self.place(self.nodes)

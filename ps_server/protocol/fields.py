@@ -192,7 +192,7 @@ def raw_bytes(array: m.Payload) -> memoryview:
 
 
 ENCODED = "encoded"
-"""The precision of arrays that a codec made."""
+"""The precision of arrays that a codec made, or that have some rows (`packed_rows.py`)."""
 _ARRAY_TYPES: dict[str, np.dtype[Any]] = {
     **{precision.value: kind for precision, kind in NUMPY_TYPES.items()},
     ENCODED: np.dtype(np.uint8),

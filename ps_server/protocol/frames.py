@@ -6,7 +6,7 @@ the other:
     header   msgpack array: [PROTOCOL_VERSION, kind, number of frames, field, field, ...]
     frames   arrays, little endian, or opaque payloads; never copied by this module. Arrays are of
              float32, save those of Push and Value, whose header ends with their precision;
-             `encoded` ones are bytes that a codec made. Numbers of rows are of uint32
+             `encoded` ones are bytes of a codec or of packed rows. Numbers of rows are of uint32
 
 Law: `decode` accepts exactly what `encode` makes. Types, ranges and sizes are checked here, before
 any state is touched; whatever else arrives is a `RemoteProtocolError`. Nothing is unpickled or
@@ -225,6 +225,7 @@ def _write_store(store: StoreSpec) -> Header:
             *(t.name, t.size, t.staleness, t.rows, *_write_rule(t.rule), t.keeping.value),
             "" if t.codec is None else str(t.codec),
             list(t.parts),
+            t.row_elements,
         ]
         for t in store.tables
     ]
@@ -261,6 +262,7 @@ def _read_store(f: Fields) -> StoreSpec:
                 keeping=keeping,
                 codec=CodecPair.parse(codec) if codec else None,
                 parts=t.integers(MAX_PARTS, 2**31),
+                row_elements=t.integer(2**62),
             )
         )
         t.end()

@@ -329,6 +329,8 @@ class TableSpec:
             precision. Only tables whose rule runs on the shards have one.
         parts: sizes of the tensors that share the table; empty: it holds one. Such a table is one
             piece.
+        row_elements: elements of a row, of a matrix whose gradients have few rows that are not
+            zero; 0: it has none. See `StoreSpec.packs_rows`.
     """
 
     name: str
@@ -339,6 +341,7 @@ class TableSpec:
     keeping: Keeping = Keeping.GRADIENTS
     codec: CodecPair | None = None
     parts: tuple[int, ...] = ()
+    row_elements: int = 0
 
     @property
     def follows_gradients(self) -> bool:
@@ -392,6 +395,11 @@ class TableSpec:
             raise SpecError(
                 f"table '{self.name}' has parts of {sum(self.parts)} elements together; expected "
                 f"{self.size}"
+            )
+        if not 0 <= self.row_elements <= self.size:
+            raise SpecError(
+                f"table '{self.name}' has rows of {self.row_elements} elements; expected 1 to "
+                f"{self.size}, or 0 for none"
             )
         if self.rows < 0:
             raise SpecError(
@@ -501,6 +509,18 @@ class StoreSpec:
         """Return whether pushes to a table are encoded or rounded."""
         rounded = self.precision is not Precision.FLOAT32 and table.keeping is Keeping.GRADIENTS
         return table.gradient_codec is not None or rounded
+
+    def packs_rows(self, table: TableSpec) -> bool:
+        """Return whether pushes and values of a table leave out rows (`packed_rows.py`): gradients
+        and values of float32 at staleness 0, which are sent to all workers in each iteration.
+        """
+        return (
+            table.row_elements > 0
+            and table.follows_gradients
+            and table.codec is None
+            and self.precision is Precision.FLOAT32
+            and self.consistency is not Consistency.SSP
+        )
 
     def difference(self, other: StoreSpec) -> str:
         """Return the first difference of another worker's store from this one:

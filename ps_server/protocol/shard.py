@@ -182,7 +182,14 @@ class Shard:
             for chunk in place(store.tables, store.shards, store.loads).of_shard(self.index):
                 spec = store.tables[chunk.table]
                 push_type = NUMPY_TYPES[of_pushes(store, spec)]
-                cell = Cell(chunk, spec, nodes[chunk.table], store.start_clock, push_type)
+                cell = Cell(
+                    chunk,
+                    spec,
+                    nodes[chunk.table],
+                    store.start_clock,
+                    push_type,
+                    packs_rows=store.packs_rows(spec),
+                )
                 self._cells[chunk.table, chunk.index] = cell
         elif store != self._store:
             raise RemoteProtocolError(f"worker {rank} {self._store.difference(store)}")
@@ -326,6 +333,8 @@ class Shard:
             yield from self._send(
                 cell, cell.clock, range(self._workers), as_array(cell.replica.change)
             )
+        elif cell.packed is not None:
+            yield from self._send(cell, cell.clock, range(self._workers), cell.packed)
         elif self._store.consistency is not Consistency.SSP:
             yield from self._send_value(cell, cell.clock, range(self._workers))
         else:

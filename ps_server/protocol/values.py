@@ -24,6 +24,7 @@ from ps_server.protocol import messages as m
 from ps_server.protocol.asked_history import AskedHistory
 from ps_server.protocol.bandwidth import ChangeLog
 from ps_server.protocol.codecs import Key, codec_of
+from ps_server.protocol.packed_rows import ChunkRows
 from ps_server.protocol.placement import Chunk
 from ps_server.protocol.precision import (
     NUMPY_TYPES,
@@ -152,7 +153,9 @@ class WorkerValues:
 
     def _sends_changes(self, table: TableSpec) -> bool:
         return (
-            table.value_codec is not None or of_values(self._store, table) is not Precision.FLOAT32
+            table.value_codec is not None
+            or of_values(self._store, table) is not Precision.FLOAT32
+            or self._store.packs_rows(table)
         )
 
     def bind(self, table: int, out: m.Array) -> None:
@@ -203,6 +206,8 @@ class WorkerValues:
                 codec.average(view, [encoded], key)
             else:
                 codec.add(view, encoded, key)
+        elif (rows := self._rows_of(copy.chunk)) is not None:
+            rows.unpack(value.array.view(np.uint8), view)
         else:
             add(view, value.array)
 
@@ -271,9 +276,12 @@ class WorkerValues:
     def _fitting(self, shard: int, value: m.Value) -> ChunkCopy:
         copy = self._known(shard, value.table, value.chunk)
         codec, size = self._codecs[value.table], copy.chunk.size
+        rows = self._rows_of(copy.chunk)
         kind: np.dtype[Any] = np.dtype(np.float32)
         if value.array.dtype != kind and codec is not None:
             size, kind = codec.size(size), np.dtype(np.uint8)
+        elif value.array.dtype != kind and rows is not None:
+            size, kind = value.array.size, np.dtype(np.uint8)
         elif value.array.dtype != kind:
             kind = NUMPY_TYPES[of_values(self._store, self._store.tables[value.table])]
         if not value.array.size and self._store.tables[value.table].may_skip and copy.clock >= 0:
@@ -289,7 +297,13 @@ class WorkerValues:
                 )
             if codec is not None:
                 codec.check(value.array.view(np.uint8), copy.chunk.size)
+            elif rows is not None:
+                rows.check(value.array.view(np.uint8))
         return copy
+
+    def _rows_of(self, chunk: Chunk) -> ChunkRows | None:
+        spec = self._store.tables[chunk.table]
+        return ChunkRows.of(chunk, spec.row_elements) if self._store.packs_rows(spec) else None
 
     def _known(self, shard: int, table: int, chunk: int) -> ChunkCopy:
         if table < len(self.copies) and chunk < len(self.copies[table]):

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -36,6 +37,7 @@ from ps_server.protocol.bandwidth import ChangeLog
 from ps_server.protocol.clock import needed_clock
 from ps_server.protocol.collections_and_signals import WorkerCollections, WorkerSignals
 from ps_server.protocol.norm import WorkerNorm
+from ps_server.protocol.packed_rows import ChunkRows
 from ps_server.protocol.placement import Chunk, place
 from ps_server.protocol.precision import Compressor, Feedback, of_pushes
 from ps_server.protocol.settings import Consistency, Keeping, StoreSpec, TableSpec
@@ -52,6 +54,8 @@ class Addressed(NamedTuple):
     message: m.ToShard
 
 
+Parts = tuple[m.Payload, ...]
+"""What is pushed to each chunk of a table."""
 InitialValue = Callable[[int], Sequence[m.Array]]
 """From the index of a table to [first value, history, ...], flat float32."""
 
@@ -222,14 +226,21 @@ class Session:
         message = m.Place(placed.bounds)
         return [Addressed(shard, message) for shard in range(self.store.shards)]
 
-    def on_the_wire(self, table: int, array: m.Array) -> m.Payload:
-        """Return what to `push`: a gradient or change as it is, rounded, or encoded.
+    def on_the_wire(self, table: int, array: m.Array) -> m.Payload | Parts:
+        """Return what to `push`: a gradient or change as it is, rounded, encoded, or without rows
+        of zeros.
 
         Call it once for each push, in their order.
 
         Only the thread that pushes the table may call it, at the same time as any other method.
         """
-        check_array(self.store.tables[table], array)
+        spec = self.store.tables[table]
+        check_array(spec, array)
+        if self.store.packs_rows(spec):
+            return tuple(
+                _without_zeros(array[chunk.start : chunk.stop], chunk, spec.row_elements)
+                for chunk in self._placement.chunks[table]
+            )
         if not self._feedback[table]:
             return array
         feedback = self._feedback[table][self._encoded[table] % len(self._nodes[table])]
@@ -242,19 +253,14 @@ class Session:
         feedback = next(iter(self._feedback[table]), None)
         return feedback.bounds if isinstance(feedback, Compressor) else None
 
-    def push(self, table: int, array: m.Payload, rate: float) -> list[Addressed]:
+    def push(self, table: int, array: m.Payload | Parts, rate: float) -> list[Addressed]:
         """Send the result of `on_the_wire` for this iteration's gradient or change of a table:
         once for each of this worker's nodes, from left to right.
 
         An empty array skips the iteration: the value stays as it is
         (`TableSpec.may_skip`). All workers skip it or none.
         """
-        bounds = self._encoded_bounds(table)
-        skips = array.size == 0 and self.store.tables[table].may_skip
-        if bounds is None and not skips:
-            check_array(
-                self.store.tables[table], array, of_pushes(self.store, self.store.tables[table])
-            )
+        parts = array if isinstance(array, tuple) else self._cut(table, array)
         if self.store.tables[table].keeping is Keeping.COPY:
             raise LocalProtocolError(
                 f"table '{self.store.tables[table].name}' is a copy: no worker pushes to it"
@@ -269,14 +275,8 @@ class Session:
                     f"{self._clock_of(table)}"
                 )
         clock, nodes = self._clock_of(table), len(self._nodes[table])
-        for copy in self.values.copies[table]:
+        for copy, part in zip(self.values.copies[table], parts, strict=True):
             chunk = copy.chunk
-            start, stop = (
-                (chunk.start, chunk.stop)
-                if bounds is None
-                else bounds[chunk.index : chunk.index + 2]
-            )
-            part = array[start:stop]
             copy.nodes = (copy.nodes + 1) % nodes
             complete = int(copy.nodes == 0)
             copy.pushed += complete
@@ -289,6 +289,14 @@ class Session:
                     Addressed(chunk.shard, m.Push(table, chunk.index, clock, rate, part))
                 )
         return outgoing
+
+    def _cut(self, table: int, array: m.Payload) -> Parts:
+        spec, bounds = self.store.tables[table], self._encoded_bounds(table)
+        if bounds is not None:
+            return tuple(array[start:stop] for start, stop in pairwise(bounds))
+        if array.size or not spec.may_skip:
+            check_array(spec, array, of_pushes(self.store, spec))
+        return tuple(array[c.start : c.stop] for c in self._placement.chunks[table])
 
     def skip(self, table: int) -> list[Addressed]:
         """Skip the iteration of a table: see `push`."""
@@ -517,3 +525,8 @@ class Session:
             first: the chunk to begin with; those before it are fresh enough.
         """
         return self.values.missing(table, self._needed(table, staleness), first=first)
+
+
+def _without_zeros(part: m.Array, chunk: Chunk, row: int) -> m.Payload:
+    packed = ChunkRows.of(chunk, row).pack_nonzero(part)
+    return part if packed is None else packed

@@ -321,4 +321,5 @@ def _trained(info: ParamInfo, settings: SolverSettings, rows: int) -> Trained:
         rule=settings.rule(info.lr_mult, info.decay_mult),
         factor_rows=rows if info.factors else 0,
         statistics=info.statistics,
+        looked_up=info.looked_up,
     )

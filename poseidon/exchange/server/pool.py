@@ -75,7 +75,7 @@ def _concatenated(members: Sequence[Trained]) -> Trained:
     flat = torch.cat([member.tensor.detach().reshape(-1) for member in members])
     first = members[0]
     name = f"{first.name} and {len(members) - 1} more"
-    return replace(first, name=name, tensor=flat, factor_rows=0)
+    return replace(first, name=name, tensor=flat, factor_rows=0, looked_up=False)
 
 
 class Pool(Placed):

@@ -10,6 +10,7 @@ Law: all workers lay out the same tensors in the same way.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -51,6 +52,7 @@ def store_spec(
             keeping=_keeping(trained, index in copies),
             codec=codecs[index],
             parts=parts.get(index, ()),
+            row_elements=math.prod(trained.tensor.shape[1:]) if trained.looked_up else 0,
         )
         for index, trained in enumerate(tensors)
     )

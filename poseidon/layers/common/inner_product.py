@@ -78,7 +78,10 @@ class Embed(Layer):
         self.allow_absent("bias")
         self.declare(
             BlobSpec(
-                name="weight", shape=(param.input_dim, param.num_output), filler=param.weight_filler
+                name="weight",
+                shape=(param.input_dim, param.num_output),
+                filler=param.weight_filler,
+                looked_up=True,
             ),
             *optional_bias(param),
         )

@@ -4,6 +4,7 @@ made of it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 
 from poseidon.errors import UsageError
-from poseidon.exchange.base import Trained
+from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import plan_exchange
 from poseidon.exchange.cost import (
     Topology,
@@ -24,6 +25,7 @@ from poseidon.exchange.cost import (
 from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.server.store import store_spec
 from ps_server import CodecPair, Consistency, Precision
 from ps_server.network import Network
 
@@ -237,6 +239,33 @@ def test_the_plan_has_codecs_and_their_bytes() -> None:
     )
     assert (fewer.choices[0].scheme, fewer.choices[0].is_compressed) == (Scheme.FACTORS, False)
     assert "compressed" not in fewer.summary()
+
+
+@pytest.mark.parametrize(
+    ("options", "packs"),
+    [
+        ({}, True),
+        ({"precision": Precision.BFLOAT16}, False),
+        ({"consistency": Consistency.SSP}, False),
+        ({"staleness": 1}, False),
+        ({"compress": "int8"}, False),
+    ],
+)
+def test_the_plan_says_where_rows_are_left_out(options: dict[str, object], packs: bool) -> None:
+    table = replace(tensor("embed", 2000, 16), looked_up=True)
+    own = ExchangeOptions(kind=ExchangeKind.SERVER, **options)  # type: ignore[arg-type]
+    member = Membership(network=Network(rank=0, size=2), options=own, shards=2)
+    plan = plan_exchange([table], member)
+    assert ("ps rows" in plan.table()[1]) is packs
+    pair = plan.choices[0].codec
+    store = store_spec(
+        [table],
+        ExchangeSettings(),
+        member,
+        codecs=[pair if isinstance(pair, CodecPair) else None],
+    )
+    assert store.tables[0].row_elements == 16
+    assert store.packs_rows(store.tables[0]) is packs
 
 
 @pytest.mark.parametrize(

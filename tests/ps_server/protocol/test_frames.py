@@ -48,7 +48,7 @@ STORE = StoreSpec(
         ),
         TableSpec(name="seen", size=7, keeping=Keeping.AVERAGE),
         TableSpec(name="sgd", size=7, rule=Rule(kind=RuleKind.TORCH_SGD, dampening=0.25)),
-        TableSpec(name="fc", size=6, rule=MUON),
+        TableSpec(name="fc", size=6, rule=MUON, row_elements=3),
         TableSpec(name="small", size=5, parts=(2, 3)),
     ),
     consistency=Consistency.SSP,
@@ -245,12 +245,13 @@ def create(
     parts: Sequence[int] = (),
     bounds: Sequence[int] = (),
     staleness: int = 0,
+    row_elements: int = 0,
 ) -> bytes:
     """Return the header of `Create` for a store of one table, by the field list of
     docs/wire_protocol.md.
     """
     of_rule = [rule, 0.0, 0.9, 1.0, 0.9, 0.0, regularization, 1.0, 0.0, False, list(matrices)]
-    table = ["t", size, staleness, 0, *of_rule, keeping, "", list(parts)]
+    table = ["t", size, staleness, 0, *of_rule, keeping, "", list(parts), row_elements]
     return header(
         3, 1, 1, [table], "SSPPush", None, 1.0, 0, [], False, "float32", False, list(bounds)
     )
@@ -262,6 +263,10 @@ def create(
         (
             create(parts=(1, 1)),
             "table 't' has parts of 2 elements together; expected 1",
+        ),
+        (
+            create(row_elements=2),
+            "table 't' has rows of 2 elements; expected 1 to 1, or 0 for none",
         ),
         (
             create(bounds=(0, 2, 2)),

@@ -13,7 +13,7 @@ import torch
 from poseidon.exchange.auto.rates import Rates, fastest_schemes
 from poseidon.exchange.base import Trained
 from poseidon.exchange.cost import Topology, choose
-from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.lossy.compression import codecs_of
 
 SLOW = Rates(
@@ -45,6 +45,12 @@ def tensors() -> list[Trained]:
         Trained(name=name, tensor=torch.empty(shape, device="meta"), factor_rows=rows)
         for (name, shape), rows in zip(SHAPES.items(), ROWS, strict=True)
     ]
+
+
+def test_rows_that_are_looked_up_need_the_server() -> None:
+    looked_up = [replace(trained, looked_up=True, factor_rows=0) for trained in tensors()[:1]]
+    plan = choose(looked_up, ExchangeKind.AUTO, Topology.colocated(WORKERS), packs_rows=True)
+    assert fastest_schemes(plan.choices, [0], WORKERS, FAST) == (Scheme.SERVER,)
 
 
 def chosen(rates: Rates, compress: str = "") -> list[str]:

@@ -77,6 +77,11 @@ def test_one_hot(bias: str) -> None:
     torch.testing.assert_close(y, expected)
 
 
+def test_few_rows_of_an_embed_have_a_gradient() -> None:
+    net = embed(f"num_output: 4 input_dim: 5 {FILLERS}")
+    assert [info.looked_up for info in net.parameters_info] == [True, False]
+
+
 def test_mistakes() -> None:
     with pytest.raises(DefinitionError, match="missing input_dim"):
         embed("num_output: 3")
