@@ -5,8 +5,10 @@ copy takes the means. Law: a copy is written to only while nobody reads it.
 
 * A worker's parts leave from its copies, and the mean of a slice overwrites them: its owner has had
   them all by then.
-* An owner's mean leaves from memory of its own, because this worker's next gradient overwrites the
-  copy. Before the next mean each other worker has sent a part of it, so it has the last one.
+* An owner's sum leaves from memory of its own, because this worker's next gradient overwrites the
+  copy. Before the next sum each other worker has sent a part of it, so it has the last one.
+
+Every worker divides a sum where it puts it in its place: as many divisions, one copy less.
 """
 
 from __future__ import annotations
@@ -69,7 +71,7 @@ class Sums:
         self._sent = self._own_slices()
         self._filled = dict.fromkeys(sizes, 0)
         self._place(workers)
-        self._trees: list[TreeSum[Tensor]] = [self._new_tree() for _ in range(len(layout))]
+        self._trees: list[TreeSum[Tensor]] = list(map(self._new_tree, range(len(layout))))
         self._transit = TransitTimes(max(sizes, default=-1) + 1)
         self._bytes_out, self._bytes_in = [0] * len(layout), [0] * len(layout)
         self._first_round = 0
@@ -78,7 +80,7 @@ class Sums:
         self._closing = False
         peers.on("Part", 3, self._take_part)
         peers.on("Values", 2, self._take_values)
-        peers.on("Mean", 2, self._take_mean)
+        peers.on("Sum", 2, self._take_sum)
         self._thread = threading.Thread(target=self._run, name=f"add-{peers.rank}", daemon=True)
         self._thread.start()
 
@@ -108,8 +110,12 @@ class Sums:
         places = [slices[self._rank] for slices in self._layout.slices]
         return [torch.empty(p.stop - p.start, dtype=torch.float32, device="cpu") for p in places]
 
-    def _new_tree(self) -> TreeSum[Tensor]:
-        return TreeSum(self._workers.count)
+    def _new_tree(self, bucket: int) -> TreeSum[Tensor]:
+        def add(left: Tensor, right: Tensor, node: Node) -> Tensor:
+            is_root = node == (0, self._workers.count)
+            return torch.add(left, right, out=self._sent[bucket] if is_root else left)
+
+        return TreeSum(self._workers.count, add)
 
     @property
     def nodes(self) -> int:
@@ -281,11 +287,11 @@ class Sums:
         self._rounds.take_values(sender, bucket, number)
         self._work.append(partial(self._pass_on, bucket, values))
 
-    def _take_mean(self, sender: int, fields: Sequence[int], payload: Buffer) -> None:
+    def _take_sum(self, sender: int, fields: Sequence[int], payload: Buffer) -> None:
         bucket, number = fields
-        mean = self._tensor(sender, bucket, number, sender, payload)
-        place = self._rounds.take_mean(sender, bucket, number)
-        self._work.append(partial(self._put, bucket, place, mean))
+        total = self._tensor(sender, bucket, number, sender, payload)
+        place = self._rounds.take_sum(sender, bucket, number)
+        self._work.append(partial(self._put, bucket, place, total))
 
     def _tensor(self, sender: int, bucket: int, number: int, owner: int, payload: Buffer) -> Tensor:
         """Return a message's payload as a tensor over its memory.
@@ -305,32 +311,34 @@ class Sums:
     # The thread.
 
     def _add(self, bucket: int, node: Node, part: Tensor) -> None:
-        """Add a part of this worker's slice; send its mean if it was the last one."""
+        """Add a part of this worker's slice; send its sum if it was the last one."""
         tree = self._trees[bucket]
         if tree.put(node, part) == (0, self._workers.count):
             (total,) = tree.parts.values()
-            self._trees[bucket] = self._new_tree()
-            torch.div(total, self._workers.count, out=self._sent[bucket])
-            self._send_mean(bucket)
+            self._trees[bucket] = self._new_tree(bucket)
+            self._send_sum(bucket, total)
 
     def _pass_on(self, bucket: int, values: Tensor) -> None:
-        """Send values as this worker's slice of the mean."""
-        self._sent[bucket].copy_(values)
-        self._send_mean(bucket)
+        """Send values as this worker's slice of the sum."""
+        self._send_sum(bucket, self._sent[bucket].copy_(values))
 
-    def _send_mean(self, bucket: int) -> None:
-        """Send this worker's slice of the mean to all others, and put it in its place."""
-        peers, number, mean = self._peers, self._rounds.round(bucket), self._sent[bucket]
+    def _send_sum(self, bucket: int, total: Tensor) -> None:
+        """Send this worker's slice of the sum to all others, and put it in its place."""
+        peers, number = self._peers, self._rounds.round(bucket)
         with peers.monitor:
-            place = self._rounds.take_mean(self._rank, bucket, number)
+            place = self._rounds.take_sum(self._rank, bucket, number)
             if peers.others:
-                self._send(peers.others, "Mean", bucket, (bucket, number), mean)
+                self._send(peers.others, "Sum", bucket, (bucket, number), total)
         peers.wake()
-        self._put(bucket, place, mean)
+        self._put(bucket, place, total)
 
-    def _put(self, bucket: int, place: slice, mean: Tensor) -> None:
-        """Put a slice of the mean in its place."""
-        self._copies[0][place].copy_(mean)
+    def _put(self, bucket: int, place: slice, total: Tensor) -> None:
+        """Put a slice of the mean, or of values, in its place."""
+        memory = self._copies[0][place]
+        if self._rounds.round(bucket) >= self._first_round:
+            torch.div(total, self._workers.count, out=memory)
+        else:
+            memory.copy_(total)
         with self._peers.monitor:
             if self._rounds.put(bucket):
                 for index in self._layout.tensors[bucket]:
