@@ -28,9 +28,15 @@ from poseidon.exchange.kinds import Scheme
 
 LEAST_GAIN = 1.3
 """All-reduce is chosen where it is faster than the server by this factor: the server's values
-travel during the next forward pass too, which no measurement before training shows, and where
-processors are busy the measurement makes the server's hand-offs between processes dearer than
-training does.
+travel during the next forward pass too, which no measurement before training shows.
+"""
+BUSY = 0.15
+"""Where all-reduce keeps more of the processors that compute busy, an iteration takes longer by
+processor time, and all-reduce takes less of it than workers and shards together.
+"""
+LEAST_GAIN_IF_BUSY = 0.7
+"""Then all-reduce is chosen unless the server is clearly faster, because more hosts serve. Times
+of seconds on busy processors vary by as much.
 """
 
 
@@ -47,6 +53,8 @@ class Rates:
         product_s_per_flop: of a floating-point operation of a product of factors.
         update_s_per_byte: of a byte of a weight that is updated from factors, without the product.
             A measurement has both in `product_s_per_flop`, for a job's rows.
+        busy: the part of the processors that compute which all-reduce uses, 0 to 1; 0: they are
+            accelerators.
     """
 
     server_s: float
@@ -56,6 +64,7 @@ class Rates:
     link_s_per_byte: float
     product_s_per_flop: float
     update_s_per_byte: float = 0.0
+    busy: float = 0.0
 
     @classmethod
     def slowest(cls, rates: Sequence[Rates]) -> Rates:
@@ -86,6 +95,8 @@ class Rates:
             f"server {_cost(self.server_s, self.server_s_per_byte)}",
             f"all-reduce {_cost(self.allreduce_s, self.allreduce_s_per_byte)}",
         ]
+        if self.busy > 0:
+            rates[-1] += f" and {self.busy:.0%} of the processors"
         if self.product_s_per_flop > 0:
             rates.append(f"products of factors {1e-9 / self.product_s_per_flop:.1f} GFlop/s")
         return ", ".join(rates)
@@ -126,7 +137,8 @@ def fastest_schemes(
         return sum(each) + (rates.allreduce_s if Scheme.ALLREDUCE in plan else rates.server_s)
 
     by_server, by_allreduce = schemes(Scheme.SERVER), schemes(Scheme.ALLREDUCE)
-    return by_allreduce if seconds(by_allreduce) * LEAST_GAIN < seconds(by_server) else by_server
+    gain = LEAST_GAIN_IF_BUSY if rates.busy > BUSY else LEAST_GAIN
+    return by_allreduce if seconds(by_allreduce) * gain < seconds(by_server) else by_server
 
 
 def _seconds(choice: Choice, scheme: Scheme, rows: int, workers: int, rates: Rates) -> float:

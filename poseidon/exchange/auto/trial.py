@@ -8,16 +8,16 @@ Workers join the shards with a trial store (`StoreSpec.trial`), and measure
 
 The code is that of training, and all workers measure at the same time. On CPUs each worker computes
 meanwhile, with as many threads as in training: there an exchange costs what it takes from the
-computation, too. Several tensors travel together, so that a shard sums one while the next one is on
-the link, as in training. All workers collect all figures and take the slowest of each, so every
-worker has the same. It takes some tenths of a second; on links below 250 Mbit/s some seconds.
+computation, too. The processor time of all-reduce tells how much that is. Several tensors travel
+together, so that a shard sums one while the next one is on the link, as in training. All workers
+collect all figures and take the slowest of each, so every worker has the same. It takes some tenths
+of a second; on links below 250 Mbit/s some seconds.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -129,10 +129,11 @@ def measure(client: Client, tensors: Sequence[Trained], member: Membership) -> R
 
     with (
         _sums(client, tensors, member) as by_allreduce,
-        computing(tensors[0].tensor.device),
+        computing(tensors[0].tensor.device) as computed_s,
     ):
+        meter = _ProcessorMeter(by_allreduce, computed_s)
         (server_s, server_s_per_byte), (allreduce_s, allreduce_s_per_byte) = _by_turns(
-            client, [by_server, by_allreduce], sizes
+            client, [by_server, meter.run], sizes
         )
     products = _product_s_per_flop(client, tensors, member)
     link = server_bytes(2**20, member.topology) / (ELEMENT_BYTES * 2**20)
@@ -143,6 +144,7 @@ def measure(client: Client, tensors: Sequence[Trained], member: Membership) -> R
         "allreduce_s_per_byte": allreduce_s_per_byte,
         "link_s_per_byte": server_s_per_byte / link,
         "product_s_per_flop": products,
+        "busy": meter.busy,
     }
     try:
         return Rates.slowest([Rates.from_json(each) for each in _collect(client, own)])
@@ -151,19 +153,55 @@ def measure(client: Client, tensors: Sequence[Trained], member: Membership) -> R
 
 
 @contextlib.contextmanager
-def computing(device: torch.device) -> Iterator[None]:
-    """Keep the process's threads busy with products of matrices, where the device is a CPU."""
+def computing(device: torch.device) -> Iterator[Callable[[], float] | None]:
+    """Keep the process's threads busy with products of matrices, where the device is a CPU.
+
+    Yield what returns the processor seconds of this so far; None on an accelerator.
+    """
     if device.type != "cpu":
-        yield
+        yield None
         return
     ended = threading.Event()
     thread = threading.Thread(target=_compute, args=(ended,), name="poseidon-load", daemon=True)
     thread.start()
+    assert thread.ident is not None
+    clock = time.pthread_getcpuclockid(thread.ident)
     try:
-        yield
+        yield lambda: time.clock_gettime(clock)
     finally:
         ended.set()
         thread.join()
+
+
+class _ProcessorMeter:
+    """Measures which part of the processors that compute an exchange uses.
+
+    Args:
+        exchange: exchanges tensors.
+        computed_s: of `computing`.
+    """
+
+    def __init__(
+        self, exchange: Callable[[range], None], computed_s: Callable[[], float] | None
+    ) -> None:
+        self._exchange = exchange
+        self._computed_s = computed_s
+        self._used_s = self._whole_s = 0.0
+
+    def run(self, tables: range) -> None:
+        """Exchange tensors."""
+        computed_s = self._computed_s or (lambda: 0.0)
+        began_s, used_s = time.perf_counter(), time.process_time() - computed_s()
+        self._exchange(tables)
+        self._used_s += time.process_time() - computed_s() - used_s
+        self._whole_s += time.perf_counter() - began_s
+
+    @property
+    def busy(self) -> float:
+        """The part, 0 to 1; 0 where an accelerator computes."""
+        if self._computed_s is None:
+            return 0.0
+        return min(1.0, max(0.0, self._used_s / self._whole_s / torch.get_num_threads()))
 
 
 def _compute(ended: threading.Event) -> None:
@@ -231,7 +269,8 @@ def _by_turns(
             for each in TOGETHER:
                 mine[each].append(_run_s(partial(scheme, each)))
     bytes_of = [ELEMENT_BYTES * sum(sizes[table] for table in each) for each in TOGETHER]
-    return [_line([statistics.median(mine[each]) for each in TOGETHER], bytes_of) for mine in times]
+    # the fastest run: what else the processors do makes some runs three times as slow
+    return [_line([min(mine[each]) for each in TOGETHER], bytes_of) for mine in times]
 
 
 def _line(seconds: Sequence[float], bytes_of: Sequence[int]) -> tuple[float, float]:
