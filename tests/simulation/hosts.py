@@ -68,6 +68,7 @@ class JobProcess(Process):
         """Take a line of standard input."""
         if self.alive:
             self.commands.append(json.loads(line))
+            self.changed = True
             self.on_command()
 
     def exit(self, status: int) -> None:
@@ -76,8 +77,11 @@ class JobProcess(Process):
             self.kill()
             self._exited(status)
 
-    def beat(self) -> Iterator[float]:
-        """Send heartbeats."""
+    def beat(self) -> None:
+        """Send heartbeats from now on."""
+        self.loop(self._beats(), _raise, lambda: None)
+
+    def _beats(self) -> Iterator[float]:
         while True:
             yield BEAT_S
             self.emit({"event": "alive", "still_s": 0.0})
@@ -204,7 +208,6 @@ class HostAgent:
         process = JobProcess(self.process.world, name, event, exited)
         self.processes[request.id] = process
         self._outbox.append(Started(id=request.id, pid=100 + request.id, created_s=0.0))
-        process.loop(process.beat(), _raise, lambda: None)
         self._host.spawn(process, request)
 
     def _leave(self, leave: Leave) -> None:

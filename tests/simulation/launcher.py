@@ -1,7 +1,8 @@
-"""The launcher of a job in a simulated world: the one process that blocks.
+"""The launcher of a job in a simulated world: the one process that blocks in its main thread.
 
 Its code waits with events, conditions and queues. Here these let simulated time pass until what is
 waited for has come. What its threads do between two waits runs as loops of a simulated process.
+Threads that block are `BatonThread`s, in the launcher as in other processes.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 import queue
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -23,7 +25,7 @@ from poseidon.errors import JobError
 from poseidon.launcher import site
 from tests.simulation.network import End, Fabric
 from tests.simulation.processes import Process
-from tests.simulation.second_thread import SecondThread
+from tests.simulation.threads import BatonThread, Lock
 from tests.simulation.world import Violation, World
 
 FOR_EVER_S = 1e6
@@ -32,53 +34,73 @@ STRETCH = 4
 
 
 class Primitives:
-    """The modules `time`, `threading` and `queue` of a launcher in a world."""
+    """The modules `time`, `threading` and `queue` of a world's processes."""
 
     def __init__(self, world: World) -> None:
+        self.world = world
         self.process = Process(world, "launcher")
         self.limit_s = math.inf
         """When the job must have ended."""
-        self.time = SimpleNamespace(monotonic=world.clock)
-        self.threading = SimpleNamespace(
-            Lock=contextlib.nullcontext,
-            Event=lambda: _Event(self),
-            Condition=lambda: _Condition(self),
-            Thread=_Thread,
+        self.time = SimpleNamespace(
+            monotonic=world.clock,
+            perf_counter=world.clock,
+            perf_counter_ns=lambda: int(1e9 * world.now),
+            sleep=lambda seconds: self.wait(lambda: False, seconds),
         )
+        self.threading = SimpleNamespace(
+            Lock=Lock,
+            RLock=Lock,
+            Event=lambda: _Event(self),
+            Condition=lambda lock=None: _Condition(self),
+            Thread=self.thread,
+        )
+        self.launcher_threading = SimpleNamespace(**{**self.threading.__dict__, "Thread": _Thread})
+        """Of the modules whose threads run as loops."""
         self.queue = SimpleNamespace(
             Queue=lambda most=0: _Queue(self), Empty=queue.Empty, Full=queue.Full
         )
-        self.seconds: list[SecondThread] = []
-        """Its threads that block, beside the main one."""
+
+    @property
+    def current(self) -> Process:
+        """The process whose thread runs; that of the launcher, if it is none of `BatonThread`."""
+        running = self.world.running
+        return self.process if running is None else running.process
 
     def wait(self, question: Callable[[], object], timeout_s: float | None) -> bool:
         """Let time pass until a question is answered with yes; return whether it was in time."""
-        world = self.process.world
-        for thread in self.seconds:
-            if thread.runs:
-                return thread.wait(question, min(timeout_s or FOR_EVER_S, FOR_EVER_S))
+        world = self.world
+        seconds = FOR_EVER_S if timeout_s is None else min(timeout_s, FOR_EVER_S)
+        if world.running is not None:
+            return bool(question()) or world.running.wait(question, seconds)
         if world.now > self.limit_s:
             raise Violation("the job does not end")
         if self.process.stopped_s:  # it sees nothing
             world.run(lambda: False, self.process.stopped_s)
-        return world.run(question, min(timeout_s or FOR_EVER_S, FOR_EVER_S))
+        return world.run(question, seconds)
 
-    def second_thread(self, target: Callable[[], None], **_: object) -> SecondThread:
-        """Return what stands for a thread that blocks."""
-        self.seconds.append(SecondThread(self.process, target))
-        return self.seconds[-1]
+    def thread(
+        self, target: Callable[..., object], args: Sequence[object] = (), **_: object
+    ) -> BatonThread:
+        """Return what stands for a thread of the process that runs."""
+        return self.thread_in(self.current, partial(target, *args))
+
+    def thread_in(self, process: Process, target: Callable[[], object]) -> BatonThread:
+        """Return what stands for a thread of a process."""
+        return BatonThread(process, target, self.wait)
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
         """Let the launcher's modules use them."""
-        places = ((remote, ("time", "threading", "queue")), (remote_process, ("threading",)))
+        places = ((remote, ("time", "queue")), (loop, ("time", "queue")))
         with contextlib.ExitStack() as stack:
-            for module, names in (*places, (loop, ("time", "threading", "queue"))):
+            for module, names in places:
                 for name in names:
                     stack.enter_context(patch.object(module, name, getattr(self, name)))
+            for module in (remote, remote_process, loop):
+                stack.enter_context(patch.object(module, "threading", self.launcher_threading))
             stack.enter_context(patch.object(site, "for_each_host", _one_after_the_other))
             stack.enter_context(patch.object(site, "close_agents", _close_all))
-            stack.callback(lambda: [thread.close() for thread in self.seconds])
+            stack.callback(lambda: [thread.close() for thread in self.world.threads])
             yield
 
 
@@ -100,10 +122,11 @@ def _close_all(agents: Sequence[RemoteAgent]) -> None:
 class _Event:
     def __init__(self, primitives: Primitives) -> None:
         self._primitives = primitives
+        self._process = primitives.current
         self._set = False
 
     def set(self) -> None:
-        self._set = True
+        self._set = self._process.changed = True
 
     def is_set(self) -> bool:
         return self._set
@@ -112,16 +135,24 @@ class _Event:
         return self._primitives.wait(self.is_set, timeout_s)
 
 
-class _Condition(contextlib.nullcontext[None]):
+class _Condition(Lock):
     def __init__(self, primitives: Primitives) -> None:
-        super().__init__()
         self._primitives = primitives
+        self._process = primitives.current
+        self._notified = 0
 
     def wait_for(self, question: Callable[[], object], timeout_s: float | None = None) -> bool:
         return self._primitives.wait(question, timeout_s)
 
-    def notify_all(self) -> None:
-        pass
+    def wait(self, timeout_s: float | None = None) -> bool:
+        before = self._notified
+        return self._primitives.wait(lambda: self._notified > before, timeout_s)
+
+    def notify(self) -> None:
+        self._notified += 1
+        self._process.changed = True
+
+    notify_all = notify
 
 
 class _Thread:
@@ -147,22 +178,28 @@ class _Thread:
 class _Queue:
     def __init__(self, primitives: Primitives) -> None:
         self._primitives = primitives
+        self._process = primitives.current
         self._items: deque[Any] = deque()
         self.on_put: Callable[[], None] = lambda: None
 
     def put(self, item: object, timeout: float | None = None) -> None:
         self._items.append(item)
+        self._process.changed = True
         self.on_put()
 
     put_nowait = put
+
+    def empty(self) -> bool:
+        return not self._items
 
     def get_nowait(self) -> Any:
         if not self._items:
             raise queue.Empty
         return self._items.popleft()
 
-    def get(self, timeout: float) -> Any:
-        self._primitives.wait(lambda: self._items, STRETCH * timeout)
+    def get(self, timeout: float | None = None) -> Any:
+        stretched_s = None if timeout is None else STRETCH * timeout
+        self._primitives.wait(lambda: self._items, stretched_s)
         return self.get_nowait()
 
 

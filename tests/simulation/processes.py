@@ -21,11 +21,15 @@ simulated with fewer events."""
 
 
 class Question(NamedTuple):
-    """What a task waits for: `ask` returns None until there is an answer, or raises."""
+    """What a task waits for: `ask` returns None until there is an answer, or raises.
+
+    One that is not polled is asked only when `Process.changed`.
+    """
 
     ask: Callable[[], Any]
     text: str
     timeout_s: float
+    polled: bool = True
 
 
 Task = Generator[float | Question, Any, None]
@@ -43,6 +47,8 @@ class Process:
         self.world = world
         self.name = name
         self.alive = True
+        self.changed = False
+        """Whether the stand-ins for events, conditions and queues have changed since `ask_all`."""
         self.on_death: list[Callable[[bool], None]] = []
         self._stopped_until_s = 0.0
         self._random = world.stream(f"process {name}")
@@ -99,8 +105,10 @@ class Process:
 
     def ask_all(self) -> None:
         """Ask the questions of the tasks that wait."""
+        changed, self.changed = self.changed, False
         for task in self._tasks:
-            if task.waits:
+            question = task.question
+            if question is not None and (changed or question.polled):
                 task.ask()
 
 
@@ -183,7 +191,8 @@ class Running:
     def __init__(self, process: Process, task: Task) -> None:
         self._process = process
         self._task = task
-        self._question: Question | None = None
+        self.question: Question | None = None
+        """That it waits for."""
         self._due_s = self._timer_s = math.inf
         """When its question has waited too long, and when the next event comes that sees to it."""
         self.error: Exception | None = None
@@ -191,19 +200,14 @@ class Running:
         process.world.open_tasks += 1
 
     @property
-    def waits(self) -> bool:
-        """Whether it has a question."""
-        return self._question is not None
-
-    @property
     def waits_for(self) -> str:
         """What it waits for."""
-        return self._question.text if self._question else "its computation"
+        return self.question.text if self.question else "its computation"
 
     def end(self) -> None:
         """Make no further step."""
         if not self.over:
-            self.over = True
+            self.over, self.question = True, None
             self._process.world.open_tasks -= 1
 
     def begin(self) -> None:
@@ -212,17 +216,17 @@ class Running:
 
     def ask(self) -> None:
         """Ask its question, if it waits."""
-        question = self._question
+        question = self.question
         if question is None or not self._process.alive:
             return
         try:
             answer = question.ask()
         except Exception as error:  # noqa: BLE001 - raised in the task, whose question it is
-            self._question = None
+            self.question = None
             self._resume(0.0, None, error)
             return
         if answer is not None:
-            self._question = None
+            self.question = None
             self._resume(0.0, answer, None)
 
     def _resume(self, after_s: float, value: object, error: Exception | None) -> None:
@@ -246,7 +250,7 @@ class Running:
             self.end()
             return
         if isinstance(wanted, Question):
-            self._question = wanted
+            self.question = wanted
             self._due_s = process.world.now + wanted.timeout_s
             if self._due_s < self._timer_s:
                 self._timer_s = self._due_s
@@ -259,11 +263,11 @@ class Running:
         if timer_s != self._timer_s:
             return
         self._timer_s = math.inf
-        if self._question is None:
+        if self.question is None:
             return
         if self._process.world.now < self._due_s:
             self._timer_s = self._due_s
             self._process.world.at(self._due_s, self._time_out, self._due_s)
             return
-        text, self._question = self._question.text, None
+        text, self.question = self.question.text, None
         self._go_on(None, StalenessTimeout(f"{text}: in vain"))

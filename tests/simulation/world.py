@@ -14,11 +14,24 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
 
 class Violation(AssertionError):
     """A law of the protocol does not hold."""
+
+
+class Blocking(Protocol):
+    """A thread that blocks; see `BatonThread`."""
+
+    process: Any
+    error: BaseException | None
+
+    def wait(self, question: Callable[[], object], timeout_s: float) -> bool:
+        """See `BatonThread`."""
+
+    def close(self) -> None:
+        """See `BatonThread`."""
 
 
 class World:
@@ -35,6 +48,8 @@ class World:
         lossy: whether something was lost for good, so that processes may end with an error.
         events: how many there were.
         open_tasks: tasks of processes that have not ended.
+        threads: that block, of all processes.
+        running: the one that runs; None: the events do.
     """
 
     def __init__(self, seed: int, *, only: frozenset[str] | None = None) -> None:
@@ -43,6 +58,8 @@ class World:
         self.deviations: list[str] = []
         self.lossy = False
         self.lost_s = -1.0
+        self.threads: list[Blocking] = []
+        self.running: Blocking | None = None
         self._only = only
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._number = self.events = self.open_tasks = 0

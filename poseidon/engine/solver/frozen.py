@@ -87,4 +87,4 @@ class FrozenHistories:
         """Set the histories to those of a snapshot."""
         for name, entry in self._entries.items():
             for tensor, array in zip(entry.history, histories[name], strict=True):
-                tensor.copy_(torch.from_numpy(np.ascontiguousarray(array, np.float32)).reshape(-1))
+                tensor.copy_(torch.from_numpy(np.array(array, np.float32)).reshape(-1))

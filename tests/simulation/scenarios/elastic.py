@@ -1,6 +1,8 @@
 """An elastic job: processes that go on after the loss of others, from snapshots in memory, and hosts
 that come back, join and leave meanwhile.
 
+The code of the workers is the real one (`elastic_worker.py`).
+
 Checked: the job ends; with the iteration and the bits of the undisturbed run wherever it has
 finished, and with its bits in every iteration and every memory snapshot before; with an error only
 where the user has asked for its end, or it was disturbed before it had started. No start has a host
@@ -13,9 +15,12 @@ left. No process outlives the job.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
+import logging
 import math
+import os
+import shutil
+import tempfile
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +34,7 @@ from unittest.mock import patch
 from poseidon.cluster.agent.messages import Start as StartProcess
 from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.dial.dialer import Dialer, Needs
-from poseidon.cluster.job_plan import ProcessName, Role, ShardPlan, WorkerPlan
+from poseidon.cluster.job_plan import Role, ShardPlan, WorkerPlan
 from poseidon.cluster.jobs.requests import HostRequest
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.process import ProcessSpec
@@ -41,17 +46,19 @@ from poseidon.cluster.supervision.restarts import (
 )
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.state import Outcome, SignalEffect, SignalReceived
-from poseidon.engine.document import TrainingDocument
-from poseidon.engine.solver import memory
+from poseidon.engine.document import JobDocument
 from poseidon.errors import JobError
-from poseidon.launcher import host_changes, newcomers, processes, runner, site
+from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.options import ExchangeOptions
+from poseidon.launcher import host_changes, newcomers, processes, runner, site, training_job
 from poseidon.launcher.host_changes import HostChanges
-from poseidon.launcher.job import Job
 from poseidon.launcher.listeners import Listeners
-from poseidon.launcher.processes import Start
+from poseidon.launcher.processes import Start, shard_spec
 from poseidon.launcher.request import TrainRequest
 from poseidon.launcher.site import Site
-from tests.simulation.client import Waits
+from poseidon.launcher.snapshots import SnapshotList
+from poseidon.launcher.training_job import TrainingJob
+from poseidon.proto.definition import SolverDefinition, parse_solver
 from tests.simulation.cluster import (
     FAULTS,
     Cluster,
@@ -60,7 +67,7 @@ from tests.simulation.cluster import (
     draw_duration,
     hosts_of,
 )
-from tests.simulation.elastic_worker import ElasticShard, ElasticWorker
+from tests.simulation.elastic_worker import ElasticShard, ElasticWorker, installed
 from tests.simulation.hosts import JobProcess, SimulatedHost
 from tests.simulation.world import Violation, World
 
@@ -68,35 +75,55 @@ SETTINGS = 41
 LIMIT_S = 6000.0
 STALL_S = 14.0
 MOST_UNTIL_REGROUPED = 7
-"""Iterations that a job may make before it follows a request to regroup."""
+"""Iterations that a job may make before it follows a request to regroup; with local steps a round
+more."""
 POLL_S = 0.5
 """How often the launcher looks for hosts that are missing: simulated with fewer events."""
-DOCUMENT = (
-    "rank",
-    "workers",
-    "client",
-    "local_rank",
-    "virtual_workers",
-    "shards",
-    "token",
-    "replicas",
-    "memory_snapshot_every",
-    "rewind",
-    "aside",
-)
-"""The fields of a worker's document that simulated ones use."""
+SOLVER = """
+net_param {{
+  layer {{ name: "data" type: "DummyData" top: "x" top: "y" dummy_data_param {{
+    shape {{ dim: 2 dim: 3 }} data_filler {{ type: "gaussian" std: 1 }}
+    shape {{ dim: 2 dim: 2 }} data_filler {{ type: "gaussian" std: 1 }} }} }}
+  layer {{ name: "ip" type: "InnerProduct" bottom: "x" top: "p"
+    param {{ lr_mult: 1 }} param {{ lr_mult: 0 decay_mult: 1 }} inner_product_param {{
+    num_output: 2 weight_filler {{ type: "xavier" }} bias_filler {{ type: "constant" value: 1 }} }} }}
+  layer {{ name: "loss" type: "EuclideanLoss" bottom: "p" bottom: "y" top: "l" }}
+}}
+base_lr: 0.05 lr_policy: "fixed" max_iter: {iterations} snapshot: {snapshot} type: "{rule}"
+weight_decay: 0.01 average_loss: 3 display: 4 random_seed: 5 solver_mode: CPU
+"""
+"""A net whose virtual workers draw random records. AdaGrad keeps a history of the blob that does not
+learn."""
+FOLDER = Path(tempfile.gettempdir()) / f"poseidon-simulation-{os.getpid()}"
+"""Where the run's files are; of one run at a time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """What the bits of a job follow from."""
+
+    virtual: int
+    iterations: int
+    snapshot: int
+    rule: str
+    compress: str
+    steps: int
+
+    def options(self) -> ExchangeOptions:
+        """Return the options of the exchange."""
+        return ExchangeOptions(
+            kind=ExchangeKind.SERVER, compress=self.compress, sync_every=self.steps, check_every=5
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """What a job is made of, besides its deviations."""
 
+    weights: Weights
     hosts: int
     workers: int
     """Of each host."""
-    virtual: int
-    iterations: int
-    snapshot: int
     replicas: int
     every: int | None
     min_workers: int
@@ -108,24 +135,21 @@ def settings_of(number: int) -> Settings:
     random = Random(f"elastic {number}")
     hosts, workers = random.choice((2, 3, 3, 4)), random.choice((1, 1, 1, 2))
     return Settings(
+        weights=Weights(
+            virtual=hosts * workers + random.choice((0, 1, 2)) * workers,
+            iterations=random.choice((6, 12, 20)),
+            snapshot=random.choice((4, 7, 100)),
+            rule=random.choice(("SGD", "AdaGrad")),
+            compress="",
+            steps=0,
+        ),
         hosts=hosts,
         workers=workers,
-        virtual=hosts * workers + random.choice((0, 1, 2)) * workers,
-        iterations=random.choice((6, 12, 20)),
-        snapshot=random.choice((4, 7, 100)),
         replicas=random.choice((1, 1, 2)),
         every=random.choice((None, 2, 3)),
         min_workers=random.choice((1, 1, workers + 1)),
         max_rejoins=random.choice((0, 1, 3)),
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Snapshot:
-    """A snapshot on a disk."""
-
-    content: bytes
-    digest: str
 
 
 class Course(Cluster):
@@ -134,11 +158,11 @@ class Course(Cluster):
     def __init__(self, world: World, settings: Settings, expected: Sequence[bytes]) -> None:
         super().__init__(world, settings.hosts)
         self.settings = settings
-        self.iterations, self.every = settings.iterations, settings.snapshot
+        self.iterations = settings.weights.iterations
         self.expected = expected
         self.values: dict[int, bytes] = {}
         """By iteration, where no others are expected."""
-        self.disk: dict[str, Snapshot] = {}
+        self.workers: dict[JobProcess, ElasticWorker] = {}
         self.finals: dict[int, tuple[int, bytes]] = {}
         self.holders: dict[JobProcess, int] = {}
         """The processes that hold a memory snapshot, and its iteration."""
@@ -150,18 +174,29 @@ class Course(Cluster):
         self.requests = _Requests(self)
         self.reached = 0
         """The most iterations that a worker has made."""
+        self._disk = world.stream("disk")
         spare = SimulatedHost(self.fabric, "spare host", self.spawn)
         self.machines[f"10.0.0.{settings.hosts + 1}"] = spare
 
     def spawn(self, process: JobProcess, start: StartProcess) -> None:
         """See `Cluster`."""
         process.on_death.append(lambda silent: self.died.add(start.name.host))
-        work = ElasticShard if start.name.role is Role.SHARD else ElasticWorker
-        work(self, process, json.loads(start.first_line))
+        if start.name.role is Role.SHARD:
+            ElasticShard(self, process, json.loads(start.first_line))
+        else:
+            ElasticWorker(self, process, start.first_line)
 
     def ask_to_stop(self, within_s: float | None) -> None:
         """See `Cluster`."""
         self.requests._received.append(SignalReceived(effect=SignalEffect.STOP, within_s=within_s))
+
+    def read_solver(self, path: object) -> SolverDefinition:
+        """See `elastic_worker.Course`."""
+        return _solver_of(self.settings.weights)
+
+    def pid(self, process: JobProcess) -> int:
+        """See `elastic_worker.Course`."""
+        return list(self.workers).index(process)
 
     def check(self, name: str, iteration: int, values: bytes) -> None:
         """See `elastic_worker.Course`."""
@@ -176,19 +211,13 @@ class Course(Cluster):
 
     def ended(self, rank: int, iteration: int, values: bytes) -> None:
         """See `elastic_worker.Course`."""
+        if iteration == self.iterations:
+            self.check(f"worker {rank}", iteration, values)
         self.finals[rank] = iteration, values
 
-    def read(self, state: str) -> bytes:
+    def write(self, process: JobProcess, path: Path) -> None:
         """See `elastic_worker.Course`."""
-        return self.disk[state].content
-
-    def write(self, process: JobProcess, iteration: int, content: bytes) -> Waits:
-        """See `elastic_worker.Course`."""
-        name = f"snapshot {iteration} of {process.name}"
-        self.disk[name] = Snapshot(content=content[: len(content) // 2], digest="")
-        yield 0.1
-        self.disk[name] = Snapshot(content=content, digest=hashlib.sha256(content).hexdigest())
-        process.emit({"event": "snapshot", "state": name, "iteration": iteration})
+        self.primitives.time.sleep(0.03)
 
 
 class _Requests(SignalRequests):
@@ -244,74 +273,45 @@ class _Site(Site):
         return host.address in [each.address for each in self.hosts]
 
 
-class _Job(Job):
+class _Dialer(ClusterDialer):
+    """The hosts have a file system in common with the launcher."""
+
+    here = True
+
+
+class _Job(TrainingJob):
     """The job."""
 
-    restarts_by_itself = True
-    fixed_because = ""
-
     def __init__(self, settings: Settings, site: Site) -> None:
+        weights = settings.weights
         request = TrainRequest(
+            solver=FOLDER / "solver.prototxt",
             job="job",
-            output=Path("/tmp"),
+            output=FOLDER / "job",
             threads=1,
             num_app_threads=settings.workers,
-            virtual_workers=settings.virtual,
+            virtual_workers=weights.virtual,
             replicas=settings.replicas,
             memory_snapshot_every=settings.every,
             min_workers=settings.min_workers,
             max_rejoins=settings.max_rejoins,
             max_restarts=50,
             stall_timeout=STALL_S,
+            exchange=weights.options(),
+            server_requested=settings.workers > 1,
         )
-        super().__init__(request, site, title="job", stem="job", devices=("cpu",))
-        self._settings = settings
+        super().__init__(request, site)
 
-    def shares_data(self) -> bool:
-        """See `Job`."""
-        return True
-
-    def document(self, role: WorkerPlan, start: Start) -> TrainingDocument:
-        """See `Job`."""
-        return replace(
-            self.worker_document(role, start),
-            replicas=self._settings.replicas,
-            memory_snapshot_every=self._settings.every or 0,
-        )
+    def document(self, role: WorkerPlan, start: Start) -> JobDocument:
+        """See `Job`. Each worker of a host connects to the shards itself."""
+        return replace(super().document(role, start), local_workers=1, local_address="")
 
     def spec(self, role: WorkerPlan | ShardPlan, start: Start) -> ProcessSpec:
-        """See `Job`. Each worker of a host connects to the shards itself."""
-        line: dict[str, object]
-        if isinstance(role, ShardPlan):
-            slot, workers = role.channel, self.plan.worker_count
-            line = {"shard": role.index, "token": start.token, "workers": workers}
-        else:
-            document, slot = self.document(role, start), role.local_rank
-            line = {name: getattr(document, name) for name in DOCUMENT}
-            line |= {"snapshot": start.point.state, "begin": start.point.iteration}
-        first_line = json.dumps(line).encode()
-        return ProcessSpec(name=role.process, argv=("program",), first_line=first_line, slot=slot)
-
-
-class _Snapshots(JobListener):
-    """See `SnapshotList`."""
-
-    def __init__(self, course: Course) -> None:
-        self._course = course
-        self._written: dict[int, str] = {}
-
-    def on_event(self, name: ProcessName, event: Mapping[str, object]) -> None:
-        """See `JobListener`."""
-        if event["event"] == "snapshot":
-            self._written[int(str(event["iteration"]))] = str(event["state"])
-
-    def newest_intact(self) -> StartingPoint:
-        """See `SnapshotList`."""
-        for iteration, name in sorted(self._written.items(), reverse=True):
-            found = self._course.disk[name]
-            if hashlib.sha256(found.content).hexdigest() == found.digest:
-                return StartingPoint(state=name, iteration=iteration)
-        return StartingPoint()
+        """See `Job`."""
+        if not isinstance(role, ShardPlan):
+            return super().spec(role, start)
+        workers = self.plan.worker_count
+        return shard_spec(role, start, self.id, workers=workers, trace="")
 
 
 class _Driver(runner._Run):
@@ -320,11 +320,11 @@ class _Driver(runner._Run):
     def __init__(self, course: Course) -> None:
         settings = self._settings = course.settings
         self.course = course
-        self._job = _Job(settings, _Site(hosts_of(settings.hosts), ClusterDialer(course)))
+        self._job = _Job(settings, _Site(hosts_of(settings.hosts), _Dialer(course)))
         self._registration: Any = _Registration()
         self._requests = course.requests
         self._terminal: Any = SimpleNamespace(print=self._print)
-        self._snapshots: Any = _Snapshots(course)
+        self._snapshots = SnapshotList(self._job.origin, self._print)
         self._plan_file: Any = SimpleNamespace(plan="")
         self._changes = HostChanges(self._job, self._registration, self._requests, self._print)
         self._listeners = Listeners(self._changes, self._snapshots, _Started(course))
@@ -452,31 +452,22 @@ class _Started(JobListener):
 def _installed(course: Course) -> Iterator[None]:
     """Let the code of the launcher and of the workers' memory live in the run's world."""
     primitives = course.primitives
-    clock = SimpleNamespace(
-        monotonic=course.world.clock,
-        perf_counter=course.world.clock,
-        sleep=lambda seconds: primitives.wait(lambda: False, seconds),
-    )
-    threads = SimpleNamespace(
-        Event=primitives.threading.Event,
-        Thread=primitives.second_thread,
-        Lock=contextlib.nullcontext,
-    )
     places: Sequence[tuple[Any, str, object]] = (
         (newcomers, "queue", primitives.queue),
-        (newcomers, "time", clock),
-        (host_changes, "threading", threads),
-        (host_changes, "time", clock),
+        (newcomers, "time", primitives.time),
+        (host_changes, "threading", primitives.threading),
+        (host_changes, "time", primitives.time),
         (host_changes, "_POLL_S", POLL_S),
         (host_changes, "RequestFiles", lambda folder, job: course.commands),
         (host_changes, "Registry", lambda folder: SimpleNamespace(folder=folder)),
-        (runner, "time", clock),
+        (runner, "time", primitives.time),
+        (training_job, "read_solver", course.read_solver),
         (processes, "is_encrypted", lambda encrypt, hosts: False),
         (site, "record_fields", lambda record: {}),
-        (memory, "time", clock),
     )
     with contextlib.ExitStack() as stack:
         stack.enter_context(primitives.installed())
+        stack.enter_context(installed(course))
         for module, name, stands_in in places:
             stack.enter_context(patch.object(module, name, stands_in))
         yield
@@ -542,9 +533,17 @@ def _plan(course: Course, random: Random) -> None:
 
 
 @cache
-def undisturbed(number: int) -> tuple[bytes, ...]:
-    """Return the values after each iteration of the undisturbed run."""
-    course = Course(World(number, only=frozenset()), settings_of(number), ())
+def _solver_of(weights: Weights) -> SolverDefinition:
+    fields = {name: getattr(weights, name) for name in ("iterations", "snapshot", "rule")}
+    content = SOLVER.format(**fields).encode()
+    return parse_solver(content, source="solver.prototxt", folder=FOLDER)
+
+
+@cache
+def undisturbed(weights: Weights) -> tuple[bytes, ...]:
+    """Return the values after each iteration of an undisturbed run on one host."""
+    settings = replace(settings_of(0), weights=weights, hosts=1, workers=1)
+    course = Course(World(0, only=frozenset()), settings, ())
     ended = _run(course)
     assert isinstance(ended, RestartedJob), ended
     assert not (ended.restarts or ended.memory_starts), ended
@@ -552,25 +551,34 @@ def undisturbed(number: int) -> tuple[bytes, ...]:
 
 
 def _run(course: Course) -> RestartedJob | JobError:
-    with _installed(course):
-        return _Driver(course).run_job()
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    (FOLDER / "job").mkdir(parents=True)
+    disabled = logging.root.manager.disable
+    logging.disable()
+    try:
+        with _installed(course):
+            ended = _Driver(course).run_job()
+            course.world.run(lambda: False, 60.0)
+            return ended
+    finally:
+        logging.disable(disabled)
+        shutil.rmtree(FOLDER, ignore_errors=True)
 
 
 def simulate(world: World) -> None:
     """Run a seed."""
-    number = world.seed % SETTINGS
-    course = Course(world, settings_of(number), undisturbed(number))
+    settings = settings_of(world.seed % SETTINGS)
+    course = Course(world, settings, undisturbed(settings.weights))
     course.primitives.limit_s = LIMIT_S
     _plan_faults(course)
     _judge(course, _run(course))
-    world.run(lambda: False, 60.0)
     left = [process.name for process in course.processes]
     if left:
         raise Violation(f"these outlive the job: {left}")
 
 
 def _judge(course: Course, ended: RestartedJob | JobError) -> None:
-    for thread in course.primitives.seconds:
+    for thread in course.world.threads:
         if thread.error is not None:
             raise thread.error
     if isinstance(ended, JobError):

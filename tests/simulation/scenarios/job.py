@@ -121,6 +121,7 @@ class Job(Cluster):
 
     def spawn(self, process: JobProcess, start: Start) -> None:
         """See `Cluster`."""
+        process.beat()
         if start.name.role is Role.SHARD:
             _Shard(self, process, start.name.index)
         else:
