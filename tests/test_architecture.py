@@ -43,6 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "poseidon.pycaffe": {
         *("ps_server", "poseidon.proto", "poseidon.metrics", "poseidon.data", "poseidon.snapshot"),
         *("poseidon.solvers", "poseidon.layers", "poseidon.net", "poseidon.engine"),
+        "poseidon.exchange",
     },
     "poseidon.export": {
         *(

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from poseidon import log as glog
+from poseidon.engine.module.distribute import current_context, this_worker
 from poseidon.engine.threads import compute_with_one_thread
 from poseidon.errors import UsageError, counted
 from poseidon.layers.base import CPU, LayerContext
@@ -39,8 +40,8 @@ class Mode:
         gpu: the number of the GPU for `set_mode_gpu`.
         seed: the seed from which the seeds of the next nets are derived; None: random seeds.
         nets: the number of nets created since the seed was set.
-        rank: the rank of this process among `count`.
-        count: the number of processes that train together.
+        rank: the rank of this process among `count`; None: that in its job, or 0.
+        count: the number of processes that train together; None: that of its job, or 1.
         virtual_workers: the number that these compute for; None: one each.
         multiprocess: whether the solvers are processes and not threads; they always are here.
     """
@@ -49,8 +50,8 @@ class Mode:
     gpu: int = 0
     seed: int | None = None
     nets: int = 0
-    rank: int = 0
-    count: int = 1
+    rank: int | None = None
+    count: int | None = None
     virtual_workers: int | None = None
     multiprocess: bool = False
 
@@ -94,7 +95,7 @@ def set_random_seed(seed: int) -> None:
 
 def solver_count() -> int:
     """Return the number of processes that train together."""
-    return MODE.count
+    return this_worker().size if MODE.count is None else MODE.count
 
 
 def set_solver_count(count: int) -> None:
@@ -112,7 +113,7 @@ def set_solver_count(count: int) -> None:
 
 def solver_rank() -> int:
     """Return the rank of this process, from 0."""
-    return MODE.rank
+    return this_worker().rank if MODE.rank is None else MODE.rank
 
 
 def set_solver_rank(rank: int) -> None:
@@ -185,7 +186,7 @@ def next_seed() -> int:
 
 def next_context(phase: int) -> LayerContext:
     """Return the context of the next net, with a seed of its own."""
-    return context_of(phase, next_seed(), rank=_checked_rank(), workers=MODE.count)
+    return context_of(phase, next_seed(), rank=_checked_rank(), workers=solver_count())
 
 
 def context_of(phase: int, seed: int, *, rank: int, workers: int) -> LayerContext:
@@ -205,9 +206,19 @@ def placed_virtual_workers() -> tuple[VirtualWorkers, int]:
     """Return the virtual workers by process, and the rank of this process.
 
     Raises:
-        UsageError: there are fewer virtual workers than processes, or the rank is out of range.
+        UsageError: there are fewer virtual workers than processes, or the rank is out of range, or
+            the job has other numbers.
     """
-    rank, processes, count = _checked_rank(), MODE.count, MODE.virtual_workers
+    rank, processes, count = _checked_rank(), solver_count(), MODE.virtual_workers
+    of_job = current_context().member.virtual_workers
+    if of_job is not None:
+        if (processes, count or of_job.count) != (of_job.processes, of_job.count):
+            raise UsageError(
+                f"the script has {counted(processes, 'solver')} and "
+                f"{counted(count or of_job.count, 'virtual worker')}, and its job "
+                f"{of_job.processes} and {of_job.count}; a script of `poseidon run` sets neither"
+            )
+        return of_job, rank
     if count is None:
         return VirtualWorkers.one_each(processes), rank
     if count < processes:
@@ -229,12 +240,16 @@ def acting_as(rank: int, count: int) -> Iterator[None]:
         MODE.rank, MODE.count = before
 
 
+def seeds_virtual_workers() -> bool:
+    """Return whether the user has set virtual workers, here or for the job."""
+    return (MODE.virtual_workers or current_context().member.virtual_workers) is not None
+
+
 def _checked_rank() -> int:
-    if MODE.rank >= MODE.count:
-        raise UsageError(
-            f"solver rank {MODE.rank} of {MODE.count}: expected a rank below the count"
-        )
-    return MODE.rank
+    rank, count = solver_rank(), solver_count()
+    if rank >= count:
+        raise UsageError(f"solver rank {rank} of {count}: expected a rank below the count")
+    return rank
 
 
 def _check_gpu(gpu: int) -> None:

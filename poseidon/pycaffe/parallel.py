@@ -1,5 +1,7 @@
 """Synchronous data-parallel training with a solver in each process, without NCCL.
 
+A script of `poseidon run` needs no address, rank or count (`poseidon.pycaffe.job`). By hand:
+
     caffe.set_solver_count(2)                       # in each process
     caffe.set_solver_rank(rank)                     # before the solver is created: data layers select records by rank
     solver = caffe.get_solver("solver.prototxt")
@@ -26,11 +28,17 @@ import torch
 from torch import Tensor, distributed
 from torch.nn import functional
 
+from poseidon.engine.module.distribute import current_context
 from poseidon.errors import JobError, UsageError
+from poseidon.pycaffe.job import JobMember
 from poseidon.pycaffe.solver import Solver
 from ps_server.protocol.virtual_workers import Node, TreeSum
 
 NO_NCCL = "NCCL is not used here: has_nccl() is False; expected caffe.Gloo, or `poseidon train` (see docs/pycaffe.md)"
+NO_ADDRESS = (
+    "caffe.Gloo(solver) without an address is for scripts of `poseidon run`; expected "
+    "caffe.Gloo(solver, 'tcp://HOST:PORT')"
+)
 
 
 class NCCL:
@@ -53,14 +61,21 @@ class Gloo:
     Args:
         solver: a solver created after `set_solver_count` and `set_solver_rank`.
         address: the rendezvous: `tcp://<host of rank 0>:<port>`, or `file://<path>` on a shared
-            disk.
+            disk. A job of `poseidon run` connects its solvers itself, and ignores it.
 
     Raises:
         JobError: the other processes cannot be reached.
+        UsageError: there is no address, or the solver does not fit its job.
     """
 
-    def __init__(self, solver: Solver, address: str) -> None:
+    def __init__(self, solver: Solver, address: str = "") -> None:
         self._contributions = solver._contributions
+        context = current_context()
+        self._job = JobMember(solver, context) if context.folder is not None else None
+        if self._job is not None:
+            return
+        if not address:
+            raise UsageError(NO_ADDRESS)
         self._blobs = [blob for _, blob in solver.net._built.learned_blobs()]
         placed, rank = self._contributions.placed, self._contributions.process
         try:
@@ -73,7 +88,12 @@ class Gloo:
             ) from error
 
     def bcast(self) -> None:
-        """Broadcast the weights and statistics of rank 0 to all processes."""
+        """Broadcast the weights and statistics of rank 0 to all processes. In a job that continues
+        from memory the solver then has the whole state of its snapshot, also `iter`.
+        """
+        if self._job is not None:
+            self._job.bcast()
+            return
         values = [blob.write_data() for blob in self._blobs]
         flat = torch.cat([value.reshape(-1).cpu() for value in values])
         distributed.broadcast(flat, src=0)
@@ -85,11 +105,16 @@ class Gloo:
 
     def on_gradients_ready(self) -> None:
         """Average all diffs over all virtual workers, before the update, and the statistics."""
-        self._contributions.average(self._total)
+        if self._job is not None:
+            self._job.average()
+        else:
+            self._contributions.average(self._total)
 
     def close(self) -> None:
         """Leave the group. A second call does nothing."""
-        if distributed.is_initialized():
+        if self._job is not None:
+            self._job.leave()
+        elif distributed.is_initialized():
             distributed.destroy_process_group()
 
     def _total(self, sums: Mapping[Node, Tensor]) -> Tensor:

@@ -37,8 +37,10 @@ from poseidon.pycaffe.mode import (
     MODE,
     acting_as,
     context_of,
+    log,
     next_seed,
     placed_virtual_workers,
+    seeds_virtual_workers,
 )
 from poseidon.pycaffe.net import FileMissing, Net
 from poseidon.snapshot.checksums import check, seal
@@ -93,6 +95,10 @@ class Solver:
         self._updater = Updater(self.net._built, self._settings)
         self._smoothed = SmoothedLoss(self._settings.average_loss)
         self._callbacks: list[tuple[Callback, Callback]] = []
+        self._between: Callback | None = None
+        """What a job does between two iterations."""
+        self._is_brought = False
+        """Whether the state is that of a job which continues, and no iteration has begun since."""
         self._began_s = time.monotonic()
 
     def _make_nets(self, placed: VirtualWorkers) -> None:
@@ -100,7 +106,7 @@ class Solver:
         train = definition.net_definition()
         state = definition.train_state(train)
         self._seed = next_seed() if seed is None else seed
-        self._draws = MODE.virtual_workers is not None and draws_from_process(train)
+        self._draws = seeds_virtual_workers() and draws_from_process(train)
         self.nets = []
         for number in placed.of(self._process):
             self._seed_process("setup", number)
@@ -231,12 +237,16 @@ class Solver:
     def restore(self, state_file: str | os.PathLike[str]) -> None:
         """Restore weights, history and iteration from a snapshot.
 
-        The position of data layers does not change.
+        The position of data layers does not change. It does nothing right after `Gloo.bcast` in a
+        job that continues from memory: the state there is newer.
 
         Raises:
             SnapshotError: the state or its weights are missing, damaged or of another net. If it is
                 the state, nothing has changed.
         """
+        if self._is_brought:
+            log(f"the job continues at iteration {self.iter} from memory, not from {state_file}")
+            return
         path = Path(state_file)
         check(path)
         state = read_state(path, self._updater.specs, self._updater.arrays_per_blob)
@@ -246,6 +256,9 @@ class Solver:
 
     def _iterate(self) -> None:
         settings = self._settings
+        if self._between is not None:
+            self._between()
+        self._is_brought = False
         for net in self.nets:
             net.clear_param_diffs()
         if self._test_is_due(first=settings.test_initialization):

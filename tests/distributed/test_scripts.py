@@ -13,9 +13,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from poseidon.pycaffe import mode
 from tests.support.pseudo_terminal import pseudo_terminal
 from tests.support.shadowing_files import write_shadowing_files
-from tests.support.training_processes import WAIT_S, command, machinefile, poseidon_here, training
+from tests.support.training_processes import (
+    WAIT_S,
+    command,
+    machinefile,
+    make_data,
+    poseidon_here,
+    training,
+)
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
 
@@ -369,3 +377,63 @@ def test_a_signal_stops_all_workers_after_the_same_step(folder: Path) -> None:
     ]  # type: ignore[union-attr]
     assert steps[0] == steps[1]
     assert any("stopped at iteration" in line for line in job.lines)
+
+
+PYCAFFE = """
+import os, signal, sys
+import poseidon.pycaffe as caffe
+if sys.argv[1:] == ["alone"]:
+    caffe.set_virtual_workers(3)
+solver = caffe.get_solver("solver.prototxt")
+if sys.argv[1:] != ["alone"]:
+    group = caffe.Gloo(solver)
+    group.bcast()
+    solver.add_callback(group)
+    solver.add_callback(
+        lambda: (solver.iter, caffe.solver_rank(), caffe.solver_count()) == (7, 0, 2)
+        and os.kill(os.getpid(), signal.SIGKILL),
+        lambda: None,
+    )
+print("at", solver.iter)
+while solver.iter < 10:
+    solver.step(min(5, 10 - solver.iter))
+if caffe.solver_rank() == 0:
+    solver.net.save(sys.argv[1])
+"""
+
+
+def test_a_pycaffe_script_goes_on_from_memory_with_the_same_bits(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two hosts lose rank 0. The weights are those of one process without a job."""
+    make_data(folder)
+    (folder / "pycaffe.py").write_text(PYCAFFE, encoding="utf-8")
+    (folder / "net.prototxt").write_text(
+        """
+        layer { name: "data" type: "Data" top: "x" top: "l"
+          data_param { source: "train_lmdb" batch_size: 6 backend: LMDB }
+          transform_param { scale: 0.004 crop_size: 6 mirror: true } }
+        layer { name: "ip" type: "InnerProduct" bottom: "x" top: "h"
+          inner_product_param { num_output: 10 weight_filler { type: "xavier" } } }
+        layer { name: "norm" type: "BatchNorm" bottom: "h" top: "y" }
+        layer { name: "loss" type: "SoftmaxWithLoss" bottom: "y" bottom: "l" top: "loss" }
+        """
+    )
+    (folder / "solver.prototxt").write_text(
+        'net: "net.prototxt" base_lr: 0.05 momentum: 0.9 lr_policy: "fixed" type: "SGD" '
+        "random_seed: 5 max_iter: 10"
+    )
+    done = poseidon_here(
+        folder,
+        *("run", f"--hostfile={machinefile(folder, 2)}", "--virtual_workers=3"),
+        *("--max_restarts=1", "--max_rejoins=0", "--memory_snapshot_every=3"),
+        *("pycaffe.py", "job.caffemodel"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "; going on from iteration 7 in memory, without client 0 (127.0.0.1)" in done.stderr
+    assert done.stdout == "at 0\nat 7\n"
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", ["pycaffe.py", "alone"])
+    monkeypatch.setattr(mode.MODE, "virtual_workers", None)
+    runpy.run_path("pycaffe.py", run_name="__main__")
+    assert (folder / "job.caffemodel").read_bytes() == (folder / "alone").read_bytes()

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from poseidon.engine.elastic import Regrouped
 from poseidon.engine.module.checkpoint_file import (
     FORMAT,
     checked,
@@ -282,15 +281,12 @@ class Group(SharedLoop):
         memory, iterations = self._memory, self._collections.iterations
         if memory is None or not memory.enters(iterations) or not self._is_whole(iterations):
             return
-        regroups = self._exchange.control.is_asked_to_regroup(iterations)
-        if regroups or memory.is_due():
-            with self._collections.calling("loader"):
-                memory.take(
-                    lambda: packed(self._state("loader", keeps=memory.holds)),
-                    self._collections.gather,
-                )
-        if regroups:
-            raise Regrouped
+        with self._collections.calling("loader"):
+            memory.between(
+                lambda: packed(self._state("loader", keeps=memory.holds)),
+                self._collections.gather,
+                regroups=self._exchange.control.is_asked_to_regroup(iterations),
+            )
 
     def _is_whole(self, iterations: int) -> bool:
         """Return whether the state of this group and of those given to `keep` is all that the

@@ -2,7 +2,8 @@
 
 A snapshot is the content of a checkpoint (`Group.save`), in the memory of the first worker of each
 of the first hosts. It is taken where the loop asks the loader of the job's first group for the
-first batch of an iteration: all that belongs to the iteration before is done there.
+first batch of an iteration, and where a solver of pycaffe begins one: all that belongs to the
+iteration before is done there.
 
 Law: a script has snapshots once its first group has called `resume`, so that a script which starts
 again finds its place.
@@ -14,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from poseidon.engine.elastic import COSTS, SnapshotInterval
+from poseidon.engine.elastic import COSTS, Regrouped, SnapshotInterval
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,28 @@ class ScriptMemory:
             self._interval.note(now - self._since_s, transferring=False)
         self._iteration, self._since_s = iteration, now
         return True
+
+    def between(
+        self,
+        content: Callable[[], bytes],
+        gather: Callable[[bytes], Sequence[bytes]],
+        *,
+        regroups: bool,
+    ) -> None:
+        """Take a snapshot if one is due, between two iterations. All workers call it together.
+
+        Args:
+            content: see `take`.
+            gather: collects payloads.
+            regroups: whether the launcher has requested that the job regroups here.
+
+        Raises:
+            Regrouped: after a snapshot, if it has.
+        """
+        if regroups or self.is_due():
+            self.take(content, gather)
+        if regroups:
+            raise Regrouped
 
     def is_due(self) -> bool:
         """Return whether all workers take a snapshot here."""

@@ -31,6 +31,7 @@ class Contributions:
         placed: as given.
         process: as given.
         averaged: whether the first net has the means of this iteration.
+        infos: of what is averaged, in the order of `tensors`.
     """
 
     def __init__(self, nets: Sequence[NetGraph], placed: VirtualWorkers, process: int) -> None:
@@ -43,6 +44,11 @@ class Contributions:
                 if info.statistics:
                     blob.bind(blob.read_data().clone())
                     info.parameter.data = blob.write_data().view(info.parameter.shape)
+        infos = [info for info, _ in learned[0]]
+        self.infos = [
+            *(info for info in infos if info.parameter.requires_grad),
+            *(info for info in infos if info.statistics),
+        ]
         self._diffs = [[b for info, b in of if info.parameter.requires_grad] for of in learned]
         self._statistics = [[b for info, b in of if info.statistics] for of in learned]
 
@@ -62,17 +68,18 @@ class Contributions:
         """
         tree: TreeSum[Tensor] = TreeSum(self.placed.count)
         for position, number in enumerate(self.placed.of(self.process)):
-            tensors = self._tensors(position)
+            tensors = self.tensors(position)
             flat = torch.cat([tensor.reshape(-1).cpu() for tensor in tensors] or [torch.empty(0)])
             tree.put(Node(number, number + 1), flat)
         mean = total(tree.parts).div_(self.placed.count)
-        tensors = self._tensors(0)
+        tensors = self.tensors(0)
         sizes = [tensor.numel() for tensor in tensors]
         for tensor, part in zip(tensors, mean.split(sizes), strict=True):
             tensor.copy_(part.view(tensor.shape))
         self.averaged = True
 
-    def _tensors(self, position: int) -> list[Tensor]:
+    def tensors(self, position: int) -> list[Tensor]:
+        """Return the diffs, then the statistics, of one of the nets: live tensors."""
         return [
             *(blob.write_diff() for blob in self._diffs[position]),
             *(blob.write_data() for blob in self._statistics[position]),
