@@ -85,7 +85,7 @@ class Pipe:
         """Make a pipe.
 
         Args:
-            schema: of its records; by default that of the first writer.
+            schema: of its records; by default the first writer's.
             obj_key: the attribute under which nets of its readers and writers name it.
         """
         self._num_writers = 0
@@ -317,7 +317,7 @@ class CompositeReader(Reader):
 
 
 class CompositeReaderBuilder(ReaderBuilder):
-    """Makes readers that join those of several builders."""
+    """Makes readers that join the readers of several builders."""
 
     def __init__(self, names: Sequence[str], reader_builders: Sequence[ReaderBuilder]) -> None:
         """Join builders; see `CompositeReader`."""

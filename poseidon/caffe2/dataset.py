@@ -189,8 +189,8 @@ class Dataset:
         net.TrimDataset(self._blobs(), self._blobs(), fields=self.fields, multiple_of=multiple_of)
 
     def init_empty(self, init_net: Any) -> None:
-        """Let a net make new blobs for the columns, empty; those of a record that
-        the schema came with stay as they are.
+        """Let a net make new, empty blobs for the columns; the blobs of a record that the schema
+        came with stay as they are.
         """
         self.field_blobs = InitEmptyRecord(init_net, self.schema.clone_schema()).field_blobs()
 

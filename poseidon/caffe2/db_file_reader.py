@@ -32,10 +32,10 @@ class DBFileReader(Reader):
         Args:
             db_path: a database with a blob for each column.
             db_type: its type, e.g. "minidb".
-            name: the scope of the blobs; by default that of the file with `default_name_suffix`.
+            name: the scope of the blobs; by default the file's name with `default_name_suffix`.
             batch_size: the records of a batch.
             loop_over: whether it begins again at its end.
-            field_names: the columns; by default those of the database, in alphabetic order.
+            field_names: the columns; by default all of the database, in alphabetic order.
 
         Raises:
             AssertionError: there is no path, or databases of this type are not known.

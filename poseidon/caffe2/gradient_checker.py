@@ -114,7 +114,7 @@ class GradientChecker:
             inputs: values of its inputs.
             input_to_check: the index of the input.
             outputs_with_grads: the outputs that the loss is made of.
-            grad_ops: gradient operators, in place of those of the registry.
+            grad_ops: gradient operators, in place of the registry's.
             input_device_options: devices of inputs that lie elsewhere.
             ensure_outputs_are_inferred: whether the inferred shapes of the outputs are checked too.
 
@@ -170,7 +170,7 @@ class GradientChecker:
     def _assertInferTensorChecks(
         self, op: caffe2_pb2.OperatorDef, grad_ops: Iterable[caffe2_pb2.OperatorDef]
     ) -> None:
-        """Raise AssertionError when inferred shapes or types are not those of the blobs."""
+        """Raise AssertionError when inferred shapes or types differ from the blobs'."""
         net = caffe2_pb2.NetDef(op=[op, *grad_ops])
         given = {name: workspace.FetchBlob(name) for name in op.input}
         given.update(

@@ -213,7 +213,7 @@ class ModelHelper:
         """Append the gradient operators; see `core.Net.AddGradientOperators`.
 
         Returns:
-            the gradient of each blob; those of the parameters are in `param_to_grad`.
+            the gradient of each blob; the gradients of the parameters are in `param_to_grad`.
 
         Raises:
             RuntimeError: they were added before.
@@ -249,8 +249,8 @@ class ModelHelper:
         add_weight_decay(self, weight_decay)
 
     def GetOptimizationParamInfo(self, params: Iterable[Any] | None = None) -> list[Any]:
-        """Return the parameters to optimize: all that have a gradient, or those of `params` that
-        have.
+        """Return the parameters to optimize: all that have a gradient, or all of `params` that
+        have one.
         """
         chosen = self.param_to_grad if params is None else self.get_param_to_grad(params)
         return [

@@ -86,8 +86,8 @@ class Operations:
         NetBuilder.current().stop_if(blob)
 
     def loop(self, iters: Any = None, name: str | None = None) -> Loop:
-        """Return a block that is repeated: a number of times, that of a blob, or until `stop` or
-        `stop_if`.
+        """Return a block that is repeated: `iters` times, a number or a blob with one, or until
+        `stop` or `stop_if`.
         """
         return NetBuilder.current().add(Loop(iters, name=name))  # type: ignore[no-any-return]
 

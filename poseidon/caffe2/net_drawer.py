@@ -199,8 +199,8 @@ def GetGraphPngSafe(func: Callable[..., Any], *args: Any, **kwargs: Any) -> byte
 
 
 def _nets_of_plan(plan: Any) -> dict[str, list[Any]]:
-    """Return the operators of a plan's nets; raise ValueError where they have
-    none: the bytes were those of a NetDef.
+    """Return the operators of a plan's nets; raise ValueError where there are none, because the
+    bytes encode a NetDef.
     """
     operators = [op for net in plan.network for op in net.op]
     if not operators or not all(op.type for op in operators):
@@ -213,7 +213,7 @@ def main(arguments: list[str] | None = None) -> int:
     return the exit code.
 
     Args:
-        arguments: those of the command line by default.
+        arguments: by default the command line's.
     """
     parser = argparse.ArgumentParser(description="Caffe2 net drawer.")
     parser.add_argument("--input", required=True, help="the file of the NetDef or PlanDef")

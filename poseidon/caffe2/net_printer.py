@@ -123,7 +123,7 @@ class Analyzer:
             self.step(task.get_step())
 
     def group(self, group: TaskGroup) -> None:
-        """Follow the tasks of a group: those of a node run at the same time."""
+        """Follow the tasks of a group: the tasks of a node run at the same time."""
         by_node: dict[str, list[Task]] = collections.defaultdict(list)
         for task in group.tasks():
             by_node[task.node].append(task)

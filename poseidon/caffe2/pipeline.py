@@ -144,7 +144,7 @@ def pipe_and_output(
 
 
 def processor_name(processor: Any) -> str:
-    """Return the name of a task for its processor: its own name, or that of its class."""
+    """Return the name of a task for its processor: its own name, or its class's."""
     if hasattr(processor, "name"):
         return processor.name  # type: ignore[no-any-return]
     if getattr(processor, "__name__", None) == "<lambda>":

@@ -74,7 +74,7 @@ class Queue(dataio.Pipe):
 
         Args:
             capacity: records that it holds at most.
-            schema: of the records; by default that of the first writer.
+            schema: of the records; by default the first writer's.
             name: of its blob.
             num_dequeue_records: records that a reader takes at once.
         """

@@ -88,7 +88,7 @@ def _LSTM(
         seq_lengths: the length of each sequence, or None.
         initial_states: the first states of all layers, or None: they are parameters.
         dim_in: D.
-        dim_out: the number of units; a list has that of each layer.
+        dim_out: the number of units; a list has one number for each layer.
         scope: the scope of its blobs.
         outputs_with_grads: which outputs of the last layer get gradients: of (h_all, h_last, c_all,
             c_last).
@@ -159,7 +159,7 @@ def layered_LSTM(
     """Add layers as recurrent networks of their own, one after the other; return the outputs of
     the last.
 
-    `create_lstm` makes a layer; the other arguments are those of `LSTM`.
+    `create_lstm` makes a layer; the other arguments are as for `LSTM`.
     """
     blob, size, made = input_blob, dim_in, ()
     for index, units in enumerate(dim_out):

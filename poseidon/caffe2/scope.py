@@ -63,7 +63,7 @@ def DeviceScope(scope: DeviceOption | int | None, node_name: str | None = None) 
     Args:
         scope: the device, or 0 or None for the CPU; node name and extra information of the scope
             around it are kept where it has none.
-        node_name: the node, in place of that of `scope`.
+        node_name: the node, in place of the one in `scope`.
 
     Raises:
         AssertionError: `scope` is no device option, or the scope was changed inside.

@@ -71,7 +71,7 @@ class WorkspaceType:
 
 
 class TaskGroup(context.Managed):
-    """Tasks that run at the same time; those of a node share a workspace.
+    """Tasks that run at the same time; the tasks of a node share a workspace.
 
     It ends when all have ended.
     """
@@ -89,7 +89,7 @@ class TaskGroup(context.Managed):
         self._tasks_by_node: tuple[TaskGroup, dict[str, str]] | None = None
 
     def add(self, task: Task) -> None:
-        """Add a task; those of a group share one type of workspace.
+        """Add a task; the tasks of a group share one type of workspace.
 
         Raises:
             AssertionError: the group was used already, or the types differ.
@@ -237,7 +237,7 @@ class Task(context.Managed):
             workspace_type: see `WorkspaceType`.
             group: in place of the current one.
             node: where it runs; by default the current node.
-            name: of the task; by default that of the step.
+            name: of the task; by default the step's.
             num_instances: how many copies of it run at the same time.
         """
         if not name and isinstance(step, core.ExecutionStep):

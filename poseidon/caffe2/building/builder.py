@@ -32,7 +32,7 @@ class NetBuilder(context.Managed):
             initial_scope: blobs that exist before.
             _stop_blob_required: whether a block without a stop condition is an error.
             _stop_blob: the blob that stops it; by default it is made where it is needed.
-            _fullname: the name without that of the builder around.
+            _fullname: the name without the name of the builder around it.
             _use_control_ops: see the class.
         """
         assert not _fullname or not name, "Cannot set both _fullname and name"
@@ -76,7 +76,7 @@ class NetBuilder(context.Managed):
         assert not self._frozen, f"This NetBuilder ({self.name}) has been built already."
 
     def _update_lexical_scope(self) -> set[str]:
-        """Return the blobs that exist now: those of before, and those of the nets so far."""
+        """Return the blobs that exist now: the initial ones and the outputs of the nets so far."""
         self._lexical_scope = set(self._init_lexical_scope)
         for child in self._children:
             if isinstance(child, core.Net):

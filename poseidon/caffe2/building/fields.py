@@ -106,7 +106,7 @@ class Field:
         return self.clone(keep_blobs=False)
 
     def slice(self) -> slice:
-        """Return the places of the columns among those of the whole record."""
+        """Return the places of the columns among the columns of the whole record."""
         begin = self._begin()
         return slice(begin, begin + len(self.all_scalars()))
 
@@ -182,7 +182,7 @@ class Scalar(Field):
         return self.dtype
 
     def id(self) -> int:
-        """Return the place of this column among those of the whole record."""
+        """Return the place of this column among the columns of the whole record."""
         return self._begin()
 
     @property

@@ -31,7 +31,7 @@ class Job(context.Managed):
             download_group: runs once behind the epochs.
             exit_group: runs once at the end.
             stop_conditions: outputs of tasks of an epoch; the job ends where one is true.
-            nodes_to_checkpoint: by default those of `init_group`.
+            nodes_to_checkpoint: by default the nodes of `init_group`.
         """
         self.init_group: Any = init_group or TaskGroup(workspace_type=WorkspaceType.GLOBAL)
         self.epoch_group: Any = epoch_group or TaskGroup()

@@ -75,8 +75,8 @@ class _Manager:
             self._metadata_handler.write(epoch=epoch)
 
     def get_resume_from_epoch_id(self, user_epoch: int | None = None) -> int | None:
-        """Return the epoch to go on behind: the handler's last, by default that of the user;
-        None for none.
+        """Return the epoch after which to continue: the handler's last, by default the user's;
+        None if there is none.
         """
         if self._metadata_handler is not None:
             return self._metadata_handler.last_epoch(user_epoch=user_epoch)  # type: ignore[no-any-return]
@@ -138,13 +138,13 @@ class CheckpointManager(_Manager):
         path_prefix: str | None = None,
         path_type: str | None = None,
     ) -> Task:
-        """Return the task that finds the blobs to save: those of the workspace, or of the file
+        """Return the task that finds the blobs to save: all blobs of the workspace, or of the file
         of an epoch.
 
         Args:
             nodes: at most one.
             retrieve_from_epoch: the epoch.
-            path_prefix, path_type: of that file, where they are not those of the manager.
+            path_prefix, path_type: of that file, where they differ from the manager's.
         """
         assert nodes is None or len(nodes) == 1, "CheckpointManager only supports single node."
         with Task(outputs=[self._blob_names]) as task:
@@ -196,7 +196,7 @@ class CheckpointManager(_Manager):
 
         Args:
             epoch: its number.
-            path_prefix, path_type: of the file, where they are not those of the manager.
+            path_prefix, path_type: of the file, where they differ from the manager's.
         """
         self._current_db_name = path = db_name(epoch, self._node_name, self._db_prefix, path_prefix)
         logger.info("Loading checkpoints from = %s", path)
@@ -213,7 +213,7 @@ class CheckpointManager(_Manager):
         )
 
     def load_blobs_from_checkpoint(self, blob_names: Sequence[str], epoch: int) -> Task:
-        """Return the task that loads those of some blobs that the file of an epoch has."""
+        """Return the task that loads the given blobs, as far as the file of the epoch has them."""
         self._current_db_name = path = db_name(epoch, self._node_name, self._db_prefix)
         logger.info("Load from %s", path)
         return self._timed_task(
@@ -276,7 +276,7 @@ class MultiNodeCheckpointManager(_Manager):
         """Make a manager for each node; return False where they are there already.
 
         Raises:
-            AssertionError: they are those of other nodes.
+            AssertionError: they are there for different nodes.
         """
         if self._node_managers is not None:
             known = [node for node, _ in self._node_managers]

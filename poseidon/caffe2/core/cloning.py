@@ -208,7 +208,7 @@ def clone_and_bind_net(
         net: the net.
         name: of the copy.
         prefix: put before the names of the blobs that the net makes.
-        blob_remap: other names, by those in the net; it gets those of the copy too.
+        blob_remap: new names, by the names in the net; the copy's names are added to it.
         inputs: a record that takes the place of the net's input record.
         keep_schema: whether the copy has input and output records.
 

@@ -251,8 +251,8 @@ def gen_while_gradient(op: OperatorDef, g_output: Given) -> Result:
     """Return the gradient operators of a `While`, and the gradients of its inputs.
 
     The gradient loop runs as often as the loop did: while there are workspaces of its iterations.
-    The gradient of a blob that the loop changes goes from iteration to iteration; those of blobs
-    that it reads only are summed.
+    The gradient of a blob that the loop changes passes from iteration to iteration; the gradients
+    of blobs that it only reads are summed.
 
     Raises:
         ValueError: the loop is no single `Do` that keeps its workspaces.

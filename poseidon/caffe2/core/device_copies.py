@@ -35,7 +35,7 @@ PLACE_HOLDER_OPS = frozenset({"Placeholder"})
 
 
 def InferBlobDevices(net: Net) -> BlobDevices:
-    """Return the device of each blob that a net makes: that of its operator."""
+    """Return the device of each blob that a net makes: its operator's device."""
     return {name: op.device_option for op in net.Proto().op for name in op.output}
 
 

@@ -315,9 +315,7 @@ def _referred(gradient: Any) -> Any:
 
 
 class GradientRegistry:
-    """The gradients of operators: those registered in Python, then those of the operators
-    themselves.
-    """
+    """The gradients of operators: first what is registered in Python, then the operators' own."""
 
     gradient_registry_: dict[
         str, Callable[[OperatorDef, Sequence[Any]], tuple[Any, Sequence[Any]]]

@@ -16,7 +16,7 @@ def _RegisterPythonImpl(
 
     Args:
         f: `f(inputs, outputs)`, with the workspace as third argument where `pass_workspace` is set.
-        grad_f: `grad_f(inputs, outputs)`, whose inputs are those of f, its outputs and their
+        grad_f: `grad_f(inputs, outputs)`, whose inputs are the inputs of f, its outputs and their
             gradients.
         python_func_type: a class made with `f`; its methods `forward` and `backward` are the
             functions.

@@ -33,7 +33,7 @@ def combine(model: Any) -> None:
 
 
 def _interleaved(model: Any) -> list[list[Any]]:
-    """Return for each operator of a replica those of all replicas."""
+    """Return for each operator of a replica the same operator of all replicas."""
     own: dict[int, list[Any]] = {device: [] for device in model._devices}
     for op in model.net.Proto().op:
         copied = type(op)()

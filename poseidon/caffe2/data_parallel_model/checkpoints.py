@@ -19,8 +19,8 @@ COUNTERS = ("Iter", "AtomicIter")
 
 
 def GetCheckpointParams(model: Any) -> set[Any]:
-    """Return the blobs of a complete checkpoint: those of the first device, and
-    counters of iterations outside scopes.
+    """Return the blobs of a complete checkpoint: the first device's, and counters of iterations
+    outside scopes.
     """
     check_parallelized(model)
     blobs, _ = blobs_to_sync(model)

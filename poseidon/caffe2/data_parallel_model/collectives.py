@@ -133,7 +133,7 @@ def _join_slices(
         net: the net that joins them.
         name: of the group.
         group: the gradients.
-        joined: the indices that were joined before; those of this group are added.
+        joined: the indices that were joined before; this group's indices are added.
         concatenate: adds the operator that makes a blob of the parts of all devices.
     """
     prefix = f"{scope_of(model, model._devices[0])}{name}"
@@ -154,8 +154,8 @@ def _join_slices(
 
 
 class CollectivesConcurrencyControl:
-    """Spreads collectives over a few common worlds; those of one world run one after the other,
-    in one order.
+    """Spreads collectives over a few common worlds; the collectives of a world run one after the
+    other, in one order.
 
     Attributes:
         common_worlds: their blobs.
@@ -185,8 +185,8 @@ class CollectivesConcurrencyControl:
         self.control_inputs: list[Any] = []
 
     def get_control_and_context(self, control_output_blob: Any) -> tuple[Any, Any]:
-        """Return the world of the next collective, and the blobs it waits for: those of the one
-        before in its world.
+        """Return the world of the next collective, and the blobs it waits for: the blobs of the
+        collective before it in this world.
 
         Args:
             control_output_blob: the blobs that the collective makes.
@@ -337,7 +337,7 @@ def AddBlobSync(model: Any, blobs: Sequence[str], net: Any = None) -> None:
     Args:
         model: a parallelized model.
         blobs: names without the scope of a device.
-        net: the net; by default that of the model.
+        net: the net; by default the model's.
     """
     if not blobs:
         return

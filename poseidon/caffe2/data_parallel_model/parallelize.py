@@ -34,7 +34,7 @@ from poseidon.caffe2.data_parallel_model.running import BARRIER_TIMEOUT_S, set_n
 Builder = Callable[[Any], Any]
 """Takes the model and adds operators to it."""
 EXTRA_THREADS = 8
-"""Threads for collectives between hosts, beside those of the devices."""
+"""Threads for collectives between hosts, beside the threads of the devices."""
 
 
 def Parallelize(
@@ -104,8 +104,8 @@ def Parallelize(
         combine_spatial_bn: whether SpatialBN normalizes the joined batch of all devices of a host.
         barrier_net_timeout_sec: how long `RunInitNet` and `RunNet` wait for the slowest shard.
         shard_batch_sizes: the batch size of each shard, where these differ. Gradients are weighted
-            by n_i / sum n_i, so that the update is that of the whole batch. By default all shards
-            count the same.
+            by n_i / sum n_i, so that the update equals an update with the whole batch. By default
+            all shards count the same.
 
     Raises:
         AssertionError: the call is in a device scope, both builders of updates are given, or one

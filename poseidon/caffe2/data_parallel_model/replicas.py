@@ -133,8 +133,8 @@ def for_each_replica(model: Any, build: Callable[[Any], Any]) -> dict[int, Any]:
 
 
 def stripBlobName(param: Any) -> str:
-    """Return a blob's name without its first scope: `a/b/c` is `b/c`; a slice has those of
-    indices and values.
+    """Return a blob's name without its first scope: `a/b/c` is `b/c`. For a slice, return the
+    names of its indices and values.
     """
     if isinstance(param, core.GradientSlice):
         return stripBlobName(param.indices) + ":" + stripBlobName(param.values)
@@ -177,8 +177,8 @@ def check_params(params: Sequence[Any]) -> None:
 
 
 def infer_devices(model: Any) -> None:
-    """Store in the model on which device each blob is: that of the first operator that reads or
-    writes it.
+    """Store in the model on which device each blob is: the device of the first operator that reads
+    or writes it.
     """
     found: dict[str, Any] = {}
 

@@ -18,7 +18,7 @@ BARRIER_TIMEOUT_S = 300
 def set_nets(
     model: Any, init_nets: list[Any], nets: list[Any], barrier_net_timeout_sec: float
 ) -> None:
-    """Store in the model the nets that `RunInitNet` and `RunNet` run; those of several shards
+    """Store in the model the nets that `RunInitNet` and `RunNet` run; with several shards they
     begin with a barrier.
 
     The barrier lets fast shards wait for slow ones before an epoch, longer than a collective

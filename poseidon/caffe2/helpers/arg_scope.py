@@ -25,7 +25,7 @@ def get_current_scope() -> dict[str, dict[str, Any]]:
 
 @contextmanager
 def scoped(names: list[str], arguments: dict[str, Any]) -> Iterator[None]:
-    """Give helpers default arguments; those of an inner context win."""
+    """Give helpers default arguments; the defaults of an inner context win."""
     outer = _scope.arguments
     _scope.arguments = {**outer, **{name: {**outer.get(name, {}), **arguments} for name in names}}
     try:

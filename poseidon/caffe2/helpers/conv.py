@@ -155,7 +155,7 @@ def conv_transpose(
     ws_nbytes_limit: int | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Add `ConvTranspose`; the arguments are those of `conv`."""
+    """Add `ConvTranspose`, with the arguments of `conv`."""
     use_bias = not kwargs.pop("no_bias", False)
     blob_out = blob_out or model.net.NextName()
     shape = (

@@ -76,7 +76,7 @@ def is_compatible(
 
 
 def compute_blob_assignments(assignments: Iterable[Sequence[Named]]) -> dict[str, str]:
-    """Return the new name of each blob that shares: that of the last one of its assignment."""
+    """Return the new name of each blob that shares: the name of the last blob in its assignment."""
     return {
         name: assignment[-1][0]
         for assignment in assignments

@@ -139,7 +139,7 @@ def optimize_inference_fast(net: Any, static_blobs: Iterable[Any]) -> Any:
 
 
 def _names(blobs: Iterable[Any]) -> set[str]:
-    """Return the names of blobs; those of a sparse gradient are two."""
+    """Return the names of blobs; a sparse gradient has two."""
     names: set[str] = set()
     for blob in blobs:
         if hasattr(blob, "indices") and hasattr(blob, "values"):

@@ -53,7 +53,7 @@ function takes.
 arguments: it is called directly, which saves a tenth of the time of a small operator. It must not
 return its input itself.
 
-**In place.** The name of an output may be that of an input; the blob is then bound to the new
+**In place.** An output may have the name of an input; the blob is then bound to the new
 tensor. A function must not write to its inputs, except where Caffe2 demands the same blob (updates
 of parameters, counters, Scatter...): there it writes to the input and returns it. An output may be
 a view of an input.
@@ -63,9 +63,9 @@ output, `GO0` the gradient of that output, `GI1` the gradient of the input 1 (it
 `<input>_grad`); `I*`, `O*`, `GO*`, `GI*` are all of them, `I1?` is left out where the operator has
 no input 1, `_GI0_dims` is `_<gradient>_dims`:
 
-    "FCGradient(I0, I1, GO0) -> GI1, GI2, GI0"          one operator; its arguments are those of the forward operator
+    "FCGradient(I0, I1, GO0) -> GI1, GI2, GI0"          with the forward operator's arguments
     "Scale(GO0) -> GI0 {scale=2.0}; Mul(GI0, I0) -> GI0"    two operators; the first has an argument of its own only
-    "Scale(GO0) -> GI0 {scale=2.0, ...}"                arguments of its own, then those of the forward operator
+    "Scale(GO0) -> GI0 {scale=2.0, ...}"                own arguments, then the forward operator's
     "GI0 = GO0"                                         no operator: the gradient passes through
     "GI0 = (I1, GO0)"                                   a sparse gradient: indices and values
     NO_GRADIENT                                         differentiable, and no gradient goes to the inputs

@@ -174,7 +174,7 @@ class AdamOptimizer(AlphaOptimizer):
                 gradient.
             rowWise: whether a row of a sparse parameter has one second moment.
             engine: of the operators.
-            enableRAdam: whether sparse updates are those of RAdam (Liu et al., 2020).
+            enableRAdam: whether sparse updates follow RAdam (Liu et al., 2020).
             use_smart_decay: whether sparse updates decay the moments by the steps that a row was
                 left out.
         """

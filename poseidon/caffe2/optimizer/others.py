@@ -146,7 +146,7 @@ class RmsPropOptimizer(AlphaOptimizer):
         engine: str | None = "",
         **kwargs: Any,
     ) -> None:
-        """Take the settings; `decay` is that of the mean of squares."""
+        """Take the settings; `decay` applies to the mean of squares."""
         super().__init__(alpha, policy, kwargs)
         self.decay = decay
         self.momentum = momentum

@@ -25,7 +25,7 @@ def add_tensor(net: Any, name: str, blob: np.ndarray) -> None:
     Args:
         net: a NetDef.
         name: of the tensor.
-        blob: its values; those of type uint8 become one string, objects must be `bytes`.
+        blob: its values; values of type uint8 become one string, objects must be `bytes`.
 
     Raises:
         ValueError: no operator makes tensors of this type.

@@ -201,7 +201,7 @@ def save_to_db(
     Args:
         db_type, db_destination: the database.
         predictor_export_meta: the predictor.
-        use_ideep: accepted; tensors are those of the CPU.
+        use_ideep: accepted; tensors are on the CPU.
         args: further arguments of `get_meta_net_def`.
         kwargs: arguments of that and of the operator Save.
 
@@ -235,8 +235,7 @@ def load_from_db(
 
     Args:
         filename, db_type: the database.
-        device_option: the device of all operators, by default that of the device scope, else their
-            own.
+        device_option: the device of all operators; by default the device scope's, else their own.
         args, kwargs: accepted; Caffe2's loaders pass them on.
 
     Raises:

@@ -9,9 +9,7 @@ from poseidon.caffe2 import core, scope
 
 
 def create_predict_net(predictor_export_meta: Any) -> Any:
-    """Return the NetDef that predicts: its inputs are those of the predictor and the parameters,
-    in this order.
-    """
+    """Return the NetDef that predicts: its inputs are the predictor's, then the parameters."""
     meta = predictor_export_meta
     proto = core.Net(meta.predict_net.name or "predict").Proto()
     proto.op.extend(meta.predict_net.op)

@@ -35,7 +35,7 @@ class AttentionCell(RNNCell):
         attention_memory_optimization: bool,
         **kwargs: Any,
     ) -> None:
-        """Set up a cell around that of the decoder; see `rnn_cell.LSTMWithAttention`."""
+        """Set up a cell around the decoder's cell; see `rnn_cell.LSTMWithAttention`."""
         super().__init__(**kwargs)
         assert attention_type in range(4), "the attention type is none of AttentionType"
         self.encoder_output_dim = encoder_output_dim

@@ -58,7 +58,7 @@ class RNNCell:
         self.initializer = initializer
 
     def scope(self, name: str) -> str:
-        """Return a name with that of the cell before it."""
+        """Return a name, preceded by the cell's name."""
         return name if self.name is None else f"{self.name}/{name}"
 
     def apply_over_sequence(
@@ -75,7 +75,7 @@ class RNNCell:
             model: the model.
             inputs: the sequence, of shape (T, N, D).
             seq_lengths: the length of each of the N sequences; by default all are T.
-            initial_states: the first states; by default those of the initializer.
+            initial_states: the first states; by default the initializer's.
             outputs_with_grads: outputs that get gradients, as indices of the states below; by
                 default the cell's own.
 

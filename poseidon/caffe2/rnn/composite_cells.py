@@ -139,7 +139,7 @@ class MultiRNNCell(RNNCell):
         self.initializer = MultiRNNCellInitializer(cells)
 
     def prepare_input(self, model: Any, input_blob: Any) -> Any:
-        """See `RNNCell`: that of the first layer."""
+        """See `RNNCell`: the first layer prepares it."""
         blob = rectified(input_blob)
         with core.NameScope(self.name or ""):
             return self.cells[0].prepare_input(model, blob)

@@ -62,7 +62,7 @@ def function_of(
     Args:
         definition: the operator.
         workspace: a `runtime.Workspace`, for operators that use more than their inputs.
-        device: the device of the outputs; by default that of the definition.
+        device: the device of the outputs; by default the definition's.
 
     Raises:
         KeyError: there is no such operator.

@@ -124,8 +124,8 @@ def chains(operators: Sequence[OperatorDef], starting: Collection[int] = ()) -> 
     """Return the chains of a net: an operator joins the chain of the one that it waits for,
     where both have no other.
 
-    Operators that another chain releases start a chain. The order is that of the first operators:
-    running the chains one after the other is right too.
+    Operators that another chain releases start a chain. Chains are in the order of their first
+    operators: running them one after the other is right too.
 
     Args:
         operators: of a net.

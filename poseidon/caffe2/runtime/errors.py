@@ -69,8 +69,8 @@ _RAISE = dis.opmap["RAISE_VARARGS"]
 def cause(error: Exception, inputs: Mapping[str, Any]) -> str:
     """Return why an operator has failed.
 
-    What torch, NumPy or Python report of inputs that they cannot compute with becomes a sentence on
-    the inputs; their text stays that of the exception's own cause.
+    A report of torch, NumPy or Python about inputs that they cannot compute with becomes a sentence
+    on the inputs; the report stays as the exception's own cause.
 
     Args:
         error: what it has raised.

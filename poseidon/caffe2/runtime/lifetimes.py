@@ -18,8 +18,8 @@ STEP_NETS = ("step_net", "backward_step_net")
 def overwritten(operators: Sequence[OperatorDef]) -> Iterator[tuple[str, int, int]]:
     """Yield name, last user and overwriting operator of each value that is dead in between.
 
-    Values that come from outside the net, and blobs that operators may use unseen, are left out:
-    those of operators on blobs, which may read their outputs, and of nets in arguments.
+    Left out are values that come from outside the net, and blobs that operators may use unseen:
+    blobs of operators on blobs, which may read their outputs, and of nets in arguments.
     """
     hidden = _hidden(operators)
     made: set[str] = set()

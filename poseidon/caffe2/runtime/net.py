@@ -151,9 +151,8 @@ class Net:
         """
         found = {}
         for index, operator in enumerate(self.definition.op):
-            if operator.type.startswith(
-                "Python"
-            ):  # its function may wait for that of another operator
+            # The function of a Python operator may wait for another operator's.
+            if operator.type.startswith("Python"):
                 self.steps[index] = _lending(self.steps[index])
             if index not in freeing:
                 start = bind_start(operator, self._inputs[index])
@@ -209,8 +208,8 @@ def computing_threads(operators: Sequence[OperatorDef]) -> int:
     """Return how many threads compute in a net that waits for other machines: on CPUs one for
     each replica.
 
-    More would compete with torch's own threads inside operators, and with those that send. On GPUs
-    threads wait for the device, and their number is that of the net.
+    More would compete with torch's own threads inside operators, and with threads that send. On
+    GPUs threads wait for the device, and the net sets their number.
     """
     devices: defaultdict[int, set[int]] = defaultdict(set)
     for operator in operators:

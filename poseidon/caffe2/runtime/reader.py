@@ -139,7 +139,7 @@ class Reader:
             return turns
 
     def take(self, turns: Turns) -> list[Record]:
-        """Return the next batch of an operator; read those of the others that come before it."""
+        """Return the next batch of an operator; read the others' batches that come before it."""
         with self._lock:
             while not turns.waiting:
                 following = min(self._all(), key=lambda each: each.batches)
@@ -155,7 +155,7 @@ class Reader:
         return [turns for _, turns in found if turns is not None]
 
     def _number(self, count: int) -> int:
-        """Return the number of this shard's record `count` among those of all shards."""
+        """Return the number of this shard's record `count` among the records of all shards."""
         if not self._sizes:
             return count * self._shards + self._shard
         batch, place = divmod(count, self._sizes[self._shard])

@@ -33,7 +33,7 @@ class TensorView:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape; that of an empty blob is (0,)."""
+        """The shape; (0,) for an empty blob."""
         return (0,) if self._blob.value is None else tuple(self._blob.value.shape)
 
     _shape = shape

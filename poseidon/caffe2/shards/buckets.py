@@ -86,8 +86,8 @@ class Buckets:
         return bucket.add(tensors)
 
     def _first_like(self, world: CommonWorld) -> CommonWorld:
-        """Return the first world whose sums are those of a world: a few sums at a time take less
-        time than many.
+        """Return the first world that can take over the sums of a world: a few sums at a time take
+        less time than many.
         """
         for known in self._worlds:
             if known.joins(world):
@@ -145,7 +145,7 @@ class _Bucket:
             pending.start(functools.partial(self._result_of, number))
 
     def _result_of(self, number: int) -> list[Tensor]:
-        """Wait for the sum; return that of one member, on the devices of its tensors."""
+        """Wait for the sum; return the part of one member, on the devices of its tensors."""
         with self._lock:
             if self._result is None:
                 self._result = self._unpack()

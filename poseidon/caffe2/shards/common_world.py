@@ -23,7 +23,7 @@ from poseidon.exchange.local.process_group import Backend, ProcessGroup
 from ps_server import PeerLost
 
 TIMEOUT_S = 30.0
-"""Default time limit of a world's operations: that of Caffe2."""
+"""Default time limit of a world's operations, as in Caffe2."""
 
 
 class CommonWorld:

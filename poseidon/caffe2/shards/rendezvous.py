@@ -251,7 +251,7 @@ def interfaces() -> Mapping[str, str]:
 
 
 def outside_interfaces() -> Mapping[str, str]:
-    """Return those of `interfaces` that are no loopback."""
+    """Return the `interfaces` that are not loopback."""
     return {name: address for name, address in interfaces().items() if not is_loopback(address)}
 
 

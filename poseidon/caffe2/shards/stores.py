@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import redis
 
 TIMEOUT_S = 30.0
-"""Default time limit of `get` and `wait`: that of Caffe2."""
+"""Default time limit of `get` and `wait`, as in Caffe2."""
 FIRST_POLL_S = 0.01
 LAST_POLL_S = 0.25
 LOCK_TIMEOUT_S = 10.0
@@ -88,7 +88,7 @@ class Store(ABC):
         return not self.missing(keys)
 
     def missing(self, keys: Sequence[str]) -> list[str]:
-        """Return those of these keys that are not set."""
+        """Return the keys that are not set."""
         return [key for key in keys if self.find(key) is None]
 
     def get(self, key: str, timeout_s: float = TIMEOUT_S) -> bytes:

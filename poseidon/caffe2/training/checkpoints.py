@@ -27,9 +27,8 @@ def checkpoint_path(args: argparse.Namespace, epoch: int) -> Path:
 
 
 def save(args: argparse.Namespace, model: ModelHelper, epoch: int) -> Path:
-    """Write a checkpoint after so many epochs, and remove that of the epoch before.
-
-    Return its path.
+    """Write a checkpoint after so many epochs, remove the checkpoint of the epoch before, and
+    return the new one's path.
 
     The first makes the folder.
     """
@@ -90,8 +89,8 @@ def shapes_of_params(model: ModelHelper) -> dict[str, tuple[int, ...]]:
 
 
 def check_loaded(path: str, meta: Any, expected: dict[str, Any], found: dict[str, Any]) -> None:
-    """Raise UsageError when a checkpoint is that of another network: it lacks parameters, or has
-    other shapes.
+    """Raise UsageError when a checkpoint belongs to a different network: parameters are missing,
+    or their shapes differ.
     """
     stored = set(predictor_py_utils.GetBlobs(meta, predictor_constants.PARAMETERS_BLOB_TYPE))
     for name, shape in expected.items():

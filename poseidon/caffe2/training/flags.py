@@ -72,7 +72,7 @@ def add_flag(group: Any, name: str, text: str, **settings: Any) -> None:
 
 
 def flags() -> argparse.ArgumentParser:
-    """Return the parser of the flags: those of Caffe2's trainers, then what was added."""
+    """Return the parser of the flags: the flags of Caffe2's trainers, then what was added."""
     parser = argparse.ArgumentParser(description="Train ResNet-50 on a database of images")
     data = parser.add_argument_group("data")
     add_flag(

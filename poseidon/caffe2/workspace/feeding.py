@@ -169,7 +169,7 @@ def DeserializeBlob(name: Any, serialized: bytes) -> None:
     """Set a blob to what a BlobProto holds.
 
     Raises:
-        RuntimeError: the bytes are not those of a BlobProto.
+        RuntimeError: the bytes do not encode a BlobProto.
     """
     message = parsed(caffe2_pb2.BlobProto, serialized)
     blob = current().create(StringifyBlobName(name))

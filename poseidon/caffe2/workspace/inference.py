@@ -25,7 +25,7 @@ def InferShapesAndTypes(
 
     Args:
         nets: in the order in which they run.
-        blob_dimensions: shapes of the inputs; by default those of the blobs of the workspace.
+        blob_dimensions: shapes of the inputs; by default the shapes of the workspace's blobs.
         nets_proto: whether `nets` are NetDefs.
         blob_types: data types of these inputs; by default FLOAT.
     """

@@ -77,7 +77,7 @@ def parsed(kind: type[M], given: Any) -> M:
     """Return a message from its bytes, or from an object with `Proto()`.
 
     Raises:
-        RuntimeError: the bytes are not those of such a message.
+        RuntimeError: the bytes do not encode such a message.
     """
     data = StringifyProto(given)
     try:

@@ -39,7 +39,7 @@ class Predictor:
         """Return the net's external outputs for inputs, given in the order of the external
         inputs or by name.
 
-        Inputs that are not given keep their values: those of the init net, or of the run before.
+        Inputs that are not given keep their values from the init net or from the run before.
 
         Raises:
             TypeError: the inputs are one array, not a list of arrays.

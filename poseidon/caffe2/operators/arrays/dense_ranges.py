@@ -14,11 +14,11 @@ from poseidon.caffe2.operators.registry import NO_GRADIENT, operator
 
 @operator("GatherRangesToDense", gradient=NO_GRADIENT, inputs=(2, 3), expected="L, N R 2, L")
 class GatherRangesToDense:
-    """One matrix for each of the ranges of an example: rows of its length, 0
-    where a range is empty or of another length.
+    """One matrix for each of the ranges of an example: rows of its length, 0 where a range is
+    empty or has a different length.
 
-    It counts the empty ranges and those of another length over all runs, and stops where they are
-    too many.
+    It counts the empty ranges and the ranges of a different length over all runs, and stops where
+    they are too many.
 
     Args:
         lengths: the width of each output.
@@ -46,8 +46,8 @@ class GatherRangesToDense:
 
         Args:
             x: a vector.
-            ranges: (start, length) of shape (examples, ranges, 2); a length is that of the
-                argument, or 0.
+            ranges: (start, length) of shape (examples, ranges, 2); a length is the argument's,
+                or 0.
             key: numbers by which the entries of a range are sorted.
 
         Raises:

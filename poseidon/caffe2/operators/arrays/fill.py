@@ -31,7 +31,7 @@ def filled_shape(
         shape: where there is no input.
         extra_shape: appended to the input's.
         input_as_shape: see inputs.
-        context: that of the filler.
+        context: the filler's.
 
     Raises:
         ValueError: an input and a shape are both given, or the shape is not a list.

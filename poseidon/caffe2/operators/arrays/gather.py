@@ -84,7 +84,7 @@ def gather(
         x: the entries, numbers or strings.
         indices: int32 or int64, of any shape, which takes the place of the axis.
         axis: the dimension that they index.
-        match_outer: whether the dimensions of the indices before the axis are those of x.
+        match_outer: whether the indices have the dimensions of x before the axis.
         wrap_indices: whether negative indices count from the end.
     """
     axis = axis_of(axis, x.ndim)
@@ -244,7 +244,7 @@ def sparse_to_dense(indices: Tensor, values: Tensor, like: Tensor | None = None)
     Args:
         indices: the row of each value, in any shape.
         values: one for each index: their shapes begin with the shape of the indices.
-        like: a tensor whose first dimension is that of the result; by default the largest index
+        like: a tensor with the first dimension of the result; by default the largest index
             decides.
     """
     if values.shape[: indices.dim()] != indices.shape:
@@ -320,7 +320,7 @@ def sparse_to_dense_mask(
 def sparse_to_dense_mask_gradient(
     indices: Tensor, dy: Tensor, lengths: Tensor | None = None, *, mask: list[int]
 ) -> Tensor:
-    """Return the gradient of `SparseToDenseMask`: that of an entry which the mask names."""
+    """Return the gradient of the values: the output's for an index in the mask, else 0."""
     found, rows, columns = _mask_places(indices, lengths, mask)
     rest = dy.shape[1:] if lengths is None else dy.shape[2:]
     count = (1 if lengths is None else len(lengths)) * len(mask) * rest.numel()

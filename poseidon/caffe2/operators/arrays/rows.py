@@ -23,7 +23,7 @@ def copy_rows_to_tensor(x: Tensor, indices: Tensor, row: Tensor) -> Tensor:
 
 @operator("CopyRowsToTensorGradient")
 def copy_rows_to_tensor_gradient(dy: Tensor) -> Tensor:
-    """Return the gradient of `CopyRowsToTensor`: that of its output, as Caffe2 has it."""
+    """Return the gradient of `CopyRowsToTensor`: as in Caffe2, the gradient of its output."""
     return dy.clone()
 
 
@@ -66,7 +66,7 @@ def weighted_multi_sampling(
 
     Args:
         cumulated: the cumulated sums of the weights.
-        like: a tensor whose shape is that of the result.
+        like: a tensor with the shape of the result.
         context: its random numbers.
         num_samples: the number of indices, where there is no second input.
     """

@@ -28,7 +28,7 @@ class InnerWorkspace:
     Attributes:
         owner: the operator that made it.
         workspace: its blobs; outside ones are there under their inner names.
-        nets: the forward net, and those of gradients.
+        nets: the forward net, and the nets of gradients.
         copies: for each outside blob that is kept, a blob with the value that it had at the end of
             the run.
     """

@@ -145,8 +145,8 @@ def _sharing(net: NetDef, links: Sequence[Link]) -> tuple[NetDef, dict[str, str]
 
 
 def _recurrent_rule(maker: GradientMaker) -> None:
-    """Give the gradient all inputs and outputs; it makes those of the sequence, the parameters
-    and the first states.
+    """Give the gradient operator all inputs and outputs; it makes the gradients of the sequence,
+    the parameters and the first states.
     """
     forward = maker.forward
     given = [maker.GO(index) for index in maker.argument("outputs_with_grads") or [0]]
@@ -263,7 +263,7 @@ class RecurrentNetwork:
 
 
 def _first_states(value: Tensor, sequence: Tensor) -> Tensor:
-    """Return the first elements of a state, shape (elements, N, D); a vector is that of each
+    """Return the first elements of a state, shape (elements, N, D); a vector holds for each
     sequence of the batch.
     """
     if value.dim() == 1:

@@ -36,7 +36,7 @@ def _batch_rule(maker: GradientMaker) -> None:
 class SpatialBN:
     """Batch normalization by channel.
 
-    In training the running mean and variance keep `momentum` of their values; the rest is that of
+    In training the running mean and variance keep `momentum` of their values; the rest comes from
     the batch, whose variance is unbiased there. The saved statistics are the batch's mean and 1 /
     sqrt(variance + epsilon). With `num_batches` the sums and sums of squares over several batches
     are inputs.

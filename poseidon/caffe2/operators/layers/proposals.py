@@ -253,10 +253,10 @@ def collect_and_distribute(
     rpn_post_nms_topN: int = 2000,
     legacy_plus_one: bool = True,
 ) -> tuple[Tensor, ...]:
-    """Return the best boxes of all levels of a pyramid, then those of each level by their size,
+    """Return the best boxes of all levels of a pyramid, then each level's boxes by their size,
     and the way back.
 
-    The last output has for each of the best boxes its place among those of all levels, int32.
+    The last output has for each of the best boxes its place among the boxes of all levels, int32.
 
     Args:
         parts: boxes (image, x1, y1, x2, y2) of each level, then their scores.

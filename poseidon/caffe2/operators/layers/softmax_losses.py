@@ -171,7 +171,7 @@ def spatial_softmax_with_loss(
 def spatial_softmax_with_loss_gradient(
     x: Tensor, labels: Tensor, *rest: Tensor, scale: float = 1.0, order: str = "NCHW"
 ) -> Tensor:
-    """Return the gradient of the logits; the rest is as that of `SoftmaxWithLossGradient`."""
+    """Return the gradient of the logits; `rest` is as in `SoftmaxWithLossGradient`."""
     *weights, softmax, dy = rest
     check_tensor("the softmax", softmax, tuple(x.shape))
     for value in weights:

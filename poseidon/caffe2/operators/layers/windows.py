@@ -97,7 +97,7 @@ class Windows:
     The arguments are `kernel`, `kernel_h` and `kernel_w`, or the list `kernels`; `stride`,
     `dilation` and `adj` likewise; `pad`, `pad_t`, `pad_l`, `pad_b` and `pad_r`, or the list `pads`
     (all starts, then all ends); `legacy_pad`, `global_pooling` and `order`. Sizes for single sides
-    count only where those of all sides are given.
+    count only where the sizes of all sides are given.
     """
 
     def __init__(self, definition: OperatorDef) -> None:
@@ -166,7 +166,7 @@ class Windows:
         return Fit(kernel, stride, dilation, before, after, output)
 
     def kernel_of(self, count: int, filters: tuple[int, ...] | None) -> tuple[int, ...]:
-        """Return the kernel for a number of image dimensions; it must be that of the filter."""
+        """Return the kernel for a number of image dimensions; it must match the filter."""
         if self.kernel == (0,) and filters is not None:
             return filters
         kernel = spread(self.kernel, count)
@@ -213,7 +213,7 @@ class Windows:
 
 
 def spread(sizes: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """Return sizes for a number of dimensions: a single one is that of all."""
+    """Return sizes for a number of dimensions: a single size holds for all."""
     if len(sizes) == 1:
         return sizes * count
     if len(sizes) != count:

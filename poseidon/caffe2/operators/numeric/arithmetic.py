@@ -12,12 +12,12 @@ from poseidon.caffe2.operators.registry import Context, operator
 
 
 def aligned(a: Tensor, b: Tensor, broadcast: bool, axis: int, axis_str: str, order: str) -> Tensor:
-    """Return `b` in a shape that broadcasts to that of `a`.
+    """Return `b` in a shape that broadcasts to the shape of `a`.
 
     Args:
         a, b: the operands.
-        broadcast: whether Caffe2's older rule holds: the shape of `b` is a part of that of `a`. It
-            begins at `axis`, or is its end. Without it NumPy's rule holds.
+        broadcast: whether Caffe2's older rule holds: the shape of `b` is a part of the shape of
+            `a`, which begins at `axis`, or is its end. Without it NumPy's rule holds.
         axis: where the part begins; -1 where it is the end.
         axis_str: the axis as a letter of `order` (`C` of `NCHW`), "" where `axis` says it.
     """

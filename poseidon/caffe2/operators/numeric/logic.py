@@ -123,7 +123,7 @@ def min_(x: Tensor, *others: Tensor) -> Tensor:
 
 @operator("MaxGradient", "MinGradient", expected="*S, ...")
 def extreme_gradient(y: Tensor, dy: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
-    """Return the gradients of `Max` or `Min`: those of the inputs that equal the output."""
+    """Return the gradients of `Max` or `Min`: the output's, where an input equals the output."""
     return tuple(torch.where(x == y, dy, 0) for x in inputs)
 
 

@@ -98,8 +98,8 @@ def percentile(x: Tensor, table: Tensor, lengths: Tensor) -> Tensor:
 
     Args:
         x: (examples, columns).
-        table: rows of value and percentile, ordered by value; those of all columns, one column
-            behind the other.
+        table: rows of value and percentile, ordered by value, of all columns, one column behind
+            the other.
         lengths: the number of rows of each column.
 
     Raises:
@@ -149,8 +149,7 @@ def bisect_percentile(
 
     Args:
         x: (examples, columns).
-        percentile_raw: the known values of each column in order, those of all columns, one column
-            behind the other.
+        percentile_raw: the known values of each column in order, one column behind the other.
         percentile_mapping: the percentile of each known value.
         percentile_lower, percentile_upper: the percentiles in which each known value begins and
             ends.
@@ -281,7 +280,7 @@ def batch_bucketize(x: Tensor, indices: Tensor, boundaries: Tensor, lengths: Ten
     Args:
         x: (examples, columns).
         indices: the columns.
-        boundaries: those of all these columns in order, one column behind the other.
+        boundaries: the boundaries of all these columns in order, one column behind the other.
         lengths: the number of boundaries of each of these columns.
     """
     if x.is_meta:
@@ -295,7 +294,7 @@ def batch_bucketize(x: Tensor, indices: Tensor, boundaries: Tensor, lengths: Ten
 
 
 WIDER = 1.0001
-"""By what the range of a histogram is larger than that of its values."""
+"""The range of a histogram, as a multiple of the range of its values."""
 
 
 @operator("SelfBinningHistogram", inputs=(1, 1 << 30))

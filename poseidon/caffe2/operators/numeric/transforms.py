@@ -47,7 +47,7 @@ def piecewise_linear_transform(
         bounds_tensor, slopes_tensor, intercepts_tensor: in place of the arguments.
         bounds: for each class, one more than pieces.
         slopes, intercepts: for each class, one for each piece.
-        binary: only the probability of the second class is changed; that of the first is the rest.
+        binary: only the probability of the second class is changed; the first class gets the rest.
 
     Raises:
         ValueError: the numbers of bounds, slopes and intercepts do not fit.

@@ -115,7 +115,7 @@ def index_hash(indices: Tensor, *, seed: int = 0, modulo: int) -> Tensor:
 def n_gram_from_categorical(
     x: Tensor, *, col_ids: list[int], categorical_limits: list[int], vals: list[int]
 ) -> Tensor:
-    """Return one number for the values of some columns of each example: that of their combination.
+    """Return a number for each example: which combination of values some columns have.
 
     Args:
         x: floats, whose columns are categories.

@@ -97,8 +97,8 @@ def pack_segments(
         lengths: the number of rows of x of each segment.
         x: numbers or strings; the rows of all segments, one behind the other.
         pad_minf: whether the rest is filled with -inf in the place of 0.
-        max_length: the length of the rows; by default that of the longest segment. Longer segments
-            are cut.
+        max_length: the length of the rows; by default the longest segment's. Longer segments are
+            cut.
         return_presence_mask: whether there is a second output.
     """
     width = max_length if max_length >= 0 else int(lengths.max()) if lengths.numel() else 0
@@ -142,7 +142,7 @@ def reverse_packed_segs(x: Tensor, lengths: Tensor) -> Tensor:
 
 
 def _check_like_keys(keys: Tensor, others: Sequence[Tensor]) -> None:
-    """Raise ValueError for an input whose first dimensions are not those of the keys."""
+    """Raise ValueError for an input whose first dimensions differ from the keys' shape."""
     for value in others:
         if value.shape[: keys.dim()] != keys.shape:
             wanted = ", ".join([*map(str, keys.shape), "..."])
@@ -159,12 +159,12 @@ def _parts(keys: Tensor, count: int) -> Tensor:
 def partition(
     keys: Tensor, *others: Tensor, context: Context, pack_first_input: bool = False
 ) -> tuple[Any, ...]:
-    """Return all inputs split by the remainder of their key: all inputs of part 0, then those of
+    """Return all inputs split by the remainder of their key: all inputs of part 0, then all of
     part 1, ...
 
     Args:
         keys: integers of any shape.
-        others: tensors whose first dimensions are those of the keys.
+        others: tensors whose first dimensions are the keys' shape.
         context: its outputs are as many as inputs, for each part.
         pack_first_input: whether keys are divided by the number of parts.
     """

@@ -45,8 +45,8 @@ def gradient_rows(gradient: Tensor, indices: Tensor, table: Tensor) -> Tensor:
     """Return the gradient with one row for each index, in the shape of the table's rows.
 
     Raises:
-        ValueError: its first dimensions are not those of the indices, or a row has not as many
-            values as the table's.
+        ValueError: its first dimensions differ from the shape of the indices, or its rows differ
+            in size from the table's.
     """
     row, places = table.shape[1:], indices.dim()
     if gradient.shape[:places] != indices.shape or gradient.shape[places:].numel() != row.numel():

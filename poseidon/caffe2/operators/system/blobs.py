@@ -32,8 +32,8 @@ def feed_blob(*, value: Argument) -> bytes:
 
 @operator("GetAllBlobNames")
 def get_all_blob_names(*, context: Context, include_shared: bool = True) -> np.ndarray:
-    """Return the names of the workspace's blobs; those of its parents too, unless
-    `include_shared` is 0.
+    """Return the names of the blobs of the workspace and, unless `include_shared` is 0, of its
+    parents.
     """
     workspace, names = context.workspace, list[str]()
     while workspace is not None:

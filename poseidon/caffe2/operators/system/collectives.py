@@ -56,7 +56,7 @@ def create_common_world(
     Args:
         handler: of the store where the shards meet; not needed for one shard.
         existing: a world.
-        context: its operator's name is that of the world.
+        context: its operator's name becomes the world's.
         size: the number of shards.
         rank: the number of this one.
         timeout_ms: longest time that the rendezvous and each operation of the world wait.

@@ -26,16 +26,16 @@ CHUNK = "#%"
 
 
 CHUNK_OF = {-1: 0, 0: -1}
-"""Chunk sizes of `serialize` (0 for Caffe2's own, -1 for all) by those of `Save`."""
+"""Chunk sizes of `serialize` (0 for Caffe2's own, -1 for all) by chunk sizes of `Save`."""
 ELEMENT_SIZES = {torch.uint16: 3, torch.int16: 3, torch.float16: 3, torch.int32: 5}
-"""Bytes of a value in a message, where they are not those in memory."""
+"""Bytes of a value in a message, where it takes a different number in memory."""
 OVERHEAD = 50
 """Bytes of a message beside its name and its values, and of a string, as Caffe2 estimates them."""
 
 
 def chunk_size(options: SerializationOptions, name: str, default: int) -> int:
-    """Return the chunk size that options give a blob: that of the first pattern that its whole
-    name matches.
+    """Return the chunk size that options give a blob: the size for the first pattern that its
+    whole name matches.
     """
     for option in options.options:
         if re.fullmatch(option.blob_name_regex, name):
@@ -139,7 +139,7 @@ class Save(_Saving):
 class Checkpoint:
     """Saves its inputs whenever the first, an iteration counter, is a multiple of `every`.
 
-    `db` is a pattern: %d is the iteration. The other arguments are those of `Save`.
+    `db` is a pattern: %d is the iteration. The other arguments are as for `Save`.
     """
 
     def __init__(

@@ -30,7 +30,7 @@ class TreeCursor:
 
     Attributes:
         fields: the names of the columns.
-        domains: the domain of each column; domain 0 is that of the records.
+        domains: the domain of each column; domain 0 is the records'.
         lengths: the column of lengths of each domain but the first.
         offsets: the next row of each domain.
         lock: to be held while the cursor moves.
@@ -67,7 +67,7 @@ class TreeCursor:
         """Return the number of rows of each domain.
 
         Raises:
-            RuntimeError: the columns of a domain have different numbers of rows, or not those of
+            RuntimeError: the columns of a domain differ in their number of rows, or from the sum of
                 the lengths.
         """
         if len(columns) != len(self.fields):

@@ -37,7 +37,7 @@ _functions: dict[str, PythonFunction] = {}
 
 
 def register(function: Any, gradient: Any = None, pass_workspace: bool = False) -> str:
-    """Keep a function, and that of its gradient; return the token that operators name it by."""
+    """Keep a function and the function of its gradient; return the token for operators."""
     with _lock:
         token = f"{getattr(function, '__name__', 'python')}:{next(_numbers)}"
         _functions[token] = PythonFunction(function, pass_workspace, gradient)

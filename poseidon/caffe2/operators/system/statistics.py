@@ -48,7 +48,7 @@ def stat_registry_create() -> Registry:
 
 @operator("StatRegistryUpdate", inputs=(2, 3))
 def stat_registry_update(keys: Any, values: Tensor, registry: Registry | None = None) -> None:
-    """Add values to those of their names."""
+    """Add values to the statistics with their names."""
     into = COMMON if registry is None else registry
     for name, amount in zip(keys.reshape(-1).tolist(), values.reshape(-1).tolist(), strict=True):
         into.add(name, amount)
@@ -70,7 +70,7 @@ class _Put:
 
     Args:
         context: the operator.
-        stat_name: the name of the statistics; by default that of the input.
+        stat_name: the name of the statistics; by default the input's.
         magnitude_expand: what the number is multiplied by before it is cut to an integer.
         bound: cut numbers that would be too large for 64 bits.
         default_value: the number of an empty input.
@@ -165,7 +165,7 @@ class Timer:
 
 @operator("TimerBegin")
 def timer_begin(*, context: Context, counter_name: str = "") -> Timer:
-    """Return a timer that begins now; its name is that of the output by default."""
+    """Return a timer that begins now; it has the name of the output by default."""
     return Timer(counter_name or context.definition.output[0])
 
 

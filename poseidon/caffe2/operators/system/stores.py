@@ -70,7 +70,7 @@ def store_set(handler: StoreHandler, data: Any, *, context: Context, blob_name: 
 
 @operator("StoreGet")
 def store_get(handler: StoreHandler, *, context: Context, blob_name: str = "") -> Any:
-    """Return the blob of a key, by default that of the output's name; wait until it is set."""
+    """Return the blob of a key, by default the output's name; wait until it is set."""
     with sentences():
         content = handler.store.get(_key(blob_name or context.definition.output[0]))
     return deserialize(BlobProto.FromString(content), None)
@@ -90,7 +90,7 @@ def store_wait(
     *,
     blob_names: list[str] = [],  # noqa: B006 (it is not changed)
 ) -> None:
-    """Wait until keys are set: those of the argument, or of the input, a tensor of strings."""
+    """Wait until keys are set, given as the argument or as the input, a tensor of strings."""
     wanted = blob_names if names is None else [bytes(name).decode() for name in names.reshape(-1)]
     with sentences():
         handler.store.wait([_key(name) for name in wanted])

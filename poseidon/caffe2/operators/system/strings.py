@@ -118,7 +118,7 @@ def assert_(condition: Tensor, *, error_msg: str = "") -> None:
 
 @operator("Conditional", gradient=NO_GRADIENT)
 def conditional(condition: Tensor, x: Any, y: Any) -> Any:
-    """Return the rows of x where the condition holds, else those of y."""
+    """Return the rows of x where the condition holds, else the rows of y."""
     if isinstance(x, np.ndarray):
         return np.where(condition.numpy().reshape((-1,) + (1,) * (x.ndim - 1)), x, y)
     return torch.where(condition.reshape((-1,) + (1,) * (x.dim() - 1)), x, y)

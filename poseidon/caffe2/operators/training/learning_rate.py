@@ -18,7 +18,7 @@ NEVER = 10_000_000
 
 
 class Arguments:
-    """The arguments of a policy; those of a part of a composite policy have a prefix."""
+    """The arguments of a policy; in a part of a composite policy their names have a prefix."""
 
     def __init__(self, given: dict[str, Argument], prefix: str = "") -> None:
         self.given = given

@@ -320,7 +320,7 @@ def weight_scale(
 
 
 def _weighted_sum_rule(maker: GradientMaker) -> None:
-    """Make the gradients of the terms, and with `grad_on_w` those of the weights."""
+    """Make the gradients of the terms, and with `grad_on_w` of the weights."""
     inputs = range(len(maker.forward.input))
     outputs = [maker.GI(index) for index in inputs if index % 2 == 0]
     if maker.argument("grad_on_w", 0):
@@ -341,7 +341,7 @@ def weighted_sum(*pairs: Tensor) -> Tensor:
 def weighted_sum_gradient(
     dy: Tensor, *pairs: Tensor, grad_on_w: bool = False
 ) -> tuple[Tensor, ...]:
-    """Return the gradients of the terms, then those of the weights."""
+    """Return the gradients of the terms, then the gradients of the weights."""
     for x, weight in zip(pairs[0::2], pairs[1::2], strict=True):
         check_count("a weight", weight, 1)
         check_tensor("a term", x, tuple(dy.shape))

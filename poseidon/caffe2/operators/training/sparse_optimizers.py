@@ -130,7 +130,7 @@ def sparse_adam(
     """Return parameter, both moments and the gradients that were applied.
 
     The second moment has the shape of the parameter, or one number for each row: the mean of
-    squares. With `enableRAdam` the step is that of RAdam.
+    squares. With `enableRAdam` the step is RAdam's.
     """
     steps = torch.empty_like(g)
     given, made = gradient_rows(g, indices, w), gradient_rows(steps, indices, w)

@@ -95,8 +95,8 @@ def _tuned(
 ) -> tuple[Tensor, Tensor]:
     """Return learning rate and momentum of the paper's single-step problem.
 
-    The root of the momentum is that of a cubic equation (by Vieta's substitution),
-    or what the range of curvatures asks for.
+    The root of the momentum solves a cubic equation (by Vieta's substitution), or is larger where
+    the range of curvatures asks for it.
     """
     ratio = (most / least).sqrt()
     p = (distance * least).square() / (2 * variance)
