@@ -5,7 +5,7 @@
 
     trainer = lightning.Trainer(strategy="poseidon", max_epochs=3)
 
-The strategy is Lightning's DDPStrategy. The workers, their ranks and devices are those of the job;
+The strategy is Lightning's DDPStrategy. The workers, their ranks and devices are the job's;
 `devices` and `num_nodes` of the Trainer have no effect. The exchange of the job reduces the
 gradients, and collectives travel over the process group "poseidon". Under plain `python` the script
 trains alone. docs/integrations.md has the rest.

@@ -56,8 +56,7 @@ def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
     """Read the settings.
 
     Args:
-        environment: variables by name; by default those of this process. Empty values count as not
-            set.
+        environment: variables by name; by default this process's. Empty values count as not set.
 
     Raises:
         UsageError: one of the three descriptors is not a number.
@@ -76,8 +75,8 @@ def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
 
 
 def inherited_environment() -> dict[str, str]:
-    """Return the environment for a child process: that of this process without the variables for
-    it alone.
+    """Return the environment for a child process: this process's, without the variables for it
+    alone.
     """
     return {name: value for name, value in os.environ.items() if name not in _OF_ONE_PROCESS}
 
@@ -117,7 +116,7 @@ def variable_of_tasks(environment: Mapping[str, str] | None = None) -> str:
     likewise for mpirun and srun. Else nothing.
 
     Args:
-        environment: variables by name; by default those of this process.
+        environment: variables by name; by default this process's.
     """
     variables = os.environ if environment is None else environment
     for rank, size in _TASKS:
@@ -131,7 +130,7 @@ def are_threads_set(environment: Mapping[str, str] | None = None) -> bool:
     """Return whether the user has set the number of threads of torch's arithmetic.
 
     Args:
-        environment: variables by name; by default those of this process.
+        environment: variables by name; by default this process's.
     """
     variables = os.environ if environment is None else environment
     return bool(variables.get("OMP_NUM_THREADS") or variables.get("MKL_NUM_THREADS"))

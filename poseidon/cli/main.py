@@ -104,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return the exit code.
 
     Args:
-        arguments: those of the command line; None: those of the process.
+        arguments: of the command line; None: the process's.
     """
     _prepare_streams()
     parsed = parse_arguments(list(sys.argv[1:] if arguments is None else arguments))

@@ -3,7 +3,7 @@
 poseidon python train.py --gpu 0
 poseidon python -m my_package.evaluate
 
-This process becomes Python itself, so exit codes, signals and tracebacks are those of Python.
+This process becomes Python itself, so exit codes, signals and tracebacks are Python's.
 """
 
 from __future__ import annotations

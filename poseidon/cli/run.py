@@ -22,7 +22,7 @@ def run(flags: argparse.Namespace, site: Site | None = None) -> int:
 
     Args:
         flags: of the command.
-        site: the hosts; None: those of the machinefile.
+        site: the hosts; None: the machinefile's.
 
     Raises:
         PoseidonError: a mistake in the flags, or the job failed.

@@ -20,7 +20,7 @@ def run(flags: argparse.Namespace, site: Site | None = None) -> int:
 
     Args:
         flags: of the command.
-        site: the hosts; None: those of the machinefile.
+        site: the hosts; None: the machinefile's.
 
     Raises:
         PoseidonError: a mistake in the definitions or flags, or the job failed.

@@ -333,7 +333,7 @@ def devices_from_flag(
 
 
 def _devices_of(host: Host, usual: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the devices of a host: those of its own line, as many as everywhere, else the usual
+    """Return the devices of a host: what its own line gives, as many as everywhere, else the usual
     ones.
     """
     if host.gpus is None:

@@ -70,7 +70,7 @@ class Host:
         role: what the host is for.
         user: to log in as over SSH; None: from `~/.ssh/config`, else the user of the launcher.
         ssh_port: of its sshd; None: from `~/.ssh/config`, else 22.
-        gpus: the devices of its workers, in the syntax of `--gpu`; None: those of `--gpu`.
+        gpus: the devices of its workers, in the syntax of `--gpu`; None: as `--gpu` says.
         python: its interpreter, a program's name or a path (`~/` is the user's home); None: the
             launcher's own path where that exists, else `python3`.
         workdir: the folder its processes run in; None: the launcher's own where that exists, else

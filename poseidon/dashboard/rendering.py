@@ -72,7 +72,7 @@ def fill(template: str, parts: Mapping[str, str]) -> str:
 
     Args:
         template: HTML.
-        parts: HTML by id. Those of `TEXTS` are text, which is escaped here.
+        parts: HTML by id. The parts of `TEXTS` are text, which is escaped here.
     """
 
     def part(found: re.Match[str]) -> str:

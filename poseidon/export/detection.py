@@ -212,7 +212,7 @@ def _proposal(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -
         graph.op("Min", graph.op("Max", corner, graph.floats(0.0)), image)
         for corner in (graph.op("Sub", middle, reach), graph.op("Add", middle, reach))
     ]
-    # With one more pixel at the end overlaps are those of boxes whose corners are inside.
+    # With one more pixel at the end overlaps are computed as of boxes whose corners are inside.
     after = graph.op("Add", corners[1], graph.floats(1.0))
     least = graph.op("Mul", graph.slice(size, 0, 2, 3), graph.floats(float(layer.smallest)))
     large = graph.op("GreaterOrEqual", graph.op("Sub", after, corners[0]), least)

@@ -82,7 +82,7 @@ def inference_definition(definition: NetDefinition, shapes: Mapping[str, Shape])
 
 
 def _become_input(layer: LayerParameter, read: Set[str], shapes: Mapping[str, Shape]) -> None:
-    """Let a layer that reads data be an Input layer of those of its tops that are read."""
+    """Turn a layer that reads data into an Input layer with the tops that are read."""
     given = [list(shape.dim) for shape in layer.input_param.shape]
     known: dict[str, Sequence[int]] = dict(shapes)
     if layer.type == "Input":

@@ -4,8 +4,8 @@ Law: `setup` checks the whole definition, before any data moves, and raises `Lay
 clause that the net completes with file, line and layer name. `forward` trusts `setup`, reads no
 definition, and keeps no state between calls except the blobs and the random generator, unless its
 class says so (`KEEPS_STATE`). The first extent of a bottom may change between calls (the last batch
-of a file is smaller); all other extents are those of the last `setup`. `setup` may be called again
-with other shapes: it recomputes everything that depends on them, and opens files only once.
+of a file is smaller); all other extents are as in the last `setup`. `setup` may be called again
+with different shapes: it recomputes everything that depends on them, and opens files only once.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Caffe's fillers, the initializers of blobs.
 
-Law: the values of a blob depend only on its shape, its filler and the generator. The formulas are
-those of Caffe's include/caffe/filler.hpp; the random numbers are torch's, so values differ from
-Caffe's but their distribution does not. fan_in = count / shape[0], fan_out = count / shape[1]
-(count for a vector).
+Law: the values of a blob depend only on its shape, its filler and the generator. The formulas come
+from Caffe's include/caffe/filler.hpp; the random numbers are torch's, so values differ from Caffe's
+but their distribution does not. fan_in = count / shape[0], fan_out = count / shape[1] (count for a
+vector).
 """
 
 from __future__ import annotations

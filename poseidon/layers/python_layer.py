@@ -201,8 +201,8 @@ class Python(Layer):
 
 
 def _acting_as(context: LayerContext) -> AbstractContextManager[None]:
-    """Let `caffe.solver_rank` and `caffe.solver_count` be those of a layer's worker, if there are
-    several.
+    """Let `caffe.solver_rank` and `caffe.solver_count` return the layer's worker and the number of
+    workers, if there are several.
     """
     if context.workers == 1:
         return nullcontext()

@@ -10,7 +10,7 @@
          conv1	forward: 24.3 ms.
     Average Forward-Backward: 159.66 ms.
 
-Law: no I/O; functions from values to lines. The source locations are those of tools/caffe.cpp of
+Law: no I/O; functions from values to lines. The source locations are taken from tools/caffe.cpp of
 BVLC Caffe 1.0.
 """
 

@@ -1,6 +1,6 @@
 """Plots of training logs as image files.
 
-Law: each plot has its own `Figure`; pyplot's global state is not used. The chart types are those of
+Law: each plot has its own `Figure`; pyplot's global state is not used. The chart types are as in
 Caffe's tools/extra/plot_training_log.py.
 """
 

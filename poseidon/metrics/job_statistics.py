@@ -132,7 +132,7 @@ def decode_statistics(text: str) -> JobStatistics:
     """Parse the text of the file.
 
     Raises:
-        ValueError: the text is not that of such a file.
+        ValueError: the text does not come from such a file.
     """
     document = json.loads(text)
     if not isinstance(document, dict) or not isinstance(document.get("job"), str):

@@ -7,9 +7,9 @@
     Iteration,time,loss,accuracy,loss,
     0,6.2,2.30268,0.0926,2.30268,
 
-The format is that of the original Poseidon: every row ends with a comma, and an empty line
-separates the train net and the test nets. The first `loss` is the total; the other columns are the
-outputs by name. Train outputs are multiplied by their loss weight, test outputs are not.
+The format is the original Poseidon's: every row ends with a comma, and an empty line separates the
+train net and the test nets. The first `loss` is the total; the other columns are the outputs by
+name. Train outputs are multiplied by their loss weight, test outputs are not.
 
 Laws:
 * The file is always complete, because it is replaced atomically. The original wrote it only at the

@@ -176,8 +176,8 @@ class ProgressBar:
         """Update the bar; do nothing without a terminal.
 
         Args:
-            title: the text on the left. Another title ends the bar, and begins one below it.
-            done: what is done. That of a title's first call is the start of its bar.
+            title: the text on the left. A different title ends the bar, and begins one below it.
+            done: what is done. The value at a title's first call is the start of its bar.
             total: what is done at the end; 0: unknown.
             unit: what is counted; B: bytes.
             details: the text on the right.

@@ -1,7 +1,7 @@
 """Merging of the traces of a job's processes into one file for Perfetto and chrome://tracing.
 
-Law: the input is that of `ps_server.trace`, an event a line. The end of a killed process's trace
-may be missing; incomplete lines are skipped. In the merged file times count from the earliest
+Law: the input is what `ps_server.trace` writes, an event a line. The end of a killed process's
+trace may be missing; incomplete lines are skipped. In the merged file times count from the earliest
 event, and processes are renumbered, because hosts may use the same process ids.
 """
 

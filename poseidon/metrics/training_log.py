@@ -144,7 +144,7 @@ class _Reader:
         return TrainingLog(train=train, test=test, losses=frozenset(losses))
 
     def _named(self, row: _Row, several: set[str], losses: set[str]) -> LogRow:
-        """Return a row with a name of its own for each output; add those of losses to `losses`."""
+        """Return a row with a name of its own for each output; add the losses' to `losses`."""
         names = own_names(row.names, several)
         losses.update(
             own for own, name in zip(names, row.names, strict=True) if name in self._losses
@@ -184,8 +184,8 @@ class _Reader:
 
 
 def _with_first_rate(rows: Sequence[LogRow]) -> tuple[LogRow, ...]:
-    """Set the rate of the first row, which precedes the first rate in the log, to
-    that of the second, as in Caffe's tool.
+    """Give the first row, which precedes the first rate in the log, the rate of the second, as in
+    Caffe's tool.
     """
     if len(rows) > 1 and math.isnan(rows[0].rate):
         return (replace(rows[0], rate=rows[1].rate), *rows[1:])

@@ -223,7 +223,7 @@ class _Compiler:
         """Create each layer, call its `setup` and install its blobs.
 
         Returns:
-            the shape of every slot, except those of the layers that are left out and of the layers
+            the shape of every slot, except the slots of layers that are left out and of the layers
             above them.
         """
         shapes: dict[int, Shape] = {}
@@ -260,7 +260,7 @@ class _Compiler:
         self.layers.append(layer)
         if layer.IS_RANDOM and self.context.device != META:
             layer.generator = torch.Generator(self.context.device)
-            # pycaffe's nets have Split layers that those of a job have not
+            # pycaffe's nets have Split layers, a job's nets do not
             place = sum(param.type != "Split" for param in self.definition.param.layer[:index])
             layer.generator.manual_seed(
                 derive_seed(self.context.seed, "draw", self.context.rank, place)

@@ -2,8 +2,8 @@
 
 Law: shapes are computed when a net is compiled. A layer that no change can reach is never checked
 again. A layer above one whose tops may change is dynamic: before each run its bottoms are compared
-with those of its last setup. After every pass each layer is set up for its current bottoms, and
-`shapes` holds their shapes.
+with the bottoms of its last setup. After every pass each layer is set up for its current bottoms,
+and `shapes` holds their shapes.
 """
 
 from __future__ import annotations

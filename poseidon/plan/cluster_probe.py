@@ -101,7 +101,7 @@ def network_of(survey: Survey) -> Network:
 
 
 def probe_costs(subjects: Sequence[Subject], clients: int | None = None) -> HostCosts:
-    """Measure the processors of all hosts at the same time. Return those of the slowest.
+    """Measure the processors of all hosts at the same time. Return the costs of the slowest.
 
     Args:
         subjects: the hosts.

@@ -52,7 +52,7 @@ class Way:
         exchange: where tensors go.
         lossy: how they are encoded.
         sync_every: iterations between exchanges.
-        auto: the schemes are those of `--exchange=auto`.
+        auto: the schemes are chosen as by `--exchange=auto`.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Way:
 
     @property
     def exact(self) -> bool:
-        """Whether the weights are those of one process with all batches."""
+        """Whether the weights equal the weights of one process with all batches."""
         return self.lossy is None and self.sync_every == 1
 
 
@@ -105,7 +105,7 @@ class Prediction:
     Attributes:
         way: the way.
         iteration_s: seconds of an iteration.
-        compute_s: those of them in which the net itself computes.
+        compute_s: the part of it in which the net itself computes.
         link_bytes: of an iteration over the busiest link in one direction.
         wire_s: the time of these bytes.
     """
@@ -262,7 +262,7 @@ def _default_of(found: Sequence[Prediction]) -> int:
 
 
 def chosen(seconds: Sequence[float], default: int | None) -> int:
-    """Return the position of the shortest time, or that of the default if it is hardly longer.
+    """Return the position of the shortest time, or `default` if its time is hardly longer.
 
     Args:
         seconds: an iteration by each scheme.

@@ -167,9 +167,7 @@ def _server_work(scenario: Scenario, found: Sequence[LayerLoad]) -> Work:
 
 
 def _factor_work(scenario: Scenario, found: Sequence[LayerLoad]) -> tuple[float, float]:
-    """Return the seconds of a core, and those of the accelerator, for the weights that travel as
-    factors.
-    """
+    """Return the seconds of a core and of the accelerator for weights that travel as factors."""
     machine, others = scenario.machine, scenario.workers - 1
     core_s = device_s = 0.0
     for factors in (load.factors for load in found if load.factors is not None):

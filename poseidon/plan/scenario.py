@@ -97,8 +97,8 @@ class Scenario:
         sync_every: H, local steps of a round; 1: gradients are exchanged in every iteration.
         by_factors: the layers whose weight travels as factors; None: as the exchange chooses by
             bytes.
-        virtual_workers: those of the job, and the workers that compute for them; None: each
-            computes for one.
+        virtual_workers: the job's virtual workers, and the workers that compute for them; None:
+            each computes for one.
     """
 
     layers: tuple[LayerShape, ...]
@@ -384,7 +384,7 @@ def topology_of(scenario: Scenario) -> Topology:
 def choices_of_weights(scenario: Scenario) -> dict[int, Choice]:
     """Return the choice of Poseidon's rule for the weight of each trained layer.
 
-    A ring has those of `hybrid`.
+    A ring has the choices of `hybrid`.
     """
     trained = [index for index, layer in enumerate(scenario.layers) if layer.tensors]
     weights = [_weight(scenario.layers[index], scenario.batch) for index in trained]

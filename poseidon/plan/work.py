@@ -24,7 +24,7 @@ from ps_server.rules import update
 CHUNK_ELEMENTS = 1 << 19
 CHUNK_BYTES = 4 * CHUNK_ELEMENTS
 CHUNKS = 8
-"""Chunks that are worked on in turn: with those of other processes more than a cache holds."""
+"""Chunks that are worked on in turn: with other processes' chunks more than a cache holds."""
 RULE = Rule(momentum=0.9, decay=0.0005)
 OUTPUTS, INPUTS = 2048, 4096
 """The shape of the weight whose products are timed."""

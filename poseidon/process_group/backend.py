@@ -98,7 +98,7 @@ class PoseidonWork(dist.Work):  # type: ignore[misc]
 class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
     """A process group whose collectives travel over a `Mesh`.
 
-    Methods are those of torch's ProcessGroup; torch.distributed calls them.
+    It has the methods of torch's ProcessGroup; torch.distributed calls them.
 
     Args:
         collectives: of the group on this worker.

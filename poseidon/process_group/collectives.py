@@ -112,7 +112,7 @@ class Collectives:
                 shares[other].copy_(call.receive(other, 2 * number + 1, shares[other]))
 
     def broadcast(self, tensor: Tensor, root: int) -> None:
-        """Replace a tensor by that of one worker."""
+        """Replace a tensor by one worker's."""
         call = self._begin("broadcast", tensor, f"from {root}")
         if tensor.nbytes <= SMALL_BYTES or self.size <= 2:
             if self.rank == root:
@@ -266,7 +266,7 @@ class _Call:
         return self.receive_all(tensor)
 
     def receive_all(self, own: Tensor, part: int = 0) -> list[Tensor]:
-        """Return this worker's own tensor and those of all others, by rank."""
+        """Return the tensors of all workers, this one's included, by rank."""
         return [
             own if rank == self._owner.rank else self.receive(rank, part, own)
             for rank in range(self._owner.size)

@@ -36,8 +36,8 @@ class Mesh:
     """The messages of one worker to and from all others.
 
     Args:
-        network: the place of this worker among all workers of the job. Its keys say only whether
-            messages are encrypted; those of any worker encrypt the messages of all.
+        network: the place of this worker among all workers of the job. Its keys are not used, but
+            if any worker has keys, the messages of all are encrypted.
         gather: exchanges public keys and addresses.
     """
 

@@ -162,8 +162,8 @@ class SolverDefinition:
         return _merged(TRAIN, definition.param.state, self.param.train_state)
 
     def with_settings(self, settings: Sequence[str]) -> SolverDefinition:
-        """Return this solver with fields from the command line in place of those of the file;
-        see `overrides.override`.
+        """Return this solver with fields from the command line in place of the file's; see
+        `overrides.override`.
 
         Raises:
             DefinitionError: there is no such field, or a value is not legal for it.
@@ -229,8 +229,8 @@ class SolverDefinition:
         it until the folder exists.
 
         Args:
-            job_folder: the folder of snapshots for a solver without snapshot_prefix. Their name is
-                that of the solver file without `_solver`, or that of its folder for a file called
+            job_folder: the folder of snapshots for a solver without snapshot_prefix. They are named
+                after the solver file without `_solver`, or after its folder if it is called
                 solver.prototxt. None: beside the solver file under its name, as in Caffe.
         """
         stem = Path(self.source).stem
@@ -419,8 +419,8 @@ def _net_definition(
 
 
 def _second_kind(lines: Iterable[Setting]) -> int | None:
-    """Return the line of the first block of a net whose kind, `layer` or
-    `layers`, is not that of the blocks before it.
+    """Return the line of the first block of a net whose kind, `layer` or `layers`, differs from the
+    blocks before it.
     """
     blocks = [setting for setting in lines if setting.path in (("layer",), ("layers",))]
     return next((line for path, line in blocks if path != blocks[0].path), None)

@@ -37,7 +37,7 @@ _OTHER_FILE = {
     "NetParameter": "this is a solver definition; a net definition is expected, the file with the "
     "layers",
 }
-"""The error for a file whose settings are mostly those of the other kind."""
+"""The error for a file whose settings mostly belong to the other kind."""
 _OTHER_SYNTAX = {
     "/": "; a comment begins with #",
     "{": "; prototxt has no braces around the file and no quotes around names",
@@ -263,7 +263,7 @@ class _Walk:
         return f"{message}; it takes {listing(legal)}"
 
     def _is_of_the_other_kind(self, descriptor: Descriptor) -> bool:
-        """Return whether most settings of a solver file are those of a net, or vice versa."""
+        """Return whether most settings of a solver file belong to a net, or vice versa."""
         kinds = [kind.name for kind in (_SOLVER, _NET)]
         if descriptor.name not in kinds:
             return False

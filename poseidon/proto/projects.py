@@ -256,8 +256,8 @@ def _own_data(folder: Path) -> str:
 
 
 def _job_notes(*, trains: bool) -> str:
-    """Return what a README says of jobs: those of `poseidon train`, or of
-    `poseidon run`, which has no curves to draw.
+    """Return a README's notes on jobs of `poseidon train`, or of `poseidon run`, which has no
+    curves to draw.
     """
     files = "Logs and snapshots" if trains else "Logs and checkpoints"
     curves = "; `poseidon plot -o curves.png` draws the curves of the last one" if trains else ""

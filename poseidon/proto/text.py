@@ -192,7 +192,7 @@ def _missing(text: str, path: str, source: str) -> DefinitionError:
     wanted = tuple(block.partition("[")[0] for block in blocks)
     inside = f" in {blocks[-1].partition('[')[0]}" if blocks else ""
     lines = [setting.line for setting in settings(text) if setting.path == wanted]
-    # The path has the index of the layer, not that of an inner block among its like.
+    # The path has the index of the layer, not the index of an inner block among its like.
     index = int(blocks[0].partition("[")[2].rstrip("]") or 0) if blocks else 0
     outer = [setting.line for setting in settings(text) if setting.path == wanted[:1]]
     line = next((line for line in lines if index < len(outer) and line >= outer[index]), None)

@@ -127,7 +127,7 @@ def inverse(coord_map: CoordMap) -> CoordMap:
 
 
 def coord_map_from_to(top_from: Top, top_to: Top) -> CoordMap:
-    """Return the map from the coordinates of one blob to those of another.
+    """Return the map from the coordinates of one blob to the coordinates of another.
 
     Raises:
         RuntimeError: no blob is an ancestor of both through layers that map coordinates.

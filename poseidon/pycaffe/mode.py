@@ -130,9 +130,9 @@ def set_solver_rank(rank: int) -> None:
 def set_virtual_workers(count: int) -> None:
     """Set the number of virtual workers, which the processes that train together compute for.
 
-    A solver that is created from now on has a train net for each virtual worker of its process,
-    and its weights depend on their number, not on that of processes. The process computes with one
-    thread, unless OMP_NUM_THREADS is set: bits may depend on it.
+    A solver that is created from now on has a train net for each virtual worker of its process.
+    Its weights depend on the number of virtual workers, not on the number of processes. The process
+    computes with one thread, unless OMP_NUM_THREADS is set: bits may depend on it.
 
     Raises:
         UsageError: the count is out of range.

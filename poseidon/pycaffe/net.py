@@ -41,8 +41,7 @@ class ModelMissing(SnapshotError, RuntimeError):
 class Net(NetBase):
     """A net with accessible blobs.
 
-    The calls are those of pycaffe: `Net(file, phase)`, `Net(file, weights, phase)`, or with
-    keywords.
+    The calls are pycaffe's: `Net(file, phase)`, `Net(file, weights, phase)`, or with keywords.
 
     Args:
         network_file: the definition, in any format.

@@ -204,8 +204,8 @@ class _Writer:
 
 
 class NetSpec:
-    """A net that is built by setting attributes. The attribute's name is that of the
-    blob and, for a first top, of the layer.
+    """A net that is built by setting attributes. The attribute's name becomes the name of the blob
+    and, for a first top, of the layer.
 
     Attributes:
         tops: all attributes in order.

@@ -14,8 +14,8 @@ A script of `poseidon run` needs no address, rank or count (`poseidon.pycaffe.jo
 Law: after `bcast` all processes have the same weights, and after each iteration too, because each
 applies the same mean of all diffs. They are added in the tree of virtual workers
 (`ps_server/protocol/virtual_workers.py`), so bits do not depend on the number of processes, if
-`set_virtual_workers` has set that of virtual workers. `poseidon train` also has overlap, staleness and supervision,
-and is recommended for large jobs.
+`set_virtual_workers` has set the number of virtual workers. `poseidon train` also has overlap,
+staleness and supervision, and is recommended for large jobs.
 """
 
 from __future__ import annotations

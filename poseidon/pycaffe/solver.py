@@ -1,8 +1,8 @@
 """Caffe's solvers for pycaffe.
 
-Law: the semantics are those of Caffe's Solver::Step and Solve in one process. Weights after n
-iterations equal those of `poseidon train` with one worker and the same initial weights. Test nets
-share the weights of the train net.
+Law: the semantics are as in Caffe's Solver::Step and Solve in one process. The weights after n
+iterations equal the weights of `poseidon train` with one worker and the same initial weights. Test
+nets share the weights of the train net.
 
 With virtual workers (`set_virtual_workers`) the solver has a train net for each one of this
 process, which share the weights. It runs them one after another, and applies the mean of the diffs
@@ -56,7 +56,7 @@ LOG = GlogSink(logging.getLogger("poseidon.solver"))
 
 
 class Solver:
-    """The base class of solvers. Its type is that of the file; see `get_solver`.
+    """The base class of solvers. The file determines its type; see `get_solver`.
 
     Args:
         solver_file: the definition of the solver.
@@ -86,7 +86,7 @@ class Solver:
         self.iter = 0
         self._tests: tuple[TestNet, ...] = definition.test_nets()
         placed, self._process = placed_virtual_workers()
-        # layers in Python set rank and count to those of their virtual worker
+        # layers in Python set rank and count for their virtual worker
         with acting_as(self._process, placed.processes):
             self._make_nets(placed)
         self._contributions = Contributions(

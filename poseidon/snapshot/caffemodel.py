@@ -41,7 +41,7 @@ _WIRE_TYPES = {
     FieldDescriptor.TYPE_FLOAT: _FIXED32,
     FieldDescriptor.TYPE_DOUBLE: _FIXED64,
 }
-"""Those of fields that are no varints."""
+"""Wire types of fields that are not varints."""
 
 NamedBlobs = Iterable[tuple[str, str, Sequence[Array]]]
 """The name, the type and the blobs of every layer, in order."""
@@ -107,7 +107,7 @@ def check_model(path: Path) -> None:
     """Check that a file is a model by its outermost fields, without reading blobs.
 
     Raises:
-        SnapshotError: the file is missing, truncated or not a model. The messages are those of
+        SnapshotError: the file is missing, truncated or not a model. The messages are as in
             `read_model`.
     """
     require_readable(path, "model")

@@ -65,7 +65,7 @@ def require_readable(path: Path, kind: str) -> None:
     """Raise SnapshotError unless a file can be opened.
 
     Raises:
-        SnapshotError: the file cannot be opened. The text is that of `read_message`.
+        SnapshotError: the file cannot be opened. The text is as in `read_message`.
     """
     try:
         path.open("rb").close()

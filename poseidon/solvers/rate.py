@@ -113,7 +113,7 @@ def current_step(solver: SolverParameter, iterations: int) -> int:
 
     Args:
         solver: the definition.
-        iterations: the number of iterations that have ended. The last rate is that of iteration
+        iterations: the number of iterations that have ended. The last rate is the rate of iteration
             `iterations` - 1.
     """
     last = iterations - 1

@@ -18,7 +18,7 @@ Needs = Callable[[Host], HostNeeds]
 
 
 class Dialer(ABC):
-    """Opens agents on hosts. Each kind says here how its hosts differ from those of the others."""
+    """Opens agents on hosts. Each kind says here how its hosts differ from the others'."""
 
     here = False
     """Whether the hosts are this machine: processes open their files where the job has checked

@@ -20,14 +20,14 @@ FREE_BYTES = 1 << 30
 MEMORY_BYTES = 1 << 30
 CLOCK_S = 1.0
 SLOW = 0.5
-"""A link below this part of the usual rate, that of the third quartile, is slow; or of what its
-interfaces say.
+"""A link is slow below this part of the usual rate, the third quartile, or of the rate that its
+interfaces report.
 """
 SURE_BYTES = 2.5e9 / 8
 """Bytes a second that one connection surely carries where the network can: no more is expected."""
 LATE = 5.0
-"""A round trip above this many times the usual one, that of the first quartile, is late, if it
-also takes `LATE_S`.
+"""A round trip above this many times the usual one, the first quartile, is late, if it also takes
+`LATE_S`.
 """
 LATE_S = 1e-3
 
@@ -144,7 +144,7 @@ def _of_host(host: HostReport, *, several: bool) -> Iterator[Finding]:
 
 
 def _unlike(hosts: Sequence[HostReport]) -> Iterator[Finding]:
-    """Find processors whose vector instructions differ from those of most."""
+    """Find processors whose vector instructions differ from most processors'."""
     vectors = [tuple(host.facts["processor"]["vectors"]) for host in hosts]
     common_vectors = _most_common(vectors)
     for host, own in zip(hosts, vectors, strict=True):
@@ -159,7 +159,7 @@ def _unlike(hosts: Sequence[HostReport]) -> Iterator[Finding]:
 
 
 def _clocks(hosts: Sequence[HostReport]) -> Iterator[Finding]:
-    """Find clocks that differ from that of most hosts, this machine's among them."""
+    """Find clocks that differ from the median clock of the hosts and this machine."""
     if not any(host.address for host in hosts):
         return
     usual = statistics.median([0.0, *(host.clock_offset_s for host in hosts)])

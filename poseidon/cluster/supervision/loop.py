@@ -77,7 +77,7 @@ class JobResult:
         outcome: whether it has finished or was stopped.
         iteration: the last that the first worker has reported; None: a script without steps.
         elapsed_s: from the first start to the last exit.
-        exit_code: 0, or that of the signal that stopped it.
+        exit_code: 0, or the code for the signal that stopped it.
     """
 
     outcome: Outcome

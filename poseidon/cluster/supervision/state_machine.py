@@ -5,9 +5,9 @@
         +---------------- a cause -------------------+--> FAILING --all gone--> ENDED <-----+
         +----- a loss, of a job whose processes pause +--> PAUSING --all paused-> ENDED
 
-Workers get the addresses of the shards as soon as all are known; without shards those of the first
-worker of each host, where these listen. Later exchanges of addresses begin when a worker takes part in one: each shard
-then listens at one more address.
+Workers get the addresses of the shards as soon as all are known; without shards the addresses of
+the first worker of each host, where these listen. Later exchanges of addresses begin when a worker
+takes part in one: each shard then listens at one more address.
 
 Laws:
 * Nothing here starts, signals, waits or reads a clock; `now` (seconds, monotonic) comes with every

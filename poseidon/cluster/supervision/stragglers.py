@@ -31,7 +31,7 @@ def excess_s(own_s: float, others_s: Sequence[float], iteration_s: float) -> flo
 
     Args:
         own_s: its own time for an iteration.
-        others_s: those of the other workers; their median counts.
+        others_s: the other workers' times; their median counts.
         iteration_s: an iteration, with all waits.
     """
     if not others_s:

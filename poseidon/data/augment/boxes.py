@@ -36,7 +36,7 @@ class Box(NamedTuple):
         return Box(1 - self.xmax, self.ymin, 1 - self.xmin, self.ymax)
 
     def located(self, window: Box) -> Box:
-        """Return a box of the coordinates of `window` in those of the image."""
+        """Return a box in the image's coordinates from a box in the coordinates of `window`."""
         width, height = window.xmax - window.xmin, window.ymax - window.ymin
         return Box(
             window.xmin + self.xmin * width,

@@ -1,7 +1,7 @@
 """Resizing of images, and of the boxes in them, by a ResizeParameter.
 
-Law: sizes, paddings and interpolation are those of OpenCV's functions that SSD calls. Boxes move by
-exact arithmetic. The field `prob` has no effect, as in SSD.
+Law: sizes, paddings and interpolation are as in the functions of OpenCV that SSD calls. Boxes move
+by exact arithmetic. The field `prob` has no effect, as in SSD.
 
 Source: util/im_transforms.cpp of SSD's branch of Caffe (Liu et al., 2016).
 """

@@ -1,7 +1,7 @@
 """Batches of images with a label for each pixel, from a list whose lines are the
 paths of an image and of its label image.
 
-Law: that of `poseidon.data.batches.images`. A label image has one channel, whose values are the
+The law of `poseidon.data.batches.images` holds. A label image has one channel, whose values are the
 labels. It is resized by the nearest neighbour, and scaled, cropped and mirrored like its image.
 
 Source: SegNet's DenseImageDataLayer, which refuses crop_size and mirror; DeepLab's
@@ -81,7 +81,7 @@ class Scaling:
         """Return the factor of each record, by its number in the job."""
         if not self.factors:
             return [np.float32(1)] * len(numbers)
-        # The lanes below are those of the crop and the mirror.
+        # The crop and the mirror draw from the lanes below.
         chosen = draw(self.seed, numbers, LANES + 1)[:, LANES] % len(self.factors)
         return [np.float32(self.factors[index]) for index in chosen.tolist()]
 

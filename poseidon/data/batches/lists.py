@@ -17,7 +17,7 @@ from poseidon import text_files
 from poseidon.data.batches.draws import draw
 from poseidon.errors import DataError
 
-# Separates these numbers from those of crops, mirrors and skips, which start at -1.
+# Separates these numbers from the numbers of crops, mirrors and skips, which start at -1.
 SALT = 1 << 62
 Indices = npt.NDArray[np.int64]
 

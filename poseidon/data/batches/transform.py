@@ -244,10 +244,8 @@ class Transform:
         return channels, max(height, high), max(width, wide)
 
     def extended(self, image: Array, *, value: float | None = None) -> Array:
-        """Return an image (C, H, W) with at least the extents of the crop: below and on
-        the right `value` is added, or the mean.
-
-        The mean is that of mean_value; without it, 0 is added.
+        """Return an image (C, H, W) with at least the extents of the crop: below and on the right
+        `value` is added, or the mean of mean_value, or without it 0.
         """
         shape = self.extended_shape(image.shape)
         if shape == image.shape:

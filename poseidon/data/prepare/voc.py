@@ -52,8 +52,8 @@ class VocRequest:
         folder: the folder for the files, which is created.
         backend: the kind of database.
         parts: the parts; empty: trainval and test, or else train and val.
-        label_map: the label of each name; None: VOC's, or for other names those of
-            the annotations in alphabetical order.
+        label_map: a file with the label of each name; None: VOC's labels, or, where the annotations
+            have different names, these in alphabetical order.
         seed: of the shuffles.
     """
 

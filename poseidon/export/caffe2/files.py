@@ -71,12 +71,12 @@ def read_predictor(model: Path, weights: Path | None, shapes: Mapping[str, Shape
     Args:
         model: the net that predicts, or a database of a predictor.
         weights: the net that fills the parameters; None for a database.
-        shapes: of inputs by name, each with `:int64` where the type is not that of its use, in
-            place of those in `value_info.json` or in the database.
+        shapes: of inputs by name, each with `:int64` where the type is not the one its use implies,
+            in place of the shapes in `value_info.json` or in the database.
 
     Raises:
         SnapshotError: a file cannot be read.
-        UsageError: the inputs are not known, or one of `shapes` is none.
+        UsageError: the inputs are not known, or one of `shapes` is not an input.
     """
     typed = {typed_name(name)[0]: (shape, typed_name(name)[1]) for name, shape in shapes.items()}
     if weights is None and model.suffix.lower() in NETS:

@@ -1,7 +1,7 @@
 """The operators that a net's outputs need, in order, with the shapes of all values.
 
-Law: a value is a number. The net runs once on zeros, so shapes and types are those of the runtime
-itself. What no input decides is a constant with the value that the runtime gives. Recurrent
+Law: a value is a number. The net runs once on zeros, so the runtime itself gives shapes and types.
+A value that depends on no input becomes a constant with the value that the runtime gives. Recurrent
 networks become the operators of their steps.
 """
 

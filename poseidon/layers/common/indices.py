@@ -13,7 +13,7 @@ from torch import Tensor
 from poseidon.errors import DataError
 
 INTEGERS = range(-(2**31), 2**31)
-"""Those of Caffe's int."""
+"""The values of Caffe's int."""
 
 
 def to_indices(values: Tensor, count: int) -> Tensor:

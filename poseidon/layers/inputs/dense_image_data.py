@@ -38,7 +38,7 @@ class DenseImageData(ReadingSource):
 
     Fields (dense_image_data_param): source, the list; root_folder, the prefix of each path;
     batch_size N of one worker; new_height and new_width (label images: the nearest neighbour);
-    is_color; shuffle; rand_skip; mean_file, in place of that of transform_param; shared_file_system
+    is_color; shuffle; rand_skip; mean_file, in place of transform_param's; shared_file_system
     (as for `ImageData`); transform_param, with DeepLab's scale_factors: the size of each image and
     of its labels is multiplied by one of them, drawn at random, before the crop.
     """
@@ -134,7 +134,7 @@ class ImageSegData(DenseImageData):
     2, which may be left out: height and width of each image, scaled, before it is extended, at most
     H and W.
 
-    Fields (image_data_param): those of `ImageData`; label_type (IMAGE); ignore_label (255);
+    Fields (image_data_param): as for `ImageData`; label_type (IMAGE); ignore_label (255);
     transform_param, without mean_file. Label images are resized by the nearest neighbour; DeepLab
     interpolates them.
     """

@@ -31,7 +31,7 @@ class SoftmaxWithLossOHEM(SoftmaxWithLoss):
     optionally the softmax, shaped as the scores; optionally the loss of each item, shaped as the
     labels, 0 where ignored. Only the loss has a gradient.
 
-    Fields: those of `SoftmaxWithLoss`.
+    Fields: as for `SoftmaxWithLoss`.
     """
 
     MAX_TOPS: ClassVar[int | None] = 3
@@ -169,7 +169,7 @@ class BoxAnnotatorOHEM(Layer):
             raise DataError(f"a region belongs to image {wrong}, expected 0 or more")
         image = image.trunc()
         order = losses.reshape(count).argsort(descending=True, stable=True)
-        # The rank of each region among those of its image, in the order of losses.
+        # The rank of each region among the regions of its image, in the order of losses.
         sorted_image = image[order]
         same = sorted_image.unsqueeze(0) == sorted_image.unsqueeze(1)
         rank = same.tril(-1).sum(1)

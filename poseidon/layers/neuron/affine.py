@@ -45,7 +45,7 @@ def broadcast_shape(operand: Shape, param: ScaleParameter | BiasParameter, botto
     """Return the operand's shape with trailing ones, so that torch broadcasts it over the bottom.
 
     Raises:
-        LayerError: the operand's shape is not that of the bottom from `axis` on.
+        LayerError: the operand's shape differs from the bottom's from `axis` on.
     """
     if not operand:
         return ()

@@ -24,7 +24,7 @@ class BatchNorm(Layer):
 
     Bottom: N x C x ... ; a bottom of one axis is one channel. Top: the same; may be in place.
 
-    Fields (batch_norm_param): use_global_stats, by default that of the phase (true in TEST);
+    Fields (batch_norm_param): use_global_stats, by default true in phase TEST, false in TRAIN;
     moving_average_fraction; eps.
 
     Blobs: sum of means C, sum of variances C, scale factor 1. Solvers do not update them.
@@ -70,7 +70,7 @@ class BatchNorm(Layer):
             return torch.batch_norm(
                 bottom, weight, bias, mean, variance, False, 0.0, self.eps, True
             )
-        # With a momentum of 1 torch's running statistics become those of this batch.
+        # With a momentum of 1 torch's running statistics become the statistics of this batch.
         mean = torch.zeros_like(self.mean, requires_grad=False)
         variance = torch.zeros_like(mean)
         top = torch.batch_norm(bottom, weight, bias, mean, variance, True, 1.0, self.eps, True)

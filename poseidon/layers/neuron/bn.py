@@ -89,8 +89,8 @@ class BN(Layer):
 
     Fields (bn_param), by form: SegNet's: bn_mode (LEARN: statistics of the batch in both phases;
     INFERENCE: slope x + bias), scale_filler, shift_filler; eps is 1e-9. moving_average:
-    scale_filler, shift_filler, moving_average (in TEST running statistics, else those of the
-    batch), decay, var_eps, axis (1 or 2). yjxiong's: slope_filler and bias_filler, or the other
+    scale_filler, shift_filler, moving_average (in TEST running statistics, else the batch's),
+    decay, var_eps, axis (1 or 2). yjxiong's: slope_filler and bias_filler, or the other
     fillers in their place, momentum, eps, frozen (running statistics in both phases, and nothing
     learns). Without a filler slopes and biases are 0, as in the branches. `engine` has no effect.
 

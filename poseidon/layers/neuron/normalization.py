@@ -168,8 +168,8 @@ class Normalize(Layer):
 
     From SSD, Liu et al., 2016.
 
-    Bottom: N x C x ... . Top: the same. The gradient at the bottom is the derivative. That of SSD's
-    Caffe leaves the other channels' s out of the sum, so it differs from this one where the s of
+    Bottom: N x C x ... . Top: the same. The gradient at the bottom is the derivative. SSD's Caffe
+    leaves the other channels' s out of the sum, so its gradient differs where the s of
     channel_shared: false are not equal.
 
     Fields (norm_param): across_spatial (true: over the whole image); channel_shared (true: one s

@@ -1,8 +1,8 @@
 """Files with the detections of a test set: save_output_param of a DetectionOutput layer.
 
-Law: the files are written when the last of num_test_image images is done. The next pass writes them
-anew. In a job of several workers each keeps the detections of its batches, and worker 0 writes
-those of all at the end of a pass, in the order of batches: the files are those of one process.
+Law: the files are written when the last of num_test_image images is done. The next pass replaces
+them. In a job of several workers each keeps the detections of its batches, and worker 0 writes
+all detections at the end of a pass, in the order of batches: one process writes the same files.
 
 Formats: VOC, a file <prefix><class>.txt for each class with lines `name score xmin ymin xmax ymax`;
 ILSVRC, one file <prefix>.txt with lines `name label score xmin ymin xmax ymax`; COCO, one file

@@ -250,7 +250,7 @@ class BaseConvolution(Layer):
 class Convolution(BaseConvolution):
     """Cross-correlation with learned kernels.
 
-    Top i is that of bottom i, with the same kernels for all.
+    Top i is computed from bottom i, with the same kernels for all.
 
     Bottoms: N x C x S, one or more of equal shape. Tops: N x O x S', S' = floor((S + 2 pad - reach)
     / stride) + 1 with reach = dilation (kernel - 1) + 1.

@@ -32,7 +32,7 @@ class Deconvolution(BaseConvolution):
     Bottoms: N x C x S, one or more of equal shape. Tops: N x O x S', S' = stride (S - 1) + reach -
     2 pad with reach = dilation (kernel - 1) + 1.
 
-    Fields (convolution_param): those of Convolution.
+    Fields (convolution_param): as for Convolution.
 
     Blobs: weight C x O/G x K; bias O unless bias_term is false.
     """

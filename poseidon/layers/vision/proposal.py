@@ -163,7 +163,7 @@ class AnchorTarget(Layer):
     class; im_info 1 x 3; optionally the image, which is not used. Tops: labels 1 x 1 x A H x W;
     coordinates, inside weights and outside weights, 1 x 4A x H x W each. Inside weights are 1 for
     label 1; outside weights are 1 through the number of labels 0 and 1 (with positive_weight p: p
-    through the number of 1, 1 - p through that of 0).
+    through the number of labels 1, 1 - p through the number of labels 0).
 
     Fields (anchor_target_param): feat_stride, base_size, ratio, scale as for `Proposal`;
     allowed_border, the pixels by which an anchor may exceed the image; batch_size; fg_fraction;

@@ -197,11 +197,11 @@ class Reorg(Layer):
     round.
 
     Bottom: N x C x H x W. Top: N x C s^2 x H/s x W/s; with `reverse` N x C/s^2 x H s x W s. The
-    order of the values is that of Darknet. Let D = C/s^2. With `reverse` channel k D + d, k = i s +
-    j, has the cells (i, j) of the s x s squares of channel d of the top. Without it the memory of
-    the bottom is read as D x H s x W s, and the cells (i, j) of the squares of channel d become
-    channel k D + d of a C x H x W result, whose memory is that of the top. So one direction is not
-    the inverse of the other.
+    values are in Darknet's order. Let D = C/s^2. With `reverse` channel k D + d, k = i s + j, has
+    the cells (i, j) of the s x s squares of channel d of the top. Without it the memory of the
+    bottom is read as D x H s x W s, and the cells (i, j) of the squares of channel d become channel
+    k D + d of a C x H x W result, whose memory is read as the top. So one direction is not the
+    inverse of the other.
 
     Fields (reorg_param): stride s; reverse.
     """

@@ -82,7 +82,7 @@ def anchor_target(param: LayerParameter, context: LayerContext) -> LayerParamete
 def proposal_target(param: LayerParameter, context: LayerContext) -> LayerParameter:
     """Return a ProposalTarget layer.
 
-    Two classes are those of py-R-FCN: one set of coordinates for all.
+    Two classes mean py-R-FCN: one set of coordinates for all.
     """
     given, result = settings(param), _same(param, "ProposalTarget")
     count = _number(given, "num_classes")

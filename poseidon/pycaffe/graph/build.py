@@ -1,6 +1,6 @@
 """Construction of a pycaffe net's graph, its nodes and blobs, from a definition.
 
-Law: names, order and flags are those of Caffe's Net::Init, including Split layers.
+Law: names, order and flags are as in Caffe's Net::Init, including Split layers.
 """
 
 from __future__ import annotations

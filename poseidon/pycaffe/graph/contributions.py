@@ -1,8 +1,9 @@
 """What the virtual workers of a process contribute to an iteration of a solver.
 
-Law: the weights are those of `poseidon train` with as many virtual workers. Their nets share the
-parameters. Each net has its own diffs, and its own statistics (BatchNorm), which begin an iteration
-with the common values. Diffs and statistics are added in the tree of virtual workers alone.
+Law: the weights equal the weights of `poseidon train` with as many virtual workers. Their nets
+share the parameters. Each net has its own diffs, and its own statistics (BatchNorm), which begin an
+iteration with the common values. Diffs and statistics are added in the tree of virtual workers
+alone.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from poseidon.pycaffe.graph.build import NetGraph
 from ps_server.protocol.virtual_workers import Node, TreeSum, VirtualWorkers
 
 Total = Callable[[Mapping[Node, Tensor]], Tensor]
-"""Returns the sum over all virtual workers of a job, from those of the nodes of this process."""
+"""Returns the sum over all virtual workers of a job, from the sums of this process's nodes."""
 
 
 class Contributions:
@@ -64,7 +65,7 @@ class Contributions:
         """Set the diffs and statistics of the first net to the means over all virtual workers.
 
         Args:
-            total: adds what those of other processes contribute.
+            total: adds the sums of the other processes.
         """
         tree: TreeSum[Tensor] = TreeSum(self.placed.count)
         for position, number in enumerate(self.placed.of(self.process)):

@@ -1,10 +1,10 @@
 """Nodes: the layers of a pycaffe net, each with forward and backward passes on the current
 values of its blobs.
 
-Law: the semantics are Caffe's. `forward` reads the data of its bottoms and overwrites those of its
-tops. `backward` reads the diffs of its tops, overwrites those of its bottoms and adds to those of
-its parameters. A top with a loss weight has that weight as its initial diff. A layer whose bottoms
-have changed shape is set up again first.
+Law: the semantics are Caffe's. `forward` reads the data of its bottoms and overwrites the data of
+its tops. `backward` reads the diffs of its tops, overwrites the diffs of its bottoms and adds to
+the diffs of its parameters. A top with a loss weight has that weight as its initial diff. A layer
+whose bottoms have changed shape is set up again first.
 
 The autograd graph of a forward pass is kept until the next one and uses the memory of the blobs, so
 backward can run twice, or on data that were changed in between. Without a forward pass, backward
@@ -220,7 +220,7 @@ class SplitNode(Node):
 
     def backward(self) -> None:
         if self.flags.bottoms[0]:
-            # in autograd's order, so that bits are those of `poseidon train`
+            # in autograd's order, so that `poseidon train` gives the same bits
             *others, last = [top.read_diff() for top in self.tops]
             total = last.clone()
             for other in reversed(others):

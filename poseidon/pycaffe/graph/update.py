@@ -1,9 +1,9 @@
 """The update of a net's blobs from their diffs, as Caffe's ApplyUpdate.
 
-Law: the formulas are those of `ps_server.rules`, the multipliers and rates those of
-`poseidon.solvers`. This module only applies them in order (clip, divide by iter_size, decay, rule).
-Values and diffs are read from the blobs in each step, so changes by the user count. Afterwards a
-diff holds the amount subtracted from the value, as in Caffe.
+Law: the formulas come from `ps_server.rules`, the multipliers and rates from `poseidon.solvers`.
+This module only applies them in order (clip, divide by iter_size, decay, rule). Values and diffs
+are read from the blobs in each step, so changes by the user count. Afterwards a diff holds the
+amount subtracted from the value, as in Caffe.
 """
 
 from __future__ import annotations
