@@ -25,13 +25,15 @@ from poseidon.engine.process import run_work
 from poseidon.engine.solver import checkpoint, memory, trainer, worker
 from poseidon.engine.solver.replica import Replica, WorkerNets
 from poseidon.engine.solver.worker import SolverWork
+from poseidon.errors import PoseidonError
 from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.local import connection, follower, host_delivery, leader, leader_loop
 from poseidon.exchange.observe.statistics import TransitTimes
 from poseidon.exchange.observe.watchdog import Watchdog
 from poseidon.proto.definition import SolverDefinition
 from poseidon.snapshot import files
 from ps_server import client, monitor, pump
-from ps_server.errors import as_server_error
+from ps_server.errors import ServerError, as_server_error
 from ps_server.keys import Keyring
 from ps_server.meters import ClientMeter
 from ps_server.pump import Pump
@@ -41,9 +43,11 @@ from tests.simulation.hosts import JobProcess
 from tests.simulation.launcher import Primitives
 from tests.simulation.network import End, Fabric, SimulatedClient
 from tests.simulation.processes import Question
+from tests.simulation.unix_sockets import UnixSockets
 from tests.simulation.world import World
 
 WAIT_S = 600.0
+LOCAL = (connection, follower, leader, leader_loop, host_delivery)
 STATISTICS_S = 12.0
 """How often a worker reports them: simulated with fewer events."""
 
@@ -55,6 +59,7 @@ class Course(Protocol):
     fabric: Fabric
     primitives: Primitives
     workers: dict[JobProcess, ElasticWorker]
+    broken: Exception | None
 
     def read_solver(self, path: str) -> SolverDefinition:
         """Read the job's definition."""
@@ -109,7 +114,7 @@ class ElasticWorker:
         inlet: Any = _Inlet(process, primitives)
         launcher = LauncherConnection(inlet, _Outlet(self), notes=SolverWork.notes)  # type: ignore[arg-type]
         document = read_document(JobDocument, self._first_line)
-        self._work = SolverWork(document, launcher)
+        self._work = _Work(self._course, document, launcher)
         status = run_work(self._work)
         if status == 0:
             self._course.ended(self._work.document.rank, self._iteration, self._values())
@@ -153,6 +158,20 @@ class ElasticWorker:
         self.end = fabric.end(self._process, f"{self._process.name} {self._ends}")
         self._ends += 1
         return SimulatedClient(fabric, self.end, shards)
+
+
+class _Work(SolverWork):
+    """The real one; an error that it should not raise breaks a law."""
+
+    def __init__(self, course: Course, document: JobDocument, launcher: LauncherConnection) -> None:
+        super().__init__(document, launcher)
+        self._course = course
+
+    def location(self, error: Exception) -> str:
+        """See `Work`; called with the error that has ended it."""
+        if not isinstance(error, PoseidonError | ServerError):
+            self._course.broken = self._course.broken or error
+        return super().location(error)
 
 
 class _Inlet:
@@ -258,6 +277,10 @@ def installed(course: Course) -> Iterator[None]:
         (observation, "threading", primitives.threading),
         (observation, "STATISTICS_S", STATISTICS_S),
         (snapshot_writer, "threading", primitives.threading),
+        (connection, "socket", UnixSockets(primitives)),
+        (connection, "time", primitives.time),
+        *((module, "threading", primitives.threading) for module in LOCAL),
+        (host_delivery, "queue", primitives.queue),
         (worker, "read_solver", course.read_solver),
         (work, "log_plan", lambda plan, output, number=0: None),
         (worker, "gc", SimpleNamespace(collect=int, freeze=int, unfreeze=int)),

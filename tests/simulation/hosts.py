@@ -102,6 +102,7 @@ class SimulatedHost:
         self.fabric = fabric
         self.name = name
         self.up = True
+        self.scratch = "/s"
         self.agents: list[HostAgent] = []
         self.spawn = spawn
 
@@ -184,7 +185,10 @@ class HostAgent:
 
     def _perform(self, request: Request) -> None:
         if isinstance(request, Hello):
-            welcome = Welcome(protocol=PROTOCOL, version=__version__, pid=1, cores=1, scratch="/s")
+            scratch = self._host.scratch
+            welcome = Welcome(
+                protocol=PROTOCOL, version=__version__, pid=1, cores=1, scratch=scratch
+            )
             self._outbox.append(welcome)
         elif isinstance(request, Start):
             self._start(request)

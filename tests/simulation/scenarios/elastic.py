@@ -15,6 +15,7 @@ left. No process outlives the job.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import math
@@ -34,10 +35,9 @@ from unittest.mock import patch
 from poseidon.cluster.agent.messages import Start as StartProcess
 from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.dial.dialer import Dialer, Needs
-from poseidon.cluster.job_plan import Role, ShardPlan, WorkerPlan
+from poseidon.cluster.job_plan import Role
 from poseidon.cluster.jobs.requests import HostRequest
 from poseidon.cluster.machinefile import Host
-from poseidon.cluster.process import ProcessSpec
 from poseidon.cluster.supervision.loop import JobListener, JobResult
 from poseidon.cluster.supervision.restarts import (
     RestartedJob,
@@ -46,19 +46,18 @@ from poseidon.cluster.supervision.restarts import (
 )
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.state import Outcome, SignalEffect, SignalReceived
-from poseidon.engine.document import JobDocument
 from poseidon.errors import JobError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.launcher import host_changes, newcomers, processes, runner, site, training_job
 from poseidon.launcher.host_changes import HostChanges
 from poseidon.launcher.listeners import Listeners
-from poseidon.launcher.processes import Start, shard_spec
 from poseidon.launcher.request import TrainRequest
 from poseidon.launcher.site import Site
 from poseidon.launcher.snapshots import SnapshotList
 from poseidon.launcher.training_job import TrainingJob
 from poseidon.proto.definition import SolverDefinition, parse_solver
+from poseidon.snapshot.checksums import SUFFIX
 from tests.simulation.cluster import (
     FAULTS,
     Cluster,
@@ -94,7 +93,8 @@ weight_decay: 0.01 average_loss: 3 display: 4 random_seed: 5 solver_mode: CPU
 """
 """A net whose virtual workers draw random records. AdaGrad keeps a history of the blob that does not
 learn."""
-FOLDER = Path(tempfile.gettempdir()) / f"poseidon-simulation-{os.getpid()}"
+DISK, DISK_WEIGHTS = ("sound", "slow", "full", "torn"), (9, 1, 1, 2)
+FOLDER = Path(tempfile.gettempdir()) / f"poseidon-simulation-{os.getpid():08}"
 """Where the run's files are; of one run at a time."""
 
 
@@ -134,18 +134,19 @@ def settings_of(number: int) -> Settings:
     """Return the settings with a number."""
     random = Random(f"elastic {number}")
     hosts, workers = random.choice((2, 3, 3, 4)), random.choice((1, 1, 1, 2))
+    steps = random.choice((0, 0, 2))
     return Settings(
         weights=Weights(
             virtual=hosts * workers + random.choice((0, 1, 2)) * workers,
-            iterations=random.choice((6, 12, 20)),
-            snapshot=random.choice((4, 7, 100)),
+            iterations=random.choice((6, 10, 16)),
+            snapshot=random.choice((4, 6, 100) if steps else (4, 7, 100)),
             rule=random.choice(("SGD", "AdaGrad")),
-            compress="",
-            steps=0,
+            compress=random.choice(("", "", "*=int8", "*=topk:0.4")),
+            steps=steps,
         ),
         hosts=hosts,
         workers=workers,
-        replicas=random.choice((1, 1, 2)),
+        replicas=random.choice((0, 1, 1, 1, 2)),
         every=random.choice((None, 2, 3)),
         min_workers=random.choice((1, 1, workers + 1)),
         max_rejoins=random.choice((0, 1, 3)),
@@ -175,6 +176,11 @@ class Course(Cluster):
         self.reached = 0
         """The most iterations that a worker has made."""
         self._disk = world.stream("disk")
+        self._files = 0
+        self.broken: Exception | None = None
+        """What no worker may raise, and one has."""
+        self.full = False
+        """Whether the disk was."""
         spare = SimulatedHost(self.fabric, "spare host", self.spawn)
         self.machines[f"10.0.0.{settings.hosts + 1}"] = spare
 
@@ -201,9 +207,12 @@ class Course(Cluster):
     def check(self, name: str, iteration: int, values: bytes) -> None:
         """See `elastic_worker.Course`."""
         self.reached = max(self.reached, iteration)
+        if iteration % max(1, self.settings.weights.steps):
+            return  # each virtual worker has values of its own
         expected = self.expected[iteration] if self.expected else values
         if self.values.setdefault(iteration, expected) != values:
-            raise Violation(f"{name} has other bits after iteration {iteration}")
+            self.broken = Violation(f"{name} has other bits after iteration {iteration}")
+            raise self.broken
 
     def holds(self, process: JobProcess, iteration: int) -> None:
         """See `elastic_worker.Course`."""
@@ -217,7 +226,17 @@ class Course(Cluster):
 
     def write(self, process: JobProcess, path: Path) -> None:
         """See `elastic_worker.Course`."""
-        self.primitives.time.sleep(0.03)
+        random, number = self._disk, self._files
+        self._files += 1
+        kind, draw = random.choices(DISK, DISK_WEIGHTS)[0], random.random()
+        slow = kind == "slow" and self.world.deviates(f"file {number} slow")
+        self.primitives.time.sleep(30 * draw if slow else 0.03)
+        if kind == "full" and self.world.deviates(f"file {number} on a full disk"):
+            self.full = True
+            raise OSError(errno.ENOSPC, "No space left on device")
+        if kind == "torn" and path.suffix == SUFFIX and self.world.deviates(f"file {number} torn"):
+            state = path.with_suffix("")
+            state.write_bytes(state.read_bytes()[: int(draw * state.stat().st_size)])
 
 
 class _Requests(SignalRequests):
@@ -298,20 +317,8 @@ class _Job(TrainingJob):
             max_restarts=50,
             stall_timeout=STALL_S,
             exchange=weights.options(),
-            server_requested=settings.workers > 1,
         )
         super().__init__(request, site)
-
-    def document(self, role: WorkerPlan, start: Start) -> JobDocument:
-        """See `Job`. Each worker of a host connects to the shards itself."""
-        return replace(super().document(role, start), local_workers=1, local_address="")
-
-    def spec(self, role: WorkerPlan | ShardPlan, start: Start) -> ProcessSpec:
-        """See `Job`."""
-        if not isinstance(role, ShardPlan):
-            return super().spec(role, start)
-        workers = self.plan.worker_count
-        return shard_spec(role, start, self.id, workers=workers, trace="")
 
 
 class _Driver(runner._Run):
@@ -547,12 +554,15 @@ def undisturbed(weights: Weights) -> tuple[bytes, ...]:
     ended = _run(course)
     assert isinstance(ended, RestartedJob), ended
     assert not (ended.restarts or ended.memory_starts), ended
-    return tuple(course.values[iteration] for iteration in range(course.iterations + 1))
+    return tuple(course.values.get(iteration, b"") for iteration in range(course.iterations + 1))
 
 
 def _run(course: Course) -> RestartedJob | JobError:
     shutil.rmtree(FOLDER, ignore_errors=True)
     (FOLDER / "job").mkdir(parents=True)
+    for host in course.machines.values():
+        host.scratch = str(FOLDER / host.name)
+        Path(host.scratch).mkdir()
     disabled = logging.root.manager.disable
     logging.disable()
     try:
@@ -578,12 +588,14 @@ def simulate(world: World) -> None:
 
 
 def _judge(course: Course, ended: RestartedJob | JobError) -> None:
+    if course.broken is not None:
+        raise course.broken
     for thread in course.world.threads:
         if thread.error is not None:
             raise thread.error
     if isinstance(ended, JobError):
         course.world.lossy = True
-        if not (course.asked_to_stop or course.disturbed_early):
+        if not (course.asked_to_stop or course.disturbed_early or course.full):
             raise Violation(f"the job failed: {ended}")
         return
     course.world.lossy = ended.restarts > 0 or ended.memory_starts > 0
