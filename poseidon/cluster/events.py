@@ -30,6 +30,13 @@ A process prints to standard output:
      "virtual_workers": 2}                                          those that the worker computes
                                                                     for, in a job of a solver
     {"event": "progress", ..., "tested": 12, "to_test": 50}         during a test
+    {"event": "timed", "iterations": 12, "own_s": 3.1, "whole_s": 4.2}
+                                                                    a few times a second, from all
+                                                                    workers of a job with
+                                                                    `--balance=auto`: the time of
+                                                                    its iterations in this start,
+                                                                    without and with waits for
+                                                                    others
     {"event": "trained", "iteration": 100, "loss": 1.5, "rate": 0.01, "outputs": [["loss", 1.5]]}
                                                                     worker 0, at a displayed
                                                                     iteration

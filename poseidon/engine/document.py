@@ -113,6 +113,8 @@ class TrainingDocument(WorkerDocument):
             -1: none.
         aside: the worker is prepared beside a job that runs, and waits for the document of the
             start that it takes part in.
+        balances: whether the worker reports the times of its iterations, by which the launcher
+            places the virtual workers.
     """
 
     token: str = field(repr=False)
@@ -130,6 +132,7 @@ class TrainingDocument(WorkerDocument):
     memory_snapshot_every: int = 0
     rewind: int = -1
     aside: bool = False
+    balances: bool = False
 
     def __post_init__(self) -> None:
         WorkerDocument.__post_init__(self)
@@ -193,7 +196,6 @@ class JobDocument(TrainingDocument, TrainingOptions):
         goes_on: the job is restarted: its net outputs up to the snapshot stay.
         stop_at_nan: a loss or weights that are not finite end the job; otherwise they are a
             warning.
-        balances: whether virtual workers move between the workers by their measured speeds.
     """
 
     kind = WorkKind.SOLVER
@@ -209,7 +211,6 @@ class JobDocument(TrainingDocument, TrainingOptions):
     imports: tuple[str, ...] = ()
     goes_on: bool = False
     stop_at_nan: bool = True
-    balances: bool = False
 
 
 class Prints(str, Enum):

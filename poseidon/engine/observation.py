@@ -71,9 +71,6 @@ class Observation:
         trace: records spans; its owner closes it.
         send: sends an event to the launcher.
         observers: others of the exchange.
-
-    Attributes:
-        layers: as given; others count from the next `watch` on.
     """
 
     def __init__(
@@ -90,7 +87,7 @@ class Observation:
         self._send = send
         names = [choice.name for choice in built.plan.choices]
         self._waits = WaitTimes(len(names))
-        self.layers = layers
+        self._layers = layers
         self._hooks: TracingHooks | None = None
         traces = [ExchangeTrace(names, trace)] if trace is not NO_TRACE else []
         self.exchange = built.exchange
@@ -105,9 +102,7 @@ class Observation:
     def watch(self) -> None:
         """See `Observed`."""
         if self._trace is not NO_TRACE:
-            if self._hooks is not None:
-                self._hooks.close()
-            self._hooks = TracingHooks(self.layers, self._trace)
+            self._hooks = TracingHooks(self._layers, self._trace)
 
     def statistics(self) -> WorkerStatistics:
         """Return the statistics so far."""

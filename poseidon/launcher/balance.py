@@ -21,7 +21,7 @@ class Balance:
 
     Attributes:
         speeds: of each client that works, above 0; empty: all are equally fast.
-        measured: whether virtual workers move between workers by their measured speeds.
+        measured: whether virtual workers are placed anew by the measured speeds of workers.
     """
 
     speeds: tuple[float, ...] = ()
@@ -44,7 +44,7 @@ class Balance:
             ) from error
 
     def of_clients(self, clients: Sequence[int]) -> dict[int, float]:
-        """Return the speed of each client.
+        """Return the speed of each client; empty: they count as equally fast.
 
         Args:
             clients: the ids of those that work, in order.
@@ -58,4 +58,4 @@ class Balance:
                 f"{counted(len(clients), 'client')} with workers; expected one for each, in the "
                 "order of their ids"
             )
-        return dict(zip(clients, self.speeds or (1.0,) * len(clients), strict=True))
+        return dict(zip(clients, self.speeds, strict=True)) if self.speeds else {}

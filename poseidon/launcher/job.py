@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import shlex
+import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -66,9 +67,16 @@ class Job(ABC):
         self.title = title
         self._fixed_because: str | None = None
         self._threads_of: dict[int, int] = {}
-        self._speed_of: dict[int, float] = {}
+        self._speeds: Mapping[tuple[int, int], float] = {}
+        """Of the workers, by the id of their host and their rank there; one that is not there is as
+        fast as the others on average."""
         self._devices = devices * request.num_app_threads if devices == ("cpu",) else devices
         self.plan, self.virtual_workers = self._make_plan(site.hosts)
+        if request.balance.measured and not self.elastic:
+            raise UsageError(
+                "--balance=auto places virtual workers anew at snapshots in memory, and this job "
+                f"has none: {self.fixed_because}"
+            )
         self.id = request.job or new_job_id(stem, datetime.now(), secrets.token_hex(3))
         self.output = (request.output or OUTPUT / self.id).absolute()
         check_folder("output", self.output)
@@ -185,11 +193,22 @@ class Job(ABC):
         if count is None:
             count = self.usual_virtual_workers(plan)
         self.check_virtual_workers(count, plan)
-        if not self._speed_of:
+        if not self._speeds:
             clients = list(dict.fromkeys(worker.host.id for worker in plan.workers))
-            self._speed_of = self.request.balance.of_clients(clients)
-        speeds = [self._speed_of.get(worker.host.id, 1.0) for worker in plan.workers]
+            given = self.request.balance.of_clients(clients)
+            self._speeds = {_seat(w): given[w.host.id] for w in plan.workers if given}
+        usual = statistics.mean(self._speeds.values() or [1.0])
+        speeds = [self._speeds.get(_seat(worker), usual) for worker in plan.workers]
         return VirtualWorkers.spread(count, speeds)
+
+    def take_speeds(self, speeds: Sequence[float]) -> None:
+        """Divide the virtual workers by measured speeds from the next plan on.
+
+        Args:
+            speeds: of the workers of the present plan, by rank.
+        """
+        measured = zip(map(_seat, self.plan.workers), speeds, strict=True)
+        self._speeds = {**self._speeds, **dict(measured)}
 
     def usual_virtual_workers(self, plan: JobPlan) -> int:
         """Return the number of virtual workers without --virtual_workers."""
@@ -360,6 +379,7 @@ class Job(ABC):
             memory_snapshot_every=self.request.memory_snapshot_every or 0,
             rewind=start.point.iteration if start.point.memory else -1,
             aside=start.aside,
+            balances=self.request.balance.measured,
         )
 
     @property
@@ -385,6 +405,10 @@ class Job(ABC):
         if self.request.virtual_workers is not None:
             return 1
         return max(1, self.site.cores(role.host) // self.plan.workers_per_host)
+
+
+def _seat(worker: WorkerPlan) -> tuple[int, int]:
+    return worker.host.id, worker.local_rank
 
 
 def placement_notes(virtual: VirtualWorkers, *, measured: bool, local_steps: bool) -> list[str]:

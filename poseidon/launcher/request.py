@@ -458,14 +458,6 @@ class ScriptRequest(JobRequest):
     )
     ddp: bool = option(False, "the script is written for DistributedDataParallel", Section.TRAINED)
 
-    def __post_init__(self) -> None:
-        JobRequest.__post_init__(self)
-        if self.balance.measured:
-            raise UsageError(
-                "--balance=auto moves the virtual workers of poseidon train; a script's "
-                "stay; expected the speed of each client, as --balance=1,0.5"
-            )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtractionRequest(RunRequest):

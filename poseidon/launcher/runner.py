@@ -24,6 +24,7 @@ from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.state import Pausing
 from poseidon.errors import JobError, PoseidonError, UsageError, counted
 from poseidon.hints import short_path
+from poseidon.launcher.balancing import Balancing
 from poseidon.launcher.closing_lines import aligned
 from poseidon.launcher.host_changes import HostChanges, named
 from poseidon.launcher.job import Job
@@ -133,8 +134,10 @@ class _Run:
         self._plan_file = PlanFile(job.output, show)
         pages = [DashboardPage(job.output, show)] if job.request.dashboard else []
         self._changes = HostChanges(job, registration, self._requests, show)
+        self._balancing = Balancing(job, self._requests, show)
         self._listeners = Listeners(  # files before the terminal: what is shown is already kept
             self._changes,
+            self._balancing,
             self._snapshots,
             StragglerReports(show),
             StatisticsFile(job.id, job.output),
@@ -218,6 +221,7 @@ class _Run:
             )
         finally:
             self._changes.on_ended()
+            self._balancing.on_ended()
             job.site.end()
 
     def _make_ready(self, point: StartingPoint) -> None:

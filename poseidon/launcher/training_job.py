@@ -273,7 +273,6 @@ class TrainingJob(Job):
             imports=request.imports,
             goes_on=start.attempt > 0,
             stop_at_nan=request.on_nan is OnNan.STOP,
-            balances=request.balance.measured,
         )
 
 

@@ -135,29 +135,6 @@ def test_a_job_is_resumed_on_another_number_of_processes(
         assert set(map(repr, records)) <= set(map(repr, whole[2]))
 
 
-@pytest.mark.parametrize(("kind", "options"), CASES, ids=name_of)
-def test_virtual_workers_move_while_a_job_trains(
-    solver: Path, kind: ExchangeKind, options: ExchangeOptions
-) -> None:
-    """All bits and all that is shown stay, also of a job that resumes from a snapshot after the
-    moves, on another number of processes.
-    """
-    unmoved = job((0, 3, 5), kind, options)
-    expected = trained(solver, unmoved)
-    moves = {2: (0, 1, 5), 4: (0, 4, 5)}
-    assert trained(solver, replace(unmoved, moves=moves)) == expected
-    resume = solver.parent / f"snap_iter_{HALF}.solverstate"
-    resumed = replace(job((0, 1, 3, 5), kind, options), resume=resume)
-    assert trained(solver, resumed)[:2] == expected[:2]
-
-
-def test_each_virtual_worker_that_moves_arrives(solver: Path) -> None:
-    moves = {2: (0, 1, 3, 5), 4: (0, 3, 4, 5)}
-    ended = run(solver, replace(job((0, 2, 4, 5), ExchangeKind.SERVER), moves=moves))
-    assert sorted(ended.arrivals[:3]) == [(0, []), (1, [1]), (2, [3])]
-    assert sorted(ended.arrivals[3:]) == [(0, [1, 2]), (1, [3]), (2, [])]
-
-
 def test_a_job_of_auto_keeps_its_plan_on_another_number_of_processes(
     solver: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

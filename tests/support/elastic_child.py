@@ -2,7 +2,8 @@
 `job_child`.
 
 A worker reports an iteration once it is connected, and again when it goes on; the memory snapshot
-of the start that it goes on from is one iteration later each time. All workers of a job have the
+of the start that it goes on from is one iteration later each time. With `--balance=auto` client c
+takes c + 1 seconds for each virtual worker. All workers of a job have the
 same folder, `output` of their document, through which one that regroups tells the others.
 """
 
@@ -58,6 +59,12 @@ def train():
     global snapshot, running
     snapshot += 1
     running = True
+    if document["balances"]:
+        own = document["virtual_workers"]
+        number = own[document["rank"] + 1] - own[document["rank"]]
+        for count in (0, 10):
+            own_s = count * number * (1 + document["client"])
+            say("timed", iterations=count, own_s=own_s, whole_s=count * 20)
     say("progress", iteration=snapshot + 1, max_iter=4000, images=1, loss=1.5)
 begin()
 for command in commands():

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,8 +14,6 @@ from pathlib import Path
 import numpy as np
 
 from poseidon.engine.snapshot_writer import SnapshotSettings
-from poseidon.engine.solver.balancer import Balancer, Move, Times
-from poseidon.engine.solver.balancing import Balancing
 from poseidon.engine.solver.checkpoint import Checkpoint, Progress
 from poseidon.engine.solver.replica import Replica
 from poseidon.engine.solver.tester import Tester
@@ -150,8 +148,7 @@ class Job:
     is the one that a job of true processes has, over sockets; without, all tensors go to the
     server. `spoils` is a rank and an iteration after which a weight of that rank changes by itself;
     the replicas are compared as `options` ask for. `stop_wanted` is asked by rank 0 in tests.
-    `bounds` are those of virtual workers; empty: one for each worker. `moves` are others after so
-    many iterations.
+    `bounds` are those of virtual workers; empty: one for each worker.
     """
 
     workers: int = 1
@@ -165,7 +162,6 @@ class Job:
     spoils: tuple[int, int] | None = None
     saving: SnapshotSettings = field(default_factory=SnapshotSettings)
     bounds: tuple[int, ...] = ()
-    moves: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def placement(self) -> VirtualWorkers | None:
@@ -176,8 +172,7 @@ class Job:
 @dataclass(slots=True)
 class Ended:
     """The result: rank 0's records, each rank's last iteration, how many tensors travelled as
-    factors, the local steps of a round, the schemes that were measured, and the virtual workers
-    that arrived at each rank in each move.
+    factors, the local steps of a round, and the schemes that were measured.
     """
 
     sink: RecordingSink = field(default_factory=RecordingSink)
@@ -185,24 +180,6 @@ class Ended:
     by_factors: int = 0
     local_steps: int = 0
     schemes: tuple[Scheme, ...] = ()
-    arrivals: list[tuple[int, list[int]]] = field(default_factory=list)
-
-
-class ForcedMoves(Balancer):
-    """Moves virtual workers after given iterations, to given bounds, whatever the times are."""
-
-    def __init__(self, moves: Mapping[int, tuple[int, ...]]) -> None:
-        self._moves = moves
-
-    def counts(self, iteration: int) -> bool:
-        return True
-
-    def is_due(self, iteration: int) -> bool:
-        return iteration + 1 in self._moves
-
-    def decide(self, iteration: int, times: Sequence[Times]) -> Move | None:
-        assert all(0 < one.own_s <= one.whole_s for one in times)
-        return Move(placed=VirtualWorkers(self._moves[iteration]), reason="the test says so")
 
 
 def run(solver_path: Path, job: Job) -> Ended:
@@ -321,15 +298,6 @@ def _run_worker(
             log=GlogSink(logging.getLogger("poseidon.test")),
             sinks=[ended.sink],
             start=start,
-            balancing=Balancing(
-                ForcedMoves(job.moves),
-                exchange.control,
-                device=context.device,
-                waited_s=lambda: 0.0,
-                on_arrival=lambda nets: ended.arrivals.append((rank, [n.number for n in nets])),
-            )
-            if job.moves
-            else None,
         )
         trainer.run()
         ended.iterations[rank] = trainer.iteration

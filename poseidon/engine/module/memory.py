@@ -39,17 +39,27 @@ class ScriptMemory:
         rewind: the iteration from which this start continues; -1: none.
         every: iterations from one snapshot to the next; 0: they are chosen.
         newest: of the start before; None: there is none.
+        on_begin: called where the loop begins an iteration.
 
     Attributes:
         newest: the newest snapshot that this worker has.
         resumes: whether the script has called `resume`.
     """
 
-    def __init__(self, *, holds: bool, rewind: int, every: int, newest: Snapshot | None) -> None:
+    def __init__(
+        self,
+        *,
+        holds: bool,
+        rewind: int,
+        every: int,
+        newest: Snapshot | None,
+        on_begin: Callable[[], None] = lambda: None,
+    ) -> None:
         self.holds = holds
         self.newest = newest
         self.resumes = False
         self.rewinds = rewind >= 0
+        self._on_begin = on_begin
         self._interval = SnapshotInterval(max(rewind, 0), every)
         self._iteration = max(rewind, 0)
         self._since_s = time.perf_counter()
@@ -58,7 +68,10 @@ class ScriptMemory:
         """Return whether the loop has come to the begin of an iteration; called with as many
         iterations finished as the group counts, also by loops that do not train.
         """
-        if not self.resumes or iteration <= self._iteration:
+        if not self.resumes:
+            return False
+        self._on_begin()
+        if iteration <= self._iteration:
             return False
         now = time.perf_counter()
         if iteration == self._iteration + 1:
@@ -110,3 +123,4 @@ class ScriptMemory:
         self._since_s = time.perf_counter()
         self._interval.begun(self._iteration, self._since_s - began_s)
         self._interval.decide(costs)
+        self._on_begin()

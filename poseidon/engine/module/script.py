@@ -36,11 +36,13 @@ from poseidon.engine.module.memory import ScriptMemory
 from poseidon.engine.module.script_output import output_to_log
 from poseidon.engine.module.worker_context import LoopPosition, Observed, ThisWorker, WorkerContext
 from poseidon.engine.observation import Observation
+from poseidon.engine.own_time import OwnTime
 from poseidon.engine.work import NOTHING, TrainingWork, membership_of
 from poseidon.errors import JobError, PoseidonError
 from poseidon.exchange.building.built import Built
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.observe.tracing import named_layers
+from poseidon.exchange.observe.watchdog import Watchdog, WatchdogObserver
 from poseidon.process_group.backend import register
 from poseidon.process_group.mesh import Mesh
 from ps_server import ServerError
@@ -112,6 +114,9 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         self._opened = 0
         self._has_collectives = False
         self._memory: ScriptMemory | None = None
+        self._waits = Watchdog()
+        self._own_time: OwnTime | None = None
+        self._iterations = 0
 
     def location(self, error: Exception) -> str:
         """See `Work`: the script, with the line if there is one."""
@@ -165,13 +170,21 @@ class ScriptWork(TrainingWork[ScriptDocument]):
     def _run_start(self) -> None:
         """Run the script, for one start of the job."""
         document, before = self.document, self._memory
-        self._memory = None
+        self._memory = self._own_time = None
+        self._iterations = 0
+        if document.balances:
+            self._own_time = OwnTime(
+                self.launcher.send,
+                lambda: self._waits.read().waited_s,
+                torch.device(document.device),
+            )
         if document.replicas:
             self._memory = ScriptMemory(
                 holds=document.holds_snapshots,
                 rewind=document.rewind,
                 every=document.memory_snapshot_every,
                 newest=None if before is None else before.newest,
+                on_begin=(lambda: None) if self._own_time is None else self._own_time.begin,
             )
         with output_to_log(document.log_file, document.prints):
             self.launcher.send("ready")
@@ -256,7 +269,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
             on_saved=self.report_snapshot,
             observe=lambda built, module: self._observe(built, module, trace),
             on_open=self._on_open,
-            on_progress=self._progress,
+            on_progress=self._on_progress,
         )
 
     def _observe(self, built: Built, module: nn.Module, trace: Tracer) -> Observed:
@@ -267,7 +280,15 @@ class ScriptWork(TrainingWork[ScriptDocument]):
             self._statistics[number] = fields
             self.launcher.send(event, **combined_statistics(self._statistics))
 
-        return Observation(built, named_layers(module), trace, send)
+        observers = [] if self._own_time is None else [WatchdogObserver(self._waits)]
+        return Observation(built, named_layers(module), trace, send, observers=observers)
+
+    def _on_progress(self, position: LoopPosition) -> None:
+        self._progress(position)
+        if position.iterations != self._iterations:
+            self._iterations = position.iterations
+            if self._own_time is not None:
+                self._own_time.end()
 
     def _on_open(self, built: Built, exchange: Exchange) -> None:
         self.launcher.forward_requests(exchange, self.document.rank)

@@ -70,7 +70,7 @@ class Replica:
         virtual_workers: of the job, by process; None: one each.
 
     Attributes:
-        virtual_workers: as given, or placed anew.
+        virtual_workers: as given, or as `go_on` was given them.
         nets: those of each virtual worker of this process, in order.
         tests: the test nets' definitions.
         exchanged: the blobs that are trained, or averaged as statistics.
@@ -95,7 +95,7 @@ class Replica:
             for definition in (solver.net_definition(), *(test.definition for test in self.tests))
         )
         try:
-            self.nets = self._nets_of(self.virtual_workers, {})
+            self.nets = self._nets_of(self.virtual_workers, {}, None)
             self._divide_prefetch()
             self.exchanged = [
                 info
@@ -115,33 +115,13 @@ class Replica:
         return self.nets[0].train
 
     @property
-    def fixed_because(self) -> str:
-        """Why virtual workers stay on their processes, a clause; empty: `place` may move them."""
+    def keeps_state(self) -> str:
+        """Which layer keeps a state that `go_on` loses, a clause; empty: none does."""
         for net in self.nets[0].all():
             for name, layer in net.layer_modules:
                 if layer.KEEPS_STATE:
                     return f"layer '{name}' ({layer.param.type}) keeps a state of its own"
         return ""
-
-    def place(self, placed: VirtualWorkers) -> list[WorkerNets]:
-        """Compute for other virtual workers, with the same parameters.
-
-        The nets of those that leave are closed. Return the new nets of those that arrive, which
-        begin at the first record: their state is to be restored.
-
-        Args:
-            placed: as many virtual workers, on the same processes.
-        """
-        before = {nets.number: nets for nets in self.nets}
-        self.nets = self._nets_of(placed, before)
-        self.virtual_workers = placed
-        after = {nets.number for nets in self.nets}
-        for nets in before.values():
-            for net in nets.all() if nets.number not in after else ():
-                net.close()
-                self._open.remove(net)
-        self._divide_prefetch()
-        return [nets for nets in self.nets if nets.number not in before]
 
     def go_on(self, context: LayerContext, placed: VirtualWorkers) -> None:
         """Compute for other virtual workers of a job that goes on with other processes. The state
@@ -157,32 +137,31 @@ class Replica:
             net.drop_data()
         for info in self.train.parameters_info:
             info.parameter.grad = None
-        if not self.fixed_because:
-            self.place(placed)
-            return
-        closing = list(self._open)  # what their layers keep is of a later iteration
-        self.nets = self._nets_of(placed, {}, owner=self.train)
+        before, owner = list(self._open), self.train
+        # what layers keep by themselves is of a later iteration
+        kept = {} if self.keeps_state else {nets.number: nets for nets in self.nets}
+        self.nets = self._nets_of(placed, kept, owner)
         self.virtual_workers = placed
-        for net in closing:
-            net.close()
-            self._open.remove(net)
+        used = [net for nets in self.nets for net in nets.all()]
+        for net in before:
+            if net not in used:
+                net.close()
+                self._open.remove(net)
         self._divide_prefetch()
 
     def _nets_of(
         self,
         placed: VirtualWorkers,
         present: Mapping[int, WorkerNets],
-        owner: Net | None = None,
+        owner: Net | None,
     ) -> tuple[WorkerNets, ...]:
         """Return the nets of each virtual worker that a placement gives to this process.
 
         Args:
             placed: the placement.
-            present: the nets that this process has, by virtual worker. The first ones to be
-                compiled own the parameters.
-            owner: owns them, where there are none.
+            present: the nets that this process has of them, by virtual worker.
+            owner: owns the parameters; None: the first net to be compiled will.
         """
-        owner = next((nets.train for nets in present.values()), owner)
         found = []
         for number in placed.of(self.context.rank):
             nets = present.get(number) or self._compile(number, placed, owner)

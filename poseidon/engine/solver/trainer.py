@@ -11,7 +11,6 @@ Laws:
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +18,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -27,13 +25,11 @@ from torch import Tensor
 from poseidon.engine.averages import SmoothedLoss, as_outputs, output_sizes, pack, parts, total
 from poseidon.engine.elastic import Regrouped
 from poseidon.engine.finite import LossWatch
-from poseidon.engine.solver.balancer import Move
-from poseidon.engine.solver.balancing import Balancing
+from poseidon.engine.own_time import OwnTime
 from poseidon.engine.solver.checkpoint import Checkpoint, Progress
 from poseidon.engine.solver.memory import MemorySnapshots
-from poseidon.engine.solver.replica import Replica, Values, WorkerNets
+from poseidon.engine.solver.replica import Replica, Values
 from poseidon.engine.solver.tester import Tester
-from poseidon.engine.solver.worker_state import restore, state_of
 from poseidon.errors import JobError, SnapshotError
 from poseidon.exchange.base import History
 from poseidon.exchange.exchange import Exchange
@@ -43,12 +39,7 @@ from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.replicas import NO_CHECK, ReplicaCheck
 from poseidon.metrics.glog_lines import GlogLine, GlogSink, done, last, solving, test_interrupted
 from poseidon.metrics.record import Sink, TrainRecord
-from poseidon.proto.caffe_pb2 import PoseidonWorkerState
 from ps_server import Collection, SignalKind
-from ps_server.protocol.virtual_workers import VirtualWorkers
-
-LOGGER = logging.getLogger(__name__)
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +88,7 @@ class Trainer:
             their own, without tests.
         sinks: receive records too, on rank 0.
         start: the position to begin at.
-        balancing: moves virtual workers between processes; None: they stay.
+        own_time: measures iterations; None: nothing does.
         memory: takes memory snapshots; None: there are none.
     """
 
@@ -112,7 +103,7 @@ class Trainer:
         log: GlogSink,
         sinks: list[Sink],
         start: Progress,
-        balancing: Balancing | None = None,
+        own_time: OwnTime | None = None,
         memory: MemorySnapshots | None = None,
     ) -> None:
         self._replica = replica
@@ -132,42 +123,37 @@ class Trainer:
             rank=self._rank,
             start=start.iteration,
         )
-        self._balancing = balancing
+        self._own_time = own_time
         self._memory = memory
         self._iteration = start.iteration
         self._tests_done = start.tests_done
-        self._smoothed: dict[int, SmoothedLoss] = {}
+        losses = start.losses or [()] * len(replica.nets)
+        self._smoothed = {
+            nets.number: SmoothedLoss(self._solver.average_loss, own)
+            for nets, own in zip(replica.nets, losses, strict=True)
+        }
         """By virtual worker, in order, as `_losses`."""
-        self._losses: dict[int, LossWatch] = {}
-        for nets, losses in zip(
-            replica.nets, start.losses or [()] * len(replica.nets), strict=True
-        ):
-            self._add(nets, losses)
+        self._losses = {
+            nets.number: LossWatch(
+                nets.train,
+                name=nets.name,
+                stop=settings.stop_at_nan,
+                deferred=replica.context.device.type != "cpu",
+            )
+            for nets in replica.nets
+        }
         self._before: Values = {}
         self._displayed: deque[Displayed] = deque()
         self._began_s = time.monotonic()
-        self._hooks = self._new_hooks()
+        self._hooks = Hooks(
+            [nets.train for nets in replica.nets],
+            replica.trained,
+            exchange,
+            passes=self._solver.iter_size,
+            wait_free=settings.exchange.wait_free,
+        )
         for tester in testers:
             tester.skip_to(start.tests_done, replica.nets)
-
-    def _add(self, nets: WorkerNets, losses: Sequence[float]) -> None:
-        """Watch the losses of one more virtual worker, and add those in its average."""
-        self._smoothed[nets.number] = SmoothedLoss(self._solver.average_loss, losses)
-        self._losses[nets.number] = LossWatch(
-            nets.train,
-            name=nets.name,
-            stop=self._settings.stop_at_nan,
-            deferred=self._replica.context.device.type != "cpu",
-        )
-
-    def _new_hooks(self) -> Hooks:
-        return Hooks(
-            [nets.train for nets in self._replica.nets],
-            self._replica.trained,
-            self._exchange,
-            passes=self._solver.iter_size,
-            wait_free=self._settings.exchange.wait_free,
-        )
 
     @property
     def iteration(self) -> int:
@@ -204,7 +190,6 @@ class Trainer:
             self._step()
             if self._memory is not None:
                 self._memory.follow(time.perf_counter() - began_s)
-            move = self._decided_move()
             requests = self._requests_now()
             if SignalKind.SNAPSHOT in requests or (
                 solver.snapshot and self._iteration % solver.snapshot == 0
@@ -222,8 +207,6 @@ class Trainer:
                 if regroups:
                     self._memory.finish()
                     raise Regrouped
-            if move is not None:
-                self._move(move)
         return False
 
     def _keep_in_memory(self, memory: MemorySnapshots) -> None:
@@ -232,54 +215,14 @@ class Trainer:
         averages = {number: smoothed.losses for number, smoothed in self._smoothed.items()}
         memory.begin(self._iteration, self._tests_done, averages)
 
-    def _decided_move(self) -> Move | None:
-        if self._balancing is None:
-            return None
-        last = self._iteration >= self._solver.max_iter
-        return self._balancing.decide(self._iteration, last=last)
-
-    def _move(self, move: Move) -> None:
-        """Compute for the virtual workers that a move gives to this process.
-
-        All processes call it after the same iteration.
-        """
-        replica, own = self._replica, move.placed.of(self._replica.context.rank)
-        if self._rank == 0:
-            LOGGER.info("%s", _sentence(self._iteration, replica.virtual_workers, move))
-        self._show_displayed(wait=True)
-        for losses in self._losses.values():
-            losses.check()
-        leaving = [nets for nets in replica.nets if nets.number not in own]
-        states = self._exchange.control.gather(
-            join(
-                state_of(nets, self._smoothed[nets.number].losses).SerializeToString()
-                for nets in leaving
-            )
-        )
-        self._hooks.close()
-        arrived = replica.place(move.placed)  # while the states come
-        self._exchange.place(move.placed)
-        carried = {c.rank: c for c in map(PoseidonWorkerState.FromString, parts(states.result()))}
-        for nets in leaving:
-            del self._smoothed[nets.number], self._losses[nets.number]
-        for nets in arrived:
-            restore(nets, carried[nets.number])
-            self._add(nets, carried[nets.number].smoothed_loss)
-        self._smoothed, self._losses = _in_order(self._smoothed), _in_order(self._losses)
-        for tester in self._testers:
-            tester.skip_to(self._tests_done, arrived)
-        self._hooks = self._new_hooks()
-        assert self._balancing is not None
-        self._balancing.on_arrival(arrived)
-
     def _step(self) -> None:
         solver, exchange = self._solver, self._exchange
         rate = solver.rate(self._iteration)
         if solver.snapshot_diff:
             exchange.settle()
             self._before = self._replica.values()
-        if self._balancing is not None:
-            self._balancing.begin()
+        if self._own_time is not None:
+            self._own_time.begin()
         exchange.start(self._iteration, rate)
         self._hooks.start()
         if solver.debug_info:
@@ -289,8 +232,8 @@ class Trainer:
         outputs = [self._compute(position) for position in range(len(self._replica.nets))]
         self._hooks.finish()
         exchange.finish()
-        if self._balancing is not None:
-            self._balancing.end(self._iteration)
+        if self._own_time is not None:
+            self._own_time.end()
         if solver.display and self._iteration % solver.display == 0:
             self._display(rate, outputs)
         self._show_displayed(wait=False)
@@ -446,8 +389,6 @@ class Trainer:
 
     def _end(self, *, stopped: bool) -> None:
         solver = self._solver
-        if self._balancing is not None:
-            self._balancing.finish()
         self._show_displayed(wait=True)
         self._exchange.settle()
         if self._one_more_at_the_end():
@@ -492,19 +433,3 @@ class Trainer:
         for tensor, mean in zip(statistics, torch.from_numpy(means[1:]).split(sizes), strict=True):
             tensor.copy_(mean)
         self._log_line(last(self._iteration, float(means[0]), self._elapsed_s()))
-
-
-def _in_order(by_virtual_worker: Mapping[int, T]) -> dict[int, T]:
-    return {number: by_virtual_worker[number] for number in sorted(by_virtual_worker)}
-
-
-def _sentence(iteration: int, before: VirtualWorkers, move: Move) -> str:
-    """Return who computes for how many virtual workers now, and why."""
-    now, then = (
-        ", ".join(str(len(placed.of(rank))) for rank in range(placed.processes))
-        for placed in (move.placed, before)
-    )
-    return (
-        f"after iteration {iteration} the workers compute for {now} virtual workers, "
-        f"no longer for {then}: {move.reason}"
-    )

@@ -6,7 +6,7 @@ import contextlib
 import gc
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -19,12 +19,11 @@ from poseidon.engine.elastic import SnapshotInterval
 from poseidon.engine.launcher_connection import LauncherConnection
 from poseidon.engine.layer_context import layer_context
 from poseidon.engine.observation import Observation
+from poseidon.engine.own_time import OwnTime
 from poseidon.engine.snapshot_writer import SnapshotSettings, SnapshotWriter
-from poseidon.engine.solver.balancer import Balancer
-from poseidon.engine.solver.balancing import Balancing
 from poseidon.engine.solver.checkpoint import Checkpoint, Progress, Resumed
 from poseidon.engine.solver.memory import MemorySnapshot, MemorySnapshots, arrive
-from poseidon.engine.solver.replica import Replica, WorkerNets
+from poseidon.engine.solver.replica import Replica
 from poseidon.engine.solver.summary import net_table
 from poseidon.engine.solver.tester import Tester
 from poseidon.engine.solver.trainer import LoopSettings, Trainer
@@ -67,7 +66,7 @@ class ProgressReporter:
         images_per_iteration: int,
         start: Progress,
         *,
-        virtual_workers: Callable[[], int] = lambda: 1,
+        virtual_workers: int = 1,
     ) -> None:
         self._launcher = launcher
         self._virtual_workers = virtual_workers
@@ -116,7 +115,7 @@ class ProgressReporter:
             iteration=self._iteration,
             max_iter=self._max_iter,
             images=self._iteration * self._images,
-            virtual_workers=self._virtual_workers(),
+            virtual_workers=self._virtual_workers,
             loss=self._loss,
             **test,
         )
@@ -259,7 +258,7 @@ class SolverWork(TrainingWork[JobDocument]):
             observers=[WatchdogObserver(watchdog)],
         )
         exchange = seen.exchange
-        self._watch(replica.nets)
+        self._watch(replica)
         try:
             if resumed is not None:
                 exchange.state.hold_back(resumed.held_back)
@@ -271,9 +270,8 @@ class SolverWork(TrainingWork[JobDocument]):
             self.launcher.forward_requests(exchange, rank)
             if rank == 0:
                 self._log_start(replica, built)
-            balancing = self._balancing(replica, seen, start)
             self._memory = self._memory_snapshots(replica, built, checkpoint, start)
-            with self._trainer(replica, exchange, checkpoint, start, balancing) as trainer:
+            with self._trainer(replica, exchange, checkpoint, start) as trainer:
                 seen.watch()
                 trainer.run()
         except ServerError as error:
@@ -308,36 +306,22 @@ class SolverWork(TrainingWork[JobDocument]):
             newest=self._newest,
         )
 
-    def _watch(self, arrived: Sequence[WorkerNets]) -> None:
-        """Let the watchdog see the progress of nets."""
+    def _watch(self, replica: Replica) -> None:
+        """Let the watchdog see the progress of the nets."""
         watchdog = self.launcher.watchdog
-        for nets in arrived:
+        for nets in replica.nets:
             for net in nets.all():
                 net.register_forward_pre_hook(lambda *_: watchdog.progress())
 
-    def _balancing(self, replica: Replica, seen: Observation, start: Progress) -> Balancing | None:
-        """Return what moves virtual workers; None if they stay where they are."""
-        document, watchdog = self.document, self.launcher.watchdog
-        if not document.balances or document.workers == 1 or document.placement.is_one_each:
+    def _own_time(self, replica: Replica) -> OwnTime | None:
+        """Return what reports the times of iterations; None: nobody places virtual workers anew."""
+        watchdog = self.launcher.watchdog
+        if not self.document.balances:
             return None
-        if reason := seen.exchange.fixed_because or replica.fixed_because:
+        if reason := replica.keeps_state:
             self._log_notes([f"--balance=auto: virtual workers stay on their workers: {reason}"])
             return None
-
-        def arrive(nets: Sequence[WorkerNets]) -> None:
-            self._watch(nets)
-            seen.layers = _layers_of(replica)
-            seen.watch()
-            gc.unfreeze()
-            _freeze_objects()
-
-        return Balancing(
-            Balancer(document.placement, start.iteration),
-            seen.exchange.control,
-            device=replica.context.device,
-            waited_s=lambda: watchdog.read().waited_s,
-            on_arrival=arrive,
-        )
+        return OwnTime(self.launcher.send, lambda: watchdog.read().waited_s, replica.context.device)
 
     def _schemes(self, replica: Replica, resumed: Resumed | None) -> tuple[Scheme, ...]:
         """Return the schemes that an earlier start or run has chosen; empty: none."""
@@ -420,7 +404,6 @@ class SolverWork(TrainingWork[JobDocument]):
         exchange: Exchange,
         checkpoint: Checkpoint,
         start: Progress,
-        balancing: Balancing | None,
     ) -> Iterator[Trainer]:
         document, settings = self.document, replica.settings
         images = replica.batch_records * document.placement.count * settings.iter_size
@@ -429,7 +412,7 @@ class SolverWork(TrainingWork[JobDocument]):
             settings.max_iter,
             images,
             start,
-            virtual_workers=lambda: len(replica.nets),
+            virtual_workers=len(replica.nets),
         )
         testers = [
             Tester(
@@ -464,7 +447,7 @@ class SolverWork(TrainingWork[JobDocument]):
             log=GlogSink(logging.getLogger("poseidon.solver")),
             sinks=sinks,
             start=start,
-            balancing=balancing,
+            own_time=self._own_time(replica),
             memory=self._memory,
         )
         try:

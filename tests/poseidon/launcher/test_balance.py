@@ -30,7 +30,7 @@ def test_what_is_no_balance(text: str) -> None:
 
 
 def test_each_client_has_a_speed() -> None:
-    assert Balance().of_clients([0, 3]) == {0: 1.0, 3: 1.0}
+    assert Balance().of_clients([0, 3]) == {}
     assert Balance(speeds=(1.0, 0.5)).of_clients([0, 3]) == {0: 1.0, 3: 0.5}
     with pytest.raises(UsageError, match=r"has 2 speeds, and this job has 3 clients .* one for"):
         Balance(speeds=(1.0, 0.5)).of_clients([0, 1, 2])

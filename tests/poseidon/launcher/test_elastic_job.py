@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -29,6 +30,7 @@ from poseidon.cluster.supervision.loop import JobListener
 from poseidon.engine.document import JobDocument
 from poseidon.errors import JobError
 from poseidon.launcher import runner
+from poseidon.launcher.balance import Balance
 from poseidon.launcher.job import Job
 from poseidon.launcher.listeners import Listeners
 from poseidon.launcher.processes import Start
@@ -104,6 +106,7 @@ def run_job(
     *acts: Callable[[Watch], object],
     max_rejoins: int = 0,
     dialer: Dialer | None = None,
+    balance: Balance = Balance(),  # noqa: B008 - it is frozen
 ) -> Watch:
     """Run a job of three clients on this machine; each act follows the progress of a start.
 
@@ -113,13 +116,14 @@ def run_job(
         acts: what they do.
         max_rejoins: how often a client is taken in again.
         dialer: of the clients; None: one agent for all, in this process.
+        balance: of the clients.
     """
     monkeypatch.setenv("POSEIDON_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     hosts = parse_machinefile("0 127.0.0.1 0\n1 127.0.0.1 0\n2 127.0.0.1 0", source="hosts")
-    request = JobRequest(output=tmp_path / "out", max_restarts=1, max_rejoins=max_rejoins)
-    site = Site(hosts, LocalDialer())
-    request = JobRequest(output=tmp_path / "out", max_restarts=1)
+    request = JobRequest(
+        output=tmp_path / "out", max_restarts=1, max_rejoins=max_rejoins, balance=balance
+    )
     site = Site(hosts, dialer or LocalDialer())
     job = ElasticJob(request, site, title="elastic", stem="elastic", devices=("cpu",))
     watch = Watch(job, list(acts))
@@ -238,6 +242,44 @@ def test_a_process_that_was_killed_is_replaced_beside_the_job(
     assert third["worker 2"] not in first.values()
     said = capsys.readouterr().err
     assert "going on from iteration 2, with client 0 (127.0.0.1): 3 clients, 3 workers, 3" in said
+
+
+def test_virtual_workers_move_to_faster_workers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All processes go on; the loss of one keeps the speeds."""
+    documents: list[dict[str, object]] = []
+    spec = ElasticJob.spec
+
+    def noted(job: ElasticJob, role: WorkerPlan | ShardPlan, start: Start) -> ProcessSpec:
+        made = spec(job, role, start)
+        if isinstance(role, WorkerPlan):
+            documents.append(json.loads(made.first_line))
+        return made
+
+    monkeypatch.setattr(ElasticJob, "virtual", 11)
+    monkeypatch.setattr(ElasticJob, "spec", noted)
+    watch = run_job(
+        monkeypatch,
+        tmp_path,
+        nothing,
+        lambda watch: watch.kill("worker 0"),
+        stop,
+        balance=Balance(measured=True),
+    )
+    first, second, third = watch.starts
+    assert first == second
+    assert third["worker 0"] == first["worker 1"]
+    bounds = [one["virtual_workers"] for one in documents if one["rank"] == 0]
+    assert bounds == [[0, 4, 8, 11], [0, 6, 9, 11], [0, 7, 11]]
+    said = capsys.readouterr().err
+    assert (
+        "the workers will compute for 6, 3, 2 virtual workers, no longer for 4, 4, 3: one" in said
+    )
+    assert (
+        "takes 1, 2, 3 s on each worker, and an iteration then about 17 s instead of 20 s" in said
+    )
+    assert "going on from iteration 1, with the same clients: 3 clients, 3 workers, 11" in said
 
 
 def test_a_host_leaves_on_request(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,9 @@ import pytest
 from poseidon.cluster.dial.local import LocalDialer
 from poseidon.cluster.machinefile import parse_machinefile
 from poseidon.engine.document import TrainingDocument
+from poseidon.errors import UsageError
 from poseidon.exchange.options import ExchangeOptions
+from poseidon.launcher.balance import Balance
 from poseidon.launcher.job import Job
 from poseidon.launcher.processes import Start
 from poseidon.launcher.request import JobRequest
@@ -81,3 +86,7 @@ def test_why_the_hosts_of_a_job_stay(
     request = JobRequest(output=Path("out"), **flags)
     job = kind(request, site, title="", stem="j", devices=("cpu",))
     assert (job.fixed_because, job.elastic) == (reason, not reason)
+    request = replace(request, balance=Balance(measured=True))
+    sentence = f"at snapshots in memory, and this job has none: {reason}"
+    with pytest.raises(UsageError, match=re.escape(sentence)) if reason else nullcontext():
+        kind(request, site, title="", stem="j", devices=("cpu",))

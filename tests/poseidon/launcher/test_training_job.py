@@ -290,7 +290,7 @@ def test_which_exchanges_are_elastic(
 def test_the_workers_of_a_balanced_job_are_told(tmp_path: Path) -> None:
     start = Start(attempt=0, point=StartingPoint(), exchange_plan="", token="ab", keys=None)
     balance = Balance(measured=True)
-    job = job_of(tmp_path, 2, virtual_workers=4, balance=balance)
+    job = job_of(tmp_path, 2, virtual_workers=4, balance=balance, max_restarts=1)
     assert "they move by the measured speed of the workers" in " ".join(job.notes())
     assert all(job.document(role, start).balances for role in job.plan.workers)
 

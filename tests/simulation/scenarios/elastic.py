@@ -50,6 +50,7 @@ from poseidon.errors import JobError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.launcher import host_changes, newcomers, processes, runner, site, training_job
+from poseidon.launcher.balancing import Balancing
 from poseidon.launcher.host_changes import HostChanges
 from poseidon.launcher.listeners import Listeners
 from poseidon.launcher.request import TrainRequest
@@ -334,7 +335,10 @@ class _Driver(runner._Run):
         self._snapshots = SnapshotList(self._job.origin, self._print)
         self._plan_file: Any = SimpleNamespace(plan="")
         self._changes = HostChanges(self._job, self._registration, self._requests, self._print)
-        self._listeners = Listeners(self._changes, self._snapshots, _Started(course))
+        self._balancing = Balancing(self._job, self._requests, self._print)
+        self._listeners = Listeners(
+            self._changes, self._balancing, self._snapshots, _Started(course)
+        )
         self._rejoined: Counter[int] = Counter()
         self._known = {host.id for host in self._job.site.hosts}
         self._in_vain = 0

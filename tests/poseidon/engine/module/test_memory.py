@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -18,8 +19,14 @@ from poseidon.engine.module.tensors import DistributeOptions
 from poseidon.engine.module.worker_context import WorkerContext
 
 
-def memory(*, holds: bool = True, rewind: int = -1, resumes: bool = True) -> ScriptMemory:
-    made = ScriptMemory(holds=holds, rewind=rewind, every=3, newest=None)
+def memory(
+    *,
+    holds: bool = True,
+    rewind: int = -1,
+    resumes: bool = True,
+    on_begin: Callable[[], None] = lambda: None,
+) -> ScriptMemory:
+    made = ScriptMemory(holds=holds, rewind=rewind, every=3, newest=None, on_begin=on_begin)
     made.resumes = resumes
     return made
 
@@ -37,6 +44,17 @@ def test_a_snapshot_is_taken_where_an_iteration_begins_and_nowhere_else() -> Non
     assert not own.enters(1)  # the loop of an evaluation after the first iteration
     assert [i for i in range(2, 6) if own.enters(i) and own.is_due()] == [4, 5]
     assert own.newest == Snapshot(1, b"state")
+
+
+def test_an_iteration_begins_where_its_first_batch_is_asked_for_and_after_a_snapshot() -> None:
+    begun: list[int] = []
+    own = memory(on_begin=lambda: begun.append(0))
+    own.enters(0)
+    own.enters(1)
+    take(own)
+    own.enters(1)  # of an evaluation: the one that follows counts
+    own.enters(2)
+    assert len(begun) == 5
 
 
 def test_a_loop_that_comes_late_takes_the_one_that_was_due_before() -> None:

@@ -44,6 +44,14 @@ def run(
     folder: Path, text: str, monkeypatch: pytest.MonkeyPatch, **fields: Any
 ) -> tuple[int, dict[str, Any]]:
     """A script on a worker that is alone: exit code and last event."""
+    code, events = events_of(folder, text, monkeypatch, **fields)
+    return code, events[-1]
+
+
+def events_of(
+    folder: Path, text: str, monkeypatch: pytest.MonkeyPatch, **fields: Any
+) -> tuple[int, list[dict[str, Any]]]:
+    """A script on a worker that is alone: exit code and all events."""
     script = folder / "script.py"
     script.write_text(text, encoding="utf-8")
     monkeypatch.setattr(sys, "argv", list(sys.argv))
@@ -61,7 +69,7 @@ def run(
     code = run_work(ScriptWork(document, launcher))
     events = [json.loads(line) for line in launcher.sent.getvalue().splitlines()]
     assert events[0] == {"event": "ready"}
-    return code, events[-1]
+    return code, events
 
 
 @pytest.mark.parametrize(
@@ -98,6 +106,30 @@ def test_a_failure_is_one_sentence(
     code, event = run(tmp_path, text, monkeypatch)
     assert (code, event["event"], event["exit_code"]) == (1, "error", exit_code)
     assert event["message"].startswith(message)
+
+
+LOOP = """
+import torch
+import poseidon
+model = torch.nn.Linear(2, 1)
+with poseidon.distribute(model, poseidon.SGD(lr=0.1)) as group:
+    group.resume()
+    for (x,) in group.loader(torch.utils.data.TensorDataset(torch.ones(12, 2)), 4):
+        model(x).sum().backward()
+        group.step()
+"""
+
+
+def test_a_script_of_a_job_that_is_balanced_reports_its_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once its second iteration begins."""
+    monkeypatch.setattr("poseidon.engine.own_time.REPORT_S", 0.0)
+    code, events = events_of(tmp_path, LOOP, monkeypatch, replicas=1, balances=True)
+    assert (code, events[-1]["event"]) == (0, "done")
+    found = [event for event in events if event["event"] == "timed"]
+    assert [times["iterations"] for times in found] == [1, 2, 3]
+    assert all(0 < times["own_s"] <= times["whole_s"] for times in found)
 
 
 def test_an_error_and_output_with_a_name_that_is_not_utf_8(

@@ -99,10 +99,10 @@ class Worker:
 
 @contextmanager
 def start(
-    first: JobDocument, workers: int, rewind: int = -1
+    first: JobDocument, workers: int, rewind: int = -1, speeds: Sequence[float] = ()
 ) -> Iterator[tuple[list[JobDocument], list[str]]]:
     """Run the shards of one start; yield the documents of its workers, and the addresses."""
-    own = documents(first, workers, rewind)
+    own = documents(first, workers, rewind, speeds)
     servers = [
         Server(
             Shard(index, workers, bytes.fromhex(own[0].token)),
@@ -114,9 +114,11 @@ def start(
         yield own, [server.address for server in servers]
 
 
-def documents(first: JobDocument, workers: int, rewind: int = -1) -> list[JobDocument]:
+def documents(
+    first: JobDocument, workers: int, rewind: int = -1, speeds: Sequence[float] = ()
+) -> list[JobDocument]:
     """Return the documents of the workers of a start."""
-    bounds = VirtualWorkers.spread(V, [1.0] * workers).bounds
+    bounds = VirtualWorkers.spread(V, speeds or [1.0] * workers).bounds
     return [
         replace(
             first,
@@ -211,10 +213,12 @@ EXCHANGES = {
 def test_survivors_go_on_from_memory_and_take_in_a_newcomer(
     tmp_path: Path, first: JobDocument, name: str
 ) -> None:
-    """Three workers lose the first; the others regroup, with a new one between two starts."""
+    """Three workers lose the first; the others regroup, with a new one between two starts, and
+    then once more, as the measured times ask for: the new one gets most virtual workers.
+    """
     options = EXCHANGES[name]
     shards = first.shards if options.kind.has_shards else 0
-    first = replace(first, exchange=options, shards=shards)
+    first = replace(first, exchange=options, shards=shards, balances=True)
     expected = undisturbed(first, tmp_path)
 
     with start(first, 3) as (own, addresses):
@@ -242,6 +246,15 @@ def test_survivors_go_on_from_memory_and_take_in_a_newcomer(
 
     workers = [*workers[1:], newcomer]
     with start(replace(first, goes_on=True), 3, rewind=iteration) as (own, addresses):
+        go_on(workers, own)
+        connect(workers, addresses)
+        for worker in workers:
+            times = worker.wait_for("timed")
+            assert 0 < times["own_s"] <= times["whole_s"]
+        workers[0].send("regroup")
+        iteration = workers[0].wait_for("paused", regrouped=True)["snapshot"]
+    with start(first, 3, rewind=iteration, speeds=(1, 1, 3)) as (own, addresses):
+        assert own[0].virtual_workers == (0, 1, 2, 6)
         go_on(workers, own)
         connect(workers, addresses)
         finish(workers)

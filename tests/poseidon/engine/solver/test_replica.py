@@ -148,11 +148,12 @@ def test_virtual_workers_that_leave_are_closed_and_those_that_arrive_share_the_p
     try:
         parameters = [info.parameter for info in replica.train.parameters_info]
         first, second, third = replica.nets
-        assert replica.place(VirtualWorkers((0, 3, 5))) == []
+        replica.go_on(replica.context, VirtualWorkers((0, 3, 5)))
         assert replica.nets == (second, third)
-        arrived = replica.place(VirtualWorkers((0, 1, 5)))
+        replica.go_on(replica.context, VirtualWorkers((0, 1, 5)))
+        *arrived, fourth, fifth = replica.nets
         assert [nets.number for nets in arrived] == [1, 2]
-        assert replica.nets == (*arrived, second, third)
+        assert (fourth, fifth) == (second, third)
         assert arrived[1] is not first
         for nets in replica.nets:
             own = [info.parameter for info in nets.train.parameters_info]
@@ -160,18 +161,16 @@ def test_virtual_workers_that_leave_are_closed_and_those_that_arrive_share_the_p
         with pytest.raises(DataError, match="is closed"):
             first.train()
         assert {reader._depth for nets in replica.nets for _, reader in nets.train.readers()} == {1}
-        assert replica.fixed_because == ""
+        assert replica.keeps_state == ""
     finally:
         replica.close()
 
 
-def test_a_layer_that_keeps_a_state_keeps_virtual_workers_where_they_are(
-    solver: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_layer_that_keeps_a_state_is_named(solver: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Pooling, "KEEPS_STATE", True)
     replica = replica_of(solver, (0, 2), 0)
     try:
-        assert replica.fixed_because == "layer 'pool' (Pooling) keeps a state of its own"
+        assert replica.keeps_state == "layer 'pool' (Pooling) keeps a state of its own"
     finally:
         replica.close()
 

@@ -1,0 +1,120 @@
+"""The balance of a job: which worker computes for how many virtual workers, by measured times.
+
+A new placement needs a pause of all workers, as a host that joins does. So it has to save a part of
+each iteration (`GAIN`), and it comes once it would have saved, since the measurement began, as much
+time as a pause takes. Then it pays for itself about as soon again, and whatever the times do, the
+pauses take no longer than what the placements before them have cost.
+
+Law: pure. A balance decides where virtual workers are computed, never what they compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ps_server.protocol.virtual_workers import VirtualWorkers
+
+LEAST = 4
+"""The fewest iterations of a measurement."""
+LEAST_S = 1.0
+"""A measurement lasts at least so long: a host's quota of processor has periods of 0.1 s."""
+GAIN = 0.1
+"""The part of an iteration's time that a new placement has to save."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """The times of a worker's iterations, in seconds.
+
+    Attributes:
+        iterations: their number.
+        own_s: of all together, without waits for other workers.
+        whole_s: with them.
+    """
+
+    iterations: int
+    own_s: float
+    whole_s: float
+
+    def since(self, earlier: Times) -> Times:
+        """Return the times of the iterations that have come since."""
+        return Times(
+            iterations=self.iterations - earlier.iterations,
+            own_s=self.own_s - earlier.own_s,
+            whole_s=self.whole_s - earlier.whole_s,
+        )
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether they are a measurement."""
+        return self.iterations >= LEAST and self.whole_s >= LEAST_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """The result of a measurement.
+
+    Attributes:
+        speeds: of each worker, in virtual workers a second.
+        placed: where the virtual workers should be computed from now on; None: where they are.
+        iteration_s: seconds that an iteration then takes.
+        reason: the times that it follows from, a clause.
+    """
+
+    speeds: tuple[float, ...]
+    placed: VirtualWorkers | None = None
+    iteration_s: float = 0.0
+    reason: str = ""
+
+
+class Balancer:
+    """Measures the workers of one start, and decides when it pays to place the virtual workers anew.
+
+    Args:
+        placed: the virtual workers.
+    """
+
+    def __init__(self, placed: VirtualWorkers) -> None:
+        self._placed = placed
+        self._from: dict[int, Times] = {}
+        """The first report of each worker, before which caches and readers fill; later the one at
+        the begin of the measurement."""
+        self._newest: dict[int, Times] = {}
+
+    def take(self, worker: int, times: Times, pause_s: float) -> Measured | None:
+        """Take a report. Return the measurement that it completes, if any.
+
+        Args:
+            worker: the rank of its sender.
+            times: of the iterations of this worker since the start.
+            pause_s: seconds that training stops for a new placement.
+        """
+        self._from.setdefault(worker, times)
+        self._newest[worker] = times
+        spans = [self._newest[rank].since(self._from[rank]) for rank in sorted(self._newest)]
+        if len(spans) < self._placed.processes or not all(span.is_enough for span in spans):
+            return None
+        return self._decide(spans, pause_s)
+
+    def _decide(self, spans: Sequence[Times], pause_s: float) -> Measured:
+        numbers = [len(self._placed.of(rank)) for rank in range(self._placed.processes)]
+        own_s = [max(span.own_s / span.iterations, 1e-9) for span in spans]
+        whole_s = max(span.whole_s / span.iterations for span in spans)
+        each_s = [seconds / n for seconds, n in zip(own_s, numbers, strict=True)]
+        speeds = tuple(1 / seconds for seconds in each_s)
+        placed = VirtualWorkers.spread(self._placed.count, speeds)
+        then_s = max(len(placed.of(rank)) * seconds for rank, seconds in enumerate(each_s))
+        saved_s = max(own_s) - then_s
+        if saved_s < GAIN * whole_s:
+            self._from = dict(self._newest)
+            return Measured(speeds=speeds)
+        if saved_s * min(span.iterations for span in spans) < pause_s:
+            return Measured(speeds=speeds)
+        shown = ", ".join(f"{seconds:.3g}" for seconds in each_s)
+        expected_s = whole_s - saved_s
+        reason = (
+            f"one takes {shown} s on each worker, and an iteration then about {expected_s:.3g} s "
+            f"instead of {whole_s:.3g} s"
+        )
+        return Measured(speeds=speeds, placed=placed, iteration_s=expected_s, reason=reason)
