@@ -24,7 +24,6 @@ from ps_server.protocol.messages import Array, Signal, SignalKind
 from ps_server.protocol.placement import place
 from ps_server.protocol.precision import add
 from ps_server.protocol.settings import StoreSpec
-from ps_server.protocol.virtual_workers import VirtualWorkers
 from ps_server.protocol.worker_session import Addressed, InitialValue, Session
 from ps_server.pump import Pump
 from ps_server.shared_memory import WorkerSharedMemory
@@ -300,14 +299,6 @@ class Client:
         It is live memory, to which a resumed run may write before its first push.
         """
         return self._session.held_back(table)
-
-    def place(self, placed: VirtualWorkers, held_back: Mapping[tuple[int, int], Array]) -> None:
-        """Compute for other virtual workers from the next push on; see `Session.place`.
-
-        All workers call it, between a collection that follows the last reads of each and the next
-        push.
-        """
-        self._do(lambda: self._session.place(placed, held_back))
 
     def store_copy(self, table: int, array: Array) -> None:
         """Bring the shards' copy of a table of `Keeping.COPY` up to this worker's clock; returns

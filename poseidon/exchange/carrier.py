@@ -26,7 +26,6 @@ from torch import Tensor
 
 from poseidon.exchange.base import Array, History
 from poseidon.exchange.observe.statistics import Traffic
-from ps_server.protocol.virtual_workers import VirtualWorkers
 
 
 class Step(NamedTuple):
@@ -122,13 +121,10 @@ class Carrier(ABC):
     Attributes:
         indices: its tensors.
         state: what a snapshot holds of it.
-        fixed_because: why virtual workers stay on their processes, a clause; empty: `place` may
-            move them.
     """
 
     indices: Sequence[int]
     state: CarrierState
-    fixed_because: str = ""
 
     @abstractmethod
     def open(self, histories: Sequence[History] | None, clock: int | None) -> None:
@@ -171,9 +167,6 @@ class Carrier(ABC):
     @abstractmethod
     def settle(self, clock: int) -> None:
         """Bring every tensor to the state after `clock` iterations of all replicas."""
-
-    def place(self, placed: VirtualWorkers) -> None:  # noqa: B027 - most keep nothing of them
-        """Compute for other virtual workers; see `Exchange.place`."""
 
     @abstractmethod
     def close(self) -> None:

@@ -37,7 +37,6 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-from poseidon.errors import UsageError
 from poseidon.exchange.base import Array, ExchangeSettings, History
 from poseidon.exchange.carrier import Carrier, FactoredCarrier, GradientCarrier, Kept, Step
 from poseidon.exchange.job_control import JobControl
@@ -46,7 +45,6 @@ from poseidon.exchange.observe.statistics import Traffic
 from poseidon.exchange.turns import Turns
 from ps_server import ServerError
 from ps_server.interruption import Interruption
-from ps_server.protocol.virtual_workers import VirtualWorkers
 from ps_server.rules import clip_factor, plain_sum
 
 
@@ -175,32 +173,6 @@ class Exchange:
                 self._turns.keep(index)
         finally:
             self._end(Call.WAIT, index, began_ns)
-
-    @property
-    def fixed_because(self) -> str:
-        """Why virtual workers stay on their processes, a clause; empty: `place` may move them."""
-        reasons = (carrier.fixed_because for carrier in self.carriers)
-        return next(filter(None, reasons), "")
-
-    def place(self, placed: VirtualWorkers) -> None:
-        """Let the processes compute for other virtual workers from the next iteration on.
-
-        All replicas call it together between two iterations. What codecs hold back goes with the
-        virtual workers.
-
-        Args:
-            placed: as many virtual workers as before, on the same processes, which have several.
-
-        Raises:
-            UsageError: `fixed_because` says why not.
-        """
-        if self.fixed_because:
-            raise UsageError(f"virtual workers cannot move: {self.fixed_because}")
-        assert self._turns is not None, "this exchange has one virtual worker on each process"
-        self.settle()
-        for carrier in self.carriers:
-            carrier.place(placed)
-        self._turns.place(placed)
 
     def take_nodes(self) -> None:
         """Take by `begin` the sums of this process's nodes in place of gradients."""

@@ -40,20 +40,15 @@ class Turns:
         in_parts: bool = False,
     ) -> None:
         self._tensors = tensors
-        self._process = process
+        self._own = placed.of(process)
+        self._count = placed.count
+        self._whole = frozenset(placed.nodes(process))
         self._leaves = frozenset(leaves)
         self._in_parts = in_parts
         self._first: dict[int, Tensor] = {}
         """The values of statistics with which the iteration began."""
         self._factors: dict[int, list[Factors]] = {}
-        self.place(placed)
         self.start()
-
-    def place(self, placed: VirtualWorkers) -> None:
-        """Compute for other virtual workers from the next iteration on."""
-        self._own = placed.of(self._process)
-        self._count = placed.count
-        self._whole = frozenset(placed.nodes(self._process))
 
     def start(self) -> None:
         """Begin an iteration."""

@@ -102,7 +102,8 @@ class Cell:
         self.clock = clock
         self.own = [clock] * workers
         self.virtual_workers = nodes[-1][-1].stop
-        self.place(nodes)
+        self.nodes = nodes
+        self._await()
         self.begun = False  # whether a push of this iteration has come
         # of this iteration's gradients, at last their average, in memory that one of them came in
         self.sum = EMPTY
@@ -126,11 +127,10 @@ class Cell:
     def name(self) -> str:
         return f"table '{self.spec.name}' chunk {self.chunk.index}"
 
-    def place(self, nodes: Sequence[Sequence[Node]]) -> None:
-        """Await these nodes of each worker in the iteration that begins."""
-        self.nodes = nodes
-        self.received = [0] * len(nodes)  # pushes of each worker in this iteration
-        self.awaited = sum(map(len, nodes))
+    def _await(self) -> None:
+        """Await the nodes of each worker in the iteration that begins."""
+        self.received = [0] * len(self.nodes)  # pushes of each worker in this iteration
+        self.awaited = sum(map(len, self.nodes))
 
     def make_replica(self, precision: Precision) -> None:
         """Keep the workers' value from here on, where the next values travel as
@@ -302,7 +302,7 @@ class Cell:
             self.packed = self.rows.pack_changed(self.value.numpy(), before)
         self.sum = EMPTY
         self.clock += 1
-        self.place(self.nodes)
+        self._await()
         self.begun = False
         self.complete = False
 

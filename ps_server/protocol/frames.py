@@ -387,7 +387,6 @@ _WRITERS: dict[type, tuple[int, Callable[[Any], Written]]] = {
             [raw_bytes(x.rows), *(raw_bytes(a) for a in x.arrays)],
         ),
     ),
-    m.Place: (29, lambda x: ([list(x.bounds)], ())),
 }
 
 
@@ -453,7 +452,6 @@ _READ: dict[type, Callable[[Fields], m.Message]] = {
         f.integer(MAX_SLOTS, least=1),
         f.integer(MAX_SLOT_BYTES),
     ),
-    m.Place: lambda f: m.Place(f.integers(MAX_WORKERS + 1, MAX_WORKERS + 1)),
     m.MemoryAnswer: lambda f: m.MemoryAnswer(f.flag()),
     m.CreateRows: lambda f: m.CreateRows(
         _row_table(f), f.integer(MAX_WORKERS + 1, least=1), _read_row_table(f)

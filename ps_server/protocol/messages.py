@@ -119,16 +119,6 @@ class Push:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Worker -> shard: the workers compute for these virtual workers from the sender's next push
-    on (`VirtualWorkers.bounds`). All workers send the same, when each has read what follows from
-    all pushes.
-    """
-
-    bounds: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Store:
     """Rank 0 -> shard: the value of a chunk of a copied table after `clock` iterations."""
 
@@ -354,7 +344,6 @@ ToShard = (
     | MemoryOffer
     | Initial
     | Push
-    | Place
     | Store
     | Clock
     | Get

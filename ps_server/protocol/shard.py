@@ -31,12 +31,12 @@ Laws:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ps_server.errors import RemoteProtocolError, SpecError
+from ps_server.errors import RemoteProtocolError
 from ps_server.protocol import messages as m
 from ps_server.protocol.cell import Cell
 from ps_server.protocol.clock import VectorClock
@@ -46,7 +46,6 @@ from ps_server.protocol.placement import place
 from ps_server.protocol.precision import NUMPY_TYPES, as_array, as_tensor, of_pushes, of_values
 from ps_server.protocol.settings import Consistency, Keeping, StoreSpec
 from ps_server.protocol.shard_rows import ShardRows
-from ps_server.protocol.virtual_workers import Node, VirtualWorkers
 from ps_server.rules import clip_factor, exact_sum
 
 HISTORY_ELEMENTS = 128 * 1024
@@ -97,7 +96,6 @@ class Shard:
             m.Create: self._create,
             m.Initial: self._initial,
             m.Push: self._push,
-            m.Place: self._place,
             m.Store: self._store_copy,
             m.Clock: self._tick,
             m.Get: self._get,
@@ -178,7 +176,8 @@ class Shard:
         if self._store is None:
             self._store = store
             self._clock = VectorClock(self._workers, store.start_clock)
-            nodes = self._nodes_of(store)
+            workers = range(self._workers)
+            nodes = [[store.nodes(table, other) for other in workers] for table in store.tables]
             for chunk in place(store.tables, store.shards, store.loads).of_shard(self.index):
                 spec = store.tables[chunk.table]
                 push_type = NUMPY_TYPES[of_pushes(store, spec)]
@@ -251,39 +250,6 @@ class Shard:
             for cell in self._cells.values():
                 yield from self._send_value(cell, cell.clock, range(self._workers))
                 cell.make_replica(of_values(self._store, cell.spec))
-
-    def _place(self, rank: int, place: m.Place) -> Iterator[Outgoing]:
-        """Let the workers compute for other virtual workers, once the first of them says so."""
-        try:
-            store = replace(self._known_store, virtual_workers=VirtualWorkers(place.bounds))
-        except SpecError as error:
-            raise RemoteProtocolError(str(error)) from error
-        if store.placed == self._known_store.placed:
-            return
-        if store.placed.count != self._known_store.placed.count:
-            raise RemoteProtocolError(
-                f"worker {rank} places {store.placed.count} virtual workers; this store has "
-                f"{self._known_store.placed.count}"
-            )
-        if any(cell.begun for cell in self._cells.values()):
-            raise RemoteProtocolError(
-                f"worker {rank} places virtual workers anew within an iteration"
-            )
-        self._store = store
-        nodes = self._nodes_of(store)
-        for cell in self._cells.values():
-            cell.place(nodes[cell.chunk.table])
-        yield from ()
-
-    def _nodes_of(self, store: StoreSpec) -> list[list[tuple[Node, ...]]]:
-        """Return for each table the nodes whose sums each worker pushes."""
-        workers = range(self._workers)
-        return [[store.nodes(table, worker) for worker in workers] for table in store.tables]
-
-    @property
-    def _known_store(self) -> StoreSpec:
-        assert self._store is not None
-        return self._store
 
     def _push(self, rank: int, push: m.Push) -> Iterator[Outgoing]:
         cell = self._cell(push.table, push.chunk)

@@ -39,10 +39,9 @@ from ps_server.protocol.collections_and_signals import WorkerCollections, Worker
 from ps_server.protocol.norm import WorkerNorm
 from ps_server.protocol.packed_rows import ChunkRows
 from ps_server.protocol.placement import Chunk, place
-from ps_server.protocol.precision import Compressor, Feedback, of_pushes
+from ps_server.protocol.precision import Compressor, of_pushes
 from ps_server.protocol.settings import Consistency, Keeping, StoreSpec, TableSpec
 from ps_server.protocol.values import Held, WorkerValues, check_array, feedback_for
-from ps_server.protocol.virtual_workers import VirtualWorkers
 from ps_server.protocol.worker_rows import WorkerRows
 from ps_server.rules import history_count
 
@@ -192,39 +191,6 @@ class Session:
         own = self.store.placed.of(self.rank)
         parts = zip(own, self._feedback[table], strict=False)
         return {v: part.held_back for v, part in parts if isinstance(part, Compressor)}
-
-    def place(
-        self, placed: VirtualWorkers, held_back: Mapping[tuple[int, int], m.Array]
-    ) -> list[Addressed]:
-        """Compute for other virtual workers from the next push on.
-
-        All workers do, when each has read what follows from all pushes.
-
-        Args:
-            placed: as many virtual workers, on the same workers.
-            held_back: by table and virtual worker of this one: what `held_back` has returned of it
-                on the worker that computed for it before.
-        """
-        for row, spec in zip(self.values.copies, self.store.tables, strict=True):
-            if spec.keeping is not Keeping.COPY and any(c.clock != c.pushed for c in row):
-                raise LocalProtocolError(
-                    "virtual workers are placed anew only when all that was pushed has been read"
-                )
-        if any(isinstance(part, Feedback) for parts in self._feedback for part in parts):
-            raise LocalProtocolError(
-                "what rounding to 16 bits has lost stays with the worker, so its virtual workers do"
-            )
-        self.store = replace(self.store, virtual_workers=placed)
-        self._feedback = [
-            feedback_for(self.store, table, row, self.rank) for row, table in self._rows()
-        ]
-        self._nodes = [self.store.nodes(table, self.rank) for table in self.store.tables]
-        self._encoded = [0] * len(self._nodes)
-        for table in range(len(self._nodes)):
-            for worker, own in self.held_back(table).items():
-                own[:] = held_back[table, worker]
-        message = m.Place(placed.bounds)
-        return [Addressed(shard, message) for shard in range(self.store.shards)]
 
     def on_the_wire(self, table: int, array: m.Array) -> m.Payload | Parts:
         """Return what to `push`: a gradient or change as it is, rounded, encoded, or without rows

@@ -21,7 +21,6 @@ def every_request(store: StoreSpec, token: bytes) -> tuple[m.Message, ...]:
         m.Create(store),
         m.MemoryOffer(1, 0, b"nonce", 8, 4096),
         m.Initial(0, 0, [ones]),
-        m.Place(tuple(range(store.workers + 1))),
         m.Push(0, 0, 0, 1.0, ones),
         m.Store(0, 0, 0, ones),
         m.Get(0, 0, 0),

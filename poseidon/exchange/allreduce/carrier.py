@@ -239,10 +239,6 @@ class AllReduceCarrier(GradientCarrier):
         for index in self._tensors:
             self.wait(index)
 
-    def place(self, placed: VirtualWorkers) -> None:
-        self._sums.place(placed)
-        self._control.all_gather(b"")  # a worker that sums by the old places refuses the new parts
-
     def traffic(self) -> Mapping[int, Traffic]:
         return self._sums.traffic()
 

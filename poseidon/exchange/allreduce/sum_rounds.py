@@ -51,16 +51,9 @@ class SumRounds:
     def __init__(self, rank: int, workers: VirtualWorkers, buckets: Buckets) -> None:
         self._rank = rank
         self._layout = buckets
-        self._buckets = [_Bucket(set()) for _ in range(len(buckets))]
-        self.place(workers)
-
-    def place(self, workers: VirtualWorkers) -> None:
-        """Expect the parts of other nodes. No round is under way on any worker."""
         self._nodes = [workers.nodes(process) for process in range(workers.processes)]
         self._all = {(p, k) for p, nodes in enumerate(self._nodes) for k in range(len(nodes))}
-        for state in self._buckets:
-            assert not state.copied, "a round is under way"
-            state.parts = set(self._all)
+        self._buckets = [_Bucket(set(self._all)) for _ in range(len(buckets))]
 
     def begin(self, bucket: int) -> int:
         """Begin the next round of a bucket; return its number."""

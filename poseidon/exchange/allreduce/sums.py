@@ -64,13 +64,16 @@ class Sums:
     ) -> None:
         self._peers = peers
         self._rank = peers.rank
-        self._side = side
         self._layout = layout = Buckets(sizes, peers.size, bucket_bytes)
         self._rounds = SumRounds(peers.rank, workers, layout)
-        self._copies: list[Tensor] = []
         self._sent = self._own_slices()
         self._filled = dict.fromkeys(sizes, 0)
-        self._place(workers)
+        self._workers = workers
+        self._nodes = workers.nodes(self._rank)
+        self._copies = [
+            side.host_buffer(layout.elements).zero_() for _ in range(max(1, len(self._nodes)))
+        ]
+        self._unfilled = [[len(tensors) for tensors in layout.tensors] for _ in self._nodes]
         self._trees: list[TreeSum[Tensor]] = list(map(self._new_tree, range(len(layout))))
         self._transit = TransitTimes(max(sizes, default=-1) + 1)
         self._bytes_out, self._bytes_in = [0] * len(layout), [0] * len(layout)
@@ -83,27 +86,6 @@ class Sums:
         peers.on("Sum", 2, self._take_sum)
         self._thread = threading.Thread(target=self._run, name=f"add-{peers.rank}", daemon=True)
         self._thread.start()
-
-    def place(self, workers: VirtualWorkers) -> None:
-        """Send the sums of other nodes from the next round on.
-
-        All workers call it after the means of a round have come, and wait for each other before
-        they begin the next one.
-
-        Args:
-            workers: as many virtual workers as before.
-        """
-        with self._peers.monitor:
-            self._rounds.place(workers)
-            self._place(workers)
-
-    def _place(self, workers: VirtualWorkers) -> None:
-        self._workers = workers
-        self._nodes = workers.nodes(self._rank)
-        del self._copies[max(1, len(self._nodes)) :]
-        while len(self._copies) < len(self._nodes):
-            self._copies.append(self._side.host_buffer(self._layout.elements).zero_())
-        self._unfilled = [[len(tensors) for tensors in self._layout.tensors] for _ in self._nodes]
 
     def _own_slices(self) -> list[Tensor]:
         """Return new memory for this worker's slice of each bucket."""

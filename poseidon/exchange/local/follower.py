@@ -17,7 +17,7 @@ from poseidon.exchange.base import History, Trained
 from poseidon.exchange.carrier import CarrierState, FactoredCarrier, GradientCarrier, Step
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.local.connection import Buffer, Kind, Message, connect
-from poseidon.exchange.local.group import FIXED_BECAUSE, LocalGroup
+from poseidon.exchange.local.group import LocalGroup
 from poseidon.exchange.local.host_delivery import FollowerDelivery
 from poseidon.exchange.local.reduction import Hello, Reduction, Welcome, join
 from ps_server import LocalProtocolError, PeerLost, ServerError
@@ -38,7 +38,6 @@ class FollowerCarrier(GradientCarrier, FactoredCarrier):
     """
 
     state: FollowerState
-    fixed_because = FIXED_BECAUSE
 
     def __init__(self, tensors: Sequence[Trained], group: LocalGroup) -> None:
         self.indices = range(len(tensors))

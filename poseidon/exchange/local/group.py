@@ -30,9 +30,6 @@ from ps_server.interruption import Interruption
 from ps_server.monitor import Monitor
 from ps_server.protocol.virtual_workers import Node, TreeSum, VirtualWorkers
 
-FIXED_BECAUSE = "the workers of a client add their gradients in memory that is laid out for them"
-"""Why virtual workers stay on their workers."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostTree:

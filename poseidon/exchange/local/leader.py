@@ -29,7 +29,7 @@ from poseidon.exchange.carrier import (
 from poseidon.exchange.exchange import Exchange, ExchangeState
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.local.connection import Connection, Kind, Message, accept, refuse, send_all
-from poseidon.exchange.local.group import FIXED_BECAUSE, LocalGroup
+from poseidon.exchange.local.group import LocalGroup
 from poseidon.exchange.local.host_delivery import LeaderDelivery
 from poseidon.exchange.local.leader_loop import Contribution, LeaderLoop
 from poseidon.exchange.local.reduction import Hello, ReductionKind, default_kind, offer
@@ -52,8 +52,6 @@ class LeaderCarrier(GradientCarrier, FactoredCarrier):
     Attributes:
         control: of the exchange of this carrier.
     """
-
-    fixed_because = FIXED_BECAUSE
 
     def __init__(
         self,

@@ -138,7 +138,6 @@ class RoundsCarrier(GradientCarrier):
     """
 
     state: RoundsState
-    fixed_because = "local steps change values of each virtual worker's own"
 
     def __init__(
         self,

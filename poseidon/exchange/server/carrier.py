@@ -18,8 +18,7 @@ from poseidon.exchange.server.placed import Placed, PlacedAlone
 from poseidon.exchange.server.pool import Pool
 from poseidon.exchange.server.store import Layout
 from poseidon.exchange.server.tables import ServerTables
-from ps_server import Client, Precision
-from ps_server.protocol.virtual_workers import VirtualWorkers
+from ps_server import Client
 
 
 class Parts(Enum):
@@ -79,10 +78,6 @@ class ServerCarrier(GradientCarrier):
         self.indices = tuple(sorted(self._of))
         copies = [table for table, pool in enumerate(layout.owners) if pool[0] in layout.elsewhere]
         self.state = ServerState(self._tables, self._placed, copies)
-        if self._low_rank:
-            self.fixed_because = "what PowerSGD holds back stays on its worker"
-        elif layout.store.precision is not Precision.FLOAT32:
-            self.fixed_because = "what rounding to 16 bits has lost stays on its worker"
 
     def _place_low_rank(self, layout: Layout) -> list[LowRankTensors]:
         found, place = [], 0
@@ -155,11 +150,6 @@ class ServerCarrier(GradientCarrier):
         self._tables.settle()
         for placed in self._special:
             placed.take_values()
-
-    def place(self, placed: VirtualWorkers) -> None:
-        self._tables.place(placed, self._control.all_gather)
-        for each in self._placed:
-            each.place()
 
     def traffic(self) -> Mapping[int, Traffic]:
         tables = self._tables.traffic()

@@ -37,9 +37,6 @@ class Placed(CarrierState, ABC):
     def start(self, step: Step) -> None:
         """Begin an iteration."""
 
-    def place(self) -> None:
-        """Note that the worker computes for other virtual workers."""
-
     @abstractmethod
     def take(self, index: int, gradient: Tensor) -> Push | None:
         """Take the gradient of a tensor. Return what to push now, if anything."""

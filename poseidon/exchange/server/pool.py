@@ -102,30 +102,20 @@ class Pool(Placed):
         self._tables = tables
         self._statistics = pooled.statistics
         self._is_read = False  # whether the tensors have this iteration's values
-        self._flat: list[Tensor] = []
-        self._gradients: list[dict[int, Tensor]] = []
         self._pushed = 0
         own = [tensors[index].tensor.detach() for index in indices]
-        self._bounds = bounds = list(pairwise(accumulate((t.numel() for t in own), initial=0)))
+        bounds = list(pairwise(accumulate((t.numel() for t in own), initial=0)))
         self._shapes = [tuple(tensor.shape) for tensor in own]
         self._own = [tensor.reshape(-1) for tensor in own]
         self._pooled = [pooled.tensor[start:stop] for start, stop in bounds]
-        self._whole = pooled.tensor
-        self._taken: dict[int, int] = {}  # in this iteration, of each tensor
-        self._missing: list[set[int]] = []  # of each push
-        self.place()
-
-    def place(self) -> None:
-        """Take memory for the gradients of each push of an iteration."""
-        pushes = len(self._tables.nodes(self.table))
-        self._flat = [torch.zeros_like(self._whole) for _ in range(pushes)]
+        pushes = len(tables.nodes(table))
+        self._flat = [torch.zeros_like(pooled.tensor) for _ in range(pushes)]  # of each push
         self._gradients = [
-            {
-                index: flat[start:stop]
-                for index, (start, stop) in zip(self.indices, self._bounds, strict=True)
-            }
+            {index: flat[start:stop] for index, (start, stop) in zip(indices, bounds, strict=True)}
             for flat in self._flat
         ]
+        self._taken: dict[int, int] = {}  # in this iteration, of each tensor
+        self._missing: list[set[int]] = []  # of each push
         self._begin()
 
     def _begin(self) -> None:

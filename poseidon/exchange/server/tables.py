@@ -20,11 +20,9 @@ staleness > 0 1/W of the change that this worker has made since it last read the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from functools import partial
 
-import msgpack
 import numpy as np
 import torch
 from torch import Tensor
@@ -37,7 +35,7 @@ from poseidon.exchange.server.table import ServerTable
 from poseidon.exchange.side_stream import Event, SerialExecutor, SideStream
 from ps_server import Client, StoreSpec
 from ps_server.client import ComingHistory
-from ps_server.protocol.virtual_workers import Node, VirtualWorkers
+from ps_server.protocol.virtual_workers import Node
 from ps_server.rules import change, history_count, plain_sum, sum_of_squares
 
 
@@ -84,25 +82,6 @@ class ServerTables:
 
     def __len__(self) -> int:
         return len(self._tables)
-
-    def place(self, placed: VirtualWorkers, all_gather: Callable[[bytes], Sequence[bytes]]) -> None:
-        """Compute for other virtual workers, all of which have been read (`settle`). What codecs
-        hold back goes from those who computed for them before to those who do now.
-        """
-        self._drain()
-        own = {
-            (index, worker): held_back
-            for index in range(len(self._tables))
-            for worker, held_back in self._client.held_back(index).items()
-        }
-        rank = self._client.rank
-        leaving = [key for key in own if key[1] not in placed.of(rank)]
-        packed = msgpack.packb([[*key, own[key].tobytes()] for key in leaving])
-        for payload in all_gather(packed):  # from here on no shard waits for a push
-            for index, worker, data in msgpack.unpackb(payload):
-                own[index, worker] = np.frombuffer(data, np.float32)
-        self._store = replace(self._store, virtual_workers=placed)
-        self._client.place(placed, own)
 
     @property
     def virtual_workers(self) -> int:

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -73,7 +72,6 @@ def trained(
     *,
     shards: int,
     local_workers: int = 1,
-    moves: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
 ) -> tuple[list[str], set[Scheme]]:
     """Return the checksum of each tensor after some iterations, and the schemes."""
     hosts = placed.processes // local_workers
@@ -112,9 +110,6 @@ def trained(
         try:
             exchange.open(None)
             for iteration in range(case.iterations):
-                if iteration in moves:
-                    exchange.place(VirtualWorkers(moves[iteration]))
-                    member = replace(member, virtual_workers=VirtualWorkers(moves[iteration]))
                 exchange.start(iteration, 0.05)
                 hooks.start()
                 for v in member.own:
@@ -270,41 +265,6 @@ def test_powersgd_needs_one_worker_a_host() -> None:
     case = Case(ExchangeKind.SERVER, compress="auto", local={"loss_budget": 0.5})
     with pytest.raises(UsageError, match="7 virtual workers cannot be combined with PowerSGD"):
         trained(case, VirtualWorkers((0, 3, V)), shards=1, local_workers=2)
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        CASES["svb, clip"],
-        Case(ExchangeKind.SERVER, compress="int8"),
-        Case(ExchangeKind.ALLREDUCE, clip=0.1, iterations=4),
-    ],
-)
-def test_virtual_workers_may_move_between_two_iterations(case: Case) -> None:
-    shards = 0 if case.kind is ExchangeKind.ALLREDUCE else 2
-    expected, _ = trained(case, VirtualWorkers((0, 3, V)), shards=shards)
-    moves = {0: (0, 5, V), 1: (0, 1, V), 2: (0, 4, V), 3: (0, 2, V)}
-    assert trained(case, VirtualWorkers((0, 3, V)), shards=shards, moves=moves)[0] == expected
-    case = replace(case, iterations=4)
-    expected, _ = trained(case, VirtualWorkers((0, 2, 5, V)), shards=shards)
-    moves = {1: (0, 5, 6, V), 2: (0, 1, 2, V)}
-    assert trained(case, VirtualWorkers((0, 2, 5, V)), shards=shards, moves=moves)[0] == expected
-
-
-@pytest.mark.parametrize(
-    ("case", "local_workers", "reason"),
-    [
-        (Case(ExchangeKind.SERVER, compress="powersgd:2"), 1, "what PowerSGD holds back"),
-        (CASES["ps"], 2, "the workers of a client add their gradients"),
-        (ROUNDS["each step"], 1, "local steps change values of each virtual worker's own"),
-    ],
-)
-def test_what_keeps_virtual_workers_where_they_are_is_one_sentence(
-    case: Case, local_workers: int, reason: str
-) -> None:
-    placed, moves = VirtualWorkers((0, 3, V)), {1: (0, 2, V)}
-    with pytest.raises(UsageError, match=f"virtual workers cannot move: {reason}"):
-        trained(case, placed, shards=1, local_workers=local_workers, moves=moves)
 
 
 @pytest.mark.parametrize("case", [CASES["ps"], ROUNDS["each step"], ROUNDS["delay"]])

@@ -108,7 +108,6 @@ MESSAGES = [
     m.Leave(),
     m.Fault("no such chunk"),
     m.Gone(1, 7),
-    m.Place((0, 3, 4)),
     m.CreateRows(1, 2, ROW_TABLE),
     m.PushRows(1, 5, 0.5, ROWS, np.ones(6, dtype=np.float32)),
     m.PushRows(1, 5, 0.5, ROWS[:0], ONES[:0]),

@@ -12,18 +12,14 @@ from ps_server import (
     Client,
     CodecPair,
     Keeping,
-    LocalProtocolError,
     Precision,
     Rule,
     RuleKind,
-    Shard,
     StoreSpec,
     TableSpec,
 )
-from ps_server.protocol import messages as m
 from ps_server.protocol.messages import Array
 from ps_server.protocol.virtual_workers import Node, TreeSum, VirtualWorkers
-from ps_server.protocol.worker_session import Session
 from tests.support.cluster import memory_store, run_workers
 
 V, STEPS = 7, 3
@@ -127,85 +123,3 @@ def test_a_table_of_several_tensors_is_not_cut() -> None:
     shared = TableSpec(name="small", size=12_000, parts=(4000, 4000, 4000))
     assert shared.is_whole
     assert list(pairwise((0, *np.cumsum(shared.parts))))[-1] == (8000, 12_000)
-
-
-def shard_of_two(**store: object) -> Shard:
-    """A shard whose two workers have the first value."""
-    shard = Shard(0, 2)
-    spec = StoreSpec(
-        workers=2,
-        shards=1,
-        tables=(TableSpec(name="w", size=2),),
-        virtual_workers=VirtualWorkers((0, 2, 3)),
-        **store,  # type: ignore[arg-type]
-    )
-    for rank in (0, 1):
-        shard.handle(PEERS[rank], m.Hello(rank, b""))
-        shard.handle(PEERS[rank], m.Create(spec))
-    shard.handle(PEERS[0], m.Initial(0, 0, [np.zeros(2, np.float32)]))
-    return shard
-
-
-PEERS = [b"worker 0", b"worker 1"]
-
-
-def pushed(shard: Shard, rank: int, number: float) -> list[object]:
-    gradient = np.full(2, number, np.float32)
-    return [sent.message for sent in shard.handle(PEERS[rank], m.Push(0, 0, 0, 1.0, gradient))]
-
-
-def test_a_shard_takes_the_first_of_the_same_places() -> None:
-    shard = shard_of_two()
-    assert shard.handle(PEERS[0], m.Place((0, 1, 3))) == []
-    assert pushed(shard, 0, 3.0) == []
-    assert shard.handle(PEERS[1], m.Place((0, 1, 3))) == []  # the sender's own push comes later
-    assert pushed(shard, 1, 6.0) == []
-    first, second = pushed(shard, 1, 9.0)
-    assert isinstance(first, m.Value) and isinstance(second, m.Value)
-    assert first.array.tolist() == [-6.0, -6.0]
-
-
-@pytest.mark.parametrize(
-    ("bounds", "sentence"),
-    [
-        ((0, 1, 3), "worker 1 places virtual workers anew within an iteration"),
-        ((0, 1, 4), "worker 1 places 4 virtual workers; this store has 3"),
-        ((0, 3), "3 virtual workers are placed on 1 workers; expected at most 4096, on 2 workers"),
-        ((0, 3, 3), "bounds of virtual workers are (0, 3, 3); expected one or more for each"),
-    ],
-)
-def test_a_shard_refuses_places(bounds: tuple[int, ...], sentence: str) -> None:
-    shard = shard_of_two()
-    assert pushed(shard, 0, 3.0) == []
-    (answer,) = shard.handle(PEERS[1], m.Place(bounds))
-    assert isinstance(answer.message, m.Fault)
-    assert sentence in answer.message.reason
-
-
-def test_a_worker_is_placed_anew_once_it_has_read() -> None:
-    spec = StoreSpec(
-        workers=2,
-        shards=1,
-        tables=(TableSpec(name="w", size=2),),
-        virtual_workers=VirtualWorkers((0, 2, 3)),
-    )
-    session = Session(0, spec)
-    session.start(lambda _: [np.zeros(2, np.float32)])
-    session.push(0, np.zeros(2, np.float32), 1.0)
-    with pytest.raises(LocalProtocolError, match="only when all that was pushed has been read"):
-        session.place(VirtualWorkers((0, 1, 3)), {})
-
-
-def test_what_16_bits_have_lost_stays_with_the_worker() -> None:
-    spec = StoreSpec(
-        workers=2,
-        shards=1,
-        tables=(TableSpec(name="w", size=2),),
-        precision=Precision.FLOAT16,
-        virtual_workers=VirtualWorkers((0, 2, 3)),
-    )
-    session = Session(0, spec)
-    copy = session.values.copies[0][0]
-    copy.clock = copy.pushed  # the first value has come
-    with pytest.raises(LocalProtocolError, match="rounding to 16 bits has lost stays"):
-        session.place(VirtualWorkers((0, 1, 3)), {})

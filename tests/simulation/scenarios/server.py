@@ -145,9 +145,6 @@ class Job:
     values: list[list[bytes]] = field(default_factory=list)
     """Of each worker, after each iteration."""
     signals: list[m.Signal] = field(default_factory=list)
-    placed: dict[int, VirtualWorkers] = field(default_factory=dict)
-    """By iteration: those that virtual workers are placed on from then on."""
-    held_back: dict[tuple[int, int], m.Array] = field(default_factory=dict)
 
     def place(self) -> StoreSpec:
         """Place the virtual workers of the run; return its store."""
@@ -155,15 +152,11 @@ class Job:
         if not self.settings.virtual:
             return store
         count = self.settings.virtual * store.workers - 1
-        for iteration in (0, 1, 3):
-            speeds = [random.random() + 0.1 for _ in range(store.workers)]
-            moved = VirtualWorkers.spread(count, speeds)
-            if self.world.deviates(f"places {moved.bounds} from iteration {iteration} on"):
-                self.placed[iteration] = moved
-        usual = VirtualWorkers.spread(count, [1.0] * store.workers)
-        rounded = store.precision is not Precision.FLOAT32
-        self.placed = {i: p for i, p in self.placed.items() if not (i and rounded)}
-        return replace(store, virtual_workers=self.placed.pop(0, usual))
+        speeds = [random.random() + 0.1 for _ in range(store.workers)]
+        placed = VirtualWorkers.spread(count, speeds)
+        if not self.world.deviates(f"places {placed.bounds}"):
+            placed = VirtualWorkers.spread(count, [1.0] * store.workers)
+        return replace(store, virtual_workers=placed)
 
 
 @cache
@@ -294,8 +287,6 @@ class _Training:
         for iteration in range(settings.iterations - is_truant):
             yield self._random.random() * 0.02
             yield from self._read_all(None)
-            if iteration in self._job.placed:
-                yield from self._place(self._job.placed[iteration])
             yield from self._iterate(iteration)
             self._check_signals()
             if settings.gathers and iteration % 2:
@@ -305,15 +296,6 @@ class _Training:
         yield from self._read_all(0)
         if not settings.eager:
             yield from worker.gather(b"")
-
-    def _place(self, placed: VirtualWorkers) -> Waits:
-        session, held_back = self._worker.session, self._job.held_back
-        for table in self._tables:
-            parts = session.held_back(table).items()
-            held_back.update({(table, v): part.copy() for v, part in parts})
-        yield from self._worker.gather(b"")
-        self._worker.do(session.place(placed, held_back))
-        yield from self._worker.gather(b"")
 
     def _read_all(self, staleness: int | None) -> Waits:
         for table in self._tables:
