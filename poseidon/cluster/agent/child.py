@@ -10,13 +10,19 @@ waits for its end. They end with the child; `close` collects them.
 
 from __future__ import annotations
 
+import array
 import codecs
 import contextlib
+import fcntl
+import io
+import math
 import os
 import queue
 import signal
 import subprocess
+import termios
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -38,7 +44,8 @@ MAX_LINE_BYTES = 1 << 20
 PIECE_BYTES = 1 << 16
 # Commands are few and short; a process that has not read a hundred of them does not read at all.
 MAX_QUEUED_LINES = 100
-# How long the pipes of a dead process may stay open (a daemon that it left behind may hold them).
+# How long an output of a dead process may stay open and empty: a process that has left its session
+# may hold it.
 DRAIN_S = 2.0
 _IGNORE_SIGNALS = ("sh", "-c", 'trap "" TERM INT HUP USR1 USR2; exec "$@"', "sh")
 
@@ -163,19 +170,22 @@ class ChildProcess:
             ignores_signals or signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
         )
         self._lines: queue.Queue[bytes | None] = queue.Queue(MAX_QUEUED_LINES)
-        out, err = _pipe(child.stdout), _pipe(child.stderr)
-        readers: dict[str, Callable[[], None]] = {
-            "stdout": partial(self._read_events, out),
-            "stderr": partial(self._read_output, err, OutputStream.STDERR),
+        out, err = _Output(child.stdout), _Output(child.stderr)
+        readers: dict[str, tuple[_Output, Callable[[], None]]] = {
+            "stdout": (out, partial(self._read_events, out)),
+            "stderr": (err, partial(self._read_output, err, OutputStream.STDERR)),
         }
         if events is not None:
-            readers["stdout"] = partial(self._read_output, out, OutputStream.STDOUT)
-            readers["events"] = partial(self._read_events, events)
-        self._readers = [self._thread(role, work) for role, work in readers.items()]
+            own = _Output(events)
+            readers["stdout"] = (out, partial(self._read_output, out, OutputStream.STDOUT))
+            readers["events"] = (own, partial(self._read_events, own))
+        self._readers = [
+            (output, self._thread(role, work)) for role, (output, work) in readers.items()
+        ]
         self._writer = self._thread("stdin", self._write_lines)
         self._waiter = self._thread("exit", self._wait)
         self.send_line(spec.first_line)
-        for thread in (*self._readers, self._writer, self._waiter):
+        for thread in (*(reader for _, reader in self._readers), self._writer, self._waiter):
             thread.start()
 
     @property
@@ -261,8 +271,12 @@ class ChildProcess:
                 os.killpg(self._child.pid, signal.SIGKILL)
             self._status = status = self._child.wait()
         self._end_writer()
-        for reader in self._readers:
+        for output, _ in self._readers:
+            output.end()
+        for output, reader in self._readers:
             reader.join(DRAIN_S)
+            while reader.is_alive() and not output.is_drained():
+                reader.join(DRAIN_S)
         self._ended.set()
         self._listener.exited(self._name, status)
 
@@ -280,9 +294,11 @@ class ChildProcess:
                 stream.write(line + b"\n")
                 stream.flush()
 
-    def _read_events(self, pipe: IO[bytes]) -> None:
-        with pipe:
-            while (line := pipe.readline(MAX_LINE_BYTES)) and not self._ended.is_set():
+    def _read_events(self, output: _Output) -> None:
+        with output.pipe as pipe:
+            while (
+                line := output.read(lambda: pipe.readline(MAX_LINE_BYTES))
+            ) and not self._ended.is_set():
                 event = decode_line(line)
                 if event is None:
                     text = line.decode("utf-8", errors="surrogateescape")
@@ -290,14 +306,56 @@ class ChildProcess:
                 else:
                     self._listener.event(self._name, event)
 
-    def _read_output(self, pipe: IO[bytes], stream: OutputStream) -> None:
+    def _read_output(self, output: _Output, stream: OutputStream) -> None:
         decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
-        with pipe:
-            while (chunk := os.read(pipe.fileno(), PIECE_BYTES)) and not self._ended.is_set():
+        with output.pipe as pipe:
+            while (
+                chunk := output.read(lambda: os.read(pipe.fileno(), PIECE_BYTES))
+            ) and not self._ended.is_set():
                 if text := decoder.decode(chunk):
                     self._listener.output(self._name, stream, text)
             if text := decoder.decode(b"", final=True):
                 self._listener.output(self._name, stream, text)
+
+
+class _Output:
+    """An output of a child, which one thread reads.
+
+    Args:
+        pipe: the stream.
+    """
+
+    def __init__(self, pipe: IO[bytes] | None) -> None:
+        self.pipe = _pipe(pipe)
+        self._fd = self.pipe.fileno()
+        self._waits_since_s = math.inf
+        self._taken, self._limit = 0, math.inf
+
+    def read(self, read: Callable[[], bytes]) -> bytes:
+        """Return what a call reads from the pipe, which may have to wait for it."""
+        self._waits_since_s = time.monotonic()
+        piece = read()
+        self._waits_since_s = math.inf
+        self._taken += len(piece)
+        return piece
+
+    def end(self) -> None:
+        """Note that the child has ended: what it has written is in the pipe."""
+        self._limit = self._taken + self._unread() + io.DEFAULT_BUFFER_SIZE
+
+    def is_drained(self) -> bool:
+        """Return whether all that the child has written is read, although somebody holds the other
+        end of the pipe: more has come since, or the reader has waited for `DRAIN_S`.
+        """
+        is_silent = time.monotonic() - self._waits_since_s >= DRAIN_S and not self._unread()
+        return is_silent or self._taken > self._limit
+
+    def _unread(self) -> int:
+        """Return the number of bytes in the pipe."""
+        count = array.array("i", [0])
+        with contextlib.suppress(OSError):  # the reader has come to the end, and closed it
+            fcntl.ioctl(self._fd, termios.FIONREAD, count)
+        return count[0]
 
 
 def _ignores(pid: int, number: int) -> bool:

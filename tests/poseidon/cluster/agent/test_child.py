@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -210,6 +211,62 @@ forever()
         event = listener.until("exited")[0][1]
         assert isinstance(event, dict)
         assert none_left([event["child"]])
+
+
+class SlowListener(RecordingListener):
+    """Takes each piece of output only when it has waited in vain for the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_ended = threading.Event()
+
+    def output(self, name: ProcessName, stream: OutputStream, text: str) -> None:
+        self.has_ended.wait(3 * SHORT_S)
+        super().output(name, stream, text)
+
+    def exited(self, name: ProcessName, status: int) -> None:
+        self.has_ended.set()
+        super().exited(name, status)
+
+
+SHORT_S = 0.1
+
+
+ANOTHER = """
+inlet, outlet = os.pipe()
+if not os.fork():
+    os.setsid()
+    say("held", pid=os.getpid())
+    os.close(outlet)
+    while True:
+        {does}
+os.close(outlet)
+os.read(inlet, 1)
+"""
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "",
+        ANOTHER.format(does="time.sleep(60)"),
+        ANOTHER.format(does="os.write(2, b'more\\n' * 99)"),
+    ],
+    ids=["alone", "held by another", "written to by another"],
+)
+def test_all_output_comes_before_the_end(before: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the reader is. A process that has left the session may keep the pipe open."""
+    monkeypatch.setattr("poseidon.cluster.agent.child.DRAIN_S", SHORT_S)
+    listener = SlowListener()
+    script = f"{before}\nos.write(2, b'last words\\n'); os._exit(0)"
+    spec = ProcessSpec(name=NAME, argv=child(script), first_line=b"{}")
+    process = start_child(spec, listener)
+    heard = listener.until("exited")
+    for kind, event in heard:
+        if kind == "held" and isinstance(event, dict):
+            os.kill(event["pid"], signal.SIGKILL)
+    assert "last words" in [text for kind, text in heard if kind == "log"]
+    process.close()
 
 
 def test_its_own_session() -> None:
