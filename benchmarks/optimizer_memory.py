@@ -8,7 +8,7 @@ Each row is a job of two workers on this machine that trains `--layers` linear l
 
 * DDP over gloo, with buckets beside the gradients and with gradients in the buckets, by torchrun;
 * ours with the optimizer on the workers, and on the shards: shards beside the workers, and two
-  dedicated ones.
+  dedicated ones, of these also with parameters of bfloat16.
 
 How to read it: `memory` is a worker's anonymous memory, at most, in bytes a parameter, less what it
 had before the module was made. So it has no Python and no torch, and no messages in memory that the
@@ -60,6 +60,7 @@ def build():
     torch.manual_seed(0)
     # no biases: Muon is for matrices
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(int(sys.argv[1]))))
+    model = model.to(torch.bfloat16 if "bfloat16" in sys.argv else torch.float32)
     optimizer = getattr(torch.optim, sys.argv[2])(model.parameters(), lr=1e-4)
     return model, optimizer, sum(p.numel() for p in model.parameters())
 
@@ -68,7 +69,7 @@ peak = 0
 
 def train(module, optimizer, at_step=lambda: None):
     global peak
-    x = torch.randn(8, WIDTH)
+    x = torch.randn(8, WIDTH).to(next(module.parameters()).dtype)
     for step in range(STEPS):
         at_step()
         module(x).square().mean().backward()
@@ -156,7 +157,9 @@ def run_ddp(name: str, layers: int, optimizer: str, buckets: str) -> Row:
     return Row(name=name, memory=memory / parameters, sent=each, received=each)
 
 
-def run_ours(name: str, layers: int, optimizer: str, on: str, machines: str) -> Row:
+def run_ours(
+    name: str, layers: int, optimizer: str, on: str, machines: str, dtype: str = "float32"
+) -> Row:
     """Run a job of Poseidon. Return its row."""
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
@@ -164,7 +167,7 @@ def run_ours(name: str, layers: int, optimizer: str, on: str, machines: str) -> 
         script.write_text(OURS, encoding="utf-8")
         hosts.write_text(machines, encoding="utf-8")
         command = [sys.executable, "-m", "poseidon", "run", f"--hostfile={hosts}", "--exchange=ps"]
-        command += [f"--output={folder / 'job'}", str(script), str(layers), optimizer, on]
+        command += [f"--output={folder / 'job'}", str(script), str(layers), optimizer, on, dtype]
         memory, parameters = max(_printed(command))
         statistics = json.loads(next(folder.glob("job/**/statistics.json")).read_text("utf-8"))
     worker = statistics["workers"]["0"]
@@ -199,6 +202,8 @@ def main(arguments: list[str] | None = None) -> int:
     print(run_ours("on the workers", *job, "workers", TOGETHER), flush=True)
     print(run_ours("on the shards", *job, "shards", TOGETHER), flush=True)
     print(run_ours("on two dedicated shards", *job, "shards", APART), flush=True)
+    name = "on two dedicated shards, bfloat16"
+    print(run_ours(name, *job, "shards", APART, "bfloat16"), flush=True)
     return 0
 
 

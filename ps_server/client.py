@@ -20,7 +20,7 @@ from ps_server.monitor import Monitor
 from ps_server.network import Network
 from ps_server.protocol.asked_history import AskedHistory
 from ps_server.protocol.bandwidth import ChangeLog
-from ps_server.protocol.messages import Array, Signal, SignalKind
+from ps_server.protocol.messages import Array, Payload, Signal, SignalKind
 from ps_server.protocol.placement import place
 from ps_server.protocol.precision import add
 from ps_server.protocol.settings import StoreSpec
@@ -189,7 +189,7 @@ class Client:
             self._pump.follow(self._session, self._meter)
             self._offered = True
 
-    def bind(self, table: int, out: Array) -> None:
+    def bind(self, table: int, out: Payload) -> None:
         """Let the values of a table of staleness 0 be written to `out` the moment they come.
 
         From then on `out` belongs to this client from each push of the table until the next `read`
@@ -197,19 +197,19 @@ class Client:
 
         Args:
             table: table id.
-            out: flat float32 of the table's size.
+            out: flat, of the table's size and of the type that workers hold (`TableSpec.held_as`).
         """
         with self._monitor:
             self._session.values.bind(table, out)
 
-    def push(self, table: int, array: Array, *, rate: float = 0.0) -> None:
+    def push(self, table: int, array: Payload, *, rate: float = 0.0) -> None:
         """Send this iteration's gradient (staleness 0) or change (staleness > 0) of a table;
         returns at once. With several virtual workers: the sum of each of this worker's nodes
         (`StoreSpec.nodes`), one after another.
 
         Args:
             table: table id.
-            array: flat float32 of the table's size. Must not be written to until the next `read` of
+            array: flat, of the table's size, and float32 or what workers hold. Must not be written to until the next `read` of
                 this table has returned (staleness 0), or at all (staleness > 0). The caller adds a
                 change to the array that it reads to, too.
             rate: the solver's rate of this iteration (staleness 0); the same on every worker.
@@ -245,12 +245,12 @@ class Client:
         """Under `SSP`: ask for what the next `read` of this table will need, ahead of it."""
         self._do(lambda: self._session.ask(table))
 
-    def read(self, table: int, out: Array, *, staleness: int | None = None) -> None:
+    def read(self, table: int, out: Payload, *, staleness: int | None = None) -> None:
         """Bring `out` up to date; waits until the staleness bound allows it.
 
         Args:
             table: table id.
-            out: flat float32 of the table's size; the same array at every call, as only pieces that
+            out: as of `bind`; the same array at every call, as only pieces that
                 have come since the last call are written. Nothing is written to the array that was
                 bound (`bind`).
             staleness: a bound to use in place of the table's own; 0 waits for all workers; -1,
@@ -268,7 +268,7 @@ class Client:
             view = out[piece.start : piece.stop]
             np.copyto(view, piece.value)
             for change in piece.changes:
-                add(view, change)
+                add(np.asarray(view, np.float32), change)
 
     def history(self, table: int) -> list[Array]:
         """Return the history that the shards keep for a table of staleness 0.

@@ -25,7 +25,9 @@ class Trained:
 
     Args:
         name: for messages.
-        tensor: the parameter, or statistics; float32, contiguous; updated in place.
+        tensor: the parameter, or statistics; contiguous; updated in place. float32, or of 16 bits
+            where `held_as` of a job allows it: then the shards hold float32, and its gradients are
+            of its type.
         rule: how its values follow from its gradients.
         rate_index: of its rate among those of an iteration.
         factor_rows: rows of u and v in an iteration, where its gradient is u^T v of one layer's

@@ -204,6 +204,11 @@ def _check_schemes(schemes: Sequence[Scheme], arguments: BuildArguments) -> None
                 f"the exchange plan sums '{choice.name}' by all-reduce, which has no codec "
                 f"{choice.codec}; {instead}"
             )
+        if scheme is not Scheme.SERVER and choice.has_16_bits:
+            raise UsageError(
+                f"the exchange plan has '{choice.name}' by {scheme.value}, and parameters of 16 "
+                f"bits go to the shards; {instead}"
+            )
 
 
 def _build_measured(arguments: BuildArguments) -> Built:

@@ -26,6 +26,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Trained
 from poseidon.exchange.kinds import ExchangeKind, Scheme
@@ -156,6 +158,7 @@ class Choice:
         allreduce_bytes: on each worker's link by a ring all-reduce.
         codec: of its gradients and values where it goes to the server.
         packs_rows: whether rows without a change are left out there.
+        has_16_bits: whether workers hold 16 bits, and the shards float32.
     """
 
     index: int
@@ -167,6 +170,12 @@ class Choice:
     allreduce_bytes: int
     codec: Lossy | None = None
     packs_rows: bool = False
+    has_16_bits: bool = False
+
+    @property
+    def needs_shards(self) -> bool:
+        """Whether it is never summed by all-reduce where there are shards."""
+        return self.codec is not None or self.packs_rows or self.has_16_bits
 
     @property
     def is_compressed(self) -> bool:
@@ -264,9 +273,12 @@ def choose(
     codecs = list(codecs) or [None] * len(tensors)
     for index, trained in enumerate(tensors):
         shape, elements = tuple(trained.tensor.shape), trained.tensor.numel()
-        rows = 0 if trained.statistics or len(shape) != 2 else trained.factor_rows
+        half = trained.tensor.dtype is not torch.float32
+        rows = 0 if trained.statistics or len(shape) != 2 or half else trained.factor_rows
         codec = codecs[index]
-        sent = elements * element_bytes if codec is None else wire_bytes(codec, trained.tensor)
+        sent = elements * (2 * trained.tensor.itemsize if half else element_bytes)
+        if codec is not None:
+            sent = wire_bytes(codec, trained.tensor)
         by_server = server_bytes(sent, topology, 1) if topology.total_load else 0
         by_factors = factor_bytes(rows, shape[0], shape[1], topology.workers) if rows else None
         choices.append(
@@ -280,6 +292,7 @@ def choose(
                 allreduce_bytes=allreduce_bytes(elements, topology.workers),
                 codec=codec,
                 packs_rows=packs_rows and trained.looked_up and codec is None,
+                has_16_bits=half,
             )
         )
     return ExchangePlan(choices=tuple(choices))

@@ -77,6 +77,7 @@ class Hooks:
         own: Sequence[Tensor] = sources or [trained.tensor for trained in tensors]
         self._sources = own
         self._types = [tensor.dtype for tensor in own]
+        self._sent_as = [trained.tensor.dtype for trained in tensors]
         self._indices = {tensor: index for index, tensor in enumerate(own)}
         self._handles: list[RemovableHandle] = []
         layers = [layers_with_factors(module) for module in modules]
@@ -217,7 +218,7 @@ class Hooks:
         self._accumulated.clear()
         for tensor, index in self._by_gradient.items() if self._sends else ():
             if index not in self._begun and tensor.grad is not None:
-                self._exchange.begin(index, tensor.grad.data.float())
+                self._exchange.begin(index, tensor.grad.data.to(self._sent_as[index]))
             tensor.grad = None
 
     def _end_taps(self) -> None:
@@ -257,9 +258,9 @@ class Hooks:
         self._accumulated[index] = tensor.grad, tensor.grad._version
         if self._wait_free and self._pass == self._passes - 1:
             self._begun.add(index)
-            # Its `data`, in float32: `finish` must not see what the exchange does to it in the
+            # Its `data`: `finish` must not see what the exchange does to it in the
             # background as a change.
-            self._exchange.begin(index, tensor.grad.data.float())
+            self._exchange.begin(index, tensor.grad.data.to(self._sent_as[index]))
 
     def _check_kind(self, index: int, gradient: Tensor) -> None:
         if gradient.layout is not torch.strided:

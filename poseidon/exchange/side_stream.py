@@ -66,13 +66,11 @@ class SideStream:
         if self._stream is not None:
             self._stream.synchronize()
 
-    def host_buffer(self, *shape: int) -> Tensor:
-        """Return float32 memory on the host that copies to and from this device use directly
-        (pinned, for a GPU).
+    def host_buffer(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return memory on the host that copies to and from this device use directly (pinned, for a
+        GPU).
         """
-        return torch.empty(
-            *shape, dtype=torch.float32, device="cpu", pin_memory=self._stream is not None
-        )
+        return torch.empty(*shape, dtype=dtype, device="cpu", pin_memory=self._stream is not None)
 
 
 class SerialExecutor:

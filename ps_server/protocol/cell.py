@@ -20,7 +20,7 @@ from ps_server.protocol import messages as m
 from ps_server.protocol.codecs import Codec, Key, codec_of
 from ps_server.protocol.packed_rows import ChunkRows, Packed
 from ps_server.protocol.placement import Chunk
-from ps_server.protocol.precision import EncodedReplica, Replica, as_tensor
+from ps_server.protocol.precision import NUMPY_TYPES, EncodedReplica, Replica, as_tensor
 from ps_server.protocol.settings import Keeping, Precision, RuleKind, TableSpec
 from ps_server.protocol.virtual_workers import Node, TreeSum
 from ps_server.rules import exact_sum, history_count, squares_of, update
@@ -157,6 +157,8 @@ class Cell:
 
         In place of the value of a mean, which has none of its own: what was not sent of it.
         """
+        if self.spec.held_as is not Precision.FLOAT32 and self.value is not None:
+            return [*self.history, self.value]
         if not isinstance(self.replica, EncodedReplica) or self.value is None:
             return self.history
         held_back = self.replica.held_back
@@ -173,25 +175,30 @@ class Cell:
         self.history = [tensor.clone() for tensor in self.history]
         if isinstance(self.replica, EncodedReplica) and self.replica.held_back is not None:
             self.replica.held_back = self.replica.held_back.clone()
-        elif isinstance(self.replica, EncodedReplica) and self.value is not None:
+        elif self.spec.has_own_value and self.value is not None:
             self.value = self.value.clone()
 
-    def restore(self, arrays: Sequence[m.Array]) -> None:
+    def restore(self, arrays: Sequence[m.Payload]) -> None:
         """Take the workers' first value, and what `saved` returned if a run is resumed.
 
         Raises:
             RemoteProtocolError: the arrays do not fit.
         """
-        most = 1 + len(self.history) + (self.spec.value_codec is not None)
+        most = 1 + len(self.history) + self.spec.has_own_value
         if len(arrays) not in (1, 1 + len(self.history), most):
             raise RemoteProtocolError(f"{self.name} got {len(arrays) - 1} history arrays")
+        if arrays[0].dtype != NUMPY_TYPES[self.spec.held_as]:
+            raise RemoteProtocolError(f"{self.name} got a first value of {arrays[0].dtype}")
         for array in arrays:
             self.check_size(array)
-        self.value = as_tensor(arrays[0]).clone()
+        self.value = as_tensor(arrays[0]).to(torch.float32, copy=True)
         for tensor, array in zip(self.history, arrays[1:], strict=False):
             tensor.copy_(as_tensor(array))
-        if len(arrays) > 1 + len(self.history):
-            self.unsent = as_tensor(arrays[-1]).clone()
+        own = as_tensor(arrays[-1]).clone() if len(arrays) > 1 + len(self.history) else None
+        if own is not None and self.spec.value_codec is None:
+            self.value = own
+        else:
+            self.unsent = own
 
     def check_size(self, array: m.Payload) -> None:
         """Raise an error where an array has another size.

@@ -145,10 +145,16 @@ class Fields:
 
     def payload(self, precision: str) -> m.Payload:
         """Return the only frame as an array of a precision."""
-        kind = _ARRAY_TYPES.get(precision)
-        if kind is None:
-            raise RemoteProtocolError(f"{precision!r:.40} is no precision of arrays")
+        kind = _array_type(precision)
         (frame,) = self._take_frames(1)
+        return _array(frame, kind)
+
+    def first_array(self, precision: str) -> m.Payload:
+        """Return the next frame as an array of a precision."""
+        kind = _array_type(precision)
+        if not self._frames:
+            raise RemoteProtocolError("a message has no data frames; expected 1 or more")
+        frame, self._frames = self._frames[0], self._frames[1:]
         return _array(frame, kind)
 
     def payloads(self) -> tuple[bytes, ...]:
@@ -170,6 +176,13 @@ class Fields:
         """Refuse fields and frames that are left."""
         if self._next != len(self._fields) or self._frames:
             raise RemoteProtocolError("a message has more fields or frames than its kind")
+
+
+def _array_type(precision: str) -> np.dtype[Any]:
+    kind = _ARRAY_TYPES.get(precision)
+    if kind is None:
+        raise RemoteProtocolError(f"{precision!r:.40} is no precision of arrays")
+    return kind
 
 
 def _float32_array(frame: Buffer) -> m.Array:

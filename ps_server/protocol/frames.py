@@ -226,6 +226,7 @@ def _write_store(store: StoreSpec) -> Header:
             "" if t.codec is None else str(t.codec),
             list(t.parts),
             t.row_elements,
+            t.held_as.value,
         ]
         for t in store.tables
     ]
@@ -263,6 +264,7 @@ def _read_store(f: Fields) -> StoreSpec:
                 codec=CodecPair.parse(codec) if codec else None,
                 parts=t.integers(MAX_PARTS, 2**31),
                 row_elements=t.integer(2**62),
+                held_as=_member(Precision, t.text()),
             )
         )
         t.end()
@@ -338,7 +340,13 @@ _WRITERS: dict[type, tuple[int, Callable[[Any], Written]]] = {
     m.Hello: (1, lambda x: ([x.worker, x.token], ())),
     m.Welcome: (2, lambda x: ([x.shard], ())),
     m.Create: (3, lambda x: (_write_store(x.store), ())),
-    m.Initial: (4, lambda x: ([x.table, x.chunk], [raw_bytes(a) for a in x.arrays])),
+    m.Initial: (
+        4,
+        lambda x: (
+            [x.table, x.chunk, PRECISIONS[x.arrays[0].dtype]],
+            [raw_bytes(a) for a in x.arrays],
+        ),
+    ),
     m.Push: (
         5,
         lambda x: (
@@ -426,7 +434,7 @@ _READ: dict[type, Callable[[Fields], m.Message]] = {
     m.Hello: lambda f: m.Hello(f.integer(MAX_WORKERS), f.data()),
     m.Welcome: lambda f: m.Welcome(f.integer(MAX_WORKERS)),
     m.Create: lambda f: m.Create(_read_store(f)),
-    m.Initial: lambda f: m.Initial(_table(f), _chunk(f), f.arrays()),
+    m.Initial: lambda f: m.Initial(_table(f), _chunk(f), [f.first_array(f.text()), *f.arrays()]),
     m.Push: _read_push,
     m.Clock: lambda f: m.Clock(_clock(f)),
     m.Get: lambda f: m.Get(_table(f), _chunk(f), _clock(f)),

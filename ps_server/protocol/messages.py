@@ -91,13 +91,13 @@ class MemoryAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Initial:
-    """Rank 0 -> shard: first value of a chunk, with its history when a run is resumed (else
-    none).
+    """Rank 0 -> shard: first value of a chunk as workers hold it, with its history when a run is
+    resumed (else none).
     """
 
     table: int
     chunk: int
-    arrays: Sequence[Array]
+    arrays: Sequence[Payload]
 
 
 @dataclass(frozen=True, slots=True)

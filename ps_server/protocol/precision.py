@@ -17,6 +17,9 @@ Laws, where a store's precision is float16 or bfloat16, for tables without a cod
   missed), changes that are held back and added up (`SSPAggr`), averaged tables, and copies.
 * float16 ends at 65,504: a larger number is sent as that, and the rest with the next push.
 
+Tables that workers hold in 16 bits (`TableSpec.held_as`) need no feedback: the workers' gradients
+are of that type, and the shard sends its value, rounded.
+
 A table with a codec has the same laws for pushes and values. Values that replace the ones before
 (`RuleKind.MEAN`: mean gradients, for optimizers that run on the workers) are encoded as pushes are:
 each with what was held back before.
@@ -70,6 +73,8 @@ def sent_in(precision: Precision, consistency: Consistency, staleness: int) -> P
 
 def of_pushes(store: StoreSpec, table: TableSpec) -> Precision:
     """Return the precision of a table's gradients or changes on the wire, if it has no codec."""
+    if table.held_as is not Precision.FLOAT32:
+        return table.held_as
     if table.keeping is not Keeping.GRADIENTS:
         return Precision.FLOAT32
     return pushed_in(store.precision, store.consistency, table.staleness)
@@ -102,6 +107,11 @@ def as_array(tensor: Tensor) -> Payload:
     if tensor.dtype == torch.bfloat16:
         return np.asarray(tensor.view(torch.int16).numpy().view(np.uint16))
     return np.asarray(tensor.numpy())
+
+
+def rounded(value: Tensor, precision: Precision) -> Tensor:
+    """Return a value as workers hold it: the tensor itself, or a copy of 16 bits."""
+    return value.to(_TORCH_TYPES[precision])
 
 
 def empty(size: int, precision: Precision) -> Tensor:

@@ -331,6 +331,8 @@ class TableSpec:
             piece.
         row_elements: elements of a row, of a matrix whose gradients have few rows that are not
             zero; 0: it has none. See `StoreSpec.packs_rows`.
+        held_as: what workers hold: their gradients, and the value, which is the shards' rounded.
+            Shards hold float32. Only tables whose rule runs on the shards may have another one.
     """
 
     name: str
@@ -342,6 +344,7 @@ class TableSpec:
     codec: CodecPair | None = None
     parts: tuple[int, ...] = ()
     row_elements: int = 0
+    held_as: Precision = Precision.FLOAT32
 
     @property
     def follows_gradients(self) -> bool:
@@ -357,6 +360,11 @@ class TableSpec:
     def value_codec(self) -> CodecSpec | None:
         """The codec of what the shards send back; None: the store's precision."""
         return None if self.codec is None else self.codec.values
+
+    @property
+    def has_own_value(self) -> bool:
+        """Whether the shards' value is another one than the workers': a snapshot has both."""
+        return self.value_codec is not None or self.held_as is not Precision.FLOAT32
 
     @property
     def is_whole(self) -> bool:
@@ -390,6 +398,13 @@ class TableSpec:
             raise SpecError(
                 f"table '{self.name}' has the codec {self.codec}; expected none at staleness > 0, "
                 "for averages and for copies"
+            )
+        if self.held_as is not Precision.FLOAT32 and (
+            self.codec is not None or not self.follows_gradients or self.may_skip
+        ):
+            raise SpecError(
+                f"table '{self.name}' is {self.held_as.value} on the workers; expected float32 at "
+                "staleness > 0, for averages, means and copies, and with a codec"
             )
         if self.parts and sum(self.parts) != self.size:
             raise SpecError(
@@ -467,6 +482,12 @@ class StoreSpec:
             raise SpecError(
                 f"loads are {self.loads}; expected {self.shards} whole numbers above 0, or none"
             )
+        half = next((t for t in self.tables if t.held_as is not Precision.FLOAT32), None)
+        if half is not None and self.precision is not Precision.FLOAT32:
+            raise SpecError(
+                f"table '{half.name}' is {half.held_as.value} on the workers, which needs the "
+                f"precision float32, not {self.precision.value}"
+            )
         lossy = next((table for table in self.tables if table.codec is not None), None)
         if lossy is not None and self.consistency is not Consistency.SSP_PUSH:
             raise SpecError(
@@ -518,6 +539,7 @@ class StoreSpec:
             table.row_elements > 0
             and table.follows_gradients
             and table.codec is None
+            and table.held_as is Precision.FLOAT32
             and self.precision is Precision.FLOAT32
             and self.consistency is not Consistency.SSP
         )

@@ -43,7 +43,14 @@ from ps_server.protocol.clock import VectorClock
 from ps_server.protocol.collections_and_signals import ShardCollections
 from ps_server.protocol.members import Members, Outgoing
 from ps_server.protocol.placement import place
-from ps_server.protocol.precision import NUMPY_TYPES, as_array, as_tensor, of_pushes, of_values
+from ps_server.protocol.precision import (
+    NUMPY_TYPES,
+    as_array,
+    as_tensor,
+    of_pushes,
+    of_values,
+    rounded,
+)
 from ps_server.protocol.settings import Consistency, Keeping, StoreSpec
 from ps_server.protocol.shard_rows import ShardRows
 from ps_server.rules import clip_factor, exact_sum
@@ -384,7 +391,8 @@ class Shard:
 
     def _send_value(self, cell: Cell, clock: int, ranks: Iterable[int]) -> Iterator[Outgoing]:
         assert cell.value is not None
-        array = (cell.value if cell.replica is None else cell.replica.value).numpy()
+        value = cell.value if cell.replica is None else cell.replica.value
+        array = as_array(rounded(value, cell.spec.held_as))
         if cell.adds_changes:
             array = array.copy()  # the next change may come before the transport has read this one
         yield from self._send(cell, clock, ranks, array)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,6 +36,8 @@ from ps_server.protocol.precision import (
 )
 from ps_server.protocol.settings import Keeping, Precision, RuleKind, StoreSpec, TableSpec
 from ps_server.rules import history_count
+
+ENCODED: np.dtype[np.generic] = np.dtype(np.uint8)
 
 
 class Piece(NamedTuple):
@@ -143,7 +145,7 @@ class WorkerValues:
         self._log = log
         codecs = (table.value_codec for table in store.tables)
         self._codecs = [None if codec is None else codec_of(codec) for codec in codecs]
-        self._bound: list[m.Array | None] = [
+        self._bound: list[m.Payload | None] = [
             np.zeros(table.size, np.float32) if self._sends_changes(table) else None
             for table in store.tables
         ]
@@ -158,7 +160,7 @@ class WorkerValues:
             or self._store.packs_rows(table)
         )
 
-    def bind(self, table: int, out: m.Array) -> None:
+    def bind(self, table: int, out: m.Payload) -> None:
         """Let `land` write the values of a table of staleness 0 to `out`.
 
         Raises:
@@ -166,7 +168,7 @@ class WorkerValues:
                 has come.
         """
         spec = self._store.tables[table]
-        check_array(spec, out)
+        check_array(spec, out, spec.held_as)
         if (
             spec.staleness > 0
             or spec.keeping is Keeping.COPY
@@ -198,18 +200,20 @@ class WorkerValues:
         if value.clock <= copy.clock or not value.array.size:
             return
         view = out[copy.chunk.start : copy.chunk.stop]
-        if value.array.dtype == np.float32:
+        if value.array.dtype == view.dtype:
             np.copyto(view, value.array)
-        elif (codec := self._codecs[value.table]) is not None:
+            return
+        own = np.asarray(view, np.float32)  # the same memory
+        if (codec := self._codecs[value.table]) is not None:
             encoded, key = value.array.view(np.uint8), Key.of(copy.chunk, value.clock - 1)
             if self._store.tables[value.table].rule.kind is RuleKind.MEAN:
-                codec.average(view, [encoded], key)
+                codec.average(own, [encoded], key)
             else:
-                codec.add(view, encoded, key)
+                codec.add(own, encoded, key)
         elif (rows := self._rows_of(copy.chunk)) is not None:
-            rows.unpack(value.array.view(np.uint8), view)
+            rows.unpack(value.array.view(np.uint8), own)
         else:
-            add(view, value.array)
+            add(own, value.array)
 
     def receive(self, shard: int, value: m.Value) -> None:
         """Take a value of a shard.
@@ -246,7 +250,7 @@ class WorkerValues:
         """Return the number of arrays of a table's history."""
         spec = self._store.tables[table]
         count = history_count(spec.rule.kind) if spec.follows_gradients else 0
-        return count + (spec.value_codec is not None)
+        return count + spec.has_own_value
 
     def ask_history(self, table: int, arrays: Sequence[m.Array]) -> AskedHistory:
         """Expect the history of a table at the clock of its values, in these arrays."""
@@ -277,11 +281,11 @@ class WorkerValues:
         copy = self._known(shard, value.table, value.chunk)
         codec, size = self._codecs[value.table], copy.chunk.size
         rows = self._rows_of(copy.chunk)
-        kind: np.dtype[Any] = np.dtype(np.float32)
+        whole = kind = NUMPY_TYPES[self._store.tables[value.table].held_as]
         if value.array.dtype != kind and codec is not None:
-            size, kind = codec.size(size), np.dtype(np.uint8)
+            size, kind = codec.size(size), ENCODED
         elif value.array.dtype != kind and rows is not None:
-            size, kind = value.array.size, np.dtype(np.uint8)
+            size, kind = value.array.size, ENCODED
         elif value.array.dtype != kind:
             kind = NUMPY_TYPES[of_values(self._store, self._store.tables[value.table])]
         if not value.array.size and self._store.tables[value.table].may_skip and copy.clock >= 0:
@@ -290,7 +294,7 @@ class WorkerValues:
             raise RemoteProtocolError(
                 f"shard {shard} sent a value that does not fit chunk {value.chunk}"
             )
-        if value.array.dtype != np.float32:
+        if value.array.dtype != whole:
             if value.array.dtype != kind or copy.clock < 0 or value.clock > copy.clock + 1:
                 raise RemoteProtocolError(
                     f"shard {shard} sent a change that does not fit chunk {value.chunk}"

@@ -40,7 +40,7 @@ from ps_server.protocol.norm import WorkerNorm
 from ps_server.protocol.packed_rows import ChunkRows
 from ps_server.protocol.placement import Chunk, place
 from ps_server.protocol.precision import Compressor, of_pushes
-from ps_server.protocol.settings import Consistency, Keeping, StoreSpec, TableSpec
+from ps_server.protocol.settings import Consistency, Keeping, Precision, StoreSpec, TableSpec
 from ps_server.protocol.values import Held, WorkerValues, check_array, feedback_for
 from ps_server.protocol.worker_rows import WorkerRows
 from ps_server.rules import history_count
@@ -55,8 +55,10 @@ class Addressed(NamedTuple):
 
 Parts = tuple[m.Payload, ...]
 """What is pushed to each chunk of a table."""
-InitialValue = Callable[[int], Sequence[m.Array]]
-"""From the index of a table to [first value, history, ...], flat float32."""
+InitialValue = Callable[[int], Sequence[m.Payload]]
+"""From the index of a table to [first value, history, ...], flat; the value as workers hold it, all
+others float32.
+"""
 
 
 class Session:
@@ -172,16 +174,16 @@ class Session:
         session.signals = self.signals.renewed()
         return session
 
-    def _checked_initial(self, table: int, arrays: Sequence[m.Array]) -> Sequence[m.Array]:
+    def _checked_initial(self, table: int, arrays: Sequence[m.Payload]) -> Sequence[m.Payload]:
         spec = self.store.tables[table]
         count = history_count(spec.rule.kind) if spec.follows_gradients else 0
-        allowed = {1, 1 + count, 1 + count + (spec.value_codec is not None)}
+        allowed = {1, 1 + count, 1 + count + spec.has_own_value}
         if len(arrays) not in allowed:
             raise LocalProtocolError(
                 f"table '{spec.name}' got {len(arrays)} initial arrays; expected {allowed}"
             )
-        for array in arrays:
-            check_array(self.store.tables[table], array)
+        for number, array in enumerate(arrays):
+            check_array(spec, array, Precision.FLOAT32 if number else spec.held_as)
         return arrays
 
     def held_back(self, table: int) -> Mapping[int, m.Array]:
@@ -192,7 +194,7 @@ class Session:
         parts = zip(own, self._feedback[table], strict=False)
         return {v: part.held_back for v, part in parts if isinstance(part, Compressor)}
 
-    def on_the_wire(self, table: int, array: m.Array) -> m.Payload | Parts:
+    def on_the_wire(self, table: int, array: m.Payload) -> m.Payload | Parts:
         """Return what to `push`: a gradient or change as it is, rounded, encoded, or without rows
         of zeros.
 
@@ -201,19 +203,22 @@ class Session:
         Only the thread that pushes the table may call it, at the same time as any other method.
         """
         spec = self.store.tables[table]
-        check_array(spec, array)
+        check_array(spec, array, spec.held_as)
+        if spec.held_as is not Precision.FLOAT32:
+            return array
+        exact = np.asarray(array, np.float32)
         if self.store.packs_rows(spec):
             return tuple(
-                _without_zeros(array[chunk.start : chunk.stop], chunk, spec.row_elements)
+                _without_zeros(exact[chunk.start : chunk.stop], chunk, spec.row_elements)
                 for chunk in self._placement.chunks[table]
             )
         if not self._feedback[table]:
-            return array
+            return exact
         feedback = self._feedback[table][self._encoded[table] % len(self._nodes[table])]
         self._encoded[table] += 1
         if isinstance(feedback, Compressor):
-            return feedback.encode(array, self._clock_of(table))
-        return feedback.round(array)
+            return feedback.encode(exact, self._clock_of(table))
+        return feedback.round(exact)
 
     def _encoded_bounds(self, table: int) -> Sequence[int] | None:
         feedback = next(iter(self._feedback[table]), None)

@@ -29,7 +29,7 @@ HELLO, WELCOME, CREATE, INITIAL, PUSH, CLOCK, VALUE, FRESH, LEAVE, FAULT = (
     18,
 )
 RULE = ["SGD", 0.0, 0.999, 1e-8, 0.99, 0.0, "L2", 1.0, 0.0, False, []]
-TABLE = ["w", 3, 0, 0, *RULE, "gradients", "", []]
+TABLE = ["w", 3, 0, 0, *RULE, "gradients", "", [], 0, "float32"]
 STORE = [1, 1, [TABLE], "SSPPush", None, 1.0, 0, [], False, "float32", False, []]
 
 
@@ -82,7 +82,7 @@ def peer():  # type: ignore[no-untyped-def]
 
 
 def test_a_job_of_one_worker(peer: Peer) -> None:
-    peer.send(INITIAL, 0, 0, frames=(floats(1, 2, 3),))
+    peer.send(INITIAL, 0, 0, "float32", frames=(floats(1, 2, 3),))
     assert peer.until(VALUE) == ([0, 0, 0, 0, "float32"], [floats(1, 2, 3)])
     peer.send(PUSH, 0, 0, 0, 0.5, 1, "float32", frames=(floats(2, 0, -2),))
     peer.send(CLOCK, 1)
@@ -92,7 +92,7 @@ def test_a_job_of_one_worker(peer: Peer) -> None:
 
 
 def test_a_whole_number_in_place_of_a_float_is_refused(peer: Peer) -> None:
-    peer.send(INITIAL, 0, 0, frames=(floats(1, 2, 3),))
+    peer.send(INITIAL, 0, 0, "float32", frames=(floats(1, 2, 3),))
     peer.until(VALUE)
     peer.send(PUSH, 0, 0, 0, 1, 1, "float32", frames=(floats(2, 0, -2),))
     (reason,), _ = peer.until(FAULT)

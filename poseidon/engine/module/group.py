@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from poseidon.engine.module.checkpoint_file import (
@@ -150,6 +152,12 @@ class Group(SharedLoop):
             groups[name] = group._state(call, keeps=keeps)
         if not keeps:
             return {}
+        own = [
+            one
+            for rank, part in enumerate(parts)
+            for one in unpacked(part, f"the state of worker {rank}")
+        ]
+        masters = self._masters.from_shards(own[0].get("held_back", {}))
         return {
             "poseidon": FORMAT,
             "steps": self.steps,
@@ -158,15 +166,11 @@ class Group(SharedLoop):
             "how": self._how,
             "exchange_plan": self._recorded.to_json() if self._recorded is not None else "",
             **self._own.shared(),
-            "masters": self._masters.state(),
+            "masters": {**self._masters.state(), **masters},
             **self._save_how(),
             "tables": self._tables.clocks(),
             **({"groups": groups} if groups else {}),
-            "own": [
-                one
-                for rank, part in enumerate(parts)
-                for one in unpacked(part, f"the state of worker {rank}")
-            ],
+            "own": own,
         }
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
@@ -373,8 +377,9 @@ class Group(SharedLoop):
             state = self._resized(state, source)
         self._tables.check(state.get("tables", {}), source, has_files=has_files)
         self._own.load_tensors(state)
-        self._hold_back(state["own"])
-        self._masters.load(state.get("masters", {}))
+        masters = state.get("masters", {})
+        self._hold_back(state["own"], self._masters.for_shards(masters))
+        self._masters.load(masters)
         self._load_how(state)
         self._masters.publish_all()
         self._tables.load(state.get("tables", {}), path if self.rank == 0 else None)
@@ -407,16 +412,18 @@ class Group(SharedLoop):
             {"held_back": {n: torch.tensor(a) for n, a in held_back.items()}} if held_back else {}
         )
 
-    def _hold_back(self, owners: Sequence[Mapping[str, Any]]) -> None:
+    def _hold_back(
+        self, owners: Sequence[Mapping[str, Any]], masters: Mapping[str, NDArray[np.float32]]
+    ) -> None:
         """Go on with what lossy codecs have held back: of this process, and of virtual workers
-        that had another process.
+        that had another process. The shards go on with masters.
         """
         of_each = [
             {name: tensor.numpy() for name, tensor in one.get("held_back", {}).items()}
             for one in owners
         ]
         mine = {name: array for one in of_each for name, array in one.items()}
-        mine |= of_each[self._turns.own[0]]
+        mine |= {**of_each[self._turns.own[0]], **masters}
         for held_back in (*of_each, mine):  # all workers refuse what does not fit one of them
             self._exchange.state.hold_back(held_back)
 

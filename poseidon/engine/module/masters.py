@@ -1,20 +1,27 @@
 """float32 values of module tensors of 16 bits.
 
-Law: the exchange holds float32: sums, rules and their histories never see a rounded value. A
-tensor of the module is its master, rounded, whenever a forward pass may use it. Statistics are
-taken from the module before the exchange averages them.
+The shards hold the masters of parameters alone where they apply the rule. In other jobs each worker
+has them beside the module.
+
+Law: sums, rules and their histories never see a rounded value. A tensor of the module is its
+master, rounded, whenever a forward pass may use it. Statistics are taken from the module before the
+exchange averages them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from poseidon.errors import SnapshotError
 from poseidon.exchange.base import Trained
-from ps_server import RuleKind
+from poseidon.exchange.membership import Membership
+from poseidon.exchange.server.table import of_values
+from ps_server import Consistency, RuleKind
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 """The types of tensors that can be exchanged."""
@@ -26,8 +33,25 @@ def as_float32(tensor: Tensor) -> Tensor:
     return data if data.dtype is torch.float32 else data.float().contiguous()
 
 
+def under_a_rule(tensor: Tensor, member: Membership) -> Tensor:
+    """Return what the exchange holds of a parameter that follows a rule: its memory, where the
+    shards have its master, or a float32 copy.
+    """
+    options = member.options
+    on_shards = (
+        options.kind.has_shards
+        and not member.alone
+        and member.local_workers == 1
+        and member.placed.is_one_each
+        and options.consistency is Consistency.SSP_PUSH
+        and not (options.staleness or options.sync_every or options.is_encoded)
+    )
+    return tensor.detach() if on_shards else as_float32(tensor)
+
+
 class Masters:
-    """The masters of one module.
+    """The masters of one module. Those on the shards are known by `ServerTable.of_values` to
+    `ExchangeState.held_back`.
 
     Args:
         tensors: of the exchange. Mean gradients for an optimizer are no masters.
@@ -38,9 +62,11 @@ class Masters:
         self._pairs = {
             index: (trained, source)
             for index, (trained, source) in enumerate(zip(tensors, sources, strict=True))
-            if source.dtype is not torch.float32
+            if trained.tensor.dtype is not source.dtype
             and (trained.statistics or trained.rule.kind is not RuleKind.MEAN)
         }
+        """Those of this worker."""
+        self._on_shards = [t for t in tensors if t.tensor.dtype is not torch.float32]
 
     def publish(self, index: int) -> None:
         """Round a master to its tensor of the module, if there is one of this index."""
@@ -65,8 +91,28 @@ class Masters:
             if trained.statistics:
                 self.publish(index)
 
+    def from_shards(self, held_back: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Take the masters on the shards out of what the exchange holds back, by name."""
+        return {
+            trained.name: held_back.pop(of_values(trained.name)).view(trained.tensor.shape)
+            for trained in self._on_shards
+            if of_values(trained.name) in held_back
+        }
+
+    def for_shards(self, state: Mapping[str, Tensor]) -> dict[str, NDArray[np.float32]]:
+        """Return masters by the names of the exchange; those that are missing are the tensors of
+        the module.
+
+        Raises:
+            SnapshotError: one has another shape.
+        """
+        found = [(t, state[t.name]) for t in self._on_shards if t.name in state]
+        for trained, value in found:
+            _check_shape(trained, value)
+        return {of_values(t.name): value.reshape(-1).numpy() for t, value in found}
+
     def state(self) -> dict[str, Tensor]:
-        """Return the masters by name, on the CPU."""
+        """Return the masters of this worker by name, on the CPU."""
         return {
             trained.name: trained.tensor.detach().cpu().clone()
             for trained, _ in self._pairs.values()
@@ -80,6 +126,10 @@ class Masters:
         """
         for trained, source in self._pairs.values():
             value = state.get(trained.name, source.detach())
-            if value.shape != source.shape:
-                raise SnapshotError(f"the checkpoint has no master that fits '{trained.name}'")
+            _check_shape(trained, value)
             trained.tensor.detach().copy_(value)
+
+
+def _check_shape(trained: Trained, value: Tensor) -> None:
+    if value.shape != trained.tensor.shape:
+        raise SnapshotError(f"the checkpoint has no master that fits '{trained.name}'")

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from poseidon.engine.module.group import Group
-from poseidon.engine.module.masters import as_float32
+from poseidon.engine.module.masters import as_float32, under_a_rule
 from poseidon.engine.module.sent_gradients import SentGradients
 from poseidon.engine.module.tensors import DistributeOptions, GroupPlan, ModuleTensors
 from poseidon.engine.module.update_rules import ShardRules
 from poseidon.engine.module.worker_context import STEP, WorkerContext
 from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.base import History, Trained
+from poseidon.exchange.membership import Membership
 from ps_server.rules import history_count
 
 SCALED = (
@@ -60,7 +61,13 @@ class RuleGroup(Group):
         self._sent = SentGradients(context, SCALED)
         plan = GroupPlan(
             tensors=[
-                _trained(name, tensor, rules, tensors.rows.get(tensor, 0) * options.passes)
+                _trained(
+                    name,
+                    tensor,
+                    rules,
+                    tensors.rows.get(tensor, 0) * options.passes,
+                    context.member,
+                )
                 if isinstance(tensor, nn.Parameter)
                 else Trained(name=name, tensor=as_float32(tensor), statistics=True)
                 for name, tensor in tensors.exchanged.items()
@@ -240,13 +247,15 @@ class RuleGroup(Group):
         return own if self._set_rate is None else self._set_rate, *others
 
 
-def _trained(name: str, parameter: nn.Parameter, rules: ShardRules, factor_rows: int) -> Trained:
+def _trained(
+    name: str, parameter: nn.Parameter, rules: ShardRules, factor_rows: int, member: Membership
+) -> Trained:
     shape = tuple(parameter.shape)
     rule = rules.server_rule(name, shape)
     return Trained(
         name=name,
         # Of its data: a value from the shards is no change by the script (`_before_begin`).
-        tensor=as_float32(parameter.data),
+        tensor=under_a_rule(parameter.data, member),
         rule=rule,
         rate_index=rules.rate_index(name, shape),
         factor_rows=factor_rows if rule.matrix is None else 0,

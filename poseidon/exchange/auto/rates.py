@@ -121,8 +121,7 @@ def fastest_schemes(
     def schemes(dense: Scheme) -> tuple[Scheme, ...]:
         found = []
         for choice, k in zip(choices, rows, strict=True):
-            shards_only = choice.codec is not None or choice.packs_rows
-            own = Scheme.SERVER if shards_only else dense
+            own = Scheme.SERVER if choice.needs_shards else dense
             if choice.factor_bytes is not None and not (
                 choice.codec and choice.factor_bytes > choice.server_bytes
             ):

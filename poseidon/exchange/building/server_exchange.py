@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+import torch
+
 from poseidon.errors import UsageError
 from poseidon.exchange.allreduce.carrier import AllReduceCarrier
 from poseidon.exchange.allreduce.peers import Peers
@@ -96,7 +98,10 @@ def layout_of(arguments: BuildArguments) -> Layout:
         not arguments.member.options.rows
     ):  # tables that are to be cut into so many pieces are not shared
         pools = pools_of(
-            tensors, apart=copies | {i for i, codec in enumerate(codecs) if codec is not None}
+            tensors,
+            apart=copies
+            | {i for i, codec in enumerate(codecs) if codec is not None}
+            | {i for i, t in enumerate(tensors) if t.tensor.dtype is not torch.float32},
         )
     pooled = pool_tensors(tensors, pools)
     factors = factor_tables(tensors, low_rank)

@@ -15,10 +15,19 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+import torch
+
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.lossy.low_rank_matrix import FactorTables
 from poseidon.exchange.membership import Membership
-from ps_server import CodecPair, Keeping, StoreSpec, TableSpec
+from ps_server import CodecPair, Keeping, Precision, StoreSpec, TableSpec
+
+PRECISION_OF = {
+    torch.float32: Precision.FLOAT32,
+    torch.bfloat16: Precision.BFLOAT16,
+    torch.float16: Precision.FLOAT16,
+}
+"""The precision of what workers hold, by the type of the tensor."""
 
 
 def store_spec(
@@ -52,6 +61,7 @@ def store_spec(
             keeping=_keeping(trained, index in copies),
             codec=codecs[index],
             parts=parts.get(index, ()),
+            held_as=PRECISION_OF[trained.tensor.dtype],
             row_elements=math.prod(trained.tensor.shape[1:]) if trained.looked_up else 0,
         )
         for index, trained in enumerate(tensors)

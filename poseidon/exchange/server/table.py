@@ -9,7 +9,14 @@ from torch import Tensor
 from poseidon.exchange.base import Array, History, Trained
 from poseidon.exchange.side_stream import SideStream
 from ps_server import Keeping, TableSpec
+from ps_server.protocol.messages import Payload
+from ps_server.protocol.precision import as_array, as_tensor
 from ps_server.rules import history_count
+
+
+def of_values(name: str) -> str:
+    """Return the name of the shards' own value of a table among what is held back."""
+    return f"{name}, values"
 
 
 class ServerTable:
@@ -28,11 +35,11 @@ class ServerTable:
         self.rule = trained.rule
         self.rate_index = trained.rate_index
         self.staleness = spec.staleness
-        self.encodes_values = spec.value_codec is not None
+        self.has_own_value = spec.has_own_value
         self.is_copy = spec.keeping is Keeping.COPY
         self.encodes_pushes = spec.gradient_codec is not None
         self._name = spec.name
-        self.of_values = f"{spec.name}, values"
+        self.of_values = of_values(spec.name)
         self.statistics = trained.statistics
         self.shape = tuple(trained.tensor.shape)
         self.tensor = trained.tensor
@@ -40,11 +47,11 @@ class ServerTable:
         flat = trained.tensor.detach().reshape(-1)
         self._side = side
         self._gradients: list[Tensor] = []
-        self.value: Array = (
-            flat if self._on_cpu else side.host_buffer(flat.numel()).copy_(flat)
-        ).numpy()
+        self.value: Payload = as_array(
+            flat if self._on_cpu else side.host_buffer(flat.numel(), dtype=flat.dtype).copy_(flat)
+        )
         if self._on_cpu:
-            assert np.shares_memory(self.value, trained.tensor.detach().numpy())
+            assert np.shares_memory(self.value, as_array(trained.tensor.detach()))
         has_history = spec.adds_changes and spec.keeping is Keeping.GRADIENTS
         self.history = [
             torch.zeros(self.value.size if has_history else 0, dtype=torch.float32, device="cpu")
@@ -52,13 +59,13 @@ class ServerTable:
         ]
         self.initial_history: list[Tensor] = []
         self.unsent: Array | None = None
-        """Of a resumed run with a codec, on rank 0: what the shards keep beside the history
-        (`Client.history`).
+        """Of a resumed run with a codec or with 16 bits, on rank 0: what the shards keep beside the
+        history (`Client.history`).
         """
         self.begun = False
         self.pushes = 0  # of this iteration
         self.pending: Tensor | None = None
-        self.last_read: Array = self.value.copy() if self.statistics else self.value
+        self.last_read: Payload = self.value.copy() if self.statistics else self.value
         """The values of statistics when they were last read."""
 
     def of_pushes(self, virtual_worker: int) -> str:
@@ -91,16 +98,16 @@ class ServerTable:
         if gradient.device.type == "cpu":
             return gradient
         while len(self._gradients) <= number:
-            self._gradients.append(self._side.host_buffer(gradient.numel()))
+            self._gradients.append(self._side.host_buffer(gradient.numel(), dtype=gradient.dtype))
         return self._gradients[number].copy_(gradient, non_blocking=True)
 
-    def copy_to_host(self) -> Array:
+    def copy_to_host(self) -> Payload:
         """Return a copy of the module's tensor on the host."""
-        return self.tensor.detach().reshape(-1).cpu().numpy().copy()
+        return as_array(self.tensor.detach().reshape(-1).cpu()).copy()
 
     def publish(self) -> None:
         """Note the values of statistics; copy the host copy of a GPU tensor to it."""
         if self.statistics:
             np.copyto(self.last_read, self.value)
         if not self._on_cpu:
-            self.tensor.detach().reshape(-1).copy_(torch.from_numpy(self.value), non_blocking=True)
+            self.tensor.detach().reshape(-1).copy_(as_tensor(self.value), non_blocking=True)

@@ -35,6 +35,8 @@ from poseidon.exchange.server.table import ServerTable
 from poseidon.exchange.side_stream import Event, SerialExecutor, SideStream
 from ps_server import Client, StoreSpec
 from ps_server.client import ComingHistory
+from ps_server.protocol.messages import Payload
+from ps_server.protocol.precision import as_array
 from ps_server.protocol.virtual_workers import Node
 from ps_server.rules import change, history_count, plain_sum, sum_of_squares
 
@@ -119,16 +121,17 @@ class ServerTables:
         for index, table in enumerate(self._tables):
             for worker, held_back in self._client.held_back(index).items():
                 held_back[:] = self._held_back.get(table.of_pushes(worker), 0.0)
-            table.unsent = self._held_back.get(table.of_values) if table.encodes_values else None
+            table.unsent = self._held_back.get(table.of_values) if table.has_own_value else None
         self._held_back = {}
 
-    def _initial(self, index: int) -> list[Array]:
+    def _initial(self, index: int) -> list[Payload]:
         table = self._tables[index]
         history = [history.numpy() for history in table.initial_history]
         if table.unsent is None:
             return [table.value, *history]
         count = history_count(table.rule.kind)
-        return [table.value, *(history or [np.zeros_like(table.value)] * count), table.unsent]
+        zeros = [np.zeros(table.value.size, np.float32)] * count
+        return [table.value, *(history or zeros), table.unsent]
 
     def start(self, step: Step) -> None:
         """Begin an iteration."""
@@ -160,7 +163,7 @@ class ServerTables:
             flat = table.to_host(gradient.detach().reshape(-1), number)
         self._side.synchronize()
         if table.staleness == 0:
-            self._client.push(index, flat.numpy(), rate=step.rates[table.rate_index])
+            self._client.push(index, as_array(flat), rate=step.rates[table.rate_index])
         elif self._settings.clip is None:
             self._client.push(
                 index, self._changed(table, flat, self._settings.gradient_scale, step)
@@ -226,7 +229,9 @@ class ServerTables:
             if table.statistics:
                 self._push_statistics(index, table, table.tensor)
             else:
-                self.push(index, torch.zeros(table.value.size, dtype=torch.float32, device="cpu"))
+                self.push(
+                    index, torch.zeros(table.value.size, dtype=table.tensor.dtype, device="cpu")
+                )
         if self._settings.clip is not None and self.are_stale:
             self._push_limited(limit)
         self._pushes.call(self._client.clock)
@@ -279,13 +284,14 @@ class ServerTables:
     def store_copy(self, index: int) -> None:
         """Bring the shards' copy of what a table holds up to date. Rank 0 does."""
         if self._client.rank == 0:
-            self._client.store_copy(index, self._tables[index].copy_to_host())
+            value = np.asarray(self._tables[index].copy_to_host(), np.float32)
+            self._client.store_copy(index, value)
 
     def held_back(self) -> Mapping[str, Array]:
         """Return what the codecs of all tables have held back, by name: of the shards' on rank 0."""
         found = {name: part.numpy().copy() for name, part in self.parts().items()}
         if self._client.rank == 0:
-            encoded = [index for index, table in enumerate(self._tables) if table.encodes_values]
+            encoded = [index for index, table in enumerate(self._tables) if table.has_own_value]
             found |= self.held_back_there({i: self._client.ask_history(i) for i in encoded})
         return found
 
@@ -305,7 +311,7 @@ class ServerTables:
     def held_back_there(self, coming: Mapping[int, ComingHistory]) -> dict[str, Array]:
         """Wait for what the shards hold back of these tables."""
         tables = [(self._tables[index], each) for index, each in coming.items()]
-        return {t.of_values: each.result()[-1] for t, each in tables if t.encodes_values}
+        return {t.of_values: each.result()[-1] for t, each in tables if t.has_own_value}
 
     def hold_back(self, held_back: Mapping[str, Array]) -> None:
         """Continue at the next `open` from what `held_back` has returned."""

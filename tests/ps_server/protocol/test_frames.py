@@ -64,7 +64,10 @@ LOSSY = StoreSpec(
     workers=2,
     virtual_workers=VirtualWorkers((0, 3, 4)),
     shards=1,
-    tables=(TableSpec(name="ip", size=5, codec=CodecPair(CodecSpec(CodecKind.TOPK, 0.015), None)),),
+    tables=(
+        TableSpec(name="ip", size=5, codec=CodecPair(CodecSpec(CodecKind.TOPK, 0.015), None)),
+        TableSpec(name="half", size=5, held_as=Precision.BFLOAT16),
+    ),
 )
 ROW_TABLE = RowTableSpec(
     name="users",
@@ -85,6 +88,7 @@ MESSAGES = [
     m.MemoryOffer(4711, 9, b"0123456789abcdef", 12, 2**21),
     m.MemoryAnswer(True),
     m.Initial(0, 1, [ONES, 2 * ONES]),
+    m.Initial(0, 1, [np.ones(3, dtype=np.uint16), ONES]),
     m.Store(0, 1, 7, ONES),
     m.Push(3, 2, 9, 0.25, ONES),
     m.Push(3, 2, 9, 0.25, ONES, 4),
@@ -245,12 +249,13 @@ def create(
     bounds: Sequence[int] = (),
     staleness: int = 0,
     row_elements: int = 0,
+    held_as: str = "float32",
 ) -> bytes:
     """Return the header of `Create` for a store of one table, by the field list of
     docs/wire_protocol.md.
     """
     of_rule = [rule, 0.0, 0.9, 1.0, 0.9, 0.0, regularization, 1.0, 0.0, False, list(matrices)]
-    table = ["t", size, staleness, 0, *of_rule, keeping, "", list(parts), row_elements]
+    table = ["t", size, staleness, 0, *of_rule, keeping, "", list(parts), row_elements, held_as]
     return header(
         3, 1, 1, [table], "SSPPush", None, 1.0, 0, [], False, "float32", False, list(bounds)
     )
@@ -262,6 +267,11 @@ def create(
         (
             create(parts=(1, 1)),
             "table 't' has parts of 2 elements together; expected 1",
+        ),
+        (
+            create(held_as="bfloat16", staleness=1),
+            "table 't' is bfloat16 on the workers; expected float32 at staleness > 0, for averages, "
+            "means and copies, and with a codec",
         ),
         (
             create(row_elements=2),

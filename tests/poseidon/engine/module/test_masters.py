@@ -182,6 +182,45 @@ def test_a_checkpoint_holds_the_masters(how: How) -> None:
     assert set(states[0]["masters"]) == names
 
 
+MOVES = [
+    (ExchangeKind.HYBRID, ExchangeKind.HYBRID),
+    (ExchangeKind.HYBRID, ExchangeKind.ALLREDUCE),
+    (ExchangeKind.ALLREDUCE, ExchangeKind.HYBRID),
+]
+
+
+@pytest.mark.parametrize(("first", "then"), MOVES)
+def test_masters_go_from_the_shards_to_the_workers_and_back(
+    first: ExchangeKind, then: ExchangeKind
+) -> None:
+    """With shards the module's own memory is all that a worker has."""
+    states: list[dict[str, Any]] = []
+
+    def train(module: nn.Module, group: Group, steps: slice) -> None:
+        for x, y in batches()[steps]:
+            own = slice(group.rank, None, group.size)
+            nn.functional.mse_loss(module(x[own]), y[own]).backward()
+            group.step()
+
+    def halfway(module: nn.Module, group: Group) -> None:
+        held = {trained.tensor.data_ptr() for trained in group._plan.tensors}
+        own = {parameter.data_ptr() for parameter in module.parameters()}
+        assert (held <= own) == (first is ExchangeKind.HYBRID)
+        train(module, group, slice(3))
+        states.append(copy.deepcopy(group.state_dict()))
+
+    def again(module: nn.Module, group: Group) -> None:
+        group.load_state_dict(states[0] if group.rank == 0 else None)
+        train(module, group, slice(3, None))
+
+    together(WORKERS, build, RULE, halfway, member=member(first))
+    states.sort(key=len, reverse=True)
+    assert {master.dtype for master in states[0]["masters"].values()} == {torch.float32}
+    assert set(states[0]["masters"]) == {"first.weight", "first.bias", "narrow.weight"}
+    ends = together(WORKERS, build, RULE, again, member=member(then))
+    assert_same(ends, by_rule(), rtol=0)
+
+
 def test_local_steps_of_an_optimizer_need_float32() -> None:
     with pytest.raises(UsageError, match=r"'first.weight' is torch.bfloat16, and local steps"):
         together(1, build, momentum, body, options=DistributeOptions(local_steps=2))
