@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import set_seed
+from accelerate.utils import DataLoaderConfiguration, set_seed
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -30,7 +30,12 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--precision", default="no", help="as bf16")
     parser.add_argument("--folder", type=Path, help="of the state; training resumes from it")
     flags = parser.parse_args(words)
-    accelerator = Accelerator(gradient_accumulation_steps=2, mixed_precision=flags.precision)
+    accelerator = Accelerator(
+        gradient_accumulation_steps=2,
+        mixed_precision=flags.precision,
+        # the order follows from the epoch, so a run that resumes has it
+        dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True),
+    )
     set_seed(1)
     model = nn.Sequential(
         nn.Linear(2, 64, bias=False), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 2)
