@@ -30,6 +30,9 @@ A process prints to standard output:
      "virtual_workers": 2}                                          those that the worker computes
                                                                     for, in a job of a solver
     {"event": "progress", ..., "tested": 12, "to_test": 50}         during a test
+    {"event": "progress", "iteration": 120, "in_memory": 110}       of a script; its newest memory
+                                                                    snapshot that this worker holds,
+                                                                    or null
     {"event": "timed", "iterations": 12, "own_s": 3.1, "whole_s": 4.2}
                                                                     a few times a second, from all
                                                                     workers of a job with

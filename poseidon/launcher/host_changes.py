@@ -11,9 +11,10 @@ import queue
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from poseidon.cluster.job_plan import ProcessName
 from poseidon.cluster.jobs.registry import Registration, Registry
 from poseidon.cluster.jobs.requests import HostRequest, RequestFiles
 from poseidon.cluster.machinefile import Host, is_loopback
@@ -53,6 +54,7 @@ class HostChanges(JobListener):
         self._hosts = {host.id: host for host in job.site.hosts}
         self._next_id = max(self._hosts, default=-1) + 1
         self._running = False
+        self._takes_snapshots = job.takes_snapshots
         self._closed = threading.Event()
         self._arrived: queue.SimpleQueue[tuple[Host, Sequence[Prepared]]] = queue.SimpleQueue()
         self._leaving: frozenset[int] = frozenset()
@@ -71,6 +73,11 @@ class HostChanges(JobListener):
         self._running = True
         if self._leaving or not self._arrived.empty():  # since the last start has ended
             self._requests.regroup()
+
+    def on_event(self, name: ProcessName, event: Mapping[str, object]) -> None:
+        """Note that a script has taken a snapshot in memory."""
+        if event["event"] == "progress" and event.get("in_memory") is not None:
+            self._takes_snapshots = True
 
     def on_ended(self) -> None:
         """Note that the start which ran has ended."""
@@ -162,6 +169,7 @@ class HostChanges(JobListener):
             PoseidonError: the job cannot continue without them.
         """
         job, names = self._job, named(hosts)
+        self._check_snapshots()
         with self._lock:
             leaving = self._leaving | {host.id for host in hosts}
             left = [host for host in job.site.hosts if host.id not in leaving]
@@ -173,6 +181,18 @@ class HostChanges(JobListener):
             job.with_hosts(left)  # raises what keeps it from continuing
             self._leaving = leaving
         self._requests.regroup()
+
+    def _check_snapshots(self) -> None:
+        """Refuse changes of a job that cannot regroup.
+
+        Raises:
+            JobError: its script has taken no snapshot in memory.
+        """
+        if not self._takes_snapshots:
+            raise JobError(
+                "the hosts of this job stay as they are: its script has taken no snapshot in memory "
+                "yet; expected one that calls group.resume() and reads from group.loader()"
+            )
 
     def _asked_to_end(self, hosts: Sequence[Host]) -> bool:
         """See `Site.let_leave`: a signal asks the hosts to end."""
@@ -193,6 +213,7 @@ class HostChanges(JobListener):
             PoseidonError: it cannot, and why. The job goes on as it was.
         """
         job, site = self._job, self._job.site
+        self._check_snapshots()
         workers = job.plan.worker_count + job.plan.workers_per_host
         if not site.takes_others:
             raise JobError(

@@ -58,6 +58,8 @@ class Job(ABC):
     """Whether a worker's standard output is its own; see `ProcessSpec`."""
     restarts_by_itself: bool
     """Whether the job restarts on several hosts without --max_restarts."""
+    takes_snapshots = True
+    """Whether an elastic job takes snapshots in memory, whatever its script does."""
 
     def __init__(
         self, request: JobRequest, site: Site, *, title: str, stem: str, devices: tuple[str, ...]

@@ -41,6 +41,7 @@ class ScriptJob(Job):
 
     own_stdout = True
     restarts_by_itself = False  # a script that saves nothing starts from its own beginning
+    takes_snapshots = False
     request: ScriptRequest
 
     def __init__(self, request: ScriptRequest, site: Site) -> None:

@@ -69,10 +69,17 @@ class NeedsOthers(BaseException):
 
 
 class StepReporter:
-    """Reports the number of finished steps to the launcher, a few times a second."""
+    """Reports the number of finished steps to the launcher, a few times a second.
 
-    def __init__(self, launcher: LauncherConnection) -> None:
+    Args:
+        launcher: takes events.
+        in_memory: returns the iteration of the newest memory snapshot of this worker; None: it has
+            none.
+    """
+
+    def __init__(self, launcher: LauncherConnection, in_memory: Callable[[], int | None]) -> None:
         self._launcher = launcher
+        self._in_memory = in_memory
         self._next_s = 0.0
         self._steps = self._reported = 0
 
@@ -91,7 +98,7 @@ class StepReporter:
         """Report the latest step, unless it is reported already."""
         if self._reported != self._steps:
             self._reported = self._steps
-            self._launcher.send("progress", iteration=self._steps)
+            self._launcher.send("progress", iteration=self._steps, in_memory=self._in_memory())
 
 
 class ScriptWork(TrainingWork[ScriptDocument]):
@@ -109,7 +116,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
 
     def __init__(self, document: ScriptDocument, launcher: LauncherConnection) -> None:
         super().__init__(document, launcher)
-        self._progress = StepReporter(launcher)
+        self._progress = StepReporter(launcher, lambda: self.kept_iteration)
         self._statistics: dict[int, Mapping[str, Any]] = {}
         self._opened = 0
         self._has_collectives = False

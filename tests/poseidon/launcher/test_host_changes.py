@@ -9,6 +9,7 @@ import pytest
 
 from poseidon.cluster.dial.dialer import Needs
 from poseidon.cluster.dial.ssh import SshDialer
+from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registration, Registry
 from poseidon.cluster.jobs.requests import HostRequest, RequestFiles
 from poseidon.cluster.machinefile import Host, parse_machinefile
@@ -133,6 +134,23 @@ def is_fixed(case: Case) -> None:
     case.job.fixed_because = "--replicas is 0"  # type: ignore[misc]
 
 
+def takes_none(case: Case) -> None:
+    case.changes._takes_snapshots = False
+    case.changes.on_event(WORKER, {"event": "progress", "iteration": 3, "in_memory": None})
+
+
+def takes_some(case: Case) -> None:
+    takes_none(case)
+    case.changes.on_event(WORKER, {"event": "progress", "iteration": 3, "in_memory": 2})
+
+
+NONE = (
+    "the hosts of this job stay as they are: its script has taken no snapshot in memory yet; "
+    "expected one that calls group.resume() and reads from group.loader()"
+)
+WORKER = ProcessName(role=Role.WORKER, index=0, client=0, host="node0")
+
+
 @pytest.mark.parametrize(
     ("state", "request_", "answer"),
     [
@@ -156,6 +174,9 @@ def is_fixed(case: Case) -> None:
         ),
         (is_fixed, "join node5", "the hosts of this job stay as they are: --replicas is 0"),
         (is_fixed, "leave node1", "the hosts of this job stay as they are: --replicas is 0"),
+        (takes_none, "leave node1", NONE),
+        (takes_none, "join node5", NONE),
+        (takes_some, "leave node1", "client 1 (node1) leaves the job after the next iteration"),
         (nothing, "leave node1", "client 1 (node1) leaves the job after the next iteration"),
         (is_scheduled, "leave 1", "client 1 (node1) leaves the job after the next iteration"),
         (

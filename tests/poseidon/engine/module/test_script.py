@@ -250,3 +250,27 @@ def test_the_group_is_closed_with_the_script_and_its_steps_are_reported(
     )
     assert run(tmp_path, text, monkeypatch) == (0, {"event": "done"})
     assert poseidon.this_worker() == poseidon.ThisWorker()
+
+
+SNAPSHOTS = """
+import poseidon, torch
+model, data = torch.nn.Linear(2, 1), torch.utils.data.TensorDataset(torch.ones(6, 2))
+with poseidon.distribute(model, poseidon.SGD(lr=0.1)) as group:
+    loader = group.loader(data, 2)
+    RESUME
+    for (x,) in loader:
+        model(x).sum().backward()
+        group.step()
+"""
+
+
+@pytest.mark.parametrize(("resume", "in_memory"), [("group.resume()", 2), ("", None)])
+def test_a_worker_reports_its_newest_memory_snapshot(
+    resume: str, in_memory: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("poseidon.engine.module.script.PROGRESS_S", 0.0)
+    fields = {"replicas": 1, "memory_snapshot_every": 1}
+    text = SNAPSHOTS.replace("RESUME", resume)
+    _, events = events_of(tmp_path, text, monkeypatch, **fields)
+    progress = [event for event in events if event["event"] == "progress"]
+    assert progress[-1] == {"event": "progress", "iteration": 3, "in_memory": in_memory}
