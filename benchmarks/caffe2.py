@@ -5,12 +5,12 @@ what memonger saves.
     python benchmarks/caffe2.py [--operators 500] [--sizes 16,1000,10000] [--turns 200]
     python benchmarks/caffe2.py --memory=BATCH [--side 224] [--cuda]
 
-Net and calls run by turns on one thread; the ratio is that of the fastest turns. Both keep all
+Net and calls run by turns on one thread; the ratio compares the fastest turns. Both keep all
 results until the next turn.
 
 With --memory: the peak memory of a training step of ResNet-50 (the second step; momentum SGD),
 without memonger, with shared gradients, and with shared gradients and activations. Live bytes are
-those of the workspace's tensors after each operator; with --cuda also the peak of torch's
+the bytes of the workspace's tensors after each operator; with --cuda also the peak of torch's
 allocator.
 """
 
@@ -115,7 +115,7 @@ def live_bytes(gradients: bool = False) -> int:
 
 
 def peak(sharing: str, batch: int, side: int, cuda: bool) -> tuple[int, int, int]:
-    """Return the peak of a step in live bytes and in those of CUDA's allocator, and the bytes of
+    """Return the peak of a step in live bytes and in bytes of CUDA's allocator, and the bytes of
     gradients at its end.
     """
     workspace.ResetWorkspace()

@@ -7,7 +7,7 @@ hand on each.
 
 Hosts are network namespaces of this machine. A host gets a part of a core, by a control group
 (version 1). The shards meet in a folder, or with --redis in a Redis server that is started on the
-first host. An epoch has as many images for any number of hosts. Seconds are those of the epoch,
+first host. An epoch has as many images for any number of hosts. Seconds are the time of the epoch,
 from the trainer's log: without the start of Python. The last column says whether gradients are
 weighted: batch sizes by the speed of each host (`--shard_batch_sizes=auto`).
 

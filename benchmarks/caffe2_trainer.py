@@ -6,8 +6,8 @@ with DDP, by turns.
 
 Each shard is a process with one thread. It has both models: one by `data_parallel_model` with its
 sums of gradients through a store in a folder, one by `DistributedDataParallel` with gloo. Images
-are random and the same in each step. A turn is a step of each; the ratio is that of the fastest
-turns of shard 0. Without other shards DDP has a group of one process.
+are random and the same in each step. A turn is a step of each; the ratio compares the fastest turns
+of shard 0. Without other shards DDP has a group of one process.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ median of several rounds, and jobs that are compared run by turns on the same ho
 
 A job of `--ours` is EXCHANGE[+CODEC...][+float16|bfloat16][+H32[+P4][+D8]]. A CODEC is one of
 `--compress`; H, P and D are `--sync_every`, `--sync_fragments` and `--sync_delay`. EXCHANGE may be
-`default`. Our traffic between hosts is encrypted, as that of a job is, unless `--in_clear` is
-given; DDP's, over gloo, never is.
+`default`. Our traffic between hosts is encrypted, as in every job, unless `--in_clear` is given;
+DDP's, over gloo, never is.
 
 Needs root, iproute2, and memory for all hosts' models; --json FILE keeps the numbers.
 """

@@ -8,12 +8,12 @@ FOLDER holds the published archives of CIFAR-10 (cifar-10-binary.tar.bz2) and MN
 (train-images-idx3-ubyte.gz, ...), at any depth. A way is a text of `--compress`, `none`, `float16`,
 `H=8+int8` for local steps, or a hook of torch's DDP over gloo: `ddp`, `ddp fp16`, `ddp powersgd:4`.
 Local steps have BMUF's outer rule; `H=8:0.7:0.9+int8` has the outer rate 0.7 and the outer momentum
-0.9. All ways of a seed have the same initial weights, batches and rates. With other `--steps` take
-another `--cache`: it keeps the results by training, way and seed.
+0.9. All ways of a seed have the same initial weights, batches and rates. With different `--steps`
+use a different `--cache`: it keeps the results by training, way and seed.
 
-How to read it: one row a way, one pair of columns a training. The loss is that of test data at the
-end, the median over seeds, with its distance from the same seed without compression (the median,
-and the range over seeds). Bytes are those of worker 0, both directions, as how many times fewer
+How to read it: one row a way, one pair of columns a training. The loss is measured on test data at
+the end, the median over seeds, with its distance from the same seed without compression (the
+median, and the range over seeds). Bytes are worker 0's, both directions, as how many times fewer
 than without compression; the first values are not counted.
 """
 
@@ -298,7 +298,7 @@ def main() -> None:
         "--seeds", type=lambda text: [int(part) for part in texts(text)], default=[1]
     )
     parser.add_argument(
-        "--steps", type=int, default=0, help="of each worker; 0: those of the training"
+        "--steps", type=int, default=0, help="of each worker; 0: as many as the training has"
     )
     parser.add_argument("--script", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--training", help=argparse.SUPPRESS)

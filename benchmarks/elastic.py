@@ -10,8 +10,7 @@ is drawn from a seed: SIGKILL of a worker, of a shard, of all processes of a hos
 on a host, whose sshd then starts again. The next kill comes so many seconds later, once all hosts
 take part again. Printed for each kind: the time from the kill to the first iteration after it, the
 time until all hosts take part again, and the iterations that were computed again; for the whole job
-the part of the time that was lost in neither, and whether the weights are those of a job without
-kills.
+the part of the time that was lost in neither, and whether a job without kills has the same weights.
 
 `--rounds` runs jobs with and without memory snapshots by turns, without kills.
 """

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Measure the evaluation loss of a small transformer under local steps, beside that of
-synchronous training.
+"""Measure the evaluation loss of a small transformer under local steps, beside synchronous
+training.
 
     python benchmarks/local_steps.py --steps 800 --seeds 1
 
@@ -8,9 +8,9 @@ Trains on the bytes of Python's own library with three workers of this machine, 
 cosine schedule. All ways train on equally many records with the same inner rate. Each way is a job
 of `poseidon run` whose script is this file.
 
-How to read it: one row a way. The loss is that of text that was not trained on, in nats a byte, and
-its distance from the loss of synchronous training. The bytes are those of one worker, both
-directions, as a part of those of synchronous training; the first values are not counted.
+How to read it: one row a way. The loss is measured on text that was not trained on, in nats a byte,
+with its distance from the loss of synchronous training. The bytes are one worker's, both
+directions, as a part of the bytes of synchronous training; the first values are not counted.
 """
 
 from __future__ import annotations

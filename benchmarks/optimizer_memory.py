@@ -14,8 +14,8 @@ How to read it: `memory` is a worker's anonymous memory, at most, in bytes a par
 had before the module was made. So it has no Python and no torch, and no messages in memory that the
 worker shares with a shard of this machine. `sent` and
 `received` are bytes a parameter and step of a worker: ours by its counters of messages to all
-shards, also the one beside it; those of DDP by the counter of a network namespace of its own (root
-and `unshare`; without them the columns are empty).
+shards, also the one beside it; DDP's by the counter of a network namespace of its own (root and
+`unshare`; without them the columns are empty).
 """
 
 from __future__ import annotations

@@ -9,10 +9,10 @@ One real job of two workers on this machine, with `--dashboard`, `--metrics_port
 the page's stream and Prometheus' values; off, the launcher passes no event to the records, and the
 page's process is stopped. So neighbouring seconds of one job are compared.
 
-How to read it: iterations of worker 0. A ratio is that of the mean iteration in a turn with
-everything on, to the mean of the two turns around it; the median and the quartiles of all turns are
-printed. The processor time of the launcher and of the page are printed beside, as parts of one
-processor: they do not depend on what else this machine does.
+How to read it: iterations of worker 0. A ratio divides the mean iteration in a turn with everything
+on by the mean of the two turns around it; the median and the quartiles of all turns are printed.
+The processor times of the launcher and of the page are printed beside, as parts of one processor:
+they do not depend on what else this machine does.
 """
 
 from __future__ import annotations
@@ -179,8 +179,8 @@ class Turns:
 
 
 def ratios(moments: list[float], turn_s: float) -> list[float]:
-    """Return for each turn that is on the mean iteration, as a multiple of that of the turns
-    around it.
+    """Return for each turn that is on its mean iteration, as a multiple of the mean iteration of
+    the turns around it.
 
     Args:
         moments: at which iterations began, in seconds of the monotonic clock.

@@ -15,8 +15,8 @@ bound: the greater of the compute time and the bytes of the busiest link at its 
 prints the measurements of `benchmarks/cluster.py --json FILE` next to the predictions for the same
 jobs. What this machine's processors take for sums, rules, products, sockets and messages, and what
 links carry of their rate, is measured first, since all hosts of a testbed share them. With `--plan`
-the predictions are those of `poseidon plan`, a formula; a second table has, for each case, the
-measured scheme that they recommend beside the fastest.
+`poseidon plan`, a formula, makes the predictions; a second table has, for each case, the measured
+scheme that they recommend beside the fastest.
 
 The model is in benchmarks/simulation/: the layers' passes, chunks and factors on links in both
 directions, shards' sums, the scheduler's order. Weights and gradients themselves are not computed.

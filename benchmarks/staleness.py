@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measure the test accuracy of cifar10_quick under bounded staleness, beside that of staleness 0.
+"""Measure the test accuracy of cifar10_quick under bounded staleness, beside staleness 0.
 
     python benchmarks/staleness.py --seeds 1,2,3 --staleness 0,1,2,4
 

@@ -14,7 +14,7 @@ shards:
 How to read it: `out` and `in` are bytes of a worker in a step by its counter of sent and received
 messages, with headers, beside U (4 + 4 d) for the U distinct rows of its batches. `ratio` is at
 most 1.1. `a worker` is the largest resident memory of a worker's process, with Python and torch;
-`a shard` is that of a shard's process.
+`a shard` is a shard's.
 """
 
 from __future__ import annotations

@@ -3,13 +3,13 @@ measure its score.
 
     python -m benchmarks.whole_nets segnet --folder=runs/segnet [--iterations=N] [--weights=FILE]
 
-Depth and width are those of the definitions; the input is smaller, and there are three classes of
+Depth and width are as in the definitions; the input is smaller, and there are three classes of
 shapes. `poseidon train` trains with two clients of one worker each on this machine. The score is
-that of scenes which are not in the training set: mean average precision at an overlap of 0.5, mean
-intersection over union, or the share of right names. Prints a row of the table of
+measured on scenes which are not in the training set: mean average precision at an overlap of 0.5,
+mean intersection over union, or the share of right names. Prints a row of the table of
 docs/detection.md.
 
-ImageNet's weights, from which the definitions start, are replaced by those of nets that learned
+ImageNet's weights, from which the definitions start, are replaced by weights of nets that learned
 from drawn shapes too: `senet` leaves `backbone.caffemodel` in its folder for `rfcn`, and `segnet`
 leaves one for `faster_rcnn` and `ssd300`.
 """

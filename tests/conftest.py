@@ -23,9 +23,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 core from another test.
 """
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
-"""As in the processes of a job, whose bits are compared with those of training in the test's own
-process.
-"""
+"""As in the processes of a job, whose bits are compared with training in the test's own process."""
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

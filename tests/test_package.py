@@ -109,7 +109,7 @@ def installed(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     )
     quiet = ("--quiet", "--no-deps", "--no-index")
     run(folder, sys.executable, "-m", "pip", f"--python={python}", "install", *quiet, wheel)
-    # The dependencies are those of this environment; what its own .pth files add, such as a
+    # The dependencies come from this environment; what its own .pth files add, such as a
     # checkout, is left out.
     (site / "dependencies.pth").write_text(
         "\n".join(sorted({str(path) for path in _dependencies()}))

@@ -1,7 +1,7 @@
 """Pages of the prototxt reference: the schema's messages and fields, and the docstrings of the
 layer types.
 
-Law: the fields, their types and defaults are those of the compiled schema. Their descriptions are
+Law: the fields, their types and defaults come from the compiled schema. Their descriptions are
 the comments of `poseidon/proto/caffe.proto`. A message has one place; the types of fields link to
 it.
 """
@@ -234,8 +234,8 @@ def _descriptor(name: str) -> Descriptor:
 
 @cache
 def _comments() -> dict[tuple[str, str], str]:
-    """Return the comment of each field in `caffe.proto`: (message, field) -> text; that of its
-    line before the one above.
+    """Return the comment of each field in `caffe.proto`: (message, field) -> text. A comment on the
+    field's line takes precedence over the comment above it.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "descriptors")

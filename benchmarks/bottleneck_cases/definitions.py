@@ -27,7 +27,7 @@ import caffe
 
 
 class Sleep(caffe.Layer):
-    """Computes for some seconds: those of its rank, or the usual ones."""
+    """Computes for some seconds: as many as its rank is given, or the usual number."""
 
     def setup(self, bottom, top):
         seconds = json.loads(self.param_str)

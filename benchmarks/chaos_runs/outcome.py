@@ -28,7 +28,7 @@ class Ended:
         status: exit status of the command.
         last: its last line.
         traceback: True if it printed one.
-        same_bits: True if the weights are those of the run without a fault; None: there are none.
+        same_bits: True if the run without a fault has the same weights; None: there are none.
         left: number of processes of the job that are left on any host.
     """
 

@@ -1,4 +1,5 @@
-"""The claims: each figure of README's tables and sentences, and those of docs that need hardware.
+"""The claims: each figure of README's tables and sentences, and the figures of docs that need
+hardware.
 
 Law: data only. The published figures are in the file of results (`page.RESULTS`), and
 `claims.py --publish` writes them there and into the pages.

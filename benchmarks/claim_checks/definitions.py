@@ -57,7 +57,7 @@ class Speedup:
     other: str = "DDP"
 
     def seconds(self, facts: Facts) -> tuple[float, float]:
-        """Return the seconds of an iteration: ours, and those of the other job.
+        """Return the seconds of an iteration: ours, and the other job's.
 
         Raises:
             ClaimError: a job is missing.

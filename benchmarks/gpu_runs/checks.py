@@ -1,9 +1,9 @@
 """Correctness of the paths that only a GPU has: streams, pinned copies, NCCL, autocast,
 torch.compile.
 
-Each check trains a small net on workers that share the device, and compares its parameters with
-those of one process that trains on the whole batch. On a CPU the same code runs without streams and
-with gloo.
+Each check trains a small net on workers that share the device, and compares its parameters with the
+parameters of one process that trains on the whole batch. On a CPU the same code runs without
+streams and with gloo.
 """
 
 from __future__ import annotations

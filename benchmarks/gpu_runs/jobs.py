@@ -136,7 +136,7 @@ def train(
         how: the rule, or a function that makes the optimizer of a module.
         body: the training loop.
         options: of `distribute`.
-        on_one_host: the workers are those of one host, who sum among themselves first.
+        on_one_host: the workers are on one host, and sum among themselves first.
     """
     modules = [build() for _ in range(workers)]
 

@@ -4,8 +4,8 @@ Processor time is measured, not wall-clock time, so that other work on the machi
 Each figure is the median of several runs of the code that a job runs. Everything is measured under
 load, as on a testbed whose hosts share this machine: arithmetic runs twice for each core, and
 messages arrive one by one while every core multiplies for other processes. A message whose code and
-memory are not in a cache takes five times as long as one in a row of messages. Links are those of
-the testbed: needs root.
+memory are not in a cache takes five times as long as one in a row of messages. Links are the
+testbed's: needs root.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class Case:
 
     @property
     def lossy(self) -> bool:
-        """Whether the weights are others than those of one process with all batches."""
+        """Whether the weights differ from the weights of one process with all batches."""
         return self.scenario.lossy is not None or self.scenario.sync_every > 1
 
 

@@ -22,8 +22,8 @@ BATCH = 32
 DEVICE_FLOPS = 10e12
 """Sustained rate of an accelerator in a training step, and in the products of factors."""
 FLOPS_PER_MULTIPLICATION = 6
-"""A multiplication and an addition in the forward pass, for the gradient of the input, and for
-that of the weight.
+"""A multiplication and an addition in the forward pass, for the gradient of the input, and for the
+gradient of the weight.
 """
 MACHINE = Machine(
     latency_s=20e-6,

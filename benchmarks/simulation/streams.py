@@ -126,7 +126,7 @@ def _stream_s(hosts: int, rate_mbit: float, count: int) -> float:
 
 
 def _streams(count: int, rate_mbit: float | None, messages: int) -> Outputs:
-    """Return the output of each host's receiver, then that of each host's sender."""
+    """Return the output of each host's receiver, then of each host's sender."""
     with Hosts(count, rate_mbit=rate_mbit) as hosts:
         commands = [
             (

@@ -235,8 +235,8 @@ class EmulatedNet(nn.Module):
 
 
 def _columns(shape: LayerShape, following: LayerShape | None) -> int:
-    """Return the columns of a layer's output: those of the following one's input; 0: the output
-    is one number.
+    """Return the columns of a layer's output, the input of the following layer; 0: the output is
+    one number.
     """
     if following is not None:
         return following.tensors[0][1] if following.fully_connected else 0

@@ -6,7 +6,7 @@
     diloco:H      a loop without DDP: every H steps an outer optimizer takes the mean change (DiLoCo)
 
 The first three are communication hooks of DDP. Law: pure but for `attach`, which registers a hook,
-and its thread, and for `local_rounds`. Each is lossy: the weights are not those of plain DDP.
+and its thread, and for `local_rounds`. Each is lossy: plain DDP gets different weights.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ class Hook:
         return self.number if self.kind in (HookKind.POST_LOCAL, HookKind.DILOCO) else 1
 
     def payload_bytes(self, layers: Sequence[LayerShape]) -> float:
-        """Return the bytes that are all-reduced for an iteration: those of post-local SGD and
-        DiLoCo are a mean.
+        """Return the bytes that are all-reduced for an iteration: for post-local SGD and DiLoCo a
+        mean.
         """
         shapes = [shape for layer in layers for shape in layer.tensors]
         if self.kind is HookKind.FP16:
@@ -130,8 +130,8 @@ OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.9
 class OneAfterTheOther:
     """Runs a hook bucket by bucket, on a thread of its own while the backward pass goes on.
 
-    PowerSGD's all-reduces of a bucket follow each other in callbacks. With NCCL those of all
-    buckets have one order, that of the stream. gloo calls back in any order, so the processes would
+    PowerSGD's all-reduces of a bucket follow each other in callbacks. With NCCL the all-reduces of
+    all buckets have one order, the stream's. gloo calls back in any order, so the processes would
     reduce different buckets with each other.
 
     Args:

@@ -5,7 +5,7 @@ their addresses.
         clients = [machinefile.Host(id=host.index, address=host.address, port=9000) for host in
         hosts] run_job(plan_job(clients, ...), make_spec, HostLauncher(hosts), ...)
 
-Law: processes start as those of an agent, except that they have their host's network.
+Law: processes start as an agent starts them, except that they have their host's network.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Law: a job's first iterations in each round are not counted (they meet no values on their way), and
 no round begins before the links are silent, so that no job pays for another one's bytes. Bytes are
-those of whole rounds, from silence to silence. If a job transfers something every H iterations
+counted over whole rounds, from silence to silence. If a job transfers something every H iterations
 only, a round has whole periods of it.
 """
 

@@ -64,6 +64,6 @@ def owner(name: str) -> int | None:
 
 
 def leftovers(names: Iterable[str], alive: Callable[[int], bool]) -> list[str]:
-    """Those of `names` that belong to processes that are gone."""
+    """Return the `names` that belong to processes that are gone."""
     owned = ((name, owner(name)) for name in names)
     return sorted(name for name, pid in owned if pid is not None and not alive(pid))

@@ -22,8 +22,7 @@ READING = (
     "by the link: the mean over the hosts. 'off most' is how far the host and direction that is "
     "furthest from the "
     "formula is from it; the goal is within 2 %. 'shards max/mean' is the bytes of the busiest "
-    "shard over those of the "
-    "mean one; the goal is at most 1.05."
+    "shard over the mean; the goal is at most 1.05."
 )
 
 

@@ -23,7 +23,7 @@ PAPER = {1: 0.99, 2: 1.96, 4: 3.83, 8: 7.63, 16: 15.0, 32: 29.5}
 HEAD = ("hosts", "Poseidon 2017", "hybrid", "hybrid s", "ps only", "ps s", "DDP", "DDP s")
 READING = (
     "Speed-up over one process: hosts x its iteration / this iteration. Net, batch and rate are "
-    "those of the paper divided "
+    "the paper's, divided "
     f"so that every byte is 1/{PAPER_SCALE}: VGG19-22K's matrices with sides shrunk by the root "
     f"of {PAPER_SCALE}, batch "
     f"{BATCH} shrunk likewise, {RATE_MBIT:g} instead of 40 000 Mbit/s; compute is the paper's "

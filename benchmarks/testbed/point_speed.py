@@ -51,8 +51,8 @@ EMULATED_READING = "'compute' is the part of the time that is emulated compute. 
 READING = (
     "Ours come first, the slowest on top, then DDP's. 'iteration s' is the median over the rounds "
     "of the mean iteration; "
-    "'quartiles' are those of the rounds. 'lossy' is yes if the weights are not those of plain "
-    "DDP: a codec or a "
+    "'quartiles' are taken over the rounds. 'lossy' is yes if the weights differ from plain DDP's: "
+    "a codec or a "
     "communication hook rounds gradients, approximates them, or weights are exchanged every few "
     "iterations. 'times DDP' is "
     "how many times as fast as plain DDP's best a job is, 'times hook' how many times as fast as "
@@ -60,7 +60,7 @@ READING = (
     "processors. 'bound s' is "
     "the greater of the compute time and the formula's bytes at the links' rate: no exchange that "
     "moves those bytes can be "
-    "faster. MB are those of an iteration, over the busiest host's link in one direction; with "
+    "faster. MB are counted for an iteration, over the busiest host's link in one direction; with "
     "local steps a round's are "
     "divided by its iterations. CPU and kernel seconds are the processors' time in one iteration, "
     "all hosts together: divided "
@@ -131,7 +131,7 @@ class Row:
 
     @property
     def lossy(self) -> bool:
-        """Whether the weights differ from those of plain DDP by more than rounding."""
+        """Whether the weights differ from plain DDP's by more than rounding."""
         return bool(self.how.hook) if isinstance(self.how, DdpSettings) else self.how.lossy
 
     @property

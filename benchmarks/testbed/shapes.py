@@ -112,7 +112,7 @@ def _vgg19_22k() -> tuple[LayerShape, ...]:
 
 
 def _dense(name: str, inputs: int, outputs: int, work: int = 0) -> LayerShape:
-    """Return a fully-connected layer with a bias; `work` is added to that of its product."""
+    """Return a fully-connected layer with a bias; `work` is added to its product's."""
     return LayerShape(
         name=name,
         tensors=((outputs, inputs), (outputs,)),

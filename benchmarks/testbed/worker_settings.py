@@ -34,8 +34,8 @@ class TrainingSettings:
         weight_decay: of SGD.
         steady: the thread that emulates the accelerator has priority, see `control.raise_priority`.
         emulated_update: the optimizer of a worker (DDP, local steps) changes nothing and takes no
-            time: that of an accelerator is short beside its passes, that of this machine's
-            processors is not.
+            time. On an accelerator it is short beside the passes, on this machine's processors it
+            is not.
         computed: one of `computed.COMPUTED`, which is really computed; empty: emulated layers.
     """
 
@@ -99,7 +99,7 @@ class PoseidonSettings:
     @classmethod
     def parse(cls, text: str) -> PoseidonSettings:
         """Return the job of `EXCHANGE[+CODEC...][+float16|bfloat16][+H32[+P4][+D8]]`, such as
-        `hybrid+powersgd:4+int8`. The exchange `default` is that of a job without flags.
+        `hybrid+powersgd:4+int8`. The exchange `default` is as in a job without flags.
 
         Raises:
             UsageError: a word is none of these, or the words exclude each other.
@@ -133,7 +133,7 @@ class PoseidonSettings:
 
     @property
     def lossy(self) -> bool:
-        """Whether the weights differ from those of synchronous float32 by more than rounding."""
+        """Whether the weights differ from synchronous float32's by more than rounding."""
         return bool(self.compress) or self.precision in HALVES or self.sync_every > 0
 
     @property

@@ -75,15 +75,14 @@ def run_local() -> dict[str, Any]:
 def parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """Return this script's flags, and those that are passed on to `poseidon train`."""
     parser = argparse.ArgumentParser(
-        description="Train cifar10_quick. Defaults are those of run_local.py, which is to be "
-        "edited.",
+        description="Train cifar10_quick. Defaults are set in run_local.py, which is to be edited.",
         epilog="Further flags go to `poseidon train`: --max_iter=N, --set FIELD=VALUE, "
         "--snapshot=FILE, "
         "--background, ...",
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--clients", type=int, help="clients on this machine (those of machinefiles/localserver)"
+        "--clients", type=int, help="clients on this machine (default: machinefiles/localserver's)"
     )
     parser.add_argument("--devices", help="GPUs of each client, 0,1, or cpu (device)")
     parser.add_argument("--staleness", type=int, help="bound of staleness (table_staleness)")
@@ -191,8 +190,7 @@ def write_machinefile(clients: int, output: Path) -> Path:
 
 
 def train_flags(flags: argparse.Namespace, others: list[str], output: Path) -> dict[str, str]:
-    """Return the flags of `poseidon train`: those of run_local.py, with this script's in their
-    place.
+    """Return the flags of `poseidon train`: run_local.py's, with this script's in their place.
 
     Args:
         flags: of this script.

@@ -3,7 +3,7 @@ are started by hand.
 
     python examples/resnet50/resnet50_trainer.py --train_data data/two_class_train --num_labels 2 --epoch_size 1280
 
-The flags, log lines and log file are those of Caffe2's trainer; README.md explains what was added.
+The flags, log lines and log file are as in Caffe2's trainer; README.md explains what was added.
 """
 
 from __future__ import annotations
@@ -309,7 +309,7 @@ def run_epoch(
 
 
 def open_log(args: argparse.Namespace, plan: Plan, begin: int) -> experiment_util.ModelTrainerLog:
-    """Return the log file: a new one, or that of the run that has ended before epoch `begin`."""
+    """Return the log file: a new one, or the log of the run that has ended before epoch `begin`."""
     model = f"resnet{args.num_layers}" if args.model == "resnext" else args.model
     name = (
         f"{model}_gpu{len(plan.gpus)}_b{plan.batch_size}_L{args.num_labels}"
@@ -317,7 +317,7 @@ def open_log(args: argparse.Namespace, plan: Plan, begin: int) -> experiment_uti
     )
     earlier = [
         path
-        for path in sorted(Path().glob(f"{name}_[0-9]*.log"))  # not those of other shards
+        for path in sorted(Path().glob(f"{name}_[0-9]*.log"))  # no other shards' logs
         if begin
         and [row["epoch"] for row in experiment_util.read_log(path)][-1:] == [str(begin - 1)]
     ]

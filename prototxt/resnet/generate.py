@@ -22,7 +22,7 @@ MEAN = [104, 117, 123]
 def convolution(
     n: NetSpec, bottom: Any, name: str, outputs: int, kernel: int, stride: int, **how: Any
 ) -> Any:
-    """Add a convolution, its normalization and its scale; `name` is that of the convolution."""
+    """Add a convolution, its normalization and its scale; `name` is the convolution's."""
     how.setdefault("bias_term", False)
     n[name] = L.Convolution(
         bottom,

@@ -45,7 +45,7 @@ class Size:
         stem: channels of the first convolution.
         widths: of the 3x3 convolutions of stages 2 to 5.
         blocks: of these stages.
-        strides: of stages 2 to 4; with 4 for the first layers their product is that of the anchors.
+        strides: of stages 2 to 4; with 4 for the first layers their product is the anchors' stride.
         top: channels of the last convolution.
         rpn: channels of the proposals' convolution.
         parts: K of the K x K parts of a region.

@@ -17,7 +17,7 @@ from prototxt.backbones import TWICE, header, solver_text, write
 ABOUT = "SegNet on CamVid: an encoder of VGG-16's shape, and a decoder that puts maxima back to their places."
 PAPER = 'Badrinarayanan, Kendall, Cipolla, "SegNet: a deep convolutional encoder-decoder architecture" (2015).'
 SCRIPT = "prototxt/segnet/generate.py"
-# The authors' weights of CamVid's 11 classes: median frequency through that of the class.
+# The authors' weights of CamVid's 11 classes: median frequency / frequency of the class.
 CAMVID = (0.2595, 0.1826, 4.5640, 0.1417, 0.9051, 0.3826, 9.6446, 1.8418, 0.6823, 6.2478, 7.3614)
 
 

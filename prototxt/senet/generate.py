@@ -23,7 +23,7 @@ class Size:
         classes: of images.
         widths: of the 3x3 convolutions of stages 2 to 5.
         blocks: of these stages.
-        reduction: channels through those of a squeeze.
+        reduction: channels / channels of a squeeze.
     """
 
     classes: int = 1000

@@ -153,7 +153,7 @@ def test_every_socket_refuses_unauthenticated_peers_while_workers_are_missing(
     """Two hosts of two workers, started by a scheduler.
 
     First one task is late, then a worker of each host: all sockets are open, and only the keys
-    protect them. The weights are those of one undisturbed process.
+    protect them. The weights equal the weights of one undisturbed process.
     """
     run(write_definitions(folder, batch=12, extra="max_iter: 6"), Job())
     undisturbed = weights(folder, 6)

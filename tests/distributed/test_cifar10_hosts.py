@@ -1,8 +1,8 @@
 """cifar10_quick as shipped on real hosts, each with its own part of the data and nothing else in
 common.
 
-One command at a desk that has the definitions and no data, and the default exchange (`hybrid`); the
-weights are those of as many clients on one machine, bit for bit.
+One command at a desk that has the definitions and no data, and the default exchange (`hybrid`); as
+many clients on one machine get the same weights, bit for bit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every exchange, on hosts of every role, in real jobs: the weights are those of one process."""
+"""Every exchange, on hosts of every role, in real jobs: one process gets the same weights."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_the_weights_are_one_processes(
 
 
 SCHEMES = ("allreduce", "ps", "svb", "allreduce")
-"""Of the net's tensors: the weight and the bias of `conv`, and those of `ip`."""
+"""Of the net's tensors: the weight and the bias of `conv`, then of `ip`."""
 
 
 def test_a_job_of_three_schemes_with_a_limit_resumes_with_its_bits(tmp_path: Path) -> None:

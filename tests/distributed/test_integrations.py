@@ -1,5 +1,5 @@
-"""The examples for Lightning, accelerate, Hugging Face's Trainer, PEFT and DDP itself, with the real
-packages: the losses on two workers of a job are those of two processes of plain DDP over gloo.
+"""The examples for Lightning, accelerate, Hugging Face's Trainer, PEFT and DDP itself, with the
+real packages: two workers of a job have the losses of two processes of plain DDP over gloo.
 """
 
 from __future__ import annotations

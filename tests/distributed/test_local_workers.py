@@ -1,4 +1,4 @@
-"""Jobs of several workers on each host: the weights are those of one process, and no rendezvous
+"""Jobs of several workers on each host: one process gets the same weights, and no rendezvous
 socket is left.
 """
 

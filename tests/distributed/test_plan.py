@@ -1,5 +1,5 @@
-"""`poseidon plan` on two real hosts with slow links: rates and processors are those of the
-hosts, and nothing is left there.
+"""`poseidon plan` on two real hosts with slow links: it reports the hosts' rates and processors,
+and leaves nothing there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Restarts of a job that loses a process: the weights are those of a job that lost none."""
+"""Restarts of a job that loses a process: a job that lost none gets the same weights."""
 
 from __future__ import annotations
 

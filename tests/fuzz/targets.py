@@ -175,7 +175,7 @@ def _binary(text: bytes) -> bytes:
 def _snapshots(
     scratch: Path, net: Net, shared: Path | None
 ) -> tuple[list[bytes], list[bytes], list[bytes]]:
-    """Return models, states, and both in HDF5: our own, and those of real Caffe if present."""
+    """Return models, states, and both in HDF5: our own, and real Caffe's if present."""
     param, blobs = build(NET).definition.param, net.layer_blobs()
     model = caffemodel.to_message(param, blobs)
     models = [model.SerializeToString(), mutation.unpacked(model)]
@@ -287,7 +287,7 @@ class _ModelLoader:
 
 
 class _StateLoader:
-    """Reads a state for the blobs of a net, and for those of the recorded runs."""
+    """Reads a state for the blobs of a net, and for the blobs of the recorded runs."""
 
     def __init__(self, net: Net) -> None:
         self._blobs = [

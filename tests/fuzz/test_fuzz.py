@@ -102,7 +102,7 @@ def test_memory_and_time_are_watched(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_seeds_of_branches_run(tmp_path: Path) -> None:
-    """All but those of data layers, whose files are missing, and of ProposalTarget, whose
+    """All but the seeds of data layers, whose files are missing, and of ProposalTarget, whose
     proposals are of one image only.
     """
     refused = []

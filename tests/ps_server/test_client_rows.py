@@ -51,7 +51,7 @@ def gradient(rank: int, rows: RowIds, value: Array) -> Array:
 
 
 def train(client: Client, table: int, rank: int, steps: range, *, ahead: bool) -> Array:
-    """Train for some steps. Return all rows after those of all workers."""
+    """Train for some steps. Return all rows after the steps of all workers."""
     rows = client.rows
     number = rows.request(table, lookups(rank, steps[0]))
     for step in steps:

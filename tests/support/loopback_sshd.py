@@ -101,7 +101,7 @@ class LoopbackSshd:
                     process.resume()
 
     def _halt(self) -> list[psutil.Process]:
-        """Halt the processes that serve connections, and not those of commands.
+        """Halt the processes that serve connections, but not the processes of commands.
 
         Since OpenSSH 9.8 some are children.
         """

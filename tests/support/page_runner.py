@@ -1,7 +1,7 @@
 """The shell blocks of a page, run from top to bottom as a reader types them.
 
 A page runs in a copy of the checkout, with a home folder of its own. Each block begins at the top
-of the copy; those of `CONTINUED` begin where the last one ended. What differs from a reader's
+of the copy; the blocks of `CONTINUED` begin where the last one ended. What differs from a reader's
 machine:
 
 * The reader's own files (`solver.prototxt`, `net.prototxt`, `cluster`, `train.py`, ...) are small

@@ -1,10 +1,10 @@
 """Two workers and two shards in one process over sockets, with nets; prints the memory cost of
 an iteration once warm.
 
-As JSON: `pages` that each iteration touched anew, and the bytes that malloc had given out after
-each (`in_use`), when all values have come and nothing is on its way. Where malloc maps what is
-large by itself, and so gives it back at once, the pages are those of each large block that anybody
-has taken: torch, numpy, Python or ZeroMQ.
+As JSON: `pages` that each iteration touched for the first time, and the bytes that malloc had given
+out after each (`in_use`), when all values have come and nothing is on its way. Where malloc maps
+large blocks by themselves, and so gives them back at once, the pages of each large block that
+torch, numpy, Python or ZeroMQ has taken are counted.
 """
 
 from __future__ import annotations

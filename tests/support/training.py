@@ -148,7 +148,7 @@ class Job:
     is the one that a job of true processes has, over sockets; without, all tensors go to the
     server. `spoils` is a rank and an iteration after which a weight of that rank changes by itself;
     the replicas are compared as `options` ask for. `stop_wanted` is asked by rank 0 in tests.
-    `bounds` are those of virtual workers; empty: one for each worker.
+    `bounds` are the bounds of virtual workers; empty: one for each worker.
     """
 
     workers: int = 1

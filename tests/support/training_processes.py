@@ -1,6 +1,4 @@
-"""Real training jobs: `poseidon train` in a process, as a user starts it, or in that of the
-test.
-"""
+"""Real training jobs: `poseidon train` in a process, as a user starts it, or in the test's."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What `cluster.py --json` wrote, as scenarios: nets, hosts, links and ways are those of the
-measurement.
+"""Results of `cluster.py --json` as scenarios, with the nets, hosts, links and ways that were
+measured.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def test_without_ddp_there_is_nothing_to_compare_with() -> None:
 
 
 def test_a_computed_net_is_compared_with_one_process_and_has_losses() -> None:
-    """The loss is that of the last iterations that all jobs have made."""
+    """The loss is taken from the last iterations that all jobs have made."""
     training = replace(COMPARISON.training, computed="gpt-2m", compute_s=0.0)
     alone = DdpSettings(alone=True)
     rows = [

@@ -1,5 +1,5 @@
-"""Results, nets and texts agree with those of real Caffe2, for the cases whose operators and
-modules exist.
+"""Results, nets and texts agree with real Caffe2's, for the cases whose operators and modules
+exist.
 """
 
 from __future__ import annotations

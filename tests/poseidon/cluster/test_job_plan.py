@@ -151,7 +151,7 @@ def test_a_job_without_server_may_have_workers_only() -> None:
 
 def test_several_cpu_workers_are_legal() -> None:
     assert plan_job(TWO, devices_per_host=("cpu", "cpu"), channels=1).worker_count == 4
-    # Those of one client need no server: they add up among themselves.
+    # The workers of one client need no server: they add up among themselves.
     alone = plan_job(machines("w"), devices_per_host=("cpu", "cpu"), channels=1)
     assert (alone.worker_count, alone.shard_count) == (2, 0)
 

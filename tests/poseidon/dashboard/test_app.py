@@ -103,7 +103,7 @@ def test_a_job_is_listed_and_shown_with_its_curves(folder: Path) -> None:
     ],
 )
 def test_on_loopback_another_host_is_refused(folder: Path, host: str, status: int) -> None:
-    """As that of a page whose name was rebound to 127.0.0.1."""
+    """As from a page whose name was rebound to 127.0.0.1."""
     with served(folder) as address:
         request = urllib.request.Request(f"{address}/api/jobs", headers={"Host": host})
         try:

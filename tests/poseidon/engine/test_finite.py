@@ -127,7 +127,7 @@ def test_large_numbers_are_finite() -> None:
 
 
 def test_deferred_losses_are_looked_at_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU; the iteration is that of the first one."""
+    """As on a GPU; the error has the iteration of the first one that is not finite."""
     monkeypatch.setattr(finite, "CHECK_S", float("inf"))
     monkeypatch.setattr(Net, "__init__", nn.Module.__init__)
     monkeypatch.setattr(Net, "first_not_finite", lambda self: "it is")

@@ -4,8 +4,8 @@ several passes and limits.
 `scripts/test --thorough tests/poseidon/exchange` runs all 288; in every run are those in which each
 two values meet.
 
-After twenty iterations the weights are those of one process with the whole batch, to 1e-5, and a
-second run has the same bits. The net has what makes the ways differ: convolutions and
+After twenty iterations the weights equal the weights of one process with the whole batch, to 1e-5,
+and a second run has the same bits. The net has what makes the ways differ: convolutions and
 fully-connected layers, each large enough for a table of its own and small enough to share one, and
 biases. Two workers cut every tensor into pieces, which no tensors share.
 """

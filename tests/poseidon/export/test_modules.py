@@ -153,7 +153,7 @@ def test_refusals(
 
 @pytest.mark.timeout(240)  # the first trace of a process imports a large part of torch
 def test_the_commands_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of docs/export.md."""
+    """The page is docs/export.md."""
     monkeypatch.chdir(tmp_path)
     net = "torch.nn.Sequential(torch.nn.Conv2d(3, 2, 3), torch.nn.Flatten())"
     lines = (

@@ -188,7 +188,7 @@ def test_the_end_of_a_start_ends_its_processes_and_another_may_begin() -> None:
 
 
 class FakeDialer(Dialer):
-    """Dials agents in this process; those of some hosts are gone."""
+    """Dials agents in this process; the agents of some hosts are gone."""
 
     takes_files = True
 

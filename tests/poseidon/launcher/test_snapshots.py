@@ -1,4 +1,4 @@
-"""A job restarts from its newest whole snapshot; those of another host come here whole, or not
+"""A job restarts from its newest whole snapshot; snapshots of another host come here whole, or not
 at all.
 """
 
@@ -203,7 +203,7 @@ def slow(site: Site) -> SlowAgent:
 
 
 def requests(*signals: signal.Signals) -> SignalRequests:
-    """Those of a launcher that was sent these signals."""
+    """Return the requests of a launcher that was sent these signals."""
     sent = SignalRequests(SupervisionSettings())
     for number in signals:
         sent._receive(number, None)

@@ -38,7 +38,7 @@ def gradient(net: Net, name: str, index: int = 0) -> Tensor:
 
 
 def test_weights_on_every_step_of_an_in_place_chain() -> None:
-    """Each layer's loss is that of the value it made, though the name means a later one by then."""
+    """Each layer's loss comes from the value it made, though the name means a later one by then."""
     text = INPUT + layer("InnerProduct", "x", "y", f"loss_weight: 0.5 {IP}", name="ip")
     text += layer("ReLU", "y", "y", "loss_weight: 3", name="relu")
     text += layer("Power", "y", "y", "power_param { power: 2 } loss_weight: -1", name="square")

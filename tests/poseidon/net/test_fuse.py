@@ -1,5 +1,5 @@
-"""Fused steps: which pairs are chosen, and that the numbers are those of the definition step by
-step.
+"""Fused steps: which pairs are chosen, and that the definition step by step gives the same
+numbers.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def test_statistics_are_those_of_the_definition() -> None:
 
 
 def test_a_scale_shared_under_another_shape_is_joined_too() -> None:
-    """PERMISSIVE sharing: the blob of 2 x 2 is that of 4 channels."""
+    """PERMISSIVE sharing: the blob of 2 x 2 is also the blob of 4 channels."""
     shared = "param {{ name: 's' share_mode: PERMISSIVE }}"
     text = inputs(**PICTURES) + layer(
         "Parameter",

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Launcher:
-    """Gathers the payloads of threads as a launcher gathers those of processes."""
+    """Gathers the payloads of threads as a launcher gathers the payloads of processes."""
 
     def __init__(self, size: int) -> None:
         self._payloads = [""] * size

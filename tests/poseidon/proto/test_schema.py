@@ -53,8 +53,8 @@ OF_BRANCHES = {
     *(("ImageDataParameter", "ignore_label"), "label_type"),
     *("SeLuParameter", "selu_param", "SeLuDropoutParameter", "selu_dropout_param"),
 }
-# Settings of branches whose numbers there are those of other settings: in text form only, numbered
-# from 1001.
+# Settings of branches whose numbers there belong to different settings: in text form only,
+# numbered from 1001.
 IN_TEXT_ONLY = {
     *("AnchorTargetParameter", "ProposalParameter", "ProposalTargetParameter", "ROIDataParameter"),
     *("DenseImageDataParameter", "ReorgParameter", "ROIAlignParameter", "UpsampleParameter"),

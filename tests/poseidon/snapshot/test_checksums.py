@@ -1,4 +1,4 @@
-"""Checksums tell a whole snapshot from a damaged one, and leave those of others alone."""
+"""Checksums tell a whole snapshot from a damaged one, and leave files of other programs alone."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def test_mistakes_are_named(text: str, message: str) -> None:
     ("text", "iterations", "expected"),
     [
         ("lr_policy: 'step' stepsize: 5", 0, 0),
-        ("lr_policy: 'step' stepsize: 5", 5, 0),  # the last rate is that of iteration 4
+        ("lr_policy: 'step' stepsize: 5", 5, 0),  # the last rate is iteration 4's
         ("lr_policy: 'step' stepsize: 5", 6, 1),
         ("lr_policy: 'step' stepsize: 5", 23, 4),
         ("lr_policy: 'multistep' stepvalue: 3 stepvalue: 9", 3, 0),

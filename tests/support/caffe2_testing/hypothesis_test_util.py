@@ -236,9 +236,7 @@ class HypothesisTestCase(test_util.TestCase):
         input_device_options: Mapping[str, Any] | None = None,
         ensure_outputs_are_inferred: bool = False,
     ) -> None:
-        """Assert that the gradient of the input `outputs_to_check` is that of finite
-        differences.
-        """
+        """Assert that the gradient of the input `outputs_to_check` matches finite differences."""
         checker = gradient_checker.GradientChecker(
             stepsize, threshold, device_option, "gradient_check"
         )

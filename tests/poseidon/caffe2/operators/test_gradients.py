@@ -93,7 +93,7 @@ def gradient_of(
     Args:
         kind: its type.
         inputs, outputs: their numbers.
-        arguments: its arguments; by default those of the table.
+        arguments: its arguments; by default the table's.
         given: the outputs that have a gradient; by default all.
     """
     made = core.CreateOperator(
@@ -143,10 +143,8 @@ def test_arguments_that_decide_on_the_gradient_operators(
 
 
 def test_outputs_without_a_gradient() -> None:
-    assert gradient_of("Concat", 2, 2, given=[1]) == (
-        [],
-        [None, None],
-    )  # that of the sizes goes nowhere
+    # the gradient of the sizes goes nowhere
+    assert gradient_of("Concat", 2, 2, given=[1]) == ([], [None, None])
     (made,), _ = gradient_of("SplitByLengths", 2, 3, {}, given=[0, 2])
     assert _text(made) == "Concat(o0_grad o2_grad) -> i0_grad _i0_grad_dims"
     with pytest.raises(Exception, match="the gradient of the output o1 is missing"):

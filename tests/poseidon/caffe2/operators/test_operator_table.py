@@ -1,4 +1,4 @@
-"""The table of operators in docs/caffe2.md is that of the registry."""
+"""The table of operators in docs/caffe2.md matches the registry."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ def test_dropout_of_the_output_of_a_cell() -> None:
 @pytest.mark.parametrize("kind", ["Regular", "Recurrent", "Dot", "SoftCoverage"])
 @pytest.mark.parametrize("create", [rnn_cell.LSTMWithAttention, rnn_cell.MILSTMWithAttention])
 def test_attention(kind: str, create: Any) -> None:
-    """The context is a weighted mean of the encoder's outputs, and gradients are those of finite
+    """The context is a weighted mean of the encoder's outputs, and gradients match finite
     differences.
     """
     model = ModelHelper(name="m")

@@ -20,7 +20,7 @@ LIMIT_S = 30.0
 
 
 class World:
-    """A world of two equal shards that notes the sizes of its messages; that of 13 values fails."""
+    """A world of two equal shards that notes the sizes of its messages; one of 13 values fails."""
 
     size = 2
 

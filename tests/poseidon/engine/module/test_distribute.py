@@ -1,6 +1,4 @@
-"""Any torch module on several workers: the weights are those of one process with the whole
-batch.
-"""
+"""Any torch module on several workers: one process with the whole batch gets the same weights."""
 
 from __future__ import annotations
 

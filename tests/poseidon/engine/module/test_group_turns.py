@@ -1,4 +1,4 @@
-"""Bits depend on the number of virtual workers, and not on that of the processes."""
+"""Bits depend on the number of virtual workers, not on the number of processes."""
 
 from __future__ import annotations
 

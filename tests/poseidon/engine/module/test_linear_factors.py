@@ -1,4 +1,4 @@
-"""Which gradients are the product of a layer's factors, and those of several passes."""
+"""Which gradients are the product of a layer's factors, and gradients of several passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random streams: the states of a process's generators, and those of its virtual workers."""
+"""Random streams: the states of the generators of a process and of its virtual workers."""
 
 from __future__ import annotations
 

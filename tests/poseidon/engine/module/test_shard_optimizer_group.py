@@ -1,4 +1,4 @@
-"""Optimizers of torch whose rules the shards apply: the weights are those of the optimizers."""
+"""Optimizers of torch whose rules the shards apply: the optimizers get the same weights."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def test_a_limit_of_the_norm_is_that_of_workers(
 def test_what_rules_work_with(
     how: How, given: dict[str, object], options: dict[str, object], limit: float
 ) -> None:
-    """All workers end with equal values, near those of the plain exchange where they are certain."""
+    """All workers end with equal values, near the plain exchange's where they are certain."""
     ends = train(
         how,
         options=replace(ON_SHARDS, **given),  # type: ignore[arg-type]

@@ -306,7 +306,7 @@ def test_a_step_clears_the_gradients(
     rule: SGD | None,
     workers: int,
 ) -> None:
-    """The weights are those of torch alone, whose loop clears them after each step."""
+    """The weights equal torch's alone, whose loop clears gradients after each step."""
     x = torch.linspace(-1, 1, 24).view(8, 3)
     alone = two_layers()
     of_alone = optimizer(alone)

@@ -59,7 +59,7 @@ def train(module: nn.Module, group: Group, x: Tensor) -> None:
 
 
 def over_stream(state: list[dict[str, Any]], *, resumes: bool, processes: int) -> Body:
-    """Return a loop over both epochs of each worker's stream; the state is that of step 2."""
+    """Return a loop over both epochs of each worker's stream; the state is taken in step 2."""
 
     def run(module: nn.Module, group: Group) -> None:
         loader = stateful.StatefulDataLoader(

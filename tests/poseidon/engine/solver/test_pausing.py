@@ -139,7 +139,7 @@ def model(folder: Path) -> str:
 
 
 def connect(workers: Sequence[Worker], addresses: Sequence[str]) -> None:
-    """Send the addresses of the shards; without shards those of the workers."""
+    """Send the addresses of the shards; without shards the workers'."""
     addresses = addresses or [worker.wait_for("listening")["address"] for worker in workers]
     for worker in workers:
         worker.send("connect", addresses=addresses, round=0, among="job")

@@ -43,7 +43,7 @@ def test_a_request_to_stop_breaks_a_test_off_on_all_workers(
     job: Job,
     asked: int,
 ) -> None:
-    """Within a batch, though a pass has a million; the snapshot is that of before the test."""
+    """Within a batch, though a pass has a million; the snapshot has the state before the test."""
     torch.set_num_threads(1)
     monkeypatch.setattr(tester, "ROUND_S", 0.0)  # a new collection at each batch
     caplog.set_level(logging.INFO, "poseidon.test")

@@ -97,7 +97,7 @@ def test_statistics_are_the_mean_over_the_workers(folder: Path) -> None:
     whole = dict(read_model(folder / "snap_iter_1.caffemodel"))["norm"]
     assert factor == 1 == whole[2]
     np.testing.assert_allclose(mean, whole[0], rtol=1e-4)
-    # Variances within the halves; those of the whole have what lies between the halves on top.
+    # Variances within the halves; the whole's have what lies between the halves on top.
     assert np.all(variance > 0.5 * whole[1]) and np.all(variance < 1.1 * whole[1])
 
 

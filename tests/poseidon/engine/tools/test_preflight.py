@@ -82,7 +82,7 @@ def solver_of_layers(folder: Path, *layers: str) -> SolverDefinition:
 
 
 def test_a_mistake_of_the_test_net_alone_is_found(tmp_path: Path) -> None:
-    """Its blobs are those of the train net."""
+    """It shares the blobs of the train net."""
     layers = [
         inner("x", "y", n, more=f"include {{ phase: {phase} }}")
         for n, phase in ((2, "TRAIN"), (3, "TEST"))

@@ -17,7 +17,7 @@ End = tuple[Peers, LinksDelivery]
 
 @contextmanager
 def deliveries(workers: int, timeout_s: float = 20.0) -> Iterator[list[End]]:
-    """Those of each worker, by rank."""
+    """Yield the deliveries of each worker, by rank."""
     ends = []
     for network in networks(workers, timeout_s=timeout_s):
         peers = Peers(network)

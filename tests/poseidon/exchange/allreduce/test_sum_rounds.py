@@ -16,7 +16,7 @@ WORKERS = VirtualWorkers((0, 3, 4))
 
 
 def rounds() -> SumRounds:
-    """Those of rank 0, with one bucket of two slices."""
+    """Return the rounds of rank 0, with one bucket of two slices."""
     return SumRounds(0, WORKERS, Buckets({0: 4}, workers=2))
 
 

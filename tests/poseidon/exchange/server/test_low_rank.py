@@ -228,9 +228,7 @@ def test_tensors_that_share_tables_have_the_bits_of_those_that_do_not(
 
 @pytest.mark.parametrize("start", [0, 2])
 def test_factors_have_a_codec_and_nothing_of_the_gradients_is_lost(start: int) -> None:
-    """The sum of the mean gradients that were applied, and of what is held back, is that of all
-    mean gradients.
-    """
+    """The mean gradients that were applied and what is held back add up to all mean gradients."""
     workers, ends, sent = 2, [torch.empty(0)] * 2, [0, 0]
 
     def body(rank: int, exchange: Exchange, tensors: list[Trained]) -> None:

@@ -1,4 +1,4 @@
-"""Small tensors in one table: the weights, histories and statistics are those of a table each."""
+"""Small tensors in one table: weights, histories and statistics are as with a table each."""
 
 from __future__ import annotations
 

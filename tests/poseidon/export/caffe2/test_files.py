@@ -94,7 +94,7 @@ def test_weights(files: Path, suffix: str) -> None:
 
 
 def test_the_commands_of_the_page(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of docs/export.md, with smaller pictures."""
+    """The page is docs/export.md; the pictures are smaller."""
     monkeypatch.chdir(files)
     lines = (ROOT / "docs/export.md").read_text(encoding="utf-8").splitlines()
     found = [

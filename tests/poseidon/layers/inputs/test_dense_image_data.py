@@ -86,7 +86,7 @@ SCALES = "scale_factors: 0.5 scale_factors: 1 scale_factors: 2.3"
 
 
 def test_images_and_labels_are_scaled_by_one_of_some_factors(folder: Path) -> None:
-    """DeepLab's: the extents are truncated; labels have no values between those of the image."""
+    """DeepLab's: the extents are truncated; labels have no values between the image's."""
     compiled = net(folder, "batch_size: 1", f"transform_param {{ {SCALES} }}")
     shapes, stored = set(), [cv2.imread(str(folder / f"{index}.png")) for index in range(4)]
     try:

@@ -79,7 +79,7 @@ def test_boxes_may_be_compared_in_pixels(tmp_path: Path) -> None:
     body = f'overlap_threshold: 0.89 name_size_file: "{tmp_path}/sizes"'
     assert rows("overlap_threshold: 0.89")[2] == [0, 1, 0.9, 0, 1]
     assert rows(body)[2] == [0, 1, 0.9, 1, 0]
-    # Of images that were fitted into a square, the boxes are those of the part that has the image.
+    # Where images were fitted into a square, boxes refer to the part that has the image.
     resized = body + " resize_param { resize_mode: FIT_LARGE_SIZE_AND_PAD height: 10 width: 10 }"
     assert rows(resized)[2] == [0, 1, 0.9, 1, 0]
 

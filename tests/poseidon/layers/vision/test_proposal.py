@@ -79,7 +79,7 @@ def anchor_target(body: str = "", objects: int = 2) -> Net:
     )
 
 
-# The first object is the anchor of cell (0, 0); the second overlaps that of (1, 2) most, by 1/3.
+# The first object is the anchor of cell (0, 0); the second overlaps the one of (1, 2) most, by 1/3.
 OBJECTS = torch.tensor([[0.0, 0, 15, 15, 3], [40, 16, 47, 31, 1]])
 INFO = torch.tensor([[32.0, 48, 1]])
 

@@ -148,9 +148,9 @@ class SerializedTestCase(hu.HypothesisTestCase):
         atol: float = 1e-7,
         rtol: float = 1e-7,
     ) -> None:
-        """Assert that outputs and gradient operators are those of the test's record.
+        """Assert that outputs and gradient operators match the test's record.
 
-        Where the inputs are others the recorded operator runs on the recorded inputs.
+        Where the inputs differ the recorded operator runs on the recorded inputs.
         """
         with ZipFile(self._record()) as record:
             kept = np.load(io.BytesIO(record.read("inout.npz")))

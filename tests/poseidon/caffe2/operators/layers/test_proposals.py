@@ -59,7 +59,7 @@ def test_the_best_boxes_of_each_class(most: int, background: int) -> None:
         "input_boxes_include_bg_cls": background,
         "output_classes_include_bg_cls": background,
     }
-    # Where the boxes have no background, that of the scores is the last column, as in Caffe2.
+    # Where the boxes have no background, the scores have theirs in the last column, as in Caffe2.
     scores = SCORES if background else np.roll(SCORES, -1, axis=1)
     found = run("BoxWithNMSLimit", [scores, boxes, sizes], 6, **settings)
     parts = [best_of_image(SCORES[part], WIDE[part], most) for part in (slice(12), slice(12, None))]

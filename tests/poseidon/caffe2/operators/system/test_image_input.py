@@ -33,7 +33,7 @@ def batches(
     shard: dict[str, Any] | None = None,
     **options: Any,
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return the batches of a net with one ImageInput for each device, those of a run joined."""
+    """Return the batches of a net with one ImageInput for each device, joined for each run."""
     workspace.ResetWorkspace()
     torch.manual_seed(3)
     reader(path, **(shard or {}))
