@@ -58,7 +58,7 @@ LOCAL_STEPS = re.compile(r"H=(\d+)(?::([\d.]+):([\d.]+))?(?:\+(.+))?")
 
 
 def flags_of(way: str) -> list[str]:
-    """Return the flags of `poseidon run` for a way that is none of DDP's."""
+    """Return the flags of `poseidon run` for a way that does not use DDP."""
     if local := LOCAL_STEPS.fullmatch(way):
         steps, rate, momentum, codec = local.groups()
         outer = [

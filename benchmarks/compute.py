@@ -160,7 +160,7 @@ def check_equal(name: str) -> None:
         (ours.grad, theirs.grad)
         for ours, theirs in zip(learned(net), hand.parameters(), strict=True)
     ]
-    # A bias below a batch normalization has the gradient 0, and its noise is no difference.
+    # A bias below a batch normalization has the gradient 0, and its noise does not count.
     noise = max(float(theirs.norm()) for _, theirs in pairs) * 1e-9
     for ours, theirs in pairs:
         difference = float((ours - theirs).norm()) / max(float(theirs.norm()), noise)

@@ -255,8 +255,8 @@ def bits(iterations: int, only: str) -> bool:
 
 
 def moved(iterations: int, flags: Sequence[str] = ()) -> bool:
-    """Train on 4 processes, on 2 from its snapshot, then on 3. Return whether the SHA-256 is that
-    of a run that went through.
+    """Train on 4 processes, on 2 from its snapshot, then on 3. Return whether the SHA-256 equals an
+    uninterrupted run's.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

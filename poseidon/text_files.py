@@ -24,7 +24,7 @@ def decoded(content: bytes, *, errors: str = "surrogateescape") -> str:
         errors: what becomes of bytes that are not UTF-8; see `codecs`.
 
     Raises:
-        UnicodeDecodeError: the content has the mark of UTF-16, but is none.
+        UnicodeDecodeError: the content has the mark of UTF-16, but is not UTF-16.
     """
     encoding = _UTF_16.get(content[:2])
     if encoding is not None:

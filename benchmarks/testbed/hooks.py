@@ -84,7 +84,7 @@ class Hook:
         """Return the hook of `fp16`, `powersgd:R`, `post-local:H` or `diloco:H`.
 
         Raises:
-            ValueError: the text is none of these.
+            ValueError: the text is not one of these.
         """
         name, _, number = text.partition(":")
         kind = HookKind(name)
@@ -164,7 +164,7 @@ def attach(net: DistributedDataParallel, hook: Hook) -> Callable[[], None]:
     """Register a hook. Return what the training calls after each step of the optimizer.
 
     Raises:
-        ValueError: DiLoCo is no hook; see `local_rounds`.
+        ValueError: DiLoCo is not a hook; see `local_rounds`.
     """
     if hook.kind is HookKind.DILOCO:
         raise ValueError("diloco is no communication hook of DDP")

@@ -102,7 +102,7 @@ class PoseidonSettings:
         `hybrid+powersgd:4+int8`. The exchange `default` is as in a job without flags.
 
         Raises:
-            UsageError: a word is none of these, or the words exclude each other.
+            UsageError: a word is not one of these, or the words exclude each other.
         """
         exchange, *words = text.split("+")
         if exchange == DEFAULT:

@@ -57,7 +57,7 @@ def arg_scope(single_helper_or_list: Any, **kwargs: Any) -> AbstractContextManag
         kwargs: the arguments.
 
     Raises:
-        AssertionError: one is no helper.
+        AssertionError: one is not a helper.
     """
     helpers = (
         single_helper_or_list

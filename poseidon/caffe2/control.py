@@ -142,7 +142,7 @@ def CombineConditions(name: str, condition_nets: Any, relation: str) -> core.Net
     None for no net.
 
     Raises:
-        ValueError: the nets are no list.
+        ValueError: the nets are not a list.
     """
     if not condition_nets:
         return None

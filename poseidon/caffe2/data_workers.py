@@ -200,7 +200,7 @@ def init_data_input_workers(
     Args:
         net: a net or a model.
         input_blob_names: the blobs of a batch.
-        fetch_fun: see the module; None or an empty result is no input.
+        fetch_fun: see the module; None or an empty result means that there is no input.
         batch_size: rows of a batch.
         num_worker_threads: the number of threads.
         input_source_name: names the source, and its queue.

@@ -102,7 +102,7 @@ class ModelHelper:
 
         Raises:
             AssertionError: it exists with another shape.
-            TypeError: the name is neither string nor reference, or the initializer is none.
+            TypeError: the name is neither string nor reference, or the initializer is not one.
         """
         if not hasattr(initializer, "create_param"):
             raise TypeError(

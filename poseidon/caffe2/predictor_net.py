@@ -77,7 +77,7 @@ def _place_steps(op: Any, device: Any) -> None:
 
 
 def _forward(net_proto: Any, inputs: set[str]) -> list[Any]:
-    """Return the operators that are no gradients and do not make an input."""
+    """Return the operators that are not gradients and do not make an input."""
     return [
         op for op in net_proto.op if not op.is_gradient_op and not inputs.intersection(op.output)
     ]

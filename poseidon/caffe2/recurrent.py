@@ -212,7 +212,7 @@ def set_rnn_executor_config(
     """Set how many threads and streams an operator's steps may use; here it is a hint only.
 
     Raises:
-        AssertionError: the operator is no recurrent network.
+        AssertionError: the operator is not a recurrent network.
     """
     assert rnn_op.type in ("RecurrentNetwork", "RecurrentNetworkGradient")
     for name, value in (

@@ -40,7 +40,7 @@ def NameScope(prefix: str, reset: bool = False) -> Iterator[None]:
         reset: whether it replaces the scopes around it.
 
     Raises:
-        AssertionError: the prefix is no string, or the scope was changed inside.
+        AssertionError: the prefix is not a string, or the scope was changed inside.
     """
     assert isinstance(prefix, str), "NameScope takes in a string as its argument."
     outer = _scopes.name
@@ -66,7 +66,7 @@ def DeviceScope(scope: DeviceOption | int | None, node_name: str | None = None) 
         node_name: the node, in place of the one in `scope`.
 
     Raises:
-        AssertionError: `scope` is no device option, or the scope was changed inside.
+        AssertionError: `scope` is not a device option, or the scope was changed inside.
     """
     inner = DeviceOption()
     if scope:

@@ -21,7 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Serve the page until Ctrl-C.
 
     Raises:
-        UsageError: the packages of the dashboard are not installed, or the port is none.
+        UsageError: the packages of the dashboard are not installed, or the port is not valid.
         JobError: a folder does not exist, or the port cannot be used.
     """
     try:

@@ -12,7 +12,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Fetch; 0 when the model is there.
 
     Raises:
-        DataError: the folder is none of a model, or the model cannot be fetched.
+        DataError: the folder does not describe a model, or the model cannot be fetched.
     """
     model = read_model_folder(arguments.dirname)
     if is_complete(model):

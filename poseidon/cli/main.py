@@ -178,7 +178,7 @@ def _import(command: str) -> None:
 
 
 def _refuse(name: str, rest: Sequence[str]) -> None:
-    """End the process: the first argument is no command."""
+    """End the process: the first argument is not a command."""
     if name.startswith("-"):
         later = next((word for word in rest if word in COMMANDS), None)
         hint = (

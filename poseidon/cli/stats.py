@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises:
         JobError: there is no such job, or it has no statistics yet, or no traces.
-        UsageError: the picture's ending is none that can be drawn.
+        UsageError: a picture with this file extension cannot be drawn.
     """
     folder = job_folder(arguments.job)
     if arguments.trace is not None:

@@ -26,7 +26,7 @@ class OutputStream(Enum):
     STDOUT = "stdout"
     """Standard output, of a process that has it for itself."""
     STDERR = "stderr"
-    """Standard error; and standard output, what is no event, of a process that reports events
+    """Standard error; and standard output, except events, of a process that reports events
     there.
     """
 

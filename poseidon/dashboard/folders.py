@@ -1,6 +1,6 @@
 """The output folders of jobs, read as they grow.
 
-Law: nothing is written. A line that is not whole yet is read later; one that is no record is
+Law: nothing is written. A line that is not whole yet is read later; a line that is not a record is
 skipped.
 """
 

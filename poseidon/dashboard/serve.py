@@ -52,7 +52,7 @@ def serve(folders: list[Path], *, host: str, port: int, token: str) -> int:
                 "the port over SSH",
                 file=sys.stderr,
             )
-        # Requests that are no HTTP would be warnings: with --host anyone could write lines to this
+        # Requests that are not HTTP would be warnings: with --host anyone could write lines to this
         # terminal.
         config = uvicorn.Config(
             make_app(folders, token=token),

@@ -161,7 +161,7 @@ class Graph:
         )
 
     def rename(self, value: str, name: str) -> str:
-        """Give the output of a node a name, if that is free and the value is no input or constant.
+        """Give a value a name, if that is free and the value is the output of a node.
 
         Return its name.
         """

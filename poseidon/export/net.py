@@ -49,7 +49,7 @@ def inference_definition(definition: NetDefinition, shapes: Mapping[str, Shape])
             without a shape is left out with the layers that need it.
 
     Raises:
-        UsageError: a name is no such top, or no shape is given for the first one.
+        UsageError: a name is not such a top, or no shape is given for the first one.
     """
     layers = definition.param.layer
     readers = [i for i, layer in enumerate(layers) if not layer.bottom and not _is_constant(layer)]

@@ -133,7 +133,7 @@ def encode_record(record: Record) -> str:
 
 
 def _outputs(value: object) -> dict[str, float | None] | None:
-    """Return the outputs of pairs of name and value; None if one is no such pair."""
+    """Return the outputs of pairs of name and value; None if one is not such a pair."""
     if not isinstance(value, list) or not all(
         isinstance(pair, list) and len(pair) == 2 for pair in value
     ):
@@ -144,7 +144,7 @@ def _outputs(value: object) -> dict[str, float | None] | None:
 
 
 def _finite(value: object) -> float | None:
-    """Return a number, also one that is given as text; None where it is none, or not finite."""
+    """Return a number, also one that is given as text; None for anything else, or not finite."""
     try:
         number = float(value) if isinstance(value, int | float | str) else math.nan
     except ValueError:

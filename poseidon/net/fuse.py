@@ -115,8 +115,8 @@ def sums_in_place(plan: NetPlan, layers: Sequence[Layer]) -> dict[int, int]:
 
 
 def _private_slots(plan: NetPlan) -> set[int]:
-    """Return the slots that exactly one bottom reads and that are no outputs or losses and want
-    no gradient.
+    """Return the slots that exactly one bottom reads, that are neither outputs nor losses, and that
+    need no gradient.
     """
     uses = Counter(slot for step in plan.steps for slot in step.bottoms)
     seen = (

@@ -305,7 +305,7 @@ class _StateLoader:
 
 
 class _Hdf5Loader:
-    """Reads a file as a model, and if it is none, as a state."""
+    """Reads a file as a model, or if it is not one, as a state."""
 
     def __init__(self, net: Net) -> None:
         self._net, self._states = net, _StateLoader(net)

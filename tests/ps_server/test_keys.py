@@ -1,4 +1,4 @@
-"""Keys: what is none is refused, files are private, secrets are not shown."""
+"""Keys: anything else is refused, files are private, secrets are not shown."""
 
 from __future__ import annotations
 

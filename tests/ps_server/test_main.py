@@ -232,7 +232,7 @@ def test_a_document_that_does_not_fit_ends_a_shard_that_has_paused() -> None:
 
 
 class Unreadable:
-    """A standard input with a line that is no text."""
+    """A standard input with a line that is not text."""
 
     def __iter__(self) -> Unreadable:
         return self

@@ -79,7 +79,8 @@ class Need:
         title: of the group, in the summary.
         programs: each a key of `PACKAGES`.
         root: whether only root can run these tests.
-        check: for what is no program: what to do where it is absent, None where it is there.
+        check: for a need that is not a program: what to do where it is absent, None where it is
+            there.
         required: whether `POSEIDON_TEST_STRICT` fails the tests of the group where it is not met.
         in_ci: whether CI installs the programs; if not, all tests of the group are marked thorough.
     """

@@ -194,7 +194,7 @@ class Scalar(Field):
         """Set what else is known.
 
         Raises:
-            AssertionError: it is no `Metadata`, or it has a limit and the column has no integers.
+            AssertionError: it is not `Metadata`, or it has a limit and the column has no integers.
         """
         assert isinstance(value, Metadata), f"metadata must be Metadata, got {type(value)}"
         self._metadata = value
@@ -212,7 +212,7 @@ class Scalar(Field):
         """Set the blob.
 
         Raises:
-            AssertionError: with `throw_on_type_mismatch`, it is no array of the column's type.
+            AssertionError: with `throw_on_type_mismatch`, it is not an array of the column's type.
         """
         if self.dtype.base != np.void and throw_on_type_mismatch:
             assert isinstance(blob, np.ndarray), f"Got {blob!r}"

@@ -27,7 +27,7 @@ class BlobReference:
             net: the net that the operators called on this reference go to.
 
         Raises:
-            TypeError: the name is no string.
+            TypeError: the name is not a string.
         """
         if isinstance(name, bytes):
             name = name.decode()

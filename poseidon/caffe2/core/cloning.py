@@ -53,7 +53,7 @@ class NetCopies:
             op_id_mask: the operators to copy; by default all.
             remap_funcs: what renames blobs in the arguments of an operator, by its type.
             keep_schema: whether the copy has the net's records, with the new names.
-            update_external_list: whether external inputs and outputs are found anew.
+            update_external_list: whether external inputs and outputs are found again.
         """
         functions = {**DEFAULT_REMAP_FUNCS, **(remap_funcs or {})}
         names = {str(old): str(new) for old, new in (blob_remap or {}).items()}

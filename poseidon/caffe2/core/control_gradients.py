@@ -157,8 +157,8 @@ def gen_do_gradient(op: OperatorDef, g_output: Given) -> Result:
     results: list[str] = []
     reads = set(_reads(net.op))
     for name in op.input[:-1]:
-        # A blob that is overwritten before it is read has no gradient here: what was found is that
-        # of its later value.
+        # A blob that is overwritten before it is read has no gradient here: what was found belongs
+        # to its later value.
         gradient = found.get(inner_of[name]) if inner_of[name] in reads else None
         if gradient is None:
             gradients.append(None)
@@ -255,7 +255,7 @@ def gen_while_gradient(op: OperatorDef, g_output: Given) -> Result:
     of blobs that it only reads are summed.
 
     Raises:
-        ValueError: the loop is no single `Do` that keeps its workspaces.
+        ValueError: the loop is not a single `Do` that keeps its workspaces.
     """
     copies, given = _distinct(op, g_output)
     net = GetArgumentDict(op)["loop_net"]

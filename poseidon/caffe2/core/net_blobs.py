@@ -133,7 +133,7 @@ class NetBlobs:
         """Declare outputs that are read outside.
 
         Raises:
-            AssertionError: one is no BlobReference, or not a blob of the net.
+            AssertionError: one is not a BlobReference, or not a blob of the net.
         """
         for blob in outputs:
             assert isinstance(blob, BlobReference), (

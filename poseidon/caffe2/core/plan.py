@@ -151,7 +151,7 @@ class ExecutionStep:
         """Add a net; return this step.
 
         Raises:
-            AssertionError: the step has steps inside, or this is no net.
+            AssertionError: the step has steps inside, or this is not a net.
         """
         assert not self.HasSubsteps(), "Cannot have both network and substeps."
         assert isinstance(net, (Net, str)), f"AddNet: expected a net or its name, found {net!r}"
@@ -305,7 +305,7 @@ def execution_step(
     """Return a step of a net, of a step, or of several of one kind.
 
     Raises:
-        AssertionError: the blob that stops it stands beside a net and is no reference.
+        AssertionError: the blob that stops it stands beside a net and is not a reference.
     """
     assert should_stop_blob is None or num_iter is None, (
         "Cannot set both should_stop_blob and num_iter."

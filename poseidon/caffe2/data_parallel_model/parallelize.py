@@ -239,8 +239,8 @@ def build_replicas(
         The losses of each device, and the parameters that the model had before.
 
     Raises:
-        AssertionError: losses are needed, and what is returned is no list of these; or a parameter
-            is made twice.
+        AssertionError: losses are needed and no list of losses is returned; or a parameter is made
+            twice.
     """
     old = list(model.params)
 

@@ -27,7 +27,7 @@ def BatchSizesBySpeed(total: int, speeds: Sequence[float], multiple: int = 1) ->
         multiple: what each batch size is a multiple of: the number of devices of a shard.
 
     Raises:
-        ValueError: a speed is not above 0, or the total is no multiple, or too small for one
+        ValueError: a speed is not above 0, or the total is not a multiple, or too small for one
             multiple for each shard.
     """
     if not speeds or not all(math.isfinite(speed) and speed > 0 for speed in speeds):

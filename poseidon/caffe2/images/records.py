@@ -235,7 +235,7 @@ def encode(image: bytes | Array, label: int) -> bytes:
 
 
 def _parsed(value: bytes) -> list[TensorProto]:
-    """Return the tensors of a TensorProtos; none where the bytes are no such message."""
+    """Return the tensors of a TensorProtos; none where the bytes do not encode one."""
     try:
         return list(TensorProtos.FromString(value).protos)
     except DecodeError:

@@ -11,7 +11,7 @@ Commas divide the inputs, spaces the dimensions of one:
 * `?` is any shape;
 * `...` at the end: further inputs are like the first ones, in their order.
 
-With `order="NHWC"` the second dimension of `N C *S` is the last. An input that is no tensor is not
+With `order="NHWC"` the second dimension of `N C *S` is the last. Inputs other than tensors are not
 looked at; an empty blob does not fit.
 """
 
@@ -87,7 +87,7 @@ class InputShapes:
         return call
 
     def check(self, shapes: Sequence[Sequence[int] | None], names: Sequence[str]) -> None:
-        """Raise ValueError for the first input whose shape does not fit; None is no tensor."""
+        """Raise ValueError for the first input whose shape does not fit; None is not a tensor."""
         sizes: Sizes = {}
         for index, (shape, name) in enumerate(zip(shapes, names, strict=True)):
             pattern = self._of(index)

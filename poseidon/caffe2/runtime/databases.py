@@ -200,8 +200,8 @@ def new_database(path: Path, db_type: str) -> Iterator[DatabaseWriter]:
 
 
 def _write_minidb(path: Path, pairs: Iterable[tuple[bytes, bytes]]) -> None:
-    """Write a minidb under another name, and rename it; what is no file, such as a device, is
-    written directly.
+    """Write a minidb under a temporary name, and rename it; write directly to what is not a file,
+    such as a device.
     """
     path = path.resolve()
     whole = path.is_file() or not path.exists()

@@ -55,7 +55,7 @@ class WorkspaceView:
         """Run a net, an operator or a plan once.
 
         Raises:
-            TypeError: it is none of these.
+            TypeError: it has a different type.
         """
         proto = _proto(runnable, NetDef, OperatorDef, PlanDef)
         if isinstance(proto, NetDef):

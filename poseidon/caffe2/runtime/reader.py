@@ -74,7 +74,7 @@ class Reader:
             num_shards: the number of shards.
             shard_id: which of them this is.
             shard_sizes: the records that each shard reads of a global batch, in order; empty: one
-                each. The end of the database is no end of a batch then: the next record is the
+                each. A batch then does not end at the end of the database: the next record is the
                 first.
             seed: of the random numbers of the operators.
             cursor: what is read in place of the database `path`, which only messages name then.
@@ -211,7 +211,7 @@ class Consumer:
         """Return the next batch of a reader.
 
         Raises:
-            RuntimeError: it is no reader, or the database cannot be read.
+            RuntimeError: it is not a reader, or the database cannot be read.
         """
         if not isinstance(reader, Reader):
             raise EnforceNotMet(

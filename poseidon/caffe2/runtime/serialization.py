@@ -46,7 +46,7 @@ def serialize(name: str, value: Any, chunk_size: int = 0) -> Iterator[BlobProto]
         chunk_size: 0 for Caffe2's own, -1 for one message.
 
     Raises:
-        RuntimeError: the value is none of these.
+        RuntimeError: the value has a different type.
     """
     if isinstance(value, bytes):
         yield BlobProto(name=name, type="std::string", content=value)

@@ -75,7 +75,7 @@ class Member:
         """Invert `to_bytes`.
 
         Raises:
-            JobError: the data is none that a shard has published.
+            JobError: the data does not come from a shard.
         """
         try:
             fields = json.loads(data)
@@ -265,7 +265,7 @@ def published_address(choice: str | None) -> str:
             `join` refuses it in others.
 
     Raises:
-        UsageError: the choice is none of these.
+        UsageError: the choice is not one of these.
     """
     if choice is not None:
         return _chosen(choice)
@@ -279,7 +279,7 @@ def published_address(choice: str | None) -> str:
 
 
 def check_own(address: str) -> None:
-    """Raise UsageError when a numeric address is none of this host's."""
+    """Raise UsageError when a numeric address does not belong to this host."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:

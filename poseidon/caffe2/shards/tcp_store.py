@@ -54,7 +54,7 @@ class _Server(socketserver.ThreadingTCPServer):
 
 
 class _Handler(socketserver.StreamRequestHandler):
-    """Answers one request; what is none is dropped."""
+    """Answers one request; drops anything else."""
 
     timeout = ANSWER_S
 

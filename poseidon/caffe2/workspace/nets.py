@@ -22,7 +22,7 @@ assert operators  # the import registers them
 M = TypeVar("M", bound=Message)
 
 MOST_SHOWN = 40
-"""Bytes that an error shows of what is no message."""
+"""Bytes that an error shows of input that is not a message."""
 
 operator_tracebacks: defaultdict[str, dict[int, Any]] = defaultdict(dict)
 """Where each operator of a net was made, by the net's name and the operator's index."""
@@ -62,7 +62,7 @@ def StringifyProto(obj: Any) -> bytes:
     """Return the bytes of a message, given as bytes, a message, or an object with `Proto()`.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: it has a different type.
     """
     if isinstance(obj, (str, bytes)):
         return obj.encode() if isinstance(obj, str) else obj

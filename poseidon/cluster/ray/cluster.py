@@ -1,7 +1,7 @@
 """An existing Ray cluster: the nodes for a job's clients, and an actor on each.
 
 Law: each client has a node of its own (a placement group, STRICT_SPREAD). Ray places a lost
-client's bundle anew, on a node that an autoscaler or a user adds; the bundles of the others stay.
+client's bundle again, on a node that an autoscaler or a user adds; the bundles of the others stay.
 Every wait has a limit.
 """
 

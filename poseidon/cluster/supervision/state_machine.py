@@ -162,8 +162,8 @@ class JobStateMachine:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of a job that ended without an error: 0 where it has finished, else that
-        of the signal.
+        """The exit code of a job that ended without an error: 0 where it has finished, else the
+        signal's.
         """
         return 0 if self._stop is None else self._stop.exit_code
 

@@ -3,8 +3,8 @@
 Law: pure; `now` comes with every call. All workers of a synchronous job finish as many iterations,
 so they differ only in the time in which they do not wait: their own time. `excess_s` is the rule;
 the dashboard has the same. A worker that computes for more virtual workers than others needs longer
-for it, and is no straggler unless each of them takes longer. A worker is reported once it has been slower for `REPORT_AFTER_S`
-without a break, and once more when it no longer is.
+for it, and is not a straggler unless each of them takes longer. A worker is reported once it has
+been slower for `REPORT_AFTER_S` without a break, and once more when it no longer is.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ MIN_DIFFERENCE_S = 0.01
 
 
 def excess_s(own_s: float, others_s: Sequence[float], iteration_s: float) -> float:
-    """Return by how many seconds an iteration a worker is slower than the others; 0 if it is no
+    """Return by how many seconds an iteration a worker is slower than the others; 0 if it is not a
     straggler.
 
-    A worker that itself waits longer than that is none: another cause makes all of them wait.
+    A worker that itself waits longer than that is not one: something else makes all of them wait.
 
     Args:
         own_s: its own time for an iteration.

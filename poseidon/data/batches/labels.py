@@ -20,7 +20,7 @@ def is_integer(text: str) -> bool:
 
 
 def read_label(text: str, where: str) -> int | None:
-    """Return the label that a text is; None if it is no whole number.
+    """Return a text as a label; None if it is not a whole number.
 
     Args:
         text: of the label alone.

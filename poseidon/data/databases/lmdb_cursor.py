@@ -45,7 +45,7 @@ def _lockable(path: Path) -> bool:
 
 def _open(path: Path) -> Any:
     """Open an environment, once its file is known to be an LMDB database."""
-    # Without a lock first: nothing is left behind in the folder of a file that is none.
+    # Without a lock first: nothing is left behind in the folder of a file that is not a database.
     _check(path)
     try:
         return _environment(path, lock=_lockable(path))

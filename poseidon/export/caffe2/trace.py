@@ -367,8 +367,8 @@ class _Tracer:
 
 
 def _shapes_of(op: OperatorDef, tensors: Sequence[Tensor]) -> list[Any] | None:
-    """Return zeros in the shapes of the results where zeros are no legal inputs; None where
-    shapes do not follow.
+    """Return zeros in the shapes of the results where zeros are not legal inputs; None where shapes
+    do not follow.
     """
     meta = torch.device("meta")
     try:

@@ -1,7 +1,7 @@
 """Values of blobs that are indices: labels, items of a batch, images of regions.
 
-Law: a value is truncated to an integer, as by Caffe's cast. One that is not finite is no index: C
-leaves its cast undefined. Values are checked on the CPU only, because a GPU would have to be
+Law: a value is truncated to an integer, as by Caffe's cast. It must be finite: C leaves the cast of
+other values undefined. Values are checked on the CPU only, because a GPU would have to be
 synchronized.
 """
 

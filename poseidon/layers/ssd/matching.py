@@ -24,7 +24,7 @@ from poseidon.proto.caffe_pb2 import MultiBoxLossParameter
 
 Indices = npt.NDArray[np.int64]
 UNMATCHED, IGNORED = -1, -2
-# Smaller overlaps are none.
+# Smaller overlaps do not count.
 LEAST_OVERLAP = 1e-6
 
 

@@ -136,7 +136,7 @@ def test_a_file_of_something_else(content: object, text: str, tmp_path: Path) ->
 
 
 class Foreign:
-    """What is no tensor."""
+    """Something that is not a tensor."""
 
 
 def test_a_pickle_of_other_objects_is_refused_without_advice_to_trust_it(tmp_path: Path) -> None:

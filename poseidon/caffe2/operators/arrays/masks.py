@@ -68,7 +68,7 @@ def sequence_mask(
         grad: whether this is the gradient.
         fill_val: the value of masked places.
         batch: the last dimension that counts batches, each a matrix of its own.
-        repeat_from_axis: the first dimension that is no column: all its values are masked or none.
+        repeat_from_axis: the first dimension behind the columns: all its values are masked or none.
 
     Raises:
         ValueError: there is no such mode.

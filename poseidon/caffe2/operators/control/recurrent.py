@@ -176,7 +176,7 @@ class RecurrentNetwork:
             element. An output with the name of a state is all of that.
         timestep: the blob of the step's number.
         backward_step_net: the gradient of a step; without it no values are kept for one.
-        recompute_blobs_on_backward: blobs that the gradient makes anew, so that they are not kept.
+        recompute_blobs_on_backward: blobs that the gradient computes again; they are not kept.
     """
 
     def __init__(

@@ -85,7 +85,7 @@ class _Pool:
         """Return the tensors in the order NCHW.
 
         Raises:
-            ValueError: these are no images of 1, 2 or 3 dimensions.
+            ValueError: these are not images of 1, 2 or 3 dimensions.
         """
         if not 3 <= tensors[0].dim() <= MOST_DIMENSIONS:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Functions of single elements that are no activations: powers, angles, rounding, casts and
+"""Functions of single elements other than activations: powers, angles, rounding, casts and
 checks.
 """
 

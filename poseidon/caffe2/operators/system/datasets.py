@@ -187,7 +187,7 @@ def sort_and_shuffle(
     """Return an order of the records.
 
     They are sorted by a column (not where its index is -1), shuffled among `shuffle_size` batches
-    each, and then whole batches are shuffled; the rest that is no whole batch stays last.
+    each, and then whole batches are shuffled; a rest smaller than a batch stays last.
     """
     count = cursor.sizes(columns)[0]
     order = torch.arange(count)

@@ -92,8 +92,8 @@ def text_file_reader_read(reader: Any, *, context: Context, batch_size: int = 1)
     """Return the next rows of a reader, a tensor for each field; empty ones at the end.
 
     Raises:
-        RuntimeError: the input is no reader, or has another number of fields than the operator has
-            outputs.
+        RuntimeError: the input is not a reader, or its number of fields differs from the operator's
+            number of outputs.
     """
     if not isinstance(reader, TextFileReader):
         raise EnforceNotMet("The input is no reader of a text file; CreateTextFileReader makes one")

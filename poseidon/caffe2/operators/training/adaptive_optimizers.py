@@ -81,7 +81,7 @@ def sparse_wngrad(
 ) -> tuple[Tensor, Tensor]:
     """Return parameter and divisor; the rows without a gradient stay as they are.
 
-    As in Caffe2, `epsilon` is no part of the growth of the divisor here.
+    As in Caffe2, the growth of the divisor does not include `epsilon`.
     """
     rate = lr / (b + epsilon)
     given = gradient_rows(g, indices, w)
