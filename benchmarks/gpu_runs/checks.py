@@ -32,7 +32,7 @@ from ps_server.network import Network
 STEPS, BATCH = 5, 8
 RULE = SGD(lr=0.1, momentum=0.9, weight_decay=0.001)
 EXACT, ROUNDED = 1e-4, 2e-2
-"""Tolerances, absolute and relative: of float32 sums in another order, and of products in
+"""Tolerances, absolute and relative: of float32 sums in a different order, and of products in
 bfloat16.
 """
 COPIED = 4 << 20

@@ -116,7 +116,7 @@ def compare(
         batch: the batch of these.
 
     Raises:
-        ComparisonError: a table is of another kind.
+        ComparisonError: a table is of a different kind.
     """
     rows, facts = [], []
     for table in tables:

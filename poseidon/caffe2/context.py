@@ -43,7 +43,7 @@ class Managed:
         """Return a value if one is given, else the innermost context of this kind.
 
         Raises:
-            AssertionError: the value is of another kind, or there is no context and one is
+            AssertionError: the value is of a different kind, or there is no context and one is
                 required.
         """
         if value is not None:

@@ -101,7 +101,7 @@ class ModelHelper:
             the reference to its blob.
 
         Raises:
-            AssertionError: it exists with another shape.
+            AssertionError: it exists with a different shape.
             TypeError: the name is neither string nor reference, or the initializer is not one.
         """
         if not hasattr(initializer, "create_param"):

@@ -209,8 +209,8 @@ def from_blob_list(schema: Field, values: Any, throw_on_type_mismatch: bool = Fa
     """Return a copy of a record with these blobs, in the order of the columns.
 
     Raises:
-        AssertionError: there is another number of columns, or with `throw_on_type_mismatch` a
-            column of another type.
+        AssertionError: there is a different number of columns, or with `throw_on_type_mismatch` a
+            column of a different type.
     """
     assert isinstance(schema, Field), "Argument `schema` must be a Field."
     values = [values] if hasattr(values, "GetNameScope") else values
@@ -261,7 +261,7 @@ def FeedRecord(blob_record: Field, arrays: Any, ws: Any = None) -> None:
     """Feed the blobs of a record with arrays, given in the order of the columns or as a record.
 
     Raises:
-        AssertionError: there is another number of arrays.
+        AssertionError: there is a different number of arrays.
     """
     values = arrays.field_blobs() if isinstance(arrays, Field) else list(arrays)
     blobs = blob_record.field_blobs()

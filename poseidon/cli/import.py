@@ -21,7 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         DefinitionError: a mistake in the definition.
         SnapshotError: the file cannot be read, lacks a tensor, or has one of
-            another size; or the model cannot be written.
+            a different size; or the model cannot be written.
         UsageError: a flag is wrong, or an optional package is missing.
     """
     definition = filter_phase(read_net(arguments.model), NetState(phase=TEST))

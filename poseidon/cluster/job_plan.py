@@ -174,7 +174,7 @@ def plan_job(
         with_server: whether the job has shards at all.
 
     Raises:
-        UsageError: no host, no device, a device twice, another number of them on one host, an
+        UsageError: no host, no device, a device twice, a different number of them on one host, an
             illegal number of channels, or several workers and no host for their shards.
     """
     if not any(host.works for host in hosts):

@@ -128,7 +128,7 @@ class RawLayout:
     @staticmethod
     def of(record: bytes | memoryview) -> RawLayout | None:
         """Return the layout of `record`, or None if it is float, encoded or has its fields in
-        another order.
+        a different order.
         """
         datum = _parse(record)
         shape = (datum.channels, datum.height, datum.width)

@@ -87,7 +87,7 @@ def compute_mean(cursor: Cursor, *, report: Report = silent) -> npt.NDArray[np.f
         report: called with the number of records read, for a progress bar.
 
     Raises:
-        DataError: a record is damaged or has another shape. The text names its key and the
+        DataError: a record is damaged or has a different shape. The text names its key and the
             database.
     """
     total: npt.NDArray[Any] | None = None

@@ -246,7 +246,7 @@ def import_weights(
         the number of tensors taken, and the names in the file that were not used.
 
     Raises:
-        SnapshotError: a tensor of the net is missing, or has another number of values.
+        SnapshotError: a tensor of the net is missing, or has a different number of values.
     """
     state = NetState(phase=TEST)
     net = compile_net(definition, LayerContext(phase=TEST, seed=1), state=state)

@@ -171,7 +171,7 @@ class Layer(nn.Module):
         """Call `setup`, and check the shapes of the tops.
 
         Raises:
-            LayerError: also if a top is too large, or in place and of another shape than its
+            LayerError: also if a top is too large, or in place and of a different shape than its
                 bottom.
         """
         tops = self.setup(bottoms)
@@ -218,8 +218,8 @@ class Layer(nn.Module):
 
         Args:
             index: the index of the blob.
-            parameter: a parameter of the blob's shape; with permissive sharing, of another shape
-                with as many values.
+            parameter: a parameter of the blob's shape; with permissive sharing, of a different
+                shape with as many values.
         """
         spec = self.blob_specs[index]
         if parameter.shape == spec.shape:

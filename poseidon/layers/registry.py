@@ -55,7 +55,7 @@ def replaces_python(module: str, layer: str) -> Callable[[Replacement], Replacem
     """Return a decorator that registers a function in place of a Python layer that a definition
     names.
 
-    The function returns the definition of a layer of another type. It is used only
+    The function returns the definition of a layer of a different type. It is used only
     where Python has no module of that name.
     """
 

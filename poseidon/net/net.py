@@ -355,8 +355,8 @@ class Net(nn.Module):
         """Restore states that `random_state` returned.
 
         Raises:
-            SnapshotError: the states are of a net with other random layers or on another kind of
-                device.
+            SnapshotError: the states belong to a net with different random layers, or on a
+                different kind of device.
         """
         unpack_states(self._generators(), state)
 

@@ -34,7 +34,7 @@ def unpack_states(generators: Sequence[torch.Generator], packed: bytes) -> None:
     """Restore states that `pack_states` returned.
 
     Raises:
-        SnapshotError: the states are of other generators or of another kind of device.
+        SnapshotError: the states belong to different generators or a different kind of device.
     """
     parts, rest = [], packed
     while len(rest) >= LENGTH.size:

@@ -57,7 +57,7 @@ class SlotShapes:
 
         Raises:
             LayerError: the layer does not accept bottoms of these shapes, or a top in place has
-                another shape.
+                a different shape.
         """
         layer = self._layers[position]
         found = [tuple(bottom.shape) for bottom in bottoms]

@@ -244,7 +244,7 @@ class _Call:
         """Return a tensor of the size and type of `like`.
 
         Raises:
-            UsageError: the sender's has another size.
+            UsageError: the sender's has a different size.
         """
         rank = self._owner.ranks[sender]
         payload = self._mesh.receive(rank, self._group, self._number, part, self._text)

@@ -198,7 +198,7 @@ class Transformer:
         resized if needed.
 
         Raises:
-            ValueError: the mean has another number of channels, or a wrong shape.
+            ValueError: the mean has a different number of channels, or a wrong shape.
         """
         self._check(in_)
         wanted = self.inputs[in_][1:]

@@ -2,7 +2,7 @@
 
 Against one process that takes the same hundred records as two passes of fifty (`iter_size: 2`),
 every bit agrees, after any number of iterations. Against one process with batch 100 the sums inside
-a convolution have another order; the difference is rounding, until a rounding difference turns a
+a convolution differ in order; the difference is rounding, until a rounding difference turns a
 near tie in max pooling or a ReLU near zero the other way, which happens after a few iterations with
 800,000 pooling windows a batch, on some processors in the second. benchmarks/results/accuracy.md
 has the measurement.

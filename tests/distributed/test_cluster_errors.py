@@ -172,7 +172,7 @@ def down(hosts: SshHosts, desk: Path) -> Iterator[None]:
 
 @contextmanager
 def something_else(hosts: SshHosts, desk: Path) -> Iterator[None]:
-    """Run a server of another kind at the test's address."""
+    """Run a server of a different kind at the test's address."""
     with socket.create_server((hosts.address, 0)) as server:
         server.settimeout(20)
 

@@ -114,7 +114,7 @@ def optimize_inference_for_dag(net: Any, input_blobs: Iterable[Any], namescope: 
 def optimize_inference_fast(net: Any, static_blobs: Iterable[Any]) -> Any:
     """Return a NetDef whose blobs share names, `__m<i>_shared`, by the order of its operators.
 
-    A net of another type than simple, or with recurrent operators, comes back as it is.
+    A net of a different type than simple, or with recurrent operators, comes back as it is.
 
     Args:
         net: a NetDef.

@@ -109,7 +109,7 @@ def open_database(path: str, db_type: str) -> Cursor:
     """Return a cursor on the first record of a database.
 
     Raises:
-        RuntimeError: the database is missing, empty, of another kind, or damaged.
+        RuntimeError: the database is missing, empty, of a different kind, or damaged.
     """
     backend = backend_of(db_type)
     found = detect(Path(path))

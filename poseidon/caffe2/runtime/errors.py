@@ -126,7 +126,7 @@ def is_own(error: BaseException) -> bool:
 
 def place_of(error: BaseException) -> tuple[str, int] | None:
     """Return the net and the index of the operator that an error is of; None for an error of
-    another kind.
+    a different kind.
     """
     return getattr(error, "operator", None)
 

@@ -146,7 +146,7 @@ class CommonWorld:
         """Return the tensors of all shards one after the other along the first dimension, by
         rank.
 
-        Each shard's tensors may have another size in the first dimension, which may be 0.
+        Each shard's tensors may have a different size in the first dimension, which may be 0.
         """
         own = torch.cat([tensor.to(tensors[0].device) for tensor in tensors])
         if self.size == 1:

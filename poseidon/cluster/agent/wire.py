@@ -25,7 +25,7 @@ LONGEST_S = 1e12
 Check = Callable[[object], Any]
 """Returns the value of a field from JSON's.
 
-Raises ValueError, TypeError or KeyError where it has another type.
+Raises ValueError, TypeError or KeyError where it has a different type.
 """
 
 

@@ -39,7 +39,7 @@ class RowPlan:
         names: the datasets, one for each top.
         share: the rows of this worker.
         seed: the seed of the job.
-        shuffle: read each epoch in another order.
+        shuffle: read each epoch in a different order.
     """
 
     batch_size: int

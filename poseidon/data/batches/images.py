@@ -52,7 +52,7 @@ class ImagePlan:
         seed: the seed of the job.
         size: height and width to resize every image to; None: no resizing.
         color: True for three channels, False for one.
-        shuffle: read each epoch in another order.
+        shuffle: read each epoch in a different order.
         rand_skip: start at a random line below this; 0: at the first.
     """
 

@@ -104,7 +104,7 @@ class NumberedReader:
         The caller owns the tensors. Their memory is reused after they are freed.
 
         Raises:
-            DataError: a record of the batch is damaged or has another shape, or the reader is
+            DataError: a record of the batch is damaged or has a different shape, or the reader is
                 closed.
         """
         if self._closed:

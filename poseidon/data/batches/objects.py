@@ -41,7 +41,7 @@ class ObjectPlan:
         mean: subtracted from each channel, (3, 1, 1); None: nothing.
         factor: multiplies the differences.
         mirror: mirror half of the images.
-        shuffle: read each epoch in another order.
+        shuffle: read each epoch in a different order.
     """
 
     share: Share

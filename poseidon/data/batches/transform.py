@@ -118,7 +118,7 @@ class Transform:
         """Return the shape (C, h, w) of a transformed image of `shape` (C, H, W).
 
         Raises:
-            DataError: the mean has another shape, or the crop is larger than the image.
+            DataError: the mean has a different shape, or the crop is larger than the image.
         """
         channels, height, width = shape
         if self.augmentation is not None:
@@ -130,7 +130,7 @@ class Transform:
         """Return the shape (C, h, w) of an augmented image of `shape` (C, H, W) after the crop.
 
         Raises:
-            DataError: the mean has another shape, or the crop is larger than the image.
+            DataError: the mean has a different shape, or the crop is larger than the image.
         """
         channels, height, width = shape
         extents = f"{channels} x {height} x {width}"

@@ -59,8 +59,8 @@ def open_cursor(path: Path, backend: int) -> Cursor:
         backend: a `Backend`, or its number in Caffe's `DataParameter.DB`.
 
     Raises:
-        DataError: the database is missing, of another kind, empty, damaged, or locked by another
-            process.
+        DataError: the database is missing, of a different kind, empty, damaged, or locked by
+            another process.
     """
     kind = Backend(backend)
     require_kind(path, kind)

@@ -2,7 +2,7 @@
 
 Law: a backend is recognized by the files in the folder, before any library opens it (LevelDB
 creates files even when it fails). A wrong `backend:` in a definition, a missing folder and a folder
-of another kind are different errors.
+of a different kind are different errors.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class SizeCheck:
         """Check the image of a line.
 
         Raises:
-            DataError: it has another number of values.
+            DataError: it has a different number of values.
         """
         if self._expected is None:
             self._expected = values

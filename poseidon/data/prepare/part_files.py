@@ -64,7 +64,7 @@ def is_divided(source: Path, parts: int) -> bool:
     """Return whether `source` is divided into exactly this many parts, none older than the source.
 
     Raises:
-        DataError: it is divided into another number of parts, or has changed since.
+        DataError: it is divided into a different number of parts, or has changed since.
     """
     found = existing_parts(source) if source.exists() else []
     if not found:

@@ -22,7 +22,7 @@ class ImageData(ReadingSource):
     and without a crop, the images of a batch must have one size, which the tops get.
 
     Fields (image_data_param): source, the list; root_folder, the prefix of each path; batch_size N
-    of one worker; new_height and new_width; is_color; shuffle (another order in each epoch, the
+    of one worker; new_height and new_width; is_color; shuffle (a different order in each epoch, the
     same on all workers); rand_skip; shared_file_system (true: all clients share the lines of one
     list; false: client k has `<source>_k`); transform_param.
     """

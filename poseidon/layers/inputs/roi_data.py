@@ -27,8 +27,8 @@ class ROIData(ReadingSource):
 
     Fields: roi_data_param: source, a window file as for `WindowData`, whose windows of overlap 1
     are the objects; root_folder, the prefix of each path; scale, the length of the shorter side (0:
-    images stay as they are); max_size, the limit of the longer one; shuffle (another order in each
-    epoch, the same on all workers); shared_file_system (as for `ImageData`). transform_param:
+    images stay as they are); max_size, the limit of the longer one; shuffle (a different order in
+    each epoch, the same on all workers); shared_file_system (as for `ImageData`). transform_param:
     mean_value, scale, mirror.
     """
 

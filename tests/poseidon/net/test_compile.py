@@ -284,8 +284,8 @@ WRONG = {
     ),
 }
 
-# Layers in place on x, of 2 x 6 x 9 x 11, whose top has another shape: the other bottom, the block
-# and the shape.
+# Layers in place on x, of 2 x 6 x 9 x 11, whose top has a different shape: the other bottom, the
+# block and the shape.
 OTHER_SHAPE = {
     "Reshape": ("", "reshape_param { shape { dim: 0 dim: -1 } }", "2x594"),
     "Flatten": ("", "", "2x594"),

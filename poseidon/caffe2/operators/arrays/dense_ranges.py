@@ -52,7 +52,7 @@ class GatherRangesToDense:
 
         Raises:
             ValueError: `ranges` has not one range for each output, or too many are empty or of
-                another length.
+                a different length.
         """
         if ranges.shape[1] != len(self.lengths):
             raise ValueError(f"{ranges.shape[1]} ranges are given for {len(self.lengths)} outputs")

@@ -23,7 +23,7 @@ def feed_blob(*, value: Argument) -> bytes:
     """Return a string, which the net has.
 
     Raises:
-        ValueError: the argument has another type.
+        ValueError: the argument has a different type.
     """
     if not value.HasField("s"):
         raise ValueError("FeedBlob: the argument value is no string")

@@ -326,8 +326,8 @@ class TensorProtosDBInput:
         """Return the outputs.
 
         Raises:
-            RuntimeError: a record has another format, another number of tensors, or other shapes
-                than the rest.
+            RuntimeError: a record differs from the rest in its format, number of tensors, or
+                shapes.
         """
         rows = [self._row(reader, record) for record in self._consumer.take(reader)]
         if self.batch_size == 0:

@@ -114,7 +114,7 @@ def unpack_records(packed: Any, *prototypes: Any, fields: list[str]) -> list[Any
         fields: the names of the columns.
 
     Raises:
-        RuntimeError: there are neither records nor prototypes, or they have another number of
+        RuntimeError: there are neither records nor prototypes, or they have a different number of
             columns.
     """
     for number, value in enumerate(prototypes):

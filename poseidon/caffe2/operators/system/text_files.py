@@ -27,7 +27,7 @@ class TextFileReader:
             types: the data type of each field, FLOAT or STRING.
 
         Raises:
-            ValueError: a field has another type, or there is none.
+            ValueError: a field has a different type, or there is none.
             RuntimeError: the file cannot be opened.
         """
         if not types or not set(types) <= {TensorProto.FLOAT, TensorProto.STRING}:

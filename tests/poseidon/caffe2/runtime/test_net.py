@@ -228,7 +228,7 @@ def test_sums_have_the_same_bits_in_each_type_of_net(tmp_path: Path) -> None:
         generator = torch.Generator().manual_seed(rank)
         for index, name in enumerate(names):
             own.create(name).value = torch.randn(1 + 9973 * index, generator=generator)
-        order = names if rank else names[::-1]  # threads make them in another order
+        order = names if rank else names[::-1]  # threads make them in a different order
         copies = [core.CreateOperator("Copy", name, name) for name in order]
         sums = [
             core.CreateOperator("Allreduce", [worlds[index % 2], name], [name], engine="GLOO")

@@ -76,7 +76,7 @@ def test_equal_to_opencv(body: str) -> None:
         given = case(seed)
         found, expected = rows(body, given), by_opencv(body, given, alone=alone)
         assert found.shape == expected.shape
-        # Its rows have another order, and so have boxes with equal scores.
+        # Its rows have a different order, and so have boxes with equal scores.
         key = [array[np.lexsort((array[:, 2], array[:, 1]))] for array in (found, expected)]
         np.testing.assert_allclose(*key, atol=1e-5)
         assert (np.diff(found[:, 1]) >= 0).all()
