@@ -20,7 +20,7 @@ from ps_server.monitor import Monitor
 from ps_server.network import Network
 from ps_server.protocol.asked_history import AskedHistory
 from ps_server.protocol.bandwidth import ChangeLog
-from ps_server.protocol.messages import Array, Payload, Signal, SignalKind
+from ps_server.protocol.messages import Array, Payload, Round, Signal, SignalKind
 from ps_server.protocol.placement import place
 from ps_server.protocol.precision import add
 from ps_server.protocol.settings import StoreSpec
@@ -240,6 +240,32 @@ class Client:
         Every table must have been pushed in it, unless each has a clock of its own.
         """
         self._do(self._session.tick)
+
+    def describe_part(self, weight: float, payload: bytes, *, whole: bool) -> None:
+        """Describe this worker's part of a round, which the next `clock` ends. Where a quorum ends a
+        round, in each (`quorum.py`).
+
+        Args:
+            weight: in the average of the round; at least 0.
+            payload: for all workers whose parts count in the same round.
+            whole: whether that round waits for all workers.
+        """
+        with self._monitor:
+            self._session.describe_part(weight, payload, whole=whole)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a quorum of the workers waits for this one's part of a round."""
+        with self._monitor:
+            return self._session.is_awaited
+
+    def end_round(self) -> Round:
+        """Wait for the round in which this worker's part counts, and for its values; the next part
+        follows from them. Return whose parts have counted.
+        """
+        return self._monitor.wait_for(
+            self._session.end_round, "the round of this worker's part did not end"
+        )
 
     def request(self, table: int) -> None:
         """Under `SSP`: ask for what the next `read` of this table will need, ahead of it."""

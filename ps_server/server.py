@@ -113,13 +113,18 @@ class Server:
         for handled, (peer, frames) in enumerate(batch):
             self._trace.count("queue", messages=len(batch) - handled)
             answered = self._answer(peer, frames)
+            answered |= self._add(self.shard.advance(self._clock()))
             self._meter.handled()
             if answered:
                 self._send_waiting(blocked)
+        if self._add(self.shard.advance(self._clock())):
+            self._send_waiting(blocked)
         self._meter.end()
         if batch:
             self._trace.count("queue", messages=0)
-        return self._send_in_background()
+        wait_s = self._send_in_background()
+        due_s = self.shard.wait_s(self._clock())
+        return wait_s if due_s is None else min(wait_s, due_s)
 
     def _send_in_background(self) -> float:
         """Send each peer for which nothing else is queued one packet of the background, so that

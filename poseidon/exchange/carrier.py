@@ -81,6 +81,8 @@ class CarrierState:
 
     private = False
     """Whether each host has histories of its own, or all replicas share one."""
+    overtaken = False
+    """Whether other replicas may go on before `keep` returns, and change what this one keeps."""
 
     def histories(self) -> Mapping[int, History]:
         """Return the history of each of the carrier's tensors, by index."""
@@ -121,10 +123,13 @@ class Carrier(ABC):
     Attributes:
         indices: its tensors.
         state: what a snapshot holds of it.
+        reached: iterations that the job has finished, where it may go on without this worker; it
+            goes on from there. 0: all workers make each iteration.
     """
 
     indices: Sequence[int]
     state: CarrierState
+    reached: int = 0
 
     @abstractmethod
     def open(self, histories: Sequence[History] | None, clock: int | None) -> None:
@@ -167,6 +172,11 @@ class Carrier(ABC):
     @abstractmethod
     def settle(self, clock: int) -> None:
         """Bring every tensor to the state after `clock` iterations of all replicas."""
+
+    def note_records(self, count: float) -> None:  # noqa: B027 - most average the workers alike
+        """Note that this worker computes so many records in the iteration; see
+        `Exchange.note_records`.
+        """
 
     @abstractmethod
     def close(self) -> None:

@@ -208,7 +208,23 @@ class Exchange:
                 limit = clip_factor(total, self._clip)
             for carrier in self.carriers:
                 carrier.finish(limit)
-            self._finished = self._iteration + 1
+            reached = (carrier.reached for carrier in self.carriers)
+            self._finished = max(self._iteration + 1, *reached)
+
+    @property
+    def finished(self) -> int:
+        """Iterations finished: the number of the next one. With a quorum (`rounds/quorum.py`)
+        `finish` may leave out those that the job has made without this worker.
+        """
+        return self._finished
+
+    def note_records(self, count: float) -> None:
+        """Note that this worker computes so many records in the next iteration, or so many more.
+
+        With a quorum they weigh its changes. An iteration without a note counts as one record.
+        """
+        for carrier in self.carriers:
+            carrier.note_records(count)
 
     def settle(self) -> None:
         """Bring every tensor to the state after all replicas' finished iterations.
@@ -308,12 +324,14 @@ class ExchangeState:
     Attributes:
         private: whether each host has histories of its own (staleness > 0), or all replicas share
             one.
+        overtaken: whether all replicas wait for each other after `keep`, before the next iteration.
     """
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
         self._parts = [carrier.state for carrier in exchange.carriers]
         self.private = any(part.private for part in self._parts)
+        self.overtaken = any(part.overtaken for part in self._parts)
 
     def histories(self) -> list[History]:
         """Return each tensor's history.

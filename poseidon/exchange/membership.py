@@ -29,6 +29,8 @@ class Membership:
         local_address: where the leader listens for the followers (`LocalGroup`).
         virtual_workers: those of the job, and the workers that compute for them: of all hosts, in
             the order of ranks. None: each computes for one, and the plan follows from the cluster.
+        quorum: hosts whose changes end a round, and the seconds that it then waits for others: of
+            the exchange of rounds. 0: all, in each iteration.
         options: of the exchange.
     """
 
@@ -40,6 +42,7 @@ class Membership:
     local_workers: int = 1
     local_address: str = ""
     virtual_workers: VirtualWorkers | None = None
+    quorum: tuple[int, float] = (0, 0.0)
     options: ExchangeOptions = DEFAULT_OPTIONS
 
     @property

@@ -26,7 +26,16 @@ if TYPE_CHECKING:
     from poseidon.exchange.lossy.compression import Lossy
 
 LOCAL_STEPS = frozenset(
-    {"outer_lr", "outer_momentum", "outer_nesterov", "sync_fragments", "sync_delay", "sync_mix"}
+    {
+        "outer_lr",
+        "outer_momentum",
+        "outer_nesterov",
+        "sync_fragments",
+        "sync_delay",
+        "sync_mix",
+        "quorum",
+        "quorum_grace",
+    }
 )
 """The options that only local steps use."""
 
@@ -60,6 +69,9 @@ class ExchangeOptions:
         sync_delay: local steps that are made while a part travels; below `sync_every`.
         sync_mix: the weight of a worker's own value when the common one comes after a delay; at
             least 0 and below 1.
+        quorum: workers whose changes end a round, at least 1 (`rounds/quorum.py`); 0, or as many as
+            there are: all.
+        quorum_grace: seconds that a round then waits for others.
         bandwidth_mbps: SSPAggr's budget of each client for changes that the bound does not need
             yet; None: no limit.
         compress: lossy codecs of tensors (`lossy/compression.py`); empty: none.
@@ -155,6 +167,19 @@ class ExchangeOptions:
     sync_mix: float = option(
         0.5, "weight of the own value after a delay ({default})", Section.EXCHANGE, metavar="F"
     )
+    quorum: int = option(
+        0,
+        "workers that end a round; {default} (default): all",
+        Section.EXCHANGE,
+        metavar="K",
+        read=count,
+    )
+    quorum_grace: float = option(
+        0.0,
+        "seconds that it then waits for the others ({default})",
+        Section.EXCHANGE,
+        metavar="SECONDS",
+    )
     wait_free: bool = option(
         True, "send gradients during the backward pass ({default})", Section.EXCHANGE
     )
@@ -224,6 +249,7 @@ class ExchangeOptions:
             )
         if not 0 <= self.sync_mix < 1:
             raise UsageError(f"--sync_mix={self.sync_mix:g}: expected 0 or more, and less than 1")
+        self._check_quorum()
         if self.streams and (self.kind is ExchangeKind.ALLREDUCE or self.staleness):
             raise UsageError(
                 "--sync_fragments and --sync_delay need the parameter server at "
@@ -231,8 +257,66 @@ class ExchangeOptions:
                 "--exchange=hybrid or ps"
             )
 
+    def _check_quorum(self) -> None:
+        if not (self.quorum_grace >= 0 and math.isfinite(self.quorum_grace)):
+            raise UsageError(
+                f"--quorum_grace={self.quorum_grace:g}: expected a number of seconds, 0 or more"
+            )
+        if not self.quorum:
+            if self.quorum_grace:
+                raise UsageError(
+                    f"--quorum_grace={self.quorum_grace:g} is how long a round waits after a "
+                    "quorum, which --quorum=K asks for"
+                )
+            return
+        others = {
+            f"--exchange={self.kind.value}": self.kind is ExchangeKind.ALLREDUCE,
+            f"--table_staleness={self.staleness}": self.staleness > 0,
+            "--sync_fragments and --sync_delay": self.streams,
+            f"--compress={self.compress}": bool(self._codecs()),
+            f"--wire_precision={self.precision.value}": self.precision is not Precision.FLOAT32,
+            f"--consistency_model={self.consistency.value}": (
+                self.consistency is not Consistency.SSP_PUSH
+            ),
+        }
+        if refused := next((flags for flags, given in others.items() if given), None):
+            raise UsageError(
+                f"--quorum={self.quorum} cannot be combined with {refused}: it needs whole rounds "
+                "in float32 through the parameter server"
+            )
+
+    def check_quorum(self, placed: VirtualWorkers) -> None:
+        """Raise UsageError when a job cannot begin with this quorum.
+
+        Args:
+            placed: the virtual workers, and the workers that compute for them.
+        """
+        if self.quorum > placed.processes:
+            raise UsageError(
+                f"--quorum={self.quorum}: expected at most {placed.processes}, the number of workers"
+            )
+        if self.quorum and not placed.is_one_each:
+            raise UsageError(
+                f"--quorum={self.quorum} cannot be combined with "
+                f"{counted(placed.count, 'virtual worker')} on {counted(placed.processes, 'worker')}"
+                f": expected --virtual_workers={placed.processes}, or a job without it"
+            )
+
+    def of_workers(self, placed: VirtualWorkers) -> ExchangeOptions:
+        """Return the options of a job: a quorum of all is none. Nor is there one while a worker
+        computes for several virtual workers, after the loss of another one.
+        """
+        if self.quorum < placed.processes and placed.is_one_each:
+            return self
+        return replace(self, quorum=0, quorum_grace=0.0)
+
     def check_workers_per_host(self, count: int) -> None:
         """Raise UsageError when this many workers on each host cannot exchange so."""
+        if self.quorum and count > 1:
+            raise UsageError(
+                f"--quorum={self.quorum} needs one worker on each host, not {count}: the workers "
+                "of a host send one sum"
+            )
         if self.streams and count > 1:
             raise UsageError(
                 f"--sync_fragments and --sync_delay need one worker on each host, not {count}: "
@@ -299,7 +383,8 @@ class ExchangeOptions:
         """Whether a round is one step, and the outer rule takes the mean over the workers as it
         is.
         """
-        return self.sync_every == 1 and self.outer_lr == 1 and self.outer_momentum == 0
+        plain = self.outer_lr == 1 and self.outer_momentum == 0 and not self.quorum
+        return self.sync_every == 1 and plain
 
     @property
     def check_interval(self) -> int:

@@ -74,6 +74,7 @@ class Job(ABC):
         fast as the others on average."""
         self._devices = devices * request.num_app_threads if devices == ("cpu",) else devices
         self.plan, self.virtual_workers = self._make_plan(site.hosts)
+        request.exchange.check_quorum(self.virtual_workers)
         if request.balance.measured and not self.elastic:
             raise UsageError(
                 "--balance=auto places virtual workers anew at snapshots in memory, and this job "

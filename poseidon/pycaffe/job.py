@@ -122,7 +122,7 @@ class JobMember:
                         trained.tensor.copy_(tensor)
                     else:
                         exchange.begin(index, tensor)
-            with collections.ending_iteration():
+            with collections.ending_iteration(lambda: exchange.finished):
                 exchange.finish()
             collections.finish_step()
             self._begin()

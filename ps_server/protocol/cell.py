@@ -9,7 +9,7 @@ more than the memory that its messages came in.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -50,6 +50,7 @@ class Cell:
         "nodes",
         "own",
         "packed",
+        "parts",
         "push_size",
         "push_type",
         "rate",
@@ -76,6 +77,7 @@ class Cell:
         push_type: np.dtype[np.generic],
         *,
         packs_rows: bool = False,
+        quorum: bool = False,
     ) -> None:
         """Make the cell of a chunk.
 
@@ -86,6 +88,7 @@ class Cell:
             clock: of its first value.
             push_type: of pushes without a codec.
             packs_rows: whether pushes and values may leave out rows.
+            quorum: whether a quorum of the workers ends a round (`quorum.py`).
         """
         workers = len(nodes)
         self.chunk = chunk
@@ -109,6 +112,8 @@ class Cell:
         self.sum = EMPTY
         self.tree = TreeSum(self.virtual_workers, self._add_halves)
         self.arrived: dict[int, m.Payload] = {}  # encoded ones, by virtual worker
+        # by rank, where a quorum ends a round; None: every iteration needs all workers
+        self.parts: dict[int, Tensor] | None = {} if quorum else None
         self.replica: Replica | EncodedReplica | None = None  # where values travel as changes
         self.rows = ChunkRows.of(chunk, spec.row_elements) if packs_rows else None
         self.packed: Packed | None = None  # the rows that the last update has changed
@@ -126,6 +131,11 @@ class Cell:
     @property
     def name(self) -> str:
         return f"table '{self.spec.name}' chunk {self.chunk.index}"
+
+    @property
+    def has_pushes(self) -> bool:
+        """Whether workers push to it: it is no copy."""
+        return self.spec.keeping is not Keeping.COPY
 
     def _await(self) -> None:
         """Await the nodes of each worker in the iteration that begins."""
@@ -242,7 +252,7 @@ class Cell:
             raise RemoteProtocolError(
                 f"worker {rank} pushes {push.count} iterations of {self.name} at once"
             )
-        if push.clock != self.clock:
+        if push.clock != self.clock if self.parts is None else rank in self.parts:
             raise RemoteProtocolError(
                 f"worker {rank} pushes {self.name} again before its new value came"
             )
@@ -267,6 +277,10 @@ class Cell:
         self.rate = push.rate
         self.skipped = push.array.size == 0
         self.begun = True
+        if self.parts is not None:
+            self.parts[rank] = own_tensor(push.array)
+            self.own[rank] += 1
+            return
         node = self.nodes[rank][self.received[rank]]
         self.received[rank] += 1
         if self.received[rank] == len(self.nodes[rank]):
@@ -291,6 +305,17 @@ class Cell:
         whole = torch.zeros(self.chunk.size)
         self.rows.unpack(array.view(np.uint8), whole.numpy())
         return whole
+
+    def end_round(self, shares: Mapping[int, float]) -> None:
+        """Take the average of these workers' parts, by their shares in it. `apply` follows."""
+        assert self.parts is not None
+        total: Tensor | None = None
+        for rank, share in shares.items():
+            part = self.parts.pop(rank)
+            total = part.mul_(share) if total is None else total.add_(part, alpha=share)
+        assert total is not None
+        self.sum = total
+        self.complete = True
 
     def apply(self, scale: float) -> None:
         """Make the next value from the average, times `scale` if it is of gradients, and begin

@@ -243,6 +243,8 @@ def _write_store(store: StoreSpec) -> Header:
         store.precision.value,
         store.trial,
         [] if store.virtual_workers is None else list(store.virtual_workers.bounds),
+        store.quorum,
+        float(store.grace_s),
     ]
 
 
@@ -281,6 +283,8 @@ def _read_store(f: Fields) -> StoreSpec:
         precision=_member(Precision, f.text()),
         trial=f.flag(),
         virtual_workers=_virtual_workers(f.integers(MAX_WORKERS + 1, MAX_WORKERS + 1)),
+        quorum=f.integer(MAX_WORKERS + 1),
+        grace_s=f.number(),
     )
 
 
@@ -395,6 +399,16 @@ _WRITERS: dict[type, tuple[int, Callable[[Any], Written]]] = {
             [raw_bytes(x.rows), *(raw_bytes(a) for a in x.arrays)],
         ),
     ),
+    m.Part: (29, lambda x: ([x.clock, float(x.weight), x.whole], [x.payload])),
+    m.Taken: (30, lambda x: ([x.clock], ())),
+    m.Awaited: (31, lambda x: ([x.clock], ())),
+    m.Round: (
+        32,
+        lambda x: (
+            [x.clock, list(x.workers), [float(weight) for weight in x.weights]],
+            list(x.payloads),
+        ),
+    ),
 }
 
 
@@ -430,6 +444,24 @@ def _check_place(table: int, chunk: int, clock: int) -> None:
         raise RemoteProtocolError(f"there is no chunk {chunk} of table {table} at clock {clock}")
 
 
+def _read_part(f: Fields) -> m.Part:
+    clock, weight, whole = _clock(f), f.number(), f.flag()
+    if weight < 0:
+        raise RemoteProtocolError(f"a part of weight {weight}; expected 0 or more")
+    return m.Part(clock, weight, whole, _payload(f))
+
+
+def _read_round(f: Fields) -> m.Round:
+    clock, workers = _clock(f), f.integers(MAX_WORKERS, MAX_WORKERS)
+    weights, payloads = f.any_numbers(MAX_WORKERS), f.payloads()
+    in_order = list(workers) == sorted(set(workers))
+    if not (in_order and len(workers) == len(weights) == len(payloads)):
+        raise RemoteProtocolError(f"a round of workers {list(workers)[:8]} does not fit its parts")
+    if not all(math.isfinite(weight) and weight >= 0 for weight in weights):
+        raise RemoteProtocolError("a round has a weight that is not a finite number above 0")
+    return m.Round(clock, workers, weights, payloads)
+
+
 _READ: dict[type, Callable[[Fields], m.Message]] = {
     m.Hello: lambda f: m.Hello(f.integer(MAX_WORKERS), f.data()),
     m.Welcome: lambda f: m.Welcome(f.integer(MAX_WORKERS)),
@@ -460,6 +492,10 @@ _READ: dict[type, Callable[[Fields], m.Message]] = {
         f.integer(MAX_SLOTS, least=1),
         f.integer(MAX_SLOT_BYTES),
     ),
+    m.Part: _read_part,
+    m.Taken: lambda f: m.Taken(_clock(f)),
+    m.Awaited: lambda f: m.Awaited(_clock(f)),
+    m.Round: _read_round,
     m.MemoryAnswer: lambda f: m.MemoryAnswer(f.flag()),
     m.CreateRows: lambda f: m.CreateRows(
         _row_table(f), f.integer(MAX_WORKERS + 1, least=1), _read_row_table(f)

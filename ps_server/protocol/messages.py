@@ -119,6 +119,56 @@ class Push:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """Worker -> shard: all pushes of the worker's part of a round, where a quorum of the workers
+    ends a round (`quorum.py`). Shard 0 gets it when all others have them.
+
+    Attributes:
+        clock: of the pushes.
+        weight: in the average of the round; at least 0.
+        whole: whether the round that it counts in waits for all workers.
+        payload: for all workers in that round.
+    """
+
+    clock: int
+    weight: float
+    whole: bool
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Shard -> worker: the shard has all pushes of the worker's part of that clock."""
+
+    clock: int
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """Shard 0 -> a worker: a quorum has parts in round `clock`, which still waits for others."""
+
+    clock: int
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Shard 0 -> every worker -> every other shard: the round that has begun with the values of
+    `clock` ends with the parts of these workers.
+
+    Attributes:
+        clock: of the round.
+        workers: in the order of ranks.
+        weights: of the part of each.
+        payloads: of the part of each.
+    """
+
+    clock: int
+    workers: tuple[int, ...]
+    weights: tuple[float, ...]
+    payloads: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Store:
     """Rank 0 -> shard: the value of a chunk of a copied table after `clock` iterations."""
 
@@ -344,6 +394,8 @@ ToShard = (
     | MemoryOffer
     | Initial
     | Push
+    | Part
+    | Round
     | Store
     | Clock
     | Get
@@ -362,6 +414,9 @@ ToWorker = (
     Welcome
     | MemoryAnswer
     | Value
+    | Taken
+    | Awaited
+    | Round
     | Fresh
     | PartialNorm
     | TotalNorm
@@ -390,9 +445,9 @@ def payload_bytes(message: Message) -> int:
             return message.rows.nbytes
         case KeptRows():
             return message.rows.nbytes + sum(array.nbytes for array in message.arrays)
-        case Gather():
+        case Gather() | Part():
             return len(message.payload)
-        case Gathered():
+        case Gathered() | Round():
             return sum(map(len, message.payloads))
         case _:
             return 0

@@ -45,6 +45,7 @@ ORDERS: dict[type, Order] = {
     m.Value: Order.BY_URGENCY,
     m.History: Order.IN_BACKGROUND,
     m.Clock: Order.IN_TURN,  # all pushes of these iterations are sent
+    m.Part: Order.IN_TURN,  # all pushes of the part are sent
     m.Fresh: Order.IN_TURN,  # valid for every chunk that was not sent again
     m.Leave: Order.IN_TURN,
 }

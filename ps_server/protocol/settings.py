@@ -452,6 +452,9 @@ class StoreSpec:
             (`Client.replace_trial`).
         virtual_workers: those that the workers compute for; None: one each. More than one each
             need staleness 0.
+        quorum: workers that end a round (`quorum.py`), below W; 0: all, in every iteration. It needs
+            float32 without codecs, SSPPush, staleness 0, no limit, and one virtual worker each.
+        grace_s: seconds to wait for others once a quorum is there.
     """
 
     workers: int
@@ -466,6 +469,8 @@ class StoreSpec:
     precision: Precision = Precision.FLOAT32
     trial: bool = False
     virtual_workers: VirtualWorkers | None = None
+    quorum: int = 0
+    grace_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not 1 <= self.workers <= MAX_WORKERS:
@@ -497,6 +502,30 @@ class StoreSpec:
         if self.start_clock < 0:
             raise SpecError(f"start_clock is {self.start_clock}; expected 0 or more")
         self._check_virtual_workers()
+        self._check_quorum()
+
+    def _check_quorum(self) -> None:
+        if not (self.grace_s >= 0 and math.isfinite(self.grace_s)):
+            raise SpecError(f"grace_s is {self.grace_s}; expected 0 or more")
+        if not self.quorum:
+            return
+        if not 1 <= self.quorum < self.workers:
+            raise SpecError(f"quorum is {self.quorum}; expected 1 to {self.workers - 1}, or 0")
+        plain = (
+            self.consistency is Consistency.SSP_PUSH
+            and self.precision is Precision.FLOAT32
+            and self.clip is None
+            and not self.trial
+            and self.placed.is_one_each
+        )
+        if not plain or any(
+            table.staleness or table.codec or table.held_as is not Precision.FLOAT32
+            for table in self.tables
+        ):
+            raise SpecError(
+                f"a quorum of {self.quorum} workers needs SSPPush, staleness 0, float32 without "
+                "codecs, no clip, and one virtual worker each"
+            )
 
     def _check_virtual_workers(self) -> None:
         of = self.virtual_workers
@@ -542,6 +571,7 @@ class StoreSpec:
             and table.held_as is Precision.FLOAT32
             and self.precision is Precision.FLOAT32
             and self.consistency is not Consistency.SSP
+            and not self.quorum
         )
 
     def difference(self, other: StoreSpec) -> str:

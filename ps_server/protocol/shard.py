@@ -8,6 +8,8 @@ Laws:
   the sum of each of its nodes (`StoreSpec.nodes`), adds them in the tree of virtual workers (so that
   the sum has the same bits in every run), applies the rule once to their average, and only then
   becomes `clock + 1`. A chunk of an averaged table takes values instead.
+* Where a quorum of the workers ends a round (`quorum.py`), a chunk keeps the part of each worker. It
+  takes the average of those that count in the round, and only their workers get the value.
 * A chunk of a table that is a copy changes only when rank 0 stores a new value.
 * A chunk of staleness > 0 is a sum. Changes are added as they arrive. The vector clock (`clock.py`)
   bounds what a worker may read. Under `SSPPush` a worker gets the others' changes when the slowest
@@ -23,14 +25,15 @@ Laws:
 * Memory is allocated when the store is created; an iteration allocates only the memory of its
   messages. The first gradient becomes the sum, in the memory in which it arrived. The
   transport sends a value from its own memory, without a copy: at staleness 0 the next change of the
-  chunk needs a push of every worker, and a worker pushes only after it has received the value.
+  chunk needs a push of every worker, and a worker pushes only after it has received the value. Where
+  a quorum ends a round it may not have it yet, so a copy is sent.
 * A history is sent from its own memory, too. The chunk's next change is made in a copy of it, and
   the memory goes with the messages: one copy a chunk, however many workers ask.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +54,7 @@ from ps_server.protocol.precision import (
     of_values,
     rounded,
 )
+from ps_server.protocol.quorum import ShardRounds, weights_of
 from ps_server.protocol.settings import Consistency, Keeping, StoreSpec
 from ps_server.protocol.shard_rows import ShardRows
 from ps_server.rules import clip_factor, exact_sum
@@ -91,6 +95,7 @@ class Shard:
         self._store: StoreSpec | None = None
         self._cells: dict[tuple[int, int], Cell] = {}
         self._clock = VectorClock(workers)
+        self._rounds: ShardRounds | None = None  # where a quorum ends them
         self._begun = False
         self._agreed: set[int] = set()  # ranks that have created the present store
         self._tried = 0  # updates of trial stores
@@ -103,6 +108,8 @@ class Shard:
             m.Create: self._create,
             m.Initial: self._initial,
             m.Push: self._push,
+            m.Part: self._part,
+            m.Round: self._round,
             m.Store: self._store_copy,
             m.Clock: self._tick,
             m.Get: self._get,
@@ -183,6 +190,11 @@ class Shard:
         if self._store is None:
             self._store = store
             self._clock = VectorClock(self._workers, store.start_clock)
+            self._rounds = None
+            if store.quorum:
+                self._rounds = ShardRounds(
+                    self._workers, store.quorum, store.grace_s, store.start_clock
+                )
             workers = range(self._workers)
             nodes = [[store.nodes(table, other) for other in workers] for table in store.tables]
             for chunk in place(store.tables, store.shards, store.loads).of_shard(self.index):
@@ -195,6 +207,7 @@ class Shard:
                     store.start_clock,
                     push_type,
                     packs_rows=store.packs_rows(spec),
+                    quorum=store.quorum > 0,
                 )
                 self._cells[chunk.table, chunk.index] = cell
         elif store != self._store:
@@ -274,7 +287,7 @@ class Shard:
     def _complete(self, cell: Cell) -> Iterator[Outgoing]:
         assert self._store is not None
         if self._store.clip is None or not cell.spec.follows_gradients:
-            yield from self._apply(cell, 1.0)
+            yield from self._apply(cell, 1.0, range(self._workers))
             return
         cells = [other for other in self._cells.values() if other.spec.follows_gradients]
         if all(other.complete for other in cells):
@@ -290,28 +303,92 @@ class Shard:
         assert self._store is not None
         factor = clip_factor(norm.total, self._store.clip)
         for cell in cells:
-            yield from self._apply(cell, factor)
+            yield from self._apply(cell, factor, range(self._workers))
         if self._store.outside_norm and self.index == 0:
             yield from self._members.to_all(norm, but=0)
 
-    def _apply(self, cell: Cell, factor: float) -> Iterator[Outgoing]:
+    def _apply(self, cell: Cell, factor: float, ranks: Sequence[int]) -> Iterator[Outgoing]:
         assert self._store is not None
         cell.apply(factor * self._store.gradient_scale)
         self.counts.updates += 1
         if cell.skipped:
-            yield from self._send(cell, cell.clock, range(self._workers), EMPTY)
+            yield from self._send(cell, cell.clock, ranks, EMPTY)
         elif cell.replica is not None:
             assert cell.value is not None
             cell.replica.follow(cell.value, cell.clock - 1)
-            yield from self._send(
-                cell, cell.clock, range(self._workers), as_array(cell.replica.change)
-            )
+            yield from self._send(cell, cell.clock, ranks, as_array(cell.replica.change))
         elif cell.packed is not None:
-            yield from self._send(cell, cell.clock, range(self._workers), cell.packed)
+            yield from self._send(cell, cell.clock, ranks, cell.packed)
         elif self._store.consistency is not Consistency.SSP:
-            yield from self._send_value(cell, cell.clock, range(self._workers))
+            yield from self._send_value(cell, cell.clock, ranks)
         else:
             yield from self._answer_waiting(cell, cell.clock)
+
+    def _part(self, rank: int, part: m.Part) -> Iterator[Outgoing]:
+        rounds = self._known_rounds(rank)
+        for cell in self._cells.values():
+            if cell.parts is not None and cell.has_pushes and rank not in cell.parts:
+                raise RemoteProtocolError(
+                    f"worker {rank} ends its part of a round without its push of {cell.name}"
+                )
+        if self.index == 0:
+            rounds.add(rank, part)
+        else:
+            yield self._members.to(rank, m.Taken(part.clock))
+
+    def _round(self, rank: int, decided: m.Round) -> Iterator[Outgoing]:
+        if self.index == 0:
+            raise RemoteProtocolError(f"worker {rank} ends a round; only shard 0 may")
+        rounds = self._known_rounds(rank)
+        lacking = any(
+            cell.parts is not None
+            and cell.has_pushes
+            and not cell.parts.keys() >= {*decided.workers}
+            for cell in self._cells.values()
+        )
+        if decided.clock == rounds.clock and lacking:
+            raise RemoteProtocolError(
+                f"worker {rank} ends round {decided.clock} with parts that have not come"
+            )
+        if rounds.follow(decided) is not None:
+            yield from self._end_round(decided)
+
+    def _known_rounds(self, rank: int) -> ShardRounds:
+        if self._rounds is None:
+            raise RemoteProtocolError(f"worker {rank} ends a round, and all workers end each")
+        return self._rounds
+
+    def advance(self, now_s: float) -> list[Outgoing]:
+        """End the round of a quorum if it may end now, or say whom it waits for. Return the messages to send, in order.
+
+        Call it after each message, and when `wait_s` is over.
+
+        Args:
+            now_s: the seconds of a clock that is never set.
+        """
+        decided = None if self._rounds is None else self._rounds.decide(now_s)
+        if self._rounds is None:
+            return []
+        if decided is None:
+            awaited = m.Awaited(self._rounds.clock)
+            return [self._members.to(rank, awaited) for rank in self._rounds.awaited()]
+        return [*self._members.to_all(decided), *self._end_round(decided)]
+
+    def wait_s(self, now_s: float) -> float | None:
+        """Return the seconds until `advance` ends a round, if no message comes; None: it does
+        not.
+        """
+        return None if self._rounds is None else self._rounds.wait_s(now_s)
+
+    def _end_round(self, decided: m.Round) -> Iterator[Outgoing]:
+        shares = weights_of(decided)
+        for cell in self._cells.values():
+            if not cell.has_pushes:
+                continue
+            cell.end_round(shares)
+            yield from self._apply(cell, 1.0, decided.workers)
+            for rank in decided.workers:
+                cell.own[rank] = cell.clock
 
     def _store_copy(self, rank: int, store: m.Store) -> Iterator[Outgoing]:
         cell = self._cell(store.table, store.chunk)
@@ -393,7 +470,7 @@ class Shard:
         assert cell.value is not None
         value = cell.value if cell.replica is None else cell.replica.value
         array = as_array(rounded(value, cell.spec.held_as))
-        if cell.adds_changes:
+        if cell.adds_changes or cell.parts is not None:
             array = array.copy()  # the next change may come before the transport has read this one
         yield from self._send(cell, clock, ranks, array)
 
@@ -457,7 +534,10 @@ class Shard:
         return (
             self._collections.behind(rank, other)
             or self._rows.behind(rank, other)
-            or any(cell.own[rank] < cell.own[other] for cell in self._cells.values())
+            or any(
+                cell.own[rank] < cell.own[other] or other in (cell.parts or ())
+                for cell in self._cells.values()
+            )
         )
 
     def _of_rows(self, rank: int, message: m.Message) -> Iterator[Outgoing]:

@@ -16,6 +16,8 @@ Laws:
 * A pushed array is held, and must not be written to, until the shard has it: at staleness 0 until
   the next value of its chunk arrives, at staleness > 0 until a value that includes it arrives.
 * A table of staleness 0 may be bound to its reader's array (`values.py`).
+* Where a quorum of the workers ends a round (`quorum.py`), an iteration of this worker is its part of
+  a round. It counts in the round that is open when it comes, so the clock goes on from that one's.
 * With table clocks each table of staleness 0 counts its own pushes: a worker pushes a table when it
   likes, all workers equally often, and a read needs all that the worker has pushed to the table.
   The shards know each chunk's own clock anyway.
@@ -40,6 +42,7 @@ from ps_server.protocol.norm import WorkerNorm
 from ps_server.protocol.packed_rows import ChunkRows
 from ps_server.protocol.placement import Chunk, place
 from ps_server.protocol.precision import Compressor, of_pushes
+from ps_server.protocol.quorum import WorkerRounds
 from ps_server.protocol.settings import Consistency, Keeping, Precision, StoreSpec, TableSpec
 from ps_server.protocol.values import Held, WorkerValues, check_array, feedback_for
 from ps_server.protocol.worker_rows import WorkerRows
@@ -106,6 +109,7 @@ class Session:
         self._feedback = [feedback_for(store, table, row, rank) for row, table in self._rows()]
         self._encoded = [0] * len(store.tables)  # pushes so far that were encoded or rounded
         self._nodes = [store.nodes(table, rank) for table in store.tables]
+        self.rounds = WorkerRounds(rank, store.shards) if store.quorum else None
         self._joins = True  # whether `start` sends a `Hello`
         self.stays_on: set[int] = set()
         """Shards that have not answered the `Leave` of this session."""
@@ -334,10 +338,45 @@ class Session:
                     f"iteration {self.clock} ends without a push of table '{spec.name}'"
                 )
         self.clock += 1
+        if self.rounds is not None:
+            return [Addressed(*to) for to in self.rounds.end()]
         if self._log is None:
             return self._send_clock()
         # A worker with as many finished iterations as this one does not wait for what is held back.
         return self._send_due(lambda table: needed_clock(self.clock + 1, table.staleness))
+
+    def describe_part(self, weight: float, payload: bytes, *, whole: bool) -> None:
+        """Describe the part that the next `tick` ends, where a quorum ends a round; see `Part`."""
+        if self.rounds is None:
+            raise LocalProtocolError("this store has no quorum: all workers end each iteration")
+        self.rounds.describe(m.Part(self.clock, weight, whole, payload))
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a quorum waits for this worker's part."""
+        return self.rounds is not None and self.rounds.is_awaited(self.clock)
+
+    def end_round(self) -> m.Round | None:
+        """Return the round in which this worker's part has counted, once its values are here, and
+        go on from its clock; None before.
+        """
+        ended = None if self.rounds is None else self.rounds.ended
+        if self.rounds is None or ended is None:
+            return None
+        clock = ended.clock + 1
+        pushed = [
+            copy
+            for row, spec in zip(self.values.copies, self.store.tables, strict=True)
+            if spec.keeping is not Keeping.COPY
+            for copy in row
+        ]
+        if any(copy.clock < clock for copy in pushed):
+            return None
+        self.rounds.forget()
+        self.clock = clock
+        for copy in pushed:
+            copy.own = copy.sent = copy.pushed = clock
+        return ended
 
     def ask(self, table: int, staleness: int | None = None) -> list[Addressed]:
         """Ask for the chunks that are too old to be read, under `SSP`.
@@ -446,6 +485,12 @@ class Session:
         match message:
             case m.Value():
                 self.values.receive(shard, message)
+            case m.Taken() if self.rounds is not None:
+                return [Addressed(*to) for to in self.rounds.taken(shard)]
+            case m.Awaited() if shard == 0 and self.rounds is not None:
+                self.rounds.await_part(message)
+            case m.Round() if shard == 0 and self.rounds is not None:
+                return [Addressed(*to) for to in self.rounds.receive(message)]
             case m.Fresh(clock):
                 self.values.receive_fresh(shard, clock)
             case m.Welcome(index) if index == shard:

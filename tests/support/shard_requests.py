@@ -25,6 +25,8 @@ def every_request(store: StoreSpec, token: bytes) -> tuple[m.Message, ...]:
         m.Store(0, 0, 0, ones),
         m.Get(0, 0, 0),
         m.GetHistory(0, 0),
+        m.Part(0, 1.0, whole=False, payload=b"all"),
+        m.Round(0, (0,), (1.0,), (b"all",)),
         m.Gather(0, b"x"),
         m.TotalNorm(0, 1.0),
         m.Signal(m.SignalKind.STOP, 1),

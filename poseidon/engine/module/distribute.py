@@ -195,7 +195,7 @@ def distribute(
         local_steps: steps that each worker makes by itself before all exchange what they have
             changed; 0: none, all exchange in every step. None: as --sync_every of the job says.
         outer: the rule that applies the mean change of a round of local steps; None:
-            as the flags --outer_* and --sync_* say.
+            as the flags --outer_*, --sync_* and --quorum* say.
         virtual_workers: how many the job has, the number of workers or more. Bits depend on it, and
             not on the number of workers. Under plain `python` one process computes for all, with
             one thread unless OMP_NUM_THREADS is set. None: as --virtual_workers of the job says, by default one
@@ -349,8 +349,11 @@ def _with_local_steps(context: WorkerContext, options: DistributeOptions) -> Wor
             sync_fragments=outer.fragments,
             sync_delay=outer.delay,
             sync_mix=float(outer.mix),
+            quorum=outer.quorum,
+            quorum_grace=float(outer.grace),
         )
-    return _with_options(context, replace(exchange, sync_every=steps))
+    exchange = replace(exchange, sync_every=steps)
+    return _with_options(context, exchange.of_workers(context.member.placed))
 
 
 def _with_options(context: WorkerContext, options: ExchangeOptions) -> WorkerContext:

@@ -59,6 +59,8 @@ class GroupCollections:
     Attributes:
         steps: steps finished.
         iterations: iterations of the exchange that have ended.
+        left_out: those among both that the job has made without this worker
+            (`poseidon/exchange/rounds/quorum.py`).
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class GroupCollections:
         self._place = place
         self.steps = 0
         self.iterations = 0
+        self.left_out = 0
         self._begun = 0
         self._call: Call | None = None
 
@@ -108,11 +111,18 @@ class GroupCollections:
             self._call = None
 
     @contextmanager
-    def ending_iteration(self) -> Iterator[None]:
-        """Report that this worker ends an iteration inside the block, and count the iteration."""
+    def ending_iteration(self, finished: Callable[[], int]) -> Iterator[None]:
+        """Report that this worker ends an iteration inside the block, and count the iteration.
+
+        Args:
+            finished: returns the job's finished iterations, after the block.
+        """
         self.report(STEP)
         yield
         self.iterations += 1
+        left_out = finished() - self.iterations
+        self.iterations, self.steps = self.iterations + left_out, self.steps + left_out
+        self.left_out += left_out
         self.report()
 
     @contextmanager

@@ -38,6 +38,9 @@ class Delivery(Protocol):
     def between(self) -> None:
         """Do what belongs between two iterations; before the first batch of each."""
 
+    def left_out(self) -> int:
+        """Return the iterations that the job has made without this worker so far."""
+
     def fetching(self, virtual_worker: int) -> None:
         """Note that a virtual worker's batch is fetched next."""
 
@@ -53,6 +56,9 @@ class NoDelivery(Delivery):
 
     def between(self) -> None:
         pass
+
+    def left_out(self) -> int:
+        return 0
 
     def fetching(self, virtual_worker: int) -> None:
         pass
@@ -121,7 +127,7 @@ class SharedLoader(DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Yield the batches of the next epoch: in each iteration those of the first virtual worker,
-        then those of the next.
+        then those of the next. A worker leaves out those of iterations that it leaves out.
 
         Raises:
             UsageError: several virtual workers' batches are no whole number of iterations.
@@ -129,8 +135,12 @@ class SharedLoader(DataLoader[Any]):
         self._shared.begin()
         self._check_passes()
         batches = self._begin_each()
-        first, done = self._shared.position, 0
+        first, done, left_out = self._shared.position, 0, self._delivery.left_out()
         while True:
+            more, left_out = self._delivery.left_out() - left_out, self._delivery.left_out()
+            if more:
+                self._shared.leave_out(more * self._passes * self._records)
+                batches, first, done = self._begin_each(), self._shared.position, 0
             self._delivery.between()
             delivered = False
             for virtual_worker, own in batches.items():

@@ -218,6 +218,13 @@ class SharedSampler(Sampler[int]):
         most = max(len(self._indices(v, self._offset)) for v in self.own)
         self._position = min(self._first + records, most)
 
+    def leave_out(self, records: int) -> None:
+        """Leave out so many records of each virtual worker in the epoch that has begun: `draw` begins
+        behind them.
+        """
+        self.note(self._position - self._first + records)
+        self._first = self._position
+
     def end(self) -> None:
         """Note that the loop over this epoch has ended."""
         self._within = False

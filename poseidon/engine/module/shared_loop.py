@@ -39,6 +39,14 @@ class SharedLoop(StepLoop):
 
     def __init__(self, module: nn.Module, plan: GroupPlan, context: WorkerContext) -> None:
         self._norms: SyncNorms | None = None
+        if context.member.options.quorum and any(
+            isinstance(layer, nn.SyncBatchNorm) for layer in module.modules()
+        ):
+            raise UsageError(
+                "torch.nn.SyncBatchNorm normalizes over all workers in each forward pass, and with "
+                f"a quorum of {context.member.options.quorum} they do not wait for each other; "
+                "expected BatchNorm, or no quorum"
+            )
         super().__init__(module, plan, context)
         self._own = WorkerState(self._module, plan.rest, context.worker.device, self._turns)
         self._weights = BatchWeights(self._turns.count)
@@ -229,7 +237,12 @@ class SharedLoop(StepLoop):
             sampler,
             batch_size,
             passes=self._plan.passes,
-            delivery=_Delivery(self._turns, self._weights, self._between_iterations),
+            delivery=_Delivery(
+                self._turns,
+                self._weights,
+                self._between_iterations,
+                lambda: self._collections.left_out,
+            ),
             **arguments,
         )
 
@@ -296,6 +309,11 @@ class SharedLoop(StepLoop):
     def _is_left_out(self) -> bool:
         return self._weights.is_left_out
 
+    def _finish_iteration(self) -> None:
+        if self._weights.records is not None:
+            self._exchange.note_records(self._weights.records)
+        super()._finish_iteration()
+
     def _end_turn(self) -> None:
         super()._end_turn()
         self._weights.end_step()
@@ -310,14 +328,22 @@ class _Delivery(Delivery):
     """What a group does with the batches of its loader: it begins turns, and weighs losses."""
 
     def __init__(
-        self, turns: GroupTurns, weights: BatchWeights, between: Callable[[], None]
+        self,
+        turns: GroupTurns,
+        weights: BatchWeights,
+        between: Callable[[], None],
+        left_out: Callable[[], int],
     ) -> None:
         self._turns = turns
         self._weights = weights
         self._between = between
+        self._left_out = left_out
 
     def between(self) -> None:
         self._between()
+
+    def left_out(self) -> int:
+        return self._left_out()
 
     def fetching(self, virtual_worker: int) -> None:
         streams = self._turns.streams

@@ -204,7 +204,9 @@ class StepLoop(ABC):
 
     @property
     def steps(self) -> int:
-        """Steps finished."""
+        """Steps finished. With a quorum of the workers those of the job: a late worker leaves out what
+        the others have made without it.
+        """
         return self._collections.steps
 
     @property
@@ -466,7 +468,7 @@ class StepLoop(ABC):
 
     def _finish_iteration(self) -> None:
         """End the iteration."""
-        with self._collections.ending_iteration():
+        with self._collections.ending_iteration(lambda: self._exchange.finished):
             if self._is_left_out():
                 self._tables.drop()
             self._tables.push(lambda: self._rates()[0], self.steps)

@@ -162,6 +162,8 @@ class Outer:
             round.
         mix: the weight of a worker's own value when the common one comes after a delay; 0 <= mix <
             1.
+        quorum: workers whose changes end a round; 0: all.
+        grace: seconds that a round then waits for the others.
     """
 
     lr: float = DEFAULT_OPTIONS.outer_lr
@@ -170,6 +172,8 @@ class Outer:
     fragments: int = DEFAULT_OPTIONS.sync_fragments
     delay: int = DEFAULT_OPTIONS.sync_delay
     mix: float = DEFAULT_OPTIONS.sync_mix
+    quorum: int = DEFAULT_OPTIONS.quorum
+    grace: float = DEFAULT_OPTIONS.quorum_grace
 
     def __post_init__(self) -> None:
         _check("lr of Outer", self.lr)

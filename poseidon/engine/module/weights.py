@@ -45,6 +45,11 @@ class BatchWeights:
         """Whether this worker's losses of the present step have no weight in the mean."""
         return bool(self._weighed) and not any(self._weighed)
 
+    @property
+    def records(self) -> int | None:
+        """The records of this worker's batch, where `Group.loader` has said it."""
+        return None if self._known is None else self._known[0]
+
     def end_step(self) -> None:
         """Note that a turn has ended."""
         self._weighed.clear()

@@ -218,6 +218,8 @@ class MemorySnapshots:
             values=self._copied_values() if self._holds else (),
             large=large,
         )
+        if exchange.state.overtaken:
+            self._begun.states.result()
         self._interval.begun(iteration, time.perf_counter() - began_s)
 
     def _copied_values(self) -> Sequence[Tensor]:

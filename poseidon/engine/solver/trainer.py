@@ -123,6 +123,8 @@ class Trainer:
             rank=self._rank,
             start=start.iteration,
         )
+        quorum = settings.exchange.of_workers(replica.virtual_workers).quorum
+        self._shows_own = quorum > 0  # a collection would let all workers wait for each other
         self._own_time = own_time
         self._memory = memory
         self._iteration = start.iteration
@@ -237,7 +239,7 @@ class Trainer:
         if solver.display and self._iteration % solver.display == 0:
             self._display(rate, outputs)
         self._show_displayed(wait=False)
-        self._iteration += 1
+        self._iteration = exchange.finished
         self._settings.on_progress(self._iteration, next(iter(self._smoothed.values())))
 
     def _compute(self, position: int) -> dict[str, Tensor]:
@@ -274,16 +276,18 @@ class Trainer:
 
     def _display(self, rate: float, outputs: Sequence[Mapping[str, Tensor]]) -> None:
         """Collect this iteration's numbers from all workers; they are shown when the last has
-        come.
+        come. With a quorum each worker shows its own.
 
         Args:
             rate: the learning rate.
             outputs: of the last pass of each virtual worker of this process.
         """
         own = zip(self._smoothed.values(), outputs, strict=True)
-        numbers = self._exchange.control.gather(
-            join(pack(smoothed.value, found) for smoothed, found in own)
-        )
+        payload = join(pack(smoothed.value, found) for smoothed, found in own)
+        if self._shows_own:
+            numbers = Collection(lambda: (payload,), lambda: (payload,))
+        else:
+            numbers = self._exchange.control.gather(payload)
         self._displayed.append(
             Displayed(
                 iteration=self._iteration,
@@ -301,7 +305,8 @@ class Trainer:
             if payloads is None:
                 return
             self._displayed.popleft()
-            shown_by = parts(payloads) if self._rank == 0 else split(payloads[self._rank])
+            of_all = self._rank == 0 or self._shows_own
+            shown_by = parts(payloads) if of_all else split(payloads[self._rank])
             numbers = total(shown_by) / len(shown_by)
             record = TrainRecord(
                 iteration=shown.iteration,

@@ -27,6 +27,7 @@ from poseidon.exchange.rounds.local_steps import (
     is_synchronous,
     outer_rule,
 )
+from poseidon.exchange.rounds.quorum import QuorumRounds
 from poseidon.exchange.server.carrier import Parts
 from poseidon.exchange.server.store import Layout
 
@@ -45,10 +46,14 @@ def build_local_steps(arguments: BuildArguments, build: Build, plan: Plan) -> Bu
         plan: chooses the scheme of each tensor.
     """
     tensors, settings, member = arguments.tensors, arguments.settings, arguments.member
-    options, network = member.options, member.network
+    network = member.network
+    options = member.options.of_workers(member.placed)
+    if options.quorum:
+        options.check_workers_per_host(member.local_workers)
     of_rounds = replace(
         member,
         options=options.without_local_steps,
+        quorum=(options.quorum, options.quorum_grace),
         network=replace(network, timeout_s=network.timeout_s * options.sync_every),
     )
     if is_synchronous(options, tensors, settings):
@@ -80,6 +85,7 @@ def build_local_steps(arguments: BuildArguments, build: Build, plan: Plan) -> Bu
         delayed=delayed,
         rank=network.rank * member.local_workers + member.local_rank,
         own=member.own,
+        quorum=_rounds_of_quorum(built, network.size) if options.quorum else None,
     )
     return replace(
         built,
@@ -87,6 +93,11 @@ def build_local_steps(arguments: BuildArguments, build: Build, plan: Plan) -> Bu
         plan=replace(built.plan, local_steps=options.sync_every),
         local_steps=options.sync_every,
     )
+
+
+def _rounds_of_quorum(built: Built, workers: int) -> QuorumRounds:
+    assert built.client is not None, "a quorum needs the parameter server"
+    return QuorumRounds(built.client, built.exchange.control, workers)
 
 
 def _build_parts(arguments: BuildArguments, *, in_background: bool) -> Built:

@@ -35,6 +35,8 @@ Laws:
 * A worker is a virtual one where a process computes for several: each has values and an inner
   history of its own (`inner_workers.py`). Their outer gradients meet in the outer exchange, in the
   tree of virtual workers.
+* Where a quorum of the workers ends a round (`quorum.py`), a late worker leaves iterations out, so
+  its next round ends at another iteration.
 * A request of rank 0 names a round. It takes effect at the end of the first round that is whole to
   its end and not before the named one, on all workers after the same iteration (`RoundDelivery`).
 """
@@ -56,6 +58,7 @@ from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.rounds.delayed_momentum import DelayedMomentum
 from poseidon.exchange.rounds.fragments import Fragment, fragments_of
 from poseidon.exchange.rounds.inner_workers import InnerWorkers
+from poseidon.exchange.rounds.quorum import QuorumRounds
 from poseidon.exchange.rounds.requests import RoundDelivery
 from poseidon.exchange.rounds.state import RoundsState
 from ps_server import Rule, RuleKind
@@ -132,6 +135,7 @@ class RoundsCarrier(GradientCarrier):
             (`delayed_momentum.py`); 0: the outer rule has it.
         rank: of this worker.
         own: the virtual workers of this process.
+        quorum: the rounds, where a quorum of the workers ends them; None: all do.
 
     Attributes:
         control: of the exchange of this carrier.
@@ -150,6 +154,7 @@ class RoundsCarrier(GradientCarrier):
         delayed: int = 0,
         rank: int = 0,
         own: range = range(1),
+        quorum: QuorumRounds | None = None,
     ) -> None:
         self.indices = range(len(tensors))
         self._outer = outer
@@ -175,6 +180,9 @@ class RoundsCarrier(GradientCarrier):
         self._started = False  # whether an iteration of the outer exchange has
         self._by_caller = any(trained.rule.kind is RuleKind.MEAN for trained in tensors)
         self._arrives_at_once = self._by_caller and not delayed
+        self._quorum = quorum
+        self._records = self._weight = self._last_weight = 0.0
+        """Of this iteration, of the iterations since the last round, and in the last round."""
         self._inner = InnerWorkers(tensors, settings, count=len(own), by_caller=self._by_caller)
         self._iteration = self._exchanges = settings.start_clock
         self._momentum: DelayedMomentum | None = None
@@ -189,7 +197,9 @@ class RoundsCarrier(GradientCarrier):
             outer.control, lag=-(-(options.sync_delay + 1) // spacing) - 1
         )
         self._delivery.next_end = self._next_end()
-        self.control = JobControl(self._delivery, root=outer.control.root)
+        if quorum is not None:
+            quorum.settle = self._settle_quorum
+        self.control = JobControl(quorum or self._delivery, root=outer.control.root)
         outer_histories = outer.state.histories if outer.control.root else None
         self.state = RoundsState(
             self._inner.histories,
@@ -201,6 +211,7 @@ class RoundsCarrier(GradientCarrier):
             ],
             outer_histories=self._momentum.histories if self._momentum else outer_histories,
             outer_arrays=2 if delayed else 1,
+            barrier=None if quorum is None else lambda: outer.control.all_gather(b""),
         )
 
     def open(self, histories: Sequence[History] | None, clock: int | None) -> None:
@@ -213,6 +224,10 @@ class RoundsCarrier(GradientCarrier):
         if clock is not None:
             self._iteration = self._exchanges = clock
             self._delivery.next_end = self._next_end()
+        self._records = self._weight = 0.0
+        self.reached = 0
+        if self._quorum is not None:
+            self._quorum.complete = True
         self._inner.open(inner, clock)
         for anchor, value in zip(self._anchors, self._values, strict=True):
             anchor.copy_(value)
@@ -234,6 +249,9 @@ class RoundsCarrier(GradientCarrier):
             self._outer.start(self._exchanges, self._options.outer_lr)
             if not self._in_parts:
                 self._due.update(self.indices)
+
+    def note_records(self, count: float) -> None:
+        self._records += count
 
     def begin(self, index: int, gradient: Tensor) -> None:
         self._inner.begin(index, gradient)
@@ -258,6 +276,7 @@ class RoundsCarrier(GradientCarrier):
         self._wait_all()
         self._inner.finish()
         self._iteration += 1
+        self._weight, self._records = self._weight + (self._records or 1.0), 0.0
         for fragment in self._fragments:
             fragment.steps += 1
             sent_at = fragment.sent_at
@@ -266,12 +285,16 @@ class RoundsCarrier(GradientCarrier):
         if self._by_caller:
             self._wait_all()  # what has come is not behind what leaves now
         for fragment in self._fragments:
-            if self._iteration % self._options.sync_every == fragment.offset:
+            awaited = self._quorum is not None and self._quorum.is_awaited
+            if awaited or self._iteration % self._options.sync_every == fragment.offset:
                 self._end_round(fragment)
 
     def _end_round(self, fragment: Fragment) -> None:
         for index in fragment.indices:
             self.wait(index)
+        if self._quorum is not None:
+            self._meet(self._quorum, whole=False)
+            return
         self._send([fragment])
         self._delivery.end_round(self._iteration, self._exchanges, next_end=self._next_end())
         if not self._options.sync_delay:
@@ -282,7 +305,34 @@ class RoundsCarrier(GradientCarrier):
             self._outer.settle()
             self._take_anchors()
 
+    def _meet(self, quorum: QuorumRounds, *, whole: bool) -> None:
+        """End a round, and go on from the job's iterations once this worker's changes have counted.
+
+        Args:
+            quorum: the rounds.
+            whole: whether it waits for all workers.
+        """
+        self._last_weight, self._weight = self._weight or self._last_weight, 0.0
+        quorum.describe(self._iteration, self._last_weight, whole=whole)
+        self._send(self._fragments)
+        self._outer.settle()
+        self.reached = self._iteration = quorum.end()
+        self._take_anchors()
+
+    def _settle_quorum(self) -> None:
+        assert self._quorum is not None
+        moved = self._fragments[0].steps > 0
+        if self._started and not moved:
+            self._wait_all()
+        if moved or not self._quorum.complete:
+            self._start_outer()
+            self._wait_all()
+            self._meet(self._quorum, whole=True)
+
     def settle(self, clock: int) -> None:
+        if self._quorum is not None:
+            self._settle_quorum()
+            return
         for fragment in self._fragments:
             if fragment.sent_at is not None:
                 self._arrive(fragment)

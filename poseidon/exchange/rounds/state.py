@@ -28,6 +28,8 @@ class RoundsState(CarrierState):
         outer_arrays: the most arrays of a tensor's outer history.
         outer_histories: returns the outer histories; None where this worker does not read them:
             rank 0 does.
+        barrier: waits for all workers, where others may otherwise go on before this worker has the
+            outer histories (`rounds/quorum.py`); None: they may not.
     """
 
     private = True
@@ -42,7 +44,10 @@ class RoundsState(CarrierState):
         own: range,
         outer_histories: Callable[[], Sequence[History]] | None,
         outer_arrays: int = 1,
+        barrier: Callable[[], object] | None = None,
     ) -> None:
+        self._barrier = barrier
+        self.overtaken = barrier is not None
         self._inner = inner
         self._outer = outer
         self._anchors = anchors
@@ -61,9 +66,11 @@ class RoundsState(CarrierState):
             index: [array for own in of_each for array in own.get(index, ())]
             for index in range(len(self._counts))
         }
-        if self._outer_histories is None:
+        outer = None if self._outer_histories is None else self._outer_histories()
+        if self._barrier is not None:
+            self._barrier()
+        if outer is None:
             return inner
-        outer = self._outer_histories()
         return {index: [*own, *outer[index]] for index, own in inner.items()}
 
     def split(
@@ -110,7 +117,8 @@ class RoundsState(CarrierState):
 
     def keep(self, into: Mapping[int, History]) -> Kept:
         """See `CarrierState`: the outer histories; `parts` has the inner ones."""
-        return self._outer.begin_to_keep(into)
+        kept = self._outer.begin_to_keep(into)
+        return Kept.here(kept.result()) if self.overtaken else kept
 
     def parts(self) -> Mapping[str, Tensor]:
         return {**self._outer.parts(), **self._parts()}

@@ -79,6 +79,8 @@ def store_spec(
         outside_norm=bool(copies) and clip is not None,
         precision=options.precision,
         virtual_workers=None if member.placed.is_one_each else member.placed,
+        quorum=member.quorum[0],
+        grace_s=member.quorum[1],
     )
 
 

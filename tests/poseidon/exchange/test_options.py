@@ -57,7 +57,8 @@ ALL = ExchangeOptions(
 STREAMING = ExchangeOptions(
     sync_every=16, sync_fragments=2, sync_delay=3, sync_mix=0.25, compress="auto", loss_budget=0.02
 )
-"""In one of both every field has another value than its default; these exclude some of the
+QUORUM = ExchangeOptions(sync_every=16, quorum=2, quorum_grace=0.5)
+"""In one of these every field has another value than its default; each excludes some of the
 others.
 """
 
@@ -73,8 +74,10 @@ def arguments_of(options: ExchangeOptions) -> list[str]:
 
 def test_the_flags_of_all_fields_give_all_fields() -> None:
     for entry in fields(ALL):
-        assert any(getattr(options, entry.name) != entry.default for options in (ALL, STREAMING))
-    for options in (ALL, STREAMING):
+        assert any(
+            getattr(options, entry.name) != entry.default for options in (ALL, STREAMING, QUORUM)
+        )
+    for options in (ALL, STREAMING, QUORUM):
         arguments = [
             re.sub("ssp(aggr|push)", lambda name: f"SSP{name[1].title()}", argument)
             for argument in arguments_of(options)
@@ -214,6 +217,21 @@ def test_an_added_option_is_checked_as_all_others() -> None:
         ({"sync_every": 4, "sync_mix": 1.0}, "--sync_mix=1: expected 0 or more, and less than 1"),
         ({"sync_every": 4, "sync_delay": 1, "kind": "allreduce"}, "need the parameter server"),
         ({"sync_every": 4, "sync_fragments": 2, "staleness": 1}, "need the parameter server"),
+        ({"quorum": 2}, "--quorum is for local steps, which --sync_every=H asks for"),
+        ({"sync_every": 4, "quorum": -1}, "--quorum=-1: expected 0 or more"),
+        ({"sync_every": 4, "quorum": 2, "quorum_grace": -1.0}, "--quorum_grace=-1: expected"),
+        ({"sync_every": 4, "quorum_grace": 1.0}, "which --quorum=K asks for"),
+        (
+            {"sync_every": 4, "quorum": 2, "kind": "allreduce"},
+            "--quorum=2 cannot be combined with --exchange=allreduce: it needs whole rounds",
+        ),
+        ({"sync_every": 4, "quorum": 2, "staleness": 1}, "with --table_staleness=1: it needs"),
+        ({"sync_every": 4, "quorum": 2, "sync_delay": 1}, "--sync_fragments and --sync_delay"),
+        ({"sync_every": 4, "quorum": 2, "compress": "int8"}, "with --compress=int8: it needs"),
+        (
+            {"sync_every": 4, "quorum": 2, "precision": "float16"},
+            "with --wire_precision=float16: it needs",
+        ),
         (
             {"sync_every": 4, "sync_delay": 2, "compress": "a=int8,powersgd:2"},
             "takes two rounds through the shards",
@@ -279,3 +297,25 @@ def test_what_virtual_workers_do_not_go_with(
     with pytest.raises(UsageError, match=f"^{message}"):
         check_placed(bounds, local_workers, **options)
     check_virtual_workers(None, ExchangeOptions(**options), local_workers)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "quorum", "effective", "message"),
+    [
+        ((0, 1, 2, 3), 2, 2, ""),
+        ((0, 1, 2, 3), 3, 0, ""),  # all: none
+        ((0, 1, 2), 3, 0, "--quorum=3: expected at most 2, the number of workers"),
+        ((0, 2, 3, 4), 2, 0, "--quorum=2 cannot be combined with 4 virtual workers on 3 workers"),
+    ],
+)
+def test_the_quorum_of_a_job(
+    bounds: tuple[int, ...], quorum: int, effective: int, message: str
+) -> None:
+    """What a job may not begin with, it may come to by the loss of workers: all end its rounds."""
+    options, placed = ExchangeOptions(sync_every=4, quorum=quorum), VirtualWorkers(bounds)
+    assert options.of_workers(placed).quorum == effective
+    if message:
+        with pytest.raises(UsageError, match=message):
+            options.check_quorum(placed)
+        return
+    options.check_quorum(placed)

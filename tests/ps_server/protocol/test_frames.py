@@ -69,6 +69,9 @@ LOSSY = StoreSpec(
         TableSpec(name="half", size=5, held_as=Precision.BFLOAT16),
     ),
 )
+QUORUM = StoreSpec(
+    workers=3, shards=1, tables=(TableSpec(name="ip", size=5),), quorum=2, grace_s=0.5
+)
 ROW_TABLE = RowTableSpec(
     name="users",
     rows=10,
@@ -112,6 +115,11 @@ MESSAGES = [
     m.Leave(),
     m.Fault("no such chunk"),
     m.Gone(1, 7),
+    m.Part(4, 12.0, whole=True, payload=b"to all"),
+    m.Taken(4),
+    m.Awaited(4),
+    m.Round(4, (0, 2), (12.0, 3.0), (b"to all", b"")),
+    m.Create(QUORUM),
     m.CreateRows(1, 2, ROW_TABLE),
     m.PushRows(1, 5, 0.5, ROWS, np.ones(6, dtype=np.float32)),
     m.PushRows(1, 5, 0.5, ROWS[:0], ONES[:0]),
@@ -257,7 +265,8 @@ def create(
     of_rule = [rule, 0.0, 0.9, 1.0, 0.9, 0.0, regularization, 1.0, 0.0, False, list(matrices)]
     table = ["t", size, staleness, 0, *of_rule, keeping, "", list(parts), row_elements, held_as]
     return header(
-        3, 1, 1, [table], "SSPPush", None, 1.0, 0, [], False, "float32", False, list(bounds)
+        *(3, 1, 1, [table], "SSPPush", None, 1.0, 0, [], False, "float32", False, list(bounds)),
+        *(0, 0.0),
     )
 
 

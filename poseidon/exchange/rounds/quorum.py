@@ -1,0 +1,112 @@
+"""Local steps where a quorum of the workers ends a round, on one worker.
+
+The shards decide whose changes count in a round (`ps_server/protocol/quorum.py`). With its changes
+a worker sends the number of its finished iterations. All workers in a round go on from the largest
+of these numbers, the job's: a late worker leaves out the iterations that the others have made
+without it.
+
+A slow worker that the others wait for ends its round after the local step that it makes
+(`is_awaited`). So it is in time where the grace is longer than one of its local steps, and its few
+records weigh little.
+
+Laws:
+
+* All workers take part in a collection, and in what a request of rank 0 asks for. So before a
+  collection all settle, and rank 0's next changes bring its requests: that round waits for all.
+* A late worker skips no such round: the others wait in it. So all workers settle, and are asked,
+  after the same iteration.
+* A worker that settles and has nothing to send, as its last round ended without another worker,
+  sends zeros with the weight of its last changes: those of the late worker count as in any round.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Callable, Container
+
+from poseidon.exchange.job_control import Delivery, JobControl
+from ps_server import Client, Collection, RemoteProtocolError, Signal, SignalKind
+
+_ITERATION = struct.Struct("<q")
+
+
+class QuorumRounds(Delivery):
+    """The rounds of one worker, and its collections and requests.
+
+    Args:
+        client: connected to the shards.
+        outer: the job control of the exchange of rounds.
+        workers: number of workers.
+
+    Attributes:
+        settle: lets all workers settle; set by who makes the rounds.
+        complete: whether all workers were in this worker's last round.
+    """
+
+    def __init__(self, client: Client, outer: JobControl, workers: int) -> None:
+        self._client = client
+        self._outer = outer
+        self._workers = workers
+        self._lock = threading.Lock()
+        self._asked: list[SignalKind] = []  # of rank 0, that no round has brought
+        self._sent: list[SignalKind] = []
+        self._requests: tuple[Signal, ...] = ()
+        self.settle: Callable[[], None] = lambda: None
+        self.complete = True
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a quorum of the workers waits for this one."""
+        return self._client.is_awaited
+
+    def describe(self, iterations: int, weight: float, *, whole: bool) -> None:
+        """Describe the changes that are sent next.
+
+        Args:
+            iterations: that this worker has finished.
+            weight: of the changes.
+            whole: whether their round waits for all workers.
+        """
+        with self._lock:
+            self._sent = list(self._asked)
+        kinds = bytes(kind.value for kind in self._sent)
+        payload = _ITERATION.pack(iterations) + kinds
+        self._client.describe_part(weight, payload, whole=whole or bool(kinds))
+
+    def end(self) -> int:
+        """Wait for the round in which the changes count. Return the job's finished iterations.
+
+        Raises:
+            RemoteProtocolError: another worker has sent something else.
+        """
+        ended = self._client.end_round()
+        reached = max(_read(payload)[0] for payload in ended.payloads)
+        if ended.workers[0] == 0:
+            kinds = _read(ended.payloads[0])[1]
+            self._requests += tuple(Signal(kind, reached) for kind in kinds)
+        with self._lock:
+            del self._asked[: len(self._sent)]
+        self._sent = []
+        self.complete = len(ended.workers) == self._workers
+        return reached
+
+    def gather(self, payload: bytes, to: Container[int] | None = None) -> Collection:
+        self.settle()
+        return self._outer.gather(payload, to)
+
+    def request(self, kind: SignalKind) -> None:
+        with self._lock:
+            self._asked.append(kind)
+
+    @property
+    def requests(self) -> tuple[Signal, ...]:
+        return self._requests
+
+
+def _read(payload: bytes) -> tuple[int, list[SignalKind]]:
+    try:
+        (iterations,) = _ITERATION.unpack_from(payload)
+        return iterations, [SignalKind(value) for value in payload[_ITERATION.size :]]
+    except (struct.error, ValueError) as error:
+        raise RemoteProtocolError(f"changes came with {payload!r:.40}") from error
