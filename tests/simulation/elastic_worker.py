@@ -26,7 +26,10 @@ from poseidon.engine.solver import checkpoint, memory, trainer, worker
 from poseidon.engine.solver.replica import Replica, WorkerNets
 from poseidon.engine.solver.worker import SolverWork
 from poseidon.errors import PoseidonError
+from poseidon.exchange import worker_links
+from poseidon.exchange.allreduce import sums
 from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.factors import carrier
 from poseidon.exchange.local import connection, follower, host_delivery, leader, leader_loop
 from poseidon.exchange.observe.statistics import TransitTimes
 from poseidon.exchange.observe.watchdog import Watchdog
@@ -36,12 +39,13 @@ from ps_server import client, monitor, pump
 from ps_server.errors import ServerError, as_server_error
 from ps_server.keys import Keyring
 from ps_server.meters import ClientMeter
+from ps_server.network import Network
 from ps_server.pump import Pump
 from ps_server.server import Server
 from tests.simulation.client import Waits, serve_shard
 from tests.simulation.hosts import JobProcess
 from tests.simulation.launcher import Primitives
-from tests.simulation.network import End, Fabric, SimulatedClient
+from tests.simulation.network import End, Fabric, SimulatedClient, SimulatedWire
 from tests.simulation.processes import Question
 from tests.simulation.unix_sockets import UnixSockets
 from tests.simulation.world import World
@@ -105,6 +109,8 @@ class ElasticWorker:
         self._ends = 0
         self.end: End | None = None
         """Of the present connections to the shards."""
+        self.wires: list[SimulatedWire] = []
+        """Of the connections to other workers, one for each start."""
         course.workers[process] = self
         course.primitives.thread_in(process, self._run).start()
 
@@ -203,31 +209,50 @@ class _Outlet:
         """See `TextIO`."""
 
 
-class _PumpThread:
-    """Stands for the thread of a pump, which is a loop of its process."""
+class _LoopThread:
+    """Stands for the thread of what moves messages, which is a loop of its process.
 
-    def __init__(self, primitives: Primitives, worker: ElasticWorker, moved: Pump) -> None:
+    Args:
+        primitives: of the run.
+        process: it is in.
+        steps: returns its steps.
+        fail: takes what they have raised.
+        ends: that wake it.
+    """
+
+    def __init__(
+        self,
+        primitives: Primitives,
+        process: JobProcess,
+        steps: Callable[[], Iterator[float]],
+        fail: Callable[[ServerError], None],
+        ends: Sequence[End],
+    ) -> None:
+        self.ident: int | None = None
         self._primitives = primitives
-        self._worker = worker
-        self._pump = moved
+        self._process = process
+        self._steps = steps
+        self._fail = fail
+        self._ends = ends
         self._over = False
 
     def start(self) -> None:
         """See `threading.Thread`."""
-        worker, end = self._worker, self._worker.end
-        assert end is not None
-        end.loop = worker._process.loop(self._pump.steps(), self._fail, self._end)
+        self.ident = 1
+        loop = self._process.loop(self._steps(), self._failed, self._ended)
+        for end in self._ends:
+            end.loop = loop
 
     def join(self) -> None:
         """See `threading.Thread`."""
         self._primitives.wait(lambda: self._over, None)
 
-    def _fail(self, error: Exception) -> None:
-        self._pump._monitor.fail(as_server_error(error, "the connection failed"))
-        self._end()
+    def _failed(self, error: Exception) -> None:
+        self._fail(as_server_error(error, "the connection failed"))
+        self._ended()
 
-    def _end(self) -> None:
-        self._over = self._worker._process.changed = True
+    def _ended(self) -> None:
+        self._over = self._process.changed = True
 
 
 @contextlib.contextmanager
@@ -245,8 +270,25 @@ def installed(course: Course) -> Iterator[None]:
     def connect(shards: Sequence[str], keys: Keyring | None) -> SimulatedClient:
         return running().connect(shards)
 
-    def pump_thread(target: Any, **_: object) -> _PumpThread:
-        return _PumpThread(primitives, running(), target.__self__)
+    def pump_thread(target: Any, **_: object) -> _LoopThread:
+        worker, moved = running(), target.__self__
+        assert worker.end is not None
+        return _LoopThread(
+            primitives, worker._process, moved.steps, moved._monitor.fail, [worker.end]
+        )
+
+    def links_thread(target: Any, **_: object) -> _LoopThread:
+        worker, moved = running(), target.__self__
+        wire = moved._wire
+        return _LoopThread(
+            primitives, worker._process, moved.steps, moved.fail, [wire.listening, wire.sending]
+        )
+
+    def network(**fields: Any) -> Network:
+        worker = running()
+        name = f"{worker._process.name} {len(worker.wires)}"
+        worker.wires.append(SimulatedWire(course.fabric, worker._process, name))
+        return Network(**fields, wire=worker.wires[-1])
 
     def forward_backward(
         replica: Replica,
@@ -267,6 +309,9 @@ def installed(course: Course) -> Iterator[None]:
         (monitor, "threading", primitives.threading),
         (monitor, "time", primitives.time),
         (pump, "threading", SimpleNamespace(Thread=pump_thread)),
+        (worker_links, "threading", SimpleNamespace(Thread=links_thread)),
+        (work, "Network", network),
+        *((module, "threading", primitives.threading) for module in (carrier, sums)),
         (client, "time", primitives.time),
         (client, "ZmqClientTransport", connect),
         (launcher_connection, "threading", primitives.threading),

@@ -260,7 +260,7 @@ def dial(primitives: Primitives, channel: SimulatedChannel, label: str) -> Remot
     receiving = process.loop(_receive(agent, channel), failed, lambda: None)
     sending = process.loop(_send(agent, channel, process.world), failed, lambda: None)
     agent._requests.on_put = sending.wake  # type: ignore[attr-defined]
-    channel.end.loop = receiving
+    channel.end.loop, channel.end.sending = receiving, sending
     agent.connect()
     return agent
 

@@ -34,7 +34,15 @@ class End:
         self.inbox: deque[tuple[str, list[bytearray]]] = deque()
         self.lost: list[str] = []
         self.loop: Loop | None = None
+        self.sending: Loop | None = None
+        """That waits for room on the links; None: `loop` does."""
         self.open = True
+
+    def wake_sender(self) -> None:
+        """Let what sends look: a link has room."""
+        loop = self.sending or self.loop
+        if loop is not None:
+            loop.wake()
 
     def wake(self) -> None:
         """Let the owner's loop look."""
@@ -104,7 +112,7 @@ class Link:
         self._arrives_s = max(self._arrives_s, arrives_s)
         self.travelling += 1
         world.at(self._arrives_s, self._arrive, packet)
-        self._source.wake()  # there is room
+        self._source.wake_sender()
         self._take_next()
 
     def _arrive(self, packet: list[bytearray]) -> None:
@@ -205,7 +213,8 @@ class Fabric:
 
     def _lose_later(self, source: str, target: str, link: Link) -> None:
         if link.carries:
-            self.world.after(0.01, self._lose_later, source, target, link)
+            late_s = max(0.01, link.stalled_until_s - self.world.now)
+            self.world.after(late_s, self._lose_later, source, target, link)
         else:
             self.lose(source, target, RESET_S)
 
@@ -304,10 +313,10 @@ class SimulatedClient:
 class SimulatedWire:
     """See `Wire`: the ends of one worker."""
 
-    def __init__(self, fabric: Fabric, process: Process) -> None:
+    def __init__(self, fabric: Fabric, process: Process, name: str = "") -> None:
         self._fabric = fabric
-        self.listening = fabric.end(process, f"{process.name} in")
-        self.sending = fabric.end(process, f"{process.name} out")
+        self.listening = fabric.end(process, f"{name or process.name} in")
+        self.sending = fabric.end(process, f"{name or process.name} out")
         self.now = fabric.world.clock
 
     def listen(self, host: str, keys: Keyring | None) -> SimulatedServer:

@@ -32,6 +32,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import torch
+
 from poseidon.cluster.agent.messages import Start as StartProcess
 from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.dial.dialer import Dialer, Needs
@@ -75,8 +77,7 @@ SETTINGS = 41
 LIMIT_S = 6000.0
 STALL_S = 14.0
 MOST_UNTIL_REGROUPED = 7
-"""Iterations that a job may make before it follows a request to regroup; with local steps a round
-more."""
+"""Iterations that a job may make before it follows a request to regroup; with local steps, rounds."""
 POLL_S = 0.5
 """How often the launcher looks for hosts that are missing: simulated with fewer events."""
 SOLVER = """
@@ -109,11 +110,12 @@ class Weights:
     rule: str
     compress: str
     steps: int
+    kind: ExchangeKind
 
     def options(self) -> ExchangeOptions:
         """Return the options of the exchange."""
         return ExchangeOptions(
-            kind=ExchangeKind.SERVER, compress=self.compress, sync_every=self.steps, check_every=5
+            kind=self.kind, compress=self.compress, sync_every=self.steps, check_every=5
         )
 
 
@@ -136,14 +138,19 @@ def settings_of(number: int) -> Settings:
     random = Random(f"elastic {number}")
     hosts, workers = random.choice((2, 3, 3, 4)), random.choice((1, 1, 1, 2))
     steps = random.choice((0, 0, 2))
+    compress = random.choice(("", "", "*=int8", "*=topk:0.4"))
+    kinds = [ExchangeKind.SERVER]
+    if not (steps or compress):
+        kinds += [ExchangeKind.SERVER, ExchangeKind.FACTORS, ExchangeKind.ALLREDUCE]
     return Settings(
         weights=Weights(
             virtual=hosts * workers + random.choice((0, 1, 2)) * workers,
             iterations=random.choice((6, 10, 16)),
             snapshot=random.choice((4, 6, 100) if steps else (4, 7, 100)),
             rule=random.choice(("SGD", "AdaGrad")),
-            compress=random.choice(("", "", "*=int8", "*=topk:0.4")),
+            compress=compress,
             steps=steps,
+            kind=random.choice(kinds),
         ),
         hosts=hosts,
         workers=workers,
@@ -570,7 +577,8 @@ def _run(course: Course) -> RestartedJob | JobError:
     disabled = logging.root.manager.disable
     logging.disable()
     try:
-        with _installed(course):
+        # gradients of workers are changed in place, which tensors of `inference_mode` refuse
+        with torch.inference_mode(mode=False), torch.no_grad(), _installed(course):
             ended = _Driver(course).run_job()
             course.world.run(lambda: False, 60.0)
             return ended
@@ -611,7 +619,8 @@ def _judge(course: Course, ended: RestartedJob | JobError) -> None:
         return
     if not course.finals:
         raise Violation("no worker has come to the end")
-    if course.iterations - course.requests.waits_since > MOST_UNTIL_REGROUPED:
+    most = MOST_UNTIL_REGROUPED * max(1, course.settings.weights.steps)
+    if course.iterations - course.requests.waits_since > most:
         raise Violation("the job has not regrouped, though it was asked to")
     for rank, (iteration, _) in course.finals.items():
         if iteration != course.iterations:
