@@ -269,7 +269,6 @@ def regions_input(n: NetSpec, size: tuple[int, int]) -> None:
 
 
 def solver_text(first: str, net: str, settings: dict[str, Any]) -> str:
-    """Return the text of a solver."""
     shown = {
         key: f'"{value}"' if isinstance(value, str) else f"{value}"
         for key, value in settings.items()

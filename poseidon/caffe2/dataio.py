@@ -46,7 +46,6 @@ class ReaderBuilder:
         raise NotImplementedError
 
     def new_reader(self, **kwargs: Any) -> Any:
-        """Return a reader."""
         raise NotImplementedError
 
 
@@ -101,11 +100,9 @@ class Pipe:
         """Add to a net what runs before readers and writers."""
 
     def reader(self) -> Any:
-        """Return a reader."""
         raise NotImplementedError
 
     def writer(self) -> Any:
-        """Return a writer."""
         raise NotImplementedError
 
     def num_readers(self) -> int:

@@ -106,11 +106,9 @@ class Queue(dataio.Pipe):
         return self._queue
 
     def reader(self) -> _QueueReader:
-        """Return a reader."""
         return _QueueReader(self, self._num_dequeue_records)
 
     def writer(self) -> _QueueWriter:
-        """Return a writer."""
         return _QueueWriter(self)
 
 

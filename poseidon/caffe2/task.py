@@ -197,7 +197,6 @@ class TaskGroup(context.Managed):
         return tasks[0] if tasks else Task()
 
     def workspace_type(self) -> str | None:
-        """Return the type of workspace."""
         return self._workspace_type
 
 
@@ -289,7 +288,6 @@ class Task(context.Managed):
         self._builder = None
 
     def workspace_type(self) -> str | None:
-        """Return the type of workspace."""
         return self._workspace_type
 
     def _assert_not_used(self) -> None:
@@ -300,7 +298,6 @@ class Task(context.Managed):
         self._already_used = True
 
     def add_output(self, output: Any) -> TaskOutput:
-        """Add an output."""
         self._assert_not_used()
         made = output if isinstance(output, TaskOutput) else TaskOutput(output)
         self._outputs.append(made)
@@ -318,7 +315,6 @@ class Task(context.Managed):
         self._step = core.to_execution_step(step)
 
     def outputs(self) -> list[TaskOutput]:
-        """Return the outputs."""
         return self._outputs
 
     def output_list(self) -> TaskOutputList:

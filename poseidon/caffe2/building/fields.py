@@ -262,7 +262,6 @@ class Scalar(Field):
         self._check_metadata()
 
     def set_type(self, dtype: Any) -> None:
-        """Set the type."""
         self._given = dtype
         self.dtype = np.dtype(np.void if dtype is None else dtype)
         self._check_metadata()

@@ -240,7 +240,6 @@ class Plan:
                 self._plan.network.add().CopyFrom(net.Proto())
 
     def Nets(self) -> list[Net]:
-        """Return the nets."""
         return list(self._net_dict.values())
 
     def AddStep(self, step: ExecutionStep) -> None:
@@ -255,7 +254,6 @@ class Plan:
         self.AddNets(step.AllNets())
 
     def Steps(self) -> list[ExecutionStep]:
-        """Return the steps."""
         return self._steps
 
     def get_all_attributes(self, name: str) -> list[Any]:

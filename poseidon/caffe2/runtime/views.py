@@ -102,7 +102,6 @@ class BlobView:
         return isinstance(self._blob.value, (torch.Tensor, np.ndarray))
 
     def as_tensor(self) -> TensorView:
-        """Return the tensor."""
         return self.tensor()
 
     def serialize(self, name: str) -> bytes:

@@ -190,7 +190,6 @@ def tile_gradient(
     tiles: int = 1,
     axis: int = 0,
 ) -> Tensor:
-    """Return the gradient of `Tile`."""
     tiles = tiles if tiles_tensor is None else int(tiles_tensor.item())
     axis = axis_of(axis if axis_tensor is None else int(axis_tensor.item()), dy.dim())
     if dy.shape[axis] % tiles:
@@ -224,7 +223,6 @@ def expand(x: Tensor, shape: Tensor) -> Tensor:
 
 @operator("ExpandGradient")
 def expand_gradient(dy: Tensor, x: Tensor) -> Tensor:
-    """Return the gradient of `Expand`."""
     return dy.sum_to_size(x.shape)
 
 

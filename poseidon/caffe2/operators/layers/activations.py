@@ -50,7 +50,6 @@ def elu(x: Tensor, *, alpha: float = 1.0) -> Tensor:
 
 @operator("EluGradient", expected="*S, *S")
 def elu_gradient(y: Tensor, dy: Tensor, *, alpha: float = 1.0) -> Tensor:
-    """Return the gradient of `Elu`."""
     return torch.where(y < 0, dy * (y + alpha), dy)
 
 
@@ -66,7 +65,6 @@ def selu(
 def selu_gradient(
     y: Tensor, dy: Tensor, *, alpha: float = 1.6732632423543772, scale: float = 1.0507009873554805
 ) -> Tensor:
-    """Return the gradient of `Selu`."""
     return dy * torch.where(y > 0, scale, y + alpha * scale)
 
 
@@ -78,7 +76,6 @@ def gelu(x: Tensor, *, fast_gelu: bool = False) -> Tensor:
 
 @operator("GeluGradient", expected="*S, *S")
 def gelu_gradient(dy: Tensor, x: Tensor, *, fast_gelu: bool = False) -> Tensor:
-    """Return the gradient of `Gelu`."""
     result: Tensor = torch.ops.aten.gelu_backward(
         dy, x, approximate="tanh" if fast_gelu else "none"
     )
@@ -93,7 +90,6 @@ def swish(x: Tensor) -> Tensor:
 
 @operator("SwishGradient", expected="*S, *S, *S")
 def swish_gradient(x: Tensor, y: Tensor, dy: Tensor) -> Tensor:
-    """Return the gradient of `Swish`."""
     return dy * (y + torch.sigmoid(x) * (1 - y))
 
 
@@ -105,7 +101,6 @@ def mish(x: Tensor) -> Tensor:
 
 @operator("MishGradient", expected="*S, *S, *S")
 def mish_gradient(x: Tensor, y: Tensor, dy: Tensor) -> Tensor:
-    """Return the gradient of `Mish`."""
     result: Tensor = torch.ops.aten.mish_backward(dy, x)
     return result
 
@@ -154,7 +149,6 @@ def softplus(x: Tensor) -> Tensor:
 
 @operator("SoftplusGradient", expected="*S, *S")
 def softplus_gradient(y: Tensor, dy: Tensor) -> Tensor:
-    """Return the gradient of `Softplus`."""
     return dy * (1 - torch.exp(-y))
 
 
@@ -173,7 +167,6 @@ def softsign(x: Tensor) -> Tensor:
 
 @operator("SoftsignGradient", expected="*S, *S")
 def softsign_gradient(x: Tensor, dy: Tensor) -> Tensor:
-    """Return the gradient of `Softsign`."""
     return dy / (1 + x.abs()) ** 2
 
 

@@ -235,7 +235,6 @@ def normalize(x: Tensor, *, axis: int = -1) -> Tensor:
 
 @operator("NormalizeGradient", expected="*S, *S")
 def normalize_gradient(x: Tensor, dy: Tensor, *, axis: int = -1) -> Tensor:
-    """Return the gradient of `Normalize`."""
     norm = _norm(x, axis)
     return dy / norm - x * (x * dy).sum(axis, keepdim=True) / norm**3
 

@@ -229,7 +229,6 @@ def lrn_gradient(
     bias: float = 1.0,
     order: str = "NCHW",
 ) -> Tensor:
-    """Return the gradient of `LRN`."""
     if order == "NHWC":
         x, y, dy = channels_second(x), channels_second(y), channels_second(dy)
     scale = bias + alpha / size * _adjacent_channels(x * x, size)

@@ -24,7 +24,6 @@ def softmax(x: Tensor, *, axis: int = 1) -> Tensor:
 
 @operator("SoftmaxGradient", expected="*S, *S")
 def softmax_gradient(y: Tensor, dy: Tensor, *, axis: int = 1) -> Tensor:
-    """Return the gradient of `Softmax`."""
     axis = axis_of(axis, y.dim()) if y.dim() else 0
     probabilities, given = y.flatten(axis), dy.flatten(axis)
     inner = (probabilities * given).sum(-1, keepdim=True)

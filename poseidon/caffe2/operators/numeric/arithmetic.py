@@ -58,7 +58,6 @@ def add_gradient(
     axis_str: str = "",
     order: str = "NCHW",
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of `Add`."""
     fitted = aligned(a, b, broadcast, axis, axis_str, order)
     return summed_to(dy, a), summed_to(dy, fitted).reshape(b.shape)
 
@@ -88,7 +87,6 @@ def sub_gradient(
     axis_str: str = "",
     order: str = "NCHW",
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of `Sub`."""
     fitted = aligned(a, b, broadcast, axis, axis_str, order)
     return summed_to(dy, a), -summed_to(dy, fitted).reshape(b.shape)
 
@@ -118,7 +116,6 @@ def mul_gradient(
     axis_str: str = "",
     order: str = "NCHW",
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of `Mul`."""
     fitted = aligned(a, b, broadcast, axis, axis_str, order)
     return summed_to(dy * fitted, a), summed_to(dy * a, fitted).reshape(b.shape)
 

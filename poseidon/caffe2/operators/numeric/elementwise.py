@@ -17,7 +17,6 @@ def relu(x: Tensor) -> Tensor:
 
 @operator("ReluGradient", expected="*S, *S")
 def relu_gradient(y: Tensor, dy: Tensor) -> Tensor:
-    """Return the gradient of `Relu`."""
     gradient: Tensor = torch.ops.aten.threshold_backward(
         dy, y, 0
     )  # on a CPU many times as fast as `where`
@@ -32,7 +31,6 @@ def sigmoid(x: Tensor) -> Tensor:
 
 @operator("SigmoidGradient", expected="*S, *S")
 def sigmoid_gradient(y: Tensor, dy: Tensor) -> Tensor:
-    """Return the gradient of `Sigmoid`."""
     return dy * y * (1 - y)
 
 
@@ -44,7 +42,6 @@ def tanh(x: Tensor) -> Tensor:
 
 @operator("TanhGradient", expected="*S, *S")
 def tanh_gradient(y: Tensor, dy: Tensor) -> Tensor:
-    """Return the gradient of `Tanh`."""
     return dy * (1 - y * y)
 
 

@@ -275,7 +275,6 @@ def moments_gradient(
     *,
     axes: list[int] = [],  # noqa: B006
 ) -> Tensor:
-    """Return the gradient of `Moments`."""
     share = mean.numel() / max(x.numel(), 1)
     dmean, dvariance, mean = (_kept(value, x, axes) for value in (dmean, dvariance, mean))
     return (dmean + 2 * (x - mean) * dvariance) * share

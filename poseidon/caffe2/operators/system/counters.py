@@ -106,7 +106,6 @@ def retrieve_count(counter: Any) -> Tensor:
 
 @operator("CreateMutex")
 def create_mutex() -> Any:
-    """Return a mutex."""
     return threading.Lock()
 
 
