@@ -63,6 +63,12 @@ def muon(net: nn.Module) -> Optimizers:
     return [torch.optim.Muon(matrices, lr=0.02), torch.optim.AdamW(others, lr=0.01)]
 
 
+def muon_alone(net: nn.Module) -> Optimizers:
+    for parameter in net.parameters():
+        parameter.requires_grad_(parameter.ndim > 1)
+    return [torch.optim.Muon([p for p in net.parameters() if p.requires_grad], lr=0.02)]
+
+
 def losses(net: nn.Module, step: int, rank: int, size: int) -> Tensor:
     """The loss of this worker's part of a batch of 6."""
     x = torch.linspace(-2, 2, 30).add(step).sin().view(6, 5)
@@ -96,8 +102,9 @@ def alone(how: Callable[[nn.Module], torch.optim.Optimizer | Optimizers]) -> dic
         for rank in range(3):
             losses(net, step, rank, 3).backward()
         for parameter in net.parameters():
-            assert parameter.grad is not None
-            parameter.grad /= 3
+            if parameter.requires_grad:
+                assert parameter.grad is not None
+                parameter.grad /= 3
 
     ordinary_loop(made if isinstance(made, list) else [made], net, backward)
     return dict(net.state_dict())
@@ -169,17 +176,20 @@ def test_unless_the_job_names_an_exchange_all_gradients_go_to_the_shards(
     together(3, build, adamw, body, options=options, member=of_kind(kind))
 
 
+def test_muon_is_torchs() -> None:
+    member = of_kind(ExchangeKind.SERVER)
+    assert_close(train(muon_alone, member=member), alone(muon_alone))
+
+
 @pytest.mark.parametrize(
-    ("kind", "limit"),
-    [
-        (ExchangeKind.SERVER, 1e-6),
-        (ExchangeKind.FACTORS, 0.1),  # in bfloat16 a last bit of a gradient moves small singular
-        (ExchangeKind.ALLREDUCE, 0.1),  # values
-    ],
+    "kind", [ExchangeKind.SERVER, ExchangeKind.FACTORS, ExchangeKind.ALLREDUCE]
 )
-def test_muon_beside_adamw_is_torchs(kind: ExchangeKind, limit: float) -> None:
+def test_muon_beside_adamw_is_torchs(kind: ExchangeKind) -> None:
+    """AdamW may differ in the last bit of a value, and so do the gradients of the next step. In
+    bfloat16 such a bit moves small singular values.
+    """
     options = replace(ON_SHARDS, batch_size=2)
-    assert_close(train(muon, options=options, member=of_kind(kind)), alone(muon), limit)
+    assert_close(train(muon, options=options, member=of_kind(kind)), alone(muon), 0.1)
 
 
 @pytest.mark.parametrize("how", [sgd, adamw])
