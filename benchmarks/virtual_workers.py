@@ -9,8 +9,10 @@
 `poseidon run`, and compares the SHA-256 of the weights; it also takes a job of 4 processes on 2 and
 then on 3. It ends with code 1 where they differ. `cost` trains one process with 4 virtual workers
 beside one process with the whole batch, by turns: the medians of seconds an iteration, and the
-largest memory. `balance` gives two processes the processor quotas 1 and 0.5, and prints the speed of
-both together beside the sum of their own; a quota needs root and control groups.
+largest memory. `balance` gives processes quotas of processor, as 1 : 0.5 : 0.25, and prints the speed
+of all together, from iteration 30 to 60, beside the sum of their own: with equal numbers of virtual
+workers, and with `--balance=auto`. It compares the weights of both. A quota needs root and control
+groups.
 """
 
 from __future__ import annotations
@@ -54,6 +56,8 @@ TWELVE = (1, 2, 3, 4, 6, 12)
 SIX = TWELVE[:-1]
 QUOTAS = Path("/sys/fs/cgroup/cpu")
 PERIOD_US = 100_000
+BALANCES = {"1 : 0.5": ((0.8, 0.4), 12), "1 : 0.5 : 0.25": ((0.8, 0.4, 0.2), 28)}
+"""The quotas of the processes of a job of `balance`, and its virtual workers."""
 SHOWN = re.compile(r"Iteration (\d+), loss.* time: ([0-9.]+)")
 SOLVER = """
 net: "{net}"
@@ -344,39 +348,50 @@ def quota(part: float) -> Iterator[Path]:
         group.rmdir()
 
 
-def balance(rounds: int, iterations: int) -> None:
-    """Print the speed of two processes with unequal quotas beside the sum of their own."""
-    parts = (0.8, 0.4)
-    found: dict[str, list[float]] = {}
-    for _ in range(rounds):
-        alone_s = [_quota_seconds((part,), 2, iterations, []) for part in parts]
-        total = sum(2 / seconds for seconds in alone_s)
-        for kind, flags in {"equal": [], "--balance=auto": ["--balance=auto"]}.items():
-            seconds = _quota_seconds(parts, 12, iterations, flags)
-            found.setdefault(kind, []).append(12 / seconds / total)
-    print("speed of two processes with quotas 1 : 0.5, as a part of the sum of their own")
-    for kind, ratios in found.items():
-        print(f"{kind:<16} {statistics.median(ratios):.2f}")
+def balance(rounds: int, iterations: int) -> bool:
+    """Print the speed of processes with unequal quotas beside the sum of their own, and the SHA-256
+    of their weights. Return whether these are equal.
+    """
+    equal = True
+    print("speed of processes with quotas of processor, as a part of the sum of their own")
+    for name, (parts, count) in BALANCES.items():
+        found: dict[str, list[float]] = {}
+        bits: set[str] = set()
+        for _ in range(rounds):
+            total = sum(2 / _limited((part,), 2, iterations, [])[0] for part in parts)
+            for kind in ("equal", "auto"):
+                flags = ["--balance=auto"] if kind == "auto" else []
+                seconds, digest_ = _limited(parts, count, iterations, flags)
+                found.setdefault(kind, []).append(count / seconds / total)
+                bits.add(digest_)
+        medians = ", ".join(f"{kind} {statistics.median(of):.2f}" for kind, of in found.items())
+        same = bits.pop()[:16] if len(bits) == 1 else "DIFFERENT"
+        equal = equal and same != "DIFFERENT"
+        print(f"{name:<16} V={count:<3} {medians:<24} {same}", flush=True)
+    return equal
 
 
-def _quota_seconds(
+def _limited(
     parts: Sequence[float], count: int, iterations: int, flags: Sequence[str]
-) -> float:
-    """Return the seconds of an iteration in the second half of a job whose workers have quotas."""
+) -> tuple[float, str]:
+    """Train a job whose workers have quotas. Return the seconds of an iteration in its second half,
+    and the SHA-256 of its weights.
+    """
     with tempfile.TemporaryDirectory() as name, ExitStack() as groups:
         folder = Path(name)
         write_solver(folder, net(batch=16), iterations, iterations)
         words = ["train", "--solver=solver.prototxt", "--output=out", "--set", "display=5"]
-        words += [f"--virtual_workers={count}", "--exchange=ps", *flags]
+        words += [f"--virtual_workers={count}", "--exchange=ps", "--max_restarts=3", *flags]
         words.append(f"--hostfile={machinefile(folder, len(parts))}")
         files = [groups.enter_context(quota(part)) for part in parts]
         times, limited = [], False
         for job, line in _lines(words, folder):
             limited = limited or _limit(job, files)
             if found := SHOWN.search(line):
-                times.append((int(found[1]), float(found[2])))
+                times.append((int(found[1]), time.monotonic()))
         half = [one for one in times if one[0] >= iterations // 2]
-        return (half[-1][1] - half[0][1]) / (half[-1][0] - half[0][0])
+        seconds = (half[-1][1] - half[0][1]) / (half[-1][0] - half[0][0])
+        return seconds, digest(folder / "out", iterations)
 
 
 def _limit(job: int, files: Sequence[Path]) -> bool:
@@ -413,7 +428,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             cost(flags.rounds)
     if flags.only in (None, "balance"):
         with alone(print):
-            balance(flags.rounds, 60)
+            equal = balance(flags.rounds, 60) and equal
     return 0 if equal else 1
 
 

@@ -78,7 +78,8 @@ class Job(ABC):
         if request.balance.measured and not self.elastic:
             raise UsageError(
                 "--balance=auto places virtual workers anew at snapshots in memory, and this job "
-                f"has none: {self.fixed_because}"
+                f"has none: {self.fixed_because}; expected an elastic job, or the speed of each "
+                "client, as --balance=1,0.5"
             )
         self.id = request.job or new_job_id(stem, datetime.now(), secrets.token_hex(3))
         self.output = (request.output or OUTPUT / self.id).absolute()

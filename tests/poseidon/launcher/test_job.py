@@ -87,6 +87,6 @@ def test_why_the_hosts_of_a_job_stay(
     job = kind(request, site, title="", stem="j", devices=("cpu",))
     assert (job.fixed_because, job.elastic) == (reason, not reason)
     request = replace(request, balance=Balance(measured=True))
-    sentence = f"at snapshots in memory, and this job has none: {reason}"
+    sentence = f"at snapshots in memory, and this job has none: {reason}; expected"
     with pytest.raises(UsageError, match=re.escape(sentence)) if reason else nullcontext():
         kind(request, site, title="", stem="j", devices=("cpu",))
