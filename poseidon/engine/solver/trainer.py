@@ -192,6 +192,7 @@ class Trainer:
             self._step()
             if self._memory is not None:
                 self._memory.follow(time.perf_counter() - began_s)
+            self._show_displayed(wait=False)  # also what precedes a snapshot that is complete now
             requests = self._requests_now()
             if SignalKind.SNAPSHOT in requests or (
                 solver.snapshot and self._iteration % solver.snapshot == 0
@@ -207,6 +208,7 @@ class Trainer:
                 if regroups or self._memory.is_due(self._iteration):
                     self._keep_in_memory(self._memory)
                 if regroups:
+                    self._show_displayed(wait=True)
                     self._memory.finish()
                     raise Regrouped
         return False
@@ -238,7 +240,6 @@ class Trainer:
             self._own_time.end()
         if solver.display and self._iteration % solver.display == 0:
             self._display(rate, outputs)
-        self._show_displayed(wait=False)
         self._iteration = exchange.finished
         self._settings.on_progress(self._iteration, next(iter(self._smoothed.values())))
 

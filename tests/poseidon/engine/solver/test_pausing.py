@@ -172,7 +172,7 @@ def first(tmp_path: Path, databases: Path) -> JobDocument:
     """The document of a job, whose net has dropout, statistics and sequences that go on."""
     for name in ("train_lmdb", "test_lmdb"):
         (tmp_path / name).symlink_to(databases / name)
-    extra = f"max_iter: {ITERATIONS}\ntest_interval: 8\nsnapshot: 0"
+    extra = f"max_iter: {ITERATIONS}\ntest_interval: 8\nsnapshot: 0\ndisplay: 1"
     solver = write_definitions(tmp_path, batch=4, extra=extra, dropout=True, norm=True)
     with (tmp_path / "net.prototxt").open("a", encoding="utf-8") as net:
         net.write(RECURRENT)
@@ -187,6 +187,12 @@ def first(tmp_path: Path, databases: Path) -> JobDocument:
         memory_snapshot_every=4,
         net_outputs=str(tmp_path / "outputs"),
     )
+
+
+def shown(folder: Path) -> list[str]:
+    """Return the rows of the job's net outputs, without their times."""
+    rows = (folder / "outputs.netoutputs").read_text(encoding="utf-8").splitlines()
+    return [",".join(row.split(",")[:1] + row.split(",")[2:]) for row in rows]
 
 
 def undisturbed(first: JobDocument, folder: Path) -> str:
@@ -219,7 +225,7 @@ def test_survivors_go_on_from_memory_and_take_in_a_newcomer(
     options = EXCHANGES[name]
     shards = first.shards if options.kind.has_shards else 0
     first = replace(first, exchange=options, shards=shards, balances=True)
-    expected = undisturbed(first, tmp_path)
+    expected, rows = undisturbed(first, tmp_path), shown(tmp_path)
 
     with start(first, 3) as (own, addresses):
         workers = [Worker(document) for document in own]
@@ -253,12 +259,14 @@ def test_survivors_go_on_from_memory_and_take_in_a_newcomer(
             assert 0 < times["own_s"] <= times["whole_s"]
         workers[0].send("regroup")
         iteration = workers[0].wait_for("paused", regrouped=True)["snapshot"]
-    with start(first, 3, rewind=iteration, speeds=(1, 1, 3)) as (own, addresses):
+    goes_on = replace(first, goes_on=True)
+    with start(goes_on, 3, rewind=iteration, speeds=(1, 1, 3)) as (own, addresses):
         assert own[0].virtual_workers == (0, 1, 2, 6)
         go_on(workers, own)
         connect(workers, addresses)
         finish(workers)
     assert model(tmp_path) == expected
+    assert shown(tmp_path) == rows
 
 
 def test_snapshots_on_disk_are_written_from_those_in_memory(
