@@ -44,8 +44,8 @@ class Balancing(JobListener):
         self._regroups = False
         """Whether this object has asked for the end of the start that runs."""
         self._pause_s = FIRST_PAUSE_S
-        self._progress_s = 0.0
-        """When worker 0 has reported its last iteration."""
+        self._reported_s = 0.0
+        """When worker 0 has reported its times last."""
         self._iteration_s: float | None = None
         """Of the first iteration after a pause that this object has asked for; None: it has not."""
 
@@ -55,12 +55,12 @@ class Balancing(JobListener):
 
     def on_event(self, name: ProcessName, event: Mapping[str, object]) -> None:
         """See `JobListener`."""
-        if name.role is not Role.WORKER:
-            return
-        if event.get("event") == "progress" and name.index == 0:
-            self._note_progress()
         times = times_of(event)
-        if times is not None and self._job.request.balance.measured and not self._regroups:
+        if times is None or name.role is not Role.WORKER or not self._job.request.balance.measured:
+            return
+        if name.index == 0:
+            self._note_report()
+        if not self._regroups:
             self._take(name.index, times)
 
     def _take(self, worker: int, times: Times) -> None:
@@ -72,12 +72,12 @@ class Balancing(JobListener):
             if measured.placed is not None:
                 self._regroup(measured, measured.placed)
 
-    def _note_progress(self) -> None:
+    def _note_report(self) -> None:
         now_s = self._now()
         if self._iteration_s is not None and not self._regroups:  # the first of the next start
-            self._pause_s = max(0.0, now_s - self._progress_s - self._iteration_s)
+            self._pause_s = max(0.0, now_s - self._reported_s - self._iteration_s)
             self._iteration_s = None
-        self._progress_s = now_s
+        self._reported_s = now_s
 
     def _regroup(self, measured: Measured, placed: VirtualWorkers) -> None:
         self._regroups, before = True, self._job.virtual_workers

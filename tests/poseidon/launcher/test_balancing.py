@@ -64,8 +64,6 @@ class Case:
                 times = {"own_s": count * seconds, "whole_s": count * max(own)}
                 self.hear(rank, event="timed", iterations=count, **times)
             self.now_s += max(own)
-            self.hear(0, event="progress", iteration=count)
-            self.hear(1, event="progress", iteration=count)
 
 
 def test_a_job_is_placed_anew_by_the_measured_speeds_of_its_workers() -> None:
