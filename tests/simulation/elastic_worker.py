@@ -21,6 +21,7 @@ from torch import Tensor
 from poseidon.engine import launcher_connection, observation, snapshot_writer, work
 from poseidon.engine.document import JobDocument, read_document
 from poseidon.engine.launcher_connection import LauncherConnection
+from poseidon.engine.own_time import OwnTime
 from poseidon.engine.process import run_work
 from poseidon.engine.solver import checkpoint, memory, trainer, worker
 from poseidon.engine.solver.replica import Replica, WorkerNets
@@ -73,6 +74,14 @@ class Course(Protocol):
 
     def check(self, name: str, iteration: int, values: bytes) -> None:
         """Check the values that a process has after an iteration."""
+
+    def iteration_s(self, process: JobProcess, draw: float) -> float:
+        """Return the seconds that an iteration of a virtual worker takes on a process's host.
+
+        Args:
+            process: that computes it.
+            draw: from 0 to 1.
+        """
 
     def holds(self, process: JobProcess, iteration: int) -> None:
         """Note that a process holds a complete memory snapshot."""
@@ -136,7 +145,7 @@ class ElasticWorker:
         self, replica: Replica, nets: WorkerNets, iteration: int, on_loss: Callable[[Tensor], None]
     ) -> Callable[[Tensor], None]:
         """Take the time of an iteration of a virtual worker; return what to do with its loss."""
-        seconds = (0.6 + 0.6 * self._random.random()) / len(replica.nets)
+        seconds = self._course.iteration_s(self._process, self._random.random())
         self._course.primitives.time.sleep(seconds)
         self._replica, self._iteration = replica, iteration + 1
 
@@ -340,6 +349,7 @@ def installed(course: Course) -> Iterator[None]:
             {**(Exchange.__init__.__kwdefaults__ or {}), "now_ns": now_ns},
         ),
         (Watchdog.__init__, "__kwdefaults__", {"now": clock}),
+        (OwnTime.__init__, "__kwdefaults__", {"now_s": clock}),
         (ClientMeter.__init__, "__defaults__", (clock,)),
         (TransitTimes.__init__, "__defaults__", (clock,)),
     )

@@ -52,6 +52,7 @@ from poseidon.errors import JobError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.launcher import host_changes, newcomers, processes, runner, site, training_job
+from poseidon.launcher.balance import Balance
 from poseidon.launcher.balancing import Balancing
 from poseidon.launcher.host_changes import HostChanges
 from poseidon.launcher.listeners import Listeners
@@ -95,6 +96,8 @@ weight_decay: 0.01 average_loss: 3 display: 4 random_seed: 5 solver_mode: CPU
 """
 """A net whose virtual workers draw random records. AdaGrad keeps a history of the blob that does not
 learn."""
+SLOW_P = 0.3
+"""How many hosts are slow, where some are."""
 DISK, DISK_WEIGHTS = ("sound", "slow", "full", "torn"), (9, 1, 1, 2)
 FOLDER = Path(tempfile.gettempdir()) / f"poseidon-simulation-{os.getpid():08}"
 """Where the run's files are; of one run at a time."""
@@ -131,6 +134,9 @@ class Settings:
     every: int | None
     min_workers: int
     max_rejoins: int
+    slowest: float
+    """How much slower some hosts are than others, where virtual workers are placed by speed; 0: they
+    are not."""
 
 
 def settings_of(number: int) -> Settings:
@@ -142,6 +148,7 @@ def settings_of(number: int) -> Settings:
     kinds = [ExchangeKind.SERVER]
     if not (steps or compress):
         kinds += [ExchangeKind.SERVER, ExchangeKind.FACTORS, ExchangeKind.ALLREDUCE]
+    replicas = random.choice((0, 1, 1, 1, 2))
     return Settings(
         weights=Weights(
             virtual=hosts * workers + random.choice((0, 1, 2)) * workers,
@@ -154,10 +161,11 @@ def settings_of(number: int) -> Settings:
         ),
         hosts=hosts,
         workers=workers,
-        replicas=random.choice((0, 1, 1, 1, 2)),
+        replicas=replicas,
         every=random.choice((None, 2, 3)),
         min_workers=random.choice((1, 1, workers + 1)),
         max_rejoins=random.choice((0, 1, 3)),
+        slowest=random.choice((0, 0, 1, 3)) if replicas else 0,
     )
 
 
@@ -172,6 +180,8 @@ class Course(Cluster):
         self.values: dict[int, bytes] = {}
         """By iteration, where no others are expected."""
         self.workers: dict[JobProcess, ElasticWorker] = {}
+        self.hosts: dict[JobProcess, str] = {}
+        """The address of the host of each worker."""
         self.finals: dict[int, tuple[int, bytes]] = {}
         self.holders: dict[JobProcess, int] = {}
         """The processes that hold a memory snapshot, and its iteration."""
@@ -198,6 +208,7 @@ class Course(Cluster):
         if start.name.role is Role.SHARD:
             ElasticShard(self, process, json.loads(start.first_line))
         else:
+            self.hosts[process] = start.name.host
             ElasticWorker(self, process, start.first_line)
 
     def ask_to_stop(self, within_s: float | None) -> None:
@@ -211,6 +222,12 @@ class Course(Cluster):
     def pid(self, process: JobProcess) -> int:
         """See `elastic_worker.Course`."""
         return list(self.workers).index(process)
+
+    def iteration_s(self, process: JobProcess, draw: float) -> float:
+        """See `elastic_worker.Course`."""
+        settings, slow = self.settings, self.world.stream(f"speed {self.hosts[process]}").random()
+        usual = settings.weights.virtual / (settings.hosts * settings.workers)
+        return (0.6 + 0.6 * draw) / usual * (1 + settings.slowest * (slow < SLOW_P))
 
     def check(self, name: str, iteration: int, values: bytes) -> None:
         """See `elastic_worker.Course`."""
@@ -325,6 +342,7 @@ class _Job(TrainingJob):
             max_restarts=50,
             stall_timeout=STALL_S,
             exchange=weights.options(),
+            balance=Balance(measured=settings.slowest > 0),
         )
         super().__init__(request, site)
 
@@ -342,7 +360,7 @@ class _Driver(runner._Run):
         self._snapshots = SnapshotList(self._job.origin, self._print)
         self._plan_file: Any = SimpleNamespace(plan="")
         self._changes = HostChanges(self._job, self._registration, self._requests, self._print)
-        self._balancing = Balancing(self._job, self._requests, self._print)
+        self._balancing = Balancing(self._job, self._requests, self._print, now=course.world.clock)
         self._listeners = Listeners(
             self._changes, self._balancing, self._snapshots, _Started(course)
         )
@@ -560,7 +578,7 @@ def _solver_of(weights: Weights) -> SolverDefinition:
 @cache
 def undisturbed(weights: Weights) -> tuple[bytes, ...]:
     """Return the values after each iteration of an undisturbed run on one host."""
-    settings = replace(settings_of(0), weights=weights, hosts=1, workers=1)
+    settings = replace(settings_of(0), weights=weights, hosts=1, workers=1, slowest=0)
     course = Course(World(0, only=frozenset()), settings, ())
     ended = _run(course)
     assert isinstance(ended, RestartedJob), ended
