@@ -125,6 +125,9 @@ class RowCell:
         self.spec = create.spec
         self.memory = RowMemory(create.spec, shard, create.shards)
         self.clock = 0
+        self.is_open = False
+        """Whether worker 0 has created it: until then no request is answered, since a signal that
+        worker 0 has sent before counts without this table's staleness (`Session.signal`)."""
         self.own = [0] * workers
         """Pushes of each worker, with those of the start clock."""
         self._shard = shard
@@ -190,10 +193,12 @@ class RowCell:
         self._waiting.append((rank, get))
 
     def answers(self) -> Iterator[tuple[int, m.Rows]]:
-        """Yield the answers to the requests whose clock the table has reached, by rank."""
+        """Yield the answers to the requests whose clock the table has reached, by rank; none before
+        it is open.
+        """
         waiting, self._waiting = self._waiting, []
         for rank, get in waiting:
-            if get.clock > self.clock:
+            if get.clock > self.clock or not self.is_open:
                 self._waiting.append((rank, get))
             else:
                 values = self.memory.values(get.rows).reshape(-1)

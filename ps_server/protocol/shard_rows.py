@@ -63,7 +63,9 @@ class ShardRows:
                 f"worker {rank} describes row table {create.row_table} as {create.spec}; the first "
                 f"worker as {cell.spec}"
             )
-        yield from ()
+        if rank == 0:
+            cell.is_open = True
+            yield from cell.answers()
 
     def _push(self, rank: int, push: m.PushRows) -> Iterator[Answer]:
         cell = self._cell(push.row_table)

@@ -66,6 +66,14 @@ def test_a_request_waits_for_the_pushes_of_all_workers() -> None:
     assert [(rank, a.number) for rank, a in answers if isinstance(a, m.Rows)] == [(1, 6), (0, 7)]
 
 
+def test_a_request_waits_until_worker_0_has_created_the_table() -> None:
+    shard = ShardRows(1, 2)
+    assert send(shard, 1, m.CreateRows(0, 2, SPEC)) == []
+    assert send(shard, 1, m.GetRows(0, 6, 0, ids(1))) == []
+    answers = send(shard, 0, m.CreateRows(0, 2, SPEC))
+    assert [(rank, a.number) for rank, a in answers if isinstance(a, m.Rows)] == [(1, 6)]
+
+
 @pytest.mark.parametrize("kind", RowRuleKind)
 def test_bits_do_not_depend_on_who_comes_first(kind: RowRuleKind) -> None:
     spec = RowTableSpec(name="users", rows=10, dim=2, rule=RowRule(kind=kind))
