@@ -154,15 +154,20 @@ def test_a_node_is_lost_and_the_job_ends_with_the_same_bits(
 
 
 @pytest.mark.thorough
-def test_a_node_that_is_added_takes_the_place_of_a_lost_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("autoscales", [False, True], ids=["added by hand", "by the autoscaler"])
+def test_a_node_that_is_added_takes_the_place_of_a_lost_one(
+    tmp_path: Path, autoscales: bool
+) -> None:
     _definitions(tmp_path / "job").touch()
     endless = SOLVER.replace("max_iter: 30", "max_iter: 10000000").replace("splay: 5", "splay: 100")
     (tmp_path / "job" / "solver.prototxt").write_text(endless.replace("shot: 10", "shot: 100000"))
     cluster = RayCluster()
     lines: list[str] = []
     try:
-        for cpus in (0, 2, 2):
+        for cpus in (0,) if autoscales else (0, 2, 2):
             cluster.add(num_cpus=cpus)
+        if autoscales:  # its provider counts a node that was killed
+            cluster.autoscale(max_workers=3)
         ray = ["--launcher=ray", f"--ray_address={cluster.address}", "--clients=2"]
         with _start(cluster, tmp_path / "job", ray) as launcher:
             assert launcher.stderr is not None
@@ -171,8 +176,11 @@ def test_a_node_that_is_added_takes_the_place_of_a_lost_one(tmp_path: Path) -> N
                 lines.append(line)
                 if "Iteration 100, lr" in line and not killed:
                     killed = True
-                    cluster.kill(2)
-                if "in memory, without client" in line:
+                    if autoscales:
+                        cluster.autoscaled().pop().kill()
+                    else:
+                        cluster.kill(2)
+                if "in memory, without client" in line and not autoscales:
                     cluster.add(num_cpus=2)
                 if line.startswith("going on from iteration ") and "2 clients" in line:
                     launcher.terminate()
