@@ -282,7 +282,7 @@ class ShardTrace:
         self.tracer: Tracer = NO_TRACE
 
     def open(self, options: Options) -> None:
-        """Close the trace of the start before, and begin that of the shard with these options."""
+        """Close the trace of the start before, and begin one of the shard with these options."""
         self.close()
         if options.trace is not None:
             order = SHARDS_BELOW + options.shard

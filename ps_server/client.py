@@ -76,7 +76,7 @@ class Client:
         bandwidth_mbps: under `SSPAggr`: Mb/s for changes that the bound does not need yet; they
             wait, added up, and the most important leave first (`bandwidth.py`). None: all leave at
             once.
-        table_clocks: whether each table has a clock of its own, that of its pushes
+        table_clocks: whether each table has a clock of its own, which counts its pushes
             (`worker_session.py`).
         memory_for: the largest store that may follow a trial, which shares its memory; None:
             `store`.

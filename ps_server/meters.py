@@ -164,7 +164,7 @@ class ServerMeter:
     def statistics(
         self, *, updates: int, memory_bytes: int, refused: int, dropped: int
     ) -> ShardStatistics:
-        """Return all counters, with those of the shard itself."""
+        """Return all counters, including the shard's own."""
         return ShardStatistics(
             bytes_in=self._bytes_in,
             bytes_out=self._bytes_out,

@@ -48,9 +48,7 @@ class Network:
         return self.host.strip("[]")
 
     def new_monitor(self, *, closed: str, hangs: str) -> Monitor:
-        """Return a monitor whose waits the interruption ends; the arguments are those of
-        `Monitor`.
-        """
+        """Return a monitor whose waits the interruption ends; arguments as for `Monitor`."""
         monitor = Monitor(self.timeout_s, closed=closed, hangs=hangs)
         self.interruption.on_interrupt(monitor.interrupt)
         return monitor

@@ -40,7 +40,7 @@ class Computation:
 
     @classmethod
     def here(cls, device: torch.device) -> Computation:
-        """Return that of the calling process on this device."""
+        """Return the computation of the calling process on this device."""
         name = processor_name(device)
         return cls(
             threads=torch.get_num_threads(), processor=name, torch_version=str(torch.__version__)

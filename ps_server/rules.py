@@ -275,8 +275,8 @@ def squares_of(gradient: Tensor, parts: Sequence[int] = ()) -> list[float]:
 
 
 def exact_sum(numbers: Iterable[float]) -> tuple[float, ...]:
-    """Return a few numbers whose exact sum is that of these; `math.fsum` of all parts of a sum
-    has the same bits however it was divided.
+    """Return a few numbers with the same exact sum; `math.fsum` of all parts of a sum has the same
+    bits however it was divided.
 
     Shewchuk, "Adaptive precision floating-point arithmetic", 1997, theorem 10.
     """

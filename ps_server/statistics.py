@@ -1,7 +1,7 @@
 """The statistics of a client and of a shard: what `Client.statistics` and `Server.statistics`
 return.
 
-Law: all numbers count from the start of the process and only grow, save for those of this moment
+Law: all numbers count from the start of the process and only grow, except the momentary values
 (`queue`, `memory_bytes`); the numbers of an interval are the difference of two reports.
 """
 

@@ -9,9 +9,9 @@ Laws:
 * Recording costs one tuple; a thread of the trace's own writes them, each second, in pieces that
   end with a whole event. The list's end is written by `close` alone, and the format lets it be
   missing: the file of a killed process can be read.
-* Both the events that wait to be written and those of the file are bounded; more are counted and
-  dropped.
-* Times are those of this machine's clock since 1970, advanced by its monotonic clock, so that the
+* Both the events that wait to be written and the events of the file are bounded; more are counted
+  and dropped.
+* Times are read from this machine's clock since 1970, advanced by its monotonic clock, so that the
   traces of all its processes lie on one axis. Begin and end are rounded alike, so spans that were
   nested stay nested.
 """
@@ -35,7 +35,7 @@ MOST_WAITING = 200_000
 MOST_EVENTS = 2_000_000
 """Events of a file: some 250 MB, about what a viewer takes in."""
 MOST_NAMES = 20_000
-"""Names whose text is kept: those of layers and tables recur, those of iterations do not."""
+"""Names whose text is kept: names of layers and tables recur, names of iterations do not."""
 _QUARTER_NS = 250
 """Microseconds since 1970 have 51 bits before the point; a double keeps two more behind it."""
 

@@ -2,8 +2,8 @@
 unpacked again.
 
 Law: a sum over virtual workers is computed in their order, whichever processes they belong to. The
-payload of a process has a part for each of its virtual workers (`join`), so the parts of all
-payloads, by rank, are those of all virtual workers in order (`parts`).
+payload of a process has a part for each of its virtual workers (`join`), so all payloads, by rank,
+have the parts of all virtual workers in order (`parts`).
 """
 
 from __future__ import annotations

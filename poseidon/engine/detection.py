@@ -58,7 +58,7 @@ class DetectionTally:
         """Add the outputs of a batch.
 
         Raises:
-            DataError: an output is not that of a DetectionEvaluate layer.
+            DataError: an output does not come from a DetectionEvaluate layer.
         """
         for index, (name, tensor) in enumerate(outputs.items()):
             check_rows(name, tensor.shape)
@@ -71,7 +71,7 @@ class DetectionTally:
         return np.concatenate([np.zeros((0, COLUMNS)), *self._parts]).astype("<f8").tobytes()
 
     def unpack(self, payloads: Iterable[bytes]) -> None:
-        """Replace the rows by those of several workers, in the order of batches."""
+        """Replace the rows by the rows of several workers, in the order of batches."""
         found = [np.frombuffer(payload, "<f8").reshape(-1, COLUMNS) for payload in payloads]
         rows = np.concatenate([np.zeros((0, COLUMNS)), *found])
         self._parts = [rows[np.argsort(rows[:, 1], kind="stable")]]
@@ -165,7 +165,7 @@ def save_results(
     Args:
         nets: the test net of each virtual worker of this process, in order.
         collect: returns the payloads of all processes by rank. Virtual worker 0's net writes.
-        begin: the first batch of the pass; batch n is that of virtual worker n mod V.
+        begin: the first batch of the pass; batch n belongs to virtual worker n mod V.
         count: the batches of the pass.
 
     Raises:

@@ -190,8 +190,8 @@ class JobDocument(TrainingDocument, TrainingOptions):
         snapshot: solver state to resume from, or empty.
         weights: models to start from, later ones over earlier ones.
         net_outputs: prefix of the net outputs' file.
-        level: of the train net, for rules of the definition, or empty: that of the solver.
-        stages: of the train net, beyond those of the solver.
+        level: of the train net, for rules of the definition, or empty: the solver's.
+        stages: of the train net, beyond the solver's.
         imports: Python modules to import before any net is read: they register layers.
         goes_on: the job is restarted: its net outputs up to the snapshot stay.
         stop_at_nan: a loss or weights that are not finite end the job; otherwise they are a

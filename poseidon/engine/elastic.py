@@ -58,8 +58,8 @@ class SnapshotInterval:
         return max(0, self._due - iteration)
 
     def costs(self) -> tuple[float, float]:
-        """Return the mean seconds that a snapshot costs this worker, and those of an iteration; 0
-        before they are known.
+        """Return the mean seconds that a snapshot costs this worker, and the mean seconds of an
+        iteration; 0 before they are known.
         """
         if not self._usual:
             return 0.0, 0.0

@@ -31,8 +31,8 @@ from ps_server.link_load import sending_s
 
 LOGGER = logging.getLogger(__name__)
 JOB, WORKERS = "job", "workers"
-"""Whose addresses are exchanged: the shards', without them those of the first worker of each host;
-or those of all workers.
+"""Whose addresses are exchanged: the shards', without shards the first workers' of the hosts; or
+all workers'.
 """
 HEARTBEAT_S = 2.0
 CONNECT_TIMEOUT_S = 600.0
@@ -127,16 +127,16 @@ class LauncherConnection:
             self._outlet.flush()
 
     def exchange_addresses(self, own: str = "") -> list[str]:
-        """Report the address at which this worker listens, unless it is empty, and wait for
-        those of the job.
+        """Report the address at which this worker listens, unless it is empty, and wait for the
+        addresses of the job.
 
         All workers of the job take part in each exchange, in the same order. Each shard has a new
         address in every exchange. A request to stop that comes meanwhile waits for
         `forward_requests`.
 
         Returns:
-            The shards' addresses in shard order; without shards those of the first worker of each
-            host, by rank.
+            The shards' addresses in shard order; without shards the addresses of the first worker
+            of each host, by rank.
 
         Raises:
             JobError: they did not come within ten minutes, or the launcher has gone.
@@ -145,8 +145,7 @@ class LauncherConnection:
         return self._exchange_addresses(JOB, own)
 
     def exchange_worker_addresses(self, own: str) -> list[str]:
-        """Report the address at which this worker listens, and return those of all workers by
-        rank.
+        """Report the address at which this worker listens, and return all workers' by rank.
 
         All workers of the job take part in each exchange, in the same order.
 

@@ -50,7 +50,7 @@ def log_plan(plan: ExchangePlan, output: Path, number: int = 0) -> None:
     Args:
         plan: of one exchange.
         output: the folder.
-        number: of the exchange among those of the job, from 0.
+        number: of the exchange among the exchanges of the job, from 0.
     """
     path = output / (f"exchange_plan_{number + 1}.txt" if number else "exchange_plan.txt")
     LOGGER.info("%s; the scheme of each tensor is in %s", plan.summary(), path)

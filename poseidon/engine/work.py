@@ -137,7 +137,7 @@ class TrainingWork(Work[Training]):
 
         Args:
             built: the exchange.
-            number: of it among those of the job, from 0.
+            number: of it among the exchanges of the job, from 0.
         """
         if built.recorded:
             self.launcher.send("exchange_plan", plan=RecordedPlan.of_choices(built.plan).to_json())

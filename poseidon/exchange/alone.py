@@ -170,7 +170,7 @@ def exchange_alone(
     by_factors: AbstractSet[int] = frozenset(),
     interruption: Interruption | None = None,
 ) -> Exchange:
-    """Return the exchange of a single process; the other arguments are those of its carrier.
+    """Return the exchange of a single process; the other arguments are as for its carrier.
 
     Args:
         interruption: see `Exchange`.

@@ -29,7 +29,7 @@ class Trained:
             where `held_as` of a job allows it: then the shards hold float32, and its gradients are
             of its type.
         rule: how its values follow from its gradients.
-        rate_index: of its rate among those of an iteration.
+        rate_index: of its rate among the rates of an iteration.
         factor_rows: rows of u and v in an iteration, where its gradient is u^T v of one layer's
             output gradient and input; 0 where it is not. It is used for the cost only: the rows
             may differ from iteration to iteration.

@@ -5,8 +5,8 @@
     hybrid, ps, svb, auto       ServerCarrier; FactorCarrier and AllReduceCarrier where the plan has their schemes
     allreduce                   AllReduceCarrier
 
-`auto` makes its plan by a measurement (`auto/trial.py`), or takes that of an earlier run; a small net's
-follows from the bytes, as with `hybrid`.
+`auto` makes its plan by a measurement (`auto/trial.py`), or uses the plan of an earlier run; a
+small net's follows from the bytes, as with `hybrid`.
 
 Where a host has several workers, local rank 0 has that exchange within a LeaderCarrier, and each of
 the others has a FollowerCarrier.
@@ -119,15 +119,15 @@ def build_exchange(
     Args:
         tensors: what to keep together, the same on every worker.
         settings: common to all tensors.
-        member: this worker and its job. `Network.interruption` may end all waits, also those of
-            this call, save for `connect`.
+        member: this worker and its job. `Network.interruption` may end all waits, also the waits of
+            this call, except `connect`.
         connect: exchanges addresses with the rest of the job.
         trace: where spans of messages go.
         schemes: of each tensor, that `--exchange=auto` has chosen in an earlier run; empty: it
             chooses.
 
     Raises:
-        ServerError: that of the interruption.
+        ServerError: the interruption's.
         TransportError: an address cannot be reached or listened on.
         UsageError: a tensor cannot be exchanged by its scheme of an earlier run, or virtual workers
             not by these options.
@@ -240,8 +240,8 @@ def _build_alone(arguments: BuildArguments) -> Built:
 
 
 def _build_virtual(arguments: BuildArguments, schemes: Sequence[Scheme]) -> Built:
-    """Build the exchange of a process that computes for all virtual workers of a job: the bits are
-    those of any number of processes.
+    """Build the exchange of a process that computes for all virtual workers of a job: any number of
+    processes gets the same bits.
 
     Args:
         arguments: of one worker.

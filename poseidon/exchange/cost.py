@@ -4,10 +4,10 @@ cluster alone.
 Law: pure and deterministic. All workers make the same plan from the same shapes and the same
 cluster.
 
-Bytes are those that cross the busiest link in one iteration, sent and received together. Both
+Bytes are what crosses the busiest link in one iteration, sent and received together. Both
 directions carry as much, so a duplex link is busy for half of them at its rate. For a
 fully-connected weight of N x M elements, K rows in each pushing client, P1 pushing clients, and the
-part w of the model on the shards of a host with workers, s on those of a host that only serves
+part w of the model on the shards of a host with workers, s on the shards of a host that only serves
 (Poseidon, USENIX ATC 2017, section 4; BytePS, OSDI 2020, section 4, for w and s):
 
     server      host with workers  2 M N (1 + w (P1 - 2))      with P2 = P1 = 1/w this is 2 M N (P1 + P2 - 2) / P2
@@ -16,9 +16,9 @@ part w of the model on the shards of a host with workers, s on those of a host t
     all-reduce                     4 M N (P1 - 1) / P1         (a ring)
 
 Factors are chosen where they are no more than the server's bytes; every other tensor goes to the
-server. With a lossy codec the server's bytes are those of the codec: 8 MN above, 4 for each
-direction, becomes the sum of its sizes. Of a matrix whose rows are looked up they are the most that
-can travel: rows without a change are left out.
+server. With a lossy codec the server's bytes are what the codec sends: 8 MN above, 4 for each
+direction, becomes the sum of its sizes. For a matrix whose rows are looked up they are the most
+that can travel: rows without a change are left out.
 """
 
 from __future__ import annotations

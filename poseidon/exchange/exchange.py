@@ -336,7 +336,7 @@ class ExchangeState:
     def histories(self) -> list[History]:
         """Return each tensor's history.
 
-        Private histories: all replicas call it together, and each gets those of its host. A shared
+        Private histories: all replicas call it together, and each gets its host's. A shared
         history: only rank 0 calls it.
 
         Raises:
@@ -385,8 +385,8 @@ class ExchangeState:
     def held_back(self) -> Mapping[str, Array]:
         """Return what lossy codecs have held back, flat and by name.
 
-        It is private to each host; empty without codecs, and on followers of a host. That of rank 0
-        has what the shards hold back, too.
+        It is private to each host; empty without codecs, and on followers of a host. Rank 0's
+        includes what the shards hold back.
         """
         with self._exchange.observing(Call.HISTORIES):
             found: dict[str, Array] = {}

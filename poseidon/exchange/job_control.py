@@ -128,9 +128,9 @@ class JobControl:
 class AloneDelivery(Delivery):
     """Job control of one worker: its own payload is the collection.
 
-    A request names the end of the iteration under way or, after it, that of the next one. Requests
-    come from any thread: one that reads the clock of an iteration is in `requests` before `advance`
-    ends the iteration, so the loop sees it there.
+    A request is for the end of the iteration under way or, after it, of the next one. Requests come
+    from any thread: one that reads the clock of an iteration is in `requests` before `advance` ends
+    the iteration, so the loop sees it there.
     """
 
     def __init__(self) -> None:

@@ -18,17 +18,17 @@ class Membership:
     """The position of one worker in its job.
 
     Args:
-        network: the place of this worker's host among the hosts with workers, which are those that
-            push. Its keys are those of the hosts' leaders and of the shards.
+        network: the place of this worker's host among the hosts with workers, which push. Its keys
+            belong to the hosts' leaders and the shards.
         shards: number of shards; 0 for a worker that is alone, and for all-reduce.
         homes: for each shard the client with workers on whose host it runs, or -1 - j for serving
             host j; empty: spread evenly over the hosts with workers.
         loads: relative load of each shard; empty: all equal.
-        local_rank: of this worker among those of its host; 0 is the leader.
+        local_rank: of this worker among the workers of its host; 0 is the leader.
         local_workers: workers on each host.
         local_address: where the leader listens for the followers (`LocalGroup`).
-        virtual_workers: those of the job, and the workers that compute for them: of all hosts, in
-            the order of ranks. None: each computes for one, and the plan follows from the cluster.
+        virtual_workers: the job's, and the workers that compute for them: of all hosts, in the
+            order of ranks. None: each computes for one, and the plan follows from the cluster.
         quorum: hosts whose changes end a round, and the seconds that it then waits for others: of
             the exchange of rounds. 0: all, in each iteration.
         options: of the exchange.

@@ -444,8 +444,8 @@ DEFAULT_OPTIONS = ExchangeOptions()
 
 
 def _read(entry: Any, value: Any) -> Any:
-    """Return a value of JSON as the field's type: that of its default, or a number where the
-    default is None.
+    """Return a value of JSON as the field's type: its default's, or a number where the default is
+    None.
     """
     kind = type(entry.default)
     if isinstance(entry.default, Enum):

@@ -1,7 +1,7 @@
 """The queue of a worker's messages to one peer. A pure priority queue.
 
-Laws: a message of a lower priority number overtakes others; those of one number keep their order.
-`FIRST` comes before all of them, `LAST` after them.
+Laws: a message with a lower priority number overtakes others; messages with one number keep their
+order. `FIRST` comes before all of them, `LAST` after them.
 """
 
 from __future__ import annotations

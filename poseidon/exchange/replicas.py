@@ -128,7 +128,7 @@ def introduce(
         control: of the exchange.
         tensors: whose rules the workers apply.
         own: what this worker offers, as JSON.
-        more: other results that must be equal on all workers; compared with those of the rules.
+        more: other results that must be equal on all workers; compared beside the rules' results.
 
     Returns:
         By rank: what each worker offers, and its results for the example.

@@ -1,8 +1,8 @@
 """What the virtual workers of one process contribute to an iteration, one after another.
 
 Law: a virtual worker begins with the values that all of them begin with, and its gradients are
-added to those of others in the tree alone (`ps_server/protocol/virtual_workers.py`). A gradient
-that it has not computed is zero, and takes part in the sum.
+added to the others' in the tree alone (`ps_server/protocol/virtual_workers.py`). A gradient that it
+has not computed is zero, and takes part in the sum.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class Turns:
         return tree.release(leaf, gradient, self._whole)
 
     def add_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> Factors | None:
-        """Stack the factors of this turn below those of the turns before. Return them in the last
-        turn.
+        """Stack the factors of this turn below the factors of the turns before. Return them in the
+        last turn.
         """
         self._begun.add(index)
         kept = self._factors.setdefault(index, [])

@@ -162,7 +162,8 @@ class WorkerLinks:
 
         Args:
             ranks: the receivers.
-            priority: messages of a lower number overtake others; those of one keep their order.
+            priority: messages with a lower number overtake others; with one number they keep their
+                order.
             frames: two or more.
         """
         self._monitor.check()

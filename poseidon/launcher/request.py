@@ -117,8 +117,8 @@ class JobRequest(RunRequest):
         argv: the arguments of `poseidon`, the command first.
         threads: CPU threads of a worker, at least 1; None: 1 where `virtual_workers` is given, else
             an equal part of its host's.
-        virtual_workers: V, those of the job, at least 1; None: one for each worker, or as many as a
-            snapshot has that the job resumes from.
+        virtual_workers: V, the number in the job, at least 1; None: one for each worker, or as many
+            as in the snapshot that the job resumes from.
         balance: how fast the clients are.
         num_comm_channels_per_client: shards of each client.
         launcher: how processes are started.

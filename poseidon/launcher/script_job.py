@@ -163,7 +163,7 @@ class ScriptJob(Job):
         )
 
     def _prints(self, role: WorkerPlan) -> Prints:
-        """Return where a worker's standard output goes: that of rank 0 to the launcher's.
+        """Return where a worker's standard output goes: rank 0's to the launcher's.
 
         On a terminal its order among the lines of standard error matters, so the two are one
         stream.

@@ -225,9 +225,8 @@ class SnapshotCopies:
         with self._placing:
             if self._closed:
                 return None
-            sums_path(here).unlink(
-                missing_ok=True
-            )  # of an earlier one: they are not those of the new files
+            # An earlier copy's sums do not match the new files.
+            sums_path(here).unlink(missing_ok=True)
             for path in files:
                 replace_durably(path, self._folder / path.name)
         self._forget_old(here)

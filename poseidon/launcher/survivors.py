@@ -19,7 +19,7 @@ from poseidon.cluster.process import Listener, ProcessSpec
 from poseidon.errors import JobError
 
 _Place = tuple[int, Role, int]
-"""A host's id, a role, and the number of a process among those of its role on the host."""
+"""A host's id, a role, and the number of a process among the processes of its role on the host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

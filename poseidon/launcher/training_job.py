@@ -161,8 +161,8 @@ class TrainingJob(Job):
             )
 
     def usual_threads(self, role: WorkerPlan) -> int:
-        """See `Job`: those of the snapshot, where the job has its virtual workers on request, or
-        on other workers.
+        """See `Job`: the snapshot's, where the job has its virtual workers on request or on
+        different workers.
         """
         resumed, virtual = self._resumed, self.virtual_workers
         on_purpose = self.request.virtual_workers is not None or not virtual.is_one_each
@@ -171,7 +171,7 @@ class TrainingJob(Job):
         return super().usual_threads(role)
 
     def _choose_seed(self) -> int:
-        """Return the solver's seed; else that of the run that is resumed; else a new one."""
+        """Return the solver's seed; else the seed of the run that is resumed; else a new one."""
         seed = self._settings.random_seed
         if seed is None and self._resumed is not None:
             seed = self._resumed.seed
@@ -277,7 +277,7 @@ class TrainingJob(Job):
 
 
 def _devices(gpu: str, solver: SolverDefinition, visible: int | None) -> tuple[str, ...]:
-    """Return the devices of --gpu, else those of the solver, as Caffe decides it.
+    """Return the devices of --gpu, else the solver's, as Caffe decides it.
 
     Args:
         gpu: the flag.

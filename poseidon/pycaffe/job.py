@@ -31,7 +31,7 @@ SOURCE = "the memory snapshot"
 
 
 class JobMember:
-    """The solver of one worker among those of its job.
+    """The solver of one worker among the solvers of its job.
 
     Args:
         solver: the solver.

@@ -40,8 +40,8 @@ class Mode:
         gpu: the number of the GPU for `set_mode_gpu`.
         seed: the seed from which the seeds of the next nets are derived; None: random seeds.
         nets: the number of nets created since the seed was set.
-        rank: the rank of this process among `count`; None: that in its job, or 0.
-        count: the number of processes that train together; None: that of its job, or 1.
+        rank: the rank of this process among `count`; None: its rank in its job, or 0.
+        count: the number of processes that train together; None: the number in its job, or 1.
         virtual_workers: the number that these compute for; None: one each.
         multiprocess: whether the solvers are processes and not threads; they always are here.
     """

@@ -98,7 +98,7 @@ class Solver:
         self._between: Callback | None = None
         """What a job does between two iterations."""
         self._is_brought = False
-        """Whether the state is that of a job which continues, and no iteration has begun since."""
+        """Whether the state belongs to a job that continues, and no iteration has begun since."""
         self._began_s = time.monotonic()
 
     def _make_nets(self, placed: VirtualWorkers) -> None:

@@ -34,7 +34,7 @@ Encoded = NDArray[np.uint8]
 
 
 class Kind(IntEnum):
-    """A codec; the numbers are those of `codecs.c`."""
+    """A codec; `codecs.c` has the same numbers."""
 
     INT8 = 0
     INT4 = 1
@@ -44,9 +44,9 @@ class Kind(IntEnum):
 
 
 class Level(IntEnum):
-    """The instructions that a call uses; the numbers are those of `codecs.c`."""
+    """The instructions that a call uses; `codecs.c` has the same numbers."""
 
-    PLAIN = 0  # those that every processor of the architecture has
+    PLAIN = 0  # what every processor of the architecture has
     AVX2 = 1
     AVX512 = 2
 
@@ -76,7 +76,7 @@ class Library:
 
     Args:
         code: the library.
-        level: at most that of the processor.
+        level: at most the processor's.
     """
 
     def __init__(self, code: ctypes.CDLL, level: Level) -> None:

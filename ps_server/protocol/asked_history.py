@@ -1,6 +1,6 @@
 """The history of a table on its way to a worker that has asked for it.
 
-Law: what comes is the history at one clock, that of the request, though the shards go on: they do
+Law: the worker gets the history at one clock, the request's, although the shards continue: they do
 not write to memory that they send (`Cell.lend`), and no shard can end an iteration without the
 pushes that the worker sends after its request.
 """

@@ -434,8 +434,8 @@ def _segments(elements: int, fraction: float) -> list[tuple[int, int, int]]:
 
 
 def _slices(flat: Array, parts: list[tuple[int, int, int]]) -> Iterator[tuple[Array, int, int]]:
-    """Yield a view of each part as rows, the number of elements that are sent before it, and
-    that of each row.
+    """Yield a view of each part as rows, the number of elements that are sent before it, and the
+    number that is sent of each row.
     """
     first = start = 0
     for rows, length, sent in parts:

@@ -5,7 +5,7 @@ the other:
 
     header   msgpack array: [PROTOCOL_VERSION, kind, number of frames, field, field, ...]
     frames   arrays, little endian, or opaque payloads; never copied by this module. Arrays are of
-             float32, save those of Push and Value, whose header ends with their precision;
+             float32, except in Push and Value, whose header ends with their precision;
              `encoded` ones are bytes of a codec or of packed rows. Numbers of rows are of uint32
 
 Law: `decode` accepts exactly what `encode` makes. Types, ranges and sizes are checked here, before

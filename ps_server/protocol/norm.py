@@ -1,7 +1,7 @@
 """The norm over all gradients of an iteration, for a limit on it (`clip`), as one worker takes
 part in it.
 
-Each shard sends rank 0 the sum of squares of its chunks, and rank 0 has that of the gradients
+Each shard sends rank 0 the sum of squares of its chunks, and rank 0 has the sum for the gradients
 outside the store (`outside_norm`): each as a few numbers whose exact sum it is. Rank 0 rounds their
 exact sum once, so the total has the same bits however the tables are cut and dealt. It sends the
 total to the shards. Where there are gradients outside, shard 0 passes the total on to the other

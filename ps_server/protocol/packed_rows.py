@@ -7,9 +7,9 @@
 
 Laws:
 
-* A push leaves out rows of which every bit is 0, a value those that have their bits of the value
-  before. So the receiver has the bits of the whole array.
-* The bytes are fewer than those of the array; otherwise the array is sent.
+* A push leaves out rows of which every bit is 0, a value leaves out rows with the same bits as in
+  the value before. So the receiver has the bits of the whole array.
+* The bytes are fewer than the array's; otherwise the array is sent.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ def _cut(spec: TableSpec, step: int) -> list[tuple[int, int]]:
 
 def _grain(spec: TableSpec) -> int:
     """Return the number of elements at whose multiples a table may be cut: segments of its codec,
-    or of sums of squares; those of a table whose rows are given may lie anywhere.
+    or of sums of squares; a table whose rows are given may be cut anywhere.
     """
     if spec.codec is not None:
         return SEGMENT_ELEMENTS

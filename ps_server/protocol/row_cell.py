@@ -129,7 +129,7 @@ class RowCell:
         """Whether worker 0 has created it: until then no request is answered, since a signal that
         worker 0 has sent before counts without this table's staleness (`Session.signal`)."""
         self.own = [0] * workers
-        """Pushes of each worker, with those of the start clock."""
+        """Pushes of each worker, including the pushes up to the start clock."""
         self._shard = shard
         self._arrived: dict[int, dict[int, m.PushRows]] = {}
         self._waiting: list[tuple[int, m.GetRows]] = []

@@ -237,9 +237,7 @@ class ZmqServerTransport:
         return woken
 
     def _poll(self, timeout_ms: int) -> set[Any]:
-        """Return which sockets have events, save those of authentication, which are handled
-        here.
-        """
+        """Return which sockets have events, except authentication's, which are handled here."""
         deadline = time.monotonic() + timeout_ms / 1000
         ready = {socket for socket, _ in self._poller.poll(timeout_ms)}
         while ready & self._watched:

@@ -405,7 +405,7 @@ if caffe.solver_rank() == 0:
 def test_a_pycaffe_script_goes_on_from_memory_with_the_same_bits(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two hosts lose rank 0. The weights are those of one process without a job."""
+    """Two hosts lose rank 0. One process without a job gets the same weights."""
     make_data(folder)
     (folder / "pycaffe.py").write_text(PYCAFFE, encoding="utf-8")
     (folder / "net.prototxt").write_text(

@@ -42,14 +42,14 @@ def serve_shard(
     prioritized: bool = True,
     ended: Callable[[], None] = lambda: None,
 ) -> Server:
-    """Run a shard in a process; its end has a name, or that of the process.
+    """Run a shard in a process; its end has a name, or the process's.
 
     Args:
         fabric: the network.
         process: of the shard.
         index: of the shard.
         workers: how many it serves.
-        name: of its end; empty: that of the process.
+        name: of its end; empty: the process's.
         token: of the job.
         prioritized: as for `Server`.
         ended: called when it serves no more.
@@ -184,7 +184,7 @@ class SimulatedWorker:
 
         Args:
             table: index of the table.
-            gradient: returns that of a virtual worker.
+            gradient: returns the gradient of a virtual worker.
             rate: the learning rate.
         """
         store = self.session.store

@@ -62,7 +62,7 @@ class Primitives:
 
     @property
     def current(self) -> Process:
-        """The process whose thread runs; that of the launcher, if it is none of `BatonThread`."""
+        """The process whose thread runs; the launcher's, if it is not a `BatonThread`."""
         running = self.world.running
         return self.process if running is None else running.process
 

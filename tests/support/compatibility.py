@@ -155,8 +155,8 @@ with OpenCV's importer of Caffe's files.
 A **Python** layer of py-faster-rcnn or py-R-FCN (`rpn.proposal_layer`, `rpn.anchor_target_layer`,
 `rpn.proposal_target_layer`) runs as Proposal, AnchorTarget or ProposalTarget, unless Python finds
 the module. **BN** has three forms, which its fields choose: SegNet's (`bn_mode`, or the scale and
-shift fillers alone: two blobs), `moving_average`'s, and that of `momentum`, `frozen` and the slope
-and bias fillers (four blobs each).
+shift fillers alone: two blobs), `moving_average`'s, and the one with `momentum`, `frozen` and the
+slope and bias fillers (four blobs each).
 
 Where this program differs from a branch:
 

@@ -86,7 +86,7 @@ def running_in(context: WorkerContext) -> Iterator[None]:
 
 
 def current_context() -> WorkerContext:
-    """Return the context of this process; outside of a job that of a process which trains alone."""
+    """Return the context of this process; outside of a job, a context for training alone."""
     return _PROCESS.context or WorkerContext()
 
 
@@ -190,7 +190,7 @@ def distribute(
         batch_size: instead of an example, if every fully-connected layer runs once, on one row a
             record. With neither, whole gradients travel.
         compress: lossy codecs of parameters, as `--compress` of `poseidon run`: `int8`, or
-            `head.*=topk:0.01,int8` with patterns of parameter names. Empty: those of the flag.
+            `head.*=topk:0.01,int8` with patterns of parameter names. Empty: the flag's.
             docs/compression.md has the codecs.
         local_steps: steps that each worker makes by itself before all exchange what they have
             changed; 0: none, all exchange in every step. None: as --sync_every of the job says.
@@ -327,9 +327,7 @@ def _with_virtual_workers(context: WorkerContext, count: int | None) -> WorkerCo
 
 
 def _with_local_steps(context: WorkerContext, options: DistributeOptions) -> WorkerContext:
-    """Return the context with the local steps that the arguments ask for in place of those of
-    the flags.
-    """
+    """Return the context with the local steps that the arguments ask for in place of the flags'."""
     exchange, steps, outer = context.member.options, options.local_steps, options.outer
     if steps is None:
         steps = exchange.sync_every

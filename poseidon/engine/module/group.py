@@ -234,9 +234,9 @@ class Group(SharedLoop):
     def resume(self, prefix: str | Path | None = None) -> bool:
         """Resume from the newest checkpoint. All workers call it together, before the first step.
 
-        The checkpoint is the job's own newest one if the job was restarted; otherwise that of
-        `--snapshot=` of `poseidon run`; otherwise the newest complete one with the prefix on rank
-        0's host.
+        The checkpoint is the job's own newest one if the job was restarted; otherwise the one given
+        by `--snapshot=` of `poseidon run`; otherwise the newest complete one with the prefix on
+        rank 0's host.
 
         Args:
             prefix: the prefix given to `save`. None: a job without a checkpoint starts from the
@@ -451,7 +451,7 @@ class Group(SharedLoop):
         self,
     ) -> tuple[list[dict[str, list[Tensor]]], dict[str, dict[str, list[Tensor]]]]:
         """Return the histories of the parameters by name, of each virtual worker of this process
-        that has one of its own, and those of the outer rule as an entry of a checkpoint.
+        that has one of its own, and the outer rule's histories as an entry of a checkpoint.
         """
         workers = len(self._turns.own) if self._exchange.state.private else 1
         own: list[dict[str, list[Tensor]]] = [{} for _ in range(workers)]
@@ -468,8 +468,8 @@ class Group(SharedLoop):
         return own, {"outer": outer} if any(outer.values()) else {}
 
     def _with_outer(self, histories: Sequence[History], state: Mapping[str, Any]) -> list[History]:
-        """Return histories with those of the outer rule in a checkpoint, which all
-        workers share: worker 0 has saved them.
+        """Return histories with the outer rule's from a checkpoint added, which all workers share:
+        worker 0 has saved them.
 
         Raises:
             SnapshotError: they do not fit a parameter.

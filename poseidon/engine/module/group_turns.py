@@ -73,7 +73,7 @@ class GroupTurns:
 
     Args:
         own: the virtual workers of this process.
-        count: those of the job.
+        count: of the job's virtual workers.
         several: whether a process of the job has several; the same on every process.
         buffers: the values of the group's own buffers.
 
@@ -199,7 +199,7 @@ class OwnBuffers:
         """Put the values of a virtual worker into the module.
 
         Args:
-            at: its place among those of this process.
+            at: its place among the virtual workers of this process.
 
         Raises:
             UsageError: the module has another tensor in place of a buffer.

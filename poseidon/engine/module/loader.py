@@ -2,7 +2,7 @@
 
 Law: each virtual worker of the process has a DataLoader of its own, so that batches, random numbers
 and loader processes of one do not depend on the others. A loop gets their batches in turn: in each
-iteration those of the first, then those of the next.
+iteration the batches of the first, then of the next.
 """
 
 from __future__ import annotations
@@ -126,11 +126,11 @@ class SharedLoader(DataLoader[Any]):
         return len(self._of) * -(-self._shared.position // self._records)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        """Yield the batches of the next epoch: in each iteration those of the first virtual worker,
-        then those of the next. A worker leaves out those of iterations that it leaves out.
+        """Yield the batches of the next epoch: in each iteration the batches of the first virtual
+        worker, then of the next. The batches of iterations that a worker leaves out are left out.
 
         Raises:
-            UsageError: several virtual workers' batches are no whole number of iterations.
+            UsageError: several virtual workers' batches are not a whole number of iterations.
         """
         self._shared.begin()
         self._check_passes()

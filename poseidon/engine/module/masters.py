@@ -65,7 +65,7 @@ class Masters:
             if trained.tensor.dtype is not source.dtype
             and (trained.statistics or trained.rule.kind is not RuleKind.MEAN)
         }
-        """Those of this worker."""
+        """The masters of this worker."""
         self._on_shards = [t for t in tensors if t.tensor.dtype is not torch.float32]
 
     def publish(self, index: int) -> None:

@@ -43,8 +43,8 @@ class ModuleCallbacks:
 class ModuleWatch:
     """Hooks on one module, from its construction to `close`.
 
-    Hooks that begin an iteration come before those that use it. Those of a compiled module are on
-    its entry alone.
+    Hooks that begin an iteration come before hooks that use it. The hooks of a compiled module are
+    on its entry alone.
 
     Args:
         entry: the module that the script calls: the module itself, or `torch.compile` of it.
@@ -114,7 +114,7 @@ class OutputWatch:
 
     Args:
         module: the module.
-        parameters: those of it that need a gradient.
+        parameters: the module's parameters that need a gradient.
         on_backward: called within each backward pass, once for each output.
     """
 

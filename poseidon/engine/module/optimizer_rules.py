@@ -84,7 +84,7 @@ class OptimizerRules:
     Args:
         optimizers: of classes that have a rule, unless they have none of these parameters; each
             parameter in one of them. None has made a step.
-        names: the parameters' names in the module, without those of row tables.
+        names: the parameters' names in the module, without row tables.
 
     Raises:
         UsageError: an optimizer has no exact rule, or has made steps.
@@ -120,7 +120,7 @@ class OptimizerRules:
         return self._rules[self._index[name]].server_rule(name, shape)
 
     def rate_index(self, name: str, shape: Sequence[int]) -> int:
-        """Return the number of a parameter's group among those of all optimizers."""
+        """Return the number of a parameter's group among the groups of all optimizers."""
         return self._index[name]
 
     def rates(self, step: int) -> tuple[float, ...]:

@@ -45,7 +45,7 @@ class OptimizerTurns:
         """Give the optimizer the state of a virtual worker.
 
         Args:
-            at: its place among those of this process.
+            at: its place among the virtual workers of this process.
         """
         self._states[self._at] = self._optimizer.state
         self._optimizer.state = self._states[at]

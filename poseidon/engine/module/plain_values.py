@@ -71,7 +71,7 @@ def reduction(name: str) -> Reduction:
 
 
 def reduce(values: Sequence[Any], how: Reduction) -> Tensor | float:
-    """Return one number or tensor for those of all workers.
+    """Reduce the numbers or tensors of all workers to one.
 
     Args:
         values: by rank: numbers, or tensors of one shape.

@@ -104,7 +104,7 @@ class Taken:
         numpy: numpy's bit generator itself: its state is slow to read. A normal number that numpy
             keeps for the next call is not part of it, and is lost.
         torch: the state of torch's generator.
-        cuda: that of a GPU's; None: there is none.
+        cuda: the state of a GPU's generator; None: there is none.
     """
 
     python: tuple[Any, ...]
@@ -217,7 +217,7 @@ class RandomStreams:
         }
 
     def enter(self, virtual_worker: int | None) -> None:
-        """Put the stream of a virtual worker into the generators; None: that of no one.
+        """Put the stream of a virtual worker into the generators; None: no virtual worker's.
 
         Raises:
             UsageError: the script has set a seed since the streams were made.

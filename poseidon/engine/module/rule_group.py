@@ -89,7 +89,7 @@ class RuleGroup(Group):
         """The learning rate of the current or the next step; the same on every worker.
 
         It may be set between a step and the next forward pass. From then on it replaces the rule's
-        own rate; that of `others` of Muon stays.
+        own rate; the rate of Muon's `others` stays.
         """
         return self._rates()[0]
 
@@ -122,7 +122,7 @@ class RuleGroup(Group):
 
     def _histories(self) -> list[dict[str, Any]]:
         """Return the histories of the parameters by name, of each virtual worker of this process
-        that has one of its own; with the first one's those of the outer rule.
+        that has one of its own; the first one's include the outer rule's.
         """
         own, outer = self._split_histories()
         return [{"history": one, **({} if at else outer)} for at, one in enumerate(own)]
@@ -134,8 +134,8 @@ class RuleGroup(Group):
         self._note_values()
 
     def _history_of(self, trained: Trained, state: Mapping[str, Any]) -> History:
-        """Return a tensor's history in a checkpoint: the shared one, or those of each virtual
-        worker of this process, or for each the mean of all workers'.
+        """Return a tensor's history in a checkpoint: the shared one, or the history of each virtual
+        worker of this process, or for each the mean of all workers' histories.
         """
         shape, count = tuple(trained.tensor.shape), history_count(trained.rule.kind)
         workers = len(self._turns.own) if self._histories_differ else 1

@@ -210,8 +210,8 @@ class SharedLoop(StepLoop):
     ) -> SharedLoader:
         """Return a DataLoader of this worker's records.
 
-        Its position within an epoch is saved exactly. For several virtual workers it gives those of
-        each in turn: in each iteration `passes` batches of the first, then those of the next.
+        Its position within an epoch is saved exactly. For several virtual workers it yields the
+        records of each in turn: in each iteration `passes` batches of the first, then of the next.
 
         Args:
             dataset: with records by number, the same on every worker.
@@ -252,7 +252,7 @@ class SharedLoop(StepLoop):
         """Return a loss whose gradient has the weight of its records in the mean over all workers.
 
         A loss is the mean over the n records of this batch. The mean gradient of a step is then
-        sum(n g) / sum(n), that of one process with all records. Call `backward()` on the result.
+        sum(n g) / sum(n), as in one process with all records. Call `backward()` on the result.
         With `records` all workers call it together, once for each backward pass.
 
         Args:
@@ -260,7 +260,7 @@ class SharedLoop(StepLoop):
             records: how many, or how many tokens; 0 or more, and with 0 the loss is finite. None:
                 as many as `loader` has in this batch.
             of: this worker's records in all passes of the step, if it has several whose gradients
-                add up; `loss` is then the mean over those of one pass. None: one pass.
+                add up; `loss` is then the mean over the records of one pass. None: one pass.
 
         Raises:
             UsageError: a number is out of range or is needed; or gradients are not averaged in
@@ -281,7 +281,7 @@ class SharedLoop(StepLoop):
             return self._weights.weigh(loss, records, of, self._collections.gather)
 
     def epoch(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Yield this worker's batches until those of all workers have ended.
+        """Yield this worker's batches until the batches of all workers have ended.
 
         The workers may have different numbers of batches. One whose own have ended gets its last
         one again, whose loss `weigh` multiplies by 0. All workers iterate together; each waits for

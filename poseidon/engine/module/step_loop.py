@@ -160,10 +160,10 @@ class StepLoop(ABC):
                 self._collections.gather(b"")
 
     def _check_rest(self) -> None:
-        """Check that all workers have the same tensors beside those of the exchange.
+        """Check that all workers have the same tensors that are not exchanged.
 
         Raises:
-            UsageError: they have not; the text names the first difference.
+            UsageError: the tensors differ; the text names the first difference.
         """
         own = [f"'{n}' of {t.dtype}, {tuple(t.shape)}" for n, t in self._plan.rest.items()]
         parts = self._collections.gather("\n".join(own).encode())
@@ -204,7 +204,7 @@ class StepLoop(ABC):
 
     @property
     def steps(self) -> int:
-        """Steps finished. With a quorum of the workers those of the job: a late worker leaves out what
+        """Steps finished; with a quorum of the workers, the job's: a late worker leaves out what
         the others have made without it.
         """
         return self._collections.steps
@@ -533,7 +533,7 @@ class StepLoop(ABC):
         return False
 
     def _on_lookup(self) -> None:
-        """Begin an iteration where the first of its forward passes is that of a row table."""
+        """Begin an iteration where a row table runs the first of its forward passes."""
         self._on_forward(self._module, ())
 
     def _on_state_read(self, *_: object) -> None:

@@ -100,7 +100,7 @@ class _Forward:
         return mean_C, (square_C - mean_C.square()).clamp(min=0), elements
 
     def _follow(self, mean_C: Tensor, variance_C: Tensor, elements: float) -> None:
-        """Move the running statistics toward those of this batch."""
+        """Move the running statistics toward the statistics of this batch."""
         layer = self._layer
         if layer.running_mean is None or layer.running_var is None:
             return

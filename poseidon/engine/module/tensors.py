@@ -5,7 +5,7 @@ sufficient factors.
     statistics  running mean and variance of normalization layers: averaged after every step
     rest        frozen parameters and all other buffers: broadcast once, then each worker's own
 
-Law: every worker finds the same tensors in the same order, that of the module's layers.
+Law: every worker finds the same tensors in the same order, the order of the module's layers.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ Rate = float | Callable[[int], float]
 
 
 class ShardRules(Protocol):
-    """The rules of a module's parameters: an `UpdateRule`, or those of optimizers."""
+    """The rules of a module's parameters: an `UpdateRule`, or the rules of optimizers."""
 
     @property
     def label(self) -> str:

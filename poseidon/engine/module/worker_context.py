@@ -53,7 +53,7 @@ class LoopPosition:
         steps: finished.
         iterations: of the exchange, ended. There are more of them than steps where an optimizer's
             step was left out after `average_gradients`.
-        collections: waits of the loop for all other workers, begun; without those of
+        collections: waits of the loop for all other workers, begun; without the waits of
             `distribute` and of steps.
         collection: the name of the call that is waiting now, such as `mean`, `settle` or
             `DISTRIBUTE`; `STEP` while an iteration ends; empty: none.
@@ -202,7 +202,7 @@ class WorkerContext:
         reducers: of the script's DistributedDataParallel modules; closed at its end.
         on_progress: called at the beginning and end of each step, of each collection and of
             `distribute`; must be fast.
-        number: of the loop of this context among those of its process, from 0.
+        number: of the loop of this context among the loops of its process, from 0.
         loops: the training loops of the process.
     """
 
@@ -241,7 +241,7 @@ class WorkerContext:
     def of_next_loop(self) -> WorkerContext:
         """Return the context of the next training loop of a job, which has an exchange of its own.
 
-        The first one has the plan of `--exchange=auto`, which is measured and recorded. Those of
+        The first one has the plan of `--exchange=auto`, which is measured and recorded. Plans of
         later ones follow from the bytes, so that they are the same after a restart.
         """
         number, member, report = self.loops.begun, self.member, self.on_progress

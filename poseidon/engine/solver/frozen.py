@@ -84,7 +84,7 @@ class FrozenHistories:
         }
 
     def restore(self, histories: Mapping[str, History]) -> None:
-        """Set the histories to those of a snapshot."""
+        """Set the histories to a snapshot's."""
         for name, entry in self._entries.items():
             for tensor, array in zip(entry.history, histories[name], strict=True):
                 tensor.copy_(torch.from_numpy(np.array(array, np.float32)).reshape(-1))

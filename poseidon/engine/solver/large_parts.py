@@ -125,7 +125,7 @@ class ComingParts:
         return None if self._starts else self._whole()
 
     def result(self) -> Mapping[str, Array]:
-        """Send all pieces that are left, and wait for those of all workers."""
+        """Send all pieces that are left, and wait for the pieces of all workers."""
         while self._starts:
             self.send()
         while self._under_way:

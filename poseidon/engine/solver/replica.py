@@ -71,7 +71,7 @@ class Replica:
 
     Attributes:
         virtual_workers: as given, or as `go_on` was given them.
-        nets: those of each virtual worker of this process, in order.
+        nets: the nets of each virtual worker of this process, in order.
         tests: the test nets' definitions.
         exchanged: the blobs that are trained, or averaged as statistics.
         trained: the same, as tensors of an exchange.

@@ -247,7 +247,7 @@ class Trainer:
         """Compute an iteration for one virtual worker; return the outputs of its last pass.
 
         Args:
-            position: of the virtual worker among those of this process.
+            position: of the virtual worker among the virtual workers of this process.
         """
         nets = self._replica.nets[position]
         if position:

@@ -1,7 +1,7 @@
 """Timing of a net layer by layer: the measurements and log lines of `caffe time`.
 
 Law: the net runs as it does in training, except that fused layers run one by one, so that each has
-its time. A layer's backward time is that of the autograd nodes which its forward pass made,
+its time. A layer's backward time is the time of the autograd nodes that its forward pass made,
 wherever they run.
 """
 

@@ -59,7 +59,7 @@ def check_layers(
 
     Args:
         solver: the definition.
-        contexts: those of the workers to check for, one at a time.
+        contexts: of the workers to check for, one at a time.
         files_are_here: the workers run on this host. Otherwise layers that open files are left out.
 
     Returns:
@@ -119,7 +119,7 @@ def _check_owners(net: NetDefinition, layers: Iterable[Layer]) -> None:
 
 
 def weight_files(solver: SolverDefinition, given: Sequence[str]) -> list[Path]:
-    """Return the models that a run starts from: those of the solver, then those of the flag.
+    """Return the models that a run starts from: the solver's, then the flag's.
 
     Args:
         solver: each entry of its `weights` may name several, separated by commas.

@@ -45,7 +45,7 @@ def score(
     Args:
         net: one that reads its own data; inputs are filled with zeros.
         iterations: batches, 1 or more.
-        log: receives the log lines of `caffe test`, those of a batch as soon as it is finished.
+        log: receives the log lines of `caffe test`, a batch's as soon as it is finished.
         report: takes the progress.
     """
     weights = net.loss_weights

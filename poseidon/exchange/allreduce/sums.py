@@ -147,7 +147,7 @@ class Sums:
     def send_values(self, values: Mapping[int, Tensor]) -> None:
         """Send the values of tensors to all workers, from rank 0; they come as means.
 
-        Those of other tensors are any numbers.
+        The values of other tensors are any numbers.
         """
         for index, value in values.items():
             self._copies[0][self._layout.places[index]].copy_(value)

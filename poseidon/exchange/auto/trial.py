@@ -6,7 +6,7 @@ Workers join the shards with a trial store (`StoreSpec.trial`), and measure
     all-reduce      the same tensors through connections between the workers
     factors         products of factors with as many rows as the job's, and the updates that follow
 
-The code is that of training, and all workers measure at the same time. On CPUs each worker computes
+Training runs the same code, and all workers measure at the same time. On CPUs each worker computes
 meanwhile, with as many threads as in training: there an exchange costs what it takes from the
 computation, too. The processor time of all-reduce tells how much that is. Several tensors travel
 together, so that a shard sums one while the next one is on the link, as in training. All workers
@@ -77,7 +77,7 @@ def _elements(tensors: Sequence[Trained]) -> int:
 
 
 def trial_sizes(tensors: Sequence[Trained]) -> list[int]:
-    """Return the elements of each tensor of the measurement: together at most those of the net."""
+    """Return the elements of each tensor of the measurement: together at most the net's."""
     large = min(LARGE_ELEMENTS, max(SMALL_ELEMENTS, _elements(tensors) // LARGE_TENSORS))
     return [SMALL_ELEMENTS, *[large] * LARGE_TENSORS]
 
@@ -85,7 +85,7 @@ def trial_sizes(tensors: Sequence[Trained]) -> list[int]:
 def trial_store(tensors: Sequence[Trained], member: Membership) -> StoreSpec:
     """Return the store of the measurement, the same on every worker.
 
-    Its rule is that of the job's largest tensor that may be cut.
+    It has the rule of the job's largest tensor that may be cut.
     """
     rule = _rule_of(tensors)
     return StoreSpec(

@@ -267,7 +267,7 @@ class FactorCarrier(FactoredCarrier):
         return bool(ready)
 
     def _rebuild_one(self, urgent: FactorWeight) -> None:
-        """Apply the next round of a weight; with a limit on the norm, those of all."""
+        """Apply the next round of a weight; with a limit on the norm, of all weights."""
         if self._is_limited:
             self._apply_limited()
             return

@@ -217,7 +217,7 @@ def connect(address: str, timeout_s: float, interruption: Interruption) -> Conne
 
     Raises:
         StalenessTimeout: it did not listen in time.
-        ServerError: that of the interruption.
+        ServerError: the interruption's.
     """
     deadline = time.monotonic() + timeout_s
     while True:
@@ -265,7 +265,7 @@ def accept(
         interruption: may end the wait, and later the calls that wait for a follower.
 
     Returns:
-        Their connections, by local rank: the first is that of worker 1.
+        Their connections, by local rank: the first is worker 1's.
     """
     connections: dict[int, Connection] = {}
     accepted: list[Connection] = []

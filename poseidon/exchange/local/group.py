@@ -62,7 +62,7 @@ class HostTree:
         """Return the sums of the largest nodes within the host, or the mean.
 
         Args:
-            parts: of each worker, those of its nodes; they are written to.
+            parts: the sums of each worker's nodes; they are written to.
             encoded: whether a codec takes each leaf, so that nothing is added.
         """
         if encoded:

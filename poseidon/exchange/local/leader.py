@@ -268,7 +268,7 @@ class LeaderCarrier(GradientCarrier, FactoredCarrier):
 
 
 class LeaderState(CarrierState):
-    """Private histories are those of the host, so they are sent to the followers, too.
+    """Private histories belong to the host, so they are sent to the followers, too.
 
     Args:
         inner: the state of the exchange between hosts.

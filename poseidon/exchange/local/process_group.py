@@ -142,7 +142,7 @@ class ProcessGroup:
             return self._waiter(self._group.broadcast([tensor], options), "broadcast")
 
     def all_gather(self, whole: Tensor, rank: int) -> Waiter:
-        """Start to fill `whole[i]` with that of rank i, in all processes; this one's is
+        """Start to fill `whole[i]` with rank i's tensor, in all processes; this one's is
         `whole[rank]`.
         """
         with torch_errors("gather"):

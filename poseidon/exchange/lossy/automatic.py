@@ -54,11 +54,11 @@ class Auto:
     """The choice of codecs by a loss budget.
 
     Attributes:
-        budget: the largest share by which the measured loss may be above that without a codec, such
-            as 0.01.
+        budget: the largest share by which the measured loss may be above the loss without a codec,
+            such as 0.01.
 
     Raises:
-        UsageError: there is no budget, or it is below that of every codec.
+        UsageError: there is no budget, or it is below the measured share of every codec.
     """
 
     budget: float | None

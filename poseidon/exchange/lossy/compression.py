@@ -8,8 +8,8 @@
 
 Laws:
 
-* The first scheme that matches a tensor decides. `*`, `?` and `[...]` of a
-  pattern are those of file names; case counts.
+* The first scheme that matches a tensor decides. `*`, `?` and `[...]` in a pattern mean what they
+  mean in patterns of file names; case counts.
 * A pattern matches tensors of any size, and at least one of the job's. A codec without a pattern is
   for all tensors of more than `SMALL_TENSOR_ELEMENTS` elements.
 * PowerSGD (`server/low_rank.py`) matches tensors of two axes or more, where it sends at most half
@@ -155,7 +155,7 @@ def _is_count(text: str) -> bool:
 def codecs_of(
     tensors: Sequence[Trained], text: str, loss_budget: float | None = None
 ) -> list[Lossy | None]:
-    """Return the codec of each tensor; None where it has none. `loss_budget` is that of `auto`.
+    """Return the codec of each tensor; None where it has none. `loss_budget` is for `auto`.
 
     Raises:
         UsageError: the text is not legal, or a pattern matches no tensor.

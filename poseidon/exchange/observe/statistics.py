@@ -56,7 +56,7 @@ class Traffic:
 
 
 class TransitTimes:
-    """Times in transit by kind. Those of one kind arrive in the order in which they depart.
+    """Times in transit by kind. Within a kind, arrivals have the order of departures.
 
     Args:
         kinds: number of kinds.

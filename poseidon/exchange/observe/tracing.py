@@ -8,10 +8,10 @@ Laws:
 * A layer's spans include the layer's other hooks (waits, gradients that leave): tracing hooks run
   first.
 * The backward span of a layer begins where autograd has the gradient of its top, and ends where it
-  has that of the next layer's, or with the backward pass: autograd computes a layer's backward in
-  one piece, last layer first.
+  has the gradient of the next layer's top, or with the backward pass: autograd computes a layer's
+  backward in one piece, last layer first.
 
-On a GPU these are the times at which work is queued, not those at which it is done.
+On a GPU these are the times at which work is queued, not the times at which it is done.
 """
 
 from __future__ import annotations

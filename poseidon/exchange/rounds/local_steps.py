@@ -217,8 +217,8 @@ class RoundsCarrier(GradientCarrier):
     def open(self, histories: Sequence[History] | None, clock: int | None) -> None:
         """Open both exchanges.
 
-        A tensor's history is that of its own rule, of each virtual worker of this process, then
-        that of the outer rule if known.
+        A tensor's history is the history of its own rule, of each virtual worker of this process,
+        then the outer rule's if known.
         """
         inner, outer = self.state.split(histories)
         if clock is not None:
@@ -390,7 +390,7 @@ class RoundsCarrier(GradientCarrier):
 
         Args:
             index: of the tensor.
-            worker: place of the virtual worker among those of this process.
+            worker: place of the virtual worker among this process's.
         """
         anchor, value = self._anchors[index], self._inner.values(index)[worker]
         if self._are_statistics[index]:

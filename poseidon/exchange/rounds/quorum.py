@@ -16,7 +16,7 @@ Laws:
 * A late worker skips no such round: the others wait in it. So all workers settle, and are asked,
   after the same iteration.
 * A worker that settles and has nothing to send, as its last round ended without another worker,
-  sends zeros with the weight of its last changes: those of the late worker count as in any round.
+  sends zeros with the weight of its last changes: the late worker's count as in any round.
 """
 
 from __future__ import annotations

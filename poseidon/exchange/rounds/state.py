@@ -16,7 +16,7 @@ from poseidon.exchange.local_histories import LocalHistories
 
 
 class RoundsState(CarrierState):
-    """Each worker has inner histories of its own; the outer history is that of the outer exchange.
+    """Each worker has inner histories of its own; the outer history is the outer exchange's.
 
     Args:
         inner: the histories of the rules of each virtual worker of this process; none where an

@@ -20,7 +20,7 @@ Push = tuple[int, Tensor]
 
 
 class Placed(CarrierState, ABC):
-    """Tensors that share a table, or one tensor with its tables. Its calls are those of a carrier.
+    """Tensors that share a table, or one tensor with its tables. A carrier makes the same calls.
 
     Attributes:
         indices: of the tensors in the exchange.
@@ -61,11 +61,13 @@ class Placed(CarrierState, ABC):
         """End the iteration, before tables without a push get zeros."""
 
     def take_values(self) -> None:
-        """Take the values in the table: the first ones, or those of all finished iterations."""
+        """Take the values in the table: the first ones, or the values after all iterations that
+        have finished.
+        """
 
     @abstractmethod
     def traffic(self, tables: Sequence[Traffic]) -> Mapping[int, Traffic]:
-        """Return the traffic of each tensor, from that of all tables."""
+        """Return the traffic of each tensor, from the traffic of all tables."""
 
 
 def from_shards(

@@ -2,13 +2,13 @@
 
 A table costs a worker and a shard the same work for ten numbers as for ten thousand: a call for its
 gradient, a message to the shard and one back. A net with batch normalization has hundreds of small
-tensors, with less than a hundredth of its bytes. Those of one rule and rate are concatenated into
-pools, which have a table each. A matrix that its rule sees whole is in no pool.
+tensors, with less than a hundredth of its bytes. Tensors of one rule and rate are concatenated into
+pools, which have a table each. A matrix that its rule sees whole stays out of pools.
 
 Laws:
 
-* The weights are those of a table for each tensor, to the bit: a rule treats all elements alike.
-* A pool leaves when the gradient of its last tensor has come. Its priority is that of its first
+* A table for each tensor gives the same weights, to the bit: a rule treats all elements alike.
+* A pool leaves when the gradient of its last tensor has come. It has the priority of its first
   tensor. Its bytes are so few that neither costs measurable time.
 """
 
@@ -40,8 +40,8 @@ def pools_of(
 ) -> tuple[tuple[int, ...], ...]:
     """Return which tensors share a table: the indices of each pool.
 
-    Each index occurs once. Those of a pool are in order, and pools are in the order of their first
-    tensors.
+    Each index occurs once. The indices of a pool are in order, and pools are in the order of their
+    first tensors.
 
     Args:
         tensors: to be pooled.

@@ -44,7 +44,7 @@ def store_spec(
     Args:
         tensors: one table each, in this order.
         settings: common to all tensors.
-        member: of the job; the store is that of all of them.
+        member: of the job; all members share the store.
         copies: indices of the tensors of which the shards only keep a copy.
         codecs: of each tensor; empty: none has one.
         parts: sizes of the tensors that share a table, by table.
@@ -114,7 +114,7 @@ class Layout:
     def plain(cls, tensors: Sequence[Trained], store: StoreSpec) -> Layout:
         """Return the layout of a table for each tensor.
 
-        Other carriers move those of which the store has a copy.
+        Other carriers move the tensors of which the store has a copy.
         """
         copies = (i for i, table in enumerate(store.tables) if table.keeping is Keeping.COPY)
         pools = [(index,) for index in range(len(tensors))]

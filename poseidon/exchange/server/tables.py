@@ -50,8 +50,8 @@ class ServerTables:
         store: the store.
         settings: common to all tensors.
         in_background: whether pushes are encoded on a thread also where tensors are on a CPU, and a
-            read waits for those of its own table only. For a client with table clocks: its next
-            read does not depend on the end of an iteration.
+            read waits for the pushes of its own table only. For a client with table clocks: its
+            next read does not depend on the end of an iteration.
     """
 
     def __init__(
@@ -255,9 +255,7 @@ class ServerTables:
             self._client.barrier()
 
     def history(self, index: int) -> Sequence[Array]:
-        """Return the history of a table, flat: that of the shards at staleness 0, else this
-        worker's own.
-        """
+        """Return the history of a table, flat: the shards' at staleness 0, else this worker's."""
         table = self._tables[index]
         if table.statistics:  # no rule moves them; Caffe's solverstate has zeros there
             return [np.zeros(table.value.size, np.float32)] * len(table.history)

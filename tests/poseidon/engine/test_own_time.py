@@ -9,7 +9,7 @@ from poseidon.engine.own_time import REPORT_S, OwnTime
 
 
 class Clocks:
-    """The time of day, and that of all waits, both moved by hand; and what was reported."""
+    """The time of day, and the time of all waits, both moved by hand; and what was reported."""
 
     def __init__(self) -> None:
         self.now_s, self.waited_s = 100.0, 7.0

@@ -149,7 +149,7 @@ class Wire:
         self.queue.extend((rank, message) for message in messages)
 
     def deliver(self) -> None:
-        """Move messages until none is left, but those of workers that have stopped."""
+        """Move messages until only messages of workers that have stopped are left."""
         kept: deque[tuple[int, Addressed]] = deque()
         while self.queue:
             rank, (shard, message) = self.queue.popleft()

@@ -69,7 +69,7 @@ class TableGroup:
         Args:
             clocks: from `clocks`.
             source: of the checkpoint, for messages.
-            has_files: whether it is a file, with those of its tables beside it.
+            has_files: whether it is a file, with the files of its tables beside it.
 
         Raises:
             SnapshotError: the names differ.
