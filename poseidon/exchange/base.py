@@ -25,9 +25,8 @@ class Trained:
 
     Args:
         name: for messages.
-        tensor: the parameter, or statistics; contiguous; updated in place. float32, or of 16 bits
-            where `held_as` of a job allows it: then the shards hold float32, and its gradients are
-            of its type.
+        tensor: the parameter, or statistics; contiguous; updated in place. float32; or of 16 bits
+            where the shards alone have its float32 value: then its gradients are of its type.
         rule: how its values follow from its gradients.
         rate_index: of its rate among the rates of an iteration.
         factor_rows: rows of u and v in an iteration, where its gradient is u^T v of one layer's
