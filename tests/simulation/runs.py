@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tests.simulation.scenarios import elastic, factors, job, sealed, server, sums
+from tests.simulation.scenarios import elastic, factors, job, quorum, sealed, server, sums
 from tests.simulation.world import World
 
 MOST_RUNS = 400
@@ -21,6 +21,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     "sealed": sealed.simulate,
     "job": job.simulate,
     "elastic": elastic.simulate,
+    "quorum": quorum.simulate,
 }
 
 

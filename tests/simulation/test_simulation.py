@@ -10,7 +10,15 @@ from tests.simulation import runs
 from tests.simulation.__main__ import main
 from tests.simulation.world import Violation, World
 
-SEEDS = {"server": 200, "factors": 200, "sums": 200, "sealed": 200, "job": 150, "elastic": 50}
+SEEDS = {
+    "server": 200,
+    "factors": 200,
+    "sums": 200,
+    "sealed": 150,
+    "job": 150,
+    "elastic": 50,
+    "quorum": 50,
+}
 """How many of each scenario: 1,000 together, in less than thirty seconds of two cores."""
 
 
