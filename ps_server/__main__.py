@@ -182,7 +182,7 @@ def _is_address(address: str) -> bool:
     parts = urlsplit(address)
     try:
         return parts.scheme == "tcp" and bool(parts.hostname) and parts.port is not None
-    except ValueError:  # the port is no number, or too large
+    except ValueError:  # the port is not a number, or too large
         return False
 
 

@@ -134,11 +134,7 @@ class JobKeys:
 
 
 def check_public(key: str) -> None:
-    """Raise an error where a text is no public key.
-
-    Raises:
-        SpecError: it is none.
-    """
+    """Raise SpecError where a text is not a public key."""
     if not _KEY.fullmatch(key):
         raise SpecError(f"'{key:.60}' is no public key; expected 40 characters of Z85")
 

@@ -4,8 +4,8 @@ other side.
 Linux counts for each connection the time in which sent bytes were not acknowledged yet, or waited
 to be sent (`tcpi_busy_time` of TCP_INFO). A connection over a link that is fast enough is busy for
 a small part of the time; over one that is the limit, nearly all of it. The time in which the other
-side's process did not read what had come (`tcpi_rwnd_limited`) is left out: that is no fault of the
-link.
+side's process did not read what had come (`tcpi_rwnd_limited`) is left out: the link does not cause
+it.
 
 Law: reading changes nothing. Elsewhere than on Linux, or with an old kernel, there is nothing to
 report.

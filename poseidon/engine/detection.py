@@ -29,7 +29,7 @@ from poseidon.net.net import Net
 Floats = NDArray[np.float64]
 # Columns of a row in a tally: output, batch, and the row of DetectionEvaluate.
 COLUMNS = 2 + ROW
-# Smaller steps of the recall are none.
+# Smaller steps of the recall do not count.
 LEAST_STEP = 1e-6
 
 

@@ -1,7 +1,7 @@
 """Hooks of a module that do nothing in its copies.
 
 Law: `copy.deepcopy` and pickle (`torch.save` of a whole module) give the copy a hook that does
-nothing. A copy is no part of the exchange: it shares no memory with the tensors that the exchange
+nothing. A copy is outside the exchange: it shares no memory with the tensors that the exchange
 moves, and sockets and threads cannot be copied.
 
 Hooks wait for the network and read clocks, so torch.compile does not trace them: a graph ends

@@ -363,7 +363,7 @@ def read_header(frame: Buffer) -> list[object]:
     """Return the header of a message: a list that begins with `VERSION`.
 
     Raises:
-        RemoteProtocolError: the frame is none.
+        RemoteProtocolError: the frame is not a header.
     """
     if memoryview(frame).nbytes > MAX_HEADER_BYTES:
         raise RemoteProtocolError("a peer's header is too long")

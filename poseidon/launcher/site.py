@@ -213,7 +213,7 @@ class Site:
         return any(job.record.job == self._job and job.living for job in jobs)
 
     def release(self, hosts: Iterable[int]) -> None:
-        """Let the agents of hosts go that are no part of the job, by their ids; return at once."""
+        """Let the agents of hosts outside the job go, by the hosts' ids; return at once."""
         agents = {self._agents.pop(host) for host in hosts if host in self._agents}
         for agent in agents - set(self._agents.values()):
             agent.dismiss()

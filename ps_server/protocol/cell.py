@@ -134,7 +134,7 @@ class Cell:
 
     @property
     def has_pushes(self) -> bool:
-        """Whether workers push to it: it is no copy."""
+        """Whether workers push to it: it is not a copy."""
         return self.spec.keeping is not Keeping.COPY
 
     def _await(self) -> None:

@@ -225,7 +225,7 @@ class EncodedReplica:
         value: the first value, which the workers get in float32.
         chunk: its chunk.
         codec: of its table.
-        replaces: whether a value replaces the one before (`RuleKind.MEAN`) and is no sum of
+        replaces: whether a value replaces the one before (`RuleKind.MEAN`) and is not a sum of
             changes: then the workers' value is what the last encoding holds, and what was not sent
             is added to the next value.
     """

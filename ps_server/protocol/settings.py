@@ -133,7 +133,7 @@ class CodecSpec:
         """Return the codec of a text such as `int8` or `topk:0.01`.
 
         Raises:
-            SpecError: it is none.
+            SpecError: it is not a codec.
         """
         name, colon, number = text.partition(":")
         try:
@@ -181,7 +181,7 @@ class CodecPair:
         or `int8` for both; `none` for neither.
 
         Raises:
-            SpecError: it is no pair, or `none` twice.
+            SpecError: it is not a pair, or `none` twice.
         """
         gradients, slash, values = text.partition("/")
         found = [

@@ -34,7 +34,7 @@ class Node(NamedTuple):
 
     @property
     def middle(self) -> int:
-        """The first virtual worker of the right half of a node that is no leaf."""
+        """The first virtual worker of the right half of a node that is not a leaf."""
         return self.start + (1 << (self.stop - self.start - 1).bit_length() - 1)
 
 

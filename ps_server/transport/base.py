@@ -83,7 +83,7 @@ class ClientTransport(Protocol):
         """Send to a shard; returns whether the frames were taken."""
 
     def done_with(self, shard: int) -> None:
-        """Note that a shard has all that was sent, and may end: that is no loss."""
+        """Note that a shard has all that was sent: its end is not a loss."""
 
     def wake(self) -> None:
         """Make a waiting `receive` return. Any thread may call it."""

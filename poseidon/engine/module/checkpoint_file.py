@@ -42,7 +42,7 @@ def unpacked(content: bytes, source: str) -> Any:
         source: their origin, for messages.
 
     Raises:
-        SnapshotError: they are no such file, or one that would run code when it is read.
+        SnapshotError: they are not such a file, or one that would run code when it is read.
     """
     try:
         return torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")

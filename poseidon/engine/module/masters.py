@@ -54,7 +54,7 @@ class Masters:
     `ExchangeState.held_back`.
 
     Args:
-        tensors: of the exchange. Mean gradients for an optimizer are no masters.
+        tensors: of the exchange. Mean gradients for an optimizer are not masters.
         sources: the tensor of the module behind each of them.
     """
 

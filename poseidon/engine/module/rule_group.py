@@ -254,7 +254,8 @@ def _trained(
     rule = rules.server_rule(name, shape)
     return Trained(
         name=name,
-        # Of its data: a value from the shards is no change by the script (`_before_begin`).
+        # Of its data: a value from the shards does not count as a change by the script
+        # (`_before_begin`).
         tensor=under_a_rule(parameter.data, member),
         rule=rule,
         rate_index=rules.rate_index(name, shape),

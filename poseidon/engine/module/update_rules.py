@@ -325,8 +325,8 @@ class Muon(UpdateRule):
         eps: least norm that a matrix is divided by.
         adjust_lr_fn: `original` or None: the rate times sqrt(max(1, rows / columns));
             `match_rms_adamw`: times 0.2 sqrt(max(rows, columns)).
-        others: the rule of parameters that are no matrices, at a rate of its own. None: there are
-            none.
+        others: the rule of parameters other than matrices, at a rate of its own. None: there are
+            no such parameters.
         other_names: patterns of the names of matrices that follow `others` too, such as `head.*`.
     """
 

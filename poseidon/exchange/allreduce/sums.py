@@ -279,7 +279,7 @@ class Sums:
         """Return a message's payload as a tensor over its memory.
 
         Raises:
-            RemoteProtocolError: it is no owner's slice of a bucket.
+            RemoteProtocolError: it is not an owner's slice of a bucket.
         """
         layout = self._layout
         size = memoryview(payload).nbytes

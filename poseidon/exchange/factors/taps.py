@@ -12,7 +12,7 @@ pass has reached each run, or at the end of the pass. A weight that is used besi
 before the end of the pass, so that such a use is refused before the weight changes under it. The
 weight of a module that runs several times is never released earlier. A weight whose `requires_grad`
 the user has switched off is left alone. `torch.autograd.grad` sends nothing; a gradient of a
-gradient is refused, as the weight is no part of the first one.
+gradient is refused, because the weight is not in the graph of the first one.
 """
 
 from __future__ import annotations

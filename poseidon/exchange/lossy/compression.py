@@ -67,7 +67,7 @@ def parse_compression(text: str, loss_budget: float | None = None) -> tuple[Comp
     `auto` has the loss budget, which no other scheme uses.
 
     Raises:
-        UsageError: a part of it is no scheme.
+        UsageError: a part of it is not a scheme.
     """
     parts = text.split(",") if text.strip() else []
     schemes = tuple(_scheme(part.strip(), text, loss_budget) for part in parts)

@@ -215,7 +215,7 @@ class EmbeddingRows(TableLink):
         self._whole_at = clock
 
     def _write(self, rows_N: RowIds, values_Nd: Array) -> None:
-        # Its data: values from the shards are no change by the script.
+        # Its data: the script does not change values that come from the shards.
         self.weight.data[_places(rows_N, self.weight)] = torch.from_numpy(values_Nd).to(
             self.weight.device
         )
