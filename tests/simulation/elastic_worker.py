@@ -66,7 +66,7 @@ class Course(Protocol):
     workers: dict[JobProcess, ElasticWorker]
     broken: Exception | None
 
-    def read_solver(self, path: str) -> SolverDefinition:
+    def read_solver(self, path: object) -> SolverDefinition:
         """Read the job's definition."""
 
     def pid(self, process: JobProcess) -> int:
@@ -335,7 +335,7 @@ def installed(course: Course) -> Iterator[None]:
         (connection, "time", primitives.time),
         *((module, "threading", primitives.threading) for module in LOCAL),
         (host_delivery, "queue", primitives.queue),
-        (worker, "read_solver", course.read_solver),
+        (worker, "unpack_solver", course.read_solver),
         (work, "log_plan", lambda plan, output, number=0: None),
         (worker, "gc", SimpleNamespace(collect=int, freeze=int, unfreeze=int)),
         *((module, "time", primitives.time) for module in (worker, trainer, memory, checkpoint)),

@@ -317,12 +317,6 @@ class _Site(Site):
         return host.address in [each.address for each in self.hosts]
 
 
-class _Dialer(ClusterDialer):
-    """The hosts have a file system in common with the launcher."""
-
-    here = True
-
-
 class _Job(TrainingJob):
     """The job."""
 
@@ -353,7 +347,7 @@ class _Driver(runner._Run):
     def __init__(self, course: Course) -> None:
         settings = self._settings = course.settings
         self.course = course
-        self._job = _Job(settings, _Site(hosts_of(settings.hosts), _Dialer(course)))
+        self._job = _Job(settings, _Site(hosts_of(settings.hosts), ClusterDialer(course)))
         self._registration: Any = _Registration()
         self._requests = course.requests
         self._terminal: Any = SimpleNamespace(print=self._print)
@@ -498,6 +492,7 @@ def _installed(course: Course) -> Iterator[None]:
         (host_changes, "Registry", lambda folder: SimpleNamespace(folder=folder)),
         (runner, "time", primitives.time),
         (training_job, "read_solver", course.read_solver),
+        (training_job, "pack_solver", lambda path, settings: "the definition"),
         (processes, "is_encrypted", lambda encrypt, hosts: False),
         (site, "record_fields", lambda record: {}),
     )
