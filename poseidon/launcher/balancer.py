@@ -5,6 +5,10 @@ each iteration (`GAIN`), and it comes once it would have saved, since the measur
 time as a pause takes. Then it pays for itself about as soon again, and whatever the times do, the
 pauses take no longer than what the placements before them have cost.
 
+A worker with a quota of processor (a container's limit) is fast as long as it waits for others for
+a part of the time, and slow with more virtual workers. So what one took when it had more counts too
+(`Seen`): otherwise they would move there and back.
+
 Law: pure. A balance decides where virtual workers are computed, never what they compute.
 """
 
@@ -51,6 +55,26 @@ class Times:
         return self.iterations >= LEAST and self.whole_s >= LEAST_S
 
 
+class Seen:
+    """What a virtual worker took on one worker, by the number that this worker had."""
+
+    def __init__(self) -> None:
+        self._each_s: dict[int, float] = {}
+
+    def take(self, count: int, each_s: float) -> float:
+        """Take a measurement. Return the seconds that one will take if the worker gets more.
+
+        Args:
+            count: the virtual workers of the worker.
+            each_s: the seconds of one.
+        """
+        if each_s * (1 + GAIN) < self._each_s.get(count, 0.0):
+            self._each_s.clear()  # the worker itself has become faster
+        self._each_s[count] = each_s
+        more = min((n for n in self._each_s if n > count), default=count)
+        return max(each_s, self._each_s[more])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
     """The result of a measurement.
@@ -73,10 +97,12 @@ class Balancer:
 
     Args:
         placed: the virtual workers.
+        seen: of each worker, from the starts before this one; changed by measurements.
     """
 
-    def __init__(self, placed: VirtualWorkers) -> None:
+    def __init__(self, placed: VirtualWorkers, seen: Sequence[Seen]) -> None:
         self._placed = placed
+        self._seen = seen
         self._from: dict[int, Times] = {}
         """The first report of each worker, before which caches and readers fill; later the one at
         the begin of the measurement."""
@@ -102,9 +128,17 @@ class Balancer:
         own_s = [max(span.own_s / span.iterations, 1e-9) for span in spans]
         whole_s = max(span.whole_s / span.iterations for span in spans)
         each_s = [seconds / n for seconds, n in zip(own_s, numbers, strict=True)]
-        speeds = tuple(1 / seconds for seconds in each_s)
+        more_s = [
+            seen.take(n, seconds)
+            for seen, n, seconds in zip(self._seen, numbers, each_s, strict=True)
+        ]
+        speeds = tuple(1 / seconds for seconds in more_s)
         placed = VirtualWorkers.spread(self._placed.count, speeds)
-        then_s = max(len(placed.of(rank)) * seconds for rank, seconds in enumerate(each_s))
+        counts = [len(placed.of(rank)) for rank in range(placed.processes)]
+        then_s = max(
+            count * (more if count > n else each)
+            for count, n, each, more in zip(counts, numbers, each_s, more_s, strict=True)
+        )
         saved_s = max(own_s) - then_s
         if saved_s < GAIN * whole_s:
             self._from = dict(self._newest)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.supervision.loop import JobListener
 from poseidon.cluster.supervision.signals import SignalRequests
-from poseidon.launcher.balancer import Balancer, Measured, Times
+from poseidon.launcher.balancer import Balancer, Measured, Seen, Times
 from poseidon.launcher.job import Job
 from ps_server.protocol.virtual_workers import VirtualWorkers
 
@@ -41,6 +41,8 @@ class Balancing(JobListener):
         self._now = now
         self._balancer: Balancer | None = None
         """Of the start that runs; None: its workers have reported nothing yet."""
+        self._seen: list[Seen] = []
+        """Of each worker, since other workers have trained than now."""
         self._regroups = False
         """Whether this object has asked for the end of the start that runs."""
         self._pause_s = FIRST_PAUSE_S
@@ -51,6 +53,8 @@ class Balancing(JobListener):
 
     def on_ended(self) -> None:
         """Note that the start which ran has ended: what workers report is of the next one."""
+        if not self._regroups:  # the next start may have other workers
+            self._seen = []
         self._balancer, self._regroups = None, False
 
     def on_event(self, name: ProcessName, event: Mapping[str, object]) -> None:
@@ -65,7 +69,10 @@ class Balancing(JobListener):
 
     def _take(self, worker: int, times: Times) -> None:
         if self._balancer is None:
-            self._balancer = Balancer(self._job.virtual_workers)
+            placed = self._job.virtual_workers
+            if len(self._seen) != placed.processes:
+                self._seen = [Seen() for _ in range(placed.processes)]
+            self._balancer = Balancer(placed, self._seen)
         measured = self._balancer.take(worker, times, self._pause_s)
         if measured is not None:
             self._job.take_speeds(measured.speeds)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from poseidon.launcher.balancer import LEAST, LEAST_S, Balancer, Measured, Times
+from poseidon.launcher.balancer import LEAST, LEAST_S, Balancer, Measured, Seen, Times
 from ps_server.protocol.virtual_workers import VirtualWorkers
 
 
@@ -28,7 +28,7 @@ class Workers:
         pause_s: float = 0.0,
         waits_s: float = 0.0,
     ) -> None:
-        self.balancer, self._pause_s = Balancer(placed), pause_s
+        self.balancer, self._pause_s = Balancer(placed, [Seen() for _ in speeds]), pause_s
         self.placed, self.speeds, self._waits_s = placed, list(speeds), waits_s
         self._totals = [Times(iterations=0, own_s=0.0, whole_s=0.0) for _ in speeds]
 
@@ -88,7 +88,7 @@ def test_the_reason_has_the_times() -> None:
 
 
 def test_a_worker_that_only_waits_gets_most() -> None:
-    balancer = Balancer(VirtualWorkers((0, 2, 4)))
+    balancer = Balancer(VirtualWorkers((0, 2, 4)), [Seen(), Seen()])
     for count in (0, LEAST):
         for rank, own_s in enumerate((0.0, 1.0)):
             times = Times(iterations=count, own_s=count * own_s, whole_s=float(count))
@@ -175,3 +175,28 @@ def test_pauses_take_no_longer_than_what_they_save() -> None:
             workers = Workers(measured.placed, workers.speeds[::-1], pause_s=30.0)
     assert pauses > 5
     assert 30.0 * pauses <= lost_s
+
+
+def test_what_one_took_with_more_virtual_workers_counts_until_the_worker_is_faster() -> None:
+    seen = Seen()
+    assert seen.take(6, 0.029) == 0.029
+    assert seen.take(3, 0.016) == 0.029  # a quota that 3 do not use up
+    assert seen.take(9, 0.012) == 0.012
+    assert seen.take(3, 0.0155) == 0.029
+    assert seen.take(3, 0.012) == 0.012  # faster with as many as before
+
+
+def test_a_quota_of_processor_moves_virtual_workers_once() -> None:
+    seen = [Seen(), Seen()]
+
+    def placed_from(bounds: tuple[int, ...], *own_s: float) -> tuple[int, ...] | None:
+        balancer, whole_s, found = Balancer(VirtualWorkers(bounds), seen), max(own_s), None
+        for number in (1, 101):
+            for rank, own in enumerate(own_s):
+                times = Times(iterations=number, own_s=number * own, whole_s=number * whole_s)
+                found = balancer.take(rank, times, 0.5) or found
+        assert found is not None
+        return found.placed.bounds if found.placed else None
+
+    assert placed_from((0, 6, 12), 6 * 0.0113, 6 * 0.0286) == (0, 9, 12)
+    assert placed_from((0, 9, 12), 9 * 0.0117, 3 * 0.0156) is None
