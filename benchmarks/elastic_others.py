@@ -277,7 +277,9 @@ def disturb(job: SupervisedJob, kills: int, every_s: float) -> list[tuple[str, f
 
 def show(losses: Sequence[tuple[str, float, float, int]]) -> None:
     """Print a table of losses by kind."""
-    print(f"{'killed':12} {'times':>5} {'stall p50':>9} {'most':>6} {'back p50':>8} {'repeated':>8}")
+    print(
+        f"{'killed':12} {'times':>5} {'stall p50':>9} {'most':>6} {'back p50':>8} {'repeated':>8}"
+    )
     for kind in (WORKER, HOST, "all"):
         some = [loss for loss in losses if kind in (loss[0], "all")]
         if some:
