@@ -266,7 +266,7 @@ def disturb(job: SupervisedJob, kills: int, every_s: float) -> list[tuple[str, f
         back_s = job.wait_for_all(len(job.lines)) - killed_s
         time.sleep(every_s)
         times = [shown_s for shown_s, _, _ in job.lines[before - 1 :]]
-        stall_s = max(later - earlier for earlier, later in zip(times, times[1:], strict=False))
+        stall_s = max(later - earlier for earlier, later in itertools.pairwise(times))
         lowest = min(iteration for _, iteration, _ in job.lines[before:])
         losses.append((kind, stall_s, back_s, max(0, highest + 1 - lowest)))
         print(f"  {number}: {kind}, stall {stall_s:.2f} s, all back {back_s:.1f} s", flush=True)

@@ -6,8 +6,8 @@ time as a pause takes. Then it pays for itself about as soon again, and whatever
 pauses take no longer than what the placements before them have cost.
 
 A worker with a quota of processor (a container's limit) is fast as long as it waits for others for
-a part of the time, and slow with more virtual workers. So what one took when it had more counts too
-(`Seen`): otherwise they would move there and back.
+a part of the time, and slow with more virtual workers. So what one took when it had more counts for
+a while (`Seen`): otherwise they would move there and back.
 
 Law: pure. A balance decides where virtual workers are computed, never what they compute.
 """
@@ -25,6 +25,8 @@ LEAST_S = 1.0
 """A measurement lasts at least so long: a host's quota of processor has periods of 0.1 s."""
 GAIN = 0.1
 """The part of an iteration's time that a new placement has to save."""
+REMEMBERED_S = 100.0
+"""For so much training a worker counts as no faster with more virtual workers than it was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,18 +62,20 @@ class Seen:
 
     def __init__(self) -> None:
         self._each_s: dict[int, float] = {}
+        self._age_s: dict[int, float] = {}
 
-    def take(self, count: int, each_s: float) -> float:
+    def take(self, count: int, each_s: float, passed_s: float) -> float:
         """Take a measurement. Return the seconds that one will take if the worker gets more.
 
         Args:
             count: the virtual workers of the worker.
             each_s: the seconds of one.
+            passed_s: seconds of training since the measurement before.
         """
-        if each_s * (1 + GAIN) < self._each_s.get(count, 0.0):
-            self._each_s.clear()  # the worker itself has become faster
-        self._each_s[count] = each_s
-        more = min((n for n in self._each_s if n > count), default=count)
+        self._age_s = {n: age_s + passed_s for n, age_s in self._age_s.items() if n != count}
+        self._age_s = {n: age_s for n, age_s in self._age_s.items() if age_s < REMEMBERED_S}
+        self._age_s[count], self._each_s[count] = 0.0, each_s
+        more = min((n for n in self._age_s if n > count), default=count)
         return max(each_s, self._each_s[more])
 
 
@@ -107,6 +111,7 @@ class Balancer:
         """The first report of each worker, before which caches and readers fill; later the one at
         the begin of the measurement."""
         self._newest: dict[int, Times] = {}
+        self._decided_s = 0.0
 
     def take(self, worker: int, times: Times, pause_s: float) -> Measured | None:
         """Take a report. Return the measurement that it completes, if any.
@@ -128,8 +133,10 @@ class Balancer:
         own_s = [max(span.own_s / span.iterations, 1e-9) for span in spans]
         whole_s = max(span.whole_s / span.iterations for span in spans)
         each_s = [seconds / n for seconds, n in zip(own_s, numbers, strict=True)]
+        trained_s = max(times.whole_s for times in self._newest.values())
+        passed_s, self._decided_s = trained_s - self._decided_s, trained_s
         more_s = [
-            seen.take(n, seconds)
+            seen.take(n, seconds, passed_s)
             for seen, n, seconds in zip(self._seen, numbers, each_s, strict=True)
         ]
         speeds = tuple(1 / seconds for seconds in more_s)

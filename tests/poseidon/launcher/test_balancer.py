@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from poseidon.launcher.balancer import LEAST, LEAST_S, Balancer, Measured, Seen, Times
+from poseidon.launcher.balancer import LEAST, LEAST_S, REMEMBERED_S, Balancer, Measured, Seen, Times
 from ps_server.protocol.virtual_workers import VirtualWorkers
 
 
@@ -177,13 +177,13 @@ def test_pauses_take_no_longer_than_what_they_save() -> None:
     assert 30.0 * pauses <= lost_s
 
 
-def test_what_one_took_with_more_virtual_workers_counts_until_the_worker_is_faster() -> None:
+def test_what_one_took_with_more_virtual_workers_counts_for_a_while() -> None:
     seen = Seen()
-    assert seen.take(6, 0.029) == 0.029
-    assert seen.take(3, 0.016) == 0.029  # a quota that 3 do not use up
-    assert seen.take(9, 0.012) == 0.012
-    assert seen.take(3, 0.0155) == 0.029
-    assert seen.take(3, 0.012) == 0.012  # faster with as many as before
+    assert seen.take(6, 0.029, 5) == 0.029
+    assert seen.take(3, 0.016, 5) == 0.029  # a quota that 3 do not use up
+    assert seen.take(9, 0.012, 5) == 0.012
+    assert seen.take(3, 0.016, REMEMBERED_S - 11) == 0.029
+    assert seen.take(3, 0.016, 1) == 0.016
 
 
 def test_a_quota_of_processor_moves_virtual_workers_once() -> None:
