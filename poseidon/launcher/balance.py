@@ -21,7 +21,7 @@ class Balance:
 
     Attributes:
         speeds: of each client that works, above 0; empty: all are equally fast.
-        measured: whether virtual workers are placed anew by the measured speeds of workers.
+        measured: whether virtual workers move by the measured speeds of workers.
     """
 
     speeds: tuple[float, ...] = ()

@@ -61,8 +61,8 @@ class Seen:
     """What a virtual worker took on one worker, by the number that this worker had."""
 
     def __init__(self) -> None:
-        self._each_s: dict[int, float] = {}
-        self._age_s: dict[int, float] = {}
+        self._found: dict[int, tuple[float, float]] = {}
+        """The seconds of one, and for how much training they count, by that number."""
 
     def take(self, count: int, each_s: float, passed_s: float) -> float:
         """Take a measurement. Return the seconds that one will take if the worker gets more.
@@ -72,11 +72,14 @@ class Seen:
             each_s: the seconds of one.
             passed_s: seconds of training since the measurement before.
         """
-        self._age_s = {n: age_s + passed_s for n, age_s in self._age_s.items() if n != count}
-        self._age_s = {n: age_s for n, age_s in self._age_s.items() if age_s < REMEMBERED_S}
-        self._age_s[count], self._each_s[count] = 0.0, each_s
-        more = min((n for n in self._age_s if n > count), default=count)
-        return max(each_s, self._each_s[more])
+        self._found = {
+            n: (seconds, left_s - passed_s)
+            for n, (seconds, left_s) in self._found.items()
+            if left_s > passed_s
+        }
+        self._found[count] = each_s, REMEMBERED_S
+        more = min((n for n in self._found if n > count), default=count)
+        return max(each_s, self._found[more][0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +100,7 @@ class Measured:
 
 
 class Balancer:
-    """Measures the workers of one start, and decides when it pays to place the virtual workers anew.
+    """Measures the workers of one start, and decides when a new placement pays.
 
     Args:
         placed: the virtual workers.
