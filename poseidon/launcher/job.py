@@ -125,7 +125,9 @@ class Job(ABC):
             request, exchange = self.request, self.request.exchange
             restarts = request.restart_settings(self.usual_restarts).max_restarts
             reasons = {
-                "it has one host with workers": self.plan.working_hosts == 1,
+                "it has one host with workers and no --memory_snapshot_every": (
+                    self.plan.working_hosts == 1 and request.memory_snapshot_every is None
+                ),
                 self.bound_because: bool(self.bound_because),
                 "--max_restarts is 0": restarts == 0,
                 "--replicas is 0": request.replicas == 0,

@@ -24,6 +24,9 @@ from poseidon.launcher.site import Site
 TWO = "0 node0 0\n1 node1 0"
 
 
+ALONE = "it has one host with workers and no --memory_snapshot_every"
+
+
 class FakeJob(Job):
     """A job whose hosts can do the same."""
 
@@ -45,8 +48,10 @@ class BoundJob(FakeJob):
     [
         (FakeJob, TWO, {}, ""),
         (BoundJob, TWO, {}, "each host has data of its own"),
-        (FakeJob, "0 node0 0", {}, "it has one host with workers"),
-        (FakeJob, TWO + " role=server", {}, "it has one host with workers"),
+        (FakeJob, "0 node0 0", {}, ALONE),
+        (FakeJob, TWO + " role=server", {}, ALONE),
+        (FakeJob, "0 node0 0", {"memory_snapshot_every": 5}, ""),
+        (FakeJob, "0 node0 0", {"memory_snapshot_every": 0}, "--memory_snapshot_every is 0"),
         (FakeJob, "0 127.0.0.1 0\n1 127.0.0.1 0", {}, "--max_restarts is 0"),
         (FakeJob, "0 127.0.0.1 0\n1 127.0.0.1 0", {"max_restarts": 1}, ""),
         (FakeJob, TWO, {"max_restarts": 0}, "--max_restarts is 0"),
