@@ -75,6 +75,7 @@ class Job(ABC):
         self._devices = devices * request.num_app_threads if devices == ("cpu",) else devices
         self.plan, self.virtual_workers = self._make_plan(site.hosts)
         request.exchange.check_quorum(self.virtual_workers)
+        self._check_hosts()
         if request.balance.measured and not self.elastic:
             raise UsageError(
                 "--balance=auto places virtual workers anew at snapshots in memory, and this job "
@@ -169,6 +170,21 @@ class Job(ABC):
         other = copy(self)
         other.plan, other.virtual_workers = self._make_plan(hosts)
         return other
+
+    def _check_hosts(self) -> None:
+        """Refuse what the job has too few hosts for."""
+        request, plan = self.request, self.plan
+        if (request.replicas or 0) >= plan.working_hosts:
+            raise UsageError(
+                f"--replicas={request.replicas}: each copy of a memory snapshot is on a further "
+                f"host, and this job has {counted(plan.working_hosts, 'host')} with workers; "
+                f"expected {plan.working_hosts - 1} or less"
+            )
+        if request.min_workers > plan.worker_count:
+            raise UsageError(
+                f"--min_workers={request.min_workers}: this job has "
+                f"{counted(plan.worker_count, 'worker')}; expected {plan.worker_count} or less"
+            )
 
     def _make_plan(self, hosts: Sequence[Host]) -> tuple[JobPlan, VirtualWorkers]:
         """Return the plan of the processes, and of the virtual workers that they compute for."""
@@ -381,7 +397,7 @@ class Job(ABC):
             loads=plan.loads,
             trace=self.request.trace,
             exchange_plan=start.exchange_plan,
-            replicas=self.request.replicas if self.elastic else 0,
+            replicas=(self.request.replicas or 1) if self.elastic else 0,
             memory_snapshot_every=self.request.memory_snapshot_every or 0,
             rewind=start.point.iteration if start.point.memory else -1,
             aside=start.aside,

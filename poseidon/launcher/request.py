@@ -148,7 +148,8 @@ class JobRequest(RunRequest):
         return_timeout: seconds that a restart waits for lost hosts; at least 0.
         stall_timeout: seconds after which a process that hangs has failed; above 0.
         term_deadline: seconds from SIGTERM to the job's end; above 0.
-        replicas: hosts that keep a copy of each memory snapshot beside the first; 0: none is taken.
+        replicas: hosts that keep a copy of each memory snapshot beside the first; 0: none is taken;
+            None: 1.
         memory_snapshot_every: iterations from one memory snapshot to the next; 0: none is taken;
             None: as often as costs little.
         min_workers: the fewest workers that the job goes on with after a loss; at least 1.
@@ -270,8 +271,12 @@ class JobRequest(RunRequest):
     term_deadline: float = option(
         25.0, "seconds from SIGTERM to the job's end ({default})", Section.FAILURES, metavar="S"
     )
-    replicas: int = option(
-        1, "copies of a memory snapshot on further hosts ({default})", Section.FAILURES, metavar="N"
+    replicas: int | None = option(
+        None,
+        "copies of a memory snapshot on further hosts (1)",
+        Section.FAILURES,
+        metavar="N",
+        read=count,
     )
     memory_snapshot_every: int | None = option(
         None,

@@ -95,3 +95,20 @@ def test_why_the_hosts_of_a_job_stay(
     sentence = f"at snapshots in memory, and this job has none: {reason}; expected"
     with pytest.raises(UsageError, match=re.escape(sentence)) if reason else nullcontext():
         kind(request, site, title="", stem="j", devices=("cpu",))
+
+
+@pytest.mark.parametrize(
+    ("hosts", "flags", "refusal"),
+    [
+        ("0 node0 0", {"replicas": 1}, "--replicas=1: each copy of a memory snapshot is on a"),
+        (TWO, {"replicas": 2}, "this job has 2 hosts with workers; expected 1 or less"),
+        (TWO, {"min_workers": 3}, "--min_workers=3: this job has 2 workers; expected 2 or less"),
+        (TWO, {"replicas": 1, "min_workers": 2}, ""),
+    ],
+)
+def test_a_job_with_too_few_hosts_is_refused(
+    hosts: str, flags: dict[str, Any], refusal: str
+) -> None:
+    site = Site(parse_machinefile(hosts, source="hosts"), LocalDialer())
+    with pytest.raises(UsageError, match=re.escape(refusal)) if refusal else nullcontext():
+        FakeJob(JobRequest(output=Path("out"), **flags), site, title="", stem="j", devices=("cpu",))
