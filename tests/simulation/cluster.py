@@ -79,7 +79,7 @@ class Cluster(ABC):
         agent = HostAgent(host, self._dialled)
         host.agents.append(agent)
         name = f"launcher to {agent.process.name}"
-        end = self.fabric.end(self.primitives.process, name)
+        end = self.fabric.end(self.primitives.process, name, relayed=True)
         self.fabric.connect(name, agent.process.name)
         agent.serve()
         channel = SimulatedChannel(self.fabric, end, agent.process.name)

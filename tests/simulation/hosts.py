@@ -6,6 +6,7 @@ What an agent does is decided by the real `AgentState`, and travels in the real 
 from __future__ import annotations
 
 import json
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 
@@ -136,8 +137,9 @@ class HostAgent:
         self._number = number
         self._state = AgentState(__version__, 60.0, world.now)
         self._outbox: deque[Report] = deque()
-        self._over = False
-        end = host.fabric.end(self.process, self.process.name)
+        self._left_s = math.inf
+        """When it has ended its processes."""
+        end = host.fabric.end(self.process, self.process.name, relayed=True)
         self._channel = SimulatedChannel(host.fabric, end, f"launcher to {self.process.name}")
 
     def serve(self) -> None:
@@ -146,7 +148,7 @@ class HostAgent:
 
     def _steps(self) -> Iterator[float]:
         world, beat_s = self.process.world, 0.0
-        while not self._over:
+        while self._left_s == math.inf:
             if self._channel.ready and (encoded := self._channel.receive()) is not None:
                 self._do(self._state.take(REQUESTS.decode(encoded), world.now))
             elif self._channel.ready:
@@ -159,14 +161,19 @@ class HostAgent:
             self._flush()
             if not self._channel.ready:
                 yield TICK_S
+        while self._outbox and self._channel.open and world.now < self._left_s + HEARTBEAT_S:
+            yield TICK_S
+            self._flush()
+        self._channel.close()
 
     def kill_as_user(self) -> None:
         """End, since the user has killed the job here."""
         self._do(self._state.killed_by_user())
+        self._channel.end.wake()
 
     def report(self, report: Report) -> None:
         """Send a report."""
-        if self.process.alive and not self._over:
+        if self.process.alive and self._left_s == math.inf:
             self._outbox.append(report)
             self._channel.end.wake()
 
@@ -216,9 +223,8 @@ class HostAgent:
 
     def _leave(self, leave: Leave) -> None:
         self._end_processes()
+        self._left_s = self.process.world.now
         self._flush()
-        self._over = True
-        self._channel.close()
 
     def _end_processes(self) -> None:
         for process in self.processes.values():

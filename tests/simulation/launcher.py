@@ -214,7 +214,7 @@ class SimulatedChannel:
     @property
     def full(self) -> bool:
         """Whether `send` would wait."""
-        return self._fabric.link(self.end.name, self._far).full
+        return self.open and self._fabric.link(self.end.name, self._far).full
 
     @property
     def open(self) -> bool:

@@ -18,6 +18,8 @@ from tests.simulation.world import World
 
 WAITING = 2
 """Messages that wait with a sender; more are not taken."""
+RELAYED = 500
+"""The same where the channel is relayed: pipes and windows take some ten thousand bytes."""
 TAKEN_S = 0.0001
 """Most seconds until an idle link takes a frame."""
 RESET_S = 0.001
@@ -28,9 +30,12 @@ SILENCE_S = 10.0
 class End:
     """One end of the links of a process: what has come, and whom to wake."""
 
-    def __init__(self, process: Process, name: str) -> None:
+    def __init__(self, process: Process, name: str, *, relayed: bool = False) -> None:
         self.process = process
         self.name = name
+        self.relayed = relayed
+        """Whether another process (sshd) carries what it sends: then much may wait, and unread
+        messages reset nothing when it closes."""
         self.inbox: deque[tuple[str, list[bytearray]]] = deque()
         self.lost: list[str] = []
         self.loop: Loop | None = None
@@ -74,7 +79,7 @@ class Link:
     @property
     def full(self) -> bool:
         """Whether it takes no more now."""
-        return self.waiting >= WAITING
+        return self.waiting >= (RELAYED if self._source.relayed else WAITING)
 
     def send(self, frames: Frames) -> bool:
         """Take a packet; False where too many wait."""
@@ -147,9 +152,9 @@ class Fabric:
         self._links: dict[tuple[str, str], Link] = {}
         self._ends: dict[str, End] = {}
 
-    def end(self, process: Process, name: str) -> End:
-        """Return a new end of a process."""
-        end = self._ends[name] = End(process, name)
+    def end(self, process: Process, name: str, *, relayed: bool = False) -> End:
+        """Return a new end of a process; `relayed`: see `End`."""
+        end = self._ends[name] = End(process, name, relayed=relayed)
         process.on_death.append(lambda silent: self.close(end, SILENCE_S if silent else RESET_S))
         return end
 
@@ -197,7 +202,7 @@ class Fabric:
             end.wake()
 
     def close(self, end: End, noticed_s: float = RESET_S) -> None:
-        """Close an end: what has left it arrives, unless something unread is on its way to it."""
+        """Close an end: what it was given arrives, unless something unread is on its way to it."""
         if not end.open:
             return
         end.open = False
@@ -206,7 +211,7 @@ class Fabric:
                 continue
             back = self._links.get((target, source))
             unread = bool(end.inbox) or (back is not None and back.carries)
-            if unread or noticed_s == SILENCE_S or not link.carries:
+            if (unread and not end.relayed) or noticed_s == SILENCE_S or not link.carries:
                 self.lose(source, target, noticed_s)
             else:
                 self._lose_later(source, target, link)
