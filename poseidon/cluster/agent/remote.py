@@ -129,6 +129,8 @@ class RemoteAgent:
         self._closed = threading.Event()
         self._heard = threading.Condition()
         self._lost: str | None = None
+        self._broken, self._broken_s = "", 0.0
+        """Why nothing can be sent to it, and since when."""
         self._killed_by_user = self._refused = False
         self._welcome: Welcome | None = None
         self._received_s = time.monotonic()
@@ -422,20 +424,29 @@ class RemoteAgent:
         """
         if waited_s > LONGEST_PAUSE_S:  # this process was stopped, not the agent
             self._received_s += waited_s
-        try:
-            self._channel.send(REQUESTS.encode(request))
-        except OSError as error:
-            self._lose(f"the channel to it broke ({str(error) or type(error).__name__})")
+            self._broken_s += waited_s
+        if not self._broken:
+            try:
+                self._channel.send(REQUESTS.encode(request))
+            except OSError as error:
+                self._broken = f"the channel to it broke ({str(error) or type(error).__name__})"
+                self._broken_s = time.monotonic()
         if isinstance(request, Shutdown):
+            if self._broken:
+                self._lose(self._broken)
             return False
-        silent_s = time.monotonic() - self._received_s
-        if (
-            self._welcomed.is_set()
-            and not self._in_listener
-            and silent_s > self._timeouts.silence_s
-        ):
-            self._lose(f"it has sent nothing for {self._timeouts.silence_s:g} s")
+        if not self._in_listener and (why := self._why_lost()):
+            self._lose(why)
         return True
+
+    def _why_lost(self) -> str:
+        """Return why the agent counts as lost by now; empty: it does not."""
+        now_s = time.monotonic()
+        if self._broken:  # what it has sent before is taken first: it may say why
+            return self._broken if now_s - self._broken_s > HEARTBEAT_S else ""
+        limit_s = self._timeouts.silence_s
+        is_silent = self._welcomed.is_set() and now_s - self._received_s > limit_s
+        return f"it has sent nothing for {limit_s:g} s" if is_silent else ""
 
     def _receive(self) -> None:
         while self._receive_one():
@@ -449,7 +460,7 @@ class RemoteAgent:
             self._lose(str(error))
             return False
         if encoded is None:
-            self._lose("the channel to it has ended")
+            self._lose(self._broken or "the channel to it has ended")
             return False
         self._in_listener = True
         try:

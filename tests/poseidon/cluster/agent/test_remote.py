@@ -22,6 +22,7 @@ from poseidon.cluster.agent.messages import (
     Get,
     Heartbeat,
     Hello,
+    KilledByUser,
     OutputReport,
     Put,
     Refused,
@@ -178,6 +179,41 @@ def test_any_exception_of_the_channel_is_the_loss_of_the_agent(
     if end == "receive_error":
         channel.report(OutputReport(id=process.id, stream=OutputStream.STDERR, text="text\n"))
     assert "the transport is gone" in loss(listener)
+    agent.close()
+
+
+class _ClosedMeanwhile(FakeChannel):
+    """What was received waits until the sender has found it closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found_closed = threading.Event()
+
+    def send(self, message: bytes) -> None:
+        if isinstance(REQUESTS.decode(message), Register):
+            self.found_closed.set()
+            raise OSError("it is closed")
+        super().send(message)
+
+    def receive(self) -> bytes | None:
+        message = super().receive()
+        if message == REPORTS.encode(KilledByUser()):
+            assert self.found_closed.wait(LIMIT_S)
+        return message
+
+
+def test_what_came_before_the_channel_was_found_closed_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("poseidon.cluster.agent.remote.HEARTBEAT_S", 300.0)
+    channel, listener = _ClosedMeanwhile(), RecordingListener()
+    agent, _ = start(channel, listener)
+    channel.report(KilledByUser())
+    agent.register({"job": "far"})
+    assert "the job was killed there" in loss(listener)
+    assert agent.killed_by_user
+    agent.register({"job": "far"})  # wakes the sender
+    monkeypatch.setattr("poseidon.cluster.agent.remote.HEARTBEAT_S", LIMIT_S)
     agent.close()
 
 
