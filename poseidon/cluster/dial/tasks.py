@@ -403,7 +403,8 @@ class _RankZeroChannel:
         try:
             while True:
                 for _, frames in self._transport.receive(POLL_S):
-                    self._far.send(b"".join(bytes(frame) for frame in frames))
+                    with suppress(OSError):  # closed; its last reports are still to be sent
+                        self._far.send(b"".join(bytes(frame) for frame in frames))
                 while (waiting := waiting or self._far.poll()) is not None:
                     if not self._transport.send(0, [waiting]):
                         break

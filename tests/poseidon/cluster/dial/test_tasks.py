@@ -18,11 +18,12 @@ import zmq
 from poseidon import __version__
 from poseidon.cluster.agent import host as agent_host
 from poseidon.cluster.agent.host import Agent
-from poseidon.cluster.agent.messages import Join
+from poseidon.cluster.agent.messages import Exited, Heartbeat, Join, KilledByUser
 from poseidon.cluster.agent.remote import AgentTimeouts, RemoteAgent
 from poseidon.cluster.agent.remote_process import RemoteProcess
-from poseidon.cluster.agent.wire import REPORTS
+from poseidon.cluster.agent.wire import REPORTS, REQUESTS
 from poseidon.cluster.dial import tasks
+from poseidon.cluster.dial.channel import QueueChannel
 from poseidon.cluster.dial.tasks import Rendezvous, TaskDialer, run_task
 from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.jobs.kill import USER_KILL
@@ -457,6 +458,40 @@ def test_a_task_whose_job_the_user_kills() -> None:
         run_task(address, task_keys(KEY), join_of(1, 2), LIMIT_S)
     assert events[0]["message"].startswith("rank 1 (node1): the job was killed there")
     assert events[0]["unwanted"]
+
+
+class _BusyTransport:
+    """Brings a message of rank 0 as soon as the channel of the task is closed."""
+
+    def __init__(self, *_: object) -> None:
+        self.far: QueueChannel | None = None
+        self.sent: list[Any] = []
+
+    def receive(self, timeout_s: float) -> list[tuple[int, list[bytes]]]:
+        until(
+            lambda: self.far is not None and self.far.closed, "the channel is not closed", LIMIT_S
+        )
+        return [(0, [REQUESTS.encode(Heartbeat())])]
+
+    def send(self, peer: int, frames: list[bytes]) -> bool:
+        self.sent += [type(REPORTS.decode(frame)) for frame in frames]
+        return True
+
+    def wake(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_the_last_reports_of_a_task_are_sent_though_rank_0_sends_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tasks, "ZmqClientTransport", _BusyTransport)
+    channel = tasks._RankZeroChannel("tcp://10.0.0.1:1", task_keys(KEY), join_of(1, 2))
+    transport: Any = channel._transport
+    transport.far = channel._far
+    channel.send(REPORTS.encode(KilledByUser()))
+    channel.close()
+    assert transport.sent == [Join, KilledByUser, Exited]
 
 
 def test_a_port_that_is_taken() -> None:
