@@ -66,6 +66,7 @@ class LoopSettings:
             process's first virtual worker; must be fast.
         exchange: the options of the exchange.
         stop_at_nan: a loss that is not finite ends training; otherwise it is a warning.
+        from_memory: the job continues from a memory snapshot.
     """
 
     prefix: Path
@@ -73,6 +74,7 @@ class LoopSettings:
     on_progress: Callable[[int, SmoothedLoss], None]
     exchange: ExchangeOptions = NO_CHECK
     stop_at_nan: bool = True
+    from_memory: bool = False
 
 
 class Trainer:
@@ -184,6 +186,8 @@ class Trainer:
     def _loop(self) -> bool:
         solver = self._solver
         if self._memory is not None and self._iteration < solver.max_iter:
+            if self._settings.from_memory and self._snapshot_is_due():
+                self._snapshot(ends=False, last=False)  # the loss may have come before it
             self._keep_in_memory(self._memory)
         while self._iteration < solver.max_iter:
             if self._test_is_due(first=solver.test_initialization) and not self._test():
@@ -194,9 +198,7 @@ class Trainer:
                 self._memory.follow(time.perf_counter() - began_s)
             self._show_displayed(wait=False)  # also what precedes a snapshot that is complete now
             requests = self._requests_now()
-            if SignalKind.SNAPSHOT in requests or (
-                solver.snapshot and self._iteration % solver.snapshot == 0
-            ):
+            if SignalKind.SNAPSHOT in requests or self._snapshot_is_due():
                 ends = self._iteration >= solver.max_iter or SignalKind.STOP in requests
                 self._snapshot(ends=ends, last=ends and not self._one_more_at_the_end())
             if self._check.is_due(self._iteration):  # not after a snapshot, which has compared
@@ -373,7 +375,7 @@ class Trainer:
             self._memory.finish()
             assert self._memory.newest is not None
             histories = self._memory.newest.histories
-        before = self._before if self._solver.snapshot_diff else None
+        before = (self._before or None) if self._solver.snapshot_diff else None
         self._checkpoint.save(
             self._settings.prefix,
             progress,
@@ -384,14 +386,15 @@ class Trainer:
             last=last,
         )
 
+    def _snapshot_is_due(self) -> bool:
+        every = self._solver.snapshot
+        return bool(every) and self._iteration % every == 0
+
     def _one_more_at_the_end(self) -> bool:
         """Return whether a run that ends after this iteration writes a snapshot of it then, as
         Caffe does.
         """
-        solver = self._solver
-        return solver.snapshot_after_train and not (
-            solver.snapshot and self._iteration % solver.snapshot == 0
-        )
+        return self._solver.snapshot_after_train and not self._snapshot_is_due()
 
     def _end(self, *, stopped: bool) -> None:
         solver = self._solver

@@ -441,6 +441,7 @@ class SolverWork(TrainingWork[JobDocument]):
                 on_progress=progress,
                 exchange=document.exchange,
                 stop_at_nan=document.stop_at_nan,
+                from_memory=document.rewind >= 0,
             ),
             checkpoint=checkpoint,
             testers=testers,

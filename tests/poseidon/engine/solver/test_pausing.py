@@ -292,6 +292,33 @@ def test_snapshots_on_disk_are_written_from_those_in_memory(
     assert collected[:2] == [1, 3]  # the last one: no iteration follows
 
 
+def test_a_snapshot_on_disk_that_a_loss_came_before_is_written(
+    tmp_path: Path, first: JobDocument
+) -> None:
+    """Two workers lose the second when the files of the newest memory snapshot are not there."""
+    first = replace(first, settings=(*first.settings, "snapshot=4"))
+    undisturbed(first, tmp_path)
+    expected = {path: path.read_bytes() for path in tmp_path.glob("snap_iter_*.caffemodel")}
+    assert len(expected) == ITERATIONS // 4
+    with start(first, 2) as (own, addresses):
+        workers = [Worker(document) for document in own]
+        connect(workers, addresses)
+        workers[0].reach(9)
+        for worker in workers:
+            worker.send("pause")
+        kept = [worker.wait_for("paused")["snapshot"] for worker in workers]
+    workers[1].end()  # lost
+    for path in tmp_path.glob("snap_iter_*"):
+        path.unlink()
+    with start(replace(first, goes_on=True), 1, rewind=kept[0]) as (own, addresses):
+        go_on(workers[:1], own)
+        connect(workers[:1], addresses)
+        finish(workers[:1])
+    for iteration in range(kept[0], ITERATIONS + 1, 4):
+        path = tmp_path / f"snap_iter_{iteration}.caffemodel"
+        assert path.read_bytes() == expected[path], iteration
+
+
 def test_a_worker_without_the_snapshot_says_so(first: JobDocument) -> None:
     with start(first, 1, rewind=8) as (own, addresses):
         worker = Worker(own[0])
