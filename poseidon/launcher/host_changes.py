@@ -247,7 +247,8 @@ class HostChanges(JobListener):
     def _reach(self, host: Host) -> Host:
         """See `Site.reach`."""
         job = self._job_with(host)
-        return job.site.reach(host, self._registration.record, job.needs)
+        files = job.files(StartingPoint(memory=True))
+        return job.site.reach(host, self._registration.record, job.needs, files)
 
     def _job_with(self, host: Host) -> Job:
         """Return the job as it is with a host that it has not.

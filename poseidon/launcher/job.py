@@ -271,7 +271,7 @@ class Job(ABC):
         """Return the launcher's files that every worker needs.
 
         Args:
-            point: where the start resumes from.
+            point: where the start resumes from; in memory, those of a host that joins.
         """
         return ()
 

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from poseidon.cluster.agent.delivery import deliver, sent_file
+from poseidon.cluster.agent.delivery import SentFile, deliver, sent_file
 from poseidon.cluster.agent.messages import Service
 from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.agent.remote_process import RemoteProcess
@@ -66,7 +66,8 @@ class Site:
         self._released: list[RemoteAgent] = []
         self._unchecked = False
         self._starts = 0
-        self._sent: Mapping[int, Mapping[Path, str]] = {}
+        self._files: Sequence[Sequence[SentFile]] = ()
+        self._sent: dict[int, dict[Path, str]] = {}
         self.paused = PausedProcesses()
         """The processes that wait for the next start."""
         self.let_leave: Callable[[Sequence[Host]], bool] = lambda _: False
@@ -157,7 +158,9 @@ class Site:
         for agent in self._distinct_agents():
             if record is not None and not self._dialer.here:
                 agent.register(record_fields(record))
-        self._sent = self._send(files) if files and self._dialer.takes_files else {}
+        if self._dialer.takes_files:
+            self._files = [[sent_file(path, "") for path in paths] for paths in files]
+            self._sent = self._send()
 
     def start(self, spec: ProcessSpec, host: Host, listener: Listener) -> RemoteProcess:
         """Start a process on a host, or let one that waits there go on; see `Launcher.start`."""
@@ -168,17 +171,20 @@ class Site:
         self.paused.started(spec, process)
         return process
 
-    def reach(self, host: Host, record: JobRecord, needs: Needs) -> Host:
-        """Connect a host that the start that runs has not, and check it; return it, with the
-        address at which the others reach it. Another thread may call it.
+    def reach(
+        self, host: Host, record: JobRecord, needs: Needs, files: Sequence[FileSet] = ()
+    ) -> Host:
+        """Connect a host that the start that runs has not, check it, and send it files; return it,
+        with the address at which the others reach it. Another thread may call it.
 
         Args:
             host: the host.
             record: of the job.
             needs: returns what the processes of the host need.
+            files: of those of `begin`.
 
         Raises:
-            JobError: it cannot be reached, or lacks something.
+            JobError: it cannot be reached, or lacks something; or a file has changed.
         """
         if not self._is_lost(host):
             return host
@@ -189,10 +195,13 @@ class Site:
             return host
         self._agents[host.id].register(record_fields(record))
         try:
-            return self._checked([host], needs, *present)[0]
+            (host,) = self._checked([host], needs, *present)
+            if files and self._dialer.takes_files:
+                self._sent[host.id] = self._send_to(host, self._unchanged(files))
         except JobError:
             self.release([host.id])
             raise
+        return host
 
     def start_aside(self, spec: ProcessSpec, host: Host, listener: Listener) -> RemoteProcess:
         """Start a process that waits for the next start, beside the start that runs."""
@@ -390,8 +399,23 @@ class Site:
         agent = self._agents.get(host.id)
         return agent is None or agent.lost is not None or agent.closed
 
-    def _send(self, sets: Sequence[FileSet]) -> dict[int, dict[Path, str]]:
-        """Send files to all hosts that work, into folders that their agents remove.
+    def _unchanged(self, sets: Sequence[FileSet]) -> Sequence[Sequence[SentFile]]:
+        """Return those of the files of this start.
+
+        Raises:
+            JobError: the launcher has another content of one now.
+        """
+        known = {file.local: file for group in self._files for file in group}
+        for path in (path for paths in sets for path in paths):
+            if sent_file(path, "").sha256 != known[path].sha256:
+                raise JobError(
+                    f"{path} has changed since the job has started, so this host would compute "
+                    "something else; expected the file as it was"
+                )
+        return [[known[path] for path in paths] for paths in sets]
+
+    def _send(self) -> dict[int, dict[Path, str]]:
+        """Send the files of this start to all hosts that work.
 
         Returns:
             The path of each file on a host, by the host's id.
@@ -399,20 +423,10 @@ class Site:
         Raises:
             JobInterrupted: lists the hosts that could not take them.
         """
-        sent = [[sent_file(path, "") for path in paths] for paths in sets]
-
-        def send_to(host: Host) -> dict[Path, str]:
-            files = [
-                replace(file, remote=str(self._scratch(host) / str(number) / file.local.name))
-                for number, group in enumerate(sent)
-                for file in group
-            ]
-            agent = self._agents[host.id]
-            deliver(files, agent, name=agent.label)
-            return {file.local: file.remote for file in files}
-
-        working = [host for host in self._hosts if host.works]
-        outcomes = for_each_host(send_to, working, name="poseidon send")
+        working = [host for host in self._hosts if host.works and self._files]
+        outcomes = for_each_host(
+            lambda host: self._send_to(host, self._files), working, name="poseidon send"
+        )
         problems = [str(outcome) for outcome in outcomes if isinstance(outcome, JobError)]
         if problems:
             raise JobInterrupted(
@@ -423,6 +437,17 @@ class Site:
             for host, outcome in zip(working, outcomes, strict=True)
             if not isinstance(outcome, JobError)
         }
+
+    def _send_to(self, host: Host, sets: Sequence[Sequence[SentFile]]) -> dict[Path, str]:
+        """Send files to a host, into folders that its agent removes; return their paths there."""
+        files = [
+            replace(file, remote=str(self._scratch(host) / str(number) / file.local.name))
+            for number, group in enumerate(sets)
+            for file in group
+        ]
+        agent = self._agents[host.id]
+        deliver(files, agent, name=agent.label)
+        return {file.local: file.remote for file in files}
 
     def _scratch(self, host: Host) -> PurePosixPath:
         """Return a folder of one host for one start, which its agent removes."""

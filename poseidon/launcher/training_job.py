@@ -243,6 +243,8 @@ class TrainingJob(Job):
 
     def files(self, point: StartingPoint) -> Sequence[FileSet]:
         """See `Job`."""
+        if point.memory:
+            return ()
         weights = [(path,) for path in self._weights]
         return [*weights, snapshot_files(Path(point.state))] if point.state else weights
 

@@ -314,6 +314,24 @@ def test_a_remote_host_has_a_file_where_it_was_sent(remote: Remote, tmp_path: Pa
     assert site.sent_path(THREE[0], state) == "net.solverstate"
 
 
+def test_a_host_that_comes_back_or_joins_gets_the_files_of_the_start(
+    remote: Remote, tmp_path: Path
+) -> None:
+    site, script = remote.site, tmp_path / "train.py"
+    script.write_text("print(1)")
+    site.begin(RECORD, [[script]])
+    remote.lose(1)
+    joins = Host(id=3, address="node3", port=0)
+    for host in (THREE[1], joins):
+        site.reach(host, RECORD, no_needs, [[script]])
+        assert Path(site.sent_path(host, script)).read_text() == "print(1)"
+    remote.lose(1)
+    script.write_text("print(2)")
+    with pytest.raises(JobError, match=r"train.py has changed since the job has started"):
+        site.reach(THREE[1], RECORD, no_needs, [[script]])
+    assert site._is_lost(THREE[1])
+
+
 def test_files_that_cannot_be_sent_interrupt_the_job(remote: Remote, tmp_path: Path) -> None:
     (tmp_path / "model").write_text("model")
 
