@@ -40,7 +40,7 @@ class FakeSite(Site):
         self.lacks = ""
         self.is_another_name = False
 
-    def reach(self, host: Host, record: JobRecord, needs: Needs) -> Host:
+    def reach(self, host: Host, record: JobRecord, needs: Needs, files: object) -> Host:
         assert needs(host).id == host.id
         self.reached.append(host.id)
         if self.lacks:
