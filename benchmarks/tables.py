@@ -70,7 +70,7 @@ for step in range(steps):
     indices, following = following, batch(step + 1)
     table(indices).square().mean().backward()
     if step + 1 < steps:
-        table.prefetch(following)
+        group.prefetch(table, following)
     group.step()
     distinct += len(torch.unique(indices))
 with torch.no_grad():

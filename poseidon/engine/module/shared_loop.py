@@ -246,6 +246,22 @@ class SharedLoop(StepLoop):
             **arguments,
         )
 
+    def prefetch(self, module: nn.Module, indices: Tensor) -> None:
+        """Request the rows that a table or sparse embedding looks up next, and return at once: a
+        later forward pass with these indices finds them here.
+
+        Before the forward pass of a step it requests rows of this step, after it of the next one.
+
+        Args:
+            module: a `Table`, or an nn.Embedding or nn.EmbeddingBag with `sparse=True`.
+            indices: int64 or int32, of any shape, as its forward pass gets them.
+
+        Raises:
+            UsageError: the module has no rows on the shards, or an index is out of range.
+        """
+        self._check_open("prefetch")
+        self._tables.prefetch(module, indices)
+
     def weigh(
         self, loss: Tensor, records: float | None = None, *, of: float | None = None
     ) -> Tensor:

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from torch import Tensor, nn
+
 from poseidon.engine.module.tables.file import read_rows, rows_path, write_rows
 from poseidon.engine.module.tables.link import Callbacks, EmbeddingRows, TableLink, link_of
 from poseidon.engine.module.tables.plan import PlannedTable
@@ -47,6 +49,26 @@ class TableGroup:
         for link in self.links:
             if isinstance(link, EmbeddingRows):
                 link.restore(0, link.first_values() if root else None)
+
+    def prefetch(self, module: nn.Module, indices: Tensor) -> None:
+        """Request the rows that a module will look up.
+
+        Args:
+            module: whose rows are one of these tables.
+            indices: of the forward pass.
+
+        Raises:
+            UsageError: the module has no rows here, or an index is out of range.
+        """
+        for link in self.links:
+            if link.planned.module is module:
+                link.prefetch(indices)
+                return
+        raise UsageError(
+            f"prefetch() was given {type(module).__name__}, which has no rows on the shards; "
+            "expected a poseidon.Table, or an nn.Embedding or nn.EmbeddingBag with sparse=True, of "
+            "the module that distribute() was given"
+        )
 
     def clocks(self) -> dict[str, int]:
         """Return the number of updates of each table, by name: its entry in a checkpoint."""

@@ -55,6 +55,8 @@ class TableLink:
     def __init__(self, planned: PlannedTable, tables: RowTables, callbacks: Callbacks) -> None:
         self.planned = planned
         self.spec = planned.spec
+        self._padding_idx: int | None = None
+        """The index that names no row; None: each does."""
         self._tables = tables
         self._callbacks = callbacks
         self.number = tables.create(planned.spec)
@@ -86,8 +88,9 @@ class TableLink:
         with self._callbacks.around_wait():
             return self._tables.read(number)
 
-    def prefetch(self, rows_U: RowIds) -> None:
-        """See `Lookup`."""
+    def prefetch(self, indices: Tensor) -> None:
+        """Request the rows of the indices of the next forward pass, and return at once."""
+        rows_U, _ = distinct(indices, self.spec.rows, self._padding_idx, f"'{self.spec.name}'")
         ahead = int(self._last_pass_read)
         clock = self._tables.clock(self.number) + ahead
         if self._prefetched.get(rows_U.tobytes(), (-1, -1))[0] == clock:
@@ -145,6 +148,7 @@ class TableRows(TableLink):
         self._leaves: list[tuple[RowIds, Tensor]] = []
         assert isinstance(planned.module, Table)
         self._module = planned.module
+        self._padding_idx = planned.module.padding_idx
         self._module.lookup = self
 
     def rows(self, rows_U: RowIds, device: torch.device) -> Tensor:
@@ -198,7 +202,7 @@ class EmbeddingRows(TableLink):
         self, module: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]
     ) -> None:
         indices = arguments[0] if arguments else named["input"]
-        rows_U, _ = distinct(indices, self.spec.rows, None, f"'{self.spec.name}'")
+        rows_U, _ = distinct(indices, self.spec.rows, self._padding_idx, f"'{self.spec.name}'")
         self._callbacks.on_forward()
         self._write(rows_U, self.pull(rows_U))
 

@@ -43,9 +43,6 @@ class Lookup(Protocol):
         wanted.
         """
 
-    def prefetch(self, rows_U: RowIds) -> None:
-        """Request the rows of the next forward pass."""
-
 
 class Table(nn.Module):
     """An embedding whose rows are on the shards. It is used as nn.Embedding, in a module that
@@ -107,14 +104,6 @@ class Table(nn.Module):
     def extra_repr(self) -> str:
         """Return the arguments, for `print`."""
         return f"{self.spec.rows}, {self.spec.dim}, mode={self.mode.value}"
-
-    def prefetch(self, indices: Tensor) -> None:
-        """Request the rows of the indices of the next forward pass, and return at once.
-
-        Before the forward pass of a step, of that one; after it, of the next step's.
-        """
-        rows_U, _ = distinct(indices, self.spec.rows, self.padding_idx, type(self).__name__)
-        self._lookup.prefetch(rows_U)
 
     def forward(self, indices: Tensor, offsets: Tensor | None = None) -> Tensor:
         """Return the rows of the indices, of shape (*indices.shape, dim); or of each bag the sum or

@@ -16,6 +16,7 @@ from poseidon.engine.module.tensors import DistributeOptions, RunsOn
 from poseidon.engine.module.update_rules import UpdateRule
 from poseidon.errors import UsageError
 from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.row_tables import AloneRowTables
 from ps_server import RowInit
 from ps_server.row_rules import first_values
 from tests.support.module_groups import BUILDING, member, together
@@ -53,8 +54,8 @@ def loop(steps: range, *, ahead: bool = False) -> Callable[[nn.Module, Group], N
         for step in steps:
             x, y = (whole.chunk(group.size)[group.rank] for whole in batch(step))
             nn.functional.mse_loss(module(x), y).backward()
-            if ahead and isinstance(module.embedding, poseidon.Table):
-                module.embedding.prefetch(batch(step + 1)[0].chunk(group.size)[group.rank])
+            if ahead:
+                group.prefetch(module.embedding, batch(step + 1)[0].chunk(group.size)[group.rank])
             group.step()
 
     return body
@@ -136,7 +137,7 @@ def test_a_sparse_embedding_is_that_of_one_process(workers: int) -> None:
             embedding.weight.data.zero_()
         return Net(embedding)
 
-    for end in together(workers, build, SGD, loop(range(STEPS))):
+    for end in together(workers, build, SGD, loop(range(STEPS), ahead=True)):
         for key, value in expected.items():
             torch.testing.assert_close(end[key], value, rtol=0, atol=1e-6)
 
@@ -304,31 +305,42 @@ def test_passes_add_up_and_dropped_ones_do_not_count() -> None:
     assert [rows.flatten().tolist() for rows in found] == [[-1, -2, -1, 0]] * 3
 
 
+def small(kind: str) -> nn.Module:
+    """A table of 11 rows."""
+    if kind == "table":
+        return poseidon.Table(11, 3, scale=0.1, seed=5)
+    first = torch_embedding().weight.detach()[:11, :3].clone()
+    if kind == "bag":
+        return nn.EmbeddingBag(11, 3, sparse=True, padding_idx=2, _weight=first)
+    return nn.Embedding(11, 3, sparse=True, padding_idx=2, _weight=first)
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("ahead", ["never", "next", "another batch", "own step", "twice"])
-def test_what_is_prefetched_changes_no_value(ahead: str, workers: int) -> None:
+@pytest.mark.parametrize("kind", ["table", "embedding", "bag"])
+def test_what_is_prefetched_changes_no_value(kind: str, ahead: str, workers: int) -> None:
     def body(module: nn.Module, group: Group) -> None:
-        assert isinstance(module, poseidon.Table)
         for step in range(8):
             x, following, other = (
-                torch.arange(first, first + 4) % 11 for first in (3 * step, 3 * step + 3, step)
+                (torch.arange(first, first + 4) % 11).unsqueeze(0)
+                for first in (3 * step, 3 * step + 3, step)
             )
             if ahead == "own step":
-                module.prefetch(x)
+                group.prefetch(module, x)
             for number in range(2):
                 (module(x) - number).square().sum().backward()
                 if number and ahead in ("next", "twice"):
-                    module.prefetch(following)
+                    group.prefetch(module, following)
                 if ahead == "another batch":
-                    module.prefetch(other)
+                    group.prefetch(module, other)
                 if ahead == "twice":
-                    module.prefetch(following)
+                    group.prefetch(module, following)
             group.step()
         found.append(values_of(module))
 
     def values_of(module: nn.Module) -> Tensor:
         with torch.no_grad():
-            rows: Tensor = module(torch.arange(11))
+            rows: Tensor = module(torch.arange(11).unsqueeze(1))
         return rows
 
     found: list[Tensor] = []
@@ -336,12 +348,26 @@ def test_what_is_prefetched_changes_no_value(ahead: str, workers: int) -> None:
         ahead = prefetches
         together(
             workers,
-            lambda _: poseidon.Table(11, 3, scale=0.1),
+            lambda _: small(kind),
             SGD,
             body,
             options=DistributeOptions(passes=2),
         )
     assert all(torch.equal(rows, found[0]) for rows in found)
+
+
+@pytest.mark.parametrize("kind", ["table", "embedding", "bag"])
+def test_a_forward_pass_takes_the_rows_that_were_prefetched(kind: str) -> None:
+    def body(module: nn.Module, group: Group) -> None:
+        for step in range(5):
+            module(torch.tensor([[step, 2, 2]])).sum().backward()
+            group.prefetch(module, torch.tensor([[step + 1, 2, 2]]))
+            group.step()
+        tables = group._tables.links[0]._tables
+        assert isinstance(tables, AloneRowTables)
+        assert tables._number == 6  # requests: the first batch, and each that follows
+
+    together(1, lambda _: small(kind), SGD, body)
 
 
 @pytest.mark.parametrize("sparse", [True, False])
@@ -489,6 +515,8 @@ def test_what_a_group_with_tables_refuses() -> None:
         return torch.optim.SGD(module.parameters(), lr=0.1)
 
     assert "expected step() right after backward()" in misuse_of(average, optimizer)
+    found = misuse_of(lambda net, group: group.prefetch(net.last, torch.tensor([1])))  # type: ignore[arg-type]
+    assert "given Linear, which has no rows on the shards; expected a poseidon.Table" in found
 
 
 @pytest.mark.parametrize(
