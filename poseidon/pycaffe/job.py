@@ -52,6 +52,7 @@ class JobMember:
                 tensor=torch.zeros_like(tensor),
                 rule=Rule() if info.statistics else Rule(kind=RuleKind.MEAN),
                 statistics=info.statistics,
+                looked_up=info.looked_up,
             )
             for info, tensor in zip(contributions.infos, contributions.tensors(0), strict=True)
         ]

@@ -116,7 +116,7 @@ class Cell:
         self.parts: dict[int, Tensor] | None = {} if quorum else None
         self.replica: Replica | EncodedReplica | None = None  # where values travel as changes
         self.rows = ChunkRows.of(chunk, spec.row_elements) if packs_rows else None
-        self.packed: Packed | None = None  # the rows that the last update has changed
+        self.packed: Packed | None = None  # of the value, without the other rows
         self.skipped = False  # whether the pushes of this iteration are empty
         self.unsent: Tensor | None = None  # of a resumed run, until the replica is made
         self.complete = False
@@ -323,14 +323,19 @@ class Cell:
         """
         if self.lent:
             self._leave_lent()
-        before = None if self.rows is None or self.value is None else self.value.numpy().copy()
+        is_mean = self.spec.rule.kind is RuleKind.MEAN
+        before = None
+        if self.rows is not None and self.value is not None and not is_mean:
+            before = self.value.numpy().copy()
         if self.spec.keeping is Keeping.AVERAGE:
             self.value = self.sum  # the memory it arrived in becomes the chunk's own
-        elif self.spec.rule.kind is RuleKind.MEAN and not self.skipped:
+        elif is_mean and not self.skipped:
             self.value = self.sum.mul_(scale) if scale != 1.0 else self.sum
         elif not self.skipped:
             self.update(scale)
-        if self.rows is not None and self.value is not None and before is not None:
+        if self.rows is not None and self.value is not None and is_mean:
+            self.packed = self.rows.pack_nonzero(self.value.numpy())
+        elif self.rows is not None and self.value is not None and before is not None:
             self.packed = self.rows.pack_changed(self.value.numpy(), before)
         self.sum = EMPTY
         self.clock += 1

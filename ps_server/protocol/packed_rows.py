@@ -7,9 +7,12 @@
 
 Laws:
 
-* A push leaves out rows of which every bit is 0, a value leaves out rows with the same bits as in
-  the value before. So the receiver has the bits of the whole array.
-* The bytes are fewer than the array's; otherwise the array is sent.
+* A push, and a value that is a mean gradient, leaves out rows of which every bit is 0. Another
+  value leaves out rows with the same bits as in the value before. So the receiver has the bits of
+  the whole array.
+* A worker may write to a mean gradient before the next one comes, not to another value.
+* The bytes are fewer than the array's; otherwise the array is sent. There are some, because an
+  empty array is an iteration that is skipped: where no row is to be sent, the first one is.
 """
 
 from __future__ import annotations
@@ -62,6 +65,8 @@ class ChunkRows(NamedTuple):
         return self._pack(array, np.flatnonzero((bits != others).any(axis=1)))
 
     def _pack(self, array: Array, rows: NDArray[np.intp]) -> Packed | None:
+        if not (len(rows) or self.before or self.after):
+            rows = np.zeros(1, np.intp)
         words = len(rows) * (1 + self.row) + self.before + self.after
         if words >= array.size:
             return None

@@ -211,6 +211,8 @@ class WorkerValues:
             else:
                 codec.add(own, encoded, key)
         elif (rows := self._rows_of(copy.chunk)) is not None:
+            if self._store.tables[value.table].rule.kind is RuleKind.MEAN:
+                own.fill(0.0)
             rows.unpack(value.array.view(np.uint8), own)
         else:
             add(own, value.array)

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from poseidon.engine.module.linear_factors import watch_layers
+from poseidon.engine.module.tensors import looked_up
 from poseidon.engine.module.worker_context import STEP, LoopPosition, Observed, WorkerContext
 from poseidon.errors import UsageError, counted
 from poseidon.exchange.base import ExchangeSettings, Trained
@@ -174,12 +175,18 @@ class BucketReducer:
             torch.zeros(parameter.shape, dtype=torch.float32, device=parameter.device)
             for parameter in self._names
         ]
-        mean = Rule(kind=RuleKind.MEAN)
+        mean, embeddings = Rule(kind=RuleKind.MEAN), looked_up(self.module.module)
         built = build_exchange(
             [
-                Trained(name=name, tensor=tensor, rule=mean, factor_rows=high if low else 0)
-                for name, tensor, low, high in zip(
-                    self._names.values(), self._means, least.tolist(), most.tolist(), strict=True
+                Trained(
+                    name=name,
+                    tensor=tensor,
+                    rule=mean,
+                    factor_rows=high if low else 0,
+                    looked_up=parameter in embeddings,
+                )
+                for (parameter, name), tensor, low, high in zip(
+                    self._names.items(), self._means, least.tolist(), most.tolist(), strict=True
                 )
             ],
             ExchangeSettings(start_clock=1),  # the first iteration is done

@@ -92,7 +92,13 @@ class OptimizerGroup(Group):
                 rule = Rule(kind=RuleKind.MEAN)
                 factor_rows = tensors.rows.get(tensor, 0) * options.passes
                 exchanged.append(
-                    Trained(name=name, tensor=mean, rule=rule, factor_rows=factor_rows)
+                    Trained(
+                        name=name,
+                        tensor=mean,
+                        rule=rule,
+                        factor_rows=factor_rows,
+                        looked_up=tensor in tensors.looked_up,
+                    )
                 )
                 sources.append(tensor)
             else:

@@ -67,6 +67,7 @@ class RuleGroup(Group):
                     rules,
                     tensors.rows.get(tensor, 0) * options.passes,
                     context.member,
+                    looked_up=tensor in tensors.looked_up,
                 )
                 if isinstance(tensor, nn.Parameter)
                 else Trained(name=name, tensor=as_float32(tensor), statistics=True)
@@ -248,18 +249,26 @@ class RuleGroup(Group):
 
 
 def _trained(
-    name: str, parameter: nn.Parameter, rules: ShardRules, factor_rows: int, member: Membership
+    name: str,
+    parameter: nn.Parameter,
+    rules: ShardRules,
+    factor_rows: int,
+    member: Membership,
+    *,
+    looked_up: bool,
 ) -> Trained:
     shape = tuple(parameter.shape)
     rule = rules.server_rule(name, shape)
+    # Of its data: a value from the shards does not count as a change by the script
+    # (`_before_begin`).
+    held = under_a_rule(parameter.data, member)
     return Trained(
         name=name,
-        # Of its data: a value from the shards does not count as a change by the script
-        # (`_before_begin`).
-        tensor=under_a_rule(parameter.data, member),
+        tensor=held,
         rule=rule,
         rate_index=rules.rate_index(name, shape),
         factor_rows=factor_rows if rule.matrix is None else 0,
+        looked_up=looked_up and held.dtype is torch.float32,
     )
 
 

@@ -22,7 +22,7 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from poseidon.engine.module.masters import TYPES
-from poseidon.engine.module.tables.plan import PlannedTable
+from poseidon.engine.module.tables.plan import PlannedTable, users_of_parameters
 from poseidon.engine.module.update_rules import Outer
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Trained
@@ -97,12 +97,14 @@ class ModuleTensors:
     Attributes:
         exchanged: trained parameters and statistics, exchanged in every step in this order.
         rest: tensors that are broadcast once.
+        looked_up: the weights of its embeddings.
         rows: rows of the factors of each weight that may travel as factors.
         tables: its row tables.
     """
 
     exchanged: dict[str, Tensor]
     rest: dict[str, Tensor]
+    looked_up: Collection[Tensor] = frozenset()
     rows: Mapping[nn.Parameter, int] = field(default_factory=dict)
     tables: Sequence[PlannedTable] = ()
 
@@ -165,7 +167,7 @@ def module_tensors(
     Raises:
         UsageError: there is nothing to train, or a parameter that cannot be exchanged.
     """
-    found = ModuleTensors(exchanged={}, rest={}, tables=tables)
+    found = ModuleTensors(exchanged={}, rest={}, looked_up=looked_up(module), tables=tables)
     of_tables = {parameter for table in tables for parameter in table.module.parameters()}
     seen: set[Tensor] = set()
     for name, tensor, statistics in _tensors(module):
@@ -205,6 +207,19 @@ def module_tensors(
             f"the module lies on {' and '.join(devices)}; expected one device a worker"
         )
     return found
+
+
+def looked_up(module: nn.Module) -> set[Tensor]:
+    """Return the weights of nn.Embedding and nn.EmbeddingBag that no other module uses: few rows of
+    their gradients are not zero. Where the script itself uses one elsewhere, its gradient travels
+    whole.
+    """
+    users = users_of_parameters(module)
+    return {
+        child.weight
+        for child in module.modules()
+        if isinstance(child, nn.Embedding | nn.EmbeddingBag) and users[child.weight] == 1
+    }
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:

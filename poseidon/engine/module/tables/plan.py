@@ -55,7 +55,7 @@ def plan_tables(module: nn.Module, how: object, options: ExchangeOptions) -> lis
     """
     optimizers = [one for one in _several(how) if isinstance(one, Optimizer)]
     rule = how if isinstance(how, UpdateRule) else None
-    found, users = [], _users(module)
+    found, users = [], users_of_parameters(module)
     for name, child in module.named_modules():
         if isinstance(child, Table):
             found.append(_of_table(name, child, rule))
@@ -128,7 +128,7 @@ def _rate_of(group: Mapping[str, Any]) -> Callable[[int], float]:
     return lambda step: float(group["lr"])
 
 
-def _users(module: nn.Module) -> dict[Tensor, int]:
+def users_of_parameters(module: nn.Module) -> dict[Tensor, int]:
     """Return the number of places of each parameter in the modules."""
     found: dict[Tensor, int] = {}
     for child in module.modules():

@@ -7,8 +7,10 @@ import re
 import runpy
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -18,12 +20,13 @@ import poseidon
 from poseidon.engine.module.distribute import join, running_in
 from poseidon.engine.module.group import Group
 from poseidon.engine.module.optimizer_group import OptimizerGroup
-from poseidon.engine.module.tensors import Buffers, DistributeOptions
+from poseidon.engine.module.tensors import Buffers, DistributeOptions, RunsOn
 from poseidon.engine.module.update_rules import SGD, ParameterGroup, UpdateRule
 from poseidon.engine.module.worker_context import LoopPosition, WorkerContext
 from poseidon.errors import JobError, UsageError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
+from poseidon.exchange.observe.statistics import Traffic
 from poseidon.exchange.options import ExchangeOptions, OnDivergence
 from ps_server import ServerError
 from ps_server.network import Network
@@ -487,3 +490,57 @@ def test_where_an_optimizer_runs(how: str, on: str, words: str | None) -> None:
         return
     with pytest.raises(UsageError, match=words):
         exec(call, names)
+
+
+def embedding(rank: int) -> nn.Module:
+    with BUILDING, torch.random.fork_rng():
+        torch.manual_seed(rank)
+        return nn.Embedding(1000, 32)
+
+
+def sgd_of(module: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+
+
+@pytest.mark.parametrize(
+    ("how", "on"),
+    [
+        (poseidon.SGD(lr=0.1), RunsOn.SHARDS),
+        (sgd_of, RunsOn.SHARDS),
+        (sgd_of, RunsOn.WORKERS),
+    ],
+    ids=["a rule", "an optimizer on the shards", "an optimizer on the workers"],
+)
+def test_of_an_embedding_the_rows_travel_that_are_looked_up(how: How, on: RunsOn) -> None:
+    """To the bit as with all rows, also where a script changes mean gradients in place, which may
+    be the same in two steps.
+    """
+    sizes: dict[bool, list[Traffic]] = {True: [], False: []}
+
+    def body(module: nn.Module, group: Group) -> None:
+        optimizer = group._optimizer if isinstance(group, OptimizerGroup) else None
+        for step in range(5):
+            words = torch.arange(8).view(2, 4) * (1 + group.rank) + 100 * (step // 2)
+            module(words).sum().backward()
+            if isinstance(group, OptimizerGroup) and optimizer is not None:
+                group.average_gradients()
+                nn.utils.clip_grad_norm_(module.parameters(), 0.1)
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=False)
+            else:
+                group.step()
+        sizes[is_packed].append(group._exchange.traffic()[0])
+
+    found = []
+    for is_packed in (True, False):
+        with ExitStack() as stack:
+            if not is_packed:
+                none = mock.patch("poseidon.engine.module.tensors.looked_up", lambda _: frozenset())
+                stack.enter_context(none)
+            options = DistributeOptions(on=on)
+            found.append(together(2, embedding, how, body, options=options))
+    for own, whole in zip(*found, strict=True):
+        assert all(torch.equal(own[name], whole[name]) for name in whole)
+    for own_size, whole_size in zip(sizes[True], sizes[False], strict=True):
+        assert own_size.bytes_out < whole_size.bytes_out / 50
+        assert own_size.bytes_in < whole_size.bytes_in / 3  # the first value is whole

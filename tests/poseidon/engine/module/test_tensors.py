@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from poseidon.engine.module.tensors import (
     Buffers,
+    looked_up,
     module_tensors,
     rows_by_batch_size,
     rows_by_example,
@@ -141,3 +142,10 @@ def test_rows_leave_out_a_weight_that_is_used_beside_its_layer(
 
     module = Tied()
     assert rows_by_example(module, torch.ones(3, 4)) == {module.second.weight: 3}
+
+
+def test_embeddings_whose_weight_no_other_module_uses_are_looked_up() -> None:
+    words, tied, bag = nn.Embedding(9, 2), nn.Embedding(9, 2), nn.EmbeddingBag(9, 2)
+    head = nn.Linear(2, 9, bias=False)
+    head.weight = tied.weight
+    assert looked_up(nn.ModuleList([words, tied, bag, head, words])) == {words.weight, bag.weight}
