@@ -9,6 +9,8 @@ import statistics
 import struct
 from collections.abc import Sequence
 
+from ps_server import ServerError
+
 COST = 0.02
 """The part of the training time that memory snapshots may take."""
 FIRST = 5
@@ -26,6 +28,20 @@ class Regrouped(BaseException):
 
     A script that catches every `Exception` does not catch it.
     """
+
+
+class StartEnded(BaseException):
+    """The waits of this start were ended by an error, and the script has gone on after it.
+
+    A script that catches every `Exception` does not catch it.
+
+    Args:
+        error: has ended the waits.
+    """
+
+    def __init__(self, error: ServerError) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class SnapshotInterval:

@@ -92,6 +92,7 @@ class JobMember:
         """Bring all solvers to the values of rank 0; in a start that continues from memory to the
         whole state in its snapshot, if this is the job's first solver and has not begun.
         """
+        self._context.check_start()
         memory, rank, collections = self._memory, self._context.worker.rank, self._collections
         with collections.calling("bcast"):
             if memory is not None:
@@ -164,6 +165,7 @@ class JobMember:
         Raises:
             KeyboardInterrupt: the job was asked to stop.
         """
+        self._context.check_start()
         memory, iterations = self._memory, self._collections.iterations
         is_whole = len(self._context.loops.open) <= 1
         if memory is not None and memory.enters(iterations) and is_whole:

@@ -28,6 +28,7 @@ import torch.distributed
 from torch import nn
 
 from poseidon.engine.document import Prints, ScriptDocument
+from poseidon.engine.elastic import StartEnded
 from poseidon.engine.launcher_connection import NO_DEBUGGER, LauncherConnection
 from poseidon.engine.module.ddp import ddp_script, default_group
 from poseidon.engine.module.distribute import line_of, running_in
@@ -196,6 +197,9 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         with output_to_log(document.log_file, document.prints):
             self.launcher.send("ready")
             self._run_script()
+        error = self.launcher.interruption.error
+        if document.replicas and error is not None:  # the script has caught it, and ended
+            raise error
 
     def prepare(self) -> None:
         """Run the script beside its job, up to the first call that waits for others: later it finds
@@ -227,6 +231,8 @@ class ScriptWork(TrainingWork[ScriptDocument]):
                 except ServerError as error:
                     context.end_waits(error)
                     raise
+        except StartEnded as end:
+            raise end.error from None
         except KeyboardInterrupt as stop:  # from `Group.step`, when the job was asked to stop
             LOGGER.info("the script has ended: %s", stop or "interrupted")
         except SystemExit as end:

@@ -389,6 +389,7 @@ class StepLoop(ABC):
         self._context.end_waits(error)
         try:
             if error is None and not self._closed:
+                self._context.check_start()
                 self._end_block()
         except ServerError as lost:
             self._context.end_waits(lost)
@@ -459,6 +460,7 @@ class StepLoop(ABC):
         self._hooks.finish()
 
     def _check_passes(self) -> None:
+        self._context.check_start()
         if self._watch is None:
             raise UsageError(CLOSED.format("step"))
         if self.is_asked_to_stop():
@@ -505,6 +507,7 @@ class StepLoop(ABC):
 
     def _check_open(self, call: str) -> None:
         """Refuse a call that needs the other workers after `close`. One worker alone needs none."""
+        self._context.check_start()
         if self._closed and self.size > 1:
             raise UsageError(CLOSED.format(call))
 
@@ -519,6 +522,7 @@ class StepLoop(ABC):
         return self._watch.hooks
 
     def _on_forward(self, module: nn.Module, arguments: object) -> None:
+        self._context.check_start()
         self._before_run()
         if torch.is_grad_enabled():
             self._turns.begin()

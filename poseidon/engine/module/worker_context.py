@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from poseidon.engine.elastic import StartEnded
 from poseidon.engine.module.memory import ScriptMemory
 from poseidon.engine.module.random_streams import RandomStreams
 from poseidon.engine.snapshot_writer import WrittenSnapshot
@@ -237,6 +238,17 @@ class WorkerContext:
         """
         if self.memory is not None and isinstance(error, ServerError):
             self.member.network.interruption.interrupt(error)
+
+    def check_start(self) -> None:
+        """Do nothing as long as this start goes on; called where the script calls the job.
+
+        Raises:
+            StartEnded: its waits were ended, and the job continues after that. The script has
+                caught the error, or computed meanwhile.
+        """
+        error = self.member.network.interruption.error
+        if self.memory is not None and error is not None:
+            raise StartEnded(error)
 
     def of_next_loop(self) -> WorkerContext:
         """Return the context of the next training loop of a job, which has an exchange of its own.

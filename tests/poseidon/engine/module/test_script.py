@@ -274,3 +274,57 @@ def test_a_worker_reports_its_newest_memory_snapshot(
     _, events = events_of(tmp_path, text, monkeypatch, **fields)
     progress = [event for event in events if event["event"] == "progress"]
     assert progress[-1] == {"event": "progress", "iteration": 3, "in_memory": in_memory}
+
+
+CATCHES = """
+import poseidon, torch
+from poseidon.engine.module.distribute import current_context
+from ps_server import PeerLost
+
+model, data = torch.nn.Linear(2, 1), torch.utils.data.TensorDataset(torch.ones(6, 2))
+caught, interruption = 0, current_context().member.network.interruption
+
+def train():
+    global caught
+    with poseidon.distribute(model, poseidon.SGD(lr=0.1)) as group:
+        loader = group.loader(data, 2)
+        group.resume()
+        try:
+            while True:
+                try:
+                    for (x,) in loader:
+                        loss = model(x).sum()
+                        if group.steps == 2:
+                            interruption.interrupt(PeerLost("worker 1 has gone"))
+                        loss.backward()
+                        group.step()
+                except Exception as error:
+                    assert isinstance(error, PeerLost), error
+                    caught += 1
+                    if OUTSIDE:
+                        raise
+        finally:
+            print(caught, "caught", flush=True)
+
+try:
+    train()
+except Exception:
+    END
+"""
+
+
+@pytest.mark.parametrize("end", ["pass", "raise SystemExit(0)", "raise SystemExit(1)"])
+@pytest.mark.parametrize("outside", [False, True])
+def test_a_script_that_catches_every_exception_pauses_all_the_same(
+    outside: bool,
+    end: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    text = CATCHES.replace("OUTSIDE", str(outside)).replace("END", end)
+    _, events = events_of(tmp_path, text, monkeypatch, replicas=1, memory_snapshot_every=1)
+    assert capfd.readouterr().out == "1 caught\n"
+    (paused,) = [event for event in events if event["event"] == "paused"]
+    assert paused["snapshot"] == 2
+    assert paused["message"] == "worker 1 has gone"
