@@ -1,13 +1,5 @@
 """Ray Train over Poseidon's connections: `TorchTrainer(..., torch_config=PoseidonConfig())`.
 
-    from ray.train import ScalingConfig
-    from ray.train.torch import TorchTrainer
-    from poseidon.ray_train import PoseidonConfig
-
-    TorchTrainer(
-        train, torch_config=PoseidonConfig(), scaling_config=ScalingConfig(num_workers=4)
-    ).fit()
-
 Ray starts the workers and restarts them. torch.distributed's default group is the process group
 "poseidon", so DistributedDataParallel and collectives travel over it, encrypted between nodes.
 There are no shards: DistributedDataParallel reduces its buckets by all-reduce.
@@ -73,13 +65,8 @@ class PoseidonBackend(Backend):  # type: ignore[misc]
         if encrypt is None:
             encrypt = len(set(hosts)) > 1
         meeting = ray.remote(Meeting).options(num_cpus=0).remote(len(hosts))
-        worker_group.execute(
-            join,
-            meeting=meeting,
-            token=secrets.token_bytes(32),
-            encrypt=encrypt,
-            timeout_s=backend_config.timeout_s,
-        )
+        token, timeout_s = secrets.token_bytes(32), backend_config.timeout_s
+        worker_group.execute(join, meeting, token, timeout_s, encrypt=encrypt)
 
     def on_shutdown(self, worker_group: Any, backend_config: PoseidonConfig) -> None:
         """End the process group on all workers."""
@@ -133,13 +120,10 @@ def join(meeting: Any, token: bytes, timeout_s: int, *, encrypt: bool) -> None:
         payloads: Sequence[str] = ray.get(answer, timeout=timeout_s)
         return payloads
 
+    address = f"[{host}]" if ":" in host else host
+    keys = Keyring(own=KeyPair.new(), admit=()) if encrypt else None
     network = Network(
-        rank=rank,
-        size=size,
-        host=f"[{host}]" if ":" in host else host,
-        token=token,
-        keys=Keyring(own=KeyPair.new(), admit=()) if encrypt else None,
-        timeout_s=timeout_s,
+        rank=rank, size=size, host=address, token=token, keys=keys, timeout_s=timeout_s
     )
     # as torchrun and Ray's own backend; accelerate reads the last one
     os.environ |= {
