@@ -194,6 +194,7 @@ DEV_ALL_REQUIRES = [
     "kubernetes-validate>=1.30",  # and the manifest of Kubernetes
     "torchdata>=0.11",  # tests resume its StatefulDataLoader
     "webdataset>=1.0",  # tests read its streams
+    "datasets>=4.0",  # the same
 ]
 
 setup(

@@ -1,4 +1,6 @@
-"""Streams of records without numbers: torchdata's StatefulDataLoader, and WebDataset."""
+"""Streams of records without numbers: torchdata's StatefulDataLoader, WebDataset, and Hugging
+Face's datasets.
+"""
 
 from __future__ import annotations
 
@@ -114,4 +116,49 @@ def test_each_worker_reads_its_own_shards_of_a_web_dataset(tmp_path: Path) -> No
 
     (end, _) = together(WORKERS, build, SGD(lr=RATE), run)
     expected = -RATE * ((1 + 2 + 10 + 20) / 4 + (3 + 4) / 2)
+    assert float(end["weight"]) == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_streams_of_hugging_face_are_divided_and_resumed() -> None:
+    datasets = pytest.importorskip("datasets", reason="datasets is of the extra dev-all")
+    from datasets.distributed import split_dataset_by_node
+
+    states: list[dict[str, Any]] = []
+
+    def run(module: nn.Module, group: Group) -> None:
+        numbers = datasets.Dataset.from_dict({"x": [[float(n)] for n in range(11)]})
+        stream = numbers.with_format("torch").to_iterable_dataset()
+        own = split_dataset_by_node(stream, rank=group.rank, world_size=group.size)
+        loader = stateful.StatefulDataLoader(own, batch_size=2)
+        group.keep_own(loader=loader)
+        resumes = bool(states)  # the first run adds them after a step of both workers
+        if resumes:
+            group.load_state_dict(states[0] if group.rank == 0 else None)
+        for batch in group.epoch(loader):
+            train(module, group, batch["x"])
+            if group.steps == 1 and not resumes:
+                found = group.state_dict()
+                states.extend([copy.deepcopy(found)] * (group.rank == 0))
+
+    for _ in range(2):
+        (end, _) = together(WORKERS, build, SGD(lr=RATE), run)
+        # worker 0 has 0, 2, ..., 10 and worker 1 has 1, 3, ..., 9
+        steps = [0, 2, 1, 3], [4, 6, 5, 7], [8, 10, 9]
+        expected = -RATE * sum(sum(step) / len(step) for step in steps)
+        assert float(end["weight"]) == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_dataset_of_hugging_face_has_records_by_number() -> None:
+    datasets = pytest.importorskip("datasets", reason="datasets is of the extra dev-all")
+
+    def run(module: nn.Module, group: Group) -> None:
+        numbers = datasets.Dataset.from_dict({"x": [[float(n)] for n in range(10)]})
+        loader = group.loader(numbers.with_format("torch"), 2, shuffle=False, even=False)
+        for batch in loader:
+            group.weigh(module(batch["x"]).mean()).backward()
+            group.step()
+
+    (end, _) = together(WORKERS, build, SGD(lr=RATE), run)
+    steps = [0, 2, 1, 3], [4, 6, 5, 7], [8, 9]
+    expected = -RATE * sum(sum(step) / len(step) for step in steps)
     assert float(end["weight"]) == pytest.approx(expected, rel=1e-6)
