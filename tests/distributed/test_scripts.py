@@ -198,8 +198,11 @@ with poseidon.distribute(model, how, clip=0.5, virtual_workers=number) as group:
     group.resume()
     while group.steps < int(sys.argv[2]):
         for x, y in loader:
-            (model(x) - y).square().mean().backward()
-            ended, stops = group.step(), len(sys.argv) > 4
+            try:
+                (model(x) - y).square().mean().backward()
+                ended, stops = group.step(), len(sys.argv) > 4
+            except Exception:
+                continue  # as a script may, though it hides the loss of a worker
             if stops and ended and group.steps == 4 and (group.rank, group.size) == (1, 3):
                 os.kill(os.getpid(), signal.SIGKILL)
             if ended and group.steps == 6:
@@ -214,8 +217,8 @@ torch.save(model.state_dict(), sys.argv[3] + str(group.rank))
 def test_virtual_workers_have_the_same_bits_on_any_number_of_workers(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three workers, of which one computes for two, lose one, and go on from memory. They are
-    interrupted within an epoch. Two workers of a host go on. One process under plain `python`
+    """Three workers, of which one computes for two, lose one, and go on from memory, though the
+    script catches every exception. They are interrupted within an epoch. Two workers of a host go on. One process under plain `python`
     computes the whole run.
     """
     (folder / "virtual.py").write_text(VIRTUAL, encoding="utf-8")
