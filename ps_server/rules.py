@@ -6,6 +6,7 @@ Laws:
 * A rule is a function of (gradient, history, value, rate, step). It works in place on the flat
   tensors it is given, and reads nothing else. It treats elements alike, so cutting a table into
   chunks changes no bit. Muon alone sees a matrix, which is never cut.
+* SGD with momentum is one compiled pass (`ps_server.native`) where an example has torch's bits.
 * The rules of torch.optim make its operations in its order. On a CPU their bits are torch's, save
   where torch's square root is not correctly rounded.
 
@@ -16,6 +17,7 @@ is left in `gradient`.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
@@ -25,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ps_server import native
 from ps_server.protocol.settings import (
     NORM_SEGMENT_ELEMENTS,
     NewtonSchulz,
@@ -34,6 +37,13 @@ from ps_server.protocol.settings import (
 )
 
 History = Sequence[Tensor]
+
+TILE = 128 * 1024
+"""Elements that torch is given at a time: gradient, value and history together stay in a cache of
+some MB between its operations.
+"""
+_PARALLEL_ELEMENTS = 32 * 1024
+"""From here on torch divides an operation among its threads (its `GRAIN_SIZE`)."""
 
 
 def history_count(kind: RuleKind) -> int:
@@ -52,6 +62,8 @@ def update(
     """Bring a value to its next one, in place; arguments as for `change`, which does it for all
     but `MEAN`.
     """
+    if _update_in_one_pass(rule, gradient, history, value, rate * rule.rate_factor, step):
+        return
     if rule.kind is RuleKind.MEAN:
         value.copy_(gradient)
     elif rule.kind is RuleKind.SGD:  # the same bits, and the gradient's memory is not written to
@@ -61,6 +73,76 @@ def update(
         _update_as_torch(rule, gradient, history, value, rate * rule.rate_factor, step)
     else:
         value.add_(change(rule, gradient, history, value, rate=rate, step=step))
+
+
+def is_one_pass(rule: Rule) -> bool:
+    """Return whether `update` reads and writes each number of a CPU's tensors once."""
+    return _one_pass_library() is not None and _has_one_pass(rule)
+
+
+def _has_one_pass(rule: Rule) -> bool:
+    if rule.decay and rule.regularization is not Regularization.L2:
+        return False
+    if rule.kind is RuleKind.TORCH_SGD:
+        return rule.momentum != 0.0 and not rule.nesterov
+    return rule.kind is RuleKind.SGD
+
+
+def _update_in_one_pass(
+    rule: Rule, g: Tensor, history: History, value: Tensor, r: float, step: int
+) -> bool:
+    """Bring a value to its next one by compiled code; return False, and do nothing, where there is
+    none, or torch has threads for it.
+    """
+    library = _one_pass_library() if _has_one_pass(rule) else None
+    shared = value.numel() >= _PARALLEL_ELEMENTS and torch.get_num_threads() > 1
+    if library is None or shared or not (at := _addresses(value, *history, g)):
+        return False
+    own_value, own_history, gradient = at
+    library.sgd(own_value, own_history, gradient, value.numel(), _factors(rule, r, step))
+    return True
+
+
+def _factors(rule: Rule, r: float, step: int) -> tuple[float, float, float, float]:
+    """Return the factors of `native.Library.sgd`."""
+    if rule.kind is RuleKind.SGD:
+        return rule.decay, rule.momentum, r, -1.0
+    return rule.decay, rule.momentum, 1 - rule.dampening if step else 1.0, -r * _scale(rule)
+
+
+@functools.cache
+def _one_pass_library() -> native.Library | None:
+    """Return the compiled code if an example has the bits of torch, which multiplies and adds in
+    one rounding on some processors only.
+    """
+    if native.LIBRARY is None:
+        return None
+    rule = Rule(momentum=0.9, decay=0.1)
+    numbers = torch.from_numpy(np.random.default_rng(0).standard_normal((3, 101), np.float32))
+    (g, h, w), (own_g, own_h, own_w) = numbers.clone(), numbers.clone()
+    _regularize(rule, g, w)
+    w.sub_(_velocity(rule, g, (h,), 0.3))
+    at = _addresses(own_w, own_h, own_g)
+    native.LIBRARY.sgd(at[0], at[1], at[2], own_w.numel(), _factors(rule, 0.3, 0))
+    return native.LIBRARY if torch.equal(w, own_w) and torch.equal(h, own_h) else None
+
+
+def write_mean(left: Tensor, right: Tensor, count: int) -> None:
+    """Write the sum of two flat float32 tensors, divided by a number, to the first one."""
+    if native.LIBRARY is not None and (at := _addresses(left, right)):
+        total_at, more_at = at
+        native.LIBRARY.mean(total_at, more_at, left.numel(), count)
+        return
+    for total, more in zip(left.split(TILE), right.split(TILE), strict=True):
+        total.add_(more).div_(count)
+
+
+def _addresses(*tensors: Tensor) -> tuple[int, ...]:
+    """Return where the numbers of tensors are; nothing where compiled code cannot use one."""
+    if not all(t.is_cpu and t.dtype is torch.float32 and t.is_contiguous() for t in tensors):
+        return ()
+    found = tuple(tensor.data_ptr() for tensor in tensors)
+    return () if any(address % 4 for address in found) else found
 
 
 def _update_as_torch(

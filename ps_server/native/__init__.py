@@ -1,6 +1,6 @@
-"""Compiled code for the codecs (`ps_server.protocol.codecs`) and for PowerSGD
-(`poseidon.exchange.lossy.low_rank_matrix`): a pass over memory where torch takes six, and the same
-bits.
+"""Compiled code for the codecs (`ps_server.protocol.codecs`), for PowerSGD
+(`poseidon.exchange.lossy.low_rank_matrix`) and for shards (`ps_server.rules`): a pass over memory
+where torch takes up to six, and the same bits.
 
 Why C, called by ctypes: no kernel of torch has these formats with their rounding and their order of
 sums. numba could, and adds 208 MB to an installation and a second to each start. A small file of C
@@ -90,6 +90,9 @@ class Library:
         self._orthonormal = _function(
             code.low_rank_orthonormal, 3, [*sides, ctypes.c_double], numbers=1
         )
+        floats = [ctypes.c_float] * 4
+        self._mean = _function(code.rules_mean, 2, [ctypes.c_size_t, *floats[:1]], numbers=1)
+        self._sgd = _function(code.rules_sgd, 3, [ctypes.c_size_t, *floats], numbers=1)
         self._product = _function(code.low_rank_product, 4, [*sides, ctypes.c_size_t], numbers=1)
 
     def compress(self, kind: Kind, left: Array, given: Array, out: Encoded, part: Part) -> None:
@@ -122,6 +125,24 @@ class Library:
         """Write `b` times `q` to `out`, and subtract it from `left`: n x r, r x m, n x m."""
         (n, r), m = b.shape, q.shape[1]
         self._product(self.level, _at(b), _at(q), _at(left), _at(out), n, m, r)
+
+    def mean(self, left: int, right: int, size: int, count: int) -> None:
+        """Write (left + right) / count to `left`: addresses of so many floats."""
+        self._mean(self.level, left, right, size, count)
+
+    def sgd(
+        self, value: int, history: int, gradient: int, size: int, factors: tuple[float, ...]
+    ) -> None:
+        """Apply SGD with momentum to a value and its history: addresses of so many floats.
+
+        Args:
+            value: w.
+            history: h.
+            gradient: g.
+            size: elements of each.
+            factors: decay d, momentum m, a and b of g' = g + d w, h <- m h + a g', w <- w + b h.
+        """
+        self._sgd(self.level, value, history, gradient, size, *factors)
 
 
 def _function(function: Any, pointers: int, others: list[Any], *, numbers: int = 2) -> Any:

@@ -40,7 +40,7 @@ def compile_codecs(folder: Path) -> bool:
     reason = "no C compiler was found (cc, gcc or clang)"
     if found:
         try:
-            subprocess.run([*words, "-o", str(unfinished)], check=True)
+            subprocess.run([*words, "-o", str(unfinished), "-lm"], check=True)
             unfinished.replace(library)
             return True
         except (OSError, subprocess.CalledProcessError) as error:

@@ -23,12 +23,16 @@ from ps_server.protocol.placement import Chunk
 from ps_server.protocol.precision import NUMPY_TYPES, EncodedReplica, Replica, as_tensor
 from ps_server.protocol.settings import Keeping, Precision, RuleKind, TableSpec
 from ps_server.protocol.virtual_workers import Node, TreeSum
-from ps_server.rules import exact_sum, history_count, squares_of, update
+from ps_server.rules import (
+    TILE,
+    exact_sum,
+    history_count,
+    is_one_pass,
+    squares_of,
+    update,
+    write_mean,
+)
 
-TILE = 128 * 1024
-"""Elements that a rule is applied to at a time: gradient, value and history together stay in a
-cache of some MB.
-"""
 EMPTY = torch.empty(0)
 
 
@@ -351,10 +355,10 @@ class Cell:
         """Add the halves of a node in the memory of the left one; the sum over all virtual workers
         becomes the average.
         """
-        for total, more in self._tiles(left, right):
-            total.add_(more)
-            if node.stop - node.start == self.virtual_workers:
-                total.div_(self.virtual_workers)
+        if node.stop - node.start == self.virtual_workers:
+            write_mean(left, right, self.virtual_workers)
+        else:
+            left.add_(right)
         return left
 
     def _average(self, codec: Codec) -> None:
@@ -365,11 +369,12 @@ class Cell:
 
     def update(self, scale: float) -> None:
         """Apply the rule to the sum times `scale`, tile by tile: a tile stays in the cache for
-        all operations. A matrix is one tile.
+        all operations. A matrix is one tile, and so is a chunk whose rule is one operation.
         """
         assert self.value is not None
         all_of_it = self.sum, self.value, *self.history
-        tiles = iter((all_of_it,)) if self.spec.is_whole else self._tiles(*all_of_it)
+        whole = self.spec.is_whole or is_one_pass(self.spec.rule)
+        tiles = iter((all_of_it,)) if whole else self._tiles(*all_of_it)
         for gradient, value, *history in tiles:
             if scale != 1.0:
                 gradient.mul_(scale)

@@ -1,4 +1,4 @@
-"""The compiled codecs: the same bits as torch's code, at every level of instructions."""
+"""The compiled codecs and rules: the same bits as torch's code, at every level of instructions."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import torch
 
-from ps_server import CodecSpec, native
+from ps_server import CodecSpec, Rule, native, rules
 from ps_server.native.compile import compile_codecs
 from ps_server.protocol.codecs import Codec, Encoded, Key, RandomK, TopK, codec_of
 from ps_server.protocol.messages import Array
-from ps_server.protocol.settings import SEGMENT_ELEMENTS
+from ps_server.protocol.settings import SEGMENT_ELEMENTS, Regularization, RuleKind
 from tests.support import needs
 
 CODECS = (
@@ -36,6 +36,17 @@ LARGE = 2 * SEGMENT_ELEMENTS + 777
 KEY = Key(table=3, segment=5, clock=7)
 WORKERS = 3
 Make = Callable[[int, int], Array]
+ONE_PASS = (
+    Rule(momentum=0.9),
+    Rule(momentum=0.0, decay=1e-3),
+    Rule(kind=RuleKind.TORCH_SGD, momentum=0.9, decay=0.1, dampening=0.3),
+)
+SEVERAL_PASSES = (
+    Rule(momentum=0.9, decay=0.1, regularization=Regularization.L1),
+    Rule(kind=RuleKind.TORCH_SGD),
+    Rule(kind=RuleKind.TORCH_SGD, momentum=0.9, nesterov=True),
+    Rule(kind=RuleKind.NESTEROV, momentum=0.9),
+)
 
 
 def random(size: int, seed: int) -> Array:
@@ -178,6 +189,68 @@ def test_arrays_with_gaps_are_left_to_torch(name: str, libraries: list[native.Li
     codec(name, libraries[0]).compress(gaps, exact, out, KEY)
     codec(name, None).compress(left := left.astype(np.float32), exact, expected, KEY)
     assert (out.tobytes(), gaps.tobytes()) == (expected.tobytes(), left.tobytes())
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[native.Library | None], None]]:
+    """Sets the compiled code of this process; None: torch computes."""
+
+    def use(library: native.Library | None) -> None:
+        monkeypatch.setattr(native, "LIBRARY", library)
+        rules._one_pass_library.cache_clear()
+
+    yield use
+    rules._one_pass_library.cache_clear()
+
+
+def updated(make: Make, size: int, shift: int = 0) -> list[bytes]:
+    """What three updates by each rule of one pass write, and a mean, with one NaN for all."""
+    written = []
+    for rule in ONE_PASS:
+        value, history = (torch.from_numpy(shifted(make(size, seed), shift)) for seed in (1, 2))
+        for step in range(3):
+            gradient = torch.from_numpy(shifted(make(size, 10 + step), shift))
+            rules.update(rule, gradient, (history,), value, rate=0.3, step=step)
+        written += [value, history]
+    left, right = (torch.from_numpy(shifted(make(size, seed), shift)) for seed in (3, 4))
+    rules.write_mean(left, right, 3)
+    return [one_nan(tensor.numpy()).tobytes() for tensor in (*written, left)]
+
+
+@pytest.mark.parametrize("flush", [False, True], ids=["with denormals", "without denormals"])
+def test_compiled_rules_have_the_bits_of_torch(
+    libraries: list[native.Library], use: Callable[[native.Library | None], None], flush: bool
+) -> None:
+    cases = [
+        (make, size, shift) for make in NUMBERS for size, shift in ((1, 0), (257, 1), (4_099, 3))
+    ]
+    with flushing(flush) as thread:
+        use(None)
+        assert not any(map(rules.is_one_pass, ONE_PASS))
+        expected = [thread.submit(updated, *case).result() for case in cases]
+        for library in libraries:
+            use(library)
+            found = [thread.submit(updated, *case).result() for case in cases]
+            assert found == expected, library.level.name
+
+
+def test_only_rules_that_are_compiled_are_one_pass(
+    libraries: list[native.Library], use: Callable[[native.Library | None], None]
+) -> None:
+    use(libraries[-1])
+    if torch.backends.cpu.get_cpu_capability() != "DEFAULT":
+        assert all(map(rules.is_one_pass, ONE_PASS))
+    assert not any(map(rules.is_one_pass, SEVERAL_PASSES))
+
+
+def test_a_processor_with_other_bits_leaves_rules_to_torch(
+    libraries: list[native.Library],
+    use: Callable[[native.Library | None], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(libraries[0], "sgd", lambda *_: None)
+    use(libraries[0])
+    assert not any(map(rules.is_one_pass, ONE_PASS))
 
 
 def digests(library: native.Library | None) -> Iterator[str]:
