@@ -374,24 +374,27 @@ INLINE void positions_of(enum kind kind, const struct part *part, struct segment
     else memcpy(positions, codes + 2 * s.before, 2 * s.sent);
 }
 
-/* Write what is sent of a segment: the positions, and x at these. */
-INLINE void send_segment(enum kind kind, const struct part *part, struct segment s,
-                         const float *x, uint8_t *codes, uint16_t *positions) {
+/* Write the positions of what is sent of a segment; return where x at these belongs. */
+INLINE uint8_t *choose(enum kind kind, const struct part *part, struct segment s, const float *x,
+                       uint8_t *codes, uint16_t *positions) {
     if (kind == RANDOMK) drawn(part, s, positions);
     else {
         largest(x, s.length, s.sent, positions);
         memcpy(codes + 2 * s.before, positions, 2 * s.sent);
     }
-    uint8_t *values = codes + values_at(kind, part) + 4 * s.before;
-    for (size_t i = 0; i < s.sent; i++) memcpy(values + 4 * i, x + positions[i], 4);
+    return codes + values_at(kind, part) + 4 * s.before;
 }
 
 INLINE void compress_segment(enum kind kind, const struct part *part, struct segment s,
                              float *left, const float *given, uint8_t *codes) {
     uint16_t positions[SEGMENT + 8];
     for (size_t i = 0; i < s.length; i++) left[i] += given[i];
-    send_segment(kind, part, s, left, codes, positions);
-    for (size_t i = 0; i < s.sent; i++) left[positions[i]] -= left[positions[i]];
+    uint8_t *values = choose(kind, part, s, left, codes, positions);
+    for (size_t i = 0; i < s.sent; i++) {
+        float sent = left[positions[i]];
+        memcpy(values + 4 * i, &sent, 4);
+        left[positions[i]] = sent - sent;
+    }
 }
 
 INLINE void follow_segment(enum kind kind, const struct part *part, struct segment s,
@@ -399,7 +402,8 @@ INLINE void follow_segment(enum kind kind, const struct part *part, struct segme
     uint16_t positions[SEGMENT + 8];
     float change[SEGMENT];
     for (size_t i = 0; i < s.length; i++) change[i] = value[i] - own[i];
-    send_segment(kind, part, s, change, codes, positions);
+    uint8_t *values = choose(kind, part, s, change, codes, positions);
+    for (size_t i = 0; i < s.sent; i++) memcpy(values + 4 * i, change + positions[i], 4);
     for (size_t i = 0; i < s.sent; i++) own[positions[i]] += change[positions[i]];
 }
 
