@@ -66,14 +66,18 @@ _WRITABLE = int(zmq.POLLOUT)
 
 
 class _Waker:
-    """A pipe that makes a poll return."""
+    """A pipe that makes a poll return. Whoever polls looks at what is new after `clear`."""
 
     def __init__(self) -> None:
+        self._is_pending = False  # several wakes before a poll returns write once
         self.read_end, self._write_end = os.pipe()
         os.set_blocking(self.read_end, False)
         os.set_blocking(self._write_end, False)
 
     def wake(self) -> None:
+        if self._is_pending:
+            return
+        self._is_pending = True
         with contextlib.suppress(
             BlockingIOError, OSError
         ):  # full: a wake is pending; closed: no thread waits
@@ -82,6 +86,7 @@ class _Waker:
     def clear(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.read(self.read_end, 4096)
+        self._is_pending = False
 
     def close(self) -> None:
         os.close(self.read_end)
