@@ -130,7 +130,7 @@ class Settings:
     hosts: int
     workers: int
     """Of each host."""
-    replicas: int
+    replicas: int | None
     every: int | None
     min_workers: int
     max_rejoins: int
@@ -142,13 +142,17 @@ class Settings:
 def settings_of(number: int) -> Settings:
     """Return the settings with a number."""
     random = Random(f"elastic {number}")
-    hosts, workers = random.choice((2, 3, 3, 4)), random.choice((1, 1, 1, 2))
+    hosts, workers = random.choice((1, 2, 2, 3, 3, 4)), random.choice((1, 1, 1, 2))
     steps = random.choice((0, 0, 2))
     compress = random.choice(("", "", "*=int8", "*=topk:0.4"))
     kinds = [ExchangeKind.SERVER]
     if not (steps or compress):
         kinds += [ExchangeKind.SERVER, ExchangeKind.FACTORS, ExchangeKind.ALLREDUCE]
-    replicas = random.choice((0, 1, 1, 1, 2))
+    replicas = random.choice((0, None, None, 1, 2))
+    if hosts == 1:
+        replicas = None
+    elif replicas is not None:
+        replicas = min(replicas, hosts - 1)
     return Settings(
         weights=Weights(
             virtual=hosts * workers + random.choice((0, 1, 2)) * workers,
@@ -162,10 +166,10 @@ def settings_of(number: int) -> Settings:
         hosts=hosts,
         workers=workers,
         replicas=replicas,
-        every=random.choice((None, 2, 3)),
-        min_workers=random.choice((1, 1, workers + 1)),
+        every=random.choice((None, 2, 3) if hosts > 1 else (2, 3)),
+        min_workers=min(random.choice((1, 1, workers + 1)), hosts * workers),
         max_rejoins=random.choice((0, 1, 3)),
-        slowest=random.choice((0, 0, 1, 3)) if replicas else 0,
+        slowest=0 if replicas == 0 else random.choice((0, 0, 1, 3)),
     )
 
 
@@ -573,7 +577,8 @@ def _solver_of(weights: Weights) -> SolverDefinition:
 @cache
 def undisturbed(weights: Weights) -> tuple[bytes, ...]:
     """Return the values after each iteration of an undisturbed run on one host."""
-    settings = replace(settings_of(0), weights=weights, hosts=1, workers=1, slowest=0)
+    alone = {"hosts": 1, "workers": 1, "min_workers": 1}
+    settings = replace(settings_of(0), weights=weights, replicas=0, slowest=0, **alone)
     course = Course(World(0, only=frozenset()), settings, ())
     ended = _run(course)
     assert isinstance(ended, RestartedJob), ended
