@@ -1,6 +1,7 @@
 """Counts the branches of protocol code that some seeds take.
 
     python -m tests.simulation.branches --seeds 60
+    python -m tests.simulation.branches --seeds 6 --missing poseidon.launcher    # lines, too
 
 A branch is one of the two ways that a conditional jump of the bytecode may go.
 """
@@ -97,6 +98,15 @@ def jumps_of(code: CodeType) -> set[int]:
     }
 
 
+def lines_of(code: CodeType, taken: set[tuple[int, int]]) -> Iterator[int]:
+    """Yield the lines of the conditional jumps of a function of which a way is not taken."""
+    jumps, line = jumps_of(code), code.co_firstlineno
+    for step in dis.get_instructions(code):
+        line = step.starts_line or line
+        if step.offset in jumps and sum(at == step.offset for at, _ in taken) < 2:
+            yield line
+
+
 class Recorder:
     """Records which ways conditional jumps have gone; give it to `sys.settrace`."""
 
@@ -132,13 +142,15 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m tests.simulation.branches", description=__doc__.split("\n")[0]
     )
     parser.add_argument("--seeds", type=int, default=60, help="of each scenario")
+    parser.add_argument("--missing", help="print lines with a branch that is not taken, of modules")
+    parser.add_argument("--scenario", choices=SCENARIOS, help="this one alone")
     flags = parser.parse_args(arguments)
     prepare()
     modules = [importlib.import_module(name) for name in MODULES]
     recorder = Recorder({str(module.__file__) for module in modules})
     sys.settrace(recorder)
     threading.settrace(recorder)
-    for scenario in SCENARIOS:
+    for scenario in [flags.scenario] if flags.scenario else SCENARIOS:
         for seed in range(flags.seeds):
             run(scenario, seed)
     sys.settrace(None)
@@ -146,12 +158,15 @@ def main(arguments: list[str] | None = None) -> int:
     found = {(c.co_filename, c.co_qualname, c.co_firstlineno): t for c, t in recorder.taken.items()}
     covered = total = 0
     for name, module in zip(MODULES, modules, strict=True):
-        ways = taken = 0
+        ways, taken, missing = 0, 0, set[int]()
         for code in codes_of(module):
             ways += 2 * len(jumps_of(code))
             key = (code.co_filename, code.co_qualname, code.co_firstlineno)
             taken += len(found.get(key, ()))
+            missing.update(lines_of(code, found.get(key, set())))
         print(f"{name}: {taken} of {ways} branches")
+        if flags.missing and name.startswith(flags.missing):
+            print(f"    lines {sorted(missing)}")
         covered, total = covered + taken, total + ways
     print(f"together: {covered} of {total} branches, {100 * covered / total:.0f} %")
     return 0

@@ -102,6 +102,11 @@ class Cluster(ABC):
         machines = list(self.machines.values())
         return machines[int(draw * len(machines))]
 
+    def some_agent(self, draw: float) -> HostAgent | None:
+        """Return the agent of a host that has processes of the job."""
+        agents = self.some_host(draw).agents[-1:]
+        return next((each for each in agents if each.process.alive and each.processes), None)
+
 
 def hosts_of(count: int) -> list[Host]:
     """Return hosts as a machinefile has them."""
@@ -182,13 +187,46 @@ def interrupt(cluster: Cluster, draw: float, for_s: float) -> None:
 
 def kill_as_user(cluster: Cluster, draw: float, for_s: float) -> None:
     """Kill the job on one host."""
-    agents = cluster.some_host(draw).agents
-    if agents and agents[-1].processes:
+    agent = cluster.some_agent(draw)
+    if agent is not None:
         cluster.note()
         cluster.asked_to_stop = True
-        if (known := cluster.agents.get(agents[-1].process.name)) is not None:
+        if (known := cluster.agents.get(agent.process.name)) is not None:
             cluster.killed.append(known)
-        agents[-1].kill_as_user()
+        agent.kill_as_user()
+
+
+def kill_agent(cluster: Cluster, draw: float, for_s: float) -> None:
+    """Kill the agent of a host, but not what it has started."""
+    agent = cluster.some_agent(draw)
+    if agent is not None:
+        cluster.note(*agent.processes.values())
+        agent.kill()
+
+
+def stop_agent(cluster: Cluster, draw: float, for_s: float) -> None:
+    """Stop the agent of a host for a while, but not what it has started."""
+    agent = cluster.some_agent(draw)
+    if agent is not None:
+        cluster.cut_off = True
+        cluster.note(agent.process, *agent.processes.values())
+        agent.process.stop(for_s / 3)
+
+
+def ask_agent_to_end(cluster: Cluster, draw: float, for_s: float) -> None:
+    """Send SIGTERM to the agent of a host, as a machine that shuts down does."""
+    agent = cluster.some_agent(draw)
+    if agent is not None:
+        cluster.note(agent.process, *agent.processes.values())
+        agent.ask_to_end()
+
+
+def part(cluster: Cluster, draw: float, for_s: float) -> None:
+    """Let the processes of a host reach none of the others for a while; the launcher reaches all."""
+    here = cluster.some_host(draw).processes
+    others = [process for process in cluster.processes if process not in here]
+    cluster.note()
+    cluster.fabric.part(here, others, for_s)
 
 
 Fault = Callable[[Cluster, float, float], None]
@@ -201,6 +239,10 @@ FAULTS: Mapping[str, Fault] = {
     "launcher stop": stop_launcher,
     "interrupt": interrupt,
     "user kill": kill_as_user,
+    "agent kill": kill_agent,
+    "agent stop": stop_agent,
+    "agent term": ask_agent_to_end,
+    "part": part,
 }
 
 

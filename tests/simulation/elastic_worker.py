@@ -53,6 +53,8 @@ from tests.simulation.world import World
 
 WAIT_S = 600.0
 LOCAL = (connection, follower, leader, leader_loop, host_delivery)
+ORPHAN_S = 20.0
+"""How long a shard stays once its launcher has gone."""
 STATISTICS_S = 12.0
 """How often a worker reports them: simulated with fewer events."""
 
@@ -76,7 +78,7 @@ class Course(Protocol):
         """Check the values that a process has after an iteration."""
 
     def iteration_s(self, process: JobProcess, draw: float) -> float:
-        """Return the seconds that an iteration of a virtual worker takes on a process's host.
+        """Return the seconds that an iteration of a virtual worker takes in a process.
 
         Args:
             process: that computes it.
@@ -121,7 +123,12 @@ class ElasticWorker:
         self.wires: list[SimulatedWire] = []
         """Of the connections to other workers, one for each start."""
         course.workers[process] = self
+        process.on_hang_up = self._hang_up
         course.primitives.thread_in(process, self._run).start()
+
+    def _hang_up(self) -> None:
+        self._process.ask_all()
+        self._course.world.after(launcher_connection.ORPHAN_S, self._process.exit, 1)
 
     def _run(self) -> None:
         primitives, process = self._course.primitives, self._process
@@ -131,7 +138,7 @@ class ElasticWorker:
         document = read_document(JobDocument, self._first_line)
         self._work = _Work(self._course, document, launcher)
         status = run_work(self._work)
-        if status == 0:
+        if status == 0 and not process.hung_up:
             self._course.ended(self._work.document.rank, self._iteration, self._values())
         primitives.time.sleep(0.1)
         process.exit(status)
@@ -197,9 +204,8 @@ class _Inlet:
         self._primitives = primitives
 
     def __iter__(self) -> Iterator[str]:
-        commands = self._process.commands
-        while True:
-            self._primitives.wait(lambda: commands, None)
+        process, commands = self._process, self._process.commands
+        while self._primitives.wait(lambda: commands or process.hung_up, None) and commands:
             yield json.dumps(commands.pop(0))
 
 
@@ -375,6 +381,7 @@ class ElasticShard:
         self._over = True
         self._starts = 0
         process.on_command = self._obey
+        process.on_hang_up = lambda: course.world.after(ORPHAN_S, process.exit, 0)
         process.task(self._begin(document))
         process.beat()
 

@@ -61,6 +61,9 @@ class JobProcess(Process):
     ) -> None:
         super().__init__(world, name)
         self.commands: list[Mapping[str, object]] = []
+        self.hung_up = False
+        """Whether its standard input has ended."""
+        self.on_hang_up: Callable[[], None] = lambda: self.exit(1)
         self.on_command: Callable[[], None] = self.ask_all
         self.emit = report
         self._exited = exited
@@ -71,6 +74,12 @@ class JobProcess(Process):
             self.commands.append(json.loads(line))
             self.changed = True
             self.on_command()
+
+    def hang_up(self) -> None:
+        """End its standard input: its agent is dead."""
+        if self.alive:
+            self.hung_up = self.changed = True
+            self.on_hang_up()
 
     def exit(self, status: int) -> None:
         """End, by itself or by a signal (negative)."""
@@ -168,8 +177,24 @@ class HostAgent:
 
     def kill_as_user(self) -> None:
         """End, since the user has killed the job here."""
-        self._do(self._state.killed_by_user())
-        self._channel.end.wake()
+        self._take_signal(self._state.killed_by_user)
+
+    def ask_to_end(self) -> None:
+        """Take SIGTERM."""
+        self._take_signal(lambda: self._state.signaled("SIGTERM"))
+
+    def _take_signal(self, handler: Callable[[], list[AgentAction]]) -> None:
+        if self.process.stopped_s:
+            self.process.world.after(self.process.stopped_s, self._take_signal, handler)
+        elif self.process.alive:
+            self._do(handler())
+            self._channel.end.wake()
+
+    def kill(self) -> None:
+        """End at once (SIGKILL); the processes lose their standard input."""
+        self.process.kill()
+        for process in self.processes.values():
+            process.hang_up()
 
     def report(self, report: Report) -> None:
         """Send a report."""

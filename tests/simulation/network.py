@@ -8,7 +8,7 @@ Deviations: a frame is late, a host's links carry nothing for a while, a connect
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from ps_server.errors import PeerLost
 from ps_server.keys import Keyring
@@ -180,6 +180,18 @@ class Fabric:
         for (source, target), link in self._links.items():
             if process in (self._ends[source].process, self._ends[target].process):
                 link.stalled_until_s = self.world.now + seconds
+
+    def part(self, here: Collection[Process], there: Collection[Process], seconds: float) -> None:
+        """Let the links between some processes and others carry nothing for a while; after
+        `SILENCE_S` their connections are lost for good.
+        """
+        for (source, target), link in list(self._links.items()):
+            ends = self._ends[source].process, self._ends[target].process
+            if (ends[0] in here and ends[1] in there) or (ends[0] in there and ends[1] in here):
+                if seconds > SILENCE_S:
+                    self.lose(source, target, SILENCE_S)
+                else:
+                    link.stalled_until_s = self.world.now + seconds
 
     def lose(self, source: str, target: str, noticed_s: float) -> None:
         """Lose the connection of two ends for good."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -13,6 +14,8 @@ from tests.simulation.world import World
 
 MOST_RUNS = 400
 """Runs of one seed to shrink it."""
+COLLECT_AFTER = 10_000
+"""Objects."""
 Scenario = Callable[[World], None]
 SCENARIOS: Mapping[str, Scenario] = {
     "server": server.simulate,
@@ -100,7 +103,12 @@ def shrink(scenario: str, seed: int, error: Exception, happened: list[str]) -> F
 
 
 def prepare() -> None:
-    """Prepare this process for many runs: one thread, and nothing of before in collections."""
+    """Prepare this process for many runs: one core, for its threads hand a baton around, and few
+    collections, with nothing of before.
+    """
     torch.set_num_threads(1)
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[os.getpid() % len(cores)]})
     gc.collect()
     gc.freeze()
+    gc.set_threshold(COLLECT_AFTER)

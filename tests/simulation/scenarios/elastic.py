@@ -77,9 +77,12 @@ from tests.simulation.world import Violation, World
 SETTINGS = 41
 LIMIT_S = 6000.0
 STALL_S = 14.0
+HUNG_S = 1e5
+ENDED_S = 90.0
+"""When all processes have ended after the job: those whose agent was killed wait for a minute."""
 MOST_UNTIL_REGROUPED = 7
 """Iterations that a job may make before it follows a request to regroup; with local steps, rounds."""
-POLL_S = 0.5
+POLL_S = 1.0
 """How often the launcher looks for hosts that are missing: simulated with fewer events."""
 SOLVER = """
 net_param {{
@@ -203,6 +206,8 @@ class Course(Cluster):
         """What no worker may raise, and one has."""
         self.full = False
         """Whether the disk was."""
+        self.hung: set[JobProcess] = set()
+        """The processes whose loop does nothing any more."""
         spare = SimulatedHost(self.fabric, "spare host", self.spawn)
         self.machines[f"10.0.0.{settings.hosts + 1}"] = spare
 
@@ -229,6 +234,8 @@ class Course(Cluster):
 
     def iteration_s(self, process: JobProcess, draw: float) -> float:
         """See `elastic_worker.Course`."""
+        if process in self.hung:
+            return HUNG_S
         settings, slow = self.settings, self.world.stream(f"speed {self.hosts[process]}").random()
         usual = settings.weights.virtual / (settings.hosts * settings.workers)
         return (0.6 + 0.6 * draw) / usual * (1 + settings.slowest * (slow < SLOW_P))
@@ -522,6 +529,21 @@ def _leave(cluster: Cluster, draw: float, for_s: float) -> None:
     cluster.commands.open.append(HostRequest(do="leave", host=address))
 
 
+def _hang(cluster: Cluster, draw: float, for_s: float) -> None:
+    """Let a worker do nothing any more, as one whose file system hangs; its threads live."""
+    assert isinstance(cluster, Course)
+    process = cluster.some_process(draw)
+    if process in cluster.workers:
+        cluster.note(process)
+        cluster.hung.add(process)
+
+
+def _ask_for_snapshot(cluster: Cluster, draw: float, for_s: float) -> None:
+    """Ask for a snapshot on disk (SIGHUP)."""
+    assert isinstance(cluster, Course)
+    cluster.requests._received.append(SignalReceived(effect=SignalEffect.SNAPSHOT))
+
+
 def _kill_holder(cluster: Cluster, draw: float, for_s: float) -> None:
     """Kill a process that holds a memory snapshot, or crash its host."""
     assert isinstance(cluster, Course)
@@ -536,8 +558,10 @@ ELASTIC_FAULTS: Mapping[str, Fault] = {
     "holder": _kill_holder,
     "join": _join,
     "leave": _leave,
+    "hang": _hang,
+    "snapshot": _ask_for_snapshot,
 }
-WEIGHTS = {"kill": 4, "crash": 4, "holder": 2, "join": 2, "leave": 2}
+WEIGHTS = {"kill": 4, "crash": 4, "holder": 2, "join": 2, "leave": 2, "agent term": 2}
 """How often a fault happens, beside the others."""
 EARLY_P = 0.1
 NEAR_P, NEAR_S = 0.4, 3.0
@@ -598,7 +622,7 @@ def _run(course: Course) -> RestartedJob | JobError:
         # gradients of workers are changed in place, which tensors of `inference_mode` refuse
         with torch.inference_mode(mode=False), torch.no_grad(), _installed(course):
             ended = _Driver(course).run_job()
-            course.world.run(lambda: False, 60.0)
+            course.world.run(lambda: False, ENDED_S)
             return ended
     finally:
         logging.disable(disabled)
