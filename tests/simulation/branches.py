@@ -3,7 +3,8 @@
     python -m tests.simulation.branches --seeds 60
     python -m tests.simulation.branches --seeds 6 --missing poseidon.launcher    # lines, too
 
-A branch is one of the two ways that a conditional jump of the bytecode may go.
+A branch is one of the two ways that a conditional jump of the bytecode may go. Jumps that only
+ask whether an exception is the one that an `except` or `with` takes do not count.
 """
 
 from __future__ import annotations
@@ -73,6 +74,8 @@ MODULES = (
     "poseidon.launcher.newcomers",
     "poseidon.launcher.survivors",
 )
+OF_EXCEPTIONS = ("WITH_EXCEPT_START", "CHECK_EXC_MATCH")
+"""What comes before a jump that does not count."""
 Taken = dict[CodeType, set[tuple[int, int]]]
 
 
@@ -90,12 +93,12 @@ def codes_of(module: ModuleType) -> Iterator[CodeType]:
 
 def jumps_of(code: CodeType) -> set[int]:
     """Return the offsets of the conditional jumps of a function."""
-    names = ("_IF_", "FOR_ITER")
-    return {
-        step.offset
-        for step in dis.get_instructions(code)
-        if any(name in step.opname for name in names)
-    }
+    names, before, found = ("_IF_", "FOR_ITER"), "", set()
+    for step in dis.get_instructions(code):
+        if any(name in step.opname for name in names) and before not in OF_EXCEPTIONS:
+            found.add(step.offset)
+        before = step.opname
+    return found
 
 
 def lines_of(code: CodeType, taken: set[tuple[int, int]]) -> Iterator[int]:

@@ -18,6 +18,8 @@ from tests.simulation.processes import Process
 from tests.simulation.world import World
 
 DIAL_S = 0.5
+GONE_S = 60.0
+"""A host that is to come back after a longer time never does."""
 
 
 class Cluster(ABC):
@@ -36,6 +38,7 @@ class Cluster(ABC):
         touched: the processes that were stopped or whose links carried nothing for a while.
         killed: the agents of hosts on which the user has killed the job.
         cut_off: whether a host was: then the launcher may not have heard of that.
+        gone: the hosts that never come back.
     """
 
     def __init__(self, world: World, count: int) -> None:
@@ -47,6 +50,7 @@ class Cluster(ABC):
         self.agents: dict[str, RemoteAgent] = {}
         self.killed: list[RemoteAgent] = []
         self.cut_off = False
+        self.gone: set[SimulatedHost] = set()
         self.machines = {
             host.address: SimulatedHost(self.fabric, f"host {host.id}", self.spawn)
             for host in hosts_of(count)
@@ -147,12 +151,15 @@ def stop(cluster: Cluster, draw: float, for_s: float) -> None:
 
 
 def crash(cluster: Cluster, draw: float, for_s: float) -> None:
-    """End all on a host, which comes back later."""
+    """End all on a host, which comes back later, or never."""
     host = cluster.some_host(draw)
     cluster.cut_off = True
     cluster.note()
     host.crash()
-    cluster.world.after(for_s, lambda: setattr(host, "up", True))
+    if for_s > GONE_S:
+        cluster.gone.add(host)
+    else:
+        cluster.world.after(for_s, lambda: setattr(host, "up", host not in cluster.gone))
 
 
 def stall(cluster: Cluster, draw: float, for_s: float) -> None:

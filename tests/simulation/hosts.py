@@ -61,6 +61,8 @@ class JobProcess(Process):
     ) -> None:
         super().__init__(world, name)
         self.commands: list[Mapping[str, object]] = []
+        self.hangs = False
+        """Whether it does nothing any more, though its threads live."""
         self.hung_up = False
         """Whether its standard input has ended."""
         self.on_hang_up: Callable[[], None] = lambda: self.exit(1)
@@ -227,8 +229,9 @@ class HostAgent:
         elif isinstance(request, SendLine) and request.id in self.processes:
             self.processes[request.id].line(request.line)
         elif isinstance(request, SendSignal) and request.id in self.processes:
-            kill = request.signal is ProcessSignal.KILL
-            self.processes[request.id].exit(-9 if kill else -15)
+            process, kill = self.processes[request.id], request.signal is ProcessSignal.KILL
+            if kill or not process.hangs:
+                process.exit(-9 if kill else -15)
         elif isinstance(request, EndAll):
             self._end_processes()
             self._outbox.append(Answer(id=request.id, answer={}))

@@ -206,8 +206,6 @@ class Course(Cluster):
         """What no worker may raise, and one has."""
         self.full = False
         """Whether the disk was."""
-        self.hung: set[JobProcess] = set()
-        """The processes whose loop does nothing any more."""
         spare = SimulatedHost(self.fabric, "spare host", self.spawn)
         self.machines[f"10.0.0.{settings.hosts + 1}"] = spare
 
@@ -234,7 +232,7 @@ class Course(Cluster):
 
     def iteration_s(self, process: JobProcess, draw: float) -> float:
         """See `elastic_worker.Course`."""
-        if process in self.hung:
+        if process.hangs:
             return HUNG_S
         settings, slow = self.settings, self.world.stream(f"speed {self.hosts[process]}").random()
         usual = settings.weights.virtual / (settings.hosts * settings.workers)
@@ -535,7 +533,7 @@ def _hang(cluster: Cluster, draw: float, for_s: float) -> None:
     process = cluster.some_process(draw)
     if process in cluster.workers:
         cluster.note(process)
-        cluster.hung.add(process)
+        process.hangs = True
 
 
 def _ask_for_snapshot(cluster: Cluster, draw: float, for_s: float) -> None:
@@ -649,7 +647,7 @@ def _judge(course: Course, ended: RestartedJob | JobError) -> None:
             raise thread.error
     if isinstance(ended, JobError):
         course.world.lossy = True
-        if not (course.asked_to_stop or course.disturbed_early or course.full):
+        if not (course.asked_to_stop or course.disturbed_early or course.full or course.gone):
             raise Violation(f"the job failed: {ended}")
         return
     course.world.lossy = ended.restarts > 0 or ended.memory_starts > 0

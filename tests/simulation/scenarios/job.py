@@ -408,7 +408,7 @@ def simulate(world: World) -> None:
 def _judge(job: Job, ended: RestartedJob | JobError, expected: bytes) -> None:
     if isinstance(ended, JobError):
         job.world.lossy = True
-        if not (job.asked_to_stop or job.disturbed_early):
+        if not (job.asked_to_stop or job.disturbed_early or job.gone):
             raise Violation(f"the job failed: {ended}")
         return
     job.world.lossy = ended.restarts > 0
