@@ -115,7 +115,8 @@ class ElasticWorker:
         self._random = course.world.stream(f"work of {process.name}")
         self._work: SolverWork | None = None
         self._replica: Replica | None = None
-        self._iteration = 0
+        self.reached = 0
+        """The last iteration that it has reported."""
         self._noted: object = None
         self._ends = 0
         self.end: End | None = None
@@ -139,7 +140,7 @@ class ElasticWorker:
         self._work = _Work(self._course, document, launcher)
         status = run_work(self._work)
         if status == 0 and not process.hung_up:
-            self._course.ended(self._work.document.rank, self._iteration, self._values())
+            self._course.ended(self._work.document.rank, self.reached, self._values())
         primitives.time.sleep(0.1)
         process.exit(status)
 
@@ -154,7 +155,7 @@ class ElasticWorker:
         """Take the time of an iteration of a virtual worker; return what to do with its loss."""
         seconds = self._course.iteration_s(self._process, self._random.random())
         self._course.primitives.time.sleep(seconds)
-        self._replica, self._iteration = replica, iteration + 1
+        self._replica = replica
 
         def check(loss: Tensor) -> None:
             self._course.check(self._process.name, iteration, self._values())
@@ -217,8 +218,11 @@ class _Outlet:
 
     def write(self, text: str) -> None:
         """See `TextIO`."""
+        event = json.loads(text)
+        if event["event"] == "progress":
+            self._worker.reached = event["iteration"]
         self._worker.note()
-        self._worker._process.emit(json.loads(text))
+        self._worker._process.emit(event)
 
     def flush(self) -> None:
         """See `TextIO`."""

@@ -254,7 +254,7 @@ class Course(Cluster):
 
     def ended(self, rank: int, iteration: int, values: bytes) -> None:
         """See `elastic_worker.Course`."""
-        if iteration == self.iterations:
+        if iteration == self.iterations and values:
             self.check(f"worker {rank}", iteration, values)
         self.finals[rank] = iteration, values
 
