@@ -57,7 +57,10 @@ class Primitives:
         self.launcher_threading = SimpleNamespace(**{**self.threading.__dict__, "Thread": _Thread})
         """Of the modules whose threads run as loops."""
         self.queue = SimpleNamespace(
-            Queue=lambda most=0: _Queue(self), Empty=queue.Empty, Full=queue.Full
+            Queue=lambda most=0: _Queue(self),
+            SimpleQueue=lambda: _Queue(self),
+            Empty=queue.Empty,
+            Full=queue.Full,
         )
 
     @property

@@ -127,6 +127,14 @@ RACES = (
         before="event.iteration, 0",
         scenario="job",
     ),
+    Race(
+        name="a message of rank 0 keeps a task from sending its last reports",
+        commit="8136659d",
+        module="poseidon.cluster.dial.tasks",
+        mended="                    with suppress(OSError):  # closed; its last reports are still to be sent",
+        before="                    if True:",
+        scenario="rendezvous",
+    ),
 )
 
 

@@ -9,7 +9,16 @@ from dataclasses import dataclass
 
 import torch
 
-from tests.simulation.scenarios import elastic, factors, job, quorum, sealed, server, sums
+from tests.simulation.scenarios import (
+    elastic,
+    factors,
+    job,
+    quorum,
+    rendezvous,
+    sealed,
+    server,
+    sums,
+)
 from tests.simulation.world import World
 
 MOST_RUNS = 400
@@ -25,6 +34,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     "job": job.simulate,
     "elastic": elastic.simulate,
     "quorum": quorum.simulate,
+    "rendezvous": rendezvous.simulate,
 }
 
 

@@ -11,13 +11,14 @@ from tests.simulation.__main__ import main
 from tests.simulation.world import Violation, World
 
 SEEDS = {
-    "server": 200,
+    "server": 150,
     "factors": 200,
     "sums": 200,
     "sealed": 150,
     "job": 150,
     "elastic": 50,
     "quorum": 50,
+    "rendezvous": 50,
 }
 """How many of each scenario: 1,000 together, in less than thirty seconds of two cores."""
 
