@@ -38,7 +38,6 @@ class _Finder(MetaPathFinder, Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """See `MetaPathFinder`."""
         if fullname == "caffe2":
             return ModuleSpec(fullname, self, is_package=True)
         found = _real_spec(fullname)

@@ -45,11 +45,9 @@ class PoseidonConfig(TorchConfig):  # type: ignore[misc]
 
     @property
     def backend_cls(self) -> type[PoseidonBackend]:
-        """See Ray."""
         return PoseidonBackend
 
     def to_dict(self) -> dict[str, Any]:
-        """See Ray."""
         return {"backend": "poseidon", "encrypt": self.encrypt, "timeout_s": self.timeout_s}
 
 

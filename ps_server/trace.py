@@ -93,10 +93,9 @@ class Tracer(Protocol):
 
 
 class NoTrace:
-    """The tracer of a job that is not traced: does nothing."""
+    """The `Tracer` of a job that is not traced: does nothing."""
 
     def now(self) -> int:
-        """See `Tracer`."""
         return 0
 
     def span(
@@ -108,13 +107,13 @@ class NoTrace:
         ended_ns: int | None = None,
         **facts: int | float | str,
     ) -> None:
-        """See `Tracer`."""
+        pass
 
     def count(self, name: str, **values: int | float) -> None:
-        """See `Tracer`."""
+        pass
 
     def close(self) -> None:
-        """See `Tracer`."""
+        pass
 
 
 NO_TRACE = NoTrace()
@@ -154,7 +153,6 @@ class Trace:
         self._thread.start()
 
     def now(self) -> int:
-        """See `Tracer`."""
         return time.perf_counter_ns()
 
     def span(
@@ -166,7 +164,6 @@ class Trace:
         ended_ns: int | None = None,
         **facts: int | float | str,
     ) -> None:
-        """See `Tracer`."""
         if len(self._events) < MOST_WAITING:
             ended_ns = time.perf_counter_ns() if ended_ns is None else ended_ns
             self._events.append((track, kind, name, began_ns, ended_ns, facts))
@@ -174,7 +171,6 @@ class Trace:
             self._dropped += 1
 
     def count(self, name: str, **values: int | float) -> None:
-        """See `Tracer`."""
         if len(self._events) < MOST_WAITING:
             self._events.append((name, time.perf_counter_ns(), values))
         else:

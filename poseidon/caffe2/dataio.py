@@ -135,7 +135,6 @@ class CounterReader(Reader):
         self.should_stop: Any = None
 
     def setup_ex(self, init_net: Any, finish_net: Any) -> None:
-        """See `Reader`."""
         if self.counter is None:
             self.counter = init_net.CreateCounter([], init_count=0)
             self.should_stop = init_net.ConstantFill(
@@ -143,7 +142,6 @@ class CounterReader(Reader):
             )
 
     def read_ex(self, local_init_net: Any, local_finish_net: Any) -> tuple[list[Any], Any, Any]:
-        """See `Reader`."""
         net = core.Net("limited_reader_counter")
         return [net], self.should_stop, [net.CountUp([self.counter], 1)]
 
@@ -161,7 +159,6 @@ class ReaderWithLimitBase(Reader):
         self.should_stop: Any = None
 
     def setup_ex(self, init_net: Any, finish_net: Any) -> None:
-        """See `Reader`."""
         init_net.ConstantFill(
             [], [self._data_finished], shape=[], value=False, dtype=core.DataType.BOOL
         )
@@ -211,12 +208,10 @@ class ReaderWithLimit(ReaderWithLimitBase):
             self.counter = self.net.AddExternalInput(self.net.NextName("counter"))
 
     def setup_limiter(self, global_init_net: Any, global_finish_net: Any) -> None:
-        """See `ReaderWithLimitBase`."""
         if self.num_iter is not None:
             global_init_net.CreateCounter([], [self.counter], init_count=int(self.num_iter))
 
     def check_limiter_condition(self, stop_condition_net: Any) -> Any:
-        """See `ReaderWithLimitBase`."""
         if self.num_iter is None:
             return _never(stop_condition_net)
         return stop_condition_net.CountDown([self.counter], 1)
@@ -237,7 +232,6 @@ class ReaderWithTimeLimit(ReaderWithLimitBase):
         self.duration_ns_blob: Any = None
 
     def setup_limiter(self, global_init_net: Any, global_finish_net: Any) -> None:
-        """See `ReaderWithLimitBase`."""
         if self.duration:
             self.timer = global_init_net.TimerBegin([], counter_name="epoch_timer")
             start = global_init_net.TimerGet(self.timer)
@@ -247,7 +241,6 @@ class ReaderWithTimeLimit(ReaderWithLimitBase):
             global_finish_net.TimerEnd([self.timer], [])
 
     def check_limiter_condition(self, stop_condition_net: Any) -> Any:
-        """See `ReaderWithLimitBase`."""
         if not self.duration:
             return _never(stop_condition_net)
         elapsed = stop_condition_net.TimerGet(self.timer)
@@ -263,11 +256,9 @@ class ReaderWithDelay(Reader):
         self.delay = delay
 
     def setup_ex(self, init_net: Any, finish_net: Any) -> None:
-        """See `Reader`."""
         self.reader.setup_ex(init_net, finish_net)
 
     def read_ex(self, local_init_net: Any, local_finish_net: Any) -> tuple[list[Any], Any, Any]:
-        """See `Reader`."""
         net = core.Net("reader_body")
         net.Python(lambda *_: time.sleep(self.delay))([], [])
         return ([net], *self.reader.read(net))
@@ -290,12 +281,10 @@ class CompositeReader(Reader):
         self._readers = readers
 
     def setup_ex(self, init_net: Any, finish_net: Any) -> None:
-        """See `Reader`."""
         for reader in self._readers:
             reader.setup_ex(init_net, finish_net)
 
     def read_ex(self, local_init_net: Any, local_finish_net: Any) -> tuple[list[Any], Any, Any]:
-        """See `Reader`."""
         stop = local_init_net.ConstantFill([], shape=[], dtype=core.DataType.BOOL, value=False)
         nets: list[Any] = []
         fields: list[Any] = []
@@ -308,7 +297,6 @@ class CompositeReader(Reader):
         return nets, stop, fields
 
     def reset(self, net: Any) -> None:
-        """See `Reader`."""
         for reader in self._readers:
             reader.reset(net)
 
@@ -324,11 +312,9 @@ class CompositeReaderBuilder(ReaderBuilder):
         self._schema = Struct(*[(name, builder.schema()) for name, builder in pairs])
 
     def schema(self) -> Any:
-        """See `ReaderBuilder`."""
         return self._schema
 
     def setup(self, **kwargs: Any) -> None:
-        """See `ReaderBuilder`."""
         for builder in self._reader_builders:
             builder.setup(**kwargs)
 

@@ -32,13 +32,11 @@ class _CursorReader(Reader):
         self.enforce_batch_size = enforce_batch_size
 
     def setup_ex(self, init_net: Any, finish_net: Any) -> None:
-        """See `Reader`."""
         if self.cursor is None:
             name = init_net.NextScopedBlob(self.name)
             self.cursor = init_net.CreateTreeCursor([], name, fields=self.dataset.fields)
 
     def reset(self, net: Any) -> None:
-        """See `Reader`."""
         net.ResetCursor([self.cursor], [])
 
     def _read(self, net: Any, operator: str, inputs: list[Any], **kwargs: Any) -> tuple[Any, Any]:
@@ -61,7 +59,6 @@ class _DatasetReader(_CursorReader):
     """Reads batches in order; see `Dataset.reader`."""
 
     def read(self, read_net: Any) -> tuple[Any, Any]:
-        """See `Reader`."""
         return self._read(read_net, "ReadNextBatch", [])
 
 
@@ -116,7 +113,6 @@ class _DatasetRandomReader(_CursorReader):
         )
 
     def read(self, read_net: Any) -> tuple[Any, Any]:
-        """See `Reader`."""
         inputs = [self.indices, self.offsets]
         return self._read(read_net, "ReadRandomBatch", inputs, loop_over=self.loop_over)
 
@@ -129,7 +125,6 @@ class _DatasetWriter(Writer):
         self.mutex: Any = None
 
     def setup_ex(self, init_net: Any, finish_net: Any) -> None:
-        """See `Writer`."""
         if self.mutex is None:
             self.mutex = init_net.CreateMutex([])
 

@@ -92,7 +92,6 @@ class DBFileReader(Reader):
         self.ds_reader.computeoffset(init_net)
 
     def read(self, read_net: Any) -> tuple[Any, Any]:
-        """See `Reader`."""
         assert self.ds_reader is not None, "setup_ex must be called first"
         return self.ds_reader.read(read_net)  # type: ignore[no-any-return]
 

@@ -32,7 +32,6 @@ class GRUCell(_Gated):
         self.linear_before_reset = linear_before_reset
 
     def get_state_names_override(self) -> Sequence[str]:
-        """See `RNNCell`."""
         return ["hidden_t"]
 
     def apply_override(
@@ -44,7 +43,6 @@ class GRUCell(_Gated):
         timestep: Any,
         extra_inputs: Extra = None,
     ) -> Any:
-        """See `RNNCell`."""
         (hidden,) = states
         net, size = model.net, self.hidden_size
         names = ["input_t_reset", "input_t_update", "input_t_output"]

@@ -254,11 +254,9 @@ class ProcessingReader(Reader):
         self.processor = make_processor(processor, reader)
 
     def setup_ex(self, init_net: Any, finish_net: Any) -> None:
-        """See `Reader`."""
         self.reader.setup_ex(init_net, finish_net)
 
     def read_ex(self, local_init_net: Any, local_finish_net: Any) -> tuple[list[Any], Any, Any]:
-        """See `Reader`."""
         nets, status, record = self.reader.read_record_ex(local_init_net, local_finish_net)
         with NetBuilder(_stop_blob=status):
             result = normalize_processor_output(self.processor(record))

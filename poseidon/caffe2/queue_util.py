@@ -38,7 +38,6 @@ class _QueueReader(dataio.Reader):
         return [net], status, fields
 
     def read(self, read_net: Any) -> tuple[Any, Any]:
-        """See `Reader`."""
         net, status, fields = self.read_ex(read_net, None)
         read_net.AppendNet(net[0])
         return status, fields

@@ -64,7 +64,6 @@ class Json(JSONResponse):
     """A response in JSON of ASCII: names of files and lines of logs need not be UTF-8."""
 
     def render(self, content: object) -> bytes:
-        """See `JSONResponse`."""
         return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
 
 

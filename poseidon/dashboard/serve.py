@@ -71,7 +71,6 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """See `uvicorn.Server`."""
         before = {number: signal.signal(number, self.handle_exit) for number in STOPS}
         try:
             yield

@@ -63,7 +63,7 @@ def log_plan(plan: ExchangePlan, output: Path, number: int = 0) -> None:
 
 
 class Observation:
-    """The observation of one worker's exchange and layers.
+    """The observation of one worker's exchange and layers (`Observed`).
 
     Args:
         built: the exchange; this object closes it.
@@ -100,7 +100,6 @@ class Observation:
         self._thread.start()
 
     def watch(self) -> None:
-        """See `Observed`."""
         if self._trace is not NO_TRACE:
             self._hooks = TracingHooks(self._layers, self._trace)
 

@@ -59,17 +59,14 @@ class ZmqWire:
     """The `Wire` over ZeroMQ."""
 
     def listen(self, host: str, keys: Keyring | None) -> ZmqServerTransport:
-        """See `Wire`."""
         return ZmqServerTransport(f"tcp://{host}:0", keys)
 
     def connect(self, addresses: Sequence[str], keys: Keyring | None) -> ZmqClientTransport:
-        """See `Wire`."""
         return ZmqClientTransport(
             addresses, keys, send_buffer_bytes=SEND_BUFFER_BYTES, tracked=True
         )
 
     def now(self) -> float:
-        """See `Wire`."""
         return time.monotonic()
 
 

@@ -58,7 +58,6 @@ class Balancing(JobListener):
         self._balancer, self._regroups = None, False
 
     def on_event(self, name: ProcessName, event: Mapping[str, object]) -> None:
-        """See `JobListener`."""
         times = times_of(event)
         if times is None or name.role is not Role.WORKER or not self._job.request.balance.measured:
             return

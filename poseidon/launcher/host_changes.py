@@ -69,7 +69,6 @@ class HostChanges(JobListener):
         self._thread.start()
 
     def on_started(self) -> None:
-        """See `JobListener`."""
         self._running = True
         if self._leaving or not self._arrived.empty():  # since the last start has ended
             self._requests.regroup()

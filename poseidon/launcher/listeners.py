@@ -53,27 +53,22 @@ class Listeners(JobListener):
         self._listeners = listeners
 
     def on_started(self) -> None:
-        """See `JobListener`."""
         for listener in self._listeners:
             listener.on_started()
 
     def on_event(self, name: ProcessName, event: Mapping[str, object]) -> None:
-        """See `JobListener`."""
         for listener in self._listeners:
             listener.on_event(name, event)
 
     def on_output(self, name: ProcessName, stream: OutputStream, text: str) -> None:
-        """See `JobListener`."""
         for listener in self._listeners:
             listener.on_output(name, stream, text)
 
     def on_log(self, name: ProcessName, stream: OutputStream, line: OutputLine) -> None:
-        """See `JobListener`."""
         for listener in self._listeners:
             listener.on_log(name, stream, line)
 
     def close(self) -> None:
-        """See `JobListener`."""
         for listener in self._listeners:
             listener.close()
 
@@ -94,11 +89,9 @@ class StragglerReports(JobListener):
         self._stragglers = Stragglers()
 
     def on_started(self) -> None:
-        """See `JobListener`."""
         self._stragglers.forget()
 
     def on_event(self, name: ProcessName, event: Mapping[str, object]) -> None:
-        """See `JobListener`."""
         if name.role is not Role.WORKER:
             return
         iteration, waited_s = event.get("iteration"), event.get("waited_s")
@@ -126,7 +119,6 @@ class PlanFile(JobListener):
         """The text of the file, for the job's next start; empty: no worker has chosen yet."""
 
     def on_event(self, name: ProcessName, event: Mapping[str, object]) -> None:
-        """See `JobListener`."""
         plan = event.get("plan")
         if event.get("event") != "exchange_plan" or not isinstance(plan, str) or self.plan:
             return
@@ -165,7 +157,6 @@ class StatisticsFile(JobListener):
         self._broken = False
 
     def on_event(self, name: ProcessName, event: Mapping[str, object]) -> None:
-        """See `JobListener`."""
         if event.get("event") == "statistics":
             self._keep(name, event)
         if event.get("event") == "progress" and name.role is Role.WORKER and name.index == 0:
@@ -219,7 +210,6 @@ class RemoteLogs(JobListener):
         self._broken = False
 
     def on_log(self, name: ProcessName, stream: OutputStream, line: OutputLine) -> None:
-        """See `JobListener`."""
         if is_loopback(name.host) or self._broken:
             return
         try:

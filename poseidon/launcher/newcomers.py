@@ -35,13 +35,13 @@ class Prepared:
 
 
 class Waiting:
-    """Listens to processes that are prepared, until all wait."""
+    """The `Listener` of processes that are prepared, until all wait."""
 
     def __init__(self) -> None:
         self._heard: queue.Queue[tuple[ProcessName, str]] = queue.Queue()
 
     def event(self, name: ProcessName, event: Mapping[str, object]) -> None:
-        """See `Listener`. A shard listens at once, and is asked to pause."""
+        """Note that a process waits. A shard listens at once, and is asked to pause."""
         if event.get("event") in ("paused", "listening"):
             self._heard.put((name, str(event["event"])))
         if event.get("event") == "error":
@@ -50,10 +50,9 @@ class Waiting:
             self._heard.put((name, told))
 
     def output(self, name: ProcessName, stream: OutputStream, text: str) -> None:
-        """See `Listener`."""
+        pass
 
     def exited(self, name: ProcessName, status: int) -> None:
-        """See `Listener`."""
         self._heard.put((name, f"{name.short} has ended while it was prepared"))
 
     def until_all_wait(

@@ -192,7 +192,6 @@ class _Run:
                 self._terminal.print(line)
 
     def start(self, attempt: int, point: StartingPoint) -> JobResult:
-        """See `RestartDriver`."""
         job = self._job
         try:
             if not point.memory:
@@ -240,7 +239,6 @@ class _Run:
             raise error
 
     def memory_point(self) -> tuple[StartingPoint, str] | None:
-        """See `RestartDriver`."""
         job, leaving = self._job, self._changes.leaving
         waiting = job.site.paused.of(job.plan).items()
         paused = {name: at for name, at in waiting if name.client not in leaving}
@@ -263,16 +261,13 @@ class _Run:
         return StartingPoint(iteration=found.iteration, memory=True), phrase
 
     def end_paused(self) -> None:
-        """See `RestartDriver`."""
         self._job.site.paused.end()
         self._job.site.end()
 
     def starting_point(self) -> StartingPoint:
-        """See `RestartDriver`."""
         return self._snapshots.newest_intact()
 
     def drop_missing_hosts(self) -> str:
-        """See `RestartDriver`."""
         job = self._job
         missing = job.site.drop_missing() if job.shares_data() else ()
         if not missing:
@@ -286,15 +281,12 @@ class _Run:
         return f"going on without {named(missing)}: {job.description()} from here on"
 
     def report(self, text: str) -> None:
-        """See `RestartDriver`."""
         self._terminal.print(text)
 
     def now(self) -> float:
-        """See `RestartDriver`."""
         return time.monotonic()
 
     def pause(self, seconds: float) -> bool:
-        """See `RestartDriver`."""
         until_s = time.monotonic() + seconds
         while time.monotonic() < until_s:
             if self._requests.stop_wanted():

@@ -61,7 +61,6 @@ class ScriptJob(Job):
 
     @property
     def origin(self) -> StartingPoint:
-        """See `Job`."""
         if self._resumed is None or self._snapshot is None:
             return StartingPoint()
         return StartingPoint(state=str(self._snapshot.absolute()), iteration=self._resumed.steps)
@@ -79,7 +78,6 @@ class ScriptJob(Job):
 
     @property
     def exchange_plan(self) -> str:
-        """See `Job`."""
         given, resumed = super().exchange_plan, self._resumed
         if given or resumed is None or resumed.workers != self.virtual_workers.count:
             return given
@@ -106,20 +104,17 @@ class ScriptJob(Job):
 
     @property
     def plans_by_number(self) -> bool:
-        """See `Job`."""
         resumed = self._resumed
         if resumed is None or not resumed.has_virtual:
             return super().plans_by_number
         return super().plans_by_number or resumed.workers == self.virtual_workers.count
 
     def usual_threads(self, role: WorkerPlan) -> int:
-        """See `Job`."""
         return 1 if self.plans_by_number else super().usual_threads(role)
 
     def final_report(
         self, result: JobResult, newest: StartingPoint, scores: Sequence[str]
     ) -> list[tuple[str, str]]:
-        """See `Job`."""
         report = super().final_report(result, newest, scores)
         if not newest.state:
             return report
@@ -151,7 +146,6 @@ class ScriptJob(Job):
         return [*without_flags(own, ["background"], bare=["background"]), *added, *of_script]
 
     def document(self, role: WorkerPlan, start: Start) -> ScriptDocument:
-        """See `Job`."""
         state = start.point.state
         return ScriptDocument(
             **self.worker_document(role, start).to_fields(),

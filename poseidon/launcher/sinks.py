@@ -81,13 +81,11 @@ class JobRecords(JobListener):
         self._thread: threading.Thread | None = None
 
     def on_started(self) -> None:
-        """See `JobListener`."""
         self._iterations.clear()
         self._started = True
         self._put({"kind": "start", **self._job})
 
     def on_event(self, name: ProcessName, event: Mapping[str, object]) -> None:
-        """See `JobListener`."""
         kind = event.get("event")
         if kind == "statistics" and name.role is Role.SHARD:
             shard = parse_shard(event)
@@ -185,13 +183,11 @@ class JsonLines:
         self._file: Any = None
 
     def write(self, record: Record) -> None:
-        """See `RecordSink`."""
         if self._file is None:
             self._file = self._path.open("a", encoding="utf-8", buffering=1)
         self._file.write(encode_record(record) + "\n")
 
     def close(self) -> None:
-        """See `RecordSink`."""
         if self._file is not None:
             self._file.close()
 
@@ -226,7 +222,6 @@ class TensorBoard:
             ) from error
 
     def write(self, record: Record) -> None:
-        """See `RecordSink`."""
         values = {tag: value for tag, value in scalars(record).items() if value is not None}
         if not values:
             return
@@ -240,7 +235,6 @@ class TensorBoard:
         )
 
     def close(self) -> None:
-        """See `RecordSink`."""
         self._writer.close()
 
 
@@ -338,7 +332,6 @@ class Prometheus:
         self._starts = gauge("starts", "Starts of the job, restarts included")
 
     def write(self, record: Record) -> None:
-        """See `RecordSink`."""
         kind, job = record["kind"], self._job
         if kind == "start":
             self._starts.labels(job).inc()
@@ -359,7 +352,6 @@ class Prometheus:
                 gauge.labels(job, str(record["index"]), record["host"]).set(record[name])
 
     def close(self) -> None:
-        """See `RecordSink`."""
         self._server.shutdown()
         self._server.server_close()
 

@@ -76,17 +76,16 @@ class WrittenHere:
     """
 
     def fetch(self, state: str, arrived: Callable[[Path], None]) -> None:
-        """See `SnapshotSource`."""
         arrived(Path(state))
 
     def wait(self) -> None:
-        """See `SnapshotSource`."""
+        pass
 
     def finish(self, outcome: Outcome, requests: SignalRequests) -> None:
-        """See `SnapshotSource`."""
+        pass
 
     def close(self) -> None:
-        """See `SnapshotSource`."""
+        pass
 
 
 class SnapshotCopies:
@@ -114,16 +113,13 @@ class SnapshotCopies:
         self._thread.start()
 
     def fetch(self, state: str, arrived: Callable[[Path], None]) -> None:
-        """See `SnapshotSource`."""
         self._missing.append(state)
         self._wanted.put((state, self._agent(), arrived))  # worker 0 may move to another host
 
     def wait(self) -> None:
-        """See `SnapshotSource`."""
         self._done_within(WAIT_S)
 
     def finish(self, outcome: Outcome, requests: SignalRequests) -> None:
-        """See `SnapshotSource`."""
         # Whoever stops a job wants the launcher to end. The job's own end may have used up the
         # deadline of SIGTERM, whose sender kills a few seconds later; a user who pressed Ctrl-C
         # sits and waits. A small snapshot still comes in that time. A large one stays whole on its
@@ -265,7 +261,6 @@ class SnapshotList(JobListener):
         self._written: dict[int, Path] = {}
 
     def on_event(self, name: ProcessName, event: Mapping[str, object]) -> None:
-        """See `JobListener`."""
         if event.get("event") != "snapshot" or name.role is not Role.WORKER or name.index != 0:
             return
         state, iteration = event.get("state"), event.get("iteration")
@@ -307,7 +302,6 @@ class SnapshotList(JobListener):
         self._source.finish(outcome, requests)
 
     def close(self) -> None:
-        """See `JobListener`."""
         self._source.close()
 
 

@@ -77,11 +77,9 @@ class Terminal(JobListener):
         self._line.write(text)
 
     def on_started(self) -> None:
-        """See `JobListener`."""
         self._started()
 
     def on_event(self, name: ProcessName, event: Mapping[str, object]) -> None:
-        """See `JobListener`."""
         if not _is_first(name):
             return
         if event.get("event") == "tested":
@@ -103,7 +101,7 @@ class Terminal(JobListener):
             self._line.write(f"progress: {progress.summary()}")
 
     def on_output(self, name: ProcessName, stream: OutputStream, text: str) -> None:
-        """See `JobListener`. Pass on what worker 0 writes, as it comes."""
+        """Pass on what worker 0 writes, as it comes."""
         if not _is_first(name):
             return
         if stream is OutputStream.STDOUT:
@@ -116,7 +114,7 @@ class Terminal(JobListener):
                     self._line.pass_on(piece)
 
     def on_log(self, name: ProcessName, stream: OutputStream, line: OutputLine) -> None:
-        """See `JobListener`. The same warning is shown once, whichever process it comes from."""
+        """Show a warning once, whichever processes it comes from."""
         passed_on = self._live or stream is OutputStream.STDOUT
         if _is_first(name) and passed_on:
             return

@@ -179,7 +179,6 @@ class TrainingJob(Job):
 
     @property
     def origin(self) -> StartingPoint:
-        """See `Job`."""
         if self._resumed is None or self._snapshot is None:
             return StartingPoint()
         return StartingPoint(
@@ -187,7 +186,6 @@ class TrainingJob(Job):
         )
 
     def notes(self) -> list[str]:
-        """See `Job`."""
         notes = [f"the command line sets {self._changes}"] if self._changes else []
         if self.site.opens_files_here and self._solver.param.snapshot_prefix:
             folder = self._solver.snapshot_prefix().parent
@@ -201,7 +199,6 @@ class TrainingJob(Job):
     def final_report(
         self, result: JobResult, newest: StartingPoint, scores: Sequence[str]
     ) -> list[tuple[str, str]]:
-        """See `Job`."""
         entries = [("reached", score) for score in scores]
         if newest.state:
             model = model_of(Path(newest.state))
@@ -223,7 +220,6 @@ class TrainingJob(Job):
         return [*entries, *self._network_report()]
 
     def needs(self, host: Host) -> HostNeeds:
-        """See `Job`."""
         needs = super().needs(host)
         workers = [worker for worker in self.plan.workers if worker.host.id == host.id]
         if not workers:
@@ -238,11 +234,9 @@ class TrainingJob(Job):
         return replace(needs, folders=folders, prefixes=written_prefixes(self._solver))
 
     def shares_data(self) -> bool:
-        """See `Job`."""
         return not any(file.instead for file in needed_files(self._solver, client=0, clients=2))
 
     def files(self, point: StartingPoint) -> Sequence[FileSet]:
-        """See `Job`."""
         if point.memory:
             return ()
         weights = [(path,) for path in self._weights]
@@ -250,13 +244,11 @@ class TrainingJob(Job):
 
     @property
     def bound_because(self) -> str:
-        """See `Job`."""
         if self.request.exchange.streams:
             return FRAGMENTS_TRAVEL
         return "" if self.shares_data() else "a data layer has shared_file_system: false"
 
     def document(self, role: WorkerPlan, start: Start) -> JobDocument:
-        """See `Job`."""
         request, host, site = self.request, role.host, self.site
         return JobDocument(
             **self.worker_document(role, start).to_fields(),

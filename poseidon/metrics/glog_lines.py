@@ -165,7 +165,7 @@ def loss_suffix(output: Output) -> str:
 
 
 class GlogSink:
-    """A sink that logs records. `begin_test` logs the line at the start of a test.
+    """A `Sink` that logs records. `begin_test` logs the line at the start of a test.
 
     Args:
         logger: a logger configured by `poseidon.log.setup`.
@@ -184,12 +184,10 @@ class GlogSink:
         self.write(testing(iteration, net))
 
     def on_train(self, record: TrainRecord) -> None:
-        """See `Sink`."""
         self.write(*train(record))
 
     def on_test(self, record: TestRecord) -> None:
-        """See `Sink`."""
         self.write(*tested(record))
 
     def close(self) -> None:
-        """See `Sink`. There is nothing to close."""
+        pass

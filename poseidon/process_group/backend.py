@@ -64,34 +64,27 @@ class PoseidonWork(dist.Work):  # type: ignore[misc]
             self._future.set_result(self._result)
 
     def wait(self, timeout: Any = None) -> bool:
-        """See torch."""
         self._done.wait()
         if self._error is not None:
             raise self._error
         return True
 
     def synchronize(self) -> None:
-        """See torch."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """See torch."""
         return self._done.is_set()
 
     def is_success(self) -> bool:
-        """See torch."""
         return self._done.is_set() and self._error is None
 
     def exception(self) -> BaseException | None:
-        """See torch."""
         return self._error
 
     def result(self) -> Any:
-        """See torch."""
         return self._result
 
     def get_future(self) -> Any:
-        """See torch."""
         return self._future
 
 

@@ -31,7 +31,7 @@ SOURCE = "the memory snapshot"
 
 
 class JobMember:
-    """The solver of one worker among the solvers of its job.
+    """The solver of one worker among the solvers of its job; the worker's `Loop`.
 
     Args:
         solver: the solver.
@@ -81,11 +81,9 @@ class JobMember:
         solver._between = self._between
 
     def is_asked_to_stop(self) -> bool:
-        """See `Loop`."""
         return self._exchange.control.is_asked_to_stop(self._collections.iterations)
 
     def is_asked_for_snapshot(self) -> bool:
-        """See `Loop`."""
         return self._exchange.control.is_asked_for_snapshot(self._collections.iterations)
 
     def bcast(self) -> None:

@@ -171,7 +171,6 @@ class Int8(Codec):
     kind = native.Kind.INT8
 
     def size(self, elements: int) -> int:
-        """See `Codec`."""
         return _aligned(4 * _blocks(elements) + elements)
 
     def _encode(self, exact: Array, out: Encoded, key: Key) -> None:
@@ -198,7 +197,6 @@ class Int4(Codec):
     kind = native.Kind.INT4
 
     def size(self, elements: int) -> int:
-        """See `Codec`."""
         return _aligned(4 * _blocks(elements, FOUR_BIT_BLOCK) + -(-elements // 2))
 
     def _encode(self, exact: Array, out: Encoded, key: Key) -> None:
@@ -233,7 +231,6 @@ class Sign(Codec):
     kind = native.Kind.SIGN
 
     def size(self, elements: int) -> int:
-        """See `Codec`."""
         return _aligned(4 * _blocks(elements) + -(-elements // 8))
 
     def _encode(self, exact: Array, out: Encoded, key: Key) -> None:
@@ -282,7 +279,6 @@ class TopK(Codec):
         )
 
     def size(self, elements: int) -> int:
-        """See `Codec`."""
         count = sum(rows * sent for rows, _, sent in self._parts(elements))
         return _aligned(2 * count) + 4 * count
 
@@ -300,7 +296,6 @@ class TopK(Codec):
             ).reshape(-1)
 
     def check(self, encoded: Encoded, elements: int) -> None:
-        """See `Codec`."""
         positions, _ = self._split(encoded, elements)
         start = 0
         for rows, length, sent in self._parts(elements):
@@ -344,7 +339,6 @@ class RandomK(Codec):
         )
 
     def size(self, elements: int) -> int:
-        """See `Codec`."""
         return 4 * sum(rows * sent for rows, _, sent in _segments(elements, self._fraction))
 
     def _encode(self, exact: Array, out: Encoded, key: Key) -> None:

@@ -161,26 +161,22 @@ class MemoryServerTransport:
         """Do nothing: all clients are made here."""
 
     def receive(self, timeout_s: float) -> list[tuple[bytes, Frames]]:
-        """See `ServerTransport`."""
         return [
             (name.encode(), frames) for name, frames in self._network.receive(self._name, timeout_s)
         ]
 
     def blocks(self, peer: bytes) -> bool:
-        """See `ServerTransport`."""
         return False
 
     def send(self, peer: bytes, frames: Frames) -> bool:
-        """See `ServerTransport`."""
         self._network.send(self._name, peer.decode(), frames)
         return True
 
     def wake(self) -> None:
-        """See `ServerTransport`."""
         self._network.wake(self._name)
 
     def close(self, *, drops: bool = False) -> None:
-        """See `ServerTransport`."""
+        pass
 
 
 class MemoryClientTransport:
@@ -191,27 +187,23 @@ class MemoryClientTransport:
         self._name = name
 
     def receive(self, timeout_s: float) -> list[tuple[int, Frames]]:
-        """See `ClientTransport`."""
         return [
             (int(source.removeprefix("shard ")), frames)
             for source, frames in self._network.receive(self._name, timeout_s)
         ]
 
     def blocks(self, shard: int) -> bool:
-        """See `ClientTransport`."""
         return False
 
     def send(self, shard: int, frames: Frames) -> bool:
-        """See `ClientTransport`."""
         self._network.send(self._name, f"shard {shard}", frames)
         return True
 
     def done_with(self, shard: int) -> None:
-        """See `ClientTransport`."""
+        pass
 
     def wake(self) -> None:
-        """See `ClientTransport`."""
         self._network.wake(self._name)
 
     def close(self, *, drops: bool = False) -> None:
-        """See `ClientTransport`."""
+        pass

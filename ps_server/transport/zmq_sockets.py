@@ -117,7 +117,7 @@ def _configured(
 
 
 class ZmqServerTransport:
-    """A ROUTER bound to `address` (`tcp://host:port`; port 0 takes a free one).
+    """A `ServerTransport`: a ROUTER bound to `address` (`tcp://host:port`; port 0: a free one).
 
     Args:
         address: where to listen.
@@ -159,18 +159,15 @@ class ZmqServerTransport:
 
     @property
     def refused(self) -> int:
-        """See `ServerTransport`."""
         unproved = self._sealed.unproved if self._sealed else 0
         return self._authenticator.refused + unproved + self._dropped
 
     @property
     def connections(self) -> int:
-        """See `ServerTransport`."""
         self._authenticator.process()
         return self._authenticator.connections
 
     def admit_no_more(self) -> None:
-        """See `ServerTransport`."""
         if not self._watched:
             return
         self._listening.shut()
@@ -180,7 +177,6 @@ class ZmqServerTransport:
         self._check_at_s = time.monotonic()
 
     def receive(self, timeout_s: float) -> list[tuple[bytes, Frames]]:
-        """See `ServerTransport`."""
         deadline_s = time.monotonic() + timeout_s
         while True:
             woken = self._wait(max(0.0, deadline_s - time.monotonic()))
@@ -253,11 +249,9 @@ class ZmqServerTransport:
         return ready
 
     def blocks(self, peer: bytes) -> bool:
-        """See `ServerTransport`."""
         return self._blocked.is_early(peer, time.monotonic())
 
     def send(self, peer: bytes, frames: Frames) -> bool:
-        """See `ServerTransport`."""
         sealer = self._sealed and self._sealed.sealer(peer)
         try:
             if sealer:
@@ -277,11 +271,9 @@ class ZmqServerTransport:
         return True
 
     def wake(self) -> None:
-        """See `ServerTransport`."""
         self._waker.wake()
 
     def close(self, *, drops: bool = False) -> None:
-        """See `ServerTransport`."""
         self._listening.close()
         self._authenticator.close()
         self._socket.close(linger=0 if drops else LINGER_MS)
@@ -290,7 +282,7 @@ class ZmqServerTransport:
 
 
 class ZmqClientTransport:
-    """A DEALER for each shard address, in shard order.
+    """A `ClientTransport`: a DEALER for each shard address, in shard order.
 
     Args:
         addresses: where to connect to.
@@ -338,7 +330,6 @@ class ZmqClientTransport:
         self._trackers: list[deque[zmq.MessageTracker]] = [deque() for _ in addresses]
 
     def receive(self, timeout_s: float) -> list[tuple[int, Frames]]:
-        """See `ClientTransport`."""
         batch: list[tuple[int, Frames]] = []
         for socket, events in self._ready(timeout_s):
             shard = self._index.get(socket)
@@ -411,7 +402,6 @@ class ZmqClientTransport:
         return frozenset(self._losses.lost)
 
     def done_with(self, shard: int) -> None:
-        """See `ClientTransport`."""
         self._losses.forget(shard)
 
     def describe_loss(self, shard: int) -> str:
@@ -419,7 +409,6 @@ class ZmqClientTransport:
         return f"the connection to {self._addresses[shard]}: the process there has ended, or the network has failed"
 
     def blocks(self, shard: int) -> bool:
-        """See `ClientTransport`."""
         if shard in self._blocked or not self._agree(shard):
             return True
         events = int(self._sockets[shard].getsockopt(_EVENTS))
@@ -428,7 +417,6 @@ class ZmqClientTransport:
         return shard in self._blocked
 
     def send(self, shard: int, frames: Frames) -> bool:
-        """See `ClientTransport`."""
         if not self._agree(shard):
             return False
         sealer = self._sealed[shard].sealer if self._sealed else None
@@ -471,11 +459,9 @@ class ZmqClientTransport:
         self._poller.modify(self._sockets[shard], _READABLE)
 
     def wake(self) -> None:
-        """See `ClientTransport`."""
         self._waker.wake()
 
     def close(self, *, drops: bool = False) -> None:
-        """See `ClientTransport`."""
         gone = self.lost  # ZeroMQ would wait for a process that has ended to come back
         self._losses.close()
         for shard, socket in enumerate(self._sockets):

@@ -158,7 +158,6 @@ class Scalar(Field):
         self.set(dtype, blob, metadata, unsafe=True)
 
     def named_scalars(self) -> list[tuple[str, Scalar]]:
-        """See `Field`."""
         return [("", self)]
 
     def __call__(self) -> Any:
@@ -174,7 +173,6 @@ class Scalar(Field):
         return self._blob
 
     def has_blobs(self) -> bool:
-        """See `Field`."""
         return self._blob is not None
 
     def field_type(self) -> np.dtype[Any]:
@@ -267,7 +265,6 @@ class Scalar(Field):
         self._check_metadata()
 
     def clone(self, keep_blobs: bool = True) -> Scalar:
-        """See `Field`."""
         return Scalar(self._given, self._blob if keep_blobs else None, self._metadata)
 
     @property

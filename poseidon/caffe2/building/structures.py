@@ -43,7 +43,6 @@ class Struct(Field):
         self._adopt()
 
     def children(self) -> list[tuple[str, Field]]:
-        """See `Field`."""
         return list(self.fields.items())
 
     get_children = children
@@ -127,7 +126,6 @@ class Struct(Field):
         return Struct(*[(name, made[name]) for name in self.fields if name in made])
 
     def clone(self, keep_blobs: bool = True) -> Struct:
-        """See `Field`."""
         return type(self)(*[(name, normalized(part, keep_blobs)) for name, part in self.children()])
 
 
@@ -153,7 +151,6 @@ class List(Field):
         self._adopt()
 
     def children(self) -> list[tuple[str, Field]]:
-        """See `Field`."""
         return [("lengths", self.lengths), ("values", self._items)]
 
     def __getattr__(self, item: str) -> Any:
@@ -177,7 +174,6 @@ class List(Field):
         return found[rest] if rest else found
 
     def clone(self, keep_blobs: bool = True) -> List:
-        """See `Field`."""
         return type(self)(*[normalized(part, keep_blobs) for part in (self._items, self.lengths)])
 
 
@@ -193,11 +189,9 @@ class ListWithEvicted(List):
         super().__init__(values, lengths_blob)
 
     def children(self) -> list[tuple[str, Field]]:
-        """See `Field`."""
         return [*super().children(), ("_evicted_values", self._evicted_values)]
 
     def clone(self, keep_blobs: bool = True) -> ListWithEvicted:
-        """See `Field`."""
         parts = (self._items, self.lengths, self._evicted_values)
         return type(self)(*[normalized(part, keep_blobs) for part in parts])
 

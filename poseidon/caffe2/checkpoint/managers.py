@@ -183,7 +183,6 @@ class CheckpointManager(_Manager):
         return task
 
     def collect_checkpoint_stats(self, stats: dict[str, Any]) -> None:
-        """See `_Manager`."""
         if self._current_db_name and self._current_checkpoint_duration:
             stats[self._current_db_name] = self._current_checkpoint_duration.fetch().item()
         else:
@@ -349,7 +348,6 @@ class MultiNodeCheckpointManager(_Manager):
         return None
 
     def collect_checkpoint_stats(self, stats: dict[str, Any]) -> None:
-        """See `_Manager`."""
         for _, manager in self._managers():
             manager.collect_checkpoint_stats(stats)
 

@@ -139,18 +139,15 @@ class AttentionCell(RNNCell):
         )
 
     def get_state_names(self) -> Sequence[str]:
-        """See `RNNCell`."""
         names = list(self.decoder_cell.get_state_names())
         names[self.get_output_state_index()] = self.scope("hidden_t_external")
         names.append(self.scope("attention_weighted_encoder_context_t"))
         return names + [self.scope("coverage_t")] * (self._own - 1)
 
     def get_output_dim(self) -> int:
-        """See `RNNCell`."""
         return self.decoder_state_dim + self.encoder_output_dim
 
     def get_output_state_index(self) -> int:
-        """See `RNNCell`."""
         return self.decoder_cell.get_output_state_index()
 
     def _joined(self, model: Any, hidden: Any, context: Any) -> Any:

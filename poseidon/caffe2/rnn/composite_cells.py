@@ -36,19 +36,15 @@ class DropoutCell(RNNCell):
         self.mask = 0
 
     def prepare_input(self, model: Any, input_blob: Any) -> Any:
-        """See `RNNCell`."""
         return self.internal_cell.prepare_input(model, input_blob)
 
     def get_output_state_index(self) -> int:
-        """See `RNNCell`."""
         return self.internal_cell.get_output_state_index()
 
     def get_state_names(self) -> Sequence[str]:
-        """See `RNNCell`."""
         return self.internal_cell.get_state_names()
 
     def get_output_dim(self) -> int:
-        """See `RNNCell`."""
         return self.internal_cell.get_output_dim()
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
@@ -183,16 +179,13 @@ class MultiRNNCell(RNNCell):
         return after
 
     def get_state_names(self) -> Sequence[str]:
-        """See `RNNCell`."""
         return self.state_names
 
     def get_output_state_index(self) -> int:
-        """See `RNNCell`."""
         below = sum(len(cell.get_state_names()) for cell in self.cells[:-1])
         return below + self.cells[-1].get_output_state_index()
 
     def get_output_dim(self) -> int:
-        """See `RNNCell`."""
         return self.cells[-1].get_output_dim()
 
     def get_input_params(self) -> list[Any]:

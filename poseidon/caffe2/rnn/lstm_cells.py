@@ -44,7 +44,6 @@ class _Gated(RNNCell):
         self.gates_size = 4 * hidden_size
 
     def get_output_dim(self) -> int:
-        """See `RNNCell`."""
         return self.hidden_size
 
     def prepare_input(self, model: Any, input_blob: Any) -> Any:
@@ -79,7 +78,6 @@ class BasicRNNCell(_Gated):
         self.gates_size = self.hidden_size
 
     def get_state_names_override(self) -> Sequence[str]:
-        """See `RNNCell`."""
         return ["hidden_t"]
 
     def apply_override(
@@ -91,7 +89,6 @@ class BasicRNNCell(_Gated):
         timestep: Any,
         extra_inputs: Extra = None,
     ) -> Any:
-        """See `RNNCell`."""
         (before,) = states
         gates = self._fc(model, before, "gates_t", self.hidden_size, self.hidden_size)
         brew.sum(model, [gates, input_t], gates)
@@ -133,7 +130,6 @@ class LSTMCell(_Gated):
         self.initializer = self.initializer or LSTMInitializer(hidden_size)
 
     def get_state_names_override(self) -> Sequence[str]:
-        """See `RNNCell`."""
         return ["hidden_t", "cell_t"]
 
     def apply_override(
@@ -145,7 +141,6 @@ class LSTMCell(_Gated):
         timestep: Any,
         extra_inputs: Extra = None,
     ) -> Any:
-        """See `RNNCell`."""
         hidden, cell = states
         gates = self._gates(model, input_t, hidden, extra_inputs)
         if self.norm:
@@ -204,7 +199,6 @@ class MILSTMCell(LSTMCell):
         return brew.sum(model, [product, rest], "gates_t")
 
     def get_recurrent_params(self) -> dict[str, str]:
-        """See `_Gated`."""
         return {"weights": f"{self.scope('prev_t')}_w", "biases": f"{self.scope('prev_t')}_b"}
 
 

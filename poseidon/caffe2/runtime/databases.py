@@ -165,17 +165,15 @@ def records(path: str, db_type: str) -> Iterator[tuple[bytes, bytes]]:
 
 
 class MinidbWriter:
-    """A writer of a minidb in a new file."""
+    """A `DatabaseWriter` of a minidb in a new file."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("xb")
 
     def put(self, key: bytes, value: bytes) -> None:
-        """See `DatabaseWriter`."""
         self._file.write(_LENGTHS.pack(len(key), len(value)) + key + value)
 
     def close(self) -> None:
-        """See `DatabaseWriter`."""
         self._file.close()
 
 

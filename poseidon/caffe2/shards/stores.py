@@ -148,7 +148,6 @@ class FolderStore(Store):
             ) from error
 
     def set(self, key: str, value: bytes) -> None:
-        """See `Store`."""
         path = self._path(key)
         with self._translated():
             written = self._write(value)
@@ -160,7 +159,6 @@ class FolderStore(Store):
                 written.unlink(missing_ok=True)
 
     def find(self, key: str) -> bytes | None:
-        """See `Store`."""
         with self._translated():
             try:
                 return self._path(key).read_bytes()
@@ -168,7 +166,6 @@ class FolderStore(Store):
                 return None
 
     def add(self, key: str, value: int) -> int:
-        """See `Store`."""
         path = self._path(key, ".counter")
         with self._translated(), self._lock(path):
             try:
@@ -271,19 +268,16 @@ class RedisStore(Store):
             self._redis.ping()
 
     def set(self, key: str, value: bytes) -> None:
-        """See `Store`."""
         with self._translated():
             if not self._redis.setnx(self._prefix + key, value):
                 raise KeyTaken(key, self.find(key))
 
     def find(self, key: str) -> bytes | None:
-        """See `Store`."""
         with self._translated():
             value: Any = self._redis.get(self._prefix + key)
         return None if value is None else bytes(value)
 
     def add(self, key: str, value: int) -> int:
-        """See `Store`."""
         with self._translated():
             count: Any = self._redis.incrby(f"{self._prefix}{key}.counter", value)
         return int(count)

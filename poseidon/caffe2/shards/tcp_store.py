@@ -134,18 +134,15 @@ class TcpStore(Store):
             time.sleep(LAST_POLL_S)
 
     def set(self, key: str, value: bytes) -> None:
-        """See `Store`."""
         known = self._request("set", key, base64.b64encode(value).decode())
         if known is not None:
             raise KeyTaken(key, base64.b64decode(known))
 
     def find(self, key: str) -> bytes | None:
-        """See `Store`."""
         known = self._request("find", key)
         return None if known is None else base64.b64decode(known)
 
     def add(self, key: str, value: int) -> int:
-        """See `Store`."""
         return int(self._request("add", key, value))
 
     def _request(self, kind: str, key: str, value: Any = None) -> Any:

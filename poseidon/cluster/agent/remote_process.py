@@ -100,23 +100,18 @@ class RemoteProcess:
             raise error(f"{self._label}: {self._refusal}")
 
     def send_line(self, line: bytes) -> None:
-        """See `RunningProcess`."""
         self._send(SendLine(id=self.id, line=line.decode()))
 
     def poll(self) -> int | None:
-        """See `RunningProcess`."""
         return self._status
 
     def terminate(self) -> None:
-        """See `RunningProcess`."""
         self._send(SendSignal(id=self.id, signal=ProcessSignal.TERMINATE))
 
     def kill(self) -> None:
-        """See `RunningProcess`."""
         self._send(SendSignal(id=self.id, signal=ProcessSignal.KILL))
 
     def close(self) -> None:
-        """See `RunningProcess`."""
         if self._status is None and self._started is not None:
             self.kill()
             self._ended.wait(CLOSE_S)

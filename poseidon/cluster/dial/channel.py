@@ -44,7 +44,7 @@ class Channel(Protocol):
 
 
 class QueueChannel:
-    """A channel over two queues.
+    """A `Channel` over two queues.
 
     Args:
         inlet: what is received; None ends it.
@@ -91,7 +91,6 @@ class QueueChannel:
         return self._closed.is_set()
 
     def send(self, message: bytes) -> None:
-        """See `Channel`."""
         while not self._closed.is_set():
             with suppress(queue.Full):
                 self._outlet.put(message, timeout=_POLL_S)
@@ -132,7 +131,7 @@ class QueueChannel:
 
 
 class StreamChannel:
-    """A channel over a stream of bytes: each message follows its length, four bytes, big-endian.
+    """A `Channel` over a stream of bytes: each message follows its length, four bytes, big-endian.
 
     Args:
         read: returns the next bytes, at most as many as asked for, none at the end.
@@ -172,11 +171,9 @@ class StreamChannel:
         return cls(lambda size: os.read(inlet, size), write, close)
 
     def send(self, message: bytes) -> None:
-        """See `Channel`."""
         self._write(_LENGTH.pack(len(message)) + message)
 
     def receive(self) -> bytes | None:
-        """See `Channel`."""
         head = self._exactly(_LENGTH.size)
         if head is None:
             return None
@@ -188,7 +185,6 @@ class StreamChannel:
         return self._exactly(size)
 
     def close(self) -> None:
-        """See `Channel`."""
         with suppress(OSError):
             self._close()
 

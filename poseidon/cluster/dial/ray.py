@@ -176,7 +176,6 @@ class RayDialer(Dialer):
             )
 
     def dial(self, hosts: Sequence[Host], job: str) -> Mapping[int, RemoteAgent | JobError]:
-        """See `Dialer`."""
         assert self._cluster is not None, "place comes first"
         cluster = self._cluster
         labels = {host.id: f"client {host.id}" for host in hosts}
@@ -207,7 +206,6 @@ class RayDialer(Dialer):
         return found
 
     def located(self, hosts: Sequence[Host]) -> tuple[Host, ...]:
-        """See `Dialer`."""
         return tuple(
             replace(host, address=self._nodes[host.id], peer_address=None)
             if self._nodes.get(host.id, host.address) != host.address
@@ -220,7 +218,6 @@ class RayDialer(Dialer):
         return max(1, min(found, int(self._bundles[host.id].get("CPU", 1))))
 
     def close(self) -> None:
-        """See `Dialer`."""
         if self._cluster is not None:
             self._cluster.close()
             self._cluster = None

@@ -290,11 +290,9 @@ class SshDialer(Dialer):
         self._launcher = launcher
 
     def dial(self, hosts: Sequence[Host], job: str) -> Mapping[int, RemoteAgent | JobError]:
-        """See `Dialer`."""
         return dial_each(hosts, self._settings, self._launcher, job=job)
 
     def names(self, hosts: Sequence[Host]) -> Mapping[int, tuple[str, ...]]:
-        """See `Dialer`."""
         config = SshConfig(self._settings)
         dialled = {host.id: config.endpoint(host).host for host in hosts}
         known = addresses_of({*dialled.values(), *(host.address for host in hosts)}, NAMES_S)

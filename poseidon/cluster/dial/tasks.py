@@ -302,7 +302,6 @@ class TaskDialer(Dialer):
         return self._gathered[0][0].tasks
 
     def dial(self, hosts: Sequence[Host], job: str) -> Mapping[int, RemoteAgent | JobError]:
-        """See `Dialer`."""
         found: dict[int, RemoteAgent | JobError] = {}
         for host in hosts:
             agent = self._gathered[host.id][1]
@@ -311,7 +310,6 @@ class TaskDialer(Dialer):
         return found
 
     def resume_command(self, command: str, changes: Mapping[str, str]) -> str:
-        """See `Dialer`."""
         return self._command(changes)
 
 
@@ -372,7 +370,7 @@ def _signals_to(agent: Agent) -> Iterator[list[int]]:
 
 
 class _RankZeroChannel:
-    """A task's channel to rank 0; its own thread uses the socket."""
+    """A task's `Channel` to rank 0; its own thread uses the socket."""
 
     def __init__(self, address: str, keys: Keyring, join: Report) -> None:
         self._transport = ZmqClientTransport([address], keys)
@@ -382,11 +380,9 @@ class _RankZeroChannel:
         self._thread.start()
 
     def send(self, message: bytes) -> None:
-        """See `Channel`."""
         self._channel.send(message)
 
     def receive(self) -> bytes | None:
-        """See `Channel`."""
         return self._channel.receive()
 
     def close(self) -> None:

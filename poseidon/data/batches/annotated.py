@@ -79,7 +79,7 @@ class _Item(NamedTuple):
 
 
 class AnnotatedMaker:
-    """A maker of batches from a cursor, which it owns and closes. Not thread-safe.
+    """A `Maker` of batches from a cursor, which it owns and closes. Not thread-safe.
 
     Raises:
         DataError: the first record is damaged or cannot be transformed.
@@ -113,7 +113,6 @@ class AnnotatedMaker:
         return data, torch.tensor([float(item.label) for item in items])
 
     def fresh_records(self, number: int) -> int:
-        """See `Maker`."""
         return self._plan.share.fresh_records(number, self._plan.batch_size, len(self._cursor))
 
     def close(self) -> None:

@@ -160,7 +160,7 @@ def read_labels(path: Path, size: tuple[int, int] | None) -> Bytes:
 
 
 class DenseImageMaker:
-    """A maker of batches of a list's images and label images.
+    """A `Maker` of batches of a list's images and label images.
 
     Raises:
         DataError: the first image or its label image cannot be read or transformed, or rand_skip
@@ -230,7 +230,6 @@ class DenseImageMaker:
         return torch.from_numpy(data), torch.from_numpy(labels), torch.from_numpy(extents)
 
     def fresh_records(self, number: int) -> int:
-        """See `Maker`."""
         return self._plan.share.fresh_records(number, self._plan.batch_size, len(self._pairs))
 
     def close(self) -> None:

@@ -65,7 +65,7 @@ def read_file_list(source: Path) -> list[str]:
 
 
 class RowMaker:
-    """A maker of batches of rows.
+    """A `Maker` of batches of rows.
 
     Args:
         files: HDF5 files, one or more.
@@ -108,7 +108,6 @@ class RowMaker:
         return tuple(torch.from_numpy(array) for array in batch)
 
     def fresh_records(self, number: int) -> int:
-        """See `Maker`."""
         return self._plan.share.fresh_records(number, self._plan.batch_size, len(self._order))
 
     def close(self) -> None:

@@ -163,7 +163,7 @@ def resized(pixels: npt.NDArray[Any], size: tuple[int, int] | None) -> npt.NDArr
 
 
 class ImageMaker:
-    """A maker of batches of a list's images.
+    """A `Maker` of batches of a list's images.
 
     Raises:
         DataError: the first image cannot be read or transformed, or rand_skip exceeds the list.
@@ -213,7 +213,6 @@ class ImageMaker:
         return torch.from_numpy(data), torch.from_numpy(labels)
 
     def fresh_records(self, number: int) -> int:
-        """See `Maker`."""
         return self._plan.share.fresh_records(number, self._plan.batch_size, len(self._lines))
 
     def close(self) -> None:

@@ -55,7 +55,7 @@ class ObjectPlan:
 
 
 class ObjectMaker:
-    """A maker of batches of one image: data (1, 3, H, W), im_info (1, 3) and boxes (G, 5).
+    """A `Maker` of batches of one image: data (1, 3, H, W), im_info (1, 3) and boxes (G, 5).
 
     Images without objects are left out.
 
@@ -109,7 +109,6 @@ class ObjectMaker:
         return torch.from_numpy(data[np.newaxis]), torch.from_numpy(info), torch.from_numpy(boxes)
 
     def fresh_records(self, number: int) -> int:
-        """See `Maker`."""
         return self._plan.share.fresh_records(number, 1, len(self._images))
 
     def close(self) -> None:

@@ -68,7 +68,7 @@ class BatchPlan:
 
 
 class BatchMaker:
-    """A maker of batches from a cursor, which it owns and closes.
+    """A `Maker` of batches from a cursor, which it owns and closes.
 
     Not thread-safe: only one thread at a time may call `make`.
 
@@ -111,7 +111,6 @@ class BatchMaker:
         ) if self._plan.label else torch.empty(0)
 
     def fresh_records(self, number: int) -> int:
-        """See `Maker`."""
         return self._plan.share.fresh_records(number, self._plan.batch_size, len(self._cursor))
 
     def close(self) -> None:

@@ -73,7 +73,7 @@ class Sampling:
 
 
 class WindowMaker:
-    """A maker of batches of windows.
+    """A `Maker` of batches of windows.
 
     Raises:
         DataError: the file has no windows of a kind that is needed.
@@ -118,7 +118,7 @@ class WindowMaker:
         return torch.from_numpy(data), torch.from_numpy(labels)
 
     def fresh_records(self, number: int) -> int:
-        """See `Maker`. An epoch is as many items as the file has windows."""
+        """Take as many items as the file has windows as an epoch."""
         windows = len(self._file.foreground) + len(self._file.background)
         return self._sampling.share.fresh_records(number, self._sampling.batch_size, windows)
 

@@ -159,7 +159,6 @@ class OptimizerGroup(Group):
         self._exchange.open(None, state["iterations"])
 
     def close(self) -> None:
-        """See `Group`."""
         for handle in self._optimizer_hooks:
             handle.remove()
         self._optimizer_hooks = []

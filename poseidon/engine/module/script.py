@@ -164,7 +164,6 @@ class ScriptWork(TrainingWork[ScriptDocument]):
 
     @property
     def kept_iteration(self) -> int | None:
-        """See `TrainingWork`."""
         newest = None if self._memory is None else self._memory.newest
         return None if newest is None else newest.iteration
 

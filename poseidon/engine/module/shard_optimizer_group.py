@@ -84,7 +84,6 @@ class ShardOptimizerGroup(RuleGroup):
         return self._turns.is_first
 
     def close(self) -> None:
-        """See `Group`."""
         for handle in self._handles:
             handle.remove()
         self._handles = []

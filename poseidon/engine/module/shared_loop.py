@@ -53,7 +53,6 @@ class SharedLoop(StepLoop):
         self._norms = SyncNorms(self._module, self._gather_of_norm, lambda: self._weights.counts)
 
     def close(self) -> None:
-        """See `StepLoop`."""
         if self._norms is not None:
             self._norms.close()
         super().close()

@@ -74,7 +74,7 @@ class ParameterGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateRule:
-    """The common arguments of all rules.
+    """The common arguments of all rules, which are `ShardRules`.
 
     Args:
         lr: the rate, or a function from the number of finished steps to it.
@@ -95,15 +95,12 @@ class UpdateRule:
 
     @property
     def label(self) -> str:
-        """See `ShardRules`."""
         return f"poseidon.{type(self).__name__}"
 
     def rates(self, step: int) -> tuple[float, ...]:
-        """See `ShardRules`."""
         return (self.rate(step),)
 
     def rate_index(self, name: str, shape: Sequence[int]) -> int:
-        """See `ShardRules`."""
         return 0
 
     def rate(self, step: int) -> float:
@@ -119,7 +116,6 @@ class UpdateRule:
         return float(rate)
 
     def server_rule(self, name: str, shape: Sequence[int]) -> Rule:
-        """See `ShardRules`."""
         group = next(
             (g for g in self.groups if fnmatchcase(name, g.names)), ParameterGroup(names="*")
         )
@@ -131,7 +127,6 @@ class UpdateRule:
             raise UsageError(f"{type(self).__name__}: {error}") from error
 
     def check_groups(self, names: Sequence[str]) -> None:
-        """See `ShardRules`."""
         for group in self.groups:
             if not any(fnmatchcase(name, group.names) for name in names):
                 raise UsageError(
@@ -342,24 +337,20 @@ class Muon(UpdateRule):
     other_names: Sequence[str] = ()
 
     def rates(self, step: int) -> tuple[float, ...]:
-        """See `UpdateRule`."""
         others = () if self.others is None else self.others.rates(step)
         return self.rate(step), *others
 
     def rate_index(self, name: str, shape: Sequence[int]) -> int:
-        """See `UpdateRule`."""
         if self.others is None or not self._is_for_others(name, shape):
             return 0
         return 1 + self.others.rate_index(name, shape)
 
     def server_rule(self, name: str, shape: Sequence[int]) -> Rule:
-        """See `UpdateRule`."""
         if self.others is not None and self._is_for_others(name, shape):
             return self.others.server_rule(name, shape)
         return UpdateRule.server_rule(self, name, shape)
 
     def check_groups(self, names: Sequence[str]) -> None:
-        """See `UpdateRule`."""
         UpdateRule.check_groups(self, names)
         if self.others is not None:
             self.others.check_groups(names)

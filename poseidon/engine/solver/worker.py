@@ -144,12 +144,11 @@ class ScoreReporter:
         )
 
     def on_test(self, record: TestRecord) -> None:
-        """See `Sink`."""
         scores = [[output.name, number(output.value)] for output in record.outputs]
         self._launcher.send("tested", iteration=record.iteration, net=record.net, scores=scores)
 
     def close(self) -> None:
-        """See `Sink`."""
+        pass
 
 
 class SolverWork(TrainingWork[JobDocument]):

@@ -17,18 +17,16 @@ COUNTER = "std::unique_ptr<Counter<int64_t>>"
 
 
 class Counter:
-    """A number that threads count up and down."""
+    """A number that threads count up and down. It is `Serializable`."""
 
     def __init__(self, count: int) -> None:
         self.count = count
         self.lock = threading.Lock()
 
     def blob_type(self) -> str:
-        """See `Serializable`."""
         return COUNTER
 
     def fill_message(self, message: BlobProto) -> None:
-        """See `Serializable`."""
         message.tensor.name = message.name
         message.tensor.dims.append(1)
         message.tensor.data_type = TensorProto.INT64

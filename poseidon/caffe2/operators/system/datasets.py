@@ -26,7 +26,7 @@ CURSOR = "std::unique_ptr<TreeCursor>"
 
 
 class TreeCursor:
-    """A place in a data set: the next row of each domain.
+    """A place in a data set: the next row of each domain. It is `Serializable`.
 
     Attributes:
         fields: the names of the columns.
@@ -54,11 +54,9 @@ class TreeCursor:
         return max(prefixes, key=lambda domain: len(prefixes[domain]), default=0)
 
     def blob_type(self) -> str:
-        """See `Serializable`."""
         return CURSOR
 
     def fill_message(self, message: BlobProto) -> None:
-        """See `Serializable`."""
         (offsets,) = serialize(message.name, torch.tensor(self.offsets), -1)
         message.tensor.CopyFrom(offsets.tensor)
         message.content = "".join(f"{name} " for name in self.fields).encode()

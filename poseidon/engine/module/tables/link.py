@@ -44,7 +44,7 @@ class Callbacks(NamedTuple):
 
 
 class TableLink:
-    """One row table of a group, on this worker.
+    """One row table of a group, on this worker: the `Lookup` of its `Table`.
 
     Args:
         planned: the table.
@@ -152,7 +152,6 @@ class TableRows(TableLink):
         self._module.lookup = self
 
     def rows(self, rows_U: RowIds, device: torch.device) -> Tensor:
-        """See `Lookup`."""
         self._callbacks.on_forward()
         leaf = torch.from_numpy(self.pull(rows_U)).to(device)
         if torch.is_grad_enabled():
