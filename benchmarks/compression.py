@@ -252,9 +252,8 @@ def compare(flags: argparse.Namespace) -> None:
         training, way, seed, loss, moved = json.loads(line)
         found[training, way, seed] = loss, moved
     for training in flags.trainings:
-        load(
-            training, flags.data, flags.cache
-        )  # unpacks once, before workers do it at the same time
+        # unpacks once, before workers do it at the same time
+        load(training, flags.data, flags.cache)
     for seed in flags.seeds:
         for training in flags.trainings:
             for way in flags.ways:

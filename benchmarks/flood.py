@@ -86,9 +86,8 @@ def flood(pipe: Connection, address: str, shard_key: str) -> None:
     doing = "rest"
     held: list[Callable[[], None]] = []
     context = zmq.Context()
-    context.set(
-        zmq.MAX_SOCKETS, 65_535
-    )  # on a busy machine closed sockets wait for ZeroMQ's thread
+    # on a busy machine closed sockets wait for ZeroMQ's thread
+    context.set(zmq.MAX_SOCKETS, 65_535)
     pipe.send("ready")
     while doing != "end":
         if pipe.poll():

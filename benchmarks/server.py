@@ -34,9 +34,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parents[1])
-)  # a checkout works without being installed
+# a checkout works without being installed
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from poseidon.cli.checkout import use_environment
 

@@ -135,9 +135,8 @@ def out_of_memory(error: BaseException) -> str | None:
     memory ran out; None for another error.
     """
     text = str(error)
-    on_gpu = (
-        type(error).__name__ == "OutOfMemoryError"
-    )  # of torch, which this package does not import
+    # of torch, which this package does not import
+    on_gpu = type(error).__name__ == "OutOfMemoryError"
     if not (on_gpu or isinstance(error, MemoryError) or "DefaultCPUAllocator" in text):
         return None
     amount = re.search(r"allocate ([\d.]+ \w+)", text)

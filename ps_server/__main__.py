@@ -312,9 +312,8 @@ def main(arguments: list[str] | None = None) -> int:
             trace.open(options)
             rounds = Rounds(partial(_server, options, trace.tracer))
             reporter.report("listening", address=rounds.listen(), round=0)
-            if (
-                signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN
-            ):  # else another process handles it for this one
+            # else another process handles it for this one
+            if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:
                 signal.signal(signal.SIGTERM, lambda *_: rounds.stop())
             if options.supervised:
                 follow = threading.Thread(

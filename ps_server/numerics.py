@@ -58,9 +58,8 @@ def prepare_process(threads: int | None = None) -> None:
     Args:
         threads: of torch's operations; None leaves their number as it is.
     """
-    torch.set_flush_denormal(
-        True
-    )  # does nothing where the processor cannot: x86 with SSE3 and ARM64 can
+    # does nothing where the processor cannot: x86 with SSE3 and ARM64 can
+    torch.set_flush_denormal(True)
     if threads is not None:
         torch.set_num_threads(threads)
 

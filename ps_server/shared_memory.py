@@ -225,9 +225,8 @@ class WorkerSharedMemory(SharedMemory[int]):
         for shard, address in enumerate(self._addresses):
             sizes = [4 * chunk.size for chunk in chunks_on(shard) if 4 * chunk.size >= LEAST_BYTES]
             if sizes and is_local(address):
-                with contextlib.suppress(
-                    OSError, AttributeError
-                ):  # AttributeError: a system without memfd
+                # AttributeError: a system without memfd
+                with contextlib.suppress(OSError, AttributeError):
                     found[shard] = self._offer(
                         shard, 2 * len(sizes) + SPARE_SLOTS, whole_pages(max(sizes))
                     )

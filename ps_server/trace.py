@@ -189,9 +189,8 @@ class Trace:
         try:
             self._end()
         finally:
-            with contextlib.suppress(
-                OSError
-            ):  # what could not be written above cannot be written now
+            # what could not be written above cannot be written now
+            with contextlib.suppress(OSError):
                 self._file.close()
 
     def _end(self) -> None:

@@ -234,12 +234,10 @@ UNSAFE_CALLS = {
 SAFE_HERE = {
     # the caller's own function, for the caller's own workers
     "poseidon.cli.function": {"pickle", "cloudpickle"},
-    "poseidon.data.prepare.cifar10_source": {
-        "pickle"
-    },  # an unpickler that knows arrays and nothing else
-    "poseidon.engine.module.checkpoint_file": {
-        "pickle"
-    },  # the error of torch.load(weights_only=True)
+    # an unpickler that knows arrays and nothing else
+    "poseidon.data.prepare.cifar10_source": {"pickle"},
+    # the error of torch.load(weights_only=True)
+    "poseidon.engine.module.checkpoint_file": {"pickle"},
     "poseidon.engine.module.script": {"runpy"},  # the user's own script
 }
 

@@ -216,9 +216,8 @@ def test_run_local_takes_the_words_of_the_original(
     assert main(words) == 0
     flags = parse_arguments(started[0])
     assert (Path(flags.hostfile).name, flags.gpu, flags.svb) == (hostfile, gpu, None)
-    assert len(started[0]) == 4 + bool(device) + (
-        "--max_iter=3" in words
-    )  # train, solver, net_outputs, hostfile
+    # train, solver, net_outputs, hostfile
+    assert len(started[0]) == 4 + bool(device) + ("--max_iter=3" in words)
     assert flags.settings == (("max_iter=3",) if "--max_iter=3" in started[0] else ())
     assert Path(flags.net_outputs).name == "cifar-netoutputs"
 

@@ -246,9 +246,8 @@ def _comments() -> dict[tuple[str, str], str]:
     found = {}
     for place in file.source_code_info.location:
         text = " ".join((place.trailing_comments or place.leading_comments).split())
-        if (
-            text and len(place.path) == 4 and (place.path[0], place.path[2]) == (4, 2)
-        ):  # message, field
+        # message, field
+        if text and len(place.path) == 4 and (place.path[0], place.path[2]) == (4, 2):
             message = file.message_type[place.path[1]]
             found[f"{file.package}.{message.name}", message.field[place.path[3]].name] = text
     return found

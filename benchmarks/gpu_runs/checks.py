@@ -88,11 +88,8 @@ def run_checks(
             try:
                 check()
                 problem = ""
-            except (
-                PoseidonError,
-                RuntimeError,
-                AssertionError,
-            ) as error:  # of CUDA and of torch.compile
+            except (PoseidonError, RuntimeError, AssertionError) as error:
+                # RuntimeError: of CUDA and of torch.compile
                 problem = str(error).splitlines()[0] if str(error) else type(error).__name__
             found.append(Checked(name=name, problem=problem))
     return found

@@ -97,9 +97,8 @@ class ServerScheme:
         )
         arrived = partial(self._arrived, chunk.layer)
         answer = partial(self._transfer, home, chunk, to_shard=False, then=arrived)
-        codec_s = chunk.codec_s * (
-            scenario.workers + 1
-        )  # every gradient is decoded, the value encoded
+        # every gradient is decoded, the value encoded
+        codec_s = chunk.codec_s * (scenario.workers + 1)
         work_s = (per_byte * chunk.size + codec_s) * home.part
         self._cluster.process(home.host.shard, home.host, work_s, answer)
 

@@ -101,9 +101,8 @@ def plan_of(training: TrainingSettings, how: PoseidonSettings, workers: int) -> 
         homes=homes,
         options=how.options.without_local_steps,
     )
-    rows = (
-        0 if how.sync_every else training.batch
-    )  # what many iterations have changed has no factors
+    # what many iterations have changed has no factors
+    rows = 0 if how.sync_every else training.batch
     return plan_exchange(_tensors(training.layers, rows), member)
 
 

@@ -37,9 +37,8 @@ def needed_bytes(
 ) -> int:
     """About what a job takes, all its processes together."""
     model = elements(training.layers) * ELEMENT_BYTES
-    largest = (
-        max(layer.elements for layer in training.layers) * ELEMENT_BYTES
-    )  # the constant gradient
+    # the constant gradient
+    largest = max(layer.elements for layer in training.layers) * ELEMENT_BYTES
     worker = largest + PROCESS_BYTES + (COMPUTED_BYTES if training.computed else 0)
     if isinstance(how, DdpSettings):
         workers = 1 if how.alone else workers

@@ -187,11 +187,8 @@ def compare(comparison: Comparison, report: Callable[[str], None]) -> list[Table
             continue
         try:
             _measure_group(comparison, group, rates, found, report)
-        except (
-            TestbedError,
-            KeyboardInterrupt,
-            SystemExit,
-        ) as error:  # SIGTERM too: a measurement is long
+        except (TestbedError, KeyboardInterrupt, SystemExit) as error:
+            # SIGTERM too: a measurement is long
             if not any(found.values()):
                 raise
             report(

@@ -181,8 +181,7 @@ class Processes:
 
 
 def _signal(process: subprocess.Popen[bytes] | Forked, number: int) -> None:
-    if (
-        process.returncode is None
-    ):  # not reaped: its id, which is also the group's, is still its own
+    # not reaped: its id, which is also the group's, is still its own
+    if process.returncode is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, number)

@@ -138,9 +138,8 @@ def _gpt2() -> tuple[LayerShape, ...]:
         LayerShape(name="wpe", tensors=((positions, width),), work=width),
     ]
     for block in range(blocks):
-        attention = (
-            positions * width
-        )  # two products with half of the positions each, since a token sees those before it
+        # two products with half of the positions each, since a token sees those before it
+        attention = positions * width
         layers += [
             _norm(f"h{block}.ln_1", width),
             _dense(f"h{block}.attn.c_attn", width, 3 * width, attention),

@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
-    signal.signal(
-        signal.SIGINT, signal.SIG_DFL
-    )  # imports take seconds; Ctrl-C ends them without a traceback
+    # imports take seconds; Ctrl-C ends them without a traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # a checkout works without being installed
 

@@ -13,9 +13,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parents[2])
-)  # a checkout works without being installed
+# a checkout works without being installed
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from poseidon.cli.checkout import use_environment
 

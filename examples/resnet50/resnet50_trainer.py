@@ -262,9 +262,8 @@ def check_folder(path: str) -> None:
     """
     folder = path if os.path.exists(path) else os.path.dirname(os.path.abspath(path))
     try:
-        tempfile.TemporaryFile(
-            dir=folder
-        ).close()  # permissions do not tell of all file systems, /proc for one
+        # permissions do not tell of all file systems, /proc for one
+        tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise UsageError(
             f"--file_store_path={path}: expected a folder in which checkpoints can be written "

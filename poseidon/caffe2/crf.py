@@ -45,9 +45,8 @@ class CRFWithLoss:
             seq_lengths: kept for Caffe2's scripts.
         """
         net = self.model.net
-        transitions = net.Copy(
-            self.transitions
-        )  # updates of the parameter may come between its readers
+        # updates of the parameter may come between its readers
+        transitions = net.Copy(self.transitions)
         scores, path = self._padded(predictions, labels)
         marks = net.OneHot([path, self._number(self.num_classes_padded)], 1)
         unary = net.SumElements(net.Mul([scores, marks], 1))

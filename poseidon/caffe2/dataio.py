@@ -172,9 +172,8 @@ class ReaderWithLimitBase(Reader):
         nets, finished, fields = self.reader.read_ex(local_init_net, local_finish_net)
         self._set_schema(self.reader._schema)
         behind = core.Net("limited_reader_post")
-        behind.Copy(
-            finished, should_stop
-        )  # the step looks at its blob behind each net: the limit counted already
+        # the step looks at its blob behind each net: the limit counted already
+        behind.Copy(finished, should_stop)
         behind.Or([self._data_finished, finished], [self._data_finished])
         return [before, *nets, behind], should_stop, fields
 

@@ -235,9 +235,8 @@ class _Parts:
         write: list[Any] = []
         if record is not None:
             if self.writer is None:
-                with NetBuilder(
-                    _fullname=self.task.name
-                ):  # the queue belongs to the task, not to the thread
+                # the queue belongs to the task, not to the thread
+                with NetBuilder(_fullname=self.task.name):
                     self.queue, self.writer = _init_output(
                         self.output, self.capacity, self.init_net, self.exit_net
                     )

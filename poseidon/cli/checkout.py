@@ -40,13 +40,11 @@ def use_environment(*packages: str) -> None:
     if not missing and _is_new_enough():
         return
     python = CHECKOUT / ".venv" / "bin" / "python"
-    if (
-        python.exists() and Path(sys.executable) != python
-    ):  # at most once, whatever that environment lacks
+    # at most once, whatever that environment lacks
+    if python.exists() and Path(sys.executable) != python:
         sys.stdout.flush()
-        os.execv(
-            python, [str(python), *getattr(sys, "orig_argv", ["", *sys.argv])[1:]]
-        )  # Python 3.9 has no orig_argv
+        # Python 3.9 has no orig_argv
+        os.execv(python, [str(python), *getattr(sys, "orig_argv", ["", *sys.argv])[1:]])
     refuse_old_python()
     _refuse(missing)
 

@@ -126,9 +126,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _drop_output()  # the reader is gone
         return 1
-    except (
-        OSError
-    ) as error:  # what no package translates: standard output on a full disk, for example
+    except OSError as error:
+        # what no package translates: standard output on a full disk, for example
         place = f"{error.filename}: " if error.filename is not None else ""
         sentence = (
             _problem_of_own_layers(parsed, error)
@@ -223,9 +222,8 @@ def _prepare_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.open(
-                os.devnull, os.O_RDWR
-            )  # takes the lowest descriptor that is free, which is this one
+            # takes the lowest descriptor that is free, which is this one
+            os.open(os.devnull, os.O_RDWR)
     if sys.stdout is None:
         sys.stdout = os.fdopen(1, "w", closefd=False)
     if sys.stderr is None:

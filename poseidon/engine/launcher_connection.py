@@ -262,9 +262,8 @@ class LauncherConnection:
         if kind is SignalKind.STOP:
             self.stopping.set()
         if kind is not None and self._root:
-            with contextlib.suppress(
-                ServerError
-            ):  # the training loop gets the same error and reports it
+            # the training loop gets the same error and reports it
+            with contextlib.suppress(ServerError):
                 exchanges = [one for one in self._exchanges if not one.closed]
                 (exchanges or self._exchanges)[0].control.request(kind)
 

@@ -84,9 +84,8 @@ def uncompiled(module: nn.Module) -> nn.Module:
     """Return the module that was passed to `torch.compile`; for a module that is not compiled,
     itself.
     """
-    compiler = sys.modules.get(
-        "torch._dynamo.eval_frame"
-    )  # not imported: nothing has been compiled
+    # not imported: nothing has been compiled
+    compiler = sys.modules.get("torch._dynamo.eval_frame")
     if compiler is not None and isinstance(module, compiler.OptimizedModule):
         inner: nn.Module = module._orig_mod
         return inner

@@ -198,9 +198,8 @@ def read_tensors(path: Path) -> Arrays:
             loaded = _safetensors().load(path.read_bytes())
         else:
             with warnings.catch_warnings():
-                warnings.simplefilter(
-                    "ignore"
-                )  # of pickles of other protocols, which are refused below
+                # of pickles of other protocols, which are refused below
+                warnings.simplefilter("ignore")
                 loaded = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise SnapshotError(f"cannot read {path}: {error.strerror or error}") from error
@@ -208,9 +207,8 @@ def read_tensors(path: Path) -> Arrays:
         raise
     except Exception as error:  # both libraries raise many types for files of something else
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        if (
-            type(error).__name__ == "UnpicklingError"
-        ):  # torch's text advises to load it without protection
+        # torch's text advises to load it without protection
+        if type(error).__name__ == "UnpicklingError":
             why = (
                 "it is damaged, or has other objects than tensors; expected what "
                 "torch.save(module.state_dict(), FILE) writes"

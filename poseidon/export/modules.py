@@ -195,9 +195,8 @@ def _onnx(module: nn.Module, blobs: list[Blob], *, dynamic: bool) -> bytes:
     buffer, names = io.BytesIO(), [blob.name for blob in blobs]
     inputs = _examples(blobs, batch=2 if dynamic else None)
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # the tracer of TorchScript is deprecated; the other one needs onnxscript
+        # the tracer of TorchScript is deprecated; the other one needs onnxscript
+        warnings.simplefilter("ignore")
         made = module(*inputs)
         outputs = (
             ["output"] if isinstance(made, Tensor) else [f"output_{i}" for i in range(len(made))]

@@ -199,9 +199,8 @@ class SnapshotCopies:
             arriving.mkdir(parents=True)
         try:
             sums_path(copy).write_bytes(sums)
-            for path in (
-                sealed_files(copy) or ()
-            ):  # names without folders: `sealed_files` sees to that
+            # names without folders: `sealed_files` sees to that
+            for path in sealed_files(copy) or ():
                 with path.open("wb") as stream:
                     agent.read_file(str(state.with_name(path.name)), stream.write)
             wrong = find_damage(copy)

@@ -131,9 +131,8 @@ def _signals_as_errors(rank: int) -> Iterator[None]:
         error.exit_code = exit_code_of(signal.Signals(number))
         raise error
 
-    caught = [
-        number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN
-    ]  # nohup
+    # a signal that nohup ignores stays ignored
+    caught = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, end) for number in caught}
     try:
         yield

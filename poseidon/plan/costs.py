@@ -126,9 +126,8 @@ def _ring_costs(processes: Processes) -> dict[str, float]:
     plain_s, half_s, low_s, high_s = (
         statistics.fmean(column) for column in zip(*of_hooks, strict=True)
     )
-    round_s = (
-        ring_s * 2 * (len(ranks) - 1) / len(ranks)
-    )  # of a byte of gradient that travels as float32
+    # of a byte of gradient that travels as float32
+    round_s = ring_s * 2 * (len(ranks) - 1) / len(ranks)
     rank_s = max(0.0, high_s - low_s) / (work.HIGH - work.LOW)
     return {
         "ring_s_per_byte": ring_s,
@@ -165,9 +164,8 @@ def _store_s(
     processes.ask(processes.workers, "leave")
     processes.ask(processes.shards, "leave")
     large_s, mixed_s, int8_s = (statistics.median(column) for column in zip(*rounds, strict=True))
-    size = (
-        4 * CHUNK_ELEMENTS * CHUNKS * clients
-    )  # every worker sends and receives so much, and every shard
+    # every worker sends and receives so much, and every shard
+    size = 4 * CHUNK_ELEMENTS * CHUNKS * clients
     message_s = max(0.0, mixed_s - large_s) / (4 * SMALL_TABLES)
     messages_s = 4 * CHUNKS * clients * message_s
     wire_s = max(0.0, large_s - size * sum_s - messages_s) / (4 * size)

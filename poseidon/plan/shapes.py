@@ -108,9 +108,8 @@ def module_layers(module: nn.Module, example: Example) -> tuple[LayerShape, ...]
     found: list[LayerShape] = []
     seen: set[int] = set()
     for part in (*order, *(part for part in owners if part not in order)):
-        own = [
-            p for p in part.parameters(recurse=False) if p.requires_grad and id(p) not in seen
-        ]  # a shared parameter has one gradient
+        # a shared parameter has one gradient
+        own = [p for p in part.parameters(recurse=False) if p.requires_grad and id(p) not in seen]
         seen.update(map(id, own))
         if not own:
             continue

@@ -25,9 +25,8 @@ M = TypeVar("M", bound=Message)
 # NetParameter.layer.
 _NO_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1f]|[\x80-\xff]")
 
-_NOT_UTF8 = re.compile(
-    "[\udc80-\udcff]"
-)  # `surrogateescape` decodes bytes that are not UTF-8 to these
+# `surrogateescape` decodes bytes that are not UTF-8 to these
+_NOT_UTF8 = re.compile("[\udc80-\udcff]")
 
 
 def parse(text: str, message: M, *, source: str) -> M:

@@ -144,9 +144,8 @@ def sections(boxes: Sequence[Box], columns: int) -> list[int]:
     with boundaries moved to cut few arrows.
     """
     levels = max((box.level for box in boxes), default=0) + 1
-    crossing: list[set[tuple[int, str]]] = [
-        set() for _ in range(levels + 1)
-    ]  # [k]: the blobs that cross the boundary below level k
+    # [k]: the blobs that cross the boundary below level k
+    crossing: list[set[tuple[int, str]]] = [set() for _ in range(levels + 1)]
     for box in boxes:
         for source, blob in box.inputs:
             if boxes[source].inputs:  # arrows from data layers are replaced by names

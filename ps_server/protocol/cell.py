@@ -98,9 +98,8 @@ class Cell:
         self.chunk = chunk
         self.spec = spec
         self.adds_changes = spec.adds_changes
-        self.codec = (
-            None if spec.gradient_codec is None else codec_of(spec.gradient_codec)
-        )  # of pushes
+        # the codec of pushes
+        self.codec = None if spec.gradient_codec is None else codec_of(spec.gradient_codec)
         self.push_type = push_type if self.codec is None else np.dtype(np.uint8)
         self.push_size = chunk.size if self.codec is None else self.codec.size(chunk.size)
         self.value: Tensor | None = None
@@ -127,9 +126,8 @@ class Cell:
         self.lent = False  # whether messages have the memory of what `saved` returns
         self.rate = 0.0
         self.stale: set[int] = set()  # workers that lack a change of another worker
-        self.eager = set(
-            range(workers)
-        )  # workers that may get one value before the slowest clock moves
+        # workers that may get one value before the slowest clock moves
+        self.eager = set(range(workers))
         self.waiting: list[tuple[int, int]] = []
 
     @property

@@ -206,9 +206,8 @@ class Int4(Codec):
             scale, rounded = _rounded(blocks, FOUR_BIT_LEVELS)
             numbers = rounded.add_(8.0).to(torch.uint8).view(-1)
             part = packed[start // 2 : -(-(start + blocks.numel()) // 2)]
-            part[: blocks.numel() // 2].copy_(numbers[1::2]).mul_(
-                16
-            )  # of an odd number the last half byte is 0
+            # of an odd number the last half byte is 0
+            part[: blocks.numel() // 2].copy_(numbers[1::2]).mul_(16)
             part.add_(numbers[::2])
             scales[start // FOUR_BIT_BLOCK : start // FOUR_BIT_BLOCK + len(scale)].copy_(scale)
 

@@ -400,9 +400,8 @@ class Shard:
                 f"{cell.name} has clock {cell.clock}; clock {store.clock} was stored"
             )
         assert cell.value is not None
-        cell.value = as_tensor(
-            store.array
-        ).clone()  # the transport may still be sending the previous value
+        # the transport may still be sending the previous value
+        cell.value = as_tensor(store.array).clone()
         cell.clock = store.clock
         self.counts.bytes_in += store.array.nbytes
         yield from self._answer_waiting(cell, cell.clock)
@@ -428,9 +427,8 @@ class Shard:
 
     def _tick(self, rank: int, tick: m.Clock) -> Iterator[Outgoing]:
         assert self._store is not None
-        early = (
-            self._store.consistency is Consistency.SSP_AGGR
-        )  # pushes may come before the clock that they belong to
+        # pushes may come before the clock that they belong to
+        early = self._store.consistency is Consistency.SSP_AGGR
         for cell in self._cells.values():
             own = cell.own[rank]
             if cell.adds_changes and (own < tick.clock or (own > tick.clock and not early)):
@@ -480,9 +478,8 @@ class Shard:
         value: m.Value | None = None
         for rank in ranks:
             self.counts.bytes_out += array.nbytes
-            if (
-                value is None or value.own != cell.own[rank]
-            ):  # one message for all workers with the same count is encoded once
+            # one message for all workers with the same count is encoded once
+            if value is None or value.own != cell.own[rank]:
                 value = m.Value(cell.chunk.table, cell.chunk.index, clock, cell.own[rank], array)
             yield self._members.to(rank, value)
 

@@ -78,9 +78,8 @@ class _Waker:
         if self._is_pending:
             return
         self._is_pending = True
-        with contextlib.suppress(
-            BlockingIOError, OSError
-        ):  # full: a wake is pending; closed: no thread waits
+        # full: a wake is pending; closed: no thread waits
+        with contextlib.suppress(BlockingIOError, OSError):
             os.write(self._write_end, b"\0")
 
     def clear(self) -> None:
@@ -132,9 +131,8 @@ class ZmqServerTransport:
         self._listening = Listening(address, send_buffer_bytes=SEND_BUFFER_BYTES)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = _configured(self._context, zmq.ROUTER, address, SEND_BUFFER_BYTES)
-        self._socket.setsockopt(
-            zmq.ROUTER_MANDATORY, 1
-        )  # a message to a full peer is an error, not dropped
+        # a message to a full peer is an error, not dropped
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._sealed = _listening_end(keys) if keys else None
         self._memory = SentMemory()
         self._dropped = 0
@@ -345,9 +343,8 @@ class ZmqClientTransport:
                     break
                 if frames:
                     batch.append((shard, frames))
-        if not batch and (
-            lost := self._losses.lost
-        ):  # messages that came before a loss are returned first
+        # messages that came before a loss are returned first
+        if not batch and (lost := self._losses.lost):
             raise PeerLost(f"lost {self.describe_loss(min(lost))} (shard {min(lost)})")
         return batch
 

@@ -303,9 +303,8 @@ def test_every_socket_on_every_host_refuses_unauthenticated_peers(tmp_path: Path
                 of_the_job = [
                     process for host in hosts for process in host.processes_of("uninvited")
                 ]
-                assert (
-                    len(of_the_job) >= 7
-                )  # the launcher; an agent, a shard and a worker on each host
+                # the launcher; an agent, a shard and a worker on each host
+                assert len(of_the_job) >= 7
                 assert_nothing_secret_shows(of_the_job)
                 for process in desk.processes_of("uninvited"):
                     process.send_signal(signal.SIGINT)

@@ -221,10 +221,8 @@ def _send_to_session(session: Session, packet: Packet) -> int:
             if isinstance(message, m.Value):
                 session.values.land(0, message)
             session.receive(0, message)
-        except (
-            RemoteProtocolError,
-            PeerLost,
-        ):  # a message may also say that another worker has gone
+        except (RemoteProtocolError, PeerLost):
+            # a message may also say that another worker has gone
             refused += 1
             assert fingerprint(session) == before, f"{message} was refused and changed something"
     return refused

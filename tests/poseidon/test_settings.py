@@ -46,10 +46,8 @@ def test_data_folder() -> None:
         ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"}, "OMPI_COMM_WORLD_SIZE=4"),
         ({"PMI_RANK": "0", "PMI_SIZE": "3"}, "PMI_SIZE=3"),
         ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "8"}, "SLURM_STEP_NUM_TASKS=8"),
-        (
-            {"SLURM_PROCID": "0", "SLURM_NTASKS": "8"},
-            "",
-        ),  # a script of sbatch, which is one process
+        # a script of sbatch, which is one process
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, ""),
     ],
 )
 def test_tasks_of_a_scheduler(variables: dict[str, str], found: str) -> None:

@@ -166,9 +166,8 @@ def test_a_fast_worker_blocks_at_exactly_s_plus_1_clocks(staleness: int) -> None
         w = np.zeros(1, dtype=np.float32)
         client.start(zeros(store))
         if rank == 1:
-            fast_is_blocked.wait(
-                20
-            )  # the slow worker finishes nothing before the fast one is stuck
+            # the slow worker finishes nothing before the fast one is stuck
+            fast_is_blocked.wait(20)
             client.close(leave=False)
             return
         client._monitor.timeout_s = 0.3  # long enough that anything allowed would have come

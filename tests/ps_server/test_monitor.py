@@ -66,9 +66,8 @@ def test_an_answer_that_is_there_is_returned_at_once() -> None:
     failed = monitor()
     failed.fail(PeerLost("lost"))
     failed.close()
-    assert (
-        failed.wait_for(lambda: 0, "nothing came") == 0
-    )  # an answer may be false, and comes before a failure
+    # an answer may be false, and comes before a failure
+    assert failed.wait_for(lambda: 0, "nothing came") == 0
 
 
 def test_a_wait_ends_with_the_answer() -> None:

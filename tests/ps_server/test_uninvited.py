@@ -93,6 +93,5 @@ def test_who_knows_the_token_and_the_protocol_but_has_no_key_of_the_job(
             client.close()
         until(lambda: server.shard.finished, "the shard did not hear the goodbyes", TIMEOUT_S)
         assert server.shard.counts.faults == 0
-        assert (
-            server.shard.counts.messages == 2 * len((m.Hello, m.Create, m.Push, m.Leave)) + 1
-        )  # and worker 0 brings the value
+        # and worker 0 brings the value
+        assert server.shard.counts.messages == 2 * len((m.Hello, m.Create, m.Push, m.Leave)) + 1

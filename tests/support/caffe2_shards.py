@@ -128,9 +128,8 @@ def _trained(run: Run, shard: int) -> list[dict[str, np.ndarray]]:
         )
 
     feed(0)
-    replicas.start(
-        model, seed=7 if run.bmuf else 7 + 100 * shard
-    )  # shard 0's values win, but in blocks
+    # shard 0's values win, but in blocks
+    replicas.start(model, seed=7 if run.bmuf else 7 + 100 * shard)
     for step in range(run.iterations):
         feed(step)
         if shard == run.dies and step == run.iterations - 1:

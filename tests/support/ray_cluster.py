@@ -28,9 +28,8 @@ class RayCluster:
     """
 
     def __init__(self) -> None:
-        self.folder = Path(
-            tempfile.mkdtemp(prefix="pray-", dir="/tmp")
-        )  # paths of sockets are short
+        # paths of sockets are short
+        self.folder = Path(tempfile.mkdtemp(prefix="pray-", dir="/tmp"))
         environment = {
             **inherited_environment(),
             "PYTHONPATH": str(ROOT),

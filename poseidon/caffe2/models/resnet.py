@@ -329,10 +329,8 @@ def create_resnext(
         bn_momentum=bn_momentum,
     )
     inner = num_groups * num_width_per_group
-    before, after = (
-        64,
-        64 if num_layers < 50 else 256,
-    )  # Caffe2's nets of 18 and 34 layers have bottlenecks too
+    # Caffe2's nets of 18 and 34 layers have bottlenecks too
+    before, after = (64, 64 if num_layers < 50 else 256)
     for stage, blocks in enumerate(BLOCKS[num_layers]):
         for block in range(blocks):
             stride = 2 if block == 0 and stage > 0 else 1

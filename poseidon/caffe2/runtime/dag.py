@@ -113,9 +113,8 @@ class ChainRun:
         return self._chains[number].part is not Part.START, number
 
     def _work(self) -> None:
-        limited = (
-            self._most < MOST_THREADS
-        )  # the run of an inner net, without a limit, lends what the outer one has
+        # the run of an inner net, without a limit, lends what the outer one has
+        limited = self._most < MOST_THREADS
         with cancellable(self._stopped), lent_by(self._lend) if limited else nullcontext():
             self._run_chains()
 

@@ -260,9 +260,8 @@ class RedisStore(Store):
             password=password,
             socket_connect_timeout=timeout_s,
             socket_timeout=timeout_s,
-            retry=Retry(
-                NoBackoff(), 1
-            ),  # a connection that broke while nobody used it is made anew
+            # a connection that broke while nobody used it is made anew
+            retry=Retry(NoBackoff(), 1),
         )
         with self._translated():
             self._redis.ping()

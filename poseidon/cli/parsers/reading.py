@@ -156,9 +156,8 @@ def _is_flag(word: str) -> bool:
 
 def _setting(name: str, value: str) -> str:
     """Return a hint for a flag that is named like a field of the solver; empty for another flag."""
-    from poseidon.proto.caffe_pb2 import (
-        SolverParameter,
-    )  # an import of protobuf takes longer than the flags
+    # an import of protobuf takes longer than the flags
+    from poseidon.proto.caffe_pb2 import SolverParameter
 
     field = {"lr": "base_lr", "learning_rate": "base_lr", "iterations": "max_iter"}.get(name, name)
     if field not in SolverParameter.DESCRIPTOR.fields_by_name:

@@ -168,9 +168,8 @@ def _send(process: psutil.Process, number: signal.Signals) -> None:
     try:
         process.send_signal(number)
         if number is not signal.SIGKILL:
-            process.send_signal(
-                signal.SIGCONT
-            )  # a stopped process handles others only when it continues
+            # a stopped process handles others only when it continues
+            process.send_signal(signal.SIGCONT)
     except psutil.NoSuchProcess:
         pass
     except psutil.AccessDenied as error:

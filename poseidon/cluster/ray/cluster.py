@@ -294,9 +294,8 @@ def _check_speaks_http2(connection: socket.socket) -> None:
 
 
 def _not_connected(address: str | None, error: Exception) -> str:
-    text = (
-        reason_of(error).split(". Please specify")[0].rstrip(".")
-    )  # what follows names flags of Ray's own
+    # what follows names flags of Ray's own
+    text = reason_of(error).split(". Please specify")[0].rstrip(".")
     if "ersion mismatch" in str(error):
         text = " ".join(str(error).split())
         return f"the Ray cluster and this launcher do not fit together: {printable(text)}"

@@ -246,9 +246,8 @@ class JobStateMachine:
                 process.position = event.position
                 self._compare_positions(now)
         elif isinstance(event, Progress | Saved):
-            process.iteration = max(
-                event.iteration, process.iteration or 0
-            )  # one may be saved late
+            # one may be saved late
+            process.iteration = max(event.iteration, process.iteration or 0)
             process.ready = True
             self._saved |= isinstance(event, Saved)
         elif isinstance(event, Paused):

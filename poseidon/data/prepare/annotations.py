@@ -134,11 +134,8 @@ def _label(name: str, labels: Mapping[str, int]) -> int:
 def _xml(content: bytes) -> MarkedImage:
     try:
         root = ElementTree.fromstring(content)
-    except (
-        ElementTree.ParseError,
-        LookupError,
-        ValueError,
-    ) as error:  # also for an encoding that is unknown
+    except (ElementTree.ParseError, LookupError, ValueError) as error:
+        # also for an encoding that is unknown
         raise DataError(f"it is not XML: {error}") from error
     height, width = root.findtext("size/height"), root.findtext("size/width")
     size = None

@@ -257,9 +257,8 @@ def join(
     tables = plan_tables(inner, how, context.member.options)
     check_tables(tables, context.member, options.clip)
     tensors = module_tensors(inner, options.buffers, tables)
-    if (
-        inner is module
-    ):  # the layers of a compiled module do not run, so there are no factors to take
+    # the layers of a compiled module do not run, so there are no factors to take
+    if inner is module:
         tensors = replace(tensors, rows=_rows(module, options))
     if isinstance(how, UpdateRule):
         return RuleGroup(module, how, tensors, options, context)

@@ -142,7 +142,6 @@ class OutputWatch:
     def _continues_to_parameters(self) -> bool:
         try:
             return any(torch._C._will_engine_execute_node(leaf) for leaf in self._leaves)
-        except (
-            RuntimeError
-        ):  # torch has no answer for parameters that torch.autograd.grad is called with
+        except RuntimeError:
+            # torch has no answer for parameters that torch.autograd.grad is called with
             return False

@@ -284,9 +284,8 @@ class OptimizerGroup(Group):
     ) -> None:
         self._check_step(optimizer, arguments, named)
         if self._passes or not self._averaged:
-            if (
-                getattr(optimizer, "found_inf", None) is not None
-            ):  # set by GradScaler, of this worker alone
+            # set by GradScaler, of this worker alone
+            if getattr(optimizer, "found_inf", None) is not None:
                 raise UsageError(UNSCALED)
             with self._collections.calling(STEP):
                 self._has_left = not self._average()

@@ -185,9 +185,8 @@ class RuleGroup(Group):
             if self._check.is_due(self.steps):
                 self._exchange.settle()
                 self._check.run(self.steps)
-        for (
-            parameter
-        ) in self._trained.values():  # a graph of the step before is not to be used again
+        # a graph of the step before is not to be used again
+        for parameter in self._trained.values():
             torch.autograd.graph.increment_version(parameter)
         self._note_values()
         return True

@@ -62,9 +62,8 @@ class WorkerState:
         self._kept: dict[str, Kept] = {}
         self._kept_own: dict[str, Kept] = {}
         self._samplers: list[SharedSampler] = []
-        self._unclaimed: list[
-            Mapping[str, Any]
-        ] = []  # states of samplers that the script has not created yet
+        # states of samplers that the script has not created yet
+        self._unclaimed: list[Mapping[str, Any]] = []
         self._random: dict[int, Mapping[str, Any] | None] = {}
 
     def keep(self, objects: Mapping[str, Kept], *, own: bool = False) -> None:

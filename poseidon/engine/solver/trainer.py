@@ -409,9 +409,8 @@ class Trainer:
             return
         if solver.display and self._iteration % solver.display == 0:
             self._last_loss()
-        if (
-            solver.test_interval and self._testers
-        ):  # Caffe: only where the last iteration is one to be tested
+        # Caffe: only where the last iteration is one to be tested
+        if solver.test_interval and self._testers:
             self._test()
         self._log_line(done())
 

@@ -94,9 +94,8 @@ def layout_of(arguments: BuildArguments) -> Layout:
     elsewhere = frozenset(plan.of(Scheme.FACTORS) + plan.of(Scheme.ALLREDUCE))
     copies = elsewhere | low_rank.keys()
     pools: Sequence[Sequence[int]] = [(index,) for index in range(len(tensors))]
-    if (
-        not arguments.member.options.rows
-    ):  # tables that are to be cut into so many pieces are not shared
+    # tables that are to be cut into so many pieces are not shared
+    if not arguments.member.options.rows:
         pools = pools_of(
             tensors,
             apart=copies

@@ -230,9 +230,8 @@ def _is_for_leaves(weight: Node) -> bool:
     """
     try:
         return torch._C._will_engine_execute_node(weight)
-    except (
-        RuntimeError
-    ) as error:  # torch cannot decide this where autograd.grad is called for the weight itself
+    except RuntimeError as error:
+        # torch cannot decide this where autograd.grad is called for the weight itself
         raise UsageError(
             "torch.autograd.grad was called for the gradient of a weight that travels as factors; "
             "expected backward(), or "

@@ -151,9 +151,8 @@ class FollowerCarrier(GradientCarrier, FactoredCarrier):
         try:
             self._connection.send(kind, *payload, index=index, number=number)
         except PeerLost:
-            self._thread.join(
-                self._group.timeout_s
-            )  # the leader may have sent the reason before it left
+            # the leader may have sent the reason before it left
+            self._thread.join(self._group.timeout_s)
             self._monitor.check()
             raise
 

@@ -74,9 +74,8 @@ class TracingHooks:
         self._trace = trace
         self._forward_began_ns = [0] * len(layers)
         self._names = [name for name, _ in layers]
-        self._made_before: dict[
-            int, list[object]
-        ] = {}  # autograd nodes of the bottoms of layers that run now
+        # autograd nodes of the bottoms of layers that run now
+        self._made_before: dict[int, list[object]] = {}
         self._backward: int | None = None  # the layer whose backward is under way
         self._backward_began_ns = 0
         self._handles: list[RemovableHandle] = []

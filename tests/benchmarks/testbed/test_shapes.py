@@ -40,10 +40,8 @@ def test_resnet_has_convolutions_only() -> None:
     layers = layers_of("resnet50")
     assert not any(layer.fully_connected for layer in layers)
     assert layers[-1].tensors == ((1000, 2048, 1, 1), (1000,))
-    assert layers[1].tensors[1:] == (
-        (256,),
-        (256,),
-    )  # the scale and shift of its batch normalization
+    # the scale and shift of its batch normalization
+    assert layers[1].tensors[1:] == ((256,), (256,))
 
 
 def test_gpt2s_head_has_the_tensor_of_its_embedding() -> None:

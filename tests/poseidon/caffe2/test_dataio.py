@@ -101,10 +101,8 @@ def test_integers_are_counted() -> None:
 def test_several_readers_at_once() -> None:
     joined = CompositeReader(["a", "b"], [values(3, "x"), values(5, "y")])
     assert joined.schema().field_names() == ["a:x", "b:y"]
-    assert total_of(joined, "b:y")[0] in (
-        3,
-        6,
-    )  # the batch at the end of the shorter one may count or not
+    # the batch at the end of the shorter one may count or not
+    assert total_of(joined, "b:y")[0] in (3, 6)
 
     class Builder(ReaderBuilder):
         def schema(self) -> Any:

@@ -9,9 +9,8 @@ import pytest
 from tests.support.caffe2_golden import cases, mistakes
 from tests.support.sampling import sample
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:unclosed file:ResourceWarning"
-)  # of the player beside the cases
+# of the player beside the cases
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 
 SLOW = (
     "train/resnet50",

@@ -46,9 +46,8 @@ def test_fed_arrays_are_copied_and_tensors_shared() -> None:
 
 
 def test_a_failing_operator_is_shown_with_its_definition(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(
-        logging.WARNING, logger="poseidon.caffe2.workspace"
-    )  # GlobalInit may have raised it
+    # GlobalInit may have raised it
+    caplog.set_level(logging.WARNING, logger="poseidon.caffe2.workspace")
     net = core.Net("fails")
     net.Add(["a", "b"], "c")
     workspace.FeedBlob("a", np.zeros(2, dtype=np.float32))

@@ -67,9 +67,8 @@ def test_a_checkpoint_is_checked_and_handed_to_every_worker(
     path = folder / "net_iter_7.pt"
     write_checkpoint(path, packed({"poseidon": 1, "steps": 7}), 0)
     assert main(["run", "--hostfile=hosts", "--snapshot=net_iter_7.pt", "train.py"]) == 0
-    assert (
-        main(["run", "--hostfile=hosts", f"--snapshot={folder}", "train.py"]) == 0
-    )  # the newest in it
+    # the newest snapshot in the folder
+    assert main(["run", "--hostfile=hosts", f"--snapshot={folder}", "train.py"]) == 0
     assert [document.snapshot for document in documents] == [str(path)] * 4
     path.write_bytes(path.read_bytes()[:-1])
     (folder / "model.pt").write_bytes(packed({"weight": 1}))

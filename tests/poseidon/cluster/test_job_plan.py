@@ -225,9 +225,8 @@ def links(
     """
     total = b * worker + k * server
     w, s = worker / total, server / total
-    both = 2 * (1 - w) + 2 * w * (
-        n - 1
-    )  # the worker to all other shards, and the shards to all other workers
+    # the worker to all other shards, and the shards to all other workers
+    both = 2 * (1 - w) + 2 * w * (n - 1)
     return both, Fraction(2), 2 * n * s
 
 

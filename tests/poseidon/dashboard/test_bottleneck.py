@@ -161,9 +161,8 @@ def test_a_link_between_two_hosts_is_that_of_both() -> None:
 
 def test_a_shard_that_works_all_the_time() -> None:
     workers, shards = job(waited=0.7)
-    busy_link(
-        workers, shards, "node2", 0.9
-    )  # who sends to an overloaded shard has always something to send
+    # who sends to an overloaded shard has always something to send
+    busy_link(workers, shards, "node2", 0.9)
     shards[2] = replace(shards[2], busy=0.95)
     found = find_bottleneck(workers, shards)
     assert (found.cause, found.where) == (Cause.SHARD, "shard 2")

@@ -15,9 +15,8 @@ from poseidon.errors import DataError
 from poseidon.proto.caffe_pb2 import Datum
 from tests.support.databases import picture
 
-RED_BLUE = np.array(
-    [[[255, 0, 0], [0, 0, 255]]], np.uint8
-)  # one row: a red and a blue pixel, as R, G, B
+# one row: a red and a blue pixel, as R, G, B
+RED_BLUE = np.array([[[255, 0, 0], [0, 0, 255]]], np.uint8)
 
 
 def encoded(image: Image.Image, form: str = "PNG", label: int = 3) -> bytes:

@@ -239,9 +239,8 @@ def test_stale_workers_go_on_alike_each_with_its_own_history() -> None:
         torch.testing.assert_close(second[name], value, msg=name)
     with_mean = loop()
     with_mean.saved.update(kept)  # type: ignore[attr-defined]
-    together(
-        2, build, MOMENTUM, with_mean, member=member(ExchangeKind.SERVER)
-    )  # at staleness 0: from the mean history
+    # at staleness 0: from the mean history
+    together(2, build, MOMENTUM, with_mean, member=member(ExchangeKind.SERVER))
 
 
 @pytest.mark.parametrize(

@@ -79,9 +79,8 @@ def test_on_a_gpu_calls_run_in_order_on_a_thread_and_failures_reach_the_owner() 
 
 
 def test_after_close_nothing_is_waited_for_and_nothing_runs() -> None:
-    calls = SerialExecutor(
-        torch.device("cuda"), "calls", lambda error: None
-    )  # its thread needs no GPU
+    # its thread needs no GPU
+    calls = SerialExecutor(torch.device("cuda"), "calls", lambda error: None)
     calls.call(lambda: None)
     calls.close()
     with pytest.raises(LocalProtocolError, match=r"^the exchange is closed$"):

@@ -251,9 +251,8 @@ def test_a_connection_that_is_reset_prints_nothing(capsys: pytest.CaptureFixture
     served = Prometheus(0, "lenet-1")
     with socket.create_connection(("127.0.0.1", served.port)) as stranger:
         stranger.sendall(b"GET /metr")
-        stranger.setsockopt(
-            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
-        )  # close() resets
+        # close() resets
+        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     with urllib.request.urlopen(f"http://127.0.0.1:{served.port}/metrics", timeout=20) as answer:
         assert b"poseidon_iteration" in answer.read()
     until(

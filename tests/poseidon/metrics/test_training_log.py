@@ -34,11 +34,8 @@ I0101 00:00:03.000000  7 solver.cpp:298]     Test net output #0: accuracy = 0.5
 def test_rows() -> None:
     log = parse_log(LOG.splitlines(), 2014)
     assert [(row.iteration, row.seconds, row.rate) for row in log.train] == [
-        (
-            0,
-            2,
-            0.001,
-        ),  # as in Caffe's tool, the rate of the second row, before which the first was heard
+        # as in Caffe's tool, the rate of the second row, before which the first was heard
+        (0, 2, 0.001),
         (10, 12, 0.001),
     ]
     assert log.train[0].outputs == {"loss": 2.4}

@@ -152,9 +152,8 @@ def test_powersgd_through_the_shards_sends_both_factors_and_takes_the_workers_ti
     assert low.dense_bytes == 4 * (2 * 64 + 2 * 27 + 64)
     assert low.worker_s == pytest.approx(4 * 64 * 27 * (1e-9 + 2 * 1e-10))
     assert (low.wire_part, low.codec_s) == (1.0, 0.0)
-    assert (
-        2 < low.messages < 2.1
-    )  # each factor has a message of its own, and the 64 others a part of a pool's
+    # each factor has a message of its own, and the 64 others a part of a pool's
+    assert 2 < low.messages < 2.1
     assert loads(replace(TWO, exchange=Exchange.PS, machine=machine))[0].worker_s == 0
 
 

@@ -89,9 +89,8 @@ def test_missing_weights_are_named(tmp_path: Path) -> None:
     with pytest.raises(SnapshotError, match="there is no m_iter_12"):
         learned_net(state(1), path)
     beside = tmp_path / "s.caffemodel"
-    with pytest.raises(
-        SnapshotError, match=rf"there is no {re.escape(str(beside))}$"
-    ):  # each path once
+    # the message names each path once
+    with pytest.raises(SnapshotError, match=rf"there is no {re.escape(str(beside))}$"):
         learned_net(replace(state(1), model=str(beside)), path)
 
 

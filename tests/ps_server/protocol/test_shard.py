@@ -36,9 +36,8 @@ def peer(rank: int) -> bytes:
 
 def array(*values: float) -> m.Array:
     made = np.array(values, dtype=np.float32)
-    made.setflags(
-        write=False
-    )  # the shard may add up in the memory of what comes; these are handed in many times
+    # the shard may add up in the memory of what comes; these are handed in many times
+    made.setflags(write=False)
     return made
 
 

@@ -24,9 +24,8 @@ def test_values_land_where_a_table_is_bound() -> None:
     assert s.values.take(0) == []
     s.push(0, array(1, 1), 0.1)
     s.tick()
-    s.values.land(
-        0, m.Value(0, 0, 0, 0, array(9, 9))
-    )  # a repetition of what the reader has: may be in use
+    # a repetition of what the reader has: may be in use
+    s.values.land(0, m.Value(0, 0, 0, 0, array(9, 9)))
     assert out.tolist() == [1, 2]
     with pytest.raises(RemoteProtocolError, match="does not fit"):
         s.values.land(0, m.Value(0, 0, 2, 2, array(9, 9)))

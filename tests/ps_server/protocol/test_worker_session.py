@@ -64,9 +64,8 @@ def test_own_changes_that_the_shard_had_not_yet_are_added_again() -> None:
     for change in (1.0, 10.0, 100.0):
         s.push(0, array(change, change), 0.0)
         s.tick()
-    s.receive(
-        0, m.Value(0, 0, 1, 2, array(5011, 5011))
-    )  # holds 1 and 10 of ours, and 5000 of the other
+    # holds 1 and 10 of ours, and 5000 of the other
+    s.receive(0, m.Value(0, 0, 1, 2, array(5011, 5011)))
     assert read(s) == [5111, 5111]
     s.receive(0, m.Value(0, 0, 3, 3, array(6111, 6111)))
     assert read(s) == [6111, 6111]

@@ -127,9 +127,8 @@ def test_a_worker_says_nothing_to_who_only_pretends_to_be_the_shard() -> None:
     try:
         worker.send(0, [b"a gradient"])
         deadline = time.monotonic() + WAIT_S
-        while (
-            pretender.refused < 2 and time.monotonic() < deadline
-        ):  # it has failed once, and tries again
+        # it has failed once, and tries again
+        while pretender.refused < 2 and time.monotonic() < deadline:
             assert pretender.receive(0.05) == []
         assert pretender.refused >= 2
     finally:

@@ -29,9 +29,8 @@ def attempts(link_s: float, seconds: float) -> tuple[int, int]:
 @pytest.mark.parametrize("link_s", [0.002, 0.01, 0.03, 0.2])
 def test_a_few_attempts_a_message(link_s: float) -> None:
     tried, taken = attempts(link_s, 100 * link_s)
-    assert (
-        taken >= 60
-    )  # each attempt may come late by one pause, while others wait beyond this process
+    # each attempt may come late by one pause, while others wait beyond this process
+    assert taken >= 60
     assert tried / taken <= max(4, 2 + link_s / MOST_S)
 
 

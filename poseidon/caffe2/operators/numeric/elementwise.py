@@ -17,9 +17,8 @@ def relu(x: Tensor) -> Tensor:
 
 @operator("ReluGradient", expected="*S, *S")
 def relu_gradient(y: Tensor, dy: Tensor) -> Tensor:
-    gradient: Tensor = torch.ops.aten.threshold_backward(
-        dy, y, 0
-    )  # on a CPU many times as fast as `where`
+    # on a CPU many times as fast as `where`
+    gradient: Tensor = torch.ops.aten.threshold_backward(dy, y, 0)
     return gradient
 
 

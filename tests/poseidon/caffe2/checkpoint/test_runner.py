@@ -155,9 +155,8 @@ def test_only_blobs_of_the_first_group_are_saved(tmp_path: Path) -> None:
         key.decode().partition("#")[0]
         for key, _ in databases.records(f"{tmp_path}/node.1", "minidb")
     ]
-    assert len(keys) == 5 and {"blob_names", str(total)} <= set(
-        keys
-    )  # the output of the task among them
+    # the output of the task among them
+    assert len(keys) == 5 and {"blob_names", str(total)} <= set(keys)
     timers = [name for name in session._ws.blobs if "/checkpoint_save" in name]
     assert len(timers) == 2 * (len(TOTALS) + 1)  # a timer of each checkpoint, and its time
     others = set(session._ws.blobs) - set(timers) - set(keys)

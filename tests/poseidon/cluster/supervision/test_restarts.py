@@ -114,9 +114,8 @@ def test_a_loss_is_followed_by_a_start_from_the_snapshot() -> None:
         "worker 1 was killed; restart 1 of 3: going on from snap_iter_50.solverstate at iteration "
         "50, at least 7 iterations to repeat"
     )
-    assert world.said[1].endswith(
-        "at least 7 iterations to repeat"
-    )  # the first start had got to 57
+    # the first start had got to 57
+    assert world.said[1].endswith("at least 7 iterations to repeat")
     assert (
         describe_ending("j", ended)
         == "job j finished at iteration 100 after 2 restarts, at least 8 iterations repeated"

@@ -723,10 +723,8 @@ WAITS = LoopPosition(steps=6, collections=3, current="mean")
         (LoopPosition(steps=6, collections=2, current=""), False),  # not yet there
         (LoopPosition(steps=2, collections=2, current=""), False),
         (LoopPosition(steps=6, collections=3, current="mean"), False),  # has begun it
-        (
-            LoopPosition(steps=7, collections=3, current=""),
-            False,
-        ),  # has passed it: the report of WAITS is old
+        # has passed it: the report of WAITS is old
+        (LoopPosition(steps=7, collections=3, current=""), False),
         (LoopPosition(steps=7, collections=4, current="mean"), False),
     ],
 )

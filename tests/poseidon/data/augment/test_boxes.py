@@ -49,9 +49,8 @@ def test_a_mirror_image() -> None:
 
 
 OBJECTS = [
-    Object(
-        1, 0, Box(0.0, 0.0, 0.4, 0.4), False
-    ),  # its center and a quarter of it are in the window
+    # its center and a quarter of it are in the window
+    Object(1, 0, Box(0.0, 0.0, 0.4, 0.4), False),
     Object(2, 0, Box(0.0, 0.3, 0.25, 0.9), True),  # outside
     Object(3, 1, Box(0.3, 0.3, 0.5, 0.5), False),  # inside
 ]

@@ -291,9 +291,8 @@ def test_records_of_many_sizes_over_workers_and_after_a_resume(
 ) -> None:
     path, param = mixed_sizes(tmp_path / "db", record), TransformationParameter(mirror=True)
     whole = copies(reader(path, param=param, batch_size=1), 12)
-    assert any(
-        not torch.equal(whole[i][0], whole[i + 5][0]) for i in range(5)
-    )  # mirrored at random
+    # mirrored at random
+    assert any(not torch.equal(whole[i][0], whole[i + 5][0]) for i in range(5))
     for rank in range(3):
         share = Share(first=rank, step=3)
         for begin in (0, 2):

@@ -161,9 +161,8 @@ def test_clip_and_passes_are_for_the_gradients_of_each_worker() -> None:
 
     def same_statistics(rank: int) -> Net:
         net = Net(rank)
-        net[
-            1
-        ].momentum = None  # a mean of all batches: the second pass of a step counts as the first
+        # a mean of all batches: the second pass of a step counts as the first
+        net[1].momentum = None
         return net
 
     twice = together(

@@ -154,11 +154,8 @@ def test_an_error_and_output_with_a_name_that_is_not_utf_8(
     ("text", "workers", "message"),
     [
         ("\nbreakpoint()", 2, f"worker 0: script.py, line 2: {NO_DEBUGGER}"),
-        (
-            "import bdb\nraise bdb.BdbQuit",
-            2,
-            f"worker 0: script.py, line 2: {NO_DEBUGGER}",
-        ),  # of pdb
+        # pdb raises it
+        ("import bdb\nraise bdb.BdbQuit", 2, f"worker 0: script.py, line 2: {NO_DEBUGGER}"),
         (
             "import bdb\nraise bdb.BdbQuit",
             1,

@@ -43,9 +43,8 @@ def test_mean_and_sampler() -> None:
         assert torch.equal(
             group.mean(torch.tensor([1.0, 2]) * (1 + 2 * group.rank)), torch.tensor([2.0, 4])
         )
-        assert (
-            group.mean(torch.tensor(3 + group.rank)).item() == 3.5
-        )  # whole numbers have a mean that is none
+        # whole numbers have a mean that is none
+        assert group.mean(torch.tensor(3 + group.rank)).item() == 3.5
         assert list(group.sampler(range(4), shuffle=False)) == [group.rank, 2 + group.rank]
         assert group.device == torch.device("cpu")
 

@@ -117,10 +117,8 @@ def test_the_weight_wants_a_gradient_afterwards() -> None:
 def test_a_weight_is_released_after_its_layer_and_before_the_pass_ends() -> None:
     calls = run(mlp(), loss_on(torch.randn(6, 5)), iterations=2).calls
     assert calls.index(("factors", 2)) < calls.index(("release", 2)) < calls.index(("factors", 0))
-    assert (
-        "release",
-        0,
-    ) not in calls  # its input wants no gradient: the end of the pass releases it
+    # its input wants no gradient: the end of the pass releases it
+    assert ("release", 0) not in calls
 
 
 def test_in_the_first_iteration_no_weight_is_released_that_another_use_may_yet_read() -> None:

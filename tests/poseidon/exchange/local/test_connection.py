@@ -219,9 +219,8 @@ def test_another_user_is_turned_away_even_where_the_folder_is_open(address: str)
     leader.start()
     stranger = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     stranger.settimeout(20.0)
-    _await_listener(
-        address
-    )  # the kernel notes who listens at that moment, and `another_user` is for all threads
+    # the kernel notes who listens at that moment, and `another_user` is for all threads
+    _await_listener(address)
     Path(address).chmod(0o777)
     with another_user():
         stranger.connect(address)

@@ -535,9 +535,8 @@ def test_collections_before_a_settlement_reach_the_other_hosts_before_it() -> No
         exchange.open(None)
         step(exchange, 0, 1.0)
         if rank == 1:
-            inner[0].settled.wait(
-                1.0
-            )  # the leader is ahead: it may settle now, if it does not wait
+            # the leader is ahead: it may settle now, if it does not wait
+            inner[0].settled.wait(1.0)
         collection = exchange.control.gather(b"%d" % rank)
         exchange.settle()
         assert collection.result() == (b"0", b"1")

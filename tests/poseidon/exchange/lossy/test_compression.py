@@ -146,9 +146,8 @@ class Net(nn.Module):
         self.first = nn.Linear(100, 64)
         self.norm = nn.BatchNorm1d(64)
         self.last = nn.Linear(64, 10)
-        weights = torch.Generator().manual_seed(
-            0
-        )  # its own: replicas are made on threads at the same time
+        # its own: replicas are made on threads at the same time
+        weights = torch.Generator().manual_seed(0)
         for parameter in self.parameters():
             if parameter.dim() > 1:
                 parameter.data.uniform_(-0.1, 0.1, generator=weights)

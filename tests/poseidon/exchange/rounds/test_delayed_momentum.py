@@ -74,7 +74,6 @@ def test_histories_go_on() -> None:
     for index in range(2):
         assert torch.equal(again.next_extra(index), momentum.next_extra(index))
     of_shards = momentum_of(anchors)
-    of_shards.load(
-        [[np.full(2, 4, np.float32)], [np.full(3, 4, np.float32)]]
-    )  # of a job at staleness 0
+    # of a job at staleness 0
+    of_shards.load([[np.full(2, 4, np.float32)], [np.full(3, 4, np.float32)]])
     assert of_shards.next_extra(0).tolist() == [1.0, 1.0]

@@ -51,9 +51,8 @@ class Net(nn.Module):
         self.norm = nn.BatchNorm1d(40)
         self.last = nn.Linear(40, 2)
         self.idle = nn.Linear(3, 3)
-        weights = torch.Generator().manual_seed(
-            0
-        )  # its own: replicas are made on threads at the same time
+        # its own: replicas are made on threads at the same time
+        weights = torch.Generator().manual_seed(0)
         for parameter in self.parameters():
             parameter.data.uniform_(-0.4, 0.4, generator=weights)
 

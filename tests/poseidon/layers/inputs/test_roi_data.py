@@ -61,11 +61,8 @@ def test_images_with_their_objects(folder: Path) -> None:
     compiled = net(folder, rest="transform_param { mean_value: 50 scale: 0.5 }")
     assert compiled.blob_shapes == {"data": (1, 3, 20, 30), "im_info": (1, 3), "gt_boxes": (2, 5)}
     found = tops(compiled, 3)
-    assert [top["data"].shape[2:] for top in found] == [
-        (20, 30),
-        (40, 20),
-        (20, 30),
-    ]  # the third has none
+    # the third image has no boxes
+    assert [top["data"].shape[2:] for top in found] == [(20, 30), (40, 20), (20, 30)]
     assert found[0]["gt_boxes"].tolist() == [[2, 3, 10, 12, 1], [0, 0, 29, 19, 2]]
     assert found[1]["gt_boxes"].tolist() == [[5, 6, 7, 8, 3]]
     assert found[1]["im_info"].tolist() == [[40, 20, 1]]

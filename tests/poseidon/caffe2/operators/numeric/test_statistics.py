@@ -179,9 +179,8 @@ def test_bins_hold_all_values(spacing: str, dtype: str) -> None:
     places = np.clip(np.searchsorted(edges, everything, side="right") - 1, 0, None)
     np.testing.assert_array_equal(counts, np.bincount(places, minlength=5))
     if spacing == "linear":
-        np.testing.assert_allclose(
-            edges, [-2, 0.750275, 3.50055, 6.250825, 9.0011], rtol=1e-6
-        )  # Caffe2's
+        # the edges of Caffe2
+        np.testing.assert_allclose(edges, [-2, 0.750275, 3.50055, 6.250825, 9.0011], rtol=1e-6)
 
 
 def test_logarithmic_bins_begin_at_a_value() -> None:

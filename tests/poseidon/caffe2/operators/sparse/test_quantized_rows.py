@@ -22,9 +22,8 @@ def test_fused_rows_are_restored(suffix: str, source: str, target: str) -> None:
     assert fused.dtype == np.uint8
     assert fused.shape == (6, 14 if suffix else 18)
     (back,) = run(f"Fused8BitRowwiseQuantized{suffix}To{target}", [fused])
-    assert back.dtype == (
-        "f4" if target == "Float" or suffix else "f2"
-    )  # with a suffix as in Caffe2
+    # with a suffix as in Caffe2
+    assert back.dtype == ("f4" if target == "Float" or suffix else "f2")
     coarse = 0 if not suffix and target == source == "Float" else 0.01
     assert (np.abs(back - X) <= STEPS * 0.51 + coarse).all()
 

@@ -155,9 +155,8 @@ def test_a_count_of_updates_decays() -> None:
     inputs = [last, counts, np.array([0, 2, 2]), np.array([10])]
     found, kept = run("RowWiseCounter", inputs, 2, {0: 0, 1: 1}, counter_halflife=2)
     np.testing.assert_array_equal(found, [[10], [9], [10]])
-    np.testing.assert_allclose(
-        kept, [1 + 4 * 2**-3.5, 5, 1 + 6 / 2 + 1], rtol=1e-6
-    )  # the row 2 twice
+    # row 2 comes twice
+    np.testing.assert_allclose(kept, [1 + 4 * 2**-3.5, 5, 1 + 6 / 2 + 1], rtol=1e-6)
     found, kept = run("RowWiseCounter", inputs, 2, {0: 0, 1: 1})
     np.testing.assert_array_equal(kept, counts)
 
