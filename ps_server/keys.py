@@ -136,7 +136,7 @@ class JobKeys:
 def check_public(key: str) -> None:
     """Raise SpecError where a text is not a public key."""
     if not _KEY.fullmatch(key):
-        raise SpecError(f"'{key:.60}' is no public key; expected 40 characters of Z85")
+        raise SpecError(f"'{key:.60}' is not a public key; expected 40 characters of Z85")
 
 
 def read_keyring(path: Path) -> Keyring:

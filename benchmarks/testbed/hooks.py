@@ -167,7 +167,7 @@ def attach(net: DistributedDataParallel, hook: Hook) -> Callable[[], None]:
         ValueError: DiLoCo is not a hook; see `local_rounds`.
     """
     if hook.kind is HookKind.DILOCO:
-        raise ValueError("diloco is no communication hook of DDP")
+        raise ValueError("diloco is not a communication hook of DDP")
     if hook.kind is HookKind.FP16:
         net.register_comm_hook(None, fp16_compress_hook)
     elif hook.kind is HookKind.POWERSGD:

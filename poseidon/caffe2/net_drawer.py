@@ -204,7 +204,7 @@ def _nets_of_plan(plan: Any) -> dict[str, list[Any]]:
     """
     operators = [op for net in plan.network for op in net.op]
     if not operators or not all(op.type for op in operators):
-        raise ValueError("this is no plan")
+        raise ValueError("this is not a plan")
     return GetOperatorMapForPlan(plan)
 
 

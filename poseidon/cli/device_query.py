@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     devices = devices_from_flag(arguments.gpu or "all", count_gpus=lambda: available)
     if devices == ("cpu",):
-        raise UsageError("-gpu=cpu: the CPU is no CUDA device; expected device numbers or all")
+        raise UsageError("-gpu=cpu: the CPU is not a CUDA device; expected device numbers or all")
     print(f"Querying GPUs {arguments.gpu or 'all'}")
     for device in devices:
         print(f"Device id:                     {device.partition(':')[2]}")

@@ -91,7 +91,7 @@ def _ps() -> str:
 
 
 def kill_caffe(arguments: Sequence[str]) -> int:
-    """Run `scripts/kill_caffe.py <hostfile>`; return its exit code. Nothing to stop is no error."""
+    """Run `scripts/kill_caffe.py <hostfile>`; return its exit code: 0 also if nothing runs."""
     return _kill_script(
         "kill_caffe.py", "jobs", arguments, lambda job: not job.startswith(EXTRACTION)
     )

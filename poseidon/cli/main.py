@@ -62,7 +62,7 @@ OTHER_NAMES: Mapping[str, str] = {
 same.
 """
 _SCRIPTS = ("classify", "detect")
-"""Scripts of Caffe that are no commands here, and that `poseidon python` runs."""
+"""Scripts of Caffe that are not commands here, and that `poseidon python` runs."""
 _TITLE = "Distributed deep learning for clusters on ordinary Ethernet."
 _EXAMPLE = """example:
   poseidon train --solver=prototxt/cifar10/cifar10_quick_solver.prototxt \\

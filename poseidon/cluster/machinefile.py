@@ -339,7 +339,7 @@ def parse_number(word: str, what: str, highest: int | None = None) -> int:
 def _check_role(value: str, place: str) -> None:
     if value not in {role.value for role in HostRole}:
         raise MachinefileError(
-            f"{place}: 'role={value}' is no role; expected role=server, worker or both"
+            f"{place}: 'role={value}' is not a role; expected role=server, worker or both"
         )
 
 
@@ -360,7 +360,7 @@ def _check_gpus(value: str, place: str) -> None:
 
 def _check_user(value: str, place: str) -> None:
     if not _USER.fullmatch(value):
-        raise MachinefileError(f"{place}: 'user={value}' is no user's name")
+        raise MachinefileError(f"{place}: 'user={value}' is not a user name")
 
 
 def _check_python(value: str, place: str) -> None:

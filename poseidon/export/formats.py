@@ -213,7 +213,7 @@ def read_tensors(path: Path) -> Arrays:
                 "it is damaged, or has other objects than tensors; expected what "
                 "torch.save(module.state_dict(), FILE) writes"
             )
-        raise SnapshotError(f"{path} is no file of tensors by name: {why}") from error
+        raise SnapshotError(f"{path} is not a file of tensors by name: {why}") from error
     for key in ("state_dict", "model"):  # the latter in a checkpoint of a group
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
             loaded = loaded[key]

@@ -263,7 +263,7 @@ class DashboardPage(JobListener):
         try:
             for line in self._process.stdout or ():
                 self._show(line.rstrip())
-        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: the page is no part of the job
+        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: the page is not part of the job
             self._show(f"warning: the dashboard's output cannot be read: {error}")
 
     def close(self) -> None:

@@ -430,7 +430,7 @@ def rounds_that_end_early(solver: SolverParameter, steps: int) -> list[str]:
         return []
     intervals = {name: getattr(solver, name) for name in ("snapshot", "test_interval")}
     return [
-        f"{name} {interval} is no multiple of --sync_every={steps}: there a round ends early"
+        f"{name} {interval} is not a multiple of --sync_every={steps}: there a round ends early"
         for name, interval in intervals.items()
         if interval % steps
     ]

@@ -79,7 +79,7 @@ def replaced(param: LayerParameter, context: LayerContext) -> LayerParameter:
 def _is_importable(module: str) -> bool:
     try:
         return module in sys.modules or importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):  # its package is missing, or is no package
+    except (ImportError, ValueError):  # its package is missing, or is not a package
         return False
 
 

@@ -187,7 +187,7 @@ def _call(text: str) -> tuple[nn.Module, Example]:
         raise UsageError(f"--module={text}: expected FILE.py:FUNCTION with a file that exists")
     spec = importlib.util.spec_from_file_location("poseidon_planned", path)
     if spec is None or spec.loader is None:
-        raise UsageError(f"--module={text}: {path} is no Python file")
+        raise UsageError(f"--module={text}: {path} is not a Python file")
     script = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(script)

@@ -181,7 +181,7 @@ class Fields:
 def _array_type(precision: str) -> np.dtype[Any]:
     kind = _ARRAY_TYPES.get(precision)
     if kind is None:
-        raise RemoteProtocolError(f"{precision!r:.40} is no precision of arrays")
+        raise RemoteProtocolError(f"{precision!r:.40} is not a precision of arrays")
     return kind
 
 

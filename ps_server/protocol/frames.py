@@ -215,7 +215,7 @@ def _member(kind: type[E], value: object) -> E:
     except ValueError as error:
         choices = ", ".join(str(member.value) for member in kind)
         raise RemoteProtocolError(
-            f"{value!r:.40} is no {kind.__name__}; expected one of {choices}"
+            f"{value!r:.40} is not a {kind.__name__}; expected one of {choices}"
         ) from error
 
 

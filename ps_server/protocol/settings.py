@@ -116,12 +116,12 @@ class CodecSpec:
     def __post_init__(self) -> None:
         if self.kind.is_sparse and not 0 < self.fraction <= MAX_FRACTION:
             raise SpecError(
-                f"{self.kind.value}:{self.fraction:g} is no codec; expected a fraction above 0 "
+                f"{self.kind.value}:{self.fraction:g} is not a codec; expected a fraction above 0 "
                 f"and at most {MAX_FRACTION}"
             )
         if not self.kind.is_sparse and self.fraction != 1:
             raise SpecError(
-                f"{self.kind.value}:{self.fraction:g} is no codec; {self.kind.value} has no "
+                f"{self.kind.value}:{self.fraction:g} is not a codec; {self.kind.value} has no "
                 "fraction"
             )
 
@@ -140,14 +140,14 @@ class CodecSpec:
             kind = CodecKind(name)
         except ValueError:
             names = ", ".join(f"{k.value}:FRACTION" if k.is_sparse else k.value for k in CodecKind)
-            raise SpecError(f"'{text:.60}' is no codec; expected {names}") from None
+            raise SpecError(f"'{text:.60}' is not a codec; expected {names}") from None
         if kind.is_sparse and not colon:
-            raise SpecError(f"'{text:.60}' is no codec; expected a fraction, such as {name}:0.01")
+            raise SpecError(f"'{name}' is not a codec; expected a fraction, such as {name}:0.01")
         try:
             fraction = float(number) if colon else 1.0
         except ValueError:
             raise SpecError(
-                f"'{text:.60}' is no codec; expected a number after '{name}:'"
+                f"'{text:.60}' is not a codec; expected a number after '{name}:'"
             ) from None
         return cls(kind, fraction)
 
@@ -167,7 +167,7 @@ class CodecPair:
     def __post_init__(self) -> None:
         if self.gradients is None and self.values is None:
             raise SpecError(
-                f"{NO_CODEC}/{NO_CODEC} is no codec; expected one for gradients or for values"
+                f"{NO_CODEC}/{NO_CODEC} is not a codec; expected one for gradients or for values"
             )
 
     def __str__(self) -> str:

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.processes
 
 @dataclass(frozen=True)
 class ThisMachine:
-    """A host that is no namespace."""
+    """A host that is not a namespace."""
 
     index: int = 0
     address: str = "127.0.0.1"

@@ -31,7 +31,7 @@ def test_no_secret_is_shown() -> None:
 
 @pytest.mark.parametrize("key", ["", "a" * 39, "a" * 41, "a" * 39 + "\n", "a" * 39 + '"', "ä" * 40])
 def test_what_is_no_key(key: str) -> None:
-    with pytest.raises(SpecError, match="is no public key"):
+    with pytest.raises(SpecError, match="is not a public key"):
         check_public(key)
 
 

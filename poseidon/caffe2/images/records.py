@@ -132,7 +132,7 @@ class Format:
             raise DataError(
                 "it is a Caffe Datum: use_caffe_datum=1 reads it"
                 if is_datum(value)
-                else "it is no TensorProtos"
+                else "it is not a TensorProtos"
             )
         if not expected <= len(tensors) <= expected + 1:
             raise DataError(
@@ -266,6 +266,8 @@ def _vector(tensor: TensorProto, size: int, what: str) -> Array:
 
 def _box(tensor: TensorProto) -> tuple[int, int, int, int]:
     if tensor.data_type != TensorProto.INT32 or len(tensor.int32_data) != 4:
-        raise DataError("its last tensor is no bounding box: INT32, ymin, xmin, height and width")
+        raise DataError(
+            "its last tensor is not a bounding box: INT32, ymin, xmin, height and width"
+        )
     top, left, height, width = tensor.int32_data
     return top, left, height, width

@@ -23,7 +23,7 @@ class Statistics(NamedTuple):
 
 
 def blob_nbytes(blob: Any) -> int:
-    """Return the bytes of a blob of the workspace; 0, with a warning, for one that is no tensor."""
+    """Return the bytes of a blob of the workspace; 0, with a warning, for any other value."""
     try:
         return int(workspace.FetchBlob(blob).nbytes)
     except (AttributeError, RuntimeError):

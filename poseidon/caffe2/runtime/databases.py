@@ -55,7 +55,9 @@ class MinidbCursor:
             key, value = _LENGTHS.unpack_from(self._data, at)
             at += _LENGTHS.size
             if key < 0 or value < 0 or at + key + value > end:
-                raise EnforceNotMet(f"The minidb {path} is cut off at byte {end}, or is no minidb")
+                raise EnforceNotMet(
+                    f"The minidb {path} is cut off at byte {end}, or is not a minidb"
+                )
             if key == 0:
                 break
             self._records.append((at, key, value))

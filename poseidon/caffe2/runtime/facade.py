@@ -70,5 +70,5 @@ def _proto(given: Any, *kinds: type) -> Any:
     proto = given.Proto() if hasattr(given, "Proto") else given
     if not isinstance(proto, kinds):
         names = " or ".join(kind.__name__ for kind in kinds)
-        raise TypeError(f"{type(given).__name__} is no {names}")
+        raise TypeError(f"{type(given).__name__} is not a {names}")
     return proto

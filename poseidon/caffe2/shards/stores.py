@@ -135,7 +135,7 @@ class FolderStore(Store):
     def __init__(self, folder: str | os.PathLike[str], prefix: str = "") -> None:
         top = Path(folder)
         if not top.is_dir():
-            problem = "is no folder" if top.exists() else "does not exist"
+            problem = "is not a folder" if top.exists() else "does not exist"
             raise UsageError(
                 f"the folder of the rendezvous, {top}, {problem}; all shards must share it"
             )

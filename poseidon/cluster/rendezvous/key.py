@@ -37,7 +37,7 @@ def read_key(path: Path) -> bytes:
         # of its own.
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
             raise UsageError(
-                f"--key_file: {path} is no regular file, expected one that every task can read "
+                f"--key_file: {path} is not a regular file, expected one that every task can read "
                 "again; "
                 f"make one with: {own_command()} worker --new_key=FILE"
             )

@@ -95,7 +95,7 @@ class SshConfig:
         settings: name the file.
 
     Raises:
-        JobError: the file cannot be read or is no SSH configuration.
+        JobError: the file cannot be read or is not an SSH configuration.
     """
 
     def __init__(self, settings: SshSettings) -> None:

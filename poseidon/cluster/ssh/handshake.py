@@ -311,7 +311,7 @@ def _why_not(path: Path, error: Exception) -> str:
     # Paramiko raises one error or another for a missing passphrase, by the kind of key.
     if isinstance(error, paramiko.PasswordRequiredException) or "password" in str(error):
         return f"{path} needs a passphrase (add it to the agent: ssh-add {path})"
-    return f"{path} is no private key ({str(error) or type(error).__name__})"
+    return f"{path} is not a private key ({str(error) or type(error).__name__})"
 
 
 class _Agent(paramiko.Agent):

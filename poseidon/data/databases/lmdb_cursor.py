@@ -60,7 +60,7 @@ def _check(path: Path) -> None:
     size = (path / "data.mdb").stat().st_size
     if not size:  # LMDB would call it a bad file descriptor
         raise DataError(
-            f"the LMDB database {path} is no database: its data.mdb has 0 bytes; make it again"
+            f"the LMDB database {path} is not a database: its data.mdb has 0 bytes; make it again"
         )
     with closing(_environment(path, lock=False)) as environment:
         needed = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]

@@ -182,7 +182,7 @@ def _mnist_file(source: Path, name: str) -> Path:
     ]
     found = next((path for path in paths if path.is_file()), None)
     if found is None:
-        problem = f"has no {name} or {name}.gz" if source.is_dir() else "is no folder"
+        problem = f"has no {name} or {name}.gz" if source.is_dir() else "is not a folder"
         raise DataError(f"{source} {problem}; expected the folder of MNIST's four published files")
     return found
 

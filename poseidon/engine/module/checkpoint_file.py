@@ -57,7 +57,7 @@ def unpacked(content: bytes, source: str) -> Any:
     ) as error:
         # torch's own sentence advises to load the file without this protection
         raise SnapshotError(
-            f"{source} is no checkpoint of a group; expected a file of group.save(), which "
+            f"{source} is not a checkpoint of a group; expected a file of group.save(), which "
             "torch.load(weights_only=True) "
             "reads"
         ) from error
@@ -85,7 +85,7 @@ def checked(state: Any, source: str) -> dict[str, Any]:
     """
     if not isinstance(state, Mapping) or "poseidon" not in state:
         raise SnapshotError(
-            f"{source} is no checkpoint of a group; expected what group.state_dict() gives, or "
+            f"{source} is not a checkpoint of a group; expected what group.state_dict() gives, or "
             "group.save() writes"
         )
     if state["poseidon"] != FORMAT:

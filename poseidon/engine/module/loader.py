@@ -181,7 +181,7 @@ class SharedLoader(DataLoader[Any]):
         if len(self._of) > 1 and count % self._passes:
             raise UsageError(
                 f"each virtual worker has {count} batches in this epoch, and passes={self._passes}:"
-                " the last ones are no whole step, and one worker computes for several virtual "
+                " the last ones are not a whole step, and one worker computes for several virtual "
                 f"workers; expected a multiple of {self._passes} batches, by another batch_size, "
                 "or one virtual worker a worker"
             )

@@ -371,7 +371,7 @@ class StepLoop(ABC):
 
     def __call__(self, *_: object, **__: object) -> NoReturn:
         raise UsageError(
-            "a group is no module; expected the one that distribute() was given, which stays as "
+            "a group is not a module; expected the one that distribute() was given, which stays as "
             "it was: group = "
             "poseidon.distribute(model, ...), then model(x)"
         )

@@ -143,7 +143,7 @@ class Peers:
                 fields = [number for number in numbers if type(number) is int]
                 self._receivers[kind](sender, fields, frames[1])
             case _:
-                raise RemoteProtocolError("a peer sent something that is no message of a sum")
+                raise RemoteProtocolError("a peer sent something that is not a message of a sum")
 
     def _note_finished(self, sender: int, fields: Sequence[int], _: Buffer) -> None:
         self._finished[sender] = fields[0]

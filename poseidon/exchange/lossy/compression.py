@@ -85,9 +85,8 @@ def _scheme(part: str, text: str, loss_budget: float | None) -> CompressionSchem
     name += colon + start
     if not name or (equals and not pattern):
         raise UsageError(
-            f"--compress={text:.80}: '{part:.60}' is no scheme; expected a codec such as int8, or "
-            "PATTERN=CODEC such as "
-            "fc*=topk:0.01"
+            f"--compress={text:.80}: '{part:.60}' is not a scheme; expected a codec such as int8, "
+            "or PATTERN=CODEC such as fc*=topk:0.01"
         )
     try:
         return CompressionScheme(pattern, _auto(name, loss_budget) or _codec(name))
@@ -105,7 +104,7 @@ def _auto(name: str, loss_budget: float | None) -> Auto | None:
     try:
         return Auto(float(own) if colon else loss_budget)
     except ValueError:
-        raise SpecError(f"'{name:.60}' is no codec; expected a number after '{AUTO}:'") from None
+        raise SpecError(f"'{name:.60}' is not a codec; expected a number after '{AUTO}:'") from None
 
 
 def _codec(name: str) -> Lossy | None:
@@ -121,8 +120,8 @@ def _codec(name: str) -> Lossy | None:
         or (inner and codec not in _DENSE)
     ):
         raise SpecError(
-            f"'{name:.60}' is no codec; expected {POWERSGD}:RANK with a whole number from 1 on, or "
-            f"{POWERSGD}:RANK:CODEC with int8 or int4 for the factors, or either with "
+            f"'{name:.60}' is not a codec; expected {POWERSGD}:RANK with a whole number from 1 on, "
+            f"or {POWERSGD}:RANK:CODEC with int8 or int4 for the factors, or either with "
             f"{START}ITERATION"
         )
     return LowRank(int(rank), int(start or 0), CodecSpec.parse(codec) if codec else None)
@@ -133,10 +132,10 @@ def _pair(name: str) -> CodecPair:
         kind = half.partition(":")[0]
         if kind in (POWERSGD, AUTO):
             raise SpecError(
-                f"'{name:.60}' is no codec; {kind} has both directions: leave out the '/'"
+                f"'{name:.60}' is not a codec; {kind} has both directions: leave out the '/'"
             )
         if half != NONE and kind not in _KINDS:
-            raise SpecError(f"'{half:.60}' is no codec; expected {_NAMES}")
+            raise SpecError(f"'{half:.60}' is not a codec; expected {_NAMES}")
     return CodecPair.parse(name)
 
 

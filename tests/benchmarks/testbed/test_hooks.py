@@ -95,5 +95,5 @@ def test_diloco_steps_from_the_anchor_by_the_outer_rule(group: None) -> None:
 
 def test_diloco_is_no_hook_of_ddp(group: None) -> None:
     net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
-    with pytest.raises(ValueError, match="diloco is no communication hook"):
+    with pytest.raises(ValueError, match="diloco is not a communication hook"):
         attach(net, Hook.parse("diloco:2"))

@@ -31,7 +31,7 @@ def test_a_workspace_of_its_own() -> None:
     with pytest.raises(RuntimeError, match="exists already"):
         ws.create_net(net)
     assert not workspace.HasBlob("c")
-    with pytest.raises(TypeError, match="str is no NetDef"):
+    with pytest.raises(TypeError, match="str is not a NetDef"):
         ws.create_net("net")
 
 

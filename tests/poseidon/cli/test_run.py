@@ -74,8 +74,8 @@ def test_a_checkpoint_is_checked_and_handed_to_every_worker(
     (folder / "model.pt").write_bytes(packed({"weight": 1}))
     for name, words in {
         "net_iter_7.pt": "is truncated or changed",
-        "model.pt": "is no checkpoint of a group",
-        "train.py": "is no checkpoint of a group",
+        "model.pt": "is not a checkpoint of a group",
+        "train.py": "is not a checkpoint of a group",
         "none.pt": "there is no file none.pt",
     }.items():
         assert main(["run", f"--snapshot={name}", "train.py"]) == 1

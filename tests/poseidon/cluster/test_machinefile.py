@@ -75,7 +75,7 @@ def test_reads(text: str, expected: list[tuple[int, str, int]]) -> None:
         ("0 h 5 colour=red", 1, "hosts:1: ", "unknown word 'colour=red'"),
         ("0 h 5 more", 1, "hosts:1: ", "found 'more'"),
         ("0 h 5 role", 1, "hosts:1: ", "found 'role'"),
-        ("0 h 5 role=shard", 1, "hosts:1: ", "'role=shard' is no role; expected role=server, "
+        ("0 h 5 role=shard", 1, "hosts:1: ", "'role=shard' is not a role; expected role=server, "
 "worker or both"),
         ("0 h 5 rôle=server", 1, "hosts:1: ", "did you mean 'role='?"),
         ("0 h 5 role=both role=both", 1, "hosts:1: ", "a machine has one role"),
@@ -202,11 +202,11 @@ def test_other_legal_values(word: str) -> None:
 @pytest.mark.parametrize(
     ("word", "expected"),
     [
-        ("user=-oProxyCommand=x", "is no user's name"),
-        ("user=", "is no user's name"),
-        ("user=a;b", "is no user's name"),
-        ("user=a\x00", "is no user's name"),
-        ("user=a\n", "is no user's name"),
+        ("user=-oProxyCommand=x", "is not a user name"),
+        ("user=", "is not a user name"),
+        ("user=a;b", "is not a user name"),
+        ("user=a\x00", "is not a user name"),
+        ("user=a\n", "is not a user name"),
         ("ssh_port=0", "ssh_port must be a port from 1 to 65535"),
         ("ssh_port=65536", "ssh_port must be a whole number"),
         ("ssh_port=-1", "ssh_port must be a whole number"),

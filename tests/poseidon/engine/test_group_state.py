@@ -444,7 +444,7 @@ def test_what_does_not_fit_is_one_sentence() -> None:
     with pytest.raises(SnapshotError, match="keeps scheduler; this script has handed nothing"):
         resumed({**state, "kept": {"scheduler": {}}})
     with pytest.raises(
-        SnapshotError, match=r"is no checkpoint of a group; expected what group\.state_dict"
+        SnapshotError, match=r"is not a checkpoint of a group; expected what group\.state_dict"
     ):
         resumed(dict(module.state_dict()))
     with pytest.raises(SnapshotError, match="has format 99"):
@@ -466,7 +466,7 @@ def test_a_file_that_would_run_code_is_refused(tmp_path: Path) -> None:
         DistributeOptions(),
         WorkerContext(checkpoint=tmp_path / "net_iter_1.pt"),
     )
-    sentence = r"net_iter_1\.pt is no checkpoint of a group; expected a file of group\.save\(\), which .* reads$"
+    sentence = r"net_iter_1\.pt is not a checkpoint of a group; expected a file of group\.save\(\), which .* reads$"
     with pytest.raises(SnapshotError, match=sentence):
         group.resume()
 

@@ -128,7 +128,7 @@ def test_a_worker_that_goes_on_gets_the_addresses_of_the_next_start() -> None:
 
 
 class Unreadable(io.StringIO):
-    """Standard input with a line that is no text."""
+    """Standard input with a line that is not text."""
 
     def __next__(self) -> str:
         raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")

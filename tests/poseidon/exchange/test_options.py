@@ -168,7 +168,10 @@ def test_an_added_option_is_checked_as_all_others() -> None:
         ({"bandwidth_mbps": "fast"}, "--client_bandwidth_mbps is 'fast'; expected a number"),
         ({"kind": "allreduce", "staleness": 1}, "--exchange=allreduce has no staleness"),
         ({"compress": 8}, "--compress is 8; expected str"),
-        ({"compress": "int2"}, "--compress=int2: 'int2' is no codec; expected int8, .*, or none"),
+        (
+            {"compress": "int2"},
+            "--compress=int2: 'int2' is not a codec; expected int8, .*, or none",
+        ),
         (
             {"compress": "auto"},
             "--compress=auto needs --loss_budget=F, or auto:F; expected F such as 0.01",

@@ -117,7 +117,7 @@ def test_a_state_dict_with_other_names(
     [
         ({"a": 1}, "'a' is a int, expected a tensor"),
         (torch.zeros(2), "has no tensors by name"),
-        (None, "is no file of tensors by name"),
+        (None, "is not a file of tensors by name"),
     ],
 )
 def test_a_file_of_something_else(content: object, text: str, tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_a_file_of_something_else(content: object, text: str, tmp_path: Path) ->
     with pytest.raises(SnapshotError, match=text):
         read_tensors(path)
     (tmp_path / "w.safetensors").write_bytes(b"nothing")
-    with pytest.raises(SnapshotError, match="is no file of tensors by name"):
+    with pytest.raises(SnapshotError, match="is not a file of tensors by name"):
         read_tensors(tmp_path / "w.safetensors")
     with pytest.raises(SnapshotError, match="cannot read"):
         read_tensors(tmp_path / "absent.pth")

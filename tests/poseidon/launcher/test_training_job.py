@@ -116,7 +116,9 @@ def test_an_option_of_the_workers_is_named_by_one_class_alone() -> None:
 def test_rounds_of_local_steps_that_end_early_have_a_note(solver: SolverDefinition) -> None:
     solver.param.snapshot = 64
     notes = rounds_that_end_early(solver.param, 32)
-    assert notes == ["test_interval 5 is no multiple of --sync_every=32: there a round ends early"]
+    assert notes == [
+        "test_interval 5 is not a multiple of --sync_every=32: there a round ends early"
+    ]
     assert rounds_that_end_early(solver.param, 0) == []
 
 

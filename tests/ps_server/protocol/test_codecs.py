@@ -273,14 +273,17 @@ def test_positions_that_no_encoder_sends_are_refused(positions: list[int]) -> No
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("int2", "'int2' is no codec; expected int8, int4, sign, topk:FRACTION, randomk:FRACTION"),
-        ("topk", "'topk' is no codec; expected a fraction, such as topk:0.01"),
-        ("topk:0", "topk:0 is no codec"),
-        ("topk:0.6", "topk:0.6 is no codec"),
+        (
+            "int2",
+            "'int2' is not a codec; expected int8, int4, sign, topk:FRACTION, randomk:FRACTION",
+        ),
+        ("topk", "'topk' is not a codec; expected a fraction, such as topk:0.01"),
+        ("topk:0", "topk:0 is not a codec"),
+        ("topk:0.6", "topk:0.6 is not a codec"),
         ("topk:nan", "expected a fraction"),
         ("topk:much", "expected a number after 'topk:'"),
         ("int8:3", "int8 has no fraction"),
-        ("", "'' is no codec"),
+        ("", "'' is not a codec"),
     ],
 )
 def test_what_is_no_codec_is_refused(text: str, message: str) -> None:

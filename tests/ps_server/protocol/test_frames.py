@@ -226,7 +226,7 @@ BROKEN = {
     "unknown signal": [header(16, 77, 1)],
     "zero workers": [header(3, 0, 1, [], "SSP", None, 1.0, 0)],
     "unknown consistency": [header(3, 1, 1, [], "BSP", None, 1.0, 0)],
-    "table is no list": [header(3, 1, 1, [7], "SSP", None, 1.0, 0)],
+    "table is not a list": [header(3, 1, 1, [7], "SSP", None, 1.0, 0)],
     "deep nesting": [b"\x91" * 100_000],
     "a bomb of lengths": [b"\xdd\xff\xff\xff\xff"],
     "an extension": [b"\xc7\x08\x01" + b"x" * 8],
@@ -300,14 +300,14 @@ def create(
             "expected staleness 0",
         ),
         (create(size=0), "table 't' has size 0; expected 1 to 1099511627776"),
-        (create(regularization="none"), "'none' is no Regularization; expected one of L2, L1"),
+        (create(regularization="none"), "'none' is not a Regularization; expected one of L2, L1"),
         (
             create(keeping="sum"),
-            "'sum' is no Keeping; expected one of gradients, average, copy",
+            "'sum' is not a Keeping; expected one of gradients, average, copy",
         ),
         (
             create(rule="sgd"),
-            "'sgd' is no RuleKind; expected one of SGD, Nesterov, AdaGrad, RMSProp, AdaDelta, "
+            "'sgd' is not a RuleKind; expected one of SGD, Nesterov, AdaGrad, RMSProp, AdaDelta, "
             "Adam, torch.SGD, torch.Adam, AdamW, Lion, Muon, Mean",
         ),
         (

@@ -306,7 +306,7 @@ def test_int8_is_near_the_exact_values(name: str) -> None:
 
 @pytest.mark.parametrize("name", CODECS)
 def test_means_are_encoded_with_what_was_held_back(name: str) -> None:
-    """A mean is no sum of changes: it is what the last encoding holds, and nothing of the
+    """A mean is not a sum of changes: it is what the last encoding holds, and nothing of the
     gradients is lost.
     """
     codec = codec_of(CodecSpec.parse(name))

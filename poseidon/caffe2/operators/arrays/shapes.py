@@ -136,7 +136,7 @@ def transpose(x: Any, *, axes: list[int] = []) -> Any:  # noqa: B006 (it is not 
     order = axes or list(range(x.ndim))[::-1]
     if sorted(order) != list(range(x.ndim)):
         raise ValueError(
-            f"the axes {order} are no order of the {counted(x.ndim, 'dimension')} of the input"
+            f"the axes {order} are not an order of the {counted(x.ndim, 'dimension')} of the input"
         )
     return x.transpose(order) if isinstance(x, np.ndarray) else x.permute(order).contiguous()
 

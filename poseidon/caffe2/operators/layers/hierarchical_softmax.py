@@ -30,7 +30,7 @@ def _parsed(message: Any, text: bytes, argument: str) -> Any:
     try:
         message.ParseFromString(text)
     except DecodeError as error:
-        raise ValueError(f"the argument {argument} is no {type(message).__name__}") from error
+        raise ValueError(f"the argument {argument} is not a {type(message).__name__}") from error
     return message
 
 

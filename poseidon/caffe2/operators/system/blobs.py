@@ -26,7 +26,7 @@ def feed_blob(*, value: Argument) -> bytes:
         ValueError: the argument has a different type.
     """
     if not value.HasField("s"):
-        raise ValueError("FeedBlob: the argument value is no string")
+        raise ValueError("FeedBlob: the argument value is not a string")
     return value.s
 
 

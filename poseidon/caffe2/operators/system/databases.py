@@ -267,7 +267,7 @@ def _message(kind: Any, content: bytes, key: bytes) -> Any:
     try:
         return kind.FromString(content)
     except DecodeError as error:
-        raise EnforceNotMet(f"The record {key!r} is no {kind.__name__}") from error
+        raise EnforceNotMet(f"The record {key!r} is not a {kind.__name__}") from error
 
 
 @operator("DBExists")
@@ -352,7 +352,7 @@ class TensorProtosDBInput:
             values = [from_proto(tensor) for tensor in tensors]
         except (DecodeError, ValueError, RuntimeError) as error:
             raise EnforceNotMet(
-                f"{name} is no TensorProtos ({error}); {expected} tensors"
+                f"{name} is not a TensorProtos ({error}); {expected} tensors"
             ) from error
         if len(tensors) != self.context.outputs:
             hint = (

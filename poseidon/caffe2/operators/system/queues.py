@@ -74,7 +74,7 @@ class BlobsQueue:
 
 def _queue(blob: Blob) -> BlobsQueue:
     if not isinstance(blob.value, BlobsQueue):
-        raise EnforceNotMet("The first input is no queue; CreateBlobsQueue makes one")
+        raise EnforceNotMet("The first input is not a queue; CreateBlobsQueue makes one")
     return blob.value
 
 
@@ -334,7 +334,7 @@ def create_blobs_queue_db(
         timeout_secs: how long a read waits for an entry; 0 for no limit.
     """
     if not isinstance(queue, BlobsQueue):
-        raise EnforceNotMet("The input is no queue; CreateBlobsQueue makes one")
+        raise EnforceNotMet("The input is not a queue; CreateBlobsQueue makes one")
     if not 0 <= value_blob_index < queue.width or key_blob_index >= queue.width:
         raise ValueError(f"key_blob_index and value_blob_index must be less than {queue.width}")
     cursor = QueueCursor(queue, key_blob_index, value_blob_index, timeout_secs or None)
@@ -343,7 +343,7 @@ def create_blobs_queue_db(
 
 def _rebatching(blob: Blob) -> BlobsQueue:
     if not isinstance(blob.value, BlobsQueue):
-        raise EnforceNotMet("The first input is no queue; CreateRebatchingQueue makes one")
+        raise EnforceNotMet("The first input is not a queue; CreateRebatchingQueue makes one")
     return blob.value
 
 

@@ -36,7 +36,7 @@ def concat_tensor_vector(vector: list[Tensor]) -> Tensor:
         ValueError: the vector is empty.
     """
     if not isinstance(vector, list):
-        raise ValueError("the input is no vector of tensors: CreateTensorVector makes one")
+        raise ValueError("the input is not a vector of tensors: CreateTensorVector makes one")
     if not vector:
         raise ValueError("the vector has no tensors to join")
     return torch.cat(vector)

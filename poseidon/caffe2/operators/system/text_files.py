@@ -73,7 +73,7 @@ class TextFileReader:
             return torch.tensor([float(text) for text in texts], dtype=torch.float32)
         except ValueError as error:
             raise EnforceNotMet(
-                f"The file {self.path} has a field that is no number: {error}"
+                f"The file {self.path} has a field that is not a number: {error}"
             ) from error
 
 
@@ -96,7 +96,7 @@ def text_file_reader_read(reader: Any, *, context: Context, batch_size: int = 1)
             number of outputs.
     """
     if not isinstance(reader, TextFileReader):
-        raise EnforceNotMet("The input is no reader of a text file; CreateTextFileReader makes one")
+        raise EnforceNotMet("The input is not a text file reader; CreateTextFileReader makes one")
     if context.outputs != len(reader.types):
         raise EnforceNotMet(
             f"The file has {len(reader.types)} fields, the operator {context.outputs} outputs"

@@ -80,7 +80,7 @@ def _of_table(name: str, table: Table, rule: UpdateRule | None) -> PlannedTable:
     rule = table.rule or rule
     if rule is None:
         raise UsageError(
-            f"table '{name}' has no rule, and is no parameter of a torch optimizer; expected "
+            f"table '{name}' has no rule, and is not a parameter of a torch optimizer; expected "
             "Table(..., rule=poseidon.Adam(lr=...))"
         )
     own, factor = row_rule(rule, name)

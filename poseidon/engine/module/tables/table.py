@@ -144,7 +144,7 @@ class Table(nn.Module):
         return self.lookup
 
 
-leave_out_of_graphs(Table.forward, "a Table pulls rows from the shards, which is no computation")
+leave_out_of_graphs(Table.forward, "a Table pulls rows from the shards, which is not a computation")
 
 
 def distinct(

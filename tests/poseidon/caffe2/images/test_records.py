@@ -101,7 +101,7 @@ def float_image() -> bytes:
 @pytest.mark.parametrize(
     ("record", "arguments", "message"),
     [
-        (b"\xff", {}, "it is no TensorProtos; expected a TensorProtos with an encoded image"),
+        (b"\xff", {}, "it is not a TensorProtos; expected a TensorProtos with an encoded image"),
         (
             encode_datum(picture(0).transpose(2, 0, 1), 5),
             {},
@@ -128,7 +128,7 @@ def float_image() -> bytes:
         (protos(encoded(picture(0))[:200]), {}, "truncated|cannot be decoded"),
         (protos(picture(0), 1, 2, 3), {}, "it has 4 tensors, not 2"),
         (protos(picture(0), [1, 2]), {}, "the label has 2 values, not 1"),
-        (protos(picture(0), 1, 2), {}, "no bounding box"),
+        (protos(picture(0), 1, 2), {}, "not a bounding box"),
         (
             protos(picture(0), [4]),
             {"label_type": 1, "num_labels": 4},

@@ -459,7 +459,7 @@ def test_keys_that_do_not_let_us_in(sshd: LoopbackSshd, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "words"),
-    [("locked", "needs a passphrase"), ("text", "is no private key"), ("", "there is none")],
+    [("locked", "needs a passphrase"), ("text", "is not a private key"), ("", "there is none")],
 )
 def test_keys_that_cannot_be_tried(
     sshd: LoopbackSshd, tmp_path: Path, kind: str, words: str

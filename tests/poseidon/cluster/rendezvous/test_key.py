@@ -55,7 +55,7 @@ def test_no_file(tmp_path: Path) -> None:
 def test_a_named_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "key", 0o600)
     with pytest.raises(
-        UsageError, match="key is no regular file, expected one that every task can read again"
+        UsageError, match="key is not a regular file, expected one that every task can read again"
     ):
         read_key(tmp_path / "key")
 

@@ -107,7 +107,7 @@ def test_an_empty_database(tmp_path: Path, backend: Backend) -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "is no database: its data.mdb has 0 bytes"),
+        (b"", "is not a database: its data.mdb has 0 bytes"),
         (b"short", "cannot be read"),
         (bytes(10_000), "cannot be read: .*MDB_INVALID"),
     ],

@@ -112,7 +112,8 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     ):
         convert_mnist(tmp_path, tmp_path / "out", Backend.LMDB)
     with pytest.raises(
-        DataError, match=r"absent is no folder; expected the folder of MNIST's four published files"
+        DataError,
+        match=r"absent is not a folder; expected the folder of MNIST's four published files",
     ):
         convert_mnist(tmp_path / "absent", tmp_path / "out", Backend.LMDB)
 

@@ -189,7 +189,10 @@ def by_closure(module: nn.Module, group: Group) -> None:
         (twice, r"1 (time|backward pass).*expected step\(\)"),
         (never, "without a backward pass"),
         (settles_within, "between a backward pass"),
-        (calls_the_group, r"a group is no module; expected the one that distribute\(\) was given"),
+        (
+            calls_the_group,
+            r"a group is not a module; expected the one that distribute\(\) was given",
+        ),
     ],
 )
 @pytest.mark.parametrize(

@@ -327,8 +327,8 @@ def head(kind: int, index: int = 0, length: int = 0) -> bytes:
 NONSENSE = {
     "an unknown kind": (head(255), r"on this machine sent a message of unknown kind 255$"),
     "a tensor out of range": (head(Kind.VALUE.value, 99), "IndexError"),
-    "signals that are no JSON": (head(Kind.SIGNALS.value, 0, 1) + b"{", "JSONDecodeError"),
-    "a reason that is no text": (head(Kind.FAILED.value, 0, 1) + b"\xff", "UnicodeDecodeError"),
+    "signals that are not JSON": (head(Kind.SIGNALS.value, 0, 1) + b"{", "JSONDecodeError"),
+    "a reason that is not text": (head(Kind.FAILED.value, 0, 1) + b"\xff", "UnicodeDecodeError"),
 }
 """What a leader sends, and what its follower raises."""
 

@@ -63,23 +63,23 @@ def test_the_first_scheme_that_matches_decides(text: str, expected: list[str | N
     [
         (
             "int8,",
-            "--compress=int8,: '' is no scheme; expected a codec such as int8, or PATTERN=CODEC",
+            "--compress=int8,: '' is not a scheme; expected a codec such as int8, or PATTERN=CODEC",
         ),
-        ("=int8", "'=int8' is no scheme"),
-        ("fc*=", "'fc*=' is no scheme"),
-        ("fc*=topk", "'topk' is no codec; expected a fraction, such as topk:0.01"),
+        ("=int8", "'=int8' is not a scheme"),
+        ("fc*=", "'fc*=' is not a scheme"),
+        ("fc*=topk", "'topk' is not a codec; expected a fraction, such as topk:0.01"),
         (
             "topk:0.6",
-            "--compress=topk:0.6: topk:0.6 is no codec; expected a fraction above 0 and at most 0.5",
+            "--compress=topk:0.6: topk:0.6 is not a codec; expected a fraction above 0 and at most 0.5",
         ),
         (
             "powersgd",
-            "'powersgd' is no codec; expected powersgd:RANK with a whole number from 1 on",
+            "'powersgd' is not a codec; expected powersgd:RANK with a whole number from 1 on",
         ),
         ("powersgd:0", "expected powersgd:RANK"),
         ("powersgd:2:9", "expected powersgd:RANK"),
         ("powersgd:2:sign", "or powersgd:RANK:CODEC with int8 or int4 for the factors"),
-        ("auto:little", "'auto:little' is no codec; expected a number after 'auto:'"),
+        ("auto:little", "'auto:little' is not a codec; expected a number after 'auto:'"),
         (
             "auto:0.001",
             "a loss budget of 0.001 is below the measured loss of every codec; expected 0.005 or "
@@ -87,19 +87,19 @@ def test_the_first_scheme_that_matches_decides(text: str, expected: list[str | N
         ),
         ("auto", "--compress=auto needs --loss_budget=F"),
         ("powersgd:2:start=", "or either with :start=ITERATION"),
-        ("fc*=int8:start=9", "'int8:start=9' is no codec; expected a number after 'int8:'"),
-        ("none/none", "none/none is no codec; expected one for gradients or for values"),
-        ("int8/", "'' is no codec; expected int8"),
-        ("int8/sign/none", "'sign/none' is no codec; expected int8"),
+        ("fc*=int8:start=9", "'int8:start=9' is not a codec; expected a number after 'int8:'"),
+        ("none/none", "none/none is not a codec; expected one for gradients or for values"),
+        ("int8/", "'' is not a codec; expected int8"),
+        ("int8/sign/none", "'sign/none' is not a codec; expected int8"),
         ("powersgd:2/int8", "expected powersgd:RANK with a whole number"),
         (
             "int8/powersgd:2",
-            "'int8/powersgd:2' is no codec; powersgd has both directions: leave out the '/'",
+            "'int8/powersgd:2' is not a codec; powersgd has both directions: leave out the '/'",
         ),
-        ("auto/int8", "'auto/int8' is no codec; auto has both directions: leave out the '/'"),
+        ("auto/int8", "'auto/int8' is not a codec; auto has both directions: leave out the '/'"),
         (
             "fc*",
-            "'fc*' is no codec; expected int8, int4, sign, topk:FRACTION, randomk:FRACTION, "
+            "'fc*' is not a codec; expected int8, int4, sign, topk:FRACTION, randomk:FRACTION, "
             "powersgd:RANK, auto, or none",
         ),
     ],

@@ -84,7 +84,7 @@ def test_an_entry_keeps_its_values() -> None:
     [
         ("DequeueBlobs", ["queue"], ["a"], {"timeout_secs": 0.01}, "timed out in 0.0"),
         ("DequeueBlobs", ["queue"], ["a", "b"], {}, "has 1 blobs, 2 are given"),
-        ("DequeueBlobs", ["x"], ["a"], {}, "is no queue"),
+        ("DequeueBlobs", ["x"], ["a"], {}, "is not a queue"),
         ("EnqueueBlobs", ["queue", "x", "x"], ["x", "x"], {}, "has 1 blobs, 2 are given"),
         ("CreateBlobsQueue", [], ["other"], {"capacity": 0}, "at least 1, not 0"),
     ],

@@ -55,5 +55,5 @@ def test_conditional_and_time() -> None:
 def test_a_net_feeds_a_string() -> None:
     (text,) = run("FeedBlob", [], value="made in the net")
     assert text == b"made in the net"
-    with pytest.raises(RuntimeError, match="the argument value is no string"):
+    with pytest.raises(RuntimeError, match="the argument value is not a string"):
         run("FeedBlob", [], value=3)
