@@ -326,19 +326,6 @@ class Client:
         """
         return self._session.held_back(table)
 
-    def store_copy(self, table: int, array: Array) -> None:
-        """Bring the shards' copy of a table of `Keeping.COPY` up to this worker's clock; returns
-        at once. Rank 0.
-        """
-        self._do(lambda: self._session.store_copy(table, array))
-
-    def fetch_copy(self, table: int, out: Array) -> None:
-        """Write what was last stored of a table of `Keeping.COPY` to `out`, flat float32 of its
-        size.
-        """
-        self._do(lambda: self._session.ask_copy(table))
-        self.read(table, out)
-
     def add_norm(self, clock: int, squares: Sequence[float]) -> None:
         """Add numbers whose sum is the sum of squares of iteration `clock`'s gradients outside the
         store; returns at once. Rank 0.

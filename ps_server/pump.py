@@ -173,13 +173,14 @@ class Pump:
         began_ns = self._trace.now()
         parts = [(waiting.message, waiting.on_the_wire()) for waiting in packet]
         frames = [frame for _, frames in parts for frame in frames]
-        taken = self._shared_memory.send(shard, frames, self._transport.send)
-        with self._monitor:
-            (queue.sent if taken else queue.put_back)(packet)
-        for message, frames in parts if taken else ():
+        if not self._shared_memory.send(shard, frames, self._transport.send):
+            with self._monitor:
+                queue.put_back(packet)
+            return False
+        for message, frames in parts:
             self._meter.sent(message, frames)
             self._record(Track.SEND, shard, message, began_ns)
-        return taken
+        return True
 
     def _receive(self, timeout_s: float) -> None:
         batch = self._transport.receive(timeout_s)

@@ -216,12 +216,13 @@ class Server:
         began_ns = self._trace.now()
         parts = [(waiting.message, waiting.on_the_wire()) for waiting in packet]
         frames = [frame for _, frames in parts for frame in frames]
-        taken = send(peer, frames)
-        (queue.sent if taken else queue.put_back)(packet)
-        for message, frames in parts if taken else ():
+        if not send(peer, frames):
+            queue.put_back(packet)
+            return False
+        for message, frames in parts:
             self._meter.sent(frames)
             trace_message(self._trace, Track.SEND, message, self._names, began_ns)
-        return taken
+        return True
 
     def _send_in_memory(self, peer: bytes, frames: Frames) -> bool:
         return self._shared_memory.send(peer, frames, self._transport.send)

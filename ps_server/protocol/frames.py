@@ -377,7 +377,13 @@ _WRITERS: dict[type, tuple[int, Callable[[Any], Written]]] = {
     m.Signal: (16, lambda x: ([x.kind.value, x.clock], ())),
     m.Leave: (17, lambda _: ([], ())),
     m.Fault: (18, lambda x: ([x.reason], ())),
-    m.Store: (19, lambda x: ([x.table, x.chunk, x.clock], [raw_bytes(x.array)])),
+    m.Round: (
+        19,
+        lambda x: (
+            [x.clock, list(x.workers), [float(weight) for weight in x.weights]],
+            list(x.payloads),
+        ),
+    ),
     m.Gone: (20, lambda x: ([x.worker, x.iterations], ())),
     m.MemoryOffer: (21, lambda x: ([x.process, x.file, x.nonce, x.slots, x.slot_bytes], ())),
     m.MemoryAnswer: (22, lambda x: ([x.opened], ())),
@@ -402,13 +408,6 @@ _WRITERS: dict[type, tuple[int, Callable[[Any], Written]]] = {
     m.Part: (29, lambda x: ([x.clock, float(x.weight), x.whole], [x.payload])),
     m.Taken: (30, lambda x: ([x.clock], ())),
     m.Awaited: (31, lambda x: ([x.clock], ())),
-    m.Round: (
-        32,
-        lambda x: (
-            [x.clock, list(x.workers), [float(weight) for weight in x.weights]],
-            list(x.payloads),
-        ),
-    ),
 }
 
 
@@ -480,7 +479,6 @@ _READ: dict[type, Callable[[Fields], m.Message]] = {
     ),
     m.Gather: lambda f: m.Gather(f.integer(MAX_CLOCK), _payload(f), f.flag()),
     m.Gathered: lambda f: m.Gathered(f.integer(MAX_CLOCK), f.payloads()),
-    m.Store: lambda f: m.Store(_table(f), _chunk(f), _clock(f), f.array()),
     m.Signal: lambda f: m.Signal(_member(m.SignalKind, f.integer(256)), _clock(f)),
     m.Leave: lambda f: m.Leave(),
     m.Fault: lambda f: m.Fault(f.text()),

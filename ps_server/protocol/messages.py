@@ -169,16 +169,6 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True)
-class Store:
-    """Rank 0 -> shard: the value of a chunk of a copied table after `clock` iterations."""
-
-    table: int
-    chunk: int
-    clock: int
-    array: Array
-
-
-@dataclass(frozen=True, slots=True)
 class Clock:
     """Worker -> shard: the worker has finished `clock` iterations and sent all their pushes;
     counted without a gap.
@@ -396,7 +386,6 @@ ToShard = (
     | Push
     | Part
     | Round
-    | Store
     | Clock
     | Get
     | TotalNorm
@@ -435,7 +424,7 @@ Message = ToShard | ToWorker
 def payload_bytes(message: Message) -> int:
     """Return the bytes of a message's arrays or payloads: all but its header."""
     match message:
-        case Push() | Value() | Store() | Rows() | History():
+        case Push() | Value() | Rows() | History():
             return message.array.nbytes
         case Initial():
             return sum(array.nbytes for array in message.arrays)

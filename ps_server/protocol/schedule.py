@@ -41,7 +41,6 @@ class Order(Enum):
 
 ORDERS: dict[type, Order] = {
     m.Push: Order.BY_URGENCY,
-    m.Store: Order.BY_URGENCY,
     m.Value: Order.BY_URGENCY,
     m.History: Order.IN_BACKGROUND,
     m.Clock: Order.IN_TURN,  # all pushes of these iterations are sent
@@ -57,10 +56,6 @@ Of these `Signal` must: before the pushes, and so before the values, of a later 
 PACKET_BYTES = 256 * 1024
 """Small against a chunk, so that packets delay nothing; large against what a message costs by
 itself.
-"""
-_AFTER_STORES = (m.Get, m.Gather)
-"""A worker that stores a copy and then contributes to a collection, or reads
-the copy, means the copy that it stored.
 """
 _FIRST_EPOCH = 0
 _AT_ONCE_EPOCH = -1
@@ -109,7 +104,6 @@ class Schedule:
         self._values: dict[tuple[int, int], Waiting] = {}
         self._epoch = _FIRST_EPOCH
         self._number = 0
-        self._stores = 0  # Stores that have not left, and messages that wait for them
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -133,7 +127,6 @@ class Schedule:
         self._number += 1
         if isinstance(message, m.Value):
             self._values[message.table, message.chunk] = waiting
-        self._stores += _concerns_stores(waiting)
         heapq.heappush(self._heap, waiting)
 
     @property
@@ -142,7 +135,8 @@ class Schedule:
         return not self._heap or self._heap[0].key[0] == _BACKGROUND_EPOCH
 
     def take(self, most_bytes: int, *, pushes: bool = True) -> list[Waiting]:
-        """Take the next packet, empty when nothing is queued; afterwards call `sent` or `put_back`.
+        """Take the next packet, empty when nothing is queued. A caller that cannot send it calls
+        `put_back`.
 
         Args:
             most_bytes: of a packet of more than one message.
@@ -162,10 +156,6 @@ class Schedule:
                 break
         return packet
 
-    def sent(self, packet: Sequence[Waiting]) -> None:
-        """Note that a packet is sent."""
-        self._stores -= sum(_concerns_stores(waiting) for waiting in packet)
-
     def put_back(self, packet: Sequence[Waiting]) -> None:
         """Queue the messages of a packet again, where they were: it could not be sent."""
         for waiting in packet:
@@ -175,8 +165,6 @@ class Schedule:
 
     def _place(self, message: m.Message) -> Key:
         order = ORDERS.get(type(message), Order.AT_ONCE)
-        if order is Order.AT_ONCE and self._stores and isinstance(message, _AFTER_STORES):
-            order = Order.IN_TURN
         if not self._prioritized:
             return (self._epoch, 0, 0, self._number)
         if order is Order.IN_BACKGROUND:
@@ -184,14 +172,7 @@ class Schedule:
         if order is Order.AT_ONCE:
             return (_AT_ONCE_EPOCH, 0, 0, self._number)
         if order is Order.BY_URGENCY:
-            assert isinstance(message, m.Push | m.Store | m.Value)
+            assert isinstance(message, m.Push | m.Value)
             return (self._epoch, message.table, message.chunk, self._number)
         self._epoch += 1
         return (self._epoch - 1, _LAST, 0, self._number)
-
-
-def _concerns_stores(waiting: Waiting) -> bool:
-    """Return whether a message is a Store, or waits for one."""
-    if isinstance(waiting.message, m.Store):
-        return True
-    return isinstance(waiting.message, _AFTER_STORES) and waiting.key[0] != _AT_ONCE_EPOCH

@@ -62,8 +62,8 @@ class Keeping(Enum):
     AVERAGE = "average"
     """At staleness 0 each worker pushes a value of its own, and their average is the next value."""
     COPY = "copy"
-    """A copy: the workers exchange the table among themselves, and rank 0 stores its value
-    (`Store`).
+    """Rank 0's first value, which no push changes: the workers exchange the table among
+    themselves.
     """
 
 

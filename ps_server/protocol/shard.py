@@ -10,7 +10,7 @@ Laws:
   becomes `clock + 1`. A chunk of an averaged table takes values instead.
 * Where a quorum of the workers ends a round (`quorum.py`), a chunk keeps the part of each worker. It
   takes the average of those that count in the round, and only their workers get the value.
-* A chunk of a table that is a copy changes only when rank 0 stores a new value.
+* A chunk of a table that is a copy keeps its first value.
 * A chunk of staleness > 0 is a sum. Changes are added as they arrive. The vector clock (`clock.py`)
   bounds what a worker may read. Under `SSPPush` a worker gets the others' changes when the slowest
   clock moves, and also, once between two pushes of its own, as soon as there is a change. So values
@@ -55,7 +55,7 @@ from ps_server.protocol.precision import (
     rounded,
 )
 from ps_server.protocol.quorum import ShardRounds, weights_of
-from ps_server.protocol.settings import Consistency, Keeping, StoreSpec
+from ps_server.protocol.settings import Consistency, StoreSpec
 from ps_server.protocol.shard_rows import ShardRows
 from ps_server.rules import clip_factor, exact_sum
 
@@ -110,7 +110,6 @@ class Shard:
             m.Push: self._push,
             m.Part: self._part,
             m.Round: self._round,
-            m.Store: self._store_copy,
             m.Clock: self._tick,
             m.Get: self._get,
             m.TotalNorm: self._total_norm,
@@ -389,22 +388,6 @@ class Shard:
             yield from self._apply(cell, 1.0, decided.workers)
             for rank in decided.workers:
                 cell.own[rank] = cell.clock
-
-    def _store_copy(self, rank: int, store: m.Store) -> Iterator[Outgoing]:
-        cell = self._cell(store.table, store.chunk)
-        cell.check_size(store.array)
-        if rank != 0 or cell.spec.keeping is not Keeping.COPY or not self._begun:
-            raise RemoteProtocolError(f"{cell.name} is not for worker {rank} to store")
-        if store.clock < cell.clock:
-            raise RemoteProtocolError(
-                f"{cell.name} has clock {cell.clock}; clock {store.clock} was stored"
-            )
-        assert cell.value is not None
-        # the transport may still be sending the previous value
-        cell.value = as_tensor(store.array).clone()
-        cell.clock = store.clock
-        self.counts.bytes_in += store.array.nbytes
-        yield from self._answer_waiting(cell, cell.clock)
 
     def _add(self, rank: int, cell: Cell, push: m.Push) -> Iterator[Outgoing]:
         assert self._store is not None

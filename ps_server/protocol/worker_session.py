@@ -420,25 +420,6 @@ class Session:
         chunks = self._placement.chunks[table] if count else ()
         return asked, [Addressed(c.shard, m.GetHistory(table, c.index)) for c in chunks]
 
-    def store_copy(self, table: int, array: m.Array) -> list[Addressed]:
-        """Send the value of a table of `Keeping.COPY` at this worker's clock to its shards.
-
-        Rank 0 only.
-        """
-        check_array(self.store.tables[table], array)
-        return [
-            Addressed(c.shard, m.Store(table, c.index, self.clock, array[c.start : c.stop].copy()))
-            for c in self._placement.chunks[table]
-        ]
-
-    def ask_copy(self, table: int) -> list[Addressed]:
-        """Ask for what was last stored of a table of `Keeping.COPY`."""
-        outgoing = []
-        for copy in self.values.copies[table]:
-            copy.clock = -1
-            outgoing.append(Addressed(copy.chunk.shard, m.Get(table, copy.chunk.index, 0)))
-        return outgoing
-
     def add_norm(self, clock: int, squares: Sequence[float]) -> list[Addressed]:
         """Add numbers whose sum is the sum of squares of the gradients outside the store. Rank 0
         only, where the store has an outside norm.

@@ -193,7 +193,6 @@ def _iteration(rank: int, clock: int) -> list[m.Message]:
     ]
     if rank == 0:
         messages += [
-            m.Store(3, 0, clock + 1, values(4)),
             m.Signal(m.SignalKind.SNAPSHOT, clock + 9),
         ]
     return messages

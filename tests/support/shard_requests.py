@@ -11,7 +11,7 @@ from ps_server.protocol import messages as m
 
 
 def every_request(store: StoreSpec, token: bytes) -> tuple[m.Message, ...]:
-    """Return the requests of worker 1, which joins, brings, pushes, stores, reads, lists, stops
+    """Return the requests of worker 1, which joins, brings, pushes, reads, lists, stops
     and leaves; all kinds of messages, in a legal order.
     """
     ones = np.ones(store.tables[0].size, dtype=np.float32)
@@ -22,7 +22,6 @@ def every_request(store: StoreSpec, token: bytes) -> tuple[m.Message, ...]:
         m.MemoryOffer(1, 0, b"nonce", 8, 4096),
         m.Initial(0, 0, [ones]),
         m.Push(0, 0, 0, 1.0, ones),
-        m.Store(0, 0, 0, ones),
         m.Get(0, 0, 0),
         m.GetHistory(0, 0),
         m.Part(0, 1.0, whole=False, payload=b"all"),

@@ -76,8 +76,7 @@ class ServerCarrier(GradientCarrier):
         self._of = {index: placed for placed in self._placed for index in placed.indices}
         self._special = [placed for placed in self._placed if not isinstance(placed, PlacedAlone)]
         self.indices = tuple(sorted(self._of))
-        copies = [table for table, pool in enumerate(layout.owners) if pool[0] in layout.elsewhere]
-        self.state = ServerState(self._tables, self._placed, copies)
+        self.state = ServerState(self._tables, self._placed)
 
     def _place_low_rank(self, layout: Layout) -> list[LowRankTensors]:
         found, place = [], 0
@@ -168,22 +167,15 @@ class ServerState(CarrierState):
     Args:
         tables: of the store.
         placed: the tensors in them.
-        copies: tables of tensors that other carriers move.
     """
 
-    def __init__(
-        self, tables: ServerTables, placed: Sequence[Placed], copies: Sequence[int]
-    ) -> None:
+    def __init__(self, tables: ServerTables, placed: Sequence[Placed]) -> None:
         self._tables = tables
         self._placed = placed
-        self._copies = copies
         self.private = tables.are_stale
         self._given: Mapping[str, Array] = {}
 
     def histories(self) -> Mapping[int, History]:
-        """Return the histories. Rank 0 brings the shards' copies up to date."""
-        for table in self._copies:
-            self._tables.store_copy(table)
         found: dict[int, History] = {}
         for placed in self._placed:
             found |= placed.histories()

@@ -279,12 +279,6 @@ class ServerTables:
         """Return the history among what the shards keep of a table beside its value."""
         return arrays[: history_count(self._tables[index].rule.kind)]
 
-    def store_copy(self, index: int) -> None:
-        """Bring the shards' copy of what a table holds up to date. Rank 0 does."""
-        if self._client.rank == 0:
-            value = np.asarray(self._tables[index].copy_to_host(), np.float32)
-            self._client.store_copy(index, value)
-
     def held_back(self) -> Mapping[str, Array]:
         """Return what the codecs of all tables have held back, by name: of the shards' on rank 0."""
         found = {name: part.numpy().copy() for name, part in self.parts().items()}

@@ -92,7 +92,6 @@ MESSAGES = [
     m.MemoryAnswer(True),
     m.Initial(0, 1, [ONES, 2 * ONES]),
     m.Initial(0, 1, [np.ones(3, dtype=np.uint16), ONES]),
-    m.Store(0, 1, 7, ONES),
     m.Push(3, 2, 9, 0.25, ONES),
     m.Push(3, 2, 9, 0.25, ONES, 4),
     m.Push(3, 2, 9, 0.25, np.ones(3, dtype=np.float16)),

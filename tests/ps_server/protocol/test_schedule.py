@@ -26,14 +26,9 @@ def value(table: int, chunk: int = 0, clock: int = 1) -> m.Value:
     return m.Value(table, chunk, clock, clock, array())
 
 
-def store(table: int) -> m.Store:
-    return m.Store(table, 0, 1, array())
-
-
 def drain(schedule: Schedule, most_bytes: int = 0) -> list[m.Message]:
     out: list[m.Message] = []
     while packet := schedule.take(most_bytes):
-        schedule.sent(packet)
         out.extend(waiting.message for waiting in packet)
     return out
 
@@ -43,9 +38,7 @@ SIGNAL, CLOCK, LEAVE, FRESH = m.Signal(m.SignalKind.STOP, 9), m.Clock(1), m.Leav
 P = [push(table) for table in range(4)]
 P0_NEXT = push(0, clock=1)
 V = [value(table) for table in range(4)]
-S0, S1 = store(0), store(1)
 H = [m.History(table, 0, 1, 0, array()) for table in range(2)]
-GATHER_AGAIN = m.Gather(1, b"y")
 
 ORDER: dict[str, tuple[Sequence[m.Message], Sequence[m.Message]]] = {
     "urgent pushes overtake": ([P[3], P[2], P[0], P[1]], [P[0], P[1], P[2], P[3]]),
@@ -59,10 +52,6 @@ ORDER: dict[str, tuple[Sequence[m.Message], Sequence[m.Message]]] = {
     "leaving is last": ([P[1], GATHER, LEAVE], [GATHER, P[1], LEAVE]),
     "no value waits for Fresh to be true": ([V[3], FRESH, V[0]], [V[3], FRESH, V[0]]),
     "the same table keeps its order": ([P[0], P0_NEXT], [P[0], P0_NEXT]),
-    "who stores and asks gets what was stored": ([S0, P[1], GET], [S0, P[1], GET]),
-    "who stores and meets has stored": ([S1, GATHER, P[0]], [S1, GATHER, P[0]]),
-    "meetings keep their order": ([S1, GATHER, GATHER_AGAIN], [S1, GATHER, GATHER_AGAIN]),
-    "signals do not wait for stores": ([S1, SIGNAL], [SIGNAL, S1]),
     "everything overtakes a history": (
         [H[1], V[3], FRESH, H[0], V[0], LEAVE],
         [V[3], FRESH, V[0], LEAVE, H[1], H[0]],
@@ -152,18 +141,6 @@ def test_what_was_put_back_waits_where_it_was_and_may_be_overtaken() -> None:
     assert drain(schedule) == [P[1], P[2]]
 
 
-def test_a_store_on_its_way_still_holds_back_who_refers_to_it() -> None:
-    schedule = Schedule()
-    schedule.add(S0)
-    packet = schedule.take(4)
-    schedule.add(GATHER)
-    schedule.put_back(packet)
-    assert drain(schedule) == [S0, GATHER]
-    schedule.add(P[0])
-    schedule.add(GATHER)
-    assert drain(schedule) == [GATHER, P[0]]  # the store has left
-
-
 def test_nothing_is_lost_whatever_is_put_back() -> None:
     random_ = random.Random(1)
     schedule = Schedule()
@@ -177,7 +154,6 @@ def test_nothing_is_lost_whatever_is_put_back() -> None:
         if random_.random() < 0.6:
             schedule.put_back(packet)
         else:
-            schedule.sent(packet)
             got += [str(waiting.message) for waiting in packet]
     got += [str(message) for message in drain(schedule)]
     assert sorted(got) == sorted(expected)

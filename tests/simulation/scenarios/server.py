@@ -56,7 +56,6 @@ class Settings:
     bandwidth_mbps: float | None
     prioritized: bool
     row_table: RowTableSpec | None
-    copied: bool
     start: str
     """How the store begins: `plain`, `renewed` or after a `trial`."""
     signal_at: int | None
@@ -92,8 +91,7 @@ def settings_of(number: int) -> Settings:
                 codec=CodecPair(codec, random.choice((codec, None))) if lossy else None,
             )
         )
-    copied = push and not staleness and bool(tables) and random.random() < 0.3
-    if copied:
+    if push and not staleness and tables and random.random() < 0.3:
         tables.append(TableSpec(name="copy", size=4, keeping=Keeping.COPY))
     plain = not staleness and not any(t.codec for t in tables)
     clips = plain and random.random() < 0.3 and any(t.follows_gradients for t in tables)
@@ -121,7 +119,6 @@ def settings_of(number: int) -> Settings:
         bandwidth_mbps=random.choice((None, 0.0005, 0.01)),
         prioritized=random.random() < 0.8,
         row_table=rows if only_rows or random.random() < 0.25 else None,
-        copied=copied,
         start=random.choice(("plain", "plain", "renewed", "trial")),
         signal_at=random.choice((None, 0, 1, 2)),
         gathers=random.random() < 0.5,
@@ -347,9 +344,6 @@ class _Training:
             self._push_rows(iteration)
         if self._store.outside_norm and self._rank == 0:
             worker.do(worker.session.add_norm(clock, [0.25 * iteration]))
-        if self._settings.copied and self._rank == 0:
-            copied = np.full(4, iteration, np.float32)
-            worker.do(worker.session.store_copy(len(self._tables), copied))
         worker.tick()
         self._job.clocks[self._rank] = worker.session.clock
         if self._store.outside_norm:
@@ -409,9 +403,3 @@ class _Training:
         expected = tuple(b"%d of %d" % (iteration, rank) for rank in range(self._store.workers))
         if found != expected:
             raise Violation(f"worker {self._rank} gathered {found}; expected {expected}")
-        if self._settings.copied:
-            table, out = len(self._tables), np.zeros(4, np.float32)
-            self._worker.do(self._worker.session.ask_copy(table))
-            yield from self._worker.read(table, out)
-            if out[0] < iteration:
-                raise Violation(f"worker {self._rank} reads copy {out[0]} after {iteration}")

@@ -133,24 +133,6 @@ def test_at_staleness_s_all_replicas_settle_on_one_value_near_the_exact_one(
     assert distance < 0.3 * moved
 
 
-def test_the_shards_copy_is_brought_up_to_date_with_the_histories() -> None:
-    weight = nn.Parameter(torch.arange(6.0).reshape(2, 3))
-    tensors = [
-        Trained(name="fc", tensor=weight),
-        Trained(name="bias", tensor=nn.Parameter(torch.zeros(2))),
-    ]
-    with alone(tensors, ExchangeSettings()) as (client, exchange):
-        first = weight.detach().numpy().reshape(-1).copy()
-        exchange.start(0, 0.5)
-        exchange.begin_factors(0, torch.ones(4, 2), torch.ones(4, 3))
-        exchange.finish()
-        exchange.settle()
-        assert np.array_equal(_copy_of(client, 6), first)
-        exchange.state.histories()
-        assert np.array_equal(_copy_of(client, 6), first - 2)  # 0.5 x 4 rows of ones
-        assert np.array_equal(_copy_of(client, 6), weight.detach().numpy().reshape(-1))
-
-
 def test_closing_does_not_wait_for_a_norm_that_will_never_be_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -202,9 +184,3 @@ def test_at_staleness_0_pushes_wait_while_factors_leave(
         factors.peers.links._link.free()
         exchange.settle()
         assert bias.tolist() == [-0.5, -0.5]
-
-
-def _copy_of(client: Client, size: int) -> np.ndarray:
-    fetched = np.empty(size, np.float32)
-    client.fetch_copy(0, fetched)
-    return fetched
