@@ -82,7 +82,6 @@ class Queue(dataio.Pipe):
         self._queue = net.AddExternalInput(net.NextName(name))
         self._capacity = capacity
         self._num_dequeue_records = num_dequeue_records
-        self._setup_done = False
 
     def setup(self, global_init_net: Any) -> None:
         """Add to a net the operator that makes the queue, once.
@@ -91,7 +90,6 @@ class Queue(dataio.Pipe):
             AssertionError: the schema is not known.
         """
         assert self._schema is not None, "This queue does not have a schema."
-        self._setup_done = True
         global_init_net.CreateBlobsQueue(
             [],
             [self._queue],

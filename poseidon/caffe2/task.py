@@ -79,7 +79,6 @@ class TaskGroup(context.Managed):
     LOCAL_SETUP = "local_setup"
 
     def __init__(self, workspace_type: str | None = None) -> None:
-        self._plan_cache: Any = None
         self._tasks: list[Task] = []
         self._tasks_to_add: list[Task] = []
         self._already_used = False

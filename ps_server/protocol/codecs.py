@@ -256,16 +256,13 @@ class Sign(Codec):
             blocks.add_(signs.mul_(means[:, None]), alpha=sign)
 
 
-class TopK(Codec):
-    """`CodecKind.TOPK`: positions within their segments, in increasing order, of 16 bits; then
-    the elements.
+class Sparse(Codec):
+    """A codec that sends some elements of each segment.
 
     Args:
         library: as for `Codec`.
         fraction: the part of the elements that is sent.
     """
-
-    kind = native.Kind.TOPK
 
     def __init__(self, library: native.Library | None, fraction: float) -> None:
         super().__init__(library)
@@ -276,6 +273,14 @@ class TopK(Codec):
             max(1, round(length * self._fraction))
             for length in (SEGMENT_ELEMENTS, elements % SEGMENT_ELEMENTS)
         )
+
+
+class TopK(Sparse):
+    """`CodecKind.TOPK`: positions within their segments, in increasing order, of 16 bits; then
+    the elements.
+    """
+
+    kind = native.Kind.TOPK
 
     def size(self, elements: int) -> int:
         count = sum(rows * sent for rows, _, sent in self._parts(elements))
@@ -317,25 +322,10 @@ class TopK(Codec):
         return encoded[: 2 * count].view("<u2"), encoded[_aligned(2 * count) :].view("<f4")
 
 
-class RandomK(Codec):
-    """`CodecKind.RANDOMK`: the elements at positions that follow from the key.
-
-    Args:
-        library: as for `Codec`.
-        fraction: the part of the elements that is sent.
-    """
+class RandomK(Sparse):
+    """`CodecKind.RANDOMK`: the elements at positions that follow from the key."""
 
     kind = native.Kind.RANDOMK
-
-    def __init__(self, library: native.Library | None, fraction: float) -> None:
-        super().__init__(library)
-        self._fraction = fraction
-
-    def _sent(self, elements: int) -> tuple[int, int]:
-        return tuple(  # type: ignore[return-value]
-            max(1, round(length * self._fraction))
-            for length in (SEGMENT_ELEMENTS, elements % SEGMENT_ELEMENTS)
-        )
 
     def size(self, elements: int) -> int:
         return 4 * sum(rows * sent for rows, _, sent in _segments(elements, self._fraction))

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from poseidon.data.prepare.shapes import DEFAULT, Scene, draw_scene, write_segmentation_set
+from poseidon.data.prepare.shapes import DEFAULT, Scene, draw_scene
 from poseidon.layers.base import LayerContext
 from poseidon.layers.vision.anchors import clip, decode, overlaps, suppress
 from poseidon.net.compile import compile_net
@@ -53,13 +53,17 @@ def write_windows(folder: Path, count: int, **options: Any) -> Path:
 
 
 def write_masks(folder: Path, count: int, **options: Any) -> Path:
-    """Write scenes and their masks, and their list with whole paths."""
-    listed = write_segmentation_set(folder, count, **options)
-    lines = [
-        " ".join(str(folder / name) for name in line.split())
-        for line in listed.read_text().splitlines()
-    ]
-    listed.write_text("\n".join(lines) + "\n")
+    """Write scenes and masks whose gray value is the class, and their list with whole paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = []
+    for number in range(count):
+        scene = draw_scene(number, **options)
+        image, mask = (folder / f"{part}_{number:06d}.png" for part in ("image", "mask"))
+        cv2.imwrite(str(image), scene.image)
+        cv2.imwrite(str(mask), scene.mask)
+        lines.append(f"{image} {mask}\n")
+    listed = folder / "list.txt"
+    listed.write_text("".join(lines))
     return listed
 
 

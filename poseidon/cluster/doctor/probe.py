@@ -195,7 +195,7 @@ def measure(address: str, port: int, token: bytes, seconds: float) -> dict[str, 
 
     Returns:
         `rtt_s`, the median round trip of one byte; `send` and `receive`, bytes a second, None where
-        the transfer stalls; `mss`, bytes of a TCP segment.
+        the transfer stalls.
     """
     result: dict[str, Any] = {}
     with _connected(address, port, token, CONNECT_S) as link:
@@ -206,7 +206,6 @@ def measure(address: str, port: int, token: bytes, seconds: float) -> dict[str, 
             _exactly(link, 1)
             trips.append(time.perf_counter() - start)
         result["rtt_s"] = statistics.median(trips)
-        result["mss"] = link.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
         result["send"] = _send_and_ask(link, seconds)
     with _connected(address, port, token, CONNECT_S) as link:
         link.sendall(b"r" + struct.pack("!d", seconds))

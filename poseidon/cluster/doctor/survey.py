@@ -95,7 +95,6 @@ class LinkReport:
         ports: for each TCP port of the target what a connection meets: see `probe.reach`.
         rtt_s: the median round trip of one byte; None where it could not be measured.
         bytes_per_s: what arrives; None where a transfer stalls or could not be made.
-        mss: bytes of a TCP segment.
         mtu: bytes of a packet, by the source's interface and routes.
         largest_packet: bytes of the largest packet that arrives whole; None where no datagram
             arrives at all.
@@ -107,7 +106,6 @@ class LinkReport:
     ports: Mapping[int, str] = field(default_factory=dict)
     rtt_s: float | None = None
     bytes_per_s: float | None = None
-    mss: int | None = None
     mtu: int | None = None
     largest_packet: int | None = None
     problem: str = ""
@@ -327,7 +325,6 @@ def _measure_pair(
                 ports=reached[a],
                 rtt_s=trip.get("rtt_s"),
                 bytes_per_s=rates.get(a),
-                mss=trip.get("mss"),
                 mtu=mtu,
                 largest_packet=largest,
                 problem=problem,

@@ -94,11 +94,6 @@ class Task:
     master: str
     port: int
 
-    @property
-    def leads_its_host(self) -> bool:
-        """Whether it starts the processes of its host."""
-        return self.local_rank == 0
-
 
 def task_from(variables: Mapping[str, str], *, port: int | None = None) -> Task:
     """Return the task that the environment describes.

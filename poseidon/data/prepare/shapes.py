@@ -154,32 +154,6 @@ def write_detection_set(folder: Path, count: int, *, first: int = 0, **options: 
     return folder / "list.txt"
 
 
-def write_segmentation_set(folder: Path, count: int, *, first: int = 0, **options: Any) -> Path:
-    """Write scenes as PNG images with masks of the same size, whose gray value is the class.
-
-    Creates `images/`, `masks/` and `list.txt` (an image and its mask in each line).
-
-    Args:
-        folder: the folder, which is created.
-        count: the number of scenes.
-        first: the number of the first scene.
-        options: the arguments of `draw_scene`.
-
-    Returns:
-        the list.
-    """
-    for part in ("images", "masks"):
-        (folder / part).mkdir(parents=True, exist_ok=True)
-    lines = []
-    for number in range(first, first + count):
-        scene, name = draw_scene(number, **options), f"{number:06d}.png"
-        _write_image(folder / "images" / name, scene.image)
-        _write_image(folder / "masks" / name, scene.mask)
-        lines.append(f"images/{name} masks/{name}\n")
-    (folder / "list.txt").write_text("".join(lines), encoding="utf-8")
-    return folder / "list.txt"
-
-
 def _write_image(path: Path, pixels: npt.NDArray[np.uint8]) -> None:
     _, content = cv2.imencode(".png", pixels)
     path.write_bytes(bytes(content))

@@ -34,7 +34,7 @@ def host(number: int, **facts: Any) -> HostReport:
 
 def link(source: int, target: int, **more: Any) -> LinkReport:
     known = {
-        "ports": {9999: "open", 40000: "open"}, "rtt_s": 1e-4, "bytes_per_s": 0.94 * GBIT, "mss": 1448, "mtu": 1500,
+        "ports": {9999: "open", 40000: "open"}, "rtt_s": 1e-4, "bytes_per_s": 0.94 * GBIT, "mtu": 1500,
         "largest_packet": 1500,
     }  # fmt: skip
     return LinkReport(source=source, target=target, **{**known, **more})

@@ -79,7 +79,6 @@ def test_tasks(
         local_rank,
     )
     assert (task.master, task.port) == (master, port)
-    assert task.leads_its_host == (local_rank == 0)
     assert task_from(variables, port=123).port == 123
 
 

@@ -11,7 +11,7 @@ import cv2
 import numpy as np
 from google.protobuf import text_format
 
-from poseidon.data.prepare.shapes import draw_scene, write_detection_set, write_segmentation_set
+from poseidon.data.prepare.shapes import draw_scene, write_detection_set
 from poseidon.proto.caffe_pb2 import LabelMap
 
 
@@ -62,11 +62,3 @@ def test_a_detection_set(tmp_path: Path) -> None:
         ("triangle", 3),
     ]
     assert (tmp_path / "sizes.txt").read_text().splitlines()[2] == "000009 40 50"
-
-
-def test_a_segmentation_set(tmp_path: Path) -> None:
-    listed = write_segmentation_set(tmp_path, 2, names=("ring", "cross"))
-    image, mask = (tmp_path / name for name in listed.read_text().splitlines()[1].split())
-    scene = draw_scene(1, names=("ring", "cross"))
-    assert np.array_equal(cv2.imread(str(image)), scene.image)
-    assert np.array_equal(cv2.imread(str(mask), cv2.IMREAD_GRAYSCALE), scene.mask)
