@@ -75,7 +75,7 @@ class ServerTable:
     def reload(self) -> None:
         """Copy a GPU tensor to its copy on the host."""
         if not self._on_cpu:
-            np.copyto(self.value, self.copy_to_host())
+            np.copyto(self.value, as_array(self.tensor.detach().reshape(-1).cpu()))
 
     def set_history(self, history: History) -> None:
         """Continue from this history: here at staleness > 0, on the shards at 0."""
@@ -100,10 +100,6 @@ class ServerTable:
         while len(self._gradients) <= number:
             self._gradients.append(self._side.host_buffer(gradient.numel(), dtype=gradient.dtype))
         return self._gradients[number].copy_(gradient, non_blocking=True)
-
-    def copy_to_host(self) -> Payload:
-        """Return a copy of the module's tensor on the host."""
-        return as_array(self.tensor.detach().reshape(-1).cpu()).copy()
 
     def publish(self) -> None:
         """Note the values of statistics; copy the host copy of a GPU tensor to it."""
