@@ -158,7 +158,7 @@ def _from_document(document: Mapping[str, Any]) -> Options:
     """Return the options of a supervised shard.
 
     Raises:
-        SpecError: a field is missing or has another type.
+        SpecError: a field is missing or has a different type.
     """
     try:
         return Options(

@@ -6,7 +6,7 @@ ServerError
 │   └── PacketsMissing    somebody has taken out what the other side has sealed
 ├── SpecError             a table or store description is out of range, or differs between workers
 ├── TransportError        an address cannot be bound or reached
-├── Interrupted           this side was asked to end its waits: the job goes on in another way
+├── Interrupted           this side was asked to end its waits: the job continues differently
 ├── PeerLost              a shard or worker has gone: stop, and restart from a snapshot
 │   └── PeerLeft          a worker has finished before this one
 └── StalenessTimeout      a value did not become fresh enough in time: a worker or shard hangs

@@ -129,7 +129,7 @@ def accumulate(into: dict[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
     """Add one pass's outputs to a running sum.
 
     Raises:
-        DataError: an output has another shape than in the passes before it.
+        DataError: an output has a different shape than in the passes before it.
     """
     for name, tensor in outputs.items():
         value = tensor.detach().to(torch.float64)

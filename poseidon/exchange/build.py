@@ -141,7 +141,7 @@ def build_exchange(
     member.network.interruption.check()
     check_virtual_workers(member.virtual_workers, member.options, member.local_workers)
     if not _takes_schemes(member, schemes):
-        schemes = ()  # they are of another exchange
+        schemes = ()  # they are of a different exchange
     arguments = BuildArguments(
         tensors, settings, member, connect, trace, plan_exchange(tensors, member)
     )

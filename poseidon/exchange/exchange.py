@@ -402,7 +402,7 @@ class ExchangeState:
         is given it. Other names are ignored.
 
         Raises:
-            SnapshotError: an array has another size than its tensor.
+            SnapshotError: an array has a different size than its tensor.
         """
         for part in self._parts:
             part.hold_back(held_back)

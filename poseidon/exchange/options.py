@@ -432,7 +432,7 @@ class ExchangeOptions:
         """Return the options that `to_json` has encoded; missing fields have their defaults.
 
         Raises:
-            UsageError: a field is unknown, or its value is of another type or none of its choices.
+            UsageError: a field is unknown, or its value has a wrong type or is not a choice.
         """
         known = {entry.name: entry for entry in fields(cls)}
         if extra := ", ".join(sorted(values.keys() - known.keys())):

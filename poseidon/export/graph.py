@@ -128,7 +128,7 @@ class Graph:
         return self._onnx.numpy_helper.from_array(array)
 
     def known(self, value: str) -> NDArray[Any] | None:
-        """Return the array of a constant, None for another value."""
+        """Return the array of a constant, None for any other value."""
         return self._arrays.get(value)
 
     def floats(self, *values: float) -> str:
@@ -151,7 +151,7 @@ class Graph:
         return names
 
     def reshape(self, value: str, extents: Sequence[int]) -> str:
-        """Return a value in another shape; one extent may be -1."""
+        """Return a value in a different shape; one extent may be -1."""
         return self.op("Reshape", value, self.integers(*extents))
 
     def slice(self, value: str, axis: int, start: int, stop: int) -> str:

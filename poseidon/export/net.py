@@ -213,6 +213,6 @@ def _dynamic_slots(net: Net) -> tuple[frozenset[int], str]:
         if after[slot] == shape or slot in net.changing_slots:
             continue
         if after[slot] != (batch + 1, *shape[1:]) or shape[0] != batch:
-            return frozenset(), "a layer moves the batch to another axis"
+            return frozenset(), "a layer moves the batch to a different axis"
         found.add(slot)
     return frozenset(found), ""

@@ -32,7 +32,7 @@ def array(tensor: Tensor) -> NDArray[np.float32]:
 def parameter(
     graph: Graph, layer: torch.nn.Module, blob: str, shape: tuple[int, ...] | None = None
 ) -> str:
-    """Return a learned blob of a layer as a constant, in another shape unless `shape` is None."""
+    """Return a learned blob of a layer as a constant, in the shape `shape` unless it is None."""
     values = array(getattr(layer, blob))
     return graph.constant(
         values if shape is None else values.reshape(shape), f"{graph.scope}.{blob}"

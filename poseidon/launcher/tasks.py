@@ -33,7 +33,7 @@ def devices_of_tasks(gpu: str, app_threads: int, tasks: int) -> tuple[str, int]:
         tasks: on each host. One alone leaves the flags as they are.
 
     Raises:
-        UsageError: the flags ask for another number of workers.
+        UsageError: the flags ask for a different number of workers.
     """
     if tasks == 1:
         return gpu, app_threads

@@ -232,7 +232,7 @@ class Layer(nn.Module):
         self._views[spec.name] = parameter
 
     def _refresh_views(self, _: object = None) -> None:
-        """Recreate the views of blobs that are shared with another shape, as part of the graph
+        """Recreate the views of blobs that are shared with a different shape, as part of the graph
         of this pass.
         """
         shapes = {spec.name: spec.shape for spec in self.blob_specs}

@@ -18,7 +18,7 @@ from poseidon.errors import UsageError
 
 def add_working_directory() -> None:
     """Add the working directory to `sys.path`, at its end: no file there takes the place of
-    another module.
+    a different module.
     """
     folder = os.getcwd()
     if folder not in sys.path and "" not in sys.path:

@@ -100,8 +100,8 @@ class _Walk:
         self._lines = text.split("\n")
         self._at = 0
         self._frames = [_Frame(descriptor=descriptor, head=Token("", 0, 0, False))]
-        # The first block whose closing brace has another indentation than its head. If a brace is
-        # missing, it is more often missing here than in the block that is open at the end.
+        # The first block whose closing brace has a different indentation than its head. If a brace
+        # is missing, it is more often missing here than in the block that is open at the end.
         self._suspect: _Frame | None = None
 
     @property

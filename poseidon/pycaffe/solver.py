@@ -241,8 +241,8 @@ class Solver:
         job that continues from memory: the state there is newer.
 
         Raises:
-            SnapshotError: the state or its weights are missing, damaged or of another net. If it is
-                the state, nothing has changed.
+            SnapshotError: the state or its weights are missing, damaged or of a different net. If
+                it is the state, nothing has changed.
         """
         if self._is_brought:
             log(f"the job continues at iteration {self.iter} from memory, not from {state_file}")

@@ -75,8 +75,8 @@ def read_state(
         arrays_per_blob: the number of history arrays of the solver for each blob.
 
     Raises:
-        SnapshotError: the file is missing or truncated, or is the state of another net or type of
-            solver.
+        SnapshotError: the file is missing or truncated, or is the state of a different net or type
+            of solver.
     """
     message = _read(path)
     expected = len(blobs) * arrays_per_blob

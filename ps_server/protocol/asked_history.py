@@ -45,7 +45,7 @@ class AskedHistory:
         """Write a piece to its place: the next one of its chunk.
 
         Raises:
-            RemoteProtocolError: it is not the next one, or of another clock.
+            RemoteProtocolError: it is not the next one, or of a different clock.
         """
         chunk = self._chunks[piece.chunk]
         number, start = divmod(piece.start, chunk.size)

@@ -213,10 +213,10 @@ class Cell:
             self.unsent = own
 
     def check_size(self, array: m.Payload) -> None:
-        """Raise an error where an array has another size.
+        """Raise an error where an array has a different size.
 
         Raises:
-            RemoteProtocolError: it is of another size.
+            RemoteProtocolError: it is of a different size.
         """
         if array.size != self.chunk.size:
             raise RemoteProtocolError(

@@ -18,10 +18,10 @@ Laws:
   no more than twice the bytes.
 * An illegal message changes no state: it is answered with `Fault` and counted.
 * Before the first push, and after the iterations of a trial, all workers together may create the
-  store again, with other first values at another clock (a saved state is loaded), or another store
-  (after a trial). Each gets `Welcome` then: every later message to it is of the new store. A signal
-  of rank 0 that comes late, of the previous store, is not passed on; one that comes early waits for
-  the workers that have not created the new store.
+  store again, with other first values at a different clock (a saved state is loaded), or another
+  store (after a trial). Each gets `Welcome` then: every later message to it is of the new store. A
+  signal of rank 0 that comes late, of the previous store, is not passed on; one that comes early
+  waits for the workers that have not created the new store.
 * Memory is allocated when the store is created; an iteration allocates only the memory of its
   messages. The first gradient becomes the sum, in the memory in which it arrived. The
   transport sends a value from its own memory, without a copy: at staleness 0 the next change of the

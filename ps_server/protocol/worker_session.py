@@ -147,7 +147,7 @@ class Session:
         return outgoing
 
     def renewed(self, start_clock: int) -> Session:
-        """Return a session on the same connections, whose store starts again at another clock.
+        """Return a session on the same connections, whose store starts again at a different clock.
 
         All workers have taken part in a collection since their last message, and none has pushed.
         Rank 0's signals are forgotten: it sends them again once the session has started.

@@ -219,7 +219,7 @@ class IR:
         locally_generated_blobs: Any,
     ) -> None:
         """Raise RuntimeError when a gradient operator reads a blob that has
-        another version by now, or that nobody made.
+        a different version by now, or that nobody made.
         """
         forward, in_versions, out_versions = self.ssa[fwd_op_idx]
         for versions in (out_versions, in_versions):

@@ -323,7 +323,7 @@ class Net(NetCopies, NetBlobs):
         """Set the record of the net's inputs, which become external inputs; return it with blobs.
 
         Raises:
-            AssertionError: the net has another record.
+            AssertionError: the net has a different record.
         """
         assert self._input_record is None or input_record == self._input_record, (
             "Input schema cannot be reset"
@@ -341,7 +341,7 @@ class Net(NetCopies, NetBlobs):
         """Set the record of the net's outputs, which become external outputs.
 
         Raises:
-            AssertionError: the net has another record, or does not make a blob of this one.
+            AssertionError: the net has a different record, or does not make a blob of this one.
         """
         assert self._output_record is None or record == self._output_record, (
             "Output schema cannot be reset"

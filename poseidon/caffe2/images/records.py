@@ -1,7 +1,7 @@
 """Records of labelled images: Caffe2's TensorProtos and Caffe's Datum.
 
-Law: a record of another format is an error that says what it is and what was expected. (Caffe2 took
-zeros for it.)
+Law: a record of a different format is an error that says what it is and what was expected. (Caffe2
+took zeros for it.)
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ class Format:
             database: its database, for the message.
 
         Raises:
-            RuntimeError: the record has another format; the message names database, key and what
-                was expected.
+            RuntimeError: the record has a different format; the message names database, key and
+                what was expected.
         """
         try:
             return self._from_datum(record.value) if self.datum else self._from_protos(record.value)

@@ -133,7 +133,7 @@ def parse_shapes(line: str) -> InputShapes:
     """Return the shapes of a line.
 
     Raises:
-        ValueError: the line has another form.
+        ValueError: the line has a different form.
     """
     inputs = [part.strip() for part in line.split(",")]
     repeated = inputs[-1] == "..."

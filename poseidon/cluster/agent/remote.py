@@ -176,7 +176,7 @@ class RemoteAgent:
         """Send `Hello` and wait for the agent's answer.
 
         Raises:
-            JobError: the agent does not answer, or is of another version.
+            JobError: the agent does not answer, or is of a different version.
         """
         for thread in self._threads:
             thread.start()

@@ -240,7 +240,7 @@ def dial_actor(
         where: the interpreter, `workdir` and `folder` of `AgentActor.connect`.
 
     Raises:
-        JobError: the node has another version of Poseidon, or is lost.
+        JobError: the node has a different version of Poseidon, or is lost.
     """
     version = printable(str(description["version"]))
     if version != __version__:

@@ -257,7 +257,7 @@ def _ports(survey: Survey) -> Iterator[Finding]:
 
 
 def _packets(survey: Survey) -> Iterator[Finding]:
-    """Find hosts with another MTU than most, and links that lose packets of the interface's MTU."""
+    """Find hosts with an unusual MTU, and links that lose packets of the interface's MTU."""
     mtus = {
         number: _most_common(
             [link.mtu for link in survey.links if link.source == number and link.mtu]

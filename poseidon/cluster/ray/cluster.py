@@ -209,8 +209,8 @@ def connect_to_cluster(address: str | None) -> RayCluster:
             machine.
 
     Raises:
-        UsageError: Ray is not installed, there is no cluster, or it has another version of Ray or
-            Python.
+        UsageError: Ray is not installed, there is no cluster, or it has a different version of Ray
+            or Python.
     """
     disable_ray_statistics()
     try:

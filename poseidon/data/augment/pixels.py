@@ -36,7 +36,7 @@ def linear(image: Pixels, factor: float, summand: float) -> Pixels:
 def in_space(
     image: Pixels, to: int, back: int, channel: int, change: Callable[[Pixels], Pixels]
 ) -> Pixels:
-    """Return an image of which one channel is changed in another color space."""
+    """Return an image of which one channel is changed in a different color space."""
     channels = list(cv2.split(cv2.cvtColor(image, to)))
     channels[channel] = change(channels[channel])
     return cv2.cvtColor(cv2.merge(channels), back)

@@ -118,7 +118,7 @@ def read_pairs(
         most: the maximum number of lines to read; None: all.
 
     Raises:
-        DataError: the file cannot be read, is empty, or has a line of another form.
+        DataError: the file cannot be read, is empty, or has a line of a different form.
     """
     pairs: list[Pair] = []
     for number, line in enumerate(read_lines(source, "list"), 1):
@@ -218,7 +218,7 @@ class DenseImageMaker:
         ):
             if self._output_shape(image, pair) != shape:
                 raise DataError(
-                    f"{self._location(pair)}: an image of another size in a batch; "
+                    f"{self._location(pair)}: an image of a different size in a batch; "
                     "set crop_size, new_height and new_width, or batch_size: 1"
                 )
             extents[index] = np.minimum(image.shape[1:], shape[1:])

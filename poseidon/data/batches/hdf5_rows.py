@@ -150,7 +150,7 @@ def _datasets(
             return [(name, *_dataset(path, file, name, load=load)) for name in names]
     except OSError as error:
         raise DataError(
-            f"{path} cannot be read as HDF5: it is damaged, or of another format"
+            f"{path} cannot be read as HDF5: it is damaged, or of a different format"
         ) from error
 
 

@@ -102,7 +102,7 @@ class Transform:
         if self.augmentation is not None and self.augmentation.expands and not self.has_fixed_size:
             raise DataError(
                 "transform_param has expand_param, so that images differ in size: set "
-                "resize_param with another mode than "
+                "resize_param with a different mode than "
                 "FIT_SMALL_SIZE, or a crop"
             )
 

@@ -76,7 +76,7 @@ def read_objects(
         labels: the label of each name.
 
     Raises:
-        DataError: the file cannot be read or has another form, or a name has no label. The text
+        DataError: the file cannot be read or has a different form, or a name has no label. The text
             names the file.
     """
     content = _read(path)
@@ -90,7 +90,7 @@ def read_voc(path: Path) -> MarkedImage:
     """Return the content of an annotation of PASCAL VOC.
 
     Raises:
-        DataError: the file cannot be read or has another form. The text names the file.
+        DataError: the file cannot be read or has a different form. The text names the file.
     """
     content = _read(path)
     try:

@@ -223,5 +223,5 @@ def _opened(path: Path) -> h5py.File:
         return h5py.File(path, "r")
     except OSError as error:
         raise DataError(
-            f"{path} cannot be read as HDF5: it is damaged, or of another format"
+            f"{path} cannot be read as HDF5: it is damaged, or of a different format"
         ) from error

@@ -206,7 +206,7 @@ def distribute(
 
     Raises:
         UsageError: an argument is out of range, or the module cannot be distributed.
-        ServerError: other workers did not join, or have another module.
+        ServerError: other workers did not join, or have a different module.
     """
     _explain_errors()
     options = DistributeOptions(
@@ -243,7 +243,7 @@ def join(
 
     Raises:
         UsageError: an argument is out of range, or the module cannot be distributed.
-        ServerError: other workers did not join, or have another module.
+        ServerError: other workers did not join, or have a different module.
     """
     if not isinstance(module, nn.Module):
         raise UsageError(
@@ -306,7 +306,7 @@ def _with_virtual_workers(context: WorkerContext, count: int | None) -> WorkerCo
     """Return the context with this number of virtual workers.
 
     Raises:
-        UsageError: the job has another number, or more workers.
+        UsageError: the job has a different number, or more workers.
     """
     given = context.member.virtual_workers
     if count is None or (given is not None and given.count == count):

@@ -181,8 +181,8 @@ class Group(SharedLoop):
         Rank 0's argument is loaded on all workers; the arguments of others are ignored.
 
         Raises:
-            SnapshotError: it is of another module, rule or optimizer, or has states of
-                `keep_own` of another number of workers.
+            SnapshotError: it is of a different module, rule or optimizer, or has states of
+                `keep_own` of a different number of workers.
             UsageError: a step has begun.
         """
         content = packed(state) if self.rank == 0 and state is not None else None
@@ -396,7 +396,7 @@ class Group(SharedLoop):
             group._restore(checked(groups[name], source), f"'{name}' of {source}", call)
 
     def _resized(self, state: Mapping[str, Any], source: str) -> dict[str, Any]:
-        """Return a state of another number of virtual workers."""
+        """Return a state of a different number of virtual workers."""
         saved, own = state["workers"], self.virtual_workers
         if self.rank == 0:
             self._context.say(

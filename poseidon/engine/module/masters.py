@@ -104,7 +104,7 @@ class Masters:
         the module.
 
         Raises:
-            SnapshotError: one has another shape.
+            SnapshotError: one has a different shape.
         """
         found = [(t, state[t.name]) for t in self._on_shards if t.name in state]
         for trained, value in found:
@@ -122,7 +122,7 @@ class Masters:
         """Load masters; those that are missing are the tensors of the module.
 
         Raises:
-            SnapshotError: one has another shape.
+            SnapshotError: one has a different shape.
         """
         for trained, source in self._pairs.values():
             value = state.get(trained.name, source.detach())

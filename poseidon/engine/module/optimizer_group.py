@@ -139,7 +139,7 @@ class OptimizerGroup(Group):
         try:
             self._load_optimizer(state)
         except (ValueError, KeyError, TypeError) as error:
-            raise SnapshotError(f"the checkpoint is of another optimizer: {error}") from error
+            raise SnapshotError(f"the checkpoint is of a different optimizer: {error}") from error
         # It has made steps: else a scheduler that comes first, at an epoch's end, warns of a wrong
         # order.
         self._optimizer._opt_called = True  # type: ignore[attr-defined]

@@ -32,7 +32,7 @@ def encode(value: object, call: str) -> bytes:
     """Return the bytes of a value.
 
     Raises:
-        UsageError: a part of it is of another type.
+        UsageError: a part of it is of a different type.
     """
     strange = next((part for part in _parts(value) if not _is_plain(part)), None)
     if strange is not None:

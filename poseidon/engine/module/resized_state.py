@@ -1,4 +1,4 @@
-"""The state of a checkpoint for another number of workers.
+"""The state of a checkpoint for a different number of workers.
 
     model, optimizer, a shared history      the same for all workers: as they are
     histories of each worker                their mean
@@ -26,7 +26,7 @@ HISTORIES = ("history", "outer")
 
 
 def resized(state: Mapping[str, Any], workers: int, source: str) -> dict[str, Any]:
-    """Return a group's state for another number of workers.
+    """Return a group's state for a different number of workers.
 
     Args:
         state: of a checkpoint.

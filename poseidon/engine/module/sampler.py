@@ -55,7 +55,7 @@ def _number_of_records(dataset: Sized) -> int:
 class SharedSampler(Sampler[int]):
     """A sampler of one worker's records.
 
-    Each iteration over it is one epoch; the next one has another order.
+    Each iteration over it is one epoch; the next one has a different order.
 
     Args:
         dataset: anything with a length.
@@ -196,7 +196,7 @@ class SharedSampler(Sampler[int]):
         """Resume at a saved state.
 
         Raises:
-            UsageError: the state is in the middle of an epoch with another order.
+            UsageError: the state is in the middle of an epoch with a different order.
         """
         offset = state.get("offset", 0)
         within = bool(state["position"] or offset)

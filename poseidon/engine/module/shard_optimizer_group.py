@@ -128,5 +128,5 @@ class ShardOptimizerGroup(RuleGroup):
                 # It has made steps: else a scheduler that comes first warns of a wrong order.
                 optimizer._opt_called = True  # type: ignore[attr-defined]
         except (ValueError, KeyError, TypeError) as error:
-            raise SnapshotError(f"the checkpoint is of another optimizer: {error}") from error
+            raise SnapshotError(f"the checkpoint is of a different optimizer: {error}") from error
         super()._load_how(state)

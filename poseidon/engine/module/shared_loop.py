@@ -96,7 +96,7 @@ class SharedLoop(StepLoop):
             The values, whose tensors are on the device of the first tensor of this worker's.
 
         Raises:
-            UsageError: a part of the value has another type.
+            UsageError: a part of the value has a different type.
         """
         self._check_open("gather")
         with self._collections.calling("gather"):
@@ -117,7 +117,7 @@ class SharedLoop(StepLoop):
             src: the rank of the worker whose value is returned.
 
         Raises:
-            UsageError: a part of the value has another type, or `src` is not a rank.
+            UsageError: a part of the value has a different type, or `src` is not a rank.
         """
         self._check_open("broadcast")
         if not 0 <= src < self.size:
@@ -159,7 +159,7 @@ class SharedLoop(StepLoop):
     def sampler(
         self, dataset: Sized, *, shuffle: bool = True, seed: int = 0, batch_size: int = 0
     ) -> SharedSampler:
-        """Return a DataLoader's sampler of this worker's records of a dataset, in another order
+        """Return a DataLoader's sampler of this worker's records of a dataset, in a different order
         each epoch.
 
         Args:

@@ -143,13 +143,13 @@ class WorkerState:
         """Load the module's tensors.
 
         Raises:
-            SnapshotError: they are of another module.
+            SnapshotError: they are of a different module.
         """
         try:
             self._module.load_state_dict(state["model"])
         except RuntimeError as error:
             raise SnapshotError(
-                f"the checkpoint is of another module: {_in_a_line(error)}"
+                f"the checkpoint is of a different module: {_in_a_line(error)}"
             ) from error
         self._load_buffers(state["own"][0]["buffers"])
         self._turns.buffers.restart()
@@ -160,7 +160,7 @@ class WorkerState:
         for name, value in buffers.items():
             if name not in self._rest or self._rest[name].shape != value.shape:
                 raise SnapshotError(
-                    f"the checkpoint is of another module: it has a buffer '{name}'"
+                    f"the checkpoint is of a different module: it has a buffer '{name}'"
                 )
             with torch.no_grad():
                 self._rest[name].copy_(value)
@@ -170,7 +170,7 @@ class WorkerState:
 
         Raises:
             SnapshotError: the script keeps other things.
-            UsageError: a sampler has another order.
+            UsageError: a sampler has a different order.
         """
         owners = {
             virtual_worker: state["own"][virtual_worker] for virtual_worker in self._turns.own

@@ -311,7 +311,7 @@ class Checkpoint:
             private_histories: `ExchangeState.private` of the exchange to come.
 
         Raises:
-            SnapshotError: the file, or the weights it names, is missing, broken, or of another net.
+            SnapshotError: the file, or the weights it names, is missing, broken, or does not fit.
         """
         check(path)
         infos = self._replica.train.parameters_info
@@ -374,8 +374,8 @@ class Checkpoint:
             own = [state.poseidon.worker[nets.number] for nets in self._replica.nets]
             self._compare_computation(path, own)
             return own
-        # Written by Caffe, or by another number of workers: resume after as many records as were
-        # read then.
+        # Written by Caffe, or by a different number of workers: resume after as many records as
+        # were read then.
         if self._rank == 0:
             written = counted(state.poseidon.workers, "virtual worker")
             LOGGER.warning(

@@ -53,7 +53,7 @@ def restore(nets: WorkerNets, state: PoseidonWorkerState, *, batches: int = 0) -
     """Set the nets of a virtual worker to its state.
 
     The readers of test nets follow from the number of test passes (`Tester.skip_to`). A test net
-    with other random layers than the saved one keeps its generators: it is another net.
+    with other random layers than the saved one keeps its generators: it is a different net.
 
     Args:
         nets: its nets.
@@ -61,7 +61,7 @@ def restore(nets: WorkerNets, state: PoseidonWorkerState, *, batches: int = 0) -
         batches: that a data layer has read that the state does not have.
 
     Raises:
-        SnapshotError: the state is of another net.
+        SnapshotError: the state is of a different net.
     """
     known = {reader.layer: reader.batches for reader in state.reader}
     for name, reader in nets.train.readers():

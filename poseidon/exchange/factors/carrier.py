@@ -141,7 +141,7 @@ class FactorCarrier(FactoredCarrier):
             self._thread.start()
 
     def _rewind(self, clock: int) -> None:
-        """Begin at another clock, before any worker has sent a pair."""
+        """Begin at a different clock, before any worker has sent a pair."""
         with self.peers.monitor:
             self._iteration = self._start_clock = clock
             session = self.peers.session

@@ -47,7 +47,7 @@ class WeightProgress:
         self.rewind(clock)
 
     def rewind(self, clock: int) -> None:
-        """Begin at another clock."""
+        """Begin at a different clock."""
         self.handed_in = self.released = self.applied = clock
         self.done: Event = None
         """After which the rounds below `applied` are in the base."""

@@ -113,7 +113,7 @@ def traced(predictor: Predictor) -> tuple[Trace, frozenset[int], str]:
         if before.shape == after.shape:
             continue
         if after.shape != (batch + 1, *before.shape[1:]) or before.shape[0] != batch:
-            return trace, frozenset(), "an operator moves the batch to another axis"
+            return trace, frozenset(), "an operator moves the batch to a different axis"
         found.add(number)
     return trace, frozenset(found), ""
 

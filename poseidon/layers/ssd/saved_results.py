@@ -71,7 +71,7 @@ def read_sizes(path: Path) -> list[ImageSize]:
     """Read a name_size_file.
 
     Raises:
-        DataError: the file cannot be read, is empty, or has a line of another form.
+        DataError: the file cannot be read, is empty, or has a line of a different form.
     """
     sizes = []
     for number, line in enumerate(read_lines(path, "name_size_file"), 1):

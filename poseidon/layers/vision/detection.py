@@ -18,7 +18,7 @@ Box = tuple[float, float]
 
 @register("Permute")
 class Permute(Layer):
-    """The bottom's axes in another order.
+    """The bottom's axes in a different order.
 
     Bottom: any shape. Top: the same values. Fields (permute_param): order; other axes follow in
     their order.

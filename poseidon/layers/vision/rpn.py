@@ -46,7 +46,7 @@ def _number(given: dict[str, list[float]], name: str) -> int:
 
 
 def _same(param: LayerParameter, kind: str) -> LayerParameter:
-    """Return the definition with another type and without its python_param."""
+    """Return the definition with a different type and without its python_param."""
     result = LayerParameter()
     result.CopyFrom(param)
     result.type = kind

@@ -439,7 +439,7 @@ def test_what_does_not_fit_is_one_sentence() -> None:
         resumed(state, ADAM)
     with pytest.raises(SnapshotError, match=r"poseidon\.SGD, and .* torch\.optim\.AdamW"):
         resumed(state, torch_adam)
-    with pytest.raises(SnapshotError, match=r"is of another module: .*0\.weight"):
+    with pytest.raises(SnapshotError, match=r"is of a different module: .*0\.weight"):
         resumed(state, make=lambda _: nn.Sequential(nn.Linear(6, 2)))
     with pytest.raises(SnapshotError, match="keeps scheduler; this script has handed nothing"):
         resumed({**state, "kept": {"scheduler": {}}})

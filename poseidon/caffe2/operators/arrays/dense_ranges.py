@@ -37,7 +37,7 @@ class GatherRangesToDense:
     ) -> None:
         self.lengths = lengths
         self.min_observation = min_observation
-        self.limits = {"of another length": max_mismatched_ratio, "empty": max_empty_ratio}
+        self.limits = {"of a different length": max_mismatched_ratio, "empty": max_empty_ratio}
         self.seen = 0
         self.found = {kind: np.zeros(len(lengths), np.int64) for kind in self.limits}
 
@@ -65,7 +65,9 @@ class GatherRangesToDense:
         sizes = ranges[..., 1].cpu().numpy()
         self.seen += len(sizes)
         self.found["empty"] += (sizes == 0).sum(0)
-        self.found["of another length"] += ((sizes != 0) & (sizes != np.array(self.lengths))).sum(0)
+        self.found["of a different length"] += (
+            (sizes != 0) & (sizes != np.array(self.lengths))
+        ).sum(0)
         for kind, limit in self.limits.items():
             allowed = max(self.seen, self.min_observation) * limit
             for place in np.flatnonzero(self.found[kind] > allowed) if limit < 1 else ():

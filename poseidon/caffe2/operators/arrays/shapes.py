@@ -54,7 +54,7 @@ def new_shape(old: Sequence[int], wanted: Sequence[int]) -> list[int]:
 def reshape(
     x: Any, shape_tensor: Tensor | None = None, *, context: Context, shape: list[int] | None = None
 ) -> tuple[Any, Tensor]:
-    """Return x in another shape, and its old shape; see `new_shape` for 0 and -1.
+    """Return x in a different shape, and its old shape; see `new_shape` for 0 and -1.
 
     In place, the tensor itself gets the shape: a torch tensor that was fed has it too.
 

@@ -244,7 +244,7 @@ def data_type(given: Any) -> int:
 
 @operator("Cast", gradient=_cast_rule)
 def cast(x: Any, *, to: Argument) -> Any:
-    """Return x as another data type; fractions are cut off.
+    """Return x as a different data type; fractions are cut off.
 
     As STRING, integers and booleans are decimal, other numbers have six decimals.
 

@@ -91,7 +91,7 @@ def read_rows(path: Path, spec: RowTableSpec, clock: int) -> Iterator[Piece]:
         clock: number of its updates in the checkpoint.
 
     Raises:
-        SnapshotError: the file is missing or damaged, or of another table.
+        SnapshotError: the file is missing or damaged, or of a different table.
     """
     try:
         with path.open("rb") as file:

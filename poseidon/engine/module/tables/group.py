@@ -117,7 +117,7 @@ class TableGroup:
             checkpoint: on rank 0; None on others.
 
         Raises:
-            SnapshotError: a file is missing or damaged, or of another table.
+            SnapshotError: a file is missing or damaged, or of a different table.
         """
         for index, link in enumerate(self.links):
             clock, pieces = clocks[link.spec.name], None

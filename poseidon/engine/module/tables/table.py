@@ -162,7 +162,7 @@ def distinct(
         name: of the table, for messages.
 
     Raises:
-        UsageError: an index is of another type or out of range.
+        UsageError: an index is of a different type or out of range.
     """
     if indices.dtype not in WHOLE:
         raise UsageError(

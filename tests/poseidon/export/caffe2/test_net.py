@@ -226,7 +226,7 @@ def test_a_batch_that_cannot_change_is_explained() -> None:
     net = core.Net("moved")
     net.Transpose("x", "y", axes=[1, 0])
     exported = export_predictor(predictor_of(net, ["y"], x=(2, 4)))
-    assert exported.fixed == "an operator moves the batch to another axis"
+    assert exported.fixed == "an operator moves the batch to a different axis"
     net = core.Net("shaped")
     net.Reshape("x", ["y", "old"], shape=[2, 2, 2])
     assert (
