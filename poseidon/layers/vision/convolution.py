@@ -29,16 +29,7 @@ from poseidon.layers.registry import register
 from poseidon.proto.caffe_pb2 import ConvolutionParameter
 
 Convolve = Callable[..., Tensor]
-# Without spatial axes: one axis of extent 1.
-CONVOLVE: dict[int, Convolve] = {
-    0: functional.conv1d,
-    1: functional.conv1d,
-    2: functional.conv2d,
-    3: functional.conv3d,
-}
-
-
-MOST_SPATIAL_AXES = max(CONVOLVE)
+MOST_SPATIAL_AXES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,13 +160,15 @@ class BaseConvolution(Layer):
     """The base class of Convolution and Deconvolution: bottoms of one shape, a window, groups,
     and kernels.
 
-    A subclass defines torch's function, the kernels' shape and the tops' extents.
+    A subclass defines torch's functions, the kernels' shape and the tops' extents.
     """
 
     MAX_BOTTOMS: ClassVar[int | None] = None
     MAX_TOPS: ClassVar[int | None] = None
     EQUAL_BOTTOMS_AND_TOPS: ClassVar[bool] = True
     TOPS_MAY_BE_OVERWRITTEN: ClassVar[bool] = True
+    CALLS: ClassVar[tuple[Convolve, ...]]
+    """torch's function for 0, 1, 2 and 3 spatial axes. 0 axes are one of extent 1."""
     weight: nn.Parameter
     bias: nn.Parameter | None
 
@@ -226,9 +219,16 @@ class BaseConvolution(Layer):
 
     def torch_call(self, axes: int) -> Convolve:
         """Return the function of bottom N x C x S, weight and bias for so many
-        spatial axes (0: one axis of extent 1).
+        spatial axes.
         """
-        raise NotImplementedError
+        shape = self.window if axes else POINT
+        return partial(
+            self.CALLS[axes],
+            stride=shape.stride,
+            padding=shape.pad,
+            dilation=shape.dilation,
+            groups=self.group,
+        )
 
     def forward(self, *bottoms: Tensor) -> Tensor | tuple[Tensor, ...]:
         tops = tuple(self._apply_kernels(bottom) for bottom in bottoms)
@@ -263,21 +263,13 @@ class Convolution(BaseConvolution):
     Blobs: weight O x C/G x K; bias O unless bias_term is false.
     """
 
+    CALLS = (functional.conv1d, functional.conv1d, functional.conv2d, functional.conv3d)
+
     def extents(self, spatial: Shape) -> Shape:
         return self.window.extents(spatial)
 
     def weight_shape(self, channels: int, outputs: int) -> Shape:
         return (outputs, channels // self.group, *self.window.kernel)
-
-    def torch_call(self, axes: int) -> Convolve:
-        shape = self.window if axes else POINT
-        return partial(
-            CONVOLVE[axes],
-            stride=shape.stride,
-            padding=shape.pad,
-            dilation=shape.dilation,
-            groups=self.group,
-        )
 
 
 @register("DepthwiseConvolution")

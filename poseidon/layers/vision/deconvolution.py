@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from itertools import product
 
 import torch
@@ -15,14 +14,7 @@ from torch.nn import functional
 
 from poseidon.layers.base import Layer, LayerError, Shape, canonical_axis, times
 from poseidon.layers.registry import register
-from poseidon.layers.vision.convolution import POINT, BaseConvolution, Convolve, window
-
-TRANSPOSED: dict[int, Convolve] = {
-    0: functional.conv_transpose1d,
-    1: functional.conv_transpose1d,
-    2: functional.conv_transpose2d,
-    3: functional.conv_transpose3d,
-}
+from poseidon.layers.vision.convolution import BaseConvolution, window
 
 
 @register("Deconvolution")
@@ -37,21 +29,18 @@ class Deconvolution(BaseConvolution):
     Blobs: weight C x O/G x K; bias O unless bias_term is false.
     """
 
+    CALLS = (
+        functional.conv_transpose1d,
+        functional.conv_transpose1d,
+        functional.conv_transpose2d,
+        functional.conv_transpose3d,
+    )
+
     def extents(self, spatial: Shape) -> Shape:
         return self.window.transposed_extents(spatial)
 
     def weight_shape(self, channels: int, outputs: int) -> Shape:
         return (channels, outputs // self.group, *self.window.kernel)
-
-    def torch_call(self, axes: int) -> Convolve:
-        shape = self.window if axes else POINT
-        return partial(
-            TRANSPOSED[axes],
-            stride=shape.stride,
-            padding=shape.pad,
-            dilation=shape.dilation,
-            groups=self.group,
-        )
 
 
 @register("Im2col")
