@@ -101,9 +101,9 @@ class LauncherConnection:
         """Requests of a start after a pause that has no exchange yet; None: it has one."""
         self._documents: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self.interruption = Interruption()
-        """Of the waits of this start: a request to pause makes it."""
+        """Ends the waits of this start; a request to pause makes it."""
         self.watchdog = Watchdog()
-        """Of the training loop."""
+        """Watches the training loop."""
         self.loop_position: LoopPosition | None = None
         """How far a script's loop has come; None: this process runs no script."""
         self.gone = threading.Event()

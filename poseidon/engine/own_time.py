@@ -48,7 +48,7 @@ class OwnTime:
         """Note that an iteration begins. The one that has ended before counts from here on, and is
         reported when the last report is long enough ago.
 
-        Of several calls in a row the last one counts.
+        The last of several calls in a row counts.
         """
         now_s = self._now_s()
         if self._last is not None:
@@ -61,7 +61,7 @@ class OwnTime:
         self._began = now_s, self._waited_s()
 
     def end(self) -> None:
-        """Note that it has ended. Of several calls in a row the last one counts."""
+        """Note that it has ended. The last of several calls in a row counts."""
         if self._began is None:
             return
         if self._device.type == "cuda":

@@ -40,16 +40,16 @@ class Balancing(JobListener):
         self._report = report
         self._now = now
         self._balancer: Balancer | None = None
-        """Of the start that runs; None: its workers have reported nothing yet."""
+        """Decides for the start that runs; None: its workers have not reported yet."""
         self._seen: list[Seen] = []
-        """Of each worker, since other workers have trained than now."""
+        """What each worker has shown since the job's workers last changed."""
         self._regroups = False
         """Whether this object has asked for the end of the start that runs."""
         self._pause_s = FIRST_PAUSE_S
         self._reported_s = 0.0
         """When worker 0 has reported its times last."""
         self._iteration_s: float | None = None
-        """Of the first iteration after a pause that this object has asked for; None: it has not."""
+        """The first iteration's time after a pause that this object has asked for; None: it has not."""
 
     def on_ended(self) -> None:
         """Note that the start which ran has ended: what workers report is of the next one."""

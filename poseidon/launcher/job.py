@@ -70,8 +70,8 @@ class Job(ABC):
         self._fixed_because: str | None = None
         self._threads_of: dict[int, int] = {}
         self._speeds: Mapping[tuple[int, int], float] = {}
-        """Of the workers, by the id of their host and their rank there; one that is not there is as
-        fast as the others on average."""
+        """The speeds of workers, by the id of their host and their rank there; a worker without one
+        is as fast as the others on average."""
         self._devices = devices * request.num_app_threads if devices == ("cpu",) else devices
         self.plan, self.virtual_workers = self._make_plan(site.hosts)
         request.exchange.check_quorum(self.virtual_workers)

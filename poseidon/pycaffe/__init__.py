@@ -39,7 +39,7 @@ from poseidon.pycaffe.solver import (
 from ps_server.numerics import prepare_process as _prepare_process
 
 __version__ = "1.0.0"
-"""Of the Caffe whose interface this is, because scripts compare it."""
+"""The version of the Caffe whose interface this is, because scripts compare it."""
 
 _prepare_process()  # before any thread that computes is started, because threads inherit the mode
 

@@ -6,7 +6,7 @@ nets share the weights of the train net.
 
 With virtual workers (`set_virtual_workers`) the solver has a train net for each one of this
 process, which share the weights. It runs them one after another, and applies the mean of the diffs
-over all virtual workers. Of several processes rank 0 alone tests and writes snapshots, as in Caffe.
+over all virtual workers. With several processes, only rank 0 tests and writes snapshots, as in Caffe.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ MAX_FRAMES = 8_192
 MAX_CHUNKS = 2**31
 MAX_CLOCK = 2**40
 MAX_ELEMENTS = 2**44
-"""Of the history of a chunk."""
+"""The most elements of the history of a chunk."""
 MAX_SLOTS = 2**20
 MAX_SLOT_BYTES = 2**31
 

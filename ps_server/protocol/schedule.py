@@ -50,7 +50,7 @@ ORDERS: dict[type, Order] = {
 }
 """All others leave at once.
 
-Of these `Signal` must: before the pushes, and so before the values, of a later clock.
+`Signal` must do so: it leaves before the pushes, and so before the values, of a later clock.
 """
 
 PACKET_BYTES = 256 * 1024

@@ -60,7 +60,7 @@ from ps_server.protocol.shard_rows import ShardRows
 from ps_server.rules import clip_factor, exact_sum
 
 HISTORY_ELEMENTS = 128 * 1024
-"""Of a piece of a history: a value that comes waits for few of its bytes."""
+"""The most elements of a piece of a history: a value that comes waits for few of its bytes."""
 EMPTY = np.zeros(0, np.float32)
 """A value that equals the value of the iteration before."""
 

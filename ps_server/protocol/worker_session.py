@@ -59,7 +59,7 @@ class Addressed(NamedTuple):
 Parts = tuple[m.Payload, ...]
 """What is pushed to each chunk of a table."""
 InitialValue = Callable[[int], Sequence[m.Payload]]
-"""From the index of a table to [first value, history, ...], flat; the value as workers hold it, all
+"""Maps the index of a table to [first value, history, ...], flat; the value as workers hold it, all
 others float32.
 """
 

@@ -57,7 +57,7 @@ START_S = 60.0
 ANSWER_S = 60.0
 MAX_QUEUED = 1000
 PART_BYTES = 1 << 16
-"""Of a file: on a slow link a part must not look like silence."""
+"""The size of a part of a file: on a slow link it must not look like silence."""
 PARTS_UNDER_WAY = 16
 # Each host knows its own paths to Python's modules.
 _NOT_SENT = frozenset({"PYTHONPATH", "PYTHONUNBUFFERED"})

@@ -56,7 +56,7 @@ class WaitClock:
 
 
 WAITED = WaitClock()
-"""Of all prefetchers of this process."""
+"""The waits of all prefetchers of this process."""
 
 
 class Prefetcher(Generic[Made]):

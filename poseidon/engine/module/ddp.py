@@ -67,7 +67,7 @@ class BucketReducer:
     def __init__(self, module: DistributedDataParallel, context: WorkerContext) -> None:
         self.module = module
         self._context = context
-        """Of the job, and once the exchange is open of its loop."""
+        """The worker in its job, and in its loop once the exchange is open."""
         self._steps = 0
         self._waiting: list[tuple[Any, torch.futures.Future[Tensor]]] = []
         self._names = {

@@ -51,7 +51,7 @@ class Group(SharedLoop):
     """
 
     _sent: SentGradients
-    """Of this step; each kind of group has a refusal of its own."""
+    """The gradients of this step; each kind of group has a refusal of its own."""
 
     def __init__(self, module: nn.Module, plan: GroupPlan, context: WorkerContext) -> None:
         self._resume_from = context.checkpoint

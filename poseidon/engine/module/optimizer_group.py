@@ -69,7 +69,7 @@ class OptimizerGroup(Group):
         self._has_left = False
         """Whether the optimizer's step under way has only ended a turn."""
         self._rates_at_first: list[Any] = []
-        """Of the parameter groups, at the end of an iteration's first turn."""
+        """The rates of the parameter groups at the end of an iteration's first turn."""
         self._optimizer_hooks: list[RemovableHandle] = []
         self._sent = SentGradients(context, UNSCALED)
         super().__init__(module, self._make_plan(tensors, options), context)

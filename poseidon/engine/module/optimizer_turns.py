@@ -17,7 +17,7 @@ from torch import Tensor
 from poseidon.errors import UsageError
 
 Options = list[dict[str, Any]]
-"""Of each parameter group."""
+"""The options of each parameter group."""
 
 
 class OptimizerTurns:

@@ -46,7 +46,7 @@ WORTH_MEASURING = 2**20
 a measurement could save in many iterations.
 """
 SMALL_ELEMENTS, LARGE_ELEMENTS, LARGE_TENSORS = 2**16, 2**20, 5
-"""Of each tensor at most: one of 256 KiB, and five of 4 MiB, each of several chunks."""
+"""The most of each tensor: one of 256 KiB, and five of 4 MiB, each of several chunks."""
 SMALL, LARGE, ALL_LARGE = range(1), range(1, 2), range(1, 1 + LARGE_TENSORS)
 """The tensors that are exchanged together.
 
@@ -61,8 +61,7 @@ first one that takes longer there are none.
 """
 SIDE = 1024
 LOAD_SIDE = 256
-"""Of the matrices whose products keep the processors busy: a product takes less than a
-millisecond."""
+"""The side of the matrices whose products keep the processors busy, less than 1 ms each."""
 LEAST_ROWS, MOST_ROWS = 16, 256
 PRODUCTS = 3
 

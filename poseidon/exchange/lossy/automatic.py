@@ -3,7 +3,7 @@ those whose measured loss is within the budget.
 
 No formula knows the loss of a training that has not run. So the budget is compared with what was
 measured: the largest increase of the final loss over the nets in docs/compression.md, against the
-same training without a codec. Of several seeds the median counts. It is experience, not a bound.
+same training without a codec. The median of several seeds counts. It is experience, not a bound.
 
 Law: the choice follows from the budget and the tensor's shape alone. So all
 workers choose the same, and a resumed job too.

@@ -31,7 +31,7 @@ class Reading:
 
 
 class Watchdog:
-    """Of one loop. Until `start` it reads as if the loop had just made progress.
+    """Watches one loop. Until `start` it reads as if the loop had just made progress.
 
     Args:
         now: seconds, monotonic.

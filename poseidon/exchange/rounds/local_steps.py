@@ -182,7 +182,7 @@ class RoundsCarrier(GradientCarrier):
         self._arrives_at_once = self._by_caller and not delayed
         self._quorum = quorum
         self._records = self._weight = self._last_weight = 0.0
-        """Of this iteration, of the iterations since the last round, and in the last round."""
+        """In this iteration, in the iterations since the last round, and in the last round."""
         self._inner = InnerWorkers(tensors, settings, count=len(own), by_caller=self._by_caller)
         self._iteration = self._exchanges = settings.start_clock
         self._momentum: DelayedMomentum | None = None

@@ -106,7 +106,7 @@ class LowRankTensors(Placed):
             for side, held in enumerate(shared.held[:2])
         ]
         self._sums: dict[int, TreeSum[Tensor]] = {}
-        """Of the pushes of this iteration, by table."""
+        """The sums of the pushes of this iteration, by table."""
         self._scale = settings.gradient_scale
         self._tables = tables
         self._step = Step(settings.start_clock, (0.0,))

@@ -76,7 +76,7 @@ _OPTIMIZERS: dict[
         lambda group: RowRule(kind=RowRuleKind.ADAGRAD, eps=float(group["eps"])),
     ),
 }
-"""Of each optimizer of sparse gradients the options that its rule does not have, and the rule."""
+"""For each optimizer of sparse gradients: options that its rule does not have, and the rule."""
 
 
 def rule_of_optimizer(optimizer: Optimizer, group: Mapping[str, Any], name: str) -> RowRule:
