@@ -243,7 +243,7 @@ class Reporter:
 
 
 def _follow_launcher(rounds: Rounds, reporter: Reporter, trace: ShardTrace) -> None:
-    """Listen once more, pause, go on, and stop, at the launcher's commands; when it has gone (its
+    """Listen once more, pause, continue and stop at the launcher's commands; when it has gone (its
     end of the pipe closes), stop once the workers send nothing.
     """
     try:

@@ -1,7 +1,7 @@
 """The end of all waits of a worker, from outside: by any thread, at any moment.
 
 Law: what waits for other processes registers here before its first wait (`Network.new_monitor`), so
-no wait begins later than the interruption and goes on.
+no wait begins later than the interruption and continues.
 """
 
 from __future__ import annotations

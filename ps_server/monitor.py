@@ -178,6 +178,6 @@ class _Waiter(Generic[T]):
         return self._answer
 
     def wake(self) -> None:
-        """Make the thread go on."""
+        """Make the thread continue."""
         assert self.condition is not None
         self.condition.notify()

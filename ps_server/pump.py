@@ -20,7 +20,7 @@ from ps_server.transport.base import ClientTransport
 
 POLL_S = 0.5
 LINGER_S = 6.0
-"""How long `close` goes on trying to send what is queued, and waits for the shards' answers: a link
+"""How long `close` tries to send what is queued, and waits for the shards' answers: a link
 may be down for 5 s.
 """
 

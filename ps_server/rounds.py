@@ -3,7 +3,7 @@
 Each round has a state machine, an address and a thread of its own. A script that distributes two
 modules has two.
 
-A process that its launcher pauses closes all rounds, and begins with round 0 again when it goes on.
+A process that its launcher pauses closes all rounds. It continues with round 0.
 """
 
 from __future__ import annotations

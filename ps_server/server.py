@@ -25,7 +25,7 @@ POLL_S = 0.5
 MAX_FIRST_BYTES = 1024
 """Longest first message of a peer; a longer one is not decoded."""
 LINGER_S = 2.0
-"""How long `serve` goes on trying to send what is queued."""
+"""How long `serve` tries to send what is queued at its end."""
 
 
 class Server:

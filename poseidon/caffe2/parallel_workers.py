@@ -103,7 +103,7 @@ class WorkerCoordinator:
         self._started = False
 
     def is_active(self) -> bool:
-        """Return whether the threads go on."""
+        """Return whether the threads continue."""
         return self._active
 
     def get_worker_ids(self) -> list[int]:

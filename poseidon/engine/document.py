@@ -109,8 +109,8 @@ class TrainingDocument(WorkerDocument):
         replicas: hosts that keep a copy of each memory snapshot beside the first; 0: the job makes
             none, and a worker ends when it has lost another one.
         memory_snapshot_every: iterations from one memory snapshot to the next; 0: they are chosen.
-        rewind: the iteration of the memory snapshot that this start goes on from, which rank 0 has;
-            -1: none.
+        rewind: the iteration of the memory snapshot that this start continues from, which rank 0
+            has; -1: none.
         aside: the worker is prepared beside a job that runs, and waits for the document of the
             start that it takes part in.
         balances: whether the worker reports the times of its iterations, by which the launcher

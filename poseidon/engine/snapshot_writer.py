@@ -1,4 +1,4 @@
-"""Background writing of snapshots: training goes on while files are serialized, checksummed and
+"""Background writing of snapshots: training continues while files are serialized, checksummed and
 written to disk.
 
 Law: one write at a time, in the order of submission. A submission waits for the write before it, so

@@ -111,7 +111,7 @@ class TrainingWork(Work[Training]):
 
     def pauses_after(self, error: ServerError) -> bool:
         """Return whether an error ends this worker's part of a start, but not the worker: it has
-        lost others, in a job that goes on from memory.
+        lost others, in a job that continues from memory.
         """
         lost = isinstance(error, PeerLost | StalenessTimeout)
         return self.document.replicas > 0 and (lost or self.launcher.is_asked_to_pause)

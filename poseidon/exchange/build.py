@@ -166,7 +166,7 @@ def build_exchange(
 
 def _takes_schemes(member: Membership, schemes: Sequence[Scheme]) -> bool:
     """Return whether the job takes over the schemes of an earlier run: `auto` does. `hybrid` does
-    where it goes on with virtual workers, as their number would give it another plan than the
+    where it continues with virtual workers, as their number would give it another plan than the
     cluster of that run.
     """
     of_cluster = member.options.kind is ExchangeKind.HYBRID and member.virtual_workers is not None

@@ -82,7 +82,7 @@ class CarrierState:
     private = False
     """Whether each host has histories of its own, or all replicas share one."""
     overtaken = False
-    """Whether other replicas may go on before `keep` returns, and change what this one keeps."""
+    """Whether other replicas may continue before `keep` returns, and change what this one keeps."""
 
     def histories(self) -> Mapping[int, History]:
         """Return the history of each of the carrier's tensors, by index."""
@@ -123,8 +123,8 @@ class Carrier(ABC):
     Attributes:
         indices: its tensors.
         state: what a snapshot holds of it.
-        reached: iterations that the job has finished, where it may go on without this worker; it
-            goes on from there. 0: all workers make each iteration.
+        reached: iterations that the job has finished, where it may continue without this worker; it
+            continues from there. 0: all workers make each iteration.
     """
 
     indices: Sequence[int]

@@ -353,8 +353,8 @@ class ExchangeState:
         """Begin to copy the state after the iterations that are finished; return at once.
 
         Any replica that exchanges with other hosts itself may call it, after `settle` and before
-        the next iteration, and then go on. What shards keep comes in the background: a gradient or
-        a value waits for no more than a piece of it. Local steps: the outer histories.
+        the next iteration, and then continue. What shards keep comes in the background: a gradient
+        or a value waits for no more than a piece of it. Local steps: the outer histories.
 
         Args:
             into: histories of an earlier call, which may be written to; empty: new memory.

@@ -1,4 +1,4 @@
-"""The last lines of a job: what it reached, and commands that use the result or go on.
+"""The last lines of a job: what it reached, and commands that use the result or continue.
 
 Law: pure, except for paths, which are relative to the working folder where that is shorter. A
 command does something as it is pasted.

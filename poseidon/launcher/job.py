@@ -142,7 +142,7 @@ class Job(ABC):
 
     @property
     def elastic(self) -> bool:
-        """Whether processes go on after the loss of others, from a snapshot in memory."""
+        """Whether processes continue after the loss of others, from a snapshot in memory."""
         return not self.fixed_because
 
     def background_argv(self, added: Sequence[str]) -> list[str]:

@@ -152,7 +152,7 @@ class JobRequest(RunRequest):
             None: 1.
         memory_snapshot_every: iterations from one memory snapshot to the next; 0: none is taken;
             None: as often as costs little.
-        min_workers: the fewest workers that the job goes on with after a loss; at least 1.
+        min_workers: the fewest workers that the job continues with after a loss; at least 1.
         max_rejoins: how often a host that was lost is taken in again.
         snapshot: a file, a job's id or its folder to resume from; empty: a new run.
 

@@ -163,7 +163,7 @@ class Site:
             self._sent = self._send()
 
     def start(self, spec: ProcessSpec, host: Host, listener: Listener) -> RemoteProcess:
-        """Start a process on a host, or let one that waits there go on; see `Launcher.start`."""
+        """Start a process on a host, or let one that waits there continue; see `Launcher.start`."""
         waiting = self.paused.take(spec, listener)
         if waiting is not None:
             return waiting

@@ -24,7 +24,7 @@ _Place = tuple[int, Role, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survivors:
-    """The hosts of the next start, which goes on from memory.
+    """The hosts of the next start, which continues from memory.
 
     Attributes:
         hosts: in the order of the ranks of their workers; the first has the memory snapshot.
@@ -40,7 +40,7 @@ class Survivors:
 def find_survivors(
     plan: JobPlan, paused: Mapping[ProcessName, Paused], *, min_workers: int
 ) -> Survivors | None:
-    """Return what a job can go on with from memory; None: nothing that it needs is left.
+    """Return what a job can continue with from memory; None: nothing that it needs is left.
 
     A host stays with all of its processes, or not at all: what it has lost is prepared beside the
     job. If no such host has a memory snapshot, one with all of its workers that has it stays, else
@@ -49,7 +49,7 @@ def find_survivors(
     Args:
         plan: of the start that has ended.
         paused: its processes that are left.
-        min_workers: the fewest that the job goes on with.
+        min_workers: the fewest that the job continues with.
     """
     live = [worker for worker in plan.workers if worker.process in paused]
     count = {host: sum(one.host is host for one in live) for host in plan.hosts}
@@ -96,7 +96,7 @@ class PausedProcesses:
         return bool(self._waiting)
 
     def take(self, spec: ProcessSpec, listener: Listener) -> RemoteProcess | None:
-        """Let the process that waits in the place of a specification go on with its document;
+        """Let the process that waits in the place of a specification continue with its document;
         return it, or None if there is none.
 
         Raises:

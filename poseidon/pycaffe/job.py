@@ -2,7 +2,7 @@
 continues from memory after a loss.
 
 Law: the mean of the diffs has the bits of `Gloo` outside of a job. A memory snapshot is taken where
-the solver begins an iteration, before its tests. A solver that takes it goes on with the values,
+the solver begins an iteration, before its tests. A solver that takes it continues with the values,
 histories, iteration, positions of readers and random states of the undisturbed job.
 """
 

@@ -3,7 +3,7 @@
     stranger --Hello--> known --Create--> joined --Leave--> left
 
 Law: when a worker has left before the others have finished, no worker may wait for it: those that
-go on are notified (`Gone`).
+continue are notified (`Gone`).
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Members:
         is none.
 
         Args:
-            rank: of the worker that goes on.
+            rank: of the worker that continues.
             is_behind: whether its first argument has done less than its second.
         """
         return next((gone for gone in self.left if is_behind(gone, rank)), None)

@@ -37,9 +37,9 @@ class SignalKind(Enum):
     STOP = 1
     """Stop after that iteration, with a snapshot."""
     SNAPSHOT = 2
-    """Write a snapshot after that iteration and go on."""
+    """Write a snapshot after that iteration and continue."""
     REGROUP = 3
-    """Pause after that iteration, with a snapshot in memory: the job goes on with other workers."""
+    """Pause after that iteration, with a memory snapshot: the job continues with other workers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ Laws:
 * A worker that is `Awaited` may end its part at once: it is in time if the grace is longer than it
   takes to send. So a slow worker has a part, of less weight, in each round.
 * A part that comes too late counts in the next round. A worker has one part in a round: it gets
-  values, and goes on, when its part has counted. So all workers in a round go on from equal values.
+  values, and continues, when its part has counted, so all workers in a round have equal values.
 * Parts are averaged by their weights, in the order of ranks.
 """
 

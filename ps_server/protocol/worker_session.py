@@ -16,8 +16,8 @@ Laws:
 * A pushed array is held, and must not be written to, until the shard has it: at staleness 0 until
   the next value of its chunk arrives, at staleness > 0 until a value that includes it arrives.
 * A table of staleness 0 may be bound to its reader's array (`values.py`).
-* Where a quorum of the workers ends a round (`quorum.py`), an iteration of this worker is its part of
-  a round. It counts in the round that is open when it comes, so the clock goes on from that one's.
+* Where a quorum of the workers ends a round (`quorum.py`), an iteration of this worker is its part
+  of a round. It counts in the round that is open when it comes, whose clock it continues from.
 * With table clocks each table of staleness 0 counts its own pushes: a worker pushes a table when it
   likes, all workers equally often, and a read needs all that the worker has pushed to the table.
   The shards know each chunk's own clock anyway.
@@ -358,7 +358,7 @@ class Session:
 
     def end_round(self) -> m.Round | None:
         """Return the round in which this worker's part has counted, once its values are here, and
-        go on from its clock; None before.
+        continue from its clock; None before.
         """
         ended = None if self.rounds is None else self.rounds.ended
         if self.rounds is None or ended is None:

@@ -1,6 +1,6 @@
 """Lost connections: the other process has ended, or nothing comes from its host any more.
 
-Law: ZeroMQ would connect again and go on as if no message had been lost; here the first loss is
+Law: ZeroMQ would connect again and continue as if no message had been lost; here the first loss is
 final. A host is lost when its kernel has acknowledged nothing for `SILENCE_S` although it should
 have (data that was sent, or TCP's own keepalive): long enough for TCP to survive a link that is
 down for some seconds. A process that does not read, or is stopped, is not lost: its kernel still

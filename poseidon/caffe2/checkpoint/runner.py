@@ -54,7 +54,7 @@ class JobRunner:
     def train(self, session: Any) -> int:
         """Run the job; return the number of its last epoch.
 
-        A checkpoint that cannot be written is a warning; the job goes on.
+        A checkpoint that cannot be written is a warning; the job continues.
         """
         epoch = self._begin(session)
         logger.info("Finished initializing")

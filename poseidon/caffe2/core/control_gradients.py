@@ -304,7 +304,7 @@ def gen_while_gradient(op: OperatorDef, g_output: Given) -> Result:
 
 def _iteration(net: NetDef, given: Gradients) -> tuple[list[OperatorDef], Gradients, list[str]]:
     """Return the gradient operators of one iteration, the gradients, and the blobs whose
-    gradients go on to the next.
+    gradients continue to the next.
 
     These are the blobs with a given gradient, and those that an iteration changes and a later one
     uses.

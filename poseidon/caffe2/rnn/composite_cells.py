@@ -13,7 +13,7 @@ from poseidon.caffe2.rnn.cell import Extra, RNNCell, rectified
 
 
 class DropoutCell(RNNCell):
-    """Applies dropout to the output of a cell, and not to the state that goes on to the next
+    """Applies dropout to the output of a cell, and not to the state that continues to the next
     step.
     """
 

@@ -17,7 +17,7 @@ from poseidon.caffe2.runtime.errors import EnforceNotMet
 from poseidon.data.databases.cursor import Cursor
 
 MAX_WAITING = 2
-"""Batches that are kept for an operator that does not run; then the others go on without it."""
+"""Batches that are kept for an operator that does not run; then the others continue without it."""
 
 
 class Record(NamedTuple):
@@ -119,7 +119,7 @@ class Reader:
             self._go_to(0)
 
     def skip(self, count: int) -> None:
-        """Pass so many records of the shard by, as if they were read: a restart goes on where a
+        """Pass so many records of the shard by, as if they were read: a restart continues where a
         run has ended.
         """
         with self._lock:

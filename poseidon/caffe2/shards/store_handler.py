@@ -187,7 +187,7 @@ class Shards:
                 return False
             _set_once(self._store, _answer_key(self.rank))
         except JobError:
-            return False  # training goes on without the store
+            return False  # training continues without the store
         self._failed.set()
         return True
 

@@ -125,7 +125,7 @@ class _Delivery:
         self.sent_files = 0
 
     def broken(self, why: str) -> JobError:
-        """Return the error of a copy that could not go on."""
+        """Return the error of a copy that could not continue."""
         return JobError(
             f"{self._name}: copying broke off after {self.sent_bytes} bytes ({why}); run the same "
             "command again to continue"

@@ -1,7 +1,7 @@
 """A process that an agent has started on its host, as the launcher sees it.
 
 Law: it takes the agent's reports in order; after its exit, or the loss of its agent, it calls its
-listener no more. A process that has paused goes on under another name and with another listener,
+listener no more. A process that has paused continues under another name and with another listener,
 which is called for its exit whenever that was.
 """
 

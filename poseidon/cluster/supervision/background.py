@@ -66,7 +66,7 @@ class StartReport:
         if self._fd is None:
             return
         fd, self._fd = self._fd, None
-        with suppress(OSError):  # the parent may have been interrupted: the job goes on
+        with suppress(OSError):  # the parent may have been interrupted: the job continues
             os.write(fd, json.dumps(report).encode() + b"\n")
         os.close(fd)
 

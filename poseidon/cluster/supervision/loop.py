@@ -111,7 +111,7 @@ def run_job(
         requests: entered; None: signals are handled from here on.
         pausing: when processes pause after a loss.
         kept: takes the processes that have paused when this start has ended, for the next one; they
-            go on running, and have no listener until then. Not called if there are none.
+            continue running, and have no listener until then. Not called if there are none.
 
     Raises:
         JobError: a process failed, ended early or fell silent, or the job was stopped before it had

@@ -1,6 +1,6 @@
 """Restarts of a job that has lost a process or a host.
 
-Where processes outlive the loss of others (an elastic job), the next start goes on with them and
+Where processes outlive the loss of others (an elastic job), the next start continues with them and
 from a snapshot in their memory, at once; it does not count as a restart. All else is for jobs that
 are not elastic, and for a loss that took all memory snapshots with it.
 
@@ -53,7 +53,7 @@ class RestartedJob:
     Attributes:
         result: of its last start.
         restarts: their number.
-        memory_starts: how often it went on from memory after a loss.
+        memory_starts: how often it continued from memory after a loss.
         repeated: iterations that were lost and computed again, as far as they were reported to the
             launcher.
     """
@@ -149,7 +149,7 @@ class _Restarts:
                 )
 
     def _go_on(self, loss: JobInterrupted) -> StartingPoint | None:
-        """Return the snapshot in memory that the next start goes on from; None where it has to be
+        """Return the snapshot in memory that the next start continues from; None where it has to be
         a restart.
         """
         found = self._driver.memory_point()
@@ -171,7 +171,7 @@ class _Restarts:
         return self._point
 
     def _regroup(self, result: JobResult) -> StartingPoint:
-        """Return the snapshot in memory that a job goes on from with other hosts."""
+        """Return the snapshot in memory that a job continues from with other hosts."""
         found = self._driver.memory_point()
         if found is None:
             sentence = "the job has lost all its memory snapshots while it regrouped"

@@ -21,7 +21,7 @@ class SignalEffect(Enum):
     """
 
     STOP = "stop"  # take a snapshot where the solver says so, and end
-    SNAPSHOT = "snapshot"  # take a snapshot and go on
+    SNAPSHOT = "snapshot"  # take a snapshot and continue
     NONE = "none"  # nothing
 
 
@@ -79,7 +79,7 @@ class Pausing(Enum):
     RUNNING = "running"
     """Once the job runs: before, there is nothing to keep."""
     ALWAYS = "always"
-    """Also while it starts: it goes on from memory."""
+    """Also while it starts: it continues from memory."""
 
 
 class Outcome(Enum):
@@ -87,7 +87,7 @@ class Outcome(Enum):
 
     FINISHED = "finished"  # all iterations are done
     STOPPED = "stopped"  # it stopped on request, after a complete iteration
-    REGROUPED = "regrouped"  # all processes have paused on request: the job goes on with others
+    REGROUPED = "regrouped"  # all processes have paused on request: the job continues with others
 
 
 class CauseRank(IntEnum):
@@ -170,7 +170,7 @@ class SignalReceived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegroupRequested:
-    """Event: the job is to go on with other hosts, from its next memory snapshot."""
+    """Event: the job is to continue with other hosts, from its next memory snapshot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -82,7 +82,7 @@ PAUSE_S = 20.0
 SILENT_S = 6.0
 SILENT_PAUSE_S = 0.5
 THEN_STOPPED = "; the job was stopped"
-"""The end of the sentence of a cause, unless the job goes on with the processes that are left."""
+"""The end of the sentence of a cause, unless the job continues with the processes that are left."""
 FIRST = Round()
 """The exchange of addresses for which the shards listen from their start."""
 DISTRIBUTE, STEP, LEAVING = "distribute", "step", "close"

@@ -416,7 +416,7 @@ class Group(SharedLoop):
         self, owners: Sequence[Mapping[str, Any]], masters: Mapping[str, NDArray[np.float32]]
     ) -> None:
         """Go on with what lossy codecs have held back: of this process, and of virtual workers
-        that had another process. The shards go on with masters.
+        that had another process. The shards continue with masters.
         """
         of_each = [
             {name: tensor.numpy() for name, tensor in one.get("held_back", {}).items()}

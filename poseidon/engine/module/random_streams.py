@@ -134,7 +134,7 @@ class Generators:
         )
 
     def put(self, taken: Taken) -> None:
-        """Let them go on from what one of them, or another process's, has held."""
+        """Let them continue from what one of them, or another process's, has held."""
         random.setstate(taken.python)
         np.random.set_bit_generator(taken.numpy)  # type: ignore[attr-defined]
         torch.set_rng_state(taken.torch)

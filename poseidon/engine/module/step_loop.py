@@ -220,7 +220,7 @@ class StepLoop(ABC):
     def stopping(self) -> bool:
         """True once the job was asked to stop, after a step that all workers have reached together.
 
-        A loop that goes on regardless is ended by a KeyboardInterrupt in its next `step`.
+        A loop that continues regardless is ended by a KeyboardInterrupt in its next `step`.
         """
         return any(loop.is_asked_to_stop() for loop in (self, *self._context.loops.open))
 
@@ -257,7 +257,7 @@ class StepLoop(ABC):
 
         Raises:
             UsageError: there was no backward pass, or gradients of a rule are to stay.
-            KeyboardInterrupt: the job was asked to stop, and the loop has gone on.
+            KeyboardInterrupt: the job was asked to stop, and the loop has continued.
         """
 
     def drop(self) -> None:
@@ -449,7 +449,7 @@ class StepLoop(ABC):
 
         Raises:
             UsageError: there was no backward pass.
-            KeyboardInterrupt: the job was asked to stop, and the loop has gone on.
+            KeyboardInterrupt: the job was asked to stop, and the loop has continued.
         """
         self._end_passes()
         self._finish_iteration()

@@ -1,14 +1,14 @@
-"""Snapshots in memory: what a job goes on from when it has lost a worker.
+"""Snapshots in memory: what a job continues from when it has lost a worker.
 
 Laws:
 
 * A memory snapshot is the state after one iteration that all workers have finished, as one on disk
-  is. A job that goes on from it has the bits of an undisturbed one.
+  is. A job that continues from it has the bits of an undisturbed one.
 * Every worker has the states of all virtual workers. The first worker of each of the first hosts
   (`holds`) has the values, the histories, and the large parts of the virtual workers' states as
   well (`large_parts.py`), so one of them can start all others.
-* Training goes on while histories arrive. A snapshot counts once all of it is there; until then the
-  one before it does.
+* Training continues while histories arrive. A snapshot counts once all of it is there; until then
+  the one before it does.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ class Replica:
         return ""
 
     def go_on(self, context: LayerContext, placed: VirtualWorkers) -> None:
-        """Compute for other virtual workers of a job that goes on with other processes. The state
+        """Compute for other virtual workers of a job that continues with other processes. The state
         of all of them is to be restored.
 
         Args:

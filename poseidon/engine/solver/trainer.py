@@ -168,7 +168,7 @@ class Trainer:
         """Train to the end, or until the job is asked to stop.
 
         Raises:
-            Regrouped: the job is asked to go on with other workers.
+            Regrouped: the job is asked to continue with other workers.
         """
         self._log_line(solving(self._settings.title))
         try:
@@ -357,7 +357,7 @@ class Trainer:
         return {**values, **self._exchange.state.replicated()}
 
     def _snapshot(self, *, ends: bool, last: bool) -> None:
-        """Write a snapshot; if training goes on, from a memory snapshot, so that histories are
+        """Write a snapshot; if training continues, from a memory snapshot, so that histories are
         collected once for both.
         """
         for losses in self._losses.values():

@@ -58,7 +58,7 @@ class Kind(Enum):
     HISTORIES = 11
     """From the leader: all histories, one tensor after the other."""
     FAILED = 12
-    """Either way: the sender cannot go on; the payload says why."""
+    """Either way: the sender cannot continue; the payload says why."""
     LEAVE = 13
     """Either way: nothing more will come."""
 

@@ -306,7 +306,7 @@ class RoundsCarrier(GradientCarrier):
             self._take_anchors()
 
     def _meet(self, quorum: QuorumRounds, *, whole: bool) -> None:
-        """End a round, and go on from the job's iterations once this worker's changes have counted.
+        """End a round; continue from the job's iterations once this worker's changes have counted.
 
         Args:
             quorum: the rounds.

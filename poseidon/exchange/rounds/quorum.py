@@ -1,9 +1,9 @@
 """Local steps where a quorum of the workers ends a round, on one worker.
 
 The shards decide whose changes count in a round (`ps_server/protocol/quorum.py`). With its changes
-a worker sends the number of its finished iterations. All workers in a round go on from the largest
-of these numbers, the job's: a late worker leaves out the iterations that the others have made
-without it.
+a worker sends the number of its finished iterations. All workers in a round continue from the
+largest of these numbers, the job's: a late worker leaves out the iterations that the others have
+made without it.
 
 A slow worker that the others wait for ends its round after the local step that it makes
 (`is_awaited`). So it is in time where the grace is longer than one of its local steps, and its few

@@ -28,8 +28,8 @@ class RoundsState(CarrierState):
         outer_arrays: the most arrays of a tensor's outer history.
         outer_histories: returns the outer histories; None where this worker does not read them:
             rank 0 does.
-        barrier: waits for all workers, where others may otherwise go on before this worker has the
-            outer histories (`rounds/quorum.py`); None: they may not.
+        barrier: waits for all workers, where others may otherwise continue before this worker has
+            the outer histories (`rounds/quorum.py`); None: they may not.
     """
 
     private = True

@@ -66,7 +66,7 @@ class BlobsQueue:
             return self._entries.popleft()
 
     def close(self) -> None:
-        """Close the queue: all who wait for it go on."""
+        """Close the queue: all who wait for it continue."""
         with self._changed:
             self.closed = True
             self._changed.notify_all()
