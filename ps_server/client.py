@@ -157,7 +157,7 @@ class Client:
         self._pending = ()
 
     def renew(self, start_clock: int) -> None:
-        """Let the store begin anew at a different clock: `bind` and `start` follow, as
+        """Let the store begin again at a different clock: `bind` and `start` follow, as
         at first. All workers call it together.
 
         Before the first push only. Rank 0 sends its signals so far again once the store has

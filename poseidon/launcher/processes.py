@@ -1,7 +1,7 @@
 """The processes of a job: their environment, keys and specs (docs/security.md on the keys).
 
 Law: a job with a process on another machine encrypts, whatever the flags; what cannot be encrypted
-is refused unless its own flag allows it. Keys are made here, anew for each start, and travel on
+is refused unless its own flag allows it. New keys are made here for each start, and travel on
 standard input alone.
 """
 
@@ -43,7 +43,7 @@ def child_environment(threads: int) -> dict[str, str]:
         threads: CPU threads of its arithmetic.
 
     The malloc settings keep large freed blocks in the process: activations and gradients are
-    allocated anew each iteration, and giving them back to the system means touching fresh pages
+    allocated in each iteration, and giving them back to the system means touching fresh pages
     every time. They also merge small freed blocks with their neighbours at once: glibc would put
     that off until a thread frees or asks for something large, which a thread that works on small
     tensors alone never does, and its memory would grow with each of them. Large copies go past the

@@ -44,7 +44,7 @@ def find_survivors(
 
     A host stays with all of its processes, or not at all: what it has lost is prepared beside the
     job. If no such host has a memory snapshot, one with all of its workers that has it stays, else
-    one that has it; then the job waits for what is started anew there.
+    one that has it; then the job waits for what is started again there.
 
     Args:
         plan: of the start that has ended.

@@ -471,7 +471,7 @@ class ZmqClientTransport:
 def _send(socket: zmq.Socket[bytes], frames: Sequence[Buffer | zmq.Frame]) -> None:
     """Send a message in pieces.
 
-    (pyzmq's own `send_multipart` combines its flags anew for each of them.)
+    (pyzmq's own `send_multipart` combines its flags again for each of them.)
     """
     for frame in frames[:-1]:
         socket.send(frame, _MORE, copy=False)

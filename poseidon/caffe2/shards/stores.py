@@ -260,7 +260,7 @@ class RedisStore(Store):
             password=password,
             socket_connect_timeout=timeout_s,
             socket_timeout=timeout_s,
-            # a connection that broke while nobody used it is made anew
+            # a connection that broke while nobody used it is made again
             retry=Retry(NoBackoff(), 1),
         )
         with self._translated():

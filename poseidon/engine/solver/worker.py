@@ -313,7 +313,7 @@ class SolverWork(TrainingWork[JobDocument]):
                 net.register_forward_pre_hook(lambda *_: watchdog.progress())
 
     def _own_time(self, replica: Replica) -> OwnTime | None:
-        """Return what reports the times of iterations; None: nobody places virtual workers anew."""
+        """Return what reports the times of iterations; None: nobody moves virtual workers."""
         watchdog = self.launcher.watchdog
         if not self.document.balances:
             return None

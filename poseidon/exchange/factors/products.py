@@ -36,7 +36,7 @@ TILE_ELEMENTS = 2**19
 workers share.
 """
 TILE_COLUMNS = 2048
-"""A product packs its factors anew for each tile, and 41 whole rows of a weight of 25088 columns
+"""A product packs its factors again for each tile, and 41 whole rows of a weight of 25088 columns
 pack all of v for little work: so they took a quarter longer.
 """
 BLOCK_ROWS = 256
