@@ -81,24 +81,11 @@ def tensor_rows(workers: Sequence[WorkerStatistics]) -> list[TensorRow]:
     return rows
 
 
-def tensor_table(rows: Sequence[TensorRow], *, largest: int | None = None) -> list[str]:
-    """Return the lines of the table of tensors with a total.
-
-    Args:
-        rows: the rows of `tensor_rows`.
-        largest: show only this many tensors, those with the most bytes; None: all.
-    """
+def tensor_table(rows: Sequence[TensorRow]) -> list[str]:
+    """Return the lines of the table of tensors (`tensor_rows`) with a total."""
     if not rows:
         return ["no iteration has ended yet"]
-    shown = list(rows)
-    if largest is not None and largest < len(rows):
-        chosen = sorted(rows, key=lambda row: -((row.bytes_out or 0) + (row.bytes_in or 0)))[
-            :largest
-        ]
-        shown = [row for row in rows if row in chosen]
-    hidden_rows = len(rows) - len(shown)
-    total = _total(rows, f"all {len(rows)}" if hidden_rows else "total")
-    return _lines([TENSOR_HEAD, *(_cells(row) for row in [*shown, total])], left=2)
+    return _lines([TENSOR_HEAD, *(_cells(row) for row in [*rows, _total(rows)])], left=2)
 
 
 def held_back_table(rows: Sequence[TensorRow]) -> list[str]:
@@ -178,13 +165,13 @@ def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _total(rows: Sequence[TensorRow], name: str) -> TensorRow:
+def _total(rows: Sequence[TensorRow]) -> TensorRow:
     def total(values: Sequence[float | None]) -> float | None:
         known = [value for value in values if value is not None]
         return sum(known) if known else None
 
     return TensorRow(
-        name=name,
+        name="total",
         scheme="",
         bytes_out=total([row.bytes_out for row in rows]),
         bytes_in=total([row.bytes_in for row in rows]),

@@ -131,7 +131,6 @@ def examine(
     *,
     seconds: float,
     report: Report = lambda activity, done, total: None,
-    now: Callable[[], float] = time.time,
 ) -> Survey:
     """Examine hosts, and all links between them.
 
@@ -139,14 +138,13 @@ def examine(
         subjects: the hosts.
         seconds: of each transfer; each pair of hosts makes two.
         report: takes the progress: the activity, the amount done, and the total.
-        now: the time of this machine.
     """
     problems: list[tuple[str, str]] = []
     token = secrets.token_hex(16)
     report(ASKING, 0, len(subjects))
 
     def begin(subject: Subject) -> tuple[HostReport, list[int]]:
-        return _introduce(subject, token, now)
+        return _introduce(subject, token)
 
     ports: dict[int, list[int]] = {}
     hosts: dict[int, HostReport] = {}
@@ -187,15 +185,13 @@ def rounds(count: int) -> Iterator[list[tuple[int, int]]]:
         players.insert(1, players.pop())
 
 
-def _introduce(
-    subject: Subject, token: str, now: Callable[[], float]
-) -> tuple[HostReport, list[int]]:
+def _introduce(subject: Subject, token: str) -> tuple[HostReport, list[int]]:
     """Ask a host for its time, and let it listen; return the ports, the one of datagrams last."""
     readings = []
     for _ in range(CLOCK_READINGS):
-        before = now()
+        before = time.time()
         there = float(subject.ask({"do": "clock"})["time"])
-        after = now()
+        after = time.time()
         readings.append(((after - before) / 2, there - (before + after) / 2))
     error, offset = min(readings)
     ports: list[int] = []

@@ -24,10 +24,9 @@ def check_finite(name: str, param: Message) -> None:
                     raise DataError(f"{name} has {field.name} {number:g}, expected a finite number")
 
 
-def check_range(name: str, least: float, most: float, *, what: str, above: float = 0.0) -> None:
-    """Raise DataError unless above <= least <= most."""
-    if not above <= least <= most:
+def check_range(name: str, least: float, most: float, *, what: str) -> None:
+    """Raise DataError unless 0 <= least <= most."""
+    if not 0 <= least <= most:
         raise DataError(
-            f"{name} has {what} from {least:g} to {most:g}, expected an increasing range from "
-            f"{above:g}"
+            f"{name} has {what} from {least:g} to {most:g}, expected an increasing range from 0"
         )

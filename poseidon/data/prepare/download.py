@@ -17,7 +17,7 @@ from poseidon.data.progress_reports import DOWNLOADING, Report, silent
 CHUNK_BYTES = 1 << 16
 # The number of attempts after a broken connection, as long as each receives something.
 TRIES = 5
-# The timeout of connecting. A first run without a network must not wait long.
+# The timeout of connecting and of each read. A first run without a network must not wait long.
 TIMEOUT_S = 10.0
 RANGE_NOT_SATISFIABLE = 416
 
@@ -29,7 +29,6 @@ def download(
     md5: str = "",
     sha1: str = "",
     report: Report = silent,
-    timeout_s: float = TIMEOUT_S,
 ) -> None:
     """Download `url` to `target`, and create its folder if needed.
 
@@ -37,7 +36,6 @@ def download(
         md5: the MD5 checksum of the file, in hex; or
         sha1: its SHA-1 checksum.
         report: called with the bytes received and the total (0 if the server does not send it).
-        timeout_s: the timeout of connecting and of each read.
 
     Raises:
         ConnectionError: the network or the server cannot be reached, the connection broke, or the
@@ -48,7 +46,7 @@ def download(
     for left in reversed(range(TRIES)):
         before = _size(part)
         try:
-            _fetch(url, part, report, timeout_s)
+            _fetch(url, part, report)
             break
         except (OSError, http.client.HTTPException) as error:
             if left == 0 or _size(part) <= before:
@@ -90,14 +88,14 @@ def _reason(error: Exception) -> str:
     return str(reason) or type(error).__name__
 
 
-def _fetch(url: str, part: Path, report: Report, timeout_s: float) -> None:
+def _fetch(url: str, part: Path, report: Report) -> None:
     """Append the rest of `url` to `part`, or download it again if the server does not support
     ranges.
     """
     done = _size(part)
     request = urllib.request.Request(url, headers={"Range": f"bytes={done}-"} if done else {})
     try:
-        response = urllib.request.urlopen(request, timeout=timeout_s)
+        response = urllib.request.urlopen(request, timeout=TIMEOUT_S)
     except urllib.error.HTTPError as error:
         with error:
             if error.code == RANGE_NOT_SATISFIABLE:

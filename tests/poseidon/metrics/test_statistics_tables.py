@@ -82,15 +82,6 @@ def test_the_table() -> None:
     ]
 
 
-def test_the_largest_alone_keep_the_order_of_the_net_and_the_sum_of_all() -> None:
-    worker = WorkerStatistics(
-        iterations=1, tensors=(tensor("a", 5), tensor("b", 1), tensor("c", 9))
-    )
-    lines = tensor_table(tensor_rows([worker]), largest=2)
-    assert [line.split()[0] for line in lines[1:]] == ["a", "c", "all"]
-    assert lines[-1].split()[:3] == ["all", "3", "15,000"]
-
-
 def test_what_is_not_known_is_a_dash() -> None:
     worker = WorkerStatistics(iterations=1, tensors=(TensorStatistics(name="a", scheme="local"),))
     assert tensor_table(tensor_rows([worker]))[1].split() == [
