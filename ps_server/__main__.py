@@ -295,7 +295,6 @@ class ShardTrace:
 
 
 def _server(options: Options, trace: Tracer, number: int) -> Server:
-    """Return the server of a round."""
     shard = Shard(options.shard, options.workers, options.token)
     transport = ZmqServerTransport(options.address_of(number), options.keys)
     return Server(shard, transport, trace=trace)

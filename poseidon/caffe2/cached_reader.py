@@ -41,7 +41,6 @@ class CachedReader(DBFileReader):
         super().__init__(db_path, db_type, name, batch_size, loop_over)
 
     def _init_reader_schema(self, field_names: list[str] | None = None) -> Any:
-        """Return the schema of the original reader."""
         return self.original_reader._schema
 
     def build_cache_step(self, overwrite: bool = False) -> Any:

@@ -188,7 +188,6 @@ class Text:
         self._depth = 0
 
     def add(self, line: str) -> None:
-        """Add a line."""
         self.lines.append("  " * self._depth + line)
 
     @contextmanager

@@ -168,7 +168,6 @@ class GlobalWorkerCoordinator:
         self._worker_ids: list[int] = []
 
     def add(self, coordinator: WorkerCoordinator) -> None:
-        """Add a coordinator."""
         self._coordinators.append(coordinator)
 
     def get_new_worker_id(self) -> int:

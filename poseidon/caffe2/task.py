@@ -317,7 +317,6 @@ class Task(context.Managed):
         return self._outputs
 
     def output_list(self) -> TaskOutputList:
-        """Return the outputs in one list."""
         return TaskOutputList(self._outputs)
 
     def output_names(self) -> list[Any]:

@@ -65,7 +65,6 @@ class WorkerPlan:
 
     @property
     def process(self) -> ProcessName:
-        """The name of its process."""
         return ProcessName(
             role=Role.WORKER, index=self.rank, client=self.host.id, host=self.host.address
         )
@@ -94,7 +93,6 @@ class ShardPlan:
 
     @property
     def process(self) -> ProcessName:
-        """The name of its process."""
         return ProcessName(
             role=Role.SHARD, index=self.index, client=self.host.id, host=self.host.address
         )

@@ -64,7 +64,6 @@ class JobView:
         self._events: deque[tuple[float, str]] = deque(maxlen=MOST_EVENTS)
 
     def add(self, record: Record) -> None:
-        """Add a record."""
         try:
             self._add(record)
         except (KeyError, TypeError, ValueError, AttributeError):

@@ -26,7 +26,6 @@ def read_label_map(path: Path) -> LabelMap:
 
 
 def names_of(labels: LabelMap) -> dict[int, str]:
-    """Return the name of each label."""
     return {item.label: item.name for item in labels.item}
 
 

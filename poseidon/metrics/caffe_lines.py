@@ -50,7 +50,6 @@ def running(iterations: int) -> GlogLine:
 
 
 def batch_line(batch: int, output: Output) -> GlogLine:
-    """Return the line of an output of a batch."""
     return _line(f"Batch {batch}, {output.name} = {number(output.value)}", 313)
 
 

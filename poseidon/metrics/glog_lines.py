@@ -85,7 +85,6 @@ def tested(record: TestRecord) -> tuple[GlogLine, ...]:
 
 
 def test_interrupted() -> GlogLine:
-    """Return the line of an interrupted test."""
     return GlogLine(text="Test interrupted.", file=_SOLVER, line=457)
 
 

@@ -144,7 +144,6 @@ def _training(
 
 
 def _read(path: Path, is_solver: bool) -> tuple[NetDefinition, NetState]:
-    """Return a net and its train state."""
     if is_solver:
         solver = read_solver(path)
         definition = solver.net_definition()

@@ -121,7 +121,6 @@ def compose(base_map: CoordMap, next_map: CoordMap) -> CoordMap:
 
 
 def inverse(coord_map: CoordMap) -> CoordMap:
-    """Return the inverse map."""
     axis, a, b = coord_map
     return axis, 1 / a, -b / a
 

@@ -327,6 +327,5 @@ def _letter(number: int) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Quote a string for dot."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'

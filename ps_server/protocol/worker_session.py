@@ -122,7 +122,6 @@ class Session:
         return list(zip(self._placement.chunks, self.store.tables, strict=True))
 
     def chunks_on(self, shard: int) -> Sequence[Chunk]:
-        """Return the chunks of a shard."""
         return self._placement.of_shard(shard)
 
     def start(self, initial: InitialValue) -> list[Addressed]:

@@ -21,7 +21,6 @@ class TaskOutput:
         self._fetch_func: Callable[[Any], Any] | None = None
 
     def set(self, values: Sequence[Any], _fetch_func: Callable[[Any], Any] | None = None) -> None:
-        """Set the values."""
         assert len(values) == len(self.names)
         self._values = list(values)
         self._fetch_func = _fetch_func

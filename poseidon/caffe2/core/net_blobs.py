@@ -152,12 +152,10 @@ class NetBlobs:
 
     @property
     def external_inputs(self) -> list[BlobReference]:
-        """References to the external inputs."""
         return [_get_blob_ref(name) for name in self._net.external_input]
 
     @property
     def external_outputs(self) -> list[BlobReference]:
-        """References to the external outputs."""
         return [_get_blob_ref(name) for name in self._net.external_output]
 
     def RemoveExternalInput(self, blob: Any) -> None:

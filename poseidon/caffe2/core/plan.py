@@ -56,7 +56,6 @@ class ExecutionStep:
             self._step.num_iter = num_iter
 
     def get_net(self, name: str) -> Net | None:
-        """Return the net of a name."""
         return next((net for net in self._nets if net.Name() == name), None)
 
     def Name(self) -> str:

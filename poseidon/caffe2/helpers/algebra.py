@@ -30,7 +30,6 @@ def sub(model: Any, blob_in: Any, blob_out: Any, **kwargs: Any) -> Any:
 
 
 def add(model: Any, blob_in: Any, blob_out: Any, **kwargs: Any) -> Any:
-    """Add `Add`."""
     return model.net.Add(blob_in, blob_out, **kwargs)
 
 

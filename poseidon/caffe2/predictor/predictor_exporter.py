@@ -181,7 +181,6 @@ def get_meta_net_def(
 
 
 def set_model_info(meta_net_def: Any, project_str: str, model_class_str: str, version: str) -> None:
-    """Set project, class and version of the model."""
     assert isinstance(meta_net_def, metanet_pb2.MetaNetDef)
     meta_net_def.modelInfo.project = project_str
     meta_net_def.modelInfo.modelClass = model_class_str

@@ -10,7 +10,6 @@ Proto = TypeVar("Proto", bound=Message)
 
 
 def serialize_protobuf_struct(protobuf_struct: Message) -> bytes:
-    """Return the bytes of a message."""
     return protobuf_struct.SerializeToString()
 
 

@@ -201,7 +201,6 @@ class RNNCell:
         raise NotImplementedError(f"{type(self).__name__} has no get_output_dim")
 
     def _prepare_output(self, model: Any, states: Sequence[Any]) -> Any:
-        """Return the output of one step."""
         return states[self.get_output_state_index()]
 
     def _prepare_output_sequence(self, model: Any, state_outputs: Sequence[Any]) -> Any:

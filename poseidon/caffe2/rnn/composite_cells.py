@@ -141,7 +141,6 @@ class MultiRNNCell(RNNCell):
             return self.cells[0].prepare_input(model, blob)
 
     def _split(self, states: Sequence[Any], each: int = 1) -> list[Sequence[Any]]:
-        """Return the states of each layer."""
         parts, place = [], 0
         for cell in self.cells:
             count = each * len(cell.get_state_names())

@@ -68,7 +68,6 @@ class Workspace:
         Net(definition, self).run()
 
     def run_operator(self, definition: OperatorDef) -> None:
-        """Run one operator."""
         call = compile_operator(definition, self)
         try:
             call()

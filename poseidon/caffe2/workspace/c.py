@@ -19,7 +19,6 @@ from poseidon.caffe2.workspace.current import current
 class _WithCurrent(type):
     @property
     def current(cls) -> WorkspaceView:
-        """The current workspace."""
         return WorkspaceView(current())
 
 

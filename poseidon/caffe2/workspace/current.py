@@ -20,7 +20,6 @@ _unnamed: list[Workspace] = []  # the open guards of workspaces without a name
 
 
 def current() -> Workspace:
-    """Return the current workspace."""
     return _unnamed[-1] if _unnamed else _workspaces[_current_name]
 
 

@@ -92,7 +92,6 @@ class AgentState:
         return self._greeted
 
     def take(self, request: Request, now_s: float) -> list[Action]:
-        """Take a request."""
         self._received_s = self._awake_s = now_s
         if self._left or isinstance(request, Heartbeat):
             return []

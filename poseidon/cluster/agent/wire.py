@@ -49,7 +49,6 @@ class Codec(Generic[_M]):
         return frozenset(self._checks)
 
     def encode(self, message: _M) -> bytes:
-        """Encode a message."""
         kind = type(message).__name__
         fields = {name: getattr(message, name) for name in self._checks[kind][1]}
         content = fields.pop("content", None)

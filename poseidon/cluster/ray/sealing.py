@@ -34,7 +34,6 @@ class Seal:
         self._number = 0
 
     def seal(self, message: bytes) -> bytes:
-        """Return a message sealed."""
         return self._cipher.encrypt(self._nonce(), message, None)
 
     def open(self, sealed: bytes) -> bytes:

@@ -132,7 +132,6 @@ class JobStateMachine:
 
     @property
     def state(self) -> JobState:
-        """The state of the job."""
         return self._state
 
     @property

@@ -431,7 +431,6 @@ class StepLoop(ABC):
         """Check that the module may be used now."""
 
     def _begin(self) -> None:
-        """Begin an iteration."""
         hooks = self._hooks
         self._before_begin()
         self._begun = True
@@ -469,7 +468,6 @@ class StepLoop(ABC):
             raise UsageError("step() or average_gradients() without a backward pass before it")
 
     def _finish_iteration(self) -> None:
-        """End the iteration."""
         with self._collections.ending_iteration(lambda: self._exchange.finished):
             if self._is_left_out():
                 self._tables.drop()

@@ -35,7 +35,6 @@ class RecordedPlan:
 
     @classmethod
     def of_choices(cls, plan: ExchangePlan) -> RecordedPlan:
-        """Return the record of a plan."""
         return cls(schemes={c.name: c.scheme for c in plan.choices}, basis=plan.basis)
 
     def to_json(self) -> str:

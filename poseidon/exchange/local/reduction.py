@@ -107,7 +107,6 @@ class Hello:
         return cls(sizes=[t.tensor.numel() for t in tensors], device=_device_name(tensors))
 
     def pack(self) -> bytes:
-        """Return this as bytes."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
@@ -143,7 +142,6 @@ class Welcome:
     schemes: Sequence[str] = ()
 
     def pack(self) -> bytes:
-        """Return this as bytes."""
         fields = {
             "means": self.kind.value,
             "address": self.address,
