@@ -69,38 +69,30 @@ def _convert_cifar(parser: Parser) -> None:
     progress_flag(parser.section("Flags"))
 
 
-def _convert_imageset(parser: Parser) -> None:
+def _picture_words(parser: Parser, beside: str) -> None:
     word(parser, "root_folder", "put before each path as it is", metavar="ROOTFOLDER")
-    word(
-        parser,
-        "list_file",
-        "a line for each picture: path and label",
-        metavar="LISTFILE",
-        read=Path,
-    )
+    text = f"a line for each picture: path and {beside}"
+    word(parser, "list_file", text, metavar="LISTFILE", read=Path)
     word(parser, "db_name", "the database to make", metavar="DB_NAME", read=Path)
-    group = parser.section("Flags")
+
+
+def _picture_flags(group: Group) -> None:
     switch(group, "gray", "read pictures as grey ones")
     switch(group, "shuffle", "change the order of the pictures")
     switch(group, "check_size", "make sure that all pictures have as many values")
     switch(group, "encoded", "keep the pictures in their file format")
-    flag(
-        group,
-        "encode_type",
-        "keep them in this format: png, jpg, ...",
-        default="",
-        metavar="FORMAT",
-    )
+    text = "keep them in this format: png, jpg, ..."
+    flag(group, "encode_type", text, default="", metavar="FORMAT")
     _backend(group, default="lmdb")
+
+
+def _convert_imageset(parser: Parser) -> None:
+    _picture_words(parser, "label")
+    group = parser.section("Flags")
+    _picture_flags(group)
     for side in ("width", "height"):
-        flag(
-            group,
-            f"resize_{side}",
-            f"{side} of each picture (its own)",
-            read=whole,
-            default=0,
-            metavar="PIXELS",
-        )
+        text = f"{side} of each picture (its own)"
+        flag(group, f"resize_{side}", text, read=whole, default=0, metavar="PIXELS")
     flag(group, "seed", "of the shuffle (0)", read=whole, default=0, metavar="N")
     retired(parser.arguments, "subsampling")
     retired(parser.arguments, "label_range")
@@ -108,15 +100,7 @@ def _convert_imageset(parser: Parser) -> None:
 
 
 def _convert_annoset(parser: Parser) -> None:
-    word(parser, "root_folder", "put before each path as it is", metavar="ROOTFOLDER")
-    word(
-        parser,
-        "list_file",
-        "a line for each picture: path and annotation",
-        metavar="LISTFILE",
-        read=Path,
-    )
-    word(parser, "db_name", "the database to make", metavar="DB_NAME", read=Path)
+    _picture_words(parser, "annotation")
     group = parser.section("Flags")
     kinds = ("classification", "detection")
     text = "detection, or classification: a label in each line"
@@ -132,18 +116,7 @@ def _convert_annoset(parser: Parser) -> None:
         metavar="FILE",
     )
     switch(group, "check_label", "refuse names and labels that occur twice")
-    switch(group, "gray", "read pictures as grey ones")
-    switch(group, "shuffle", "change the order of the pictures")
-    switch(group, "check_size", "make sure that all pictures have as many values")
-    switch(group, "encoded", "keep the pictures in their file format")
-    flag(
-        group,
-        "encode_type",
-        "keep them in this format: png, jpg, ...",
-        default="",
-        metavar="FORMAT",
-    )
-    _backend(group, default="lmdb")
+    _picture_flags(group)
     pixels = partial(flag, group, read=count, default=0, metavar="PIXELS")
     pixels("min_dim", "enlarge pictures whose shorter side is less")
     pixels("max_dim", "shrink pictures whose longer side is more")

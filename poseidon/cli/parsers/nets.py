@@ -72,14 +72,7 @@ def _score(parser: Parser, phase: str) -> None:
     flag(
         group, "level", "level for include rules of the net (0)", read=whole, default=0, metavar="L"
     )
-    flag(
-        group,
-        "stage",
-        "stages for include rules of the net, with commas",
-        read=parts,
-        default=(),
-        metavar="NAMES",
-    )
+    _stage_flag(group)
     group.add(IMPORT)
     progress_flag(group, ON_TERMINAL)
 
@@ -100,6 +93,11 @@ def _draw_net(parser: Parser) -> None:
     chosen(group, "phase", text, (*PHASES, "ALL"), default="TRAIN", metavar="PHASE")
     switch(group, "shapes", "show the blobs' shapes; reads data")
     switch(group, "display_lrm", "show each layer's learning rate multipliers")
+
+
+def _stage_flag(group: Group) -> None:
+    text = "stages for include rules of the net, with commas"
+    flag(group, "stage", text, read=parts, default=(), metavar="NAMES")
 
 
 def _shapes_flag(group: Group) -> None:
@@ -125,14 +123,7 @@ def _export(parser: Parser) -> None:
     )
     group = parser.section("Flags")
     _shapes_flag(group)
-    flag(
-        group,
-        "stage",
-        "stages for include rules of the net, with commas",
-        read=parts,
-        default=(),
-        metavar="NAMES",
-    )
+    _stage_flag(group)
     group.add(IMPORT)
 
 
