@@ -27,7 +27,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from enum import Enum
 from itertools import pairwise
@@ -60,13 +60,10 @@ class HostRole(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
-    """One line of a machinefile: a host, "client 3" in messages.
+class HostOptions:
+    """The options of one line, `key=value`.
 
     Attributes:
-        id: 0..n-1, "client 3" in messages.
-        address: a name, an IPv4 address, or an IPv6 address without brackets.
-        port: first port of its shards, 1..65535; 0 for any free ports.
         role: what the host is for.
         user: to log in as over SSH; None: from `~/.ssh/config`, else the user of the launcher.
         ssh_port: of its sshd; None: from `~/.ssh/config`, else 22.
@@ -75,18 +72,30 @@ class Host:
             launcher's own path where that exists, else `python3`.
         workdir: the folder its processes run in; None: the launcher's own where that exists, else
             the user's home.
-        peer_address: where the other hosts reach it, once the host was checked; None: at `address`.
     """
 
-    id: int
-    address: str
-    port: int
     role: HostRole = HostRole.BOTH
     user: str | None = None
     ssh_port: int | None = None
     gpus: str | None = None
     python: str | None = None
     workdir: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host(HostOptions):
+    """One line of a machinefile: a host, "client 3" in messages.
+
+    Attributes:
+        id: 0..n-1, "client 3" in messages.
+        address: a name, an IPv4 address, or an IPv6 address without brackets.
+        port: first port of its shards, 1..65535; 0 for any free ports.
+        peer_address: where the other hosts reach it, once the host was checked; None: at `address`.
+    """
+
+    id: int
+    address: str
+    port: int
     peer_address: str | None = None
 
     @property
@@ -103,18 +112,6 @@ class Host:
     def serves(self) -> bool:
         """Whether the host may have shards."""
         return self.role is not HostRole.WORKER
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostOptions:
-    """The options of one line, `key=value`; `Host` explains them."""
-
-    role: HostRole = HostRole.BOTH
-    user: str | None = None
-    ssh_port: int | None = None
-    gpus: str | None = None
-    python: str | None = None
-    workdir: str | None = None
 
 
 def read_machinefile(path: Path, *, channels: int = 1) -> tuple[Host, ...]:
@@ -219,12 +216,7 @@ def _parse_line(fields: list[str], place: str, channels: int) -> Host:
         id=identifier,
         address=_parse_address(fields[1], place),
         port=port,
-        role=extra.role,
-        user=extra.user,
-        ssh_port=extra.ssh_port,
-        gpus=extra.gpus,
-        python=extra.python,
-        workdir=extra.workdir,
+        **asdict(extra),
     )
 
 
