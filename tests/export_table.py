@@ -36,10 +36,10 @@ ZOO = ("deploy", "lenet.prototxt", "cifar10_quick.prototxt", "cifar10_full.proto
 SECONDS = 600.0
 HEAD = """# Nets in ONNX
 
-`python -m tests.export_table` generates this table, with `--corpus` that of the corpus, with
-`--caffe2` that of Caffe2's nets. Each net has random weights and statistics. The difference is the
-largest of any output, through ONNX Runtime on the CPU, relative to the larger of 1 and the largest
-value of that output.
+`python -m tests.export_table` generates this table; with `--corpus` the table of the corpus, with
+`--caffe2` the table of Caffe2's nets. Each net has random weights and statistics. The difference is
+the largest of any output, through ONNX Runtime on the CPU, relative to the larger of 1 and the
+largest value of that output.
 
 | net | opset | batch | nodes | difference |
 |---|---|---|---|---|
