@@ -194,7 +194,7 @@ class ZmqServerTransport:
                 return batch, count - len(batch)
             peer, buffers = name.bytes, [part.buffer for part in parts]
             frames: Sequence[Buffer] = buffers
-            if self._sealed:
+            if self._sealed and parts:  # a name alone is dropped
                 frames = self._open(self._sealed, peer, str(parts[0].get(USER)).encode(), buffers)
             if frames:
                 batch.append((peer, frames))
@@ -317,7 +317,7 @@ class ZmqClientTransport:
                 if self._sealed:
                     introduce(socket, self._sealed[shard].first)
                 socket.connect(address)
-                if self._sealed:
+                if self._sealed and parts:
                     socket.send(b"", _NOBLOCK)  # asks for the second message of the handshake
             except zmq.ZMQError as error:
                 self.close()
