@@ -18,6 +18,8 @@ from tests.simulation.processes import Process
 from tests.simulation.world import World
 
 DIAL_S = 0.5
+MOST_STOPPED_S = 15.0
+"""Of a launcher: its agents wait for 20 s."""
 GONE_S = 60.0
 """A host that is to come back after a longer time never does."""
 
@@ -183,7 +185,7 @@ def separate(cluster: Cluster, draw: float, for_s: float) -> None:
 def stop_launcher(cluster: Cluster, draw: float, for_s: float) -> None:
     """Stop the launcher for a while."""
     cluster.disturbed_early |= not cluster.started
-    cluster.primitives.process.stop(for_s / 6)
+    cluster.primitives.process.stop(min(for_s / 4, MOST_STOPPED_S))
 
 
 def interrupt(cluster: Cluster, draw: float, for_s: float) -> None:
