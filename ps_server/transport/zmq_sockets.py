@@ -317,7 +317,7 @@ class ZmqClientTransport:
                 if self._sealed:
                     introduce(socket, self._sealed[shard].first)
                 socket.connect(address)
-                if self._sealed and parts:
+                if self._sealed:
                     socket.send(b"", _NOBLOCK)  # asks for the second message of the handshake
             except zmq.ZMQError as error:
                 self.close()
