@@ -156,6 +156,19 @@ def go_on(workers: Sequence[Worker], own: Sequence[JobDocument]) -> None:
         worker.send("go_on", document=json.loads(document.to_json()))
 
 
+def pause_all(first: JobDocument, count: int) -> tuple[list[Worker], list[Any]]:
+    """Pause so many workers of a job after some iterations; return them, and the iterations of
+    their memory snapshots.
+    """
+    with start(first, count) as (own, addresses):
+        workers = [Worker(document) for document in own]
+        connect(workers, addresses)
+        workers[0].reach(9)
+        for worker in workers:
+            worker.send("pause")
+        return workers, [worker.wait_for("paused")["snapshot"] for worker in workers]
+
+
 RECURRENT = """
 layer { name: "x" type: "DummyData" top: "x" top: "cont" top: "target"
   dummy_data_param { data_filler { type: "gaussian" } data_filler { type: "constant" value: 1 }
@@ -227,13 +240,7 @@ def test_survivors_go_on_from_memory_and_take_in_a_newcomer(
     first = replace(first, exchange=options, shards=shards, balances=True)
     expected, rows = undisturbed(first, tmp_path), shown(tmp_path)
 
-    with start(first, 3) as (own, addresses):
-        workers = [Worker(document) for document in own]
-        connect(workers, addresses)
-        workers[0].reach(9)
-        for worker in workers:
-            worker.send("pause")
-        kept = [worker.wait_for("paused")["snapshot"] for worker in workers]
+    workers, kept = pause_all(first, 3)
     assert kept[2] is None  # it is the third: two hold a snapshot
     assert all(iteration % (options.sync_every or 4) == 0 for iteration in kept[:2])
     workers[0].end()  # lost
@@ -300,13 +307,7 @@ def test_a_snapshot_on_disk_that_a_loss_came_before_is_written(
     undisturbed(first, tmp_path)
     expected = {path: path.read_bytes() for path in tmp_path.glob("snap_iter_*.caffemodel")}
     assert len(expected) == ITERATIONS // 4
-    with start(first, 2) as (own, addresses):
-        workers = [Worker(document) for document in own]
-        connect(workers, addresses)
-        workers[0].reach(9)
-        for worker in workers:
-            worker.send("pause")
-        kept = [worker.wait_for("paused")["snapshot"] for worker in workers]
+    workers, kept = pause_all(first, 2)
     workers[1].end()  # lost
     for path in tmp_path.glob("snap_iter_*"):
         path.unlink()
