@@ -400,10 +400,10 @@ class Site:
         return agent is None or agent.lost is not None or agent.closed
 
     def _unchanged(self, sets: Sequence[FileSet]) -> Sequence[Sequence[SentFile]]:
-        """Return those of the files of this start.
+        """Return the files of this start at these paths.
 
         Raises:
-            JobError: the launcher has another content of one now.
+            JobError: the content of one has changed on the launcher's machine.
         """
         known = {file.local: file for group in self._files for file in group}
         for path in (path for paths in sets for path in paths):

@@ -158,7 +158,7 @@ class ChainRun:
     def _end(self, number: int, started: Sequence[int], error: BaseException | None) -> None:
         """Note the end of a chain.
 
-        This thread continues with another one, and wakes threads for the rest.
+        This thread runs the next chain, and wakes threads for the rest.
         """
         with self._changed:
             self._running -= 1

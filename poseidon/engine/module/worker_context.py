@@ -240,11 +240,10 @@ class WorkerContext:
             self.member.network.interruption.interrupt(error)
 
     def check_start(self) -> None:
-        """Do nothing as long as this start goes on; called where the script calls the job.
+        """Refuse a call of the script after the waits of this start were ended.
 
         Raises:
-            StartEnded: its waits were ended, and the job continues after that. The script has
-                caught the error, or computed meanwhile.
+            StartEnded: they were, and the script has caught the error or computed meanwhile.
         """
         error = self.member.network.interruption.error
         if self.memory is not None and error is not None:
