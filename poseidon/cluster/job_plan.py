@@ -203,8 +203,7 @@ def plan_job(
     if with_server and len(working) > 1 and not shards:
         raise UsageError(
             "every client says role=worker, so there is no place for the shards that "
-            f"{len(working)} clients need; "
-            "expected a client with role=server or role=both"
+            f"{len(working)} clients need; expected a client with role=server or role=both"
         )
     return JobPlan(
         hosts=tuple(hosts),
@@ -340,8 +339,7 @@ def _devices_of(host: Host, usual: tuple[str, ...]) -> tuple[str, ...]:
     if len(own) != len(usual):
         raise UsageError(
             f"client {host.id} on {host.address} has gpus={host.gpus}, {len(own)} workers, where "
-            "the others have "
-            f"{len(usual)}; expected as many on each machine"
+            f"the others have {len(usual)}; expected as many on each machine"
         )
     return own
 

@@ -248,9 +248,8 @@ def _check_ids(found: list[tuple[int, Host]], source: str) -> None:
     for line, host in found:
         if host.id in line_of:
             raise MachinefileError(
-                f"{source}:{line}: client {host.id} is already on line {line_of[host.id]}; ids "
-                "are 0 to "
-                f"{highest}, each once"
+                f"{source}:{line}: client {host.id} is already on line {line_of[host.id]}; ids are "
+                f"0 to {highest}, each once"
             )
         line_of[host.id] = line
     for line, host in found:
@@ -258,8 +257,7 @@ def _check_ids(found: list[tuple[int, Host]], source: str) -> None:
             missing = next(number for number in range(highest + 1) if number not in line_of)
             raise MachinefileError(
                 f"{source}:{line}: client {host.id} is one of {len(found)}, so ids must be 0 to "
-                f"{highest}, "
-                f"each once; {missing} is missing"
+                f"{highest}, each once; {missing} is missing"
             )
 
 
@@ -275,10 +273,9 @@ def _check_ports(found: list[tuple[int, Host]], source: str, channels: int) -> N
     ):
         if address == next_address and next_port < port + channels:
             raise MachinefileError(
-                f"{source}:{max(line, next_line)}: clients {first} and {second} on {address} "
-                f"share port {next_port} "
-                f"(each takes {channels} from its own on); expected ports at least {channels} "
-                "apart, or 0"
+                f"{source}:{max(line, next_line)}: clients {first} and {second} on {address} share "
+                f"port {next_port} (each takes {channels} from its own on); expected ports at "
+                f"least {channels} apart, or 0"
             )
 
 

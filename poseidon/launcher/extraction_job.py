@@ -139,8 +139,7 @@ def _supervise(
     )
     terminal.print(
         f"job {first.job}: {counted(len(plan.hosts), 'client')}, "
-        f"{counted(plan.worker_count, 'worker')}; "
-        f"logs in {short_path(output)}"
+        f"{counted(plan.worker_count, 'worker')}; logs in {short_path(output)}"
     )
 
     def spec(role: WorkerPlan | ShardPlan) -> ProcessSpec:

@@ -45,9 +45,8 @@ def _resources(
     if devices and sorted(devices) != list(range(len(devices))):
         numbers = ",".join(map(str, devices))
         raise UsageError(
-            f"client {host.id} has GPUs {numbers}; Ray assigns GPUs and numbers them from 0, "
-            f"so {len(devices)} of them "
-            f"are {','.join(map(str, range(len(devices))))}"
+            f"client {host.id} has GPUs {numbers}; Ray assigns GPUs and numbers them from 0, so "
+            f"{len(devices)} of them are {','.join(map(str, range(len(devices))))}"
         )
     workers = len(devices) or request.num_app_threads
     usual = {"CPU": float(workers * (request.threads or 1))}
@@ -75,9 +74,8 @@ def ray_hosts(request: JobRequest) -> tuple[Host, ...]:
         for option, value in (("user", host.user), ("ssh_port", host.ssh_port)):
             if value is not None:
                 raise UsageError(
-                    f"{request.hostfile}: client {host.id} has {option}={value}, which is for "
-                    "SSH; expected none with "
-                    "--launcher=ray"
+                    f"{request.hostfile}: client {host.id} has {option}={value}, which is for SSH; "
+                    "expected none with --launcher=ray"
                 )
     return hosts
 

@@ -365,8 +365,7 @@ def check_local_steps(solver: SolverParameter, steps: int) -> None:
     if steps and solver.snapshot_diff:
         raise UsageError(
             f"snapshot_diff: true needs the change of every iteration, and --sync_every={steps} "
-            f"exchanges once in {steps}; "
-            "expected snapshot_diff: false, or no --sync_every"
+            f"exchanges once in {steps}; expected snapshot_diff: false, or no --sync_every"
         )
 
 
@@ -417,10 +416,8 @@ def check_automatic_codecs(
     if any(isinstance(codec, LowRank) and (all_go or not info.factors) for info, codec in codecs):
         raise UsageError(
             f"clip_gradients: {solver.clip_gradients:g} is not possible with "
-            f"--compress={options.compress:.80} and this "
-            "loss budget, which allows PowerSGD: it has no limit on the gradients' norm; expected "
-            "no clip_gradients, or a "
-            "smaller budget"
+            f"--compress={options.compress:.80} and this loss budget, which allows PowerSGD: it "
+            "has no limit on the gradients' norm; expected no clip_gradients, or a smaller budget"
         )
 
 

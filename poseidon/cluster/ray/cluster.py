@@ -306,8 +306,7 @@ def _not_connected(address: str | None, error: Exception) -> str:
     )
     return (
         f"no Ray cluster was reached {where}: {text}; start one with 'ray start --head', and 'ray "
-        "start --address=HEAD:6379' "
-        "on the other nodes"
+        "start --address=HEAD:6379' on the other nodes"
     )
 
 

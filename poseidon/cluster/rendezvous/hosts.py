@@ -75,9 +75,8 @@ def group_by_host(tasks: Sequence[Join]) -> tuple[RendezvousHost, ...]:
         leaders
     ) != len(tasks):
         raise JobError(
-            f"{len(tasks)} tasks on {len(leaders)} hosts are not the same number on each; "
-            "expected so "
-            "(--nproc_per_node, --ntasks-per-node, slots)"
+            f"{len(tasks)} tasks on {len(leaders)} hosts are not the same number on each; expected "
+            "so (--nproc_per_node, --ntasks-per-node, slots)"
         )
     return tuple(
         RendezvousHost(

@@ -38,8 +38,7 @@ def read_key(path: Path) -> bytes:
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
             raise UsageError(
                 f"--key_file: {path} is not a regular file, expected one that every task can read "
-                "again; "
-                f"make one with: {own_command()} worker --new_key=FILE"
+                f"again; make one with: {own_command()} worker --new_key=FILE"
             )
         with path.open("rb") as stream:
             status = os.fstat(stream.fileno())
@@ -59,8 +58,7 @@ def read_key(path: Path) -> bytes:
     if not MIN_KEY_BYTES <= len(text) <= MAX_KEY_BYTES:
         raise UsageError(
             f"--key_file: {path} holds {len(text)} bytes, expected {MIN_KEY_BYTES} to "
-            f"{MAX_KEY_BYTES} random ones; "
-            f"make one with: {own_command()} worker --new_key=FILE"
+            f"{MAX_KEY_BYTES} random ones; make one with: {own_command()} worker --new_key=FILE"
         )
     return text
 

@@ -111,10 +111,8 @@ def task_from(variables: Mapping[str, str], *, port: int | None = None) -> Task:
     if scheduler is None:
         raise UsageError(
             "no RANK and WORLD_SIZE (torchrun), SLURM_PROCID (srun), OMPI_COMM_WORLD_RANK or "
-            "PMI_RANK (mpirun) and no "
-            "JOB_COMPLETION_INDEX (Kubernetes) in the environment: 'poseidon worker' is started "
-            "by one of these; by "
-            "hand it is 'poseidon train'"
+            "PMI_RANK (mpirun) and no JOB_COMPLETION_INDEX (Kubernetes) in the environment: "
+            "'poseidon worker' is started by one of these; by hand it is 'poseidon train'"
         )
     names = _NAMES[scheduler]
     size = _number(variables, names.size, scheduler)

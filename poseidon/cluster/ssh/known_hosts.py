@@ -105,8 +105,7 @@ def rejection(known: Sequence[KnownHost], host: str, key: HostKey, file: Path) -
         forget = f"ssh-keygen -R {shlex.quote(host)} -f {shlex.quote(str(file))}"
         return (
             f"its host key has changed from {old.fingerprint} to {shown}: someone may be in "
-            "between; "
-            f"if the change is legitimate, run: {forget} && {add}"
+            f"between; if the change is legitimate, run: {forget} && {add}"
         )
     return f"its host key {shown} is not known; if that is the host's own fingerprint, run: {add}"
 

@@ -121,9 +121,8 @@ def run_in_background(argv: Sequence[str], log: Path, *, timeout_s: float) -> in
 def how_to_follow(job: str, pid: int, log: Path) -> str:
     """Return the message to the user whose job now runs in the background."""
     return (
-        f"Job {job} runs in the background (launcher pid {pid}).\n"
-        f"  follow it:  tail -f {shlex.quote(short_path(log))}\n"
-        f"  stop it:    {own_command()} kill {job}"
+        f"Job {job} runs in the background (launcher pid {pid}).\n  follow it:  tail -f "
+        f"{shlex.quote(short_path(log))}\n  stop it:    {own_command()} kill {job}"
     )
 
 

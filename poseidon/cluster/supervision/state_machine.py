@@ -594,9 +594,8 @@ def mismatched_collections(positions: Mapping[int, LoopPosition]) -> str | None:
                     waits, must = "at the end of its `with` block", "end it"
                 return (
                     f"worker {rank} waits {waits} after step {position.steps}, and worker {other} "
-                    "has "
-                    f"gone on to step {reached} without it: all workers must {must}, after equally "
-                    "many steps"
+                    f"has gone on to step {reached} without it: all workers must {must}, after "
+                    "equally many steps"
                 )
     return None
 
@@ -616,6 +615,5 @@ def ended_before_joining(
         return None
     return (
         f"worker {waiting[0]} waits in distribute(), and worker {absent[0]} has ended without it: "
-        "every worker must call "
-        "poseidon.distribute()"
+        "every worker must call poseidon.distribute()"
     )
