@@ -4,25 +4,14 @@ being reached.
 
 from __future__ import annotations
 
-import logging
-import threading
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from poseidon.errors import JobError
 
-LOGGER = logging.getLogger("poseidon.cluster.parallel")
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-
-class Closable(Protocol):
-    """A connection to a host."""
-
-    def close(self) -> None:
-        """Close it."""
 
 
 def for_each_host(
@@ -50,31 +39,6 @@ def for_each_host(
     threads = len(hosts) if limit is None else min(limit, len(hosts))
     with ThreadPoolExecutor(max(1, threads), name) as pool:
         return list(pool.map(outcome, hosts))
-
-
-def close_each(closables: Iterable[Closable], *, name: str, limit_s: float | None = None) -> None:
-    """Close all in parallel. A failure is logged.
-
-    Args:
-        closables: what to close.
-        name: of the threads.
-        limit_s: how long to wait for all of them; None: `close` has limits of its own.
-    """
-
-    def close(one: Closable) -> None:
-        try:
-            one.close()
-        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: the others are closed all the same
-            LOGGER.warning("%s: closing a connection failed: %r", name, error)
-
-    threads = [
-        threading.Thread(target=close, args=(one,), name=name, daemon=True) for one in closables
-    ]
-    for thread in threads:
-        thread.start()
-    began_s = time.monotonic()
-    for thread in threads:
-        thread.join(None if limit_s is None else max(began_s + limit_s - time.monotonic(), 0.0))
 
 
 def format_problems(problems: Sequence[str], *, of: int) -> str:

@@ -12,10 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from poseidon.cluster.machinefile import Host
-from poseidon.cluster.python_command import module_arguments
 
 # One line, since a remote command holds no line ends. Its arguments are the five of
-# `RemotePython.command`, then Python's.
+# `remote_command`, then Python's.
 _SCRIPT = "; ".join(
     (
         "own=$1 checkout=$2 python=$3 folder=$4 here=$5 && shift 5 || exit 125",
@@ -55,37 +54,13 @@ class LauncherEnvironment:
     folder: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemotePython:
-    """How Python is run on a host.
-
-    Attributes:
-        launcher: the defaults.
-        python: the host's interpreter, as the machinefile has it; None: the launcher's.
-        workdir: the working directory, as the machinefile has it; None: the launcher's.
-    """
-
-    launcher: LauncherEnvironment
-    python: str | None = None
-    workdir: str | None = None
-
-    @classmethod
-    def of(cls, host: Host, launcher: LauncherEnvironment) -> RemotePython:
-        """Return how Python is run on a host of the machinefile."""
-        return cls(launcher=launcher, python=host.python, workdir=host.workdir)
-
-    def command(self, *arguments: str) -> tuple[str, ...]:
-        """Return the argv that runs the interpreter with arguments."""
-        defaults = self.launcher
-        chosen = (
-            defaults.python,
-            defaults.checkout,
-            self.python or "",
-            self.workdir or "",
-            defaults.folder,
-        )
-        return ("sh", "-c", _SCRIPT, "poseidon", *chosen, *arguments)
-
-    def module_command(self, module: str, *arguments: str) -> tuple[str, ...]:
-        """Return the argv that runs a module with arguments."""
-        return self.command(*module_arguments(module, *arguments))
+def remote_command(host: Host, launcher: LauncherEnvironment, *arguments: str) -> tuple[str, ...]:
+    """Return the argv that runs Python with arguments on a host of the machinefile."""
+    chosen = (
+        launcher.python,
+        launcher.checkout,
+        host.python or "",
+        host.workdir or "",
+        launcher.folder,
+    )
+    return ("sh", "-c", _SCRIPT, "poseidon", *chosen, *arguments)

@@ -115,10 +115,10 @@ class _Run:
             interval_s=job.request.progress_interval,
         )
         show = self._terminal.print
-        source = job.site.snapshot_source(
+        copies = job.site.snapshot_copies(
             lambda: job.plan.workers[0].host, job.output / COPIES, show
         )
-        self._snapshots = SnapshotList(job.origin, show, source)
+        self._snapshots = SnapshotList(job.origin, show, copies)
         self._records = JobRecords(
             {
                 "job": job.id,

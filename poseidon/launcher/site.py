@@ -37,7 +37,7 @@ from poseidon.cluster.remote_python import LauncherEnvironment
 from poseidon.errors import JobError, JobInterrupted, JobKilled, UsageError
 from poseidon.launcher.ray_hosts import ray_dialer, ray_hosts
 from poseidon.launcher.request import JobRequest, LauncherKind
-from poseidon.launcher.snapshots import SnapshotCopies, SnapshotSource, WrittenHere
+from poseidon.launcher.snapshots import SnapshotCopies
 from poseidon.launcher.survivors import PausedProcesses
 from poseidon.proto.shipped import portable
 
@@ -85,17 +85,17 @@ class Site:
     @property
     def recorded_hosts(self) -> tuple[Host, ...]:
         """The hosts in the job's record, which `poseidon ps` and `poseidon kill` ask over SSH."""
-        return self._hosts if self._dialer.recorded else ()
+        return () if self._dialer.moves else self._hosts
 
     @property
     def takes_back(self) -> bool:
         """Whether a lost host may come back."""
-        return self._dialer.returns
+        return not self._dialer.given
 
     @property
     def takes_others(self) -> bool:
         """Whether a host may join that it has not had."""
-        return self._dialer.returns and not self._dialer.moves
+        return not (self._dialer.given or self._dialer.moves)
 
     @property
     def opens_files_here(self) -> bool:
@@ -151,7 +151,7 @@ class Site:
         try:
             self._dial_lost()
         except JobError as error:
-            if not self._dialer.returns:
+            if self._dialer.given:
                 raise
             raise JobInterrupted(str(error), iteration=0, while_starting=True) from error
         self._starts += 1
@@ -260,10 +260,10 @@ class Site:
         self._sent = {}
         for_each_host(RemoteAgent.end_all, self._distinct_agents(), name="poseidon agent end")
 
-    def snapshot_source(
+    def snapshot_copies(
         self, writer: Callable[[], Host], folder: Path, warn: Callable[[str], None]
-    ) -> SnapshotSource:
-        """Return what brings snapshots to the launcher.
+    ) -> SnapshotCopies | None:
+        """Return what copies snapshots to the launcher; None where they stay as they are written.
 
         Args:
             writer: returns the host that writes them.
@@ -271,7 +271,7 @@ class Site:
             warn: takes a sentence for each that could not be copied.
         """
         if not self._dialer.takes_files:
-            return WrittenHere()
+            return None
         return SnapshotCopies(folder, lambda: self._agents[writer().id], warn)
 
     def drop_missing(self) -> tuple[Host, ...]:
@@ -455,7 +455,7 @@ class Site:
         return scratch / f"client_{host.id}_{self._starts}"
 
     def _close_agents(self, agents: Iterable[RemoteAgent]) -> None:
-        if not self._dialer.keeps_agents:
+        if not self._dialer.given:
             close_agents(agents)
 
 

@@ -20,7 +20,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.job_plan import ProcessName, Role
@@ -43,53 +42,8 @@ ARRIVING = "arriving.partial"
 _POLL_S = 0.1
 
 
-class SnapshotSource(Protocol):
-    """Where a job's snapshots come from, for the launcher."""
-
-    def fetch(self, state: str, arrived: Callable[[Path], None]) -> None:
-        """Bring a snapshot to this machine. Returns at once.
-
-        Args:
-            state: its `.solverstate`, on the host of worker 0.
-            arrived: takes its path on this machine, from any thread. Not called if it cannot be
-                brought.
-        """
-
-    def wait(self) -> None:
-        """Wait up to `WAIT_S` for all snapshots that were fetched so far."""
-
-    def finish(self, outcome: Outcome, requests: SignalRequests) -> None:
-        """Wait a while for the last snapshots of a job that did not fail.
-
-        Args:
-            outcome: how it ended.
-            requests: the signals meanwhile; a request to stop ends the wait at once.
-        """
-
-    def close(self) -> None:
-        """Stop copying."""
-
-
-class WrittenHere:
-    """The `SnapshotSource` of a job that writes its snapshots on this machine, or that cannot
-    copy them.
-    """
-
-    def fetch(self, state: str, arrived: Callable[[Path], None]) -> None:
-        arrived(Path(state))
-
-    def wait(self) -> None:
-        pass
-
-    def finish(self, outcome: Outcome, requests: SignalRequests) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
 class SnapshotCopies:
-    """The `SnapshotSource` that copies from the host of worker 0, on a thread of its own.
+    """Copies snapshots from the host of worker 0 to this machine, on a thread of its own.
 
     Args:
         folder: where the copies are; made when the first comes.
@@ -113,13 +67,27 @@ class SnapshotCopies:
         self._thread.start()
 
     def fetch(self, state: str, arrived: Callable[[Path], None]) -> None:
+        """Begin to copy a snapshot. Returns at once.
+
+        Args:
+            state: its `.solverstate`, on the host of worker 0.
+            arrived: takes its path on this machine, on another thread; not called if it cannot be
+                copied.
+        """
         self._missing.append(state)
         self._wanted.put((state, self._agent(), arrived))  # worker 0 may move to another host
 
     def wait(self) -> None:
+        """Wait up to `WAIT_S` for all snapshots that were fetched so far."""
         self._done_within(WAIT_S)
 
     def finish(self, outcome: Outcome, requests: SignalRequests) -> None:
+        """Wait a while for the last snapshots of a job that did not fail.
+
+        Args:
+            outcome: how it ended.
+            requests: the signals meanwhile; a request to stop ends the wait at once.
+        """
         # Whoever stops a job wants the launcher to end. The job's own end may have used up the
         # deadline of SIGTERM, whose sender kills a few seconds later; a user who pressed Ctrl-C
         # sits and waits. A small snapshot still comes in that time. A large one stays whole on its
@@ -136,10 +104,7 @@ class SnapshotCopies:
                 return
 
     def close(self) -> None:
-        """See `SnapshotSource`.
-
-        A snapshot in progress stays where it was written, and a warning says so.
-        """
+        """Stop copying: a snapshot in progress stays where it was written, and a warning says so."""
         with self._placing:
             self._closed = True
             missing = list(self._missing)
@@ -245,26 +210,31 @@ class SnapshotList(JobListener):
     Args:
         origin: where the job begins.
         warn: takes a sentence for each snapshot that is skipped.
-        source: brings snapshots here that are written on another machine; closed with the list.
+        copies: of snapshots that are written on another machine, closed with the list; None: they
+            are written on this one, or cannot be copied.
     """
 
     def __init__(
         self,
         origin: StartingPoint,
         warn: Callable[[str], None],
-        source: SnapshotSource | None = None,
+        copies: SnapshotCopies | None = None,
     ) -> None:
         self._origin = origin
         self._warn = warn
-        self._source = source or WrittenHere()
+        self._copies = copies
         self._written: dict[int, Path] = {}
 
     def on_event(self, name: ProcessName, event: Mapping[str, object]) -> None:
         if event.get("event") != "snapshot" or name.role is not Role.WORKER or name.index != 0:
             return
         state, iteration = event.get("state"), event.get("iteration")
-        if isinstance(state, str) and isinstance(iteration, int):
-            self._source.fetch(state, partial(self._written.__setitem__, iteration))
+        if not isinstance(state, str) or not isinstance(iteration, int):
+            return
+        if self._copies is None:
+            self._written[iteration] = Path(state)
+        else:
+            self._copies.fetch(state, partial(self._written.__setitem__, iteration))
 
     def newest(self) -> StartingPoint:
         """Return the newest snapshot that exists here; where the job began if there is none."""
@@ -280,7 +250,8 @@ class SnapshotList(JobListener):
         """Return the newest snapshot whose checksums agree; where the job began if there is
         none.
         """
-        self._source.wait()
+        if self._copies is not None:
+            self._copies.wait()
         for iteration, state in sorted(self._written.items(), reverse=True):
             wrong = (
                 find_damage(state)
@@ -295,13 +266,13 @@ class SnapshotList(JobListener):
         return self._origin
 
     def finish(self, outcome: Outcome, requests: SignalRequests) -> None:
-        """Wait a while for the last snapshots of a job that did not fail; see
-        `SnapshotSource.finish`.
-        """
-        self._source.finish(outcome, requests)
+        """See `SnapshotCopies.finish`."""
+        if self._copies is not None:
+            self._copies.finish(outcome, requests)
 
     def close(self) -> None:
-        self._source.close()
+        if self._copies is not None:
+            self._copies.close()
 
 
 def _is_here(state: Path, sums: bytes) -> bool:

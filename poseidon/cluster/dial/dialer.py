@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.host_checks import HostNeeds
 from poseidon.cluster.machinefile import Host
-from poseidon.cluster.parallel import close_each, format_problems
+from poseidon.cluster.parallel import format_problems
 from poseidon.errors import JobError
 
+LOGGER = logging.getLogger("poseidon.cluster.dial")
 CLOSE_S = 10.0
 
 Needs = Callable[[Host], HostNeeds]
@@ -24,18 +28,21 @@ class Dialer(ABC):
     """Whether the hosts are this machine: processes open their files where the job has checked
     them.
     """
-    takes_files = False
-    """Whether the launcher's files are sent to the hosts, and snapshots copied from them; else all
-    have the same under the same paths.
-    """
     moves = False
-    """Whether a host that is dialled again may be another machine, which has to be checked."""
-    returns = True
-    """Whether a lost host may come back, so that a restart waits for it."""
-    keeps_agents = False
-    """Whether agents outlive the job: whoever made the dialer ends them."""
-    recorded = True
-    """Whether `poseidon ps` and `poseidon kill` reach the hosts over SSH."""
+    """Whether a host that is dialled again may be another machine, which has to be checked. Such
+    hosts have no address that `poseidon ps` and `poseidon kill` may ask over SSH.
+    """
+    given = False
+    """Whether the agents were there before the dialer: whoever made it ends them, and a lost one
+    does not come back.
+    """
+
+    @property
+    def takes_files(self) -> bool:
+        """Whether the launcher's files are sent to the hosts, and snapshots copied from them; else
+        all have the same under the same paths.
+        """
+        return not (self.here or self.given)
 
     @abstractmethod
     def dial(self, hosts: Sequence[Host], job: str) -> Mapping[int, RemoteAgent | JobError]:
@@ -104,5 +111,20 @@ def check_opened(outcomes: Mapping[int, RemoteAgent | JobError]) -> None:
 
 
 def close_agents(agents: Iterable[RemoteAgent]) -> None:
-    """Close agents in parallel: a dead host answers late."""
-    close_each(set(agents), name="poseidon agent close", limit_s=CLOSE_S)
+    """Close agents in parallel, within `CLOSE_S`: a dead host answers late. A failure is logged."""
+
+    def close(agent: RemoteAgent) -> None:
+        try:
+            agent.close()
+        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: the others are closed all the same
+            LOGGER.warning("%s: closing the connection failed: %r", agent.label, error)
+
+    threads = [
+        threading.Thread(target=close, args=(agent,), name="poseidon agent close", daemon=True)
+        for agent in set(agents)
+    ]
+    for thread in threads:
+        thread.start()
+    until_s = time.monotonic() + CLOSE_S
+    for thread in threads:
+        thread.join(max(until_s - time.monotonic(), 0.0))

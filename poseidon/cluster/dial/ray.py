@@ -122,9 +122,7 @@ class RayDialer(Dialer):
         warn: takes a sentence when the nodes have to be waited for.
     """
 
-    takes_files = True
     moves = True
-    recorded = False
 
     def __init__(
         self,

@@ -26,13 +26,14 @@ from poseidon.cluster.machinefile import Host, is_loopback
 from poseidon.cluster.name_lookup import addresses_of
 from poseidon.cluster.parallel import for_each_host
 from poseidon.cluster.python_command import agent_arguments
-from poseidon.cluster.remote_python import LauncherEnvironment, RemotePython
+from poseidon.cluster.remote_python import LauncherEnvironment, remote_command
 from poseidon.cluster.ssh.config import MAX_DEPTH, Endpoint, SshConfig, SshSettings
 from poseidon.cluster.ssh.handshake import close_transport, handshake
 from poseidon.cluster.ssh.quoting import shell_command
 from poseidon.errors import JobError, printable
 
 LOGGER = logging.getLogger("poseidon.cluster.dial")
+TIMEOUTS = AgentTimeouts()
 MAX_PARALLEL = 64
 NAMES_S = 15.0
 """How long to wait for the addresses of the hosts' names, which may be known on the hosts alone."""
@@ -49,7 +50,6 @@ def dial_each(
     launcher: LauncherEnvironment,
     *,
     job: str = "",
-    timeouts: AgentTimeouts | None = None,
 ) -> Mapping[int, RemoteAgent | JobError]:
     """Start an agent on hosts, in parallel.
 
@@ -60,16 +60,18 @@ def dial_each(
         settings: of the connections.
         launcher: where this process runs.
         job: the id of the job; empty: none.
-        timeouts: between the launcher and the agents.
 
     Returns:
         The agent of each host, or the error, by the host's id.
     """
     config = SshConfig(settings)
-    wanted = {host.id: (config.endpoint(host), RemotePython.of(host, launcher)) for host in hosts}
+    wanted = {
+        host.id: (config.endpoint(host), remote_command(host, launcher, *agent_arguments(job)))
+        for host in hosts
+    }
     distinct = list(dict.fromkeys(wanted.values()))
     outcomes = for_each_host(
-        lambda both: _dial(*both, config, settings, job, timeouts or AgentTimeouts()),
+        lambda both: _dial(*both, config, settings),
         distinct,
         name="poseidon ssh connect",
         limit=MAX_PARALLEL,
@@ -97,23 +99,18 @@ def dial_all(
 
 
 def _dial(
-    endpoint: Endpoint,
-    python: RemotePython,
-    config: SshConfig,
-    settings: SshSettings,
-    job: str,
-    timeouts: AgentTimeouts,
+    endpoint: Endpoint, command: tuple[str, ...], config: SshConfig, settings: SshSettings
 ) -> RemoteAgent:
     transports = _reach(endpoint, config, settings)
     close = partial(_close_all, transports)
     try:
-        command = shell_command(python.command(*agent_arguments(job)))
-        channel = _run(transports[-1], endpoint.label, command, timeouts.hello_s)
+        line = shell_command(command)
+        channel = _run(transports[-1], endpoint.label, line, TIMEOUTS.hello_s)
     except BaseException:
         close()
         raise
     stderr = _StderrTail(channel, endpoint.label)
-    agent = RemoteAgent(_stream(channel, close), endpoint.label, timeouts)
+    agent = RemoteAgent(_stream(channel, close), endpoint.label, TIMEOUTS)
     try:
         agent.connect()
     except JobError as error:
@@ -282,8 +279,6 @@ class SshDialer(Dialer):
         settings: of the connections.
         launcher: where this process runs.
     """
-
-    takes_files = True
 
     def __init__(self, settings: SshSettings, launcher: LauncherEnvironment) -> None:
         self._settings = settings

@@ -38,7 +38,7 @@ from poseidon.cluster.dial.local import dial_here
 from poseidon.cluster.jobs.kill import USER_KILL
 from poseidon.cluster.machinefile import Host, socket_host
 from poseidon.cluster.parallel import for_each_host
-from poseidon.cluster.rendezvous.hosts import RendezvousHost, group_by_host, rejection_reason
+from poseidon.cluster.rendezvous.hosts import leaders_of, rejection_reason
 from poseidon.cluster.supervision.signals import exit_code_of
 from poseidon.errors import JobError
 from poseidon.version import __version__
@@ -129,7 +129,7 @@ class Rendezvous:
         self._transport.wake()
         self._thread.join(CLOSE_S)
 
-    def gather(self, own: Join, timeout_s: float) -> tuple[tuple[RendezvousHost, RemoteAgent], ...]:
+    def gather(self, own: Join, timeout_s: float) -> tuple[tuple[Join, RemoteAgent], ...]:
         """Wait until all tasks have joined.
 
         Args:
@@ -137,7 +137,7 @@ class Rendezvous:
             timeout_s: for how long.
 
         Returns:
-            The hosts, by the ranks of their leaders, with the leaders' agents.
+            The leader of each host with its agent, by rank.
 
         Raises:
             JobError: some did not join, or those that joined cannot be one job.
@@ -150,11 +150,11 @@ class Rendezvous:
             if len(self._members) < others:
                 raise JobError(self._describe_missing(own, timeout_s))
             joins = [own, *(member.join for member in self._members.values())]
-            hosts = group_by_host(joins)
+            leaders = leaders_of(joins)
         self._transport.admit_no_more()
         agents = {own.rank: dial_here(_label(own), _CHILDREN)}
         self._own = agents[own.rank]
-        alone = hosts[0].tasks == 1
+        alone = len(leaders) == self._size
 
         def asked_to_end(agent: RemoteAgent, _: str) -> None:
             self._on_signal(agent.leave if alone else _stays)
@@ -164,7 +164,7 @@ class Rendezvous:
             member.agent = agents[member.join.rank] = agent
         for agent in list(agents.values())[1:]:
             agent.connect()
-        return tuple((host, agents[host.rank]) for host in hosts)
+        return tuple((leader, agents[leader.rank]) for leader in leaders)
 
     def dismiss(self, status: int, why: str = "") -> None:
         """Dismiss all tasks, those that join later too; only the first call counts.
@@ -277,12 +277,11 @@ class TaskDialer(Dialer):
         command: returns how a user starts the same tasks again, given changed flags.
     """
 
-    keeps_agents = True
-    returns = False
+    given = True
 
     def __init__(
         self,
-        gathered: Sequence[tuple[RendezvousHost, RemoteAgent]],
+        gathered: Sequence[tuple[Join, RemoteAgent]],
         command: Callable[[Mapping[str, str]], str],
     ) -> None:
         self._gathered = tuple(gathered)
@@ -292,14 +291,14 @@ class TaskDialer(Dialer):
     def hosts(self) -> tuple[Host, ...]:
         """The hosts by rank; their shards take free ports."""
         return tuple(
-            Host(id=number, address=host.address, port=0)
-            for number, (host, _) in enumerate(self._gathered)
+            Host(id=number, address=leader.address, port=0)
+            for number, (leader, _) in enumerate(self._gathered)
         )
 
     @property
     def tasks_per_host(self) -> int:
         """The number of tasks on each host."""
-        return self._gathered[0][0].tasks
+        return self._gathered[0][0].size // len(self._gathered)
 
     def dial(self, hosts: Sequence[Host], job: str) -> Mapping[int, RemoteAgent | JobError]:
         found: dict[int, RemoteAgent | JobError] = {}

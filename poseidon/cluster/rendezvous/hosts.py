@@ -8,27 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from poseidon.cluster.agent.messages import Join
 from poseidon.errors import JobError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RendezvousHost:
-    """One host of a rendezvous.
-
-    Attributes:
-        rank: of its leader.
-        address: its own.
-        host: its name.
-        tasks: how many of the tasks run there.
-    """
-
-    rank: int
-    address: str
-    host: str
-    tasks: int
 
 
 def rejection_reason(task: Join, others: Sequence[Join], *, size: int, version: str) -> str | None:
@@ -55,8 +37,8 @@ def rejection_reason(task: Join, others: Sequence[Join], *, size: int, version: 
     return None
 
 
-def group_by_host(tasks: Sequence[Join]) -> tuple[RendezvousHost, ...]:
-    """Return the hosts, by the ranks of their leaders.
+def leaders_of(tasks: Sequence[Join]) -> tuple[Join, ...]:
+    """Return the leader of each host, by rank.
 
     Args:
         tasks: all of them.
@@ -78,12 +60,4 @@ def group_by_host(tasks: Sequence[Join]) -> tuple[RendezvousHost, ...]:
             f"{len(tasks)} tasks on {len(leaders)} hosts are not the same number on each; expected "
             "so (--nproc_per_node, --ntasks-per-node, slots)"
         )
-    return tuple(
-        RendezvousHost(
-            rank=task.rank,
-            address=task.address,
-            host=task.host,
-            tasks=each,
-        )
-        for task in leaders
-    )
+    return tuple(leaders)

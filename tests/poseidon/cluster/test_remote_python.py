@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from poseidon.cluster.machinefile import Host
-from poseidon.cluster.remote_python import LauncherEnvironment, RemotePython
+from poseidon.cluster.python_command import module_arguments
+from poseidon.cluster.remote_python import LauncherEnvironment, remote_command
 from poseidon.cluster.ssh.quoting import shell_command
 
 SHOW = "import json, os, sys; print(json.dumps([sys.argv[0] and os.environ.get('MARK'), os.getcwd(), sys.argv[1:]]))"
@@ -23,6 +24,10 @@ def own(folder: Path, *, python: str = sys.executable, checkout: str = "") -> La
 
 def client(python: str | None = None, workdir: str | None = None) -> Host:
     return Host(id=0, address="h", port=0, python=python, workdir=workdir)
+
+
+def module_command(host: Host, launcher: LauncherEnvironment, *module: str) -> tuple[str, ...]:
+    return remote_command(host, launcher, *module_arguments(*module))
 
 
 def run(home: Path, argv: tuple[str, ...]) -> list[object]:
@@ -53,25 +58,19 @@ def home(tmp_path: Path) -> Path:
 
 
 def test_the_launchers_own_where_the_host_has_them(home: Path, tmp_path: Path) -> None:
-    argv = RemotePython.of(client(), own(tmp_path)).module_command("show", "a b", "$HOME", "")
+    argv = module_command(client(), own(tmp_path), "show", "a b", "$HOME", "")
     assert run(home, argv) == [None, str(tmp_path), ["a b", "$HOME", ""]]
 
 
 def test_python3_and_home_where_it_has_not(home: Path) -> None:
-    argv = RemotePython.of(client(), own(home / "absent", python="/absent/python")).module_command(
-        "show"
-    )
+    argv = module_command(client(), own(home / "absent", python="/absent/python"), "show")
     assert run(home, argv) == [None, str(home), []]
 
 
 def test_the_machinefile_comes_first(home: Path, tmp_path: Path) -> None:
-    argv = RemotePython.of(client("~/bin/marked", "~/work dir"), own(tmp_path)).module_command(
-        "show"
-    )
+    argv = module_command(client("~/bin/marked", "~/work dir"), own(tmp_path), "show")
     assert run(home, argv) == ["marked", str(home / "work dir"), []]
-    argv = RemotePython.of(client(str(home / "bin" / "marked")), own(tmp_path)).module_command(
-        "show"
-    )
+    argv = module_command(client(str(home / "bin" / "marked")), own(tmp_path), "show")
     assert run(home, argv) == ["marked", str(tmp_path), []]
 
 
@@ -80,23 +79,17 @@ def test_the_checkout_is_found_with_our_own_interpreter_alone(home: Path, tmp_pa
     (checkout / "poseidon").mkdir(parents=True)
     (checkout / "other.py").write_text(SHOW)
     launcher = own(tmp_path, checkout=str(checkout))
-    assert run(home, RemotePython.of(client(), launcher).module_command("other"))[1:] == [
+    assert run(home, module_command(client(), launcher, "other"))[1:] == [
         str(tmp_path),
         [],
     ]
-    assert run(home, RemotePython.of(client("~/bin/marked"), launcher).module_command("other")) == [
-        1
-    ]
-    assert run(home, RemotePython.of(client(), launcher).module_command("show"))[1:] == [
+    assert run(home, module_command(client("~/bin/marked"), launcher, "other")) == [1]
+    assert run(home, module_command(client(), launcher, "show"))[1:] == [
         str(tmp_path),
         [],
     ]
 
 
 def test_a_folder_that_is_not_there_is_a_failure(home: Path, tmp_path: Path) -> None:
-    assert run(
-        home, RemotePython.of(client(workdir="/absent/x"), own(tmp_path)).module_command("show")
-    ) == [125]
-    assert run(
-        home, RemotePython.of(client("~/bin/absent"), own(tmp_path)).module_command("show")
-    ) == [127]
+    assert run(home, module_command(client(workdir="/absent/x"), own(tmp_path), "show")) == [125]
+    assert run(home, module_command(client("~/bin/absent"), own(tmp_path), "show")) == [127]

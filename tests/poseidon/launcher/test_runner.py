@@ -32,16 +32,22 @@ from poseidon.launcher.processes import Start
 from poseidon.launcher.request import JobRequest
 from poseidon.launcher.runner import _Run, run
 from poseidon.launcher.site import FileSet, Site
-from poseidon.launcher.snapshots import SnapshotSource, WrittenHere
+from poseidon.launcher.snapshots import SnapshotCopies
 
 DONE = JobResult(outcome=Outcome.FINISHED, iteration=9, elapsed_s=1.0)
 
 
-class RecordingSource(WrittenHere):
+class RecordingCopies(SnapshotCopies):
     """Notes what a job asks of its snapshots."""
 
     def __init__(self) -> None:
         self.calls: list[object] = []
+
+    def fetch(self, state: str, arrived: Callable[[Path], None]) -> None:
+        arrived(Path(state))
+
+    def wait(self) -> None:
+        pass
 
     def finish(self, outcome: Outcome, requests: SignalRequests) -> None:
         self.calls.append(outcome)
@@ -55,7 +61,7 @@ class FakeSite(Site):
 
     def __init__(self, machinefile: str) -> None:
         super().__init__(parse_machinefile(machinefile, source="hosts"), LocalDialer())
-        self.source = RecordingSource()
+        self.copies = RecordingCopies()
         self.calls: list[str] = []
         self.began: Callable[[], object] = list
 
@@ -69,10 +75,10 @@ class FakeSite(Site):
     def end(self) -> None:
         self.calls.append("end")
 
-    def snapshot_source(
+    def snapshot_copies(
         self, writer: Callable[[], Host], folder: Path, warn: Callable[[str], None]
-    ) -> SnapshotSource:
-        return self.source
+    ) -> SnapshotCopies:
+        return self.copies
 
     def drop_missing(self) -> tuple[Host, ...]:
         missing, self._hosts = self._hosts[:1], self._hosts[1:]
@@ -125,7 +131,7 @@ def test_only_a_job_that_ends_well_waits_for_its_snapshots(
     else:
         assert run(job, StartReport(None)) == 0
         assert f"job {job.id} finished at iteration 9" in capsys.readouterr().err
-    assert site.source.calls == (["close"] if fails else [Outcome.FINISHED, "close"])
+    assert site.copies.calls == (["close"] if fails else [Outcome.FINISHED, "close"])
     assert site.calls == ["prepare", "close"]
     assert job.output.exists() is not fails
 

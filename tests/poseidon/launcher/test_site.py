@@ -30,7 +30,7 @@ from poseidon.launcher import site as site_module
 from poseidon.launcher.extraction_job import require_local
 from poseidon.launcher.request import JobRequest, LauncherKind
 from poseidon.launcher.site import Site, read_hosts, site_of
-from poseidon.launcher.snapshots import SnapshotCopies, WrittenHere
+from poseidon.launcher.snapshots import SnapshotCopies
 from tests.support.polling import until
 from tests.support.recording_listener import RecordingListener
 
@@ -161,7 +161,7 @@ def test_a_local_site_uses_the_files_where_they_are(tmp_path: Path) -> None:
         assert site.drop_missing() == ()
         changes = {"snapshot": "a.solverstate"}
         assert site.resume_command("poseidon train", changes) == "poseidon train"
-        assert isinstance(site.snapshot_source(lambda: TWO[0], tmp_path, print), WrittenHere)
+        assert site.snapshot_copies(lambda: TWO[0], tmp_path, print) is None
     finally:
         site.close()
 
@@ -189,8 +189,6 @@ def test_the_end_of_a_start_ends_its_processes_and_another_may_begin() -> None:
 
 class FakeDialer(Dialer):
     """Dials agents in this process; the agents of some hosts are gone."""
-
-    takes_files = True
 
     def __init__(self) -> None:
         self.gone: set[int] = set()
@@ -346,10 +344,10 @@ def test_files_that_cannot_be_sent_interrupt_the_job(remote: Remote, tmp_path: P
 def test_snapshots_are_copied_from_the_host_that_writes_them(
     remote: Remote, tmp_path: Path
 ) -> None:
-    source = remote.site.snapshot_source(lambda: THREE[1], tmp_path / "copies", print)
-    assert isinstance(source, SnapshotCopies)
-    assert source._agent() is remote.site._agents[1]
-    source.close()
+    copies = remote.site.snapshot_copies(lambda: THREE[1], tmp_path / "copies", print)
+    assert isinstance(copies, SnapshotCopies)
+    assert copies._agent() is remote.site._agents[1]
+    copies.close()
 
 
 @pytest.mark.processes
@@ -488,7 +486,7 @@ def test_a_moved_host_whose_check_has_failed_is_checked_at_the_next_start(
 
 
 def test_a_host_that_cannot_come_back_ends_the_job(remote: Remote) -> None:
-    remote.dialer.returns = False
+    remote.dialer.given = True
     remote.lose(1)
     remote.dialer.gone = {1}
     with pytest.raises(JobError, match=r"^ml@node1: no answer$") as caught:
@@ -545,12 +543,12 @@ def test_fewer_hosts_that_move_are_placed_anew(remote: Remote) -> None:
     assert remote.dialer.dialled == [[0, 1, 2], [0, 2]]
 
 
-@pytest.mark.parametrize("keeps", [False, True])
-def test_who_ends_the_agents(remote: Remote, keeps: bool) -> None:
-    remote.dialer.keeps_agents = keeps
+@pytest.mark.parametrize("given", [False, True])
+def test_who_ends_the_agents(remote: Remote, given: bool) -> None:
+    remote.dialer.given = given
     remote.site.close()
     remote.site.close()
-    assert [agent.closed for agent in remote.dialer.agents] == [not keeps] * 3
+    assert [agent.closed for agent in remote.dialer.agents] == [not given] * 3
     assert remote.dialer.closed == 2
 
 

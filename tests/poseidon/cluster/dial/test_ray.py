@@ -446,8 +446,8 @@ def test_a_job_that_goes_on_with_fewer_clients_requests_fewer_nodes(cluster: Fak
 
 def test_how_ray_s_hosts_differ() -> None:
     dialer = dialer_of()
-    assert dialer.takes_files and dialer.moves and dialer.returns
-    assert not (dialer.here or dialer.recorded or dialer.keeps_agents)
+    assert dialer.takes_files and dialer.moves
+    assert not (dialer.here or dialer.given)
 
 
 def test_threads_of_an_agent_end_with_its_channel(ray: LocalRay, tmp_path: Path) -> None:

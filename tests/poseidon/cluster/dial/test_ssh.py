@@ -22,6 +22,7 @@ import pytest
 from poseidon import __version__
 from poseidon.cluster.agent.messages import Service
 from poseidon.cluster.agent.remote import AgentTimeouts, RemoteAgent
+from poseidon.cluster.dial import ssh
 from poseidon.cluster.dial.ssh import (
     SshDialer,
     _StderrTail,
@@ -171,9 +172,11 @@ def test_a_connection_that_breaks_ends_both_sides(sshd: LoopbackSshd) -> None:
     agent.close()
 
 
-def test_a_server_that_stops_answering_is_a_lost_host(sshd: LoopbackSshd) -> None:
-    timeouts = AgentTimeouts(silence_s=3.0)
-    outcomes = dial_each([HERE], SshSettings(config=sshd.config), OWN, timeouts=timeouts)
+def test_a_server_that_stops_answering_is_a_lost_host(
+    sshd: LoopbackSshd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ssh, "TIMEOUTS", AgentTimeouts(silence_s=3.0))
+    outcomes = dial_each([HERE], SshSettings(config=sshd.config), OWN)
     (agent,) = opened(outcomes).values()
     listener = RecordingListener()
     process = agent.start(_spec(*child("say('ready')\nforever()")), listener)
@@ -204,9 +207,8 @@ def test_a_server_that_falls_silent_before_the_agent_runs(
             return channel
 
         monkeypatch.setattr(paramiko.Transport, "open_session", open_and_halt)
-        outcomes = dial_each(
-            [HERE], SshSettings(config=sshd.config), OWN, timeouts=AgentTimeouts(hello_s=0.3)
-        )
+        monkeypatch.setattr(ssh, "TIMEOUTS", AgentTimeouts(hello_s=0.3))
+        outcomes = dial_each([HERE], SshSettings(config=sshd.config), OWN)
     assert str(outcomes[0]).startswith(f"{_label(sshd)}: cannot start Python there: {words}")
 
 

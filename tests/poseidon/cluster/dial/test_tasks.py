@@ -28,7 +28,6 @@ from poseidon.cluster.dial.tasks import Rendezvous, TaskDialer, run_task
 from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.jobs.kill import USER_KILL
 from poseidon.cluster.process import ProcessSpec
-from poseidon.cluster.rendezvous.hosts import RendezvousHost
 from poseidon.cluster.rendezvous.key import server_keys, task_keys
 from poseidon.errors import JobError
 from ps_server.transport.zmq_sockets import ZmqClientTransport, ZmqServerTransport
@@ -185,7 +184,8 @@ def test_those_who_only_wait_leave_with_the_others() -> None:
         joins = [join_of(rank, 4, local_rank=rank % 2) for rank in range(1, 4)]
         with guests_of(found, *joins) as guests:
             gathered_hosts = found.gather(join_of(0, 4), LIMIT_S)
-            assert [(host.rank, host.tasks) for host, _ in gathered_hosts] == [(0, 2), (2, 2)]
+            assert [leader.rank for leader, _ in gathered_hosts] == [0, 2]
+            assert TaskDialer(gathered_hosts, str).tasks_per_host == 2
             found.dismiss(0)
     assert [guest.status for guest in guests] == [0, 0, 0]
 
@@ -559,11 +559,12 @@ class FakeAgent:
 
 
 def dialer_of(*agents: FakeAgent) -> TaskDialer:
-    hosts = [
-        RendezvousHost(rank=2 * k, address=f"10.0.0.{k}", host=f"node{k}", tasks=2)
+    size = 2 * len(agents)
+    leaders = [
+        Join(version="1", rank=2 * k, size=size, local_rank=0, address=f"10.0.0.{k}", host="a")
         for k in range(len(agents))
     ]
-    pairs: Any = list(zip(hosts, agents, strict=True))
+    pairs: Any = list(zip(leaders, agents, strict=True))
     return TaskDialer(pairs, lambda changes: f"the same tasks with {dict(changes)}")
 
 
@@ -585,4 +586,4 @@ def test_a_lost_task_cannot_be_dialled_again() -> None:
     found = dialer.dial(dialer.hosts, "j")
     assert found[0] is there
     assert str(found[1]) == "rank 2 (node1): it has ended"
-    assert not dialer.returns
+    assert dialer.given
