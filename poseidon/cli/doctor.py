@@ -22,7 +22,8 @@ from poseidon.cluster.dial.ssh import SshDialer, dial_each
 from poseidon.cluster.doctor.findings import Severity, judge
 from poseidon.cluster.doctor.report import survey_fields, survey_lines
 from poseidon.cluster.doctor.survey import ASKING, MEASURING, Subject, examine
-from poseidon.cluster.host_checks import HostCheck, HostNeeds, ask_hosts
+from poseidon.cluster.host_checks import HostCheck, ask_hosts
+from poseidon.cluster.host_probe import Check, HostNeeds
 from poseidon.cluster.machinefile import Host, is_loopback, read_machinefile
 from poseidon.cluster.ssh.config import SshConfig, SshSettings
 from poseidon.errors import JobError, UsageError
@@ -68,8 +69,7 @@ def this_machine(
     )
     agent = dial_here()
     try:
-        check = HostCheck(agent=agent, needs=needs, describe=_description_of(()))
-        answers, found = ask_hosts([check])
+        answers, found = ask_hosts([HostCheck(agent=agent, check=_check(needs, ()))])
         problems += found
         yield [Subject(agent=agent, facts=answer.description) for answer in answers if answer]
     finally:
@@ -81,9 +81,9 @@ def _needs(host: Host, addresses: tuple[str, ...]) -> HostNeeds:
     return HostNeeds(id=host.id, addresses=addresses, ports=ports, folders=(OUTPUT,))
 
 
-def _description_of(hosts: Sequence[Host]) -> dict[str, object]:
-    """Return what the description of a host needs, see `host_checks.request`."""
-    return {"folder": OUTPUT, "names": list(dict.fromkeys(host.address for host in hosts))}
+def _check(clients: tuple[HostNeeds, ...], hosts: Sequence[Host]) -> Check:
+    names = tuple(dict.fromkeys(host.address for host in hosts))
+    return Check(clients=clients, describe=True, folder=OUTPUT, names=names)
 
 
 @contextmanager
@@ -118,8 +118,7 @@ def _subjects(
     checks = [
         HostCheck(
             agent=agent,
-            needs=tuple(_needs(host, names[host.id]) for host in clients),
-            describe=_description_of(hosts),
+            check=_check(tuple(_needs(host, names[host.id]) for host in clients), hosts),
         )
         for agent, clients in lines.items()
     ]
@@ -129,7 +128,7 @@ def _subjects(
         Subject(
             agent=agent,
             clients=tuple(clients),
-            address=answer.addresses.get(clients[0].id, ""),
+            address=answer.addresses.get(clients[0].id) or "",
             facts=answer.description,
         )
         for (agent, clients), answer in zip(lines.items(), answers, strict=True)

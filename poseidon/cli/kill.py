@@ -16,13 +16,13 @@ from pathlib import Path
 
 from poseidon.cluster.jobs.kill import KillTimeouts, job_processes, owner_of
 from poseidon.cluster.jobs.registry import EXTRACTION, JobRecord, Registry, check_job_id
-from poseidon.cluster.jobs.remote_hosts import Ask
+from poseidon.cluster.jobs.remote_hosts import AgentOf
 from poseidon.cluster.jobs.stop import StopTargets, jobs_by_id, jobs_of_hostfile, stop_jobs
 from poseidon.cluster.machinefile import read_machinefile
 from poseidon.errors import JobError, PoseidonError, UsageError
 from poseidon.hints import own_command
 from poseidon.launcher.job_folder import ended_job, local_records
-from poseidon.launcher.site import ask_over_ssh
+from poseidon.launcher.site import ssh_agents
 from poseidon.settings import read_settings
 
 _SSH_CONFIG = "--ssh_config="
@@ -40,30 +40,32 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.grace >= 0:
         raise UsageError(f"--grace must be 0 seconds or more, not {arguments.grace}")
     registry = Registry(read_settings().state_folder)
-    with ask_over_ssh(arguments.ssh_config) as ask:
-        targets = _targets(arguments, registry, ask)
+    with ssh_agents(arguments.ssh_config) as agents:
+        targets = _targets(arguments, registry, agents)
         if not targets.jobs and targets.problems:
             raise JobError("; ".join(["this machine has no job on record", *targets.problems]))
         if not targets.jobs:
             print("no job is running")
             return 1
-        problems = stop_jobs(targets, registry, ask, KillTimeouts(grace_s=arguments.grace), print)
+        problems = stop_jobs(
+            targets, registry, agents, KillTimeouts(grace_s=arguments.grace), print
+        )
     if problems:
         raise JobError(_not_all(targets.jobs, problems))
     return 0
 
 
-def _targets(arguments: argparse.Namespace, registry: Registry, ask: Ask) -> StopTargets:
+def _targets(arguments: argparse.Namespace, registry: Registry, agents: AgentOf) -> StopTargets:
     hosts = read_machinefile(Path(arguments.hostfile)) if arguments.hostfile else ()
     records = local_records(registry)
     if arguments.all:
-        return jobs_by_id([record.job for record in records], records, ask, more_hosts=hosts)
+        return jobs_by_id([record.job for record in records], records, agents, more_hosts=hosts)
     if hosts or _is_job(arguments.target, registry):
-        return jobs_by_id([check_job_id(arguments.target)], records, ask, more_hosts=hosts)
+        return jobs_by_id([check_job_id(arguments.target)], records, agents, more_hosts=hosts)
     hostfile = Path(arguments.target)
     if hostfile.is_dir():
-        return jobs_by_id([_job_of_folder(hostfile, records)], records, ask)
-    targets = jobs_of_hostfile(hostfile, records, ask)
+        return jobs_by_id([_job_of_folder(hostfile, records)], records, agents)
+    targets = jobs_of_hostfile(hostfile, records, agents)
     if not targets.jobs and not hostfile.exists():
         owner = owner_of(arguments.target)
         if owner is not None:
@@ -125,12 +127,12 @@ def _kill_script(
     hostfile = Path(hostfiles[0])
     try:
         registry = Registry(read_settings().state_folder)
-        with ask_over_ssh(config) as ask:
-            found = jobs_of_hostfile(hostfile, local_records(registry), ask)
+        with ssh_agents(config) as agents:
+            found = jobs_of_hostfile(hostfile, local_records(registry), agents)
             found = replace(found, jobs=tuple(job for job in found.jobs if chosen(job)))
             problems = list(found.problems)
             if found.jobs:
-                problems = stop_jobs(found, registry, ask, KillTimeouts(), print)
+                problems = stop_jobs(found, registry, agents, KillTimeouts(), print)
             else:
                 read_machinefile(hostfile)
                 print(_none_of(hostfile, found, what.removesuffix("s")))

@@ -19,7 +19,7 @@ from poseidon.cluster.jobs.selection import jobs_of_machinefile
 from poseidon.cluster.jobs.this_host import HostJob, jobs_here
 from poseidon.cluster.machinefile import Host, is_loopback, read_machinefile
 from poseidon.errors import JobError, printable
-from poseidon.launcher.site import ask_over_ssh
+from poseidon.launcher.site import ssh_agents
 from poseidon.metrics.job_statistics import FILE_NAME, read_statistics
 from poseidon.metrics.progress import JobProgress
 from poseidon.settings import read_settings
@@ -40,8 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
     hosts = _hosts_of(Path(arguments.hostfile), records) if arguments.hostfile else ()
     remote: list[RemoteJob] = []
     if hosts:
-        with ask_over_ssh(arguments.ssh_config) as ask:
-            remote, failures = list_remote_jobs(hosts, ask)
+        with ssh_agents(arguments.ssh_config) as agents:
+            remote, failures = list_remote_jobs(hosts, agents)
         problems += failures
     for problem in problems:
         print(f"warning: {problem}", file=sys.stderr)

@@ -1,15 +1,5 @@
 """The check of a host before a job starts, on that host: its agent asks for the launcher.
 
-The request has the needs of the clients on that host, the answer the facts and all problems. With
-`"describe": {"folder": "output", "names": ["node1"]}` the facts include the `description` of the
-host for `poseidon doctor`.
-
-    {"space_bytes": 1e8, "clients": [{"id": 0, "addresses": [...], "ports": [9999], "devices": [1],
-     "folders": ["output"], "prefixes": [["models/x", "models"]],
-     "files": [["db", "folder", ["db_0"]]], "modules": []}]}
-    {"python": "/usr/bin/python3", "torch": "2.6.0", "addresses": {"0": "10.0.0.3"},
-     "problems": ["..."]}
-
 Law: it imports no torch, and leaves no file.
 """
 
@@ -22,6 +12,8 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,56 +27,120 @@ PACKAGES = ("torch", "pyzmq", "numpy", "msgpack", "lmdb", "paramiko")
 PORT_REMEDY = "give the client another port in the machinefile, or 0, which takes a free one"
 
 
-def answer(needs: dict[str, Any]) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeededFile:
+    """A file or folder that a definition names.
+
+    Attributes:
+        name: as the definition has it.
+        folder: of the definition, as `poseidon.proto.shipped.portable` returns it.
+        instead: names of which any one in the same folder replaces it: `db_3` for the part of
+            client 3; empty: itself.
+    """
+
+    name: str
+    folder: str
+    instead: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostNeeds:
+    """What the processes of a host need.
+
+    Attributes:
+        id: of the host in the machinefile.
+        addresses: names and addresses at which the others may reach it, best first.
+        ports: of its shards; 0 takes any.
+        devices: numbers of the GPUs of its workers.
+        folders: to write to.
+        prefixes: of snapshots, with the folder of the definition that names them.
+        files: to read.
+        modules: of Python, to import.
+    """
+
+    id: int
+    addresses: tuple[str, ...]
+    ports: tuple[int, ...] = ()
+    devices: tuple[int, ...] = ()
+    folders: tuple[str, ...] = ()
+    prefixes: tuple[tuple[str, str], ...] = ()
+    files: tuple[NeededFile, ...] = ()
+    modules: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """The request.
+
+    Attributes:
+        clients: what the processes of each of the host's lines in the machinefile need.
+        describe: whether `poseidon doctor` asks, for the host's description.
+        folder: where jobs write, of the description.
+        names: to resolve, of the description.
+        space_bytes: the least free disk space for logs and snapshots.
+    """
+
+    clients: tuple[HostNeeds, ...] = ()
+    describe: bool = False
+    folder: str = ""
+    names: tuple[str, ...] = ()
+    space_bytes: int = 100 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostFacts:
+    """The answer.
+
+    Attributes:
+        torch: the version; None: there is none.
+        addresses: at which each of its lines in the machinefile is reached, by id; None: at none.
+        problems: a sentence each.
+        description: for `poseidon doctor`; empty where none was asked for.
+    """
+
+    torch: str | None
+    addresses: Mapping[int, str | None]
+    problems: tuple[str, ...]
+    description: Mapping[str, Any] = field(default_factory=dict)
+
+
+def answer(check: Check) -> HostFacts:
     """Return the facts, and a sentence for each problem."""
     problems: list[str] = []
-    facts: dict[str, Any] = {
-        "python": sys.executable,
-        "python_version": ".".join(str(part) for part in sys.version_info[:3]),
-        "folder": os.getcwd(),
-        "poseidon": __version__,
-        "torch": _version("torch"),
-        "cores": cores(),
-        "addresses": {},
-        "problems": problems,
-    }
-    if facts["torch"] is None:
+    addresses = {}
+    torch = _version("torch")
+    if torch is None:
         problems.append(f"{sys.executable} has no torch")
-    for client in needs["clients"]:
-        own = facts["addresses"][str(client["id"])] = _address(client, problems)
+    for client in check.clients:
+        own = addresses[client.id] = _address(client, problems)
         if own is not None:
-            problems += [
-                problem for port in client["ports"] if (problem := port_problem(own, port))
-            ]
-        _check_folders(client, needs["space_bytes"], problems)
-        _check_modules(client["modules"], problems)
-        _check_files(client, needs["space_bytes"], problems)
-    _check_devices(needs["clients"], problems)
-    if "describe" in needs:
-        facts["description"] = _description(facts, **needs["describe"])
-    facts["problems"] = list(dict.fromkeys(problems))
-    return facts
+            problems += [problem for port in client.ports if (problem := port_problem(own, port))]
+        for folder in client.folders:
+            _check_folder(os.path.abspath(folder), check.space_bytes, problems)
+        _check_modules(client.modules, problems)
+        _check_files(client, check.space_bytes, problems)
+    _check_devices(check.clients, problems)
+    return HostFacts(
+        torch=torch,
+        addresses=addresses,
+        problems=tuple(dict.fromkeys(problems)),
+        description=_description(check) if check.describe else {},
+    )
 
 
-def _description(facts: dict[str, Any], folder: str, names: list[str]) -> dict[str, Any]:
-    """Return what this host is and has.
-
-    Args:
-        facts: of the answer.
-        folder: where jobs write.
-        names: to resolve.
-    """
+def _description(check: Check) -> dict[str, Any]:
+    """Return what this host is and has."""
     soft, hard = _file_limits()
-    there = os.path.abspath(folder)
+    there = os.path.abspath(check.folder)
     while not os.path.isdir(there):
         there = os.path.dirname(there)
     return {
         "name": socket.gethostname(),
-        "python": facts["python_version"],
-        "executable": facts["python"],
-        "poseidon": facts["poseidon"],
+        "python": ".".join(str(part) for part in sys.version_info[:3]),
+        "executable": sys.executable,
+        "poseidon": __version__,
         "packages": {package: _version(package) for package in PACKAGES},
-        "cores": facts["cores"],
+        "cores": cores(),
         "load": os.getloadavg()[0],
         "processor": _processor(),
         "memory": _memory(),
@@ -93,7 +149,7 @@ def _description(facts: dict[str, Any], folder: str, names: list[str]) -> dict[s
         "folder": there,
         "free": shutil.disk_usage(there).free,
         "writable": os.access(there, os.W_OK | os.X_OK),
-        "names": {name: _resolved(name) for name in names},
+        "names": {name: _resolved(name) for name in check.names},
         "interfaces": _interfaces(),
     }
 
@@ -113,17 +169,15 @@ def cores() -> int:
         return os.cpu_count() or 1
 
 
-def _address(client: dict[str, Any], problems: list[str]) -> str | None:
+def _address(client: HostNeeds, problems: list[str]) -> str | None:
     """Return the first of the addresses that is this host's own."""
     own = None
-    for name in client["addresses"] + _ssh_address():
+    for name in (*client.addresses, *_ssh_address()):
         for address in _addresses_of(name):
             if own is None and _bindable(address, 0) is None:
                 own = address
     if own is None:
-        problems.append(
-            "none of {} is an address of this host".format(", ".join(client["addresses"]))
-        )
+        problems.append(f"none of {', '.join(client.addresses)} is an address of this host")
     return own
 
 
@@ -193,11 +247,6 @@ def _bindable(address: str, port: int) -> str | None:
     return None
 
 
-def _check_folders(client: dict[str, Any], space_bytes: int, problems: list[str]) -> None:
-    for folder in client["folders"]:
-        _check_folder(os.path.abspath(folder), space_bytes, problems)
-
-
 def _check_folder(folder: str, space_bytes: int, problems: list[str]) -> None:
     there = folder
     while not os.path.lexists(there):
@@ -216,7 +265,7 @@ def _check_folder(folder: str, space_bytes: int, problems: list[str]) -> None:
             )
 
 
-def _check_modules(modules: list[str], problems: list[str]) -> None:
+def _check_modules(modules: Sequence[str], problems: list[str]) -> None:
     if modules and not {"", os.getcwd()} & set(sys.path):
         sys.path.append("")  # where workers find them; last, as for these
     for module in modules:
@@ -228,20 +277,21 @@ def _check_modules(modules: list[str], problems: list[str]) -> None:
             problems.append(f"there is no Python module {module}, which --import names")
 
 
-def _check_files(client: dict[str, Any], space_bytes: int, problems: list[str]) -> None:
+def _check_files(client: HostNeeds, space_bytes: int, problems: list[str]) -> None:
     """Check the files, found by the rules that the definitions follow."""
-    for name, folder, instead in client["files"]:
-        here = Path(folder).absolute()
-        path = paths.resolve(name, folder=here)
+    for file in client.files:
+        here = Path(file.folder).absolute()
+        path = paths.resolve(file.name, folder=here)
         if not path.exists():  # a part may decide which folder is meant
             parts = [
-                paths.resolve(str(Path(name).with_name(other)), folder=here) for other in instead
+                paths.resolve(str(Path(file.name).with_name(other)), folder=here)
+                for other in file.instead
             ]
             path = next((part for part in parts if part.exists()), path)
-        candidates = [str(path.with_name(other)) for other in instead or [path.name]]
+        candidates = [str(path.with_name(other)) for other in file.instead or (path.name,)]
         if not any(os.path.exists(each) for each in candidates):
-            whole = path.with_name(Path(name).name)
-            shared = instead and whole.exists()
+            whole = path.with_name(Path(file.name).name)
+            shared = file.instead and whole.exists()
             hint = (
                 f"; write shared_file_system: true if all clients can read {whole}"
                 if shared
@@ -250,14 +300,14 @@ def _check_files(client: dict[str, Any], space_bytes: int, problems: list[str]) 
             problems.append("there is no {}{}".format(" or ".join(candidates), hint))
         elif not any(os.access(each, os.R_OK) for each in candidates if os.path.exists(each)):
             problems.append("{} may not be read by this user".format(" or ".join(candidates)))
-    for prefix, folder in client["prefixes"]:
+    for prefix, folder in client.prefixes:
         parent = paths.resolve_prefix(prefix, folder=Path(folder).absolute()).parent
         _check_folder(str(parent), space_bytes, problems)
 
 
-def _check_devices(clients: list[dict[str, Any]], problems: list[str]) -> None:
+def _check_devices(clients: Sequence[HostNeeds], problems: list[str]) -> None:
     """Check the GPUs by the driver's device files: torch would take seconds and memory."""
-    wanted = max([device for client in clients for device in client["devices"]] or [-1])
+    wanted = max([device for client in clients for device in client.devices] or [-1])
     if wanted < 0:
         return
     there = [

@@ -308,6 +308,18 @@ def parse_options(options: Sequence[str], place: str) -> HostOptions:
     )
 
 
+def check_options(host: Host, place: str) -> None:
+    """Check the options of a host that does not come from a machinefile.
+
+    Raises:
+        MachinefileError: one has an illegal value.
+    """
+    for name, check in _CHECKS.items():
+        value = getattr(host, name)
+        if value is not None:
+            check(value.value if isinstance(value, Enum) else str(value), place)
+
+
 def parse_number(word: str, what: str, highest: int | None = None) -> int:
     """Parse a whole number, 0 or more.
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from poseidon.cluster.host_checks import HostNeeds
+from poseidon.cluster.host_probe import HostNeeds
 from poseidon.cluster.job_plan import JobPlan, ShardPlan, WorkerPlan, plan_job
 from poseidon.cluster.jobs.registry import new_job_id
 from poseidon.cluster.machinefile import Host, has_remote_hosts

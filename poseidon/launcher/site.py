@@ -27,8 +27,9 @@ from poseidon.cluster.dial.dialer import (
 )
 from poseidon.cluster.dial.local import LocalDialer
 from poseidon.cluster.host_checks import HostCheck, check_hosts
-from poseidon.cluster.jobs.registry import JobRecord, record_fields
-from poseidon.cluster.jobs.this_host import HostJob
+from poseidon.cluster.host_probe import Check
+from poseidon.cluster.jobs.registry import JobRecord
+from poseidon.cluster.jobs.this_host import Listed
 from poseidon.cluster.machinefile import Host, is_loopback, read_machinefile
 from poseidon.cluster.parallel import for_each_host, format_problems
 from poseidon.cluster.process import Listener, ProcessSpec
@@ -42,7 +43,7 @@ from poseidon.launcher.survivors import PausedProcesses
 from poseidon.proto.shipped import portable
 
 if TYPE_CHECKING:
-    from poseidon.cluster.jobs.remote_hosts import SshAsk
+    from poseidon.cluster.jobs.remote_hosts import SshAgents
 
 ANSWER_S = 10.0
 FileSet = Sequence[Path]
@@ -157,7 +158,7 @@ class Site:
         self._starts += 1
         for agent in self._distinct_agents():
             if record is not None and not self._dialer.here:
-                agent.register(record_fields(record))
+                agent.register(record)
         if self._dialer.takes_files:
             self._files = [[sent_file(path, "") for path in paths] for paths in files]
             self._sent = self._send()
@@ -193,7 +194,7 @@ class Site:
         (host,) = self._dialer.located([host])
         if self._dialer.here:
             return host
-        self._agents[host.id].register(record_fields(record))
+        self._agents[host.id].register(record)
         try:
             (host,) = self._checked([host], needs, *present)
             if files and self._dialer.takes_files:
@@ -213,13 +214,8 @@ class Site:
         Raises:
             JobError: it has no answer.
         """
-        lines = self._agents[host.id].ask(Service.JOBS, {"do": "list"}).get("lines")
-        jobs = [
-            HostJob.from_fields(line)
-            for line in (lines if isinstance(lines, list) else [])
-            if isinstance(line, dict) and "job" in line
-        ]
-        return any(job.record.job == self._job and job.living for job in jobs)
+        listed = self._agents[host.id].ask_for(Listed, Service.LIST)
+        return any(job.record.job == self._job and job.living for job in listed.jobs)
 
     def release(self, hosts: Iterable[int]) -> None:
         """Let the agents of hosts outside the job go, by the hosts' ids; return at once."""
@@ -327,20 +323,11 @@ class Site:
         asked: dict[RemoteAgent, list[Host]] = {}
         for host in hosts_:
             asked.setdefault(self._agents[host.id], []).append(host)
-        addresses = check_hosts(
-            [
-                *(HostCheck(agent=agent, needs=()) for agent in alike),
-                *(
-                    HostCheck(
-                        agent=agent,
-                        needs=tuple(
-                            replace(needs(host), addresses=names[host.id]) for host in hosts
-                        ),
-                    )
-                    for agent, hosts in asked.items()
-                ),
-            ]
-        )
+        checks = [HostCheck(agent=agent, check=Check()) for agent in alike]
+        for agent, hosts in asked.items():
+            clients = tuple(replace(needs(host), addresses=names[host.id]) for host in hosts)
+            checks.append(HostCheck(agent=agent, check=Check(clients=clients)))
+        addresses = check_hosts(checks)
         return tuple(replace(host, peer_address=addresses[host.id]) for host in hosts_)
 
     def _dial(self, hosts: Sequence[Host]) -> None:
@@ -513,14 +500,14 @@ def read_hosts(hostfile: str | None, channels: int) -> tuple[Host, ...]:
     return read_machinefile(Path(hostfile), channels=channels)
 
 
-def ask_over_ssh(config: str | None) -> SshAsk:
-    """Return how `poseidon ps` and `poseidon kill` ask other hosts.
+def ssh_agents(config: str | None) -> SshAgents:
+    """Return the agents of other hosts, for `poseidon ps` and `poseidon kill`.
 
     Args:
         config: the file of --ssh_config.
     """
     # imports paramiko, as above
-    from poseidon.cluster.jobs.remote_hosts import SshAsk
+    from poseidon.cluster.jobs.remote_hosts import SshAgents
     from poseidon.cluster.ssh.config import SshSettings
 
-    return SshAsk(SshSettings.from_flag(config), launcher_environment())
+    return SshAgents(SshSettings.from_flag(config), launcher_environment())

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from google.protobuf.message import Message
 
-from poseidon.cluster.host_checks import HostNeeds, NeededFile
+from poseidon.cluster.host_probe import HostNeeds, NeededFile
 from poseidon.cluster.job_plan import JobPlan, WorkerPlan, devices_from_flag
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.supervision.loop import JobResult

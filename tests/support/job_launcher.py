@@ -28,7 +28,6 @@ from poseidon.cluster.jobs.registry import (
     RecordedProcess,
     Registration,
     Registry,
-    record_fields,
 )
 from poseidon.cluster.machinefile import Host, has_remote_hosts, read_machinefile
 from poseidon.cluster.process import Listener, ProcessSpec
@@ -110,7 +109,7 @@ class Agents:
             self.close()
             raise failed[0]
         for agent in set(self._agents.values()) if remote else ():
-            agent.register(record_fields(record))
+            agent.register(record)
 
     def start(self, spec: ProcessSpec, host: Host, listener: Listener) -> RemoteProcess:
         """Start a process."""

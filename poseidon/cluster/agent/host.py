@@ -57,13 +57,12 @@ from poseidon.cluster.doctor.probe import Probe
 from poseidon.cluster.job_plan import ProcessName
 from poseidon.cluster.jobs.kill import AGENT
 from poseidon.cluster.jobs.registry import (
-    NO_RECORD,
     JobRecord,
     RecordedProcess,
     Registry,
-    record_from_fields,
 )
-from poseidon.cluster.jobs.this_host import answers
+from poseidon.cluster.jobs.this_host import Kill, kill_jobs, list_jobs
+from poseidon.cluster.json_fields import fields_of, value_of
 from poseidon.cluster.process import OutputStream, ProcessSpec
 from poseidon.errors import JobError, PoseidonError
 from poseidon.settings import read_settings
@@ -219,13 +218,7 @@ class Agent:
         launcher = RecordedProcess(
             name=AGENT, host=LOOPBACK, pid=me.pid, created_s=me.create_time()
         )
-        try:
-            record = record_from_fields(register.record)
-        except NO_RECORD as error:
-            for action in self._state.reject(f"the job's record cannot be read: {error}"):
-                self._do(action)
-            return
-        self._record = replace(record, launcher=launcher, processes=())
+        self._record = replace(register.record, launcher=launcher, processes=())
 
     def _start(self, request: Start) -> None:
         program, *arguments = request.argv
@@ -277,9 +270,6 @@ class Agent:
             self.report(Refused(id=ask.id, message=why))
             return
         self.report(Answer(id=ask.id, answer=answer))
-
-    def _jobs(self, request: Mapping[str, object]) -> Mapping[str, object]:
-        return {"lines": list(answers(request, self._registry))}
 
     def _serve_files(self) -> None:
         while (part := self._file_requests.get()) is not None:
@@ -390,9 +380,14 @@ class Agent:
 
 
 _SERVICES: Mapping[Service, Callable[[Agent, Mapping[str, Any]], Mapping[str, object]]] = {
-    Service.CHECK: lambda agent, request: host_probe.answer(dict(request)),
+    Service.CHECK: lambda _, request: fields_of(
+        host_probe.answer(value_of(host_probe.Check, request))
+    ),
     Service.FILES: lambda agent, request: files.answer(request),
-    Service.JOBS: Agent._jobs,
+    Service.LIST: lambda agent, _: fields_of(list_jobs(agent._registry)),
+    Service.KILL: lambda agent, request: fields_of(
+        kill_jobs(value_of(Kill, request), agent._registry)
+    ),
     Service.LINKS: lambda agent, request: agent._links.answer(dict(request)),
 }
 

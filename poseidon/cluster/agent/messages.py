@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from poseidon.cluster.job_plan import ProcessName
+from poseidon.cluster.jobs.registry import JobRecord
 from poseidon.cluster.process import OutputStream
 
 PROTOCOL = 1
@@ -36,8 +37,10 @@ class Service(Enum):
     """`poseidon.cluster.host_probe`: whether a job can run here."""
     FILES = "files"
     """`poseidon.cluster.agent.files`: which files are here; names for those that have arrived."""
-    JOBS = "jobs"
-    """`poseidon.cluster.jobs.this_host`: this user's jobs, listed and killed."""
+    LIST = "list"
+    """`poseidon.cluster.jobs.this_host`: this user's jobs."""
+    KILL = "kill"
+    """The same: stops some of them."""
     LINKS = "links"
     """`poseidon.cluster.doctor.probe`: the links to other hosts."""
 
@@ -61,13 +64,9 @@ class Hello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Register:
-    """Put the job on record on this host while its processes run.
+    """Put the job on record on this host while its processes run."""
 
-    Attributes:
-        record: the job, as `poseidon.cluster.jobs.registry.record_fields` writes it.
-    """
-
-    record: Mapping[str, object]
+    record: JobRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from poseidon.cluster.agent.agent import LONGEST_PAUSE_S
 from poseidon.cluster.agent.messages import (
@@ -48,17 +48,21 @@ from poseidon.cluster.agent.messages import (
 from poseidon.cluster.agent.remote_process import RemoteProcess
 from poseidon.cluster.agent.wire import REPORTS, REQUESTS, WireError
 from poseidon.cluster.dial.channel import Channel
+from poseidon.cluster.jobs.registry import JobRecord
+from poseidon.cluster.json_fields import fields_of, value_of
 from poseidon.cluster.process import Listener, ProcessSpec
-from poseidon.errors import JobError, printable
+from poseidon.errors import JobError, PoseidonError, printable
 from poseidon.version import __version__
 
 HEARTBEAT_S = 2.0
 START_S = 60.0
 ANSWER_S = 60.0
 MAX_QUEUED = 1000
+MOST_SHOWN = 300
 PART_BYTES = 1 << 16
 """The size of a part of a file: on a slow link it must not look like silence."""
 PARTS_UNDER_WAY = 16
+_A = TypeVar("_A")
 # Each host knows its own paths to Python's modules.
 _NOT_SENT = frozenset({"PYTHONPATH", "PYTHONUNBUFFERED"})
 
@@ -194,12 +198,8 @@ class RemoteAgent:
         if self._lost is not None:
             raise JobError(f"{self.label}: {self._lost}")
 
-    def register(self, record: Mapping[str, object]) -> None:
-        """Have the host put a job on record while processes of it run there.
-
-        Args:
-            record: the job, as `record_fields` writes it.
-        """
+    def register(self, record: JobRecord) -> None:
+        """Have the host put a job on record while processes of it run there."""
         self._request(Register(record=record))
 
     def start(self, spec: ProcessSpec, listener: Listener) -> RemoteProcess:
@@ -243,6 +243,28 @@ class RemoteAgent:
         self._request(Ask(id=number, service=service, request=request))
         answer: Answer = self._answer(number, question, timeout_s)
         return answer.answer
+
+    def ask_for(
+        self, kind: type[_A], service: Service, request: object = None, timeout_s: float = ANSWER_S
+    ) -> _A:
+        """Ask a service that answers with a dataclass; return its answer.
+
+        Args:
+            kind: of the answer.
+            service: as in `ask`.
+            request: a dataclass of the service's module; None: it takes none.
+            timeout_s: as in `ask`.
+
+        Raises:
+            JobError: as `ask`; or the answer is not of this kind.
+        """
+        answer = self.ask(service, {} if request is None else fields_of(request), timeout_s)
+        try:
+            return value_of(kind, answer)
+        except (ValueError, PoseidonError) as error:
+            raise JobError(
+                f"{self.label}: its answer cannot be read: {str(answer)[:MOST_SHOWN]} ({error})"
+            ) from error
 
     def send_file(self, local: Path, path: str, begin: int, sent: Callable[[int], object]) -> None:
         """Copy a file to the host, from the byte `begin` on.

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from poseidon.cluster.agent.remote import RemoteAgent
-from poseidon.cluster.host_checks import HostNeeds
+from poseidon.cluster.host_probe import HostNeeds
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.parallel import format_problems
 from poseidon.errors import JobError

@@ -15,25 +15,25 @@ import os
 import re
 import socket
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from poseidon.cluster.job_plan import ProcessName
-from poseidon.cluster.machinefile import Host, HostOptions, parse_options
+from poseidon.cluster.json_fields import fields_of, plain, value_of
+from poseidon.cluster.machinefile import Host, check_options
 from poseidon.cluster.process import RunningProcess
 from poseidon.durable import replace_durably
 from poseidon.errors import JobError, MachinefileError, UsageError
 
 EXTRACTION = "extract_features"
 """The prefix of the ids of feature extractions."""
-_OPTIONS = tuple(field.name for field in fields(HostOptions))
-NO_RECORD = (ValueError, KeyError, TypeError, UsageError, MachinefileError)
-"""The exceptions of `record_from_fields`."""
-_LATEST_S = 1e11
+NO_RECORD = (ValueError, UsageError, MachinefileError)
+"""What is raised for what is not a record."""
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}", re.ASCII)
 
 
@@ -52,6 +52,11 @@ class RecordedProcess:
     host: str
     pid: int
     created_s: float
+
+    def __post_init__(self) -> None:
+        # For kill(2) 0 and negative numbers mean groups: a damaged record must never get there.
+        if self.pid <= 0:
+            raise ValueError(f"{self.pid} is not a process id")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +82,11 @@ class JobRecord:
     started_s: float
     processes: tuple[RecordedProcess, ...] = ()
     joined: tuple[Host, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_job_id(self.job)
+        for host in self.all_hosts:
+            check_options(host, f"client {host.id}")
 
     @property
     def all_hosts(self) -> tuple[Host, ...]:
@@ -138,7 +148,7 @@ class Registry:
             handle, temporary = tempfile.mkstemp(prefix=".", suffix=".partial", dir=self._folder)
             try:
                 with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                    json.dump(record_fields(record), stream, indent=1)
+                    json.dump(fields_of(record), stream, indent=1, default=plain)
                 replace_durably(Path(temporary), path)
             except BaseException:
                 os.unlink(temporary)
@@ -158,7 +168,7 @@ class Registry:
         """
         path = self._path(job)
         try:
-            record = record_from_fields(json.loads(path.read_text(encoding="utf-8")))
+            record = value_of(JobRecord, json.loads(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -234,31 +244,30 @@ class Registration:
             name=name.describe(), host=name.host, pid=pid, created_s=created_s
         )
         others = [one for one in self._record.processes if (one.host, one.pid) != (name.host, pid)]
-        self._record = replace(self._record, processes=(*others, process))
-        self._registry.write(self._record)
+        self._change(processes=(*others, process))
 
     def keep(self, processes: Iterable[RunningProcess]) -> None:
         """Remove all processes but these, which wait for the next start, from the record."""
         left = {(process.name.host, process.pid) for process in processes}
         kept = tuple(one for one in self._record.processes if (one.host, one.pid) in left)
-        self._record = replace(self._record, processes=kept)
-        self._registry.write(self._record)
+        self._change(processes=kept)
 
     def joins(self, host: Host) -> None:
         """Add a host that takes part from here on, or tries to."""
-        self._record = replace(self._record, joined=(*self._record.joined, host))
-        self._registry.write(self._record)
+        self._change(joined=(*self._record.joined, host))
 
     def left(self, number: int) -> None:
         """Remove a host that has joined and takes part no more, by its id."""
         left = tuple(host for host in self._record.joined if host.id != number)
         if left != self._record.joined:
-            self._record = replace(self._record, joined=left)
-            self._registry.write(self._record)
+            self._change(joined=left)
 
     def clear(self) -> None:
         """Remove all processes from the record: they have ended."""
-        self._record = replace(self._record, processes=())
+        self._change(processes=())
+
+    def _change(self, **fields: Any) -> None:
+        self._record = replace(self._record, **fields)
         self._registry.write(self._record)
 
     def __enter__(self) -> Registration:
@@ -273,82 +282,3 @@ class Registration:
         if not self._record.processes:
             with suppress(JobError):  # the next listing of jobs removes it
                 self._registry.remove(self._record.job)
-
-
-def record_fields(record: JobRecord) -> dict[str, object]:
-    """Return a record as a JSON object."""
-    return {
-        "job": record.job,
-        "launcher": asdict(record.launcher),
-        "hostfile": record.hostfile,
-        "clients": [_host_fields(host) for host in record.hosts],
-        "joined": [_host_fields(host) for host in record.joined],
-        "output": record.output,
-        "started_s": record.started_s,
-        "processes": [asdict(process) for process in record.processes],
-    }
-
-
-def record_from_fields(fields: Mapping[str, object]) -> JobRecord:
-    """Return the record in a JSON object.
-
-    Raises:
-        NO_RECORD: it is not one.
-    """
-    hosts = tuple(_host(client) for client in _objects(fields["clients"]))
-    joined = tuple(_host(client) for client in _objects(fields.get("joined", [])))
-    processes = [_process(process) for process in _objects(fields["processes"])]
-    hostfile = fields["hostfile"]
-    return JobRecord(
-        job=check_job_id(str(fields["job"])),
-        launcher=_process(_objects([fields["launcher"]])[0]),
-        hostfile=None if hostfile is None else str(hostfile),
-        hosts=hosts,
-        joined=joined,
-        output=str(fields["output"]),
-        started_s=_seconds(fields["started_s"]),
-        processes=tuple(processes),
-    )
-
-
-def _host_fields(host: Host) -> dict[str, object]:
-    return {
-        "id": host.id,
-        "host": host.address,
-        "port": host.port,
-        **{name: getattr(host, name) for name in _OPTIONS},
-        "role": host.role.value,
-        "address": host.peer_address,
-    }
-
-
-def _host(fields: Mapping[str, object]) -> Host:
-    identifier, port = fields["id"], fields["port"]
-    if not isinstance(identifier, int) or not isinstance(port, int):
-        raise ValueError("a client's id and port are whole numbers")
-    options = [f"{name}={fields[name]}" for name in _OPTIONS if fields.get(name) is not None]
-    checked = parse_options(options, f"client {identifier}")
-    return Host(id=identifier, address=str(fields["host"]), port=port, **asdict(checked))
-
-
-def _process(fields: Mapping[str, object]) -> RecordedProcess:
-    pid = fields["pid"]
-    # For kill(2) 0 and negative numbers mean groups: a damaged record must never get there.
-    if not isinstance(pid, int) or isinstance(pid, bool) or pid <= 0:
-        raise ValueError(f"{pid!r} is not a process id")
-    created_s = _seconds(fields["created_s"])
-    return RecordedProcess(
-        name=str(fields["name"]), host=str(fields["host"]), pid=pid, created_s=created_s
-    )
-
-
-def _objects(value: object) -> list[dict[str, object]]:
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise ValueError("expected a list of objects")
-    return value
-
-
-def _seconds(value: object) -> float:
-    if not isinstance(value, int | float) or not 0 <= value < _LATEST_S:
-        raise ValueError(f"{value!r:.80} is not a time")
-    return float(value)

@@ -10,14 +10,14 @@ from pathlib import Path
 from poseidon.cluster.jobs.kill import AGENT, KillTimeouts, kill_job
 from poseidon.cluster.jobs.registry import JobRecord, Registry
 from poseidon.cluster.jobs.remote_hosts import (
-    Ask,
-    Killed,
+    AgentOf,
     RemoteJob,
     kill_remote_jobs,
     list_remote_jobs,
     remote_hosts,
 )
 from poseidon.cluster.jobs.selection import jobs_of_machinefile, remote_jobs_of_machinefile
+from poseidon.cluster.jobs.this_host import Kill
 from poseidon.cluster.machinefile import Host, read_machinefile
 from poseidon.errors import JobError, MachinefileError, counted
 
@@ -45,33 +45,37 @@ class StopTargets:
 
 
 def jobs_by_id(
-    jobs: Sequence[str], records: Sequence[JobRecord], ask: Ask, *, more_hosts: Sequence[Host] = ()
+    jobs: Sequence[str],
+    records: Sequence[JobRecord],
+    agents: AgentOf,
+    *,
+    more_hosts: Sequence[Host] = (),
 ) -> StopTargets:
     """Find jobs by their ids.
 
     Args:
         jobs: their ids.
         records: all of this machine.
-        ask: asks a host.
+        agents: returns the agent of a host.
         more_hosts: where they may run, besides the hosts of their machinefiles.
     """
     own = tuple(record for record in records if record.job in jobs)
     hosts = remote_hosts([*more_hosts, *(host for record in own for host in record.all_hosts)])
-    remote_jobs, problems = list_remote_jobs(hosts, ask)
+    remote_jobs, problems = list_remote_jobs(hosts, agents)
     seen = tuple(job for job in remote_jobs if job.reported.record.job in jobs)
     return StopTargets(
         jobs=tuple(jobs), records=own, hosts=hosts, seen=seen, problems=tuple(problems)
     )
 
 
-def jobs_of_hostfile(hostfile: Path, records: Sequence[JobRecord], ask: Ask) -> StopTargets:
+def jobs_of_hostfile(hostfile: Path, records: Sequence[JobRecord], agents: AgentOf) -> StopTargets:
     """Find the jobs that were started from a machinefile, by the records of this machine and its
     hosts.
 
     Args:
         hostfile: it need not exist any more.
         records: all of this machine.
-        ask: asks a host.
+        agents: returns the agent of a host.
 
     Raises:
         MachinefileError: it exists and is wrong, and no job was started from it before.
@@ -88,7 +92,7 @@ def jobs_of_hostfile(hostfile: Path, records: Sequence[JobRecord], ask: Ask) -> 
     hosts = remote_hosts(
         [*(hosts_of_file or ()), *(host for record in own for host in record.all_hosts)]
     )
-    remote_jobs, problems = list_remote_jobs(hosts, ask)
+    remote_jobs, problems = list_remote_jobs(hosts, agents)
     remote_records = [job.reported.record for job in remote_jobs]
     remote = (
         remote_jobs_of_machinefile(remote_records, hostfile.resolve(), hosts_of_file)
@@ -103,7 +107,7 @@ def jobs_of_hostfile(hostfile: Path, records: Sequence[JobRecord], ask: Ask) -> 
 def stop_jobs(
     targets: StopTargets,
     registry: Registry,
-    ask: Ask,
+    agents: AgentOf,
     timeouts: KillTimeouts,
     report: Callable[[str], None],
 ) -> list[str]:
@@ -113,7 +117,7 @@ def stop_jobs(
     Args:
         targets: the jobs.
         registry: of this machine. A job of which something may be left keeps its record.
-        ask: asks a host.
+        agents: returns the agent of a host.
         timeouts: of the kill.
         report: takes a line for each job.
 
@@ -128,13 +132,14 @@ def stop_jobs(
     seen = [job for job in targets.seen if job.reported.record.job in targets.jobs]
     leading = _leading_hosts(seen, targets.records)
     others = [host for host in targets.hosts if host not in leading]
-    first = kill_remote_jobs(targets.jobs, leading, ask, timeouts=timeouts)
+    kill = Kill(jobs=targets.jobs, timeouts=timeouts)
+    stopped, unreached = kill_remote_jobs(kill, leading, agents)
     here = {job: _stop_local(job, registry, timeouts, problems) for job in targets.jobs}
-    rest = kill_remote_jobs(targets.jobs, others, ask, timeouts=timeouts)
-    killed = Killed(counts={**first.counts, **rest.counts}, problems=first.problems + rest.problems)
-    problems += killed.problems
+    further, more = kill_remote_jobs(kill, others, agents)
+    stopped, unreached = {**stopped, **further}, [*unreached, *more]
+    problems += unreached
     counts = {
-        job: {"this machine": here[job], **_elsewhere(job, killed, seen)} for job in targets.jobs
+        job: {"this machine": here[job], **_elsewhere(job, stopped, seen)} for job in targets.jobs
     }
     if not (problems or own or seen or any(any(count.values()) for count in counts.values())):
         raise JobError(
@@ -143,7 +148,7 @@ def stop_jobs(
     for record in own if problems else ():
         with suppress(JobError):  # where it could not be removed either
             registry.write(record)
-    if killed.problems and own:
+    if unreached and own:
         place = registry.folder / (f"{targets.jobs[0]}.json" if len(targets.jobs) == 1 else "")
         problems.append(f"to forget hosts that do not come back, remove {place}")
     for job, count in counts.items():
@@ -178,7 +183,9 @@ def _named(jobs: Sequence[str]) -> str:
     return f"job {jobs[0]}" if len(jobs) == 1 else f"{len(jobs)} jobs"
 
 
-def _elsewhere(job: str, killed: Killed, seen: Sequence[RemoteJob]) -> dict[str, int]:
+def _elsewhere(
+    job: str, killed: Mapping[tuple[str, Host], int], seen: Sequence[RemoteJob]
+) -> dict[str, int]:
     """Return how many processes of a job ended on other machines, by address.
 
     A process that ran before and was not stopped there has ended with its launcher, which was asked
@@ -190,7 +197,7 @@ def _elsewhere(job: str, killed: Killed, seen: Sequence[RemoteJob]) -> dict[str,
         if each.reported.record.job == job
     }
     found: dict[str, int] = {}
-    for (name, host), count in killed.counts.items():
+    for (name, host), count in killed.items():
         if name == job:  # two accounts of one machine are one address
             found[host.address] = found.get(host.address, 0) + max(count, before.get(host, 0))
     return found

@@ -1,39 +1,22 @@
-"""Lists and kills the jobs of one host: the service `jobs` of its agent.
-
-A request is a JSON object; the answer has several, of which the last marks the end:
-
-    {"do": "list"}
-        {"job": {...record...}, "launcher": true, "living": 4}          for each job
-    {"do": "kill", "jobs": ["lenet-..."], "launcher_s": 10, "grace_s": 3}
-        {"killed": "lenet-...", "count": 4}                             for each job
-        {"problem": "job lenet-...: ..."}                               what failed
-    {"end": true}
+"""Lists and kills the jobs of one host: the services `list` and `kill` of its agent.
 
 Law: only this user's jobs, and of these only processes that `poseidon.cluster.jobs.kill` finds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import psutil
 
 from poseidon.cluster.jobs.kill import KillTimeouts, job_processes, kill_job, live_process
-from poseidon.cluster.jobs.registry import (
-    NO_RECORD,
-    JobRecord,
-    Registry,
-    check_job_id,
-    record_fields,
-    record_from_fields,
-)
+from poseidon.cluster.jobs.registry import JobRecord, Registry, check_job_id
 from poseidon.cluster.machinefile import is_loopback
 from poseidon.errors import JobError, PoseidonError, UsageError
 from poseidon.settings import read_settings
 
-Answer = Mapping[str, object]
-MAX_JOBS = 10_000
+LONGEST_WAIT_S = 3600.0
 LOOKS_FOR_LISTENER = 3
 """The kernel's table of sockets is read in pieces: an entry can be missed while others come and
 go.
@@ -56,28 +39,35 @@ class HostJob:
     launcher: bool
     living: int
 
-    def to_fields(self) -> Answer:
-        """Return it as a line of the answer."""
-        return {"job": record_fields(self.record), "launcher": self.launcher, "living": self.living}
 
-    @classmethod
-    def from_fields(cls, fields: Mapping[str, object]) -> HostJob:
-        """Return the job in a line of the answer.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """The answer of `list`: the jobs of a host, and a sentence for each problem."""
 
-        Raises:
-            JobError: the line is not a job.
-        """
-        record, launcher, living = (fields.get(name) for name in ("job", "launcher", "living"))
-        if (
-            not isinstance(record, dict)
-            or not isinstance(launcher, bool)
-            or not isinstance(living, int)
-        ):
-            raise JobError("its answer is not a job")
-        try:
-            return cls(record=record_from_fields(record), launcher=launcher, living=living)
-        except NO_RECORD as error:
-            raise JobError(f"its answer has a job that cannot be read: {error}") from error
+    jobs: tuple[HostJob, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill:
+    """The request of `kill`: the ids of jobs."""
+
+    jobs: tuple[str, ...]
+    timeouts: KillTimeouts
+
+    def __post_init__(self) -> None:
+        for job in self.jobs:
+            check_job_id(job)
+        if max(self.timeouts.launcher_s, self.timeouts.grace_s) > LONGEST_WAIT_S:
+            raise UsageError(f"a kill waits for at most {LONGEST_WAIT_S:g} seconds")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Killed:
+    """The answer of `kill`: how many processes of each job ended, and a sentence for each problem."""
+
+    counts: Mapping[str, int]
+    problems: tuple[str, ...] = ()
 
 
 def jobs_here(registry: Registry, warn: Callable[[str], None]) -> list[HostJob]:
@@ -153,53 +143,22 @@ def may_live_elsewhere(record: JobRecord) -> bool:
     return any(not is_loopback(process.host) for process in record.processes)
 
 
-def answers(request: Mapping[str, object], registry: Registry) -> Iterable[Answer]:
-    """Carry out a request; yield the lines of the answer.
-
-    Args:
-        request: see the module's docstring; it came from another machine.
-        registry: of this host.
-    """
+def list_jobs(registry: Registry) -> Listed:
+    """Return the jobs of this user on this host."""
     problems: list[str] = []
     try:
-        if request.get("do") == "list":
-            yield from (job.to_fields() for job in jobs_here(registry, problems.append))
-        elif request.get("do") == "kill":
-            timeouts = KillTimeouts(
-                launcher_s=_seconds(request, "launcher_s"), grace_s=_seconds(request, "grace_s")
-            )
-            for job in _job_ids(request):
-                yield from _kill(job, registry, timeouts)
-        else:
-            problems.append(
-                "expected the request 'list' or 'kill'; is it another version of Poseidon?"
-            )
-    except PoseidonError as error:
-        problems.append(str(error))
-    yield from ({"problem": problem} for problem in problems)
-    yield {"end": True}
+        return Listed(jobs=tuple(jobs_here(registry, problems.append)), problems=tuple(problems))
+    except JobError as error:
+        return Listed(problems=(*problems, str(error)))
 
 
-def _kill(job: str, registry: Registry, timeouts: KillTimeouts) -> Iterable[Answer]:
-    try:
-        yield {"killed": job, "count": kill_job(job, registry, timeouts=timeouts)}
-    except PoseidonError as error:
-        yield {"problem": str(error)}
-
-
-def _job_ids(request: Mapping[str, object]) -> list[str]:
-    jobs = request.get("jobs")
-    if (
-        not isinstance(jobs, list)
-        or len(jobs) > MAX_JOBS
-        or not all(isinstance(job, str) for job in jobs)
-    ):
-        raise UsageError("expected a list of job ids")
-    return [check_job_id(job) for job in jobs]
-
-
-def _seconds(request: Mapping[str, object], name: str) -> float:
-    value = request.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 3600:
-        raise UsageError(f"expected {name} from 0 to 3600 seconds, not {value!r:.80}")
-    return float(value)
+def kill_jobs(kill: Kill, registry: Registry) -> Killed:
+    """Stop jobs of this user on this host."""
+    counts: dict[str, int] = {}
+    problems: list[str] = []
+    for job in kill.jobs:
+        try:
+            counts[job] = kill_job(job, registry, timeouts=kill.timeouts)
+        except PoseidonError as error:
+            problems.append(str(error))
+    return Killed(counts=counts, problems=tuple(problems))

@@ -19,20 +19,26 @@ from poseidon.cluster.agent.messages import Service
 from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.dial.channel import QueueChannel
 from poseidon.cluster.dial.local import dial_here
-from poseidon.cluster.host_checks import HostCheck, HostNeeds, NeededFile, check_hosts
-from poseidon.cluster.host_probe import PORT_REMEDY, answer, port_problem
+from poseidon.cluster.host_checks import HostCheck, check_hosts
+from poseidon.cluster.host_probe import (
+    PORT_REMEDY,
+    Check,
+    HostNeeds,
+    NeededFile,
+    answer,
+    port_problem,
+)
 from poseidon.cluster.jobs.registry import Registry
+from poseidon.cluster.json_fields import fields_of, plain, value_of
 from poseidon.errors import JobError
 from tests.support.jobs import job_that_listens
 
 HERE = HostNeeds(id=0, addresses=("127.0.0.1",))
 
 
-def _problems(needs: HostNeeds, *, space_bytes: int = 0) -> list[str]:
-    asked = {"space_bytes": space_bytes, "clients": [needs.to_fields()]}
-    found = answer(json.loads(json.dumps(asked)))["problems"]
-    assert isinstance(found, list)
-    return found
+def _problems(needs: HostNeeds, *, space_bytes: int = 0) -> Sequence[str]:
+    check = Check(space_bytes=space_bytes, clients=(needs,))
+    return answer(value_of(Check, json.loads(json.dumps(fields_of(check), default=plain)))).problems
 
 
 def test_nothing_is_in_the_way(tmp_path: Path) -> None:
@@ -48,7 +54,7 @@ def test_nothing_is_in_the_way(tmp_path: Path) -> None:
         ),
         modules=("json",),
     )
-    assert _problems(needs) == []
+    assert _problems(needs) == ()
     assert list(tmp_path.iterdir()) == [tmp_path / "db_1"]
 
 
@@ -95,7 +101,7 @@ def test_a_port_that_another_job_has(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("POSEIDON_HOME", str(tmp_path))
     with job_that_listens(tmp_path, "quick-1") as port:
         taken = f"port {port} of 127.0.0.1 cannot be used: {os.strerror(98)} by the running job quick-1; {PORT_REMEDY}"
-        assert _problems(replace(HERE, ports=(port,))) == [taken]
+        assert _problems(replace(HERE, ports=(port,))) == (taken,)
         assert port_problem("localhost", port) == taken.replace("127.0.0.1", "localhost")
         (Registry(tmp_path).folder / "quick-1.json").write_text("{")
         (problem,) = _problems(replace(HERE, ports=(port,)))
@@ -119,7 +125,7 @@ def test_a_name_of_this_host_on_loopback_only_is_no_address_for_others(
 
 def test_the_address_that_ssh_came_to_counts_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSH_CONNECTION", "127.0.0.1 1 127.0.0.1 22")
-    assert _problems(replace(HERE, addresses=("a-name-of-ssh-config.invalid",))) == []
+    assert _problems(replace(HERE, addresses=("a-name-of-ssh-config.invalid",))) == ()
 
 
 class FakeAgent(RemoteAgent):
@@ -140,7 +146,6 @@ class FakeAgent(RemoteAgent):
 
 def _facts(torch: str, *problems: str) -> Mapping[str, object]:
     return {
-        "python": "p",
         "torch": torch,
         "addresses": {"1": "10.0.0.2"},
         "problems": list(problems),
@@ -150,11 +155,13 @@ def _facts(torch: str, *problems: str) -> Mapping[str, object]:
 def test_an_agent_answers_for_all_clients_of_its_host() -> None:
     agent = dial_here("ml@node0")
     needs = (HERE, HostNeeds(id=3, addresses=("localhost",)))
-    assert check_hosts([HostCheck(agent=agent, needs=needs)]) == {0: "127.0.0.1", 3: "127.0.0.1"}
+    assert check_hosts([HostCheck(agent=agent, check=Check(clients=needs))]) == {
+        0: "127.0.0.1",
+        3: "127.0.0.1",
+    }
+    spoilt = replace(HERE, folders=("/proc/version/out",))
     with pytest.raises(JobError) as caught:
-        check_hosts(
-            [HostCheck(agent=agent, needs=(replace(HERE, folders=("/proc/version/out",)),))]
-        )
+        check_hosts([HostCheck(agent=agent, check=Check(clients=(spoilt,)))])
     assert str(caught.value).startswith("ml@node0: nothing can be written to /proc/version/out")
     agent.close()
 
@@ -165,27 +172,28 @@ def test_all_hosts_problems_come_at_once() -> None:
         FakeAgent(
             "ml@node1", _facts("2.7.0\x1b[2J", "there is no /db_1", "port 5\n is \x1b[2Jtaken")
         ),
-        FakeAgent("ml@node2", {"python": "p"}),
+        FakeAgent("ml@node2", {"torch": "2.6.0"}),
         FakeAgent("ml@node3", JobError("ml@node3: no answer within 60 s")),
         FakeAgent("ml@node4", {**_facts("2.6.0"), "addresses": ["10.0.0.2"]}),
         FakeAgent("ml@node5", _facts("2.6.0+cu124")),
         FakeAgent("ml@node6", _facts("", "/usr/bin/python3 has no torch")),
     ]
     with pytest.raises(JobError) as caught:
-        check_hosts([HostCheck(agent=agent, needs=(HERE,)) for agent in agents])
+        check_hosts([HostCheck(agent=agent, check=Check(clients=(HERE,))) for agent in agents])
     first, *lines = str(caught.value).split("\n")
     assert first == "7 problems on the 7 hosts:"
     assert lines == [
         "  ml@node1: there is no /db_1",
         r"  ml@node1: port 5\n is \x1b[2Jtaken",
-        "  ml@node2: its answer cannot be read: {'python': 'p'} ('addresses')",
+        "  ml@node2: its answer cannot be read: {'torch': '2.6.0'} (HostFacts has None as its "
+        "addresses)",
         "  ml@node3: no answer within 60 s",
         lines[4],
         "  ml@node6: /usr/bin/python3 has no torch",
         r"  ml@node1: torch 2.7.0\x1b[2J is installed there, and 2.6.0 on ml@node0; expected the "
         r"same",
     ]
-    assert lines[4].startswith("  ml@node4: its answer cannot be read: {'python': 'p'")
+    assert lines[4].startswith("  ml@node4: its answer cannot be read: {'torch': '2.6.0'")
 
 
 def test_an_agent_imports_no_torch() -> None:

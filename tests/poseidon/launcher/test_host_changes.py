@@ -127,7 +127,7 @@ def is_present(case: Case) -> None:
 
 
 def is_scheduled(case: Case) -> None:
-    case.dialer.returns = False
+    case.dialer.given = True
 
 
 def is_fixed(case: Case) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from poseidon.cluster.dial import ray as ray_dial
-from poseidon.cluster.host_checks import HostNeeds
+from poseidon.cluster.host_probe import HostNeeds
 from poseidon.cluster.machinefile import Host, HostRole
 from poseidon.cluster.ray.resources import RayNode, Resources
 from poseidon.errors import JobError, UsageError

@@ -10,7 +10,7 @@ import pytest
 
 from poseidon.cluster.agent.messages import Join
 from poseidon.cluster.dial.tasks import Rendezvous, TaskDialer
-from poseidon.cluster.host_checks import HostNeeds, NeededFile
+from poseidon.cluster.host_probe import HostNeeds, NeededFile
 from poseidon.cluster.rendezvous.schedulers import Task, task_from
 from poseidon.errors import JobError, UsageError
 from poseidon.launcher.site import Site

@@ -12,7 +12,7 @@ import pytest
 
 import poseidon
 from poseidon.cluster.dial.local import LocalDialer
-from poseidon.cluster.host_checks import NeededFile
+from poseidon.cluster.host_probe import NeededFile
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.restarts import StartingPoint

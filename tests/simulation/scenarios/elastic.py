@@ -51,7 +51,7 @@ from poseidon.cluster.supervision.state import Outcome, SignalEffect, SignalRece
 from poseidon.errors import JobError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
-from poseidon.launcher import host_changes, newcomers, processes, runner, site, training_job
+from poseidon.launcher import host_changes, newcomers, processes, runner, training_job
 from poseidon.launcher.balance import Balance
 from poseidon.launcher.balancing import Balancing
 from poseidon.launcher.host_changes import HostChanges
@@ -503,7 +503,6 @@ def _installed(course: Course) -> Iterator[None]:
         (training_job, "read_solver", course.read_solver),
         (training_job, "pack_solver", lambda path, settings: "the definition"),
         (processes, "is_encrypted", lambda encrypt, hosts: False),
-        (site, "record_fields", lambda record: {}),
     )
     with contextlib.ExitStack() as stack:
         stack.enter_context(primitives.installed())

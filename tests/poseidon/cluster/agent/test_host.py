@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +28,6 @@ from poseidon.cluster.agent.messages import (
     Heartbeat,
     Hello,
     Refused,
-    Register,
     Report,
     Service,
     Start,
@@ -38,10 +37,11 @@ from poseidon.cluster.agent.remote import AgentTimeouts, RemoteAgent
 from poseidon.cluster.agent.wire import REPORTS, REQUESTS
 from poseidon.cluster.dial.channel import StreamChannel
 from poseidon.cluster.dial.local import dial_here
-from poseidon.cluster.host_checks import request
+from poseidon.cluster.host_probe import Check, HostFacts
 from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.jobs.kill import KillTimeouts, kill_job
-from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registry, record_fields
+from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registry
+from poseidon.cluster.jobs.this_host import Listed
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.process import OutputStream, ProcessSpec
 from poseidon.errors import JobError, JobKilled
@@ -107,7 +107,7 @@ def linked(home: Path, **timeouts: float) -> Iterator[tuple[RemoteAgent, subproc
         remote = RemoteAgent(_channel(process), "ml@node1", AgentTimeouts(**timeouts))
         try:
             remote.connect()
-            remote.register(record_fields(RECORD))
+            remote.register(RECORD)
             yield remote, process
         finally:
             remote.close()
@@ -309,7 +309,7 @@ def test_an_agent_that_falls_silent_is_a_failure_of_its_processes(tmp_path: Path
         ([START], "a request before Hello"),
         ([_hello(version="9.9")], "is installed there, and 9.9 here; expected the same"),
         ([_hello(protocol=PROTOCOL + 1)], "expected the same"),
-        ([_hello(), REQUESTS.encode(Register(record={}))], "the job's record cannot be read"),
+        ([_hello(), b'{"kind": "Register", "record": {}}'], "Register has {} as its record"),
     ],
 )
 def test_what_no_agent_obeys(tmp_path: Path, messages: list[bytes], words: str) -> None:
@@ -437,9 +437,9 @@ def here(home: Path) -> Iterator[RemoteAgent]:
 
 
 def test_every_service_answers(here: RemoteAgent) -> None:
-    checked = here.ask(Service.CHECK, request(()))
-    assert checked["problems"] == [] and checked["python"] == sys.executable
-    assert here.ask(Service.JOBS, {"do": "list"}) == {"lines": [{"end": True}]}
+    checked = here.ask_for(HostFacts, Service.CHECK, Check())
+    assert checked.problems == () and checked.torch
+    assert here.ask_for(Listed, Service.LIST) == Listed()
     order = {"do": "inspect", "files": [], "folders": [], "replace": False}
     assert here.ask(Service.FILES, order) == {"files": [], "free": 0}
     assert isinstance(here.ask(Service.LINKS, {"do": "clock"})["time"], float)
@@ -461,9 +461,9 @@ def test_a_question_that_takes_long_keeps_nothing_else(
 ) -> None:
     answers, over = queue.Queue[object](), threading.Event()
 
-    def probe(_: object) -> Mapping[str, object]:
+    def probe(_: object) -> HostFacts:
         over.wait(WAIT_S)
-        return {"over": True}
+        return HostFacts(torch="over", addresses={}, problems=())
 
     monkeypatch.setattr("poseidon.cluster.host_probe.answer", probe)
     asker = threading.Thread(target=lambda: answers.put(here.ask(Service.CHECK, {})))
@@ -473,7 +473,12 @@ def test_a_question_that_takes_long_keeps_nothing_else(
     listener.until("exited")
     assert answers.empty()
     over.set()
-    assert answers.get(timeout=WAIT_S) == {"over": True}
+    assert answers.get(timeout=WAIT_S) == {
+        "torch": "over",
+        "addresses": {},
+        "problems": [],
+        "description": {},
+    }
     asker.join(WAIT_S)
 
 
@@ -525,7 +530,7 @@ def test_only_this_user_can_enter_the_scratch_folder(here: RemoteAgent) -> None:
 def test_one_agent_serves_one_job_after_another(here: RemoteAgent, home: Path) -> None:
     registry = Registry(home)
     for _ in range(2):
-        here.register(record_fields(RECORD))
+        here.register(RECORD)
         listener = RecordingListener()
         process = here.start(_spec(ENDLESS_WORKER), listener)
         listener.until("ready")

@@ -40,6 +40,7 @@ from poseidon.cluster.agent.remote import PART_BYTES, AgentTimeouts, RemoteAgent
 from poseidon.cluster.agent.remote_process import RemoteProcess
 from poseidon.cluster.agent.wire import REPORTS, REQUESTS
 from poseidon.cluster.job_plan import ProcessName, Role
+from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess
 from poseidon.cluster.process import OutputStream, ProcessSpec
 from poseidon.errors import JobError
 from tests.support.polling import until
@@ -48,6 +49,14 @@ from tests.support.recording_listener import RecordingListener
 NAME = ProcessName(role=Role.WORKER, index=0, client=0, host="node1")
 SPEC = ProcessSpec(name=NAME, argv=("true",), first_line=b"{}")
 # No silence is noticed before the time limit of a test.
+RECORD = JobRecord(
+    job="far",
+    launcher=RecordedProcess(name="launcher", host="127.0.0.1", pid=1, created_s=0.0),
+    hostfile=None,
+    hosts=(),
+    output="/out",
+    started_s=0.0,
+)
 PATIENT = AgentTimeouts(silence_s=300.0)
 LIMIT_S = 10.0
 
@@ -209,10 +218,10 @@ def test_what_came_before_the_channel_was_found_closed_is_taken(
     channel, listener = _ClosedMeanwhile(), RecordingListener()
     agent, _ = start(channel, listener)
     channel.report(KilledByUser())
-    agent.register({"job": "far"})
+    agent.register(RECORD)
     assert "the job was killed there" in loss(listener)
     assert agent.killed_by_user
-    agent.register({"job": "far"})  # wakes the sender
+    agent.register(RECORD)  # wakes the sender
     monkeypatch.setattr("poseidon.cluster.agent.remote.HEARTBEAT_S", LIMIT_S)
     agent.close()
 
@@ -273,9 +282,9 @@ def test_what_is_known_of_a_host() -> None:
     channel = FakeChannel()
     agent, _ = start(channel)
     assert (agent.cores, agent.scratch, agent.lost) == (8, "/tmp/x", None)
-    agent.register({"job": "far"})
+    agent.register(RECORD)
     agent.end_all()
-    assert channel.requests[1] == Register(record={"job": "far"})
+    assert channel.requests[1] == Register(record=RECORD)
     assert isinstance(channel.requests[2], EndAll)
     assert not agent.closed
     agent.close(75, "no job")

@@ -38,10 +38,20 @@ from poseidon.cluster.agent.messages import (
 )
 from poseidon.cluster.agent.wire import REPORTS, REQUESTS, WireError
 from poseidon.cluster.job_plan import ProcessName, Role
+from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess
+from poseidon.cluster.machinefile import Host, HostRole
 from poseidon.cluster.process import OutputStream
 
 CONTENT = bytes(range(256)) + b"\n{}\n"
 NAME = ProcessName(role=Role.SHARD, index=2, client=1, host="node1")
+RECORD = JobRecord(
+    job="j",
+    launcher=RecordedProcess(name="launcher", host="127.0.0.1", pid=1, created_s=0.5),
+    hostfile=None,
+    hosts=(Host(id=0, address="node1", port=0, role=HostRole.SERVER, ssh_port=22),),
+    output="/out",
+    started_s=1.5,
+)
 START = Start(
     id=1,
     name=NAME,
@@ -51,7 +61,7 @@ START = Start(
 )
 SENT: list[Request] = [
     Hello(protocol=1, version="0.1.0", silence_s=20.0, grace_s=5.0),
-    Register(record={"job": "j"}),
+    Register(record=RECORD),
     START,
     SendLine(id=1, line="x" * 100_000),
     SendSignal(id=1, signal=ProcessSignal.KILL),
@@ -102,7 +112,7 @@ def test_requests_and_reports_arrive_as_they_were_sent() -> None:
 b'"grace_s": 1}',
         b'{"kind": "Hello", "protocol": 1, "version": "1", "silence_s": -1, '
 b'"grace_s": 1}',
-        b'{"kind": "Register", "record": []}',
+        b'{"kind": "Register", "record": []}', b'{"kind": "Register", "record": {}}',
         b'{"kind": "Ask", "id": 1, "service": "shell", "request": {}}',
         b'{"kind": "Put", "id": 1, "path": "x"}\ncontent',
         b'{"kind": "Get", "id": 1, "path": ["x"], "offset": 0, "size": 1}',

@@ -18,7 +18,7 @@ from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.dial import ray as ray_dial
 from poseidon.cluster.dial.dialer import Needs
 from poseidon.cluster.dial.ray import AgentActor, RayDialer, dial_actor
-from poseidon.cluster.host_checks import HostNeeds
+from poseidon.cluster.host_probe import HostNeeds
 from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.process import ProcessSpec

@@ -24,7 +24,7 @@ from poseidon.cluster.doctor.survey import (
     examine,
     rounds,
 )
-from poseidon.cluster.host_checks import request
+from poseidon.cluster.host_probe import Check, HostFacts
 from poseidon.cluster.machinefile import Host
 from tests.support.free_ports import free_port
 
@@ -41,10 +41,8 @@ def test_every_pair_meets_once_and_no_host_is_in_two_pairs_at_a_time(count: int)
 
 
 def _description(agent: RemoteAgent, folder: str) -> Mapping[str, Any]:
-    answer = agent.ask(Service.CHECK, request((), {"folder": folder, "names": ["localhost"]}))
-    description = answer["description"]
-    assert isinstance(description, dict)
-    return description
+    check = Check(describe=True, folder=folder, names=("localhost",))
+    return agent.ask_for(HostFacts, Service.CHECK, check).description
 
 
 def test_this_machine_is_examined_alone(tmp_path: Path) -> None:

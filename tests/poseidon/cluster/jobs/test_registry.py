@@ -104,7 +104,7 @@ def test_a_job_of_which_something_may_be_left_stays_on_record(tmp_path: Path) ->
         for text in [
             '{"job": "cifar10-1", "launcher": {"name": "l", "host": "h", "pid": 3, "created_s": '
             '1}, "hostfile": null,'
-            '"clients": [], "output": "", "started_s": 1, "processes": []}'
+            '"hosts": [], "output": "", "started_s": 1, "processes": []}'
         ]
         for change in (
             {"launcher": 3},
@@ -116,7 +116,8 @@ def test_a_job_of_which_something_may_be_left_stays_on_record(tmp_path: Path) ->
             {"started_s": "yesterday"},
             {"started_s": 1e300},
             {"started_s": 10**400},
-            {"clients": [{"id": 0}]},
+            {"hosts": [{"id": 0}]},
+            {"hosts": [{"id": 0, "address": "h", "port": 0, "user": "-x"}]},
             {"job": "../x"},
         )
     ],

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
+from poseidon.cluster.agent.messages import Service
+from poseidon.cluster.agent.remote import RemoteAgent
+from poseidon.cluster.dial.channel import QueueChannel
 from poseidon.cluster.jobs.kill import KillTimeouts
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registry
 from poseidon.cluster.jobs.remote_hosts import (
-    SshAsk,
+    SshAgents,
     kill_remote_jobs,
     list_remote_jobs,
     remote_hosts,
 )
-from poseidon.cluster.jobs.this_host import Answer, HostJob
+from poseidon.cluster.jobs.this_host import HostJob, Kill, Killed, Listed
+from poseidon.cluster.json_fields import plain
 from poseidon.cluster.machinefile import Host, parse_machinefile
 from poseidon.cluster.remote_python import LauncherEnvironment
 from poseidon.cluster.ssh.config import SshSettings
@@ -43,22 +48,34 @@ JOB = JobRecord(
     started_s=1.0,
 )
 SEEN = HostJob(record=JOB, launcher=True, living=2)
-END: Answer = {"end": True}
 
 
 class Network:
-    """Answers each host's lines, or raises what is in the way, and keeps the requests."""
+    """An agent of each host, that answers, or what is in the way; keeps the requests."""
 
-    def __init__(self, lines: Mapping[int, Sequence[Answer] | JobError]) -> None:
-        self._lines = lines
+    def __init__(self, answers: Mapping[int, object]) -> None:
+        self._answers = answers
         self.requests: list[Mapping[str, object]] = []
 
-    def __call__(self, client: Host, request: Mapping[str, object]) -> Sequence[Answer]:
-        self.requests.append(request)
-        lines = self._lines[client.id]
-        if isinstance(lines, JobError):
-            raise lines
-        return lines
+    def __call__(self, host: Host) -> RemoteAgent:
+        answer = self._answers[host.id]
+        if isinstance(answer, JobError):
+            raise answer
+        return FakeAgent(host, answer, self.requests)
+
+
+class FakeAgent(RemoteAgent):
+    """An agent that answers what it is told to."""
+
+    def __init__(self, host: Host, answer: object, requests: list[Mapping[str, object]]) -> None:
+        super().__init__(QueueChannel.pair()[0], host.address)
+        self._answered, self._asked = answer, requests
+
+    def ask(
+        self, service: Service, request: Mapping[str, object], timeout_s: float = 0.0
+    ) -> Mapping[str, object]:
+        self._asked.append(request)
+        return json.loads(json.dumps(self._answered, default=plain))  # type: ignore[no-any-return]
 
 
 def test_each_account_on_another_machine_is_asked_once() -> None:
@@ -68,7 +85,7 @@ def test_each_account_on_another_machine_is_asked_once() -> None:
 
 def test_a_host_that_is_down_hides_no_other() -> None:
     network = Network(
-        {1: JobError("ml@node1: cannot be reached"), 2: [SEEN.to_fields(), END], 5: [END]}
+        {1: JobError("ml@node1: cannot be reached"), 2: Listed(jobs=(SEEN,)), 5: Listed()}
     )
     jobs, problems = list_remote_jobs(remote_hosts(HOSTS), network)
     assert [(job.host.id, job.reported) for job in jobs] == [(2, SEEN)]
@@ -76,45 +93,33 @@ def test_a_host_that_is_down_hides_no_other() -> None:
 
 
 def test_wrong_answers_are_told_by_host() -> None:
-    network = Network(
-        {1: [{"job": 3}, END], 2: [{"problem": "no disk"}, END], 5: [SEEN.to_fields()]}
-    )
+    network = Network({1: {"jobs": [3]}, 2: Listed(problems=("no disk",)), 5: Listed(jobs=(SEEN,))})
     jobs, problems = list_remote_jobs(remote_hosts(HOSTS), network)
     assert [job.host.id for job in jobs] == [5]
     assert problems == [
+        "node1: its answer cannot be read: {'jobs': [3]} (Listed has [3] as its jobs)",
         "node2: no disk",
-        "node2: its answer is incomplete",
-        "node1: its answer is not a job",
     ]
 
 
 def test_what_was_stopped_is_reported_by_host() -> None:
     network = Network(
         {
-            1: [
-                {"killed": "job-a", "count": 2},
-                {"killed": "job-b", "count": "3"},
-                {"killed": "other", "count": 4},
-                END,
-            ],
-            2: [
-                {"killed": "job-b", "count": 0},
-                {"problem": "job job-a: pid 9\x1b could not be stopped"},
-                END,
-            ],
+            1: Killed(counts={"job-a": 2, "other": 4}),
+            2: Killed(counts={"job-b": 0}, problems=("job job-a: pid 9\x1b could not be stopped",)),
             5: JobError("node2: no answer within 15 s"),
         }
     )
     patience = KillTimeouts(launcher_s=1.0, grace_s=0.5)
-    jobs = ["job-a", "job-b"]
-    killed = kill_remote_jobs(jobs, remote_hosts(HOSTS), network, timeouts=patience)
-    counts = {(job, host.id): count for (job, host), count in killed.counts.items()}
+    kill = Kill(jobs=("job-a", "job-b"), timeouts=patience)
+    found, problems = kill_remote_jobs(kill, remote_hosts(HOSTS), network)
+    counts = {(job, host.id): count for (job, host), count in found.items()}
     assert counts == {("job-a", 1): 2, ("job-b", 2): 0}
-    assert killed.problems == (
+    assert problems == [
         "node2: job job-a: pid 9\\x1b could not be stopped",
         "node2: no answer within 15 s",
-    )
-    assert network.requests == [{"do": "kill", "jobs": jobs, "launcher_s": 1.0, "grace_s": 0.5}] * 3
+    ]
+    assert network.requests == [{"jobs": kill.jobs, "timeouts": patience}] * 2
 
 
 ROOT = Path(__file__).parents[4]
@@ -149,7 +154,7 @@ def _receivers() -> list[str]:
 def test_a_host_is_asked_over_ssh_and_again_after_its_connection_broke(
     sshd: LoopbackSshd, far_home: Path
 ) -> None:
-    with SshAsk(SshSettings(config=sshd.config), OWN) as ask:
+    with SshAgents(SshSettings(config=sshd.config), OWN) as ask:
         for _ in range(2):
             jobs, problems = list_remote_jobs([FAR], ask)
             assert ([job.reported.record.job for job in jobs], problems) == (["job-a"], [])
@@ -157,8 +162,8 @@ def test_a_host_is_asked_over_ssh_and_again_after_its_connection_broke(
             sshd.break_lines()
             until(lambda: not _receivers(), "the loss was not noticed", 10.0)
         timeouts = KillTimeouts(launcher_s=1.0, grace_s=0.5)
-        killed = kill_remote_jobs(["none-of-that-name"], [FAR], ask, timeouts=timeouts)
-        assert (killed.counts, killed.problems) == ({("none-of-that-name", FAR): 0}, ())
+        kill = Kill(jobs=("none-of-that-name",), timeouts=timeouts)
+        assert kill_remote_jobs(kill, [FAR], ask) == ({("none-of-that-name", FAR): 0}, [])
 
 
 @pytest.mark.needs("sshd")
@@ -167,7 +172,7 @@ def test_a_host_that_cannot_be_reached_hides_no_other(sshd: LoopbackSshd, far_ho
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     down = replace(FAR, id=1, ssh_port=port)
-    with SshAsk(SshSettings(config=sshd.config), OWN) as ask:
+    with SshAgents(SshSettings(config=sshd.config), OWN) as ask:
         jobs, (problem,) = list_remote_jobs([down, FAR], ask)
     assert [job.host for job in jobs] == [FAR]
     assert "Connection refused" in problem

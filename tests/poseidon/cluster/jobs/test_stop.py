@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from poseidon.cluster.agent.messages import Service
 from poseidon.cluster.jobs.kill import AGENT, KillTimeouts
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registry
-from poseidon.cluster.jobs.remote_hosts import RemoteJob
+from poseidon.cluster.jobs.remote_hosts import AgentOf, RemoteJob
 from poseidon.cluster.jobs.stop import StopTargets, jobs_by_id, jobs_of_hostfile, stop_jobs
-from poseidon.cluster.jobs.this_host import Answer, HostJob
+from poseidon.cluster.jobs.this_host import HostJob, Kill, Killed, Listed
 from poseidon.cluster.machinefile import Host
+
+
+class FakeAgent:
+    """An agent of one host, whose answers a function makes of it and of what it is asked."""
+
+    def __init__(self, host: Host, answer: Callable[[Host, Kill | None], Listed | Killed]) -> None:
+        self._host, self._answer = host, answer
+
+    def ask_for(
+        self, kind: type, service: Service, request: Any, limit_s: float
+    ) -> Listed | Killed:
+        return self._answer(self._host, request)
+
+
+def agents_that(answer: Callable[[Host, Kill | None], Listed | Killed]) -> AgentOf:
+    return lambda host: FakeAgent(host, answer)  # type: ignore[return-value]
+
 
 HOSTS = tuple(Host(id=number, address=f"node{number}", port=9000) for number in range(3))
 AGENT_OF_HOST = RecordedProcess(name=AGENT, host="127.0.0.1", pid=10, created_s=1.0)
@@ -23,17 +42,19 @@ RECORD = JobRecord(
 def test_the_host_of_the_launcher_is_asked_before_the_others(tmp_path: Path) -> None:
     asked: list[int] = []
 
-    def ask(host: Host, request: Mapping[str, object]) -> Sequence[Answer]:
+    def ask(host: Host, kill: Kill | None) -> Listed | Killed:
         launcher = replace(AGENT_OF_HOST, name="launcher") if host.id == 1 else AGENT_OF_HOST
-        if request["do"] == "list":
+        if kill is None:
             job = HostJob(record=replace(RECORD, launcher=launcher), launcher=True, living=2)
-            return [job.to_fields(), {"end": True}]
+            return Listed(jobs=(job,))
         asked.append(host.id)
-        return [{"killed": "job-a", "count": 3 if host.id == 1 else 0}, {"end": True}]
+        return Killed(counts={"job-a": 3 if host.id == 1 else 0})
 
     lines: list[str] = []
-    targets = jobs_by_id(["job-a"], [], ask, more_hosts=HOSTS)
-    assert stop_jobs(targets, Registry(tmp_path), ask, KillTimeouts(), lines.append) == []
+    targets = jobs_by_id(["job-a"], [], agents_that(ask), more_hosts=HOSTS)
+    assert (
+        stop_jobs(targets, Registry(tmp_path), agents_that(ask), KillTimeouts(), lines.append) == []
+    )
     assert asked[0] == 1 and sorted(asked) == [0, 1, 2]
     # Processes that ran when the hosts were listed have ended with their launcher.
     assert lines == ["job job-a: 9 processes stopped (3 on node1, 3 on node0, 3 on node2)"]
@@ -42,15 +63,15 @@ def test_the_host_of_the_launcher_is_asked_before_the_others(tmp_path: Path) -> 
 def test_hosts_that_have_joined_are_asked_too(tmp_path: Path) -> None:
     asked: list[int] = []
 
-    def ask(host: Host, request: Mapping[str, object]) -> Sequence[Answer]:
+    def ask(host: Host, kill: Kill | None) -> Listed | Killed:
         asked.append(host.id)
-        return [{"end": True}]
+        return Listed()
 
     hostfile = tmp_path / "hosts"
     record = replace(RECORD, hostfile=str(hostfile), hosts=HOSTS[:2], joined=HOSTS[2:])
     for targets in (
-        jobs_by_id(["job-a"], [record], ask),
-        jobs_of_hostfile(hostfile, [record], ask),
+        jobs_by_id(["job-a"], [record], agents_that(ask)),
+        jobs_of_hostfile(hostfile, [record], agents_that(ask)),
     ):
         assert (targets.jobs, targets.hosts) == (("job-a",), HOSTS)
     assert sorted(asked) == [0, 0, 1, 1, 2, 2]
@@ -63,29 +84,29 @@ def test_jobs_that_are_left_alone_are_not_reported(tmp_path: Path) -> None:
         reported=HostJob(record=replace(RECORD, job="extract-b"), launcher=False, living=4),
     )
 
-    def ask(host: Host, request: Mapping[str, object]) -> Sequence[Answer]:
-        return [{"killed": "job-a", "count": 1}, {"end": True}]
+    def ask(host: Host, kill: Kill | None) -> Listed | Killed:
+        return Killed(counts={"job-a": 1})
 
     lines: list[str] = []
     targets = StopTargets(jobs=("job-a",), hosts=HOSTS[:1], records=(), seen=(kept,), problems=())
-    assert stop_jobs(targets, Registry(tmp_path), ask, KillTimeouts(), lines.append) == []
+    assert (
+        stop_jobs(targets, Registry(tmp_path), agents_that(ask), KillTimeouts(), lines.append) == []
+    )
     assert lines == ["job job-a: 1 process stopped (1 on node0)"]
 
 
 def test_a_line_names_some_hosts_of_many(tmp_path: Path) -> None:
     hosts = tuple(Host(id=number, address=f"node{number}", port=9000) for number in range(11))
 
-    def ask(host: Host, request: Mapping[str, object]) -> Sequence[Answer]:
-        jobs = request["jobs"]
-        assert isinstance(jobs, list)
-        return [
-            *({"killed": job, "count": 2 if job == "job-a" else 0} for job in jobs),
-            {"end": True},
-        ]
+    def ask(host: Host, kill: Kill | None) -> Listed | Killed:
+        assert kill is not None
+        return Killed(counts={job: 2 if job == "job-a" else 0 for job in kill.jobs})
 
     lines: list[str] = []
     targets = StopTargets(jobs=("job-a", "job-b"), hosts=hosts)
-    assert stop_jobs(targets, Registry(tmp_path), ask, KillTimeouts(), lines.append) == []
+    assert (
+        stop_jobs(targets, Registry(tmp_path), agents_that(ask), KillTimeouts(), lines.append) == []
+    )
     named = ", ".join(f"2 on node{number}" for number in range(8))
     assert lines == [
         f"job job-a: 22 processes stopped ({named}, 6 on 3 more hosts)",

@@ -10,9 +10,10 @@ import pytest
 
 from poseidon.cluster.jobs.kill import KillTimeouts, kill_job, live_process
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registry
-from poseidon.cluster.jobs.this_host import Answer, HostJob, answers, jobs_here
+from poseidon.cluster.jobs.this_host import HostJob, Kill, Killed, jobs_here, kill_jobs, list_jobs
+from poseidon.cluster.json_fields import fields_of, plain, value_of
 from poseidon.cluster.machinefile import Host
-from poseidon.errors import JobError
+from poseidon.errors import UsageError
 from tests.support.jobs import job_that_listens, running_job
 from tests.support.live_processes import live_pids, none_left
 
@@ -36,15 +37,16 @@ def test_jobs_are_listed_and_one_is_killed(tmp_path: Path) -> None:
         running_job(tmp_path, "job-b", hostfile) as other,
     ):
         job.kill_launcher()
-        said = ask(tmp_path, {"do": "list"})
-        seen = {found.record.job: found for found in map(HostJob.from_fields, said[:-1])}
+        seen = {found.record.job: found for found in list_jobs(registry).jobs}
         assert {name: (found.launcher, found.living) for name, found in seen.items()} == {
             job.job: (False, 4),
             other.job: (True, 4),
         }
         assert seen[job.job].record == registry.read(job.job)
-        said = ask(tmp_path, {"do": "kill", "jobs": [job.job], "launcher_s": 5, "grace_s": 2})
-        assert said == [{"killed": job.job, "count": 4}, {"end": True}]
+        timeouts = KillTimeouts(launcher_s=5, grace_s=2)
+        assert kill_jobs(Kill(jobs=(job.job,), timeouts=timeouts), registry) == Killed(
+            counts={job.job: 4}
+        )
         assert none_left(job.pids)
         assert len(live_pids([*other.pids, other.launcher.pid])) == 5
 
@@ -57,10 +59,6 @@ def test_what_a_job_has_started_besides_its_workers_and_shards_is_not_counted(
     with job_that_listens(tmp_path, "job-c"):
         found = {job.record.job: job.living for job in jobs_here(Registry(tmp_path), print)}
     assert found == {"job-c": 0}
-
-
-def ask(state: Path, request: dict[str, object]) -> list[Answer]:
-    return json.loads(json.dumps(list(answers(request, Registry(state)))))
 
 
 def test_a_record_that_cannot_be_removed_hides_no_other(
@@ -96,45 +94,27 @@ def test_what_has_gone_is_forgotten_save_where_it_may_live_elsewhere(tmp_path: P
     assert set(registry.jobs()) == {"broken", "far"}
 
 
+TIMEOUTS = {"launcher_s": 1, "grace_s": 1}
+
+
 @pytest.mark.parametrize(
     ("request_fields", "words"),
     [
-        ({}, "another version"),
-        ({"do": "shell"}, "another version"),
-        ({"do": "kill"}, "launcher_s"),
-        ({"do": "kill", "jobs": ["a"], "launcher_s": True, "grace_s": 1}, "launcher_s"),
-        ({"do": "kill", "jobs": ["a"], "launcher_s": 1, "grace_s": -1}, "grace_s"),
-        ({"do": "kill", "jobs": ["a"], "launcher_s": 1, "grace_s": float("nan")}, "grace_s"),
-        ({"do": "kill", "jobs": "a", "launcher_s": 1, "grace_s": 1}, "list of job ids"),
-        ({"do": "kill", "jobs": [1], "launcher_s": 1, "grace_s": 1}, "list of job ids"),
-        (
-            {"do": "kill", "jobs": ["../../etc"], "launcher_s": 1, "grace_s": 1},
-            "cannot be a job id",
-        ),
+        ({}, "jobs"),
+        ({"jobs": ["a"], "timeouts": {**TIMEOUTS, "launcher_s": True}}, "timeouts"),
+        ({"jobs": ["a"], "timeouts": {**TIMEOUTS, "grace_s": -1}}, "timeouts"),
+        ({"jobs": ["a"], "timeouts": {**TIMEOUTS, "grace_s": float("nan")}}, "timeouts"),
+        ({"jobs": ["a"], "timeouts": {**TIMEOUTS, "grace_s": 3601}}, "at most 3600 seconds"),
+        ({"jobs": "a", "timeouts": TIMEOUTS}, "jobs"),
+        ({"jobs": [1], "timeouts": TIMEOUTS}, "jobs"),
+        ({"jobs": ["../../etc"], "timeouts": TIMEOUTS}, "cannot be a job id"),
     ],
 )
-def test_senseless_requests(tmp_path: Path, request_fields: dict[str, object], words: str) -> None:
-    problem, end = answers(request_fields, Registry(tmp_path))
-    assert words in str(problem["problem"])
-    assert end == {"end": True}
+def test_senseless_requests(request_fields: dict[str, object], words: str) -> None:
+    with pytest.raises((ValueError, UsageError), match=words):
+        value_of(Kill, request_fields)
 
 
 def test_a_job_travels_whole() -> None:
     job = HostJob(record=GONE, launcher=True, living=3)
-    assert HostJob.from_fields(json.loads(json.dumps(job.to_fields()))) == job
-
-
-@pytest.mark.parametrize(
-    "spoilt",
-    [
-        {"launcher": 1},
-        {"living": "3"},
-        {"job": []},
-        {"job": {}},
-        {"job": {**HostJob(record=GONE, launcher=True, living=3).to_fields(), "job": "../x"}},
-    ],
-)
-def test_what_is_no_job_is_refused(spoilt: Answer) -> None:
-    fields = HostJob(record=GONE, launcher=True, living=3).to_fields()
-    with pytest.raises(JobError, match="its answer"):
-        HostJob.from_fields({**fields, **spoilt})
+    assert value_of(HostJob, json.loads(json.dumps(fields_of(job), default=plain))) == job
