@@ -21,6 +21,7 @@ import errno
 import math
 import os
 import resource
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -66,30 +67,34 @@ _WRITABLE = int(zmq.POLLOUT)
 
 
 class _Waker:
-    """A pipe that makes a poll return. Whoever polls looks at what is new after `clear`."""
+    """A pipe that makes a poll return. Whoever polls looks at what is new after `clear`.
+
+    Law: nothing is written after `close`: the pipe's number may be another file's by then.
+    """
 
     def __init__(self) -> None:
-        self._is_pending = False  # several wakes before a poll returns write once
+        self._lock = threading.RLock()  # the handler of a signal may wake, too
+        self._is_written = False  # several wakes before a poll returns write once
+        self._is_closed = False
         self.read_end, self._write_end = os.pipe()
-        os.set_blocking(self.read_end, False)
-        os.set_blocking(self._write_end, False)
 
     def wake(self) -> None:
-        if self._is_pending:
-            return
-        self._is_pending = True
-        # full: a wake is pending; closed: no thread waits
-        with contextlib.suppress(BlockingIOError, OSError):
-            os.write(self._write_end, b"\0")
+        with self._lock:
+            if not (self._is_written or self._is_closed):
+                self._is_written = True
+                os.write(self._write_end, b"\0")
 
     def clear(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.read(self.read_end, 4096)
-        self._is_pending = False
+        with self._lock:
+            if self._is_written:
+                os.read(self.read_end, 1)
+                self._is_written = False
 
     def close(self) -> None:
-        os.close(self.read_end)
-        os.close(self._write_end)
+        with self._lock:
+            self._is_closed = True
+            os.close(self.read_end)
+            os.close(self._write_end)
 
 
 def _configured(

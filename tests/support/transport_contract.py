@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import select
 import time
 from collections.abc import Callable
+from itertools import chain
 
 import numpy as np
 
@@ -83,7 +86,7 @@ def _check_many_large(server: ServerTransport, peer: bytes, client: ClientTransp
 
 def check_transport(make: Callable[[], Pair]) -> None:
     """Check order, answers by peer name, several and empty frames, large frames, full queues,
-    wake, close.
+    wake, close; to wake an end that is closed does nothing.
     """
     server, client = make()
     try:
@@ -108,3 +111,12 @@ def check_transport(make: Callable[[], Pair]) -> None:
         assert bytes(_server_receive(server, 1)[0][1][0]) == b"last words"
     finally:
         server.close()
+    numbers = [os.pipe() for _ in range(8)]  # which the two ends may have had
+    try:
+        client.wake()
+        server.wake()
+        written, _, _ = select.select([read for read, _ in numbers], [], [], 0)
+        assert not written
+    finally:
+        for number in chain(*numbers):
+            os.close(number)
