@@ -31,6 +31,7 @@ from ps_server.protocol.settings import (
     TableSpec,
 )
 from ps_server.protocol.virtual_workers import VirtualWorkers
+from tests.support.threads import on_threads
 
 ONES = np.ones(3, dtype=np.float32)
 MUON = Rule(
@@ -152,6 +153,15 @@ def test_the_case_list_names_every_message() -> None:
 def test_round_trip(message: m.Message) -> None:
     frames = [bytes(frame) for frame in encode(message)]
     assert same(messages(frames), [message])
+
+
+def test_threads_may_encode_at_once() -> None:
+    def encode_often(thread: int) -> list[bytes]:
+        message = m.Fault(f"{thread}" * 1000)
+        return [bytes(encode(message)[0]) for _ in range(100)]
+
+    for thread, frames in enumerate(on_threads(4, encode_often)):
+        assert messages(frames) == [m.Fault(f"{thread}" * 1000)] * 100
 
 
 def test_a_reason_may_quote_a_name_that_is_not_utf_8() -> None:
