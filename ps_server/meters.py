@@ -39,8 +39,9 @@ class ClientMeter:
         self._in = [0] * (count + 1)
         self._rows: dict[int, list[int]] = {}  # of each row table bytes out and in
         self._waited_s = [0.0] * count
-        self._on_the_way_s = [0.0] * count
-        self._left_s: list[float | None] = [None] * count
+        # how long its pushes before the last were on their way, and when that left: changed as one,
+        # because `statistics` may come between
+        self._pushed: list[tuple[float, float | None]] = [(0.0, None)] * count
         self._came_s = [0.0] * count
 
     def sent(self, message: object, frames: Sequence[bytes | bytearray | memoryview]) -> None:
@@ -56,7 +57,7 @@ class ClientMeter:
             self._of_rows(message.row_table)[1] += payload_bytes(frames)
             return
         place = self._place(message)
-        if place >= 0 and self._left_s[place] is None:
+        if place >= 0 and self._pushed[place][1] is None:
             place = -1  # a first value follows from no push
         self._in[place] += payload_bytes(frames)
         if place >= 0:
@@ -64,8 +65,7 @@ class ClientMeter:
 
     def pushed(self, table: int) -> None:
         """Note that a table is pushed."""
-        self._on_the_way_s[table] = self._so_far(table)
-        self._left_s[table] = self._now()
+        self._pushed[table] = self._so_far(table), self._now()
 
     def waited(self, table: int, began_s: float) -> None:
         """Count the time that a read of a table has blocked, since `began_s` by this meter's
@@ -110,9 +110,9 @@ class ClientMeter:
         return self._rows.setdefault(number, [0, 0])
 
     def _so_far(self, table: int) -> float:
-        left_s = self._left_s[table]
+        before_s, left_s = self._pushed[table]
         under_way_s = 0.0 if left_s is None else max(0.0, self._came_s[table] - left_s)
-        return self._on_the_way_s[table] + under_way_s
+        return before_s + under_way_s
 
     def _place(self, message: object) -> int:
         if isinstance(message, Push | Value) and message.table < len(self._names):

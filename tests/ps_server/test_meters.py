@@ -90,6 +90,24 @@ def test_what_is_still_on_its_way_is_not_counted_yet() -> None:
     assert meter.statistics(6).tables[0].hidden_s == 0
 
 
+def test_no_way_counts_twice_while_the_next_begins() -> None:
+    found: list[float] = []
+
+    def now() -> float:
+        if clock.s == 105:  # the second push reads the time
+            found.append(meter.statistics(6).tables[0].hidden_s)
+        return clock.s
+
+    clock = Clockwork()
+    meter = ClientMeter(STORE, now)
+    meter.pushed(0)
+    clock.s += 3
+    meter.received(value(0), [])
+    clock.s += 2
+    meter.pushed(0)
+    assert found == [3.0]
+
+
 def test_a_shards_queue_and_time() -> None:
     clock = Clockwork()
     meter = ServerMeter(clock)
