@@ -140,7 +140,8 @@ class Trace:
     ) -> None:
         self._events: deque[_Span | _Count] = deque()
         self._left = most_events
-        self._dropped = 0
+        self._lock = threading.Lock()
+        self._dropped = 0  # under the lock
         self._pid = os.getpid()
         self._lines = _Lines(self._pid, since_1970_ns=time.time_ns() - time.perf_counter_ns())
         self._file = path.open("w", encoding="utf-8")
@@ -168,12 +169,16 @@ class Trace:
             ended_ns = time.perf_counter_ns() if ended_ns is None else ended_ns
             self._events.append((track, kind, name, began_ns, ended_ns, facts))
         else:
-            self._dropped += 1
+            self._drop()
 
     def count(self, name: str, **values: int | float) -> None:
         if len(self._events) < MOST_WAITING:
             self._events.append((name, time.perf_counter_ns(), values))
         else:
+            self._drop()
+
+    def _drop(self) -> None:
+        with self._lock:
             self._dropped += 1
 
     def close(self) -> None:
@@ -220,7 +225,7 @@ class Trace:
         for _ in range(len(self._events)):
             event = self._events.popleft()
             if self._left <= 0:
-                self._dropped += 1
+                self._drop()
                 continue
             self._left -= 1
             lines.append(self._lines.make(event))

@@ -136,10 +136,16 @@ def test_more_than_the_bounds_is_dropped_and_counted(
     assert events(tmp_path / "t.json")[-1]["args"] == {"count": 20}
 
 
-def test_threads_may_record_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("most_waiting", [2000, 0])
+def test_threads_may_record_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_waiting: int
+) -> None:
+    monkeypatch.setattr(module, "MOST_WAITING", most_waiting)
     trace = Trace(tmp_path / "t.json", process="worker 0")
+    together = threading.Barrier(4)
 
     def record(thread: int) -> None:
+        together.wait()
         for i in range(500):
             trace.span(Track.SEND, "send", f"{thread}-{i}", trace.now())
 
@@ -150,7 +156,9 @@ def test_threads_may_record_at_once(tmp_path: Path) -> None:
         thread.join()
     trace.close()
     trace.close()
-    assert len(spans(tmp_path / "t.json")) == 2000
+    assert len(spans(tmp_path / "t.json")) == most_waiting
+    dropped = [e["args"]["count"] for e in events(tmp_path / "t.json") if "dropped" in e["name"]]
+    assert sum(dropped) == 2000 - most_waiting
 
 
 def test_no_trace_takes_the_same_calls() -> None:
