@@ -95,8 +95,8 @@ class Pump:
 
     def yield_link(self, link: LinkPriority) -> None:
         """See `Client.yield_link`."""
-        self._link = link
         link.when_free(self._wake_unless_closed)
+        self._link = link  # only now may the thread wait for it
 
     def close(self) -> None:
         """Wait until the thread has sent what is left, and close the transport.

@@ -144,8 +144,9 @@ class Rounds:
 
     def fail(self, error: ServerError) -> None:
         """Let `wait` raise an error soon. Any thread may call it."""
-        self._failure = self._failure or error
-        self.stop()
+        with self._changed:
+            self._failure = self._failure or error
+            self.stop()
 
     def stop(self) -> None:
         """Let `wait` return soon. Any thread, and the handler of a signal, may call it."""
