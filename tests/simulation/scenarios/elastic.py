@@ -38,6 +38,7 @@ from poseidon.cluster.agent.messages import Start as StartProcess
 from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.dial.dialer import Dialer, Needs
 from poseidon.cluster.job_plan import Role
+from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess
 from poseidon.cluster.jobs.requests import HostRequest
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.supervision.loop import JobListener, JobResult
@@ -456,7 +457,14 @@ def _violate(text: str) -> None:
 class _Registration:
     """See `Registration`."""
 
-    record: Any = None
+    record = JobRecord(
+        job="job",
+        launcher=RecordedProcess(name="launcher", host="127.0.0.1", pid=1, created_s=0.0),
+        hostfile=None,
+        hosts=(),
+        output="/out",
+        started_s=0.0,
+    )
 
     def add(self, *_: object) -> None:
         """See `Registration`."""
