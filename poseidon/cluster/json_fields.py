@@ -1,5 +1,7 @@
 """Frozen dataclasses as JSON objects: what launchers and agents send each other, records of jobs.
 
+Bytes are UTF-8.
+
 Law: pure. Every field is checked against its type, so what `value_of` returns has the types of its
 class; the class itself checks ranges. Keys that are not its fields are ignored.
 """
@@ -31,6 +33,8 @@ def plain(value: object) -> object:
         return value.value
     if isinstance(value, Mapping):
         return dict(value)
+    if isinstance(value, bytes):
+        return value.decode()
     assert is_dataclass(value), value
     return fields_of(value)
 
@@ -79,7 +83,9 @@ def _check_of(hint: Any) -> _Check:
         return partial(_by_name, arguments[0], _check_of(arguments[1]))
     if hint is float:
         return _seconds
-    if hint in (bool, int, str, bytes):
+    if hint is bytes:
+        return _bytes
+    if hint in (bool, int, str):
         return partial(_exactly, hint)
     if hint in (object, Any):
         return lambda value: value
@@ -88,6 +94,16 @@ def _check_of(hint: Any) -> _Check:
 
 def _exactly(kind: type, value: object) -> object:
     if type(value) is not kind:
+        raise TypeError
+    return value
+
+
+def _bytes(value: object) -> bytes:
+    return value if isinstance(value, bytes) else _text(value).encode()
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
         raise TypeError
     return value
 

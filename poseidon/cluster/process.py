@@ -60,6 +60,10 @@ class ProcessSpec:
     own_stdin: bool = False
     ignore_signals: bool = False
 
+    def __post_init__(self) -> None:
+        if not self.argv:
+            raise ValueError("argv is empty")
+
 
 class Listener(Protocol):
     """Notified of a process's output and exit.

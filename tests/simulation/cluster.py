@@ -6,10 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
-from poseidon.cluster.agent.messages import Start
 from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.dial.dialer import Dialer
 from poseidon.cluster.machinefile import Host
+from poseidon.cluster.process import ProcessSpec
 from poseidon.errors import JobError
 from tests.simulation.hosts import HostAgent, JobProcess, SimulatedHost
 from tests.simulation.launcher import Primitives, SimulatedChannel, dial
@@ -60,7 +60,7 @@ class Cluster(ABC):
         self._dialled = 0
 
     @abstractmethod
-    def spawn(self, process: JobProcess, start: Start) -> None:
+    def spawn(self, process: JobProcess, spec: ProcessSpec) -> None:
         """Let a process of the job do its work."""
 
     @abstractmethod
@@ -120,7 +120,9 @@ def hosts_of(count: int) -> list[Host]:
 
 
 class ClusterDialer(Dialer):
-    """Dials the hosts of a cluster, one after the other."""
+    """Dials the hosts of a cluster, one after the other. They have no disks."""
+
+    takes_files = False  # type: ignore[assignment]
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster

@@ -30,6 +30,7 @@ from poseidon.cluster.agent.messages import (
     Welcome,
 )
 from poseidon.cluster.agent.wire import REPORTS, REQUESTS
+from poseidon.cluster.process import ProcessSpec
 from poseidon.version import __version__
 from tests.simulation.launcher import SimulatedChannel
 from tests.simulation.network import Fabric
@@ -70,7 +71,7 @@ class JobProcess(Process):
         self.emit = report
         self._exited = exited
 
-    def line(self, line: str) -> None:
+    def line(self, line: bytes) -> None:
         """Take a line of standard input."""
         if self.alive:
             self.commands.append(json.loads(line))
@@ -109,7 +110,7 @@ class SimulatedHost:
     """
 
     def __init__(
-        self, fabric: Fabric, name: str, spawn: Callable[[JobProcess, Start], None]
+        self, fabric: Fabric, name: str, spawn: Callable[[JobProcess, ProcessSpec], None]
     ) -> None:
         self.fabric = fabric
         self.name = name
@@ -243,11 +244,11 @@ class HostAgent:
         def exited(status: int) -> None:
             self.report(Exited(id=request.id, status=status))
 
-        name = f"{request.name.short} ({self._number}.{request.id})"
+        name = f"{request.spec.name.short} ({self._number}.{request.id})"
         process = JobProcess(self.process.world, name, event, exited)
         self.processes[request.id] = process
         self._outbox.append(Started(id=request.id, pid=100 + request.id, created_s=0.0))
-        self._host.spawn(process, request)
+        self._host.spawn(process, request.spec)
 
     def _leave(self, leave: Leave) -> None:
         self._end_processes()

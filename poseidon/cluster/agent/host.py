@@ -63,7 +63,7 @@ from poseidon.cluster.jobs.registry import (
 )
 from poseidon.cluster.jobs.this_host import Kill, kill_jobs, list_jobs
 from poseidon.cluster.json_fields import fields_of, value_of
-from poseidon.cluster.process import OutputStream, ProcessSpec
+from poseidon.cluster.process import OutputStream
 from poseidon.errors import JobError, PoseidonError
 from poseidon.settings import read_settings
 from poseidon.version import __version__
@@ -221,16 +221,9 @@ class Agent:
         self._record = replace(register.record, launcher=launcher, processes=())
 
     def _start(self, request: Start) -> None:
-        program, *arguments = request.argv
-        spec = ProcessSpec(
-            name=request.name,
-            argv=(self._settings.python if program == OWN_INTERPRETER else program, *arguments),
-            environment=request.environment,
-            first_line=request.first_line.encode(),
-            own_stdout=request.own_stdout,
-            own_stdin=request.own_stdin,
-            ignore_signals=request.ignore_signals,
-        )
+        spec = request.spec
+        if spec.argv[0] == OWN_INTERPRETER:
+            spec = replace(spec, argv=(self._settings.python, *spec.argv[1:]))
         forwarder = _Forwarder(self, request.id)
         try:
             process = start_child(spec, forwarder, self._settings.children)
@@ -238,13 +231,13 @@ class Agent:
             self._reply(Refused(id=request.id, message=str(error)))
             return
         self._running[request.id] = process
-        self._put_on_record(request.name, process)
+        self._put_on_record(spec.name, process)
         self._reply(Started(id=request.id, pid=process.pid, created_s=process.created_s))
         forwarder.started.set()
 
     def _send_line(self, request: SendLine) -> None:
         if (process := self._running.get(request.id)) is not None:
-            process.send_line(request.line.encode())
+            process.send_line(request.line)
 
     def _send_signal(self, request: SendSignal) -> None:
         if (process := self._running.get(request.id)) is not None:

@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from poseidon.cluster.job_plan import ProcessName
 from poseidon.cluster.jobs.registry import JobRecord
-from poseidon.cluster.process import OutputStream
+from poseidon.cluster.process import OutputStream, ProcessSpec
 
 PROTOCOL = 1
 OWN_INTERPRETER = ""
@@ -71,20 +70,10 @@ class Register:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Start a process; see `poseidon.cluster.process.ProcessSpec`."""
+    """Start a process."""
 
     id: int
-    name: ProcessName
-    argv: tuple[str, ...]
-    environment: Mapping[str, str]
-    first_line: str = field(repr=False)
-    own_stdout: bool = False
-    own_stdin: bool = False
-    ignore_signals: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.argv:
-            raise ValueError("argv is empty")
+    spec: ProcessSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +81,7 @@ class SendLine:
     """Write a line to a process's standard input."""
 
     id: int
-    line: str = field(repr=False)
+    line: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -212,20 +212,11 @@ class RemoteAgent:
             process = RemoteProcess(spec.name, self._next_id(), self.label, listener, self._request)
             self._processes[process.id] = process
         program, *arguments = spec.argv
-        self._request(
-            Start(
-                id=process.id,
-                name=spec.name,
-                argv=(OWN_INTERPRETER if program == sys.executable else program, *arguments),
-                environment={
-                    name: value for name, value in spec.environment.items() if name not in _NOT_SENT
-                },
-                first_line=spec.first_line.decode(),
-                own_stdout=spec.own_stdout,
-                own_stdin=spec.own_stdin,
-                ignore_signals=spec.ignore_signals,
-            )
-        )
+        argv = (OWN_INTERPRETER if program == sys.executable else program, *arguments)
+        environment = {
+            name: value for name, value in spec.environment.items() if name not in _NOT_SENT
+        }
+        self._request(Start(id=process.id, spec=replace(spec, argv=argv, environment=environment)))
         if self._lost is not None:  # it was added after the loss was reported
             process.lose(self._lost, killed_by_user=self._killed_by_user)
         process.await_start(START_S)

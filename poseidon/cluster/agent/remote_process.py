@@ -100,7 +100,7 @@ class RemoteProcess:
             raise error(f"{self._label}: {self._refusal}")
 
     def send_line(self, line: bytes) -> None:
-        self._send(SendLine(id=self.id, line=line.decode()))
+        self._send(SendLine(id=self.id, line=line))
 
     def poll(self) -> int | None:
         return self._status

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 from poseidon.cluster.events import Paused, parse_event
 from poseidon.cluster.job_plan import JobPlan, ProcessName, ShardPlan, WorkerPlan
@@ -132,51 +133,23 @@ def run_job(
     return run.result()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Event:
-    """A process has reported an event."""
-
-    name: ProcessName
-    event: Mapping[str, object]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Output:
-    """A process has written a piece of text."""
-
-    name: ProcessName
-    stream: OutputStream
-    text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Exit:
-    """A process has ended."""
-
-    name: ProcessName
-    status: int
-
-
-_Message = _Event | _Output | _Exit
-
-
 class _Inbox:
-    """The listener of all processes: a bounded queue to the loop, until it is closed."""
+    """What happens to the processes, in order: a bounded queue to the loop, until it is closed."""
 
     def __init__(self) -> None:
-        self._queue: queue.Queue[_Message] = queue.Queue(MAX_QUEUED)
+        self._queue: queue.Queue[Callable[[], None]] = queue.Queue(MAX_QUEUED)
         self._closed = threading.Event()
 
-    def event(self, name: ProcessName, event: Mapping[str, object]) -> None:
-        self._put(_Event(name=name, event=event))
+    def put(self, handle: Callable[[], None]) -> None:
+        """Have the loop call something; wait while the queue is full."""
+        while not self._closed.is_set():
+            try:
+                self._queue.put(handle, timeout=TICK_S)
+            except queue.Full:
+                continue
+            return
 
-    def output(self, name: ProcessName, stream: OutputStream, text: str) -> None:
-        self._put(_Output(name=name, stream=stream, text=text))
-
-    def exited(self, name: ProcessName, status: int) -> None:
-        self._put(_Exit(name=name, status=status))
-
-    def get(self, timeout_s: float) -> _Message | None:
+    def get(self, timeout_s: float) -> Callable[[], None] | None:
         try:
             return self._queue.get(timeout=timeout_s)
         except queue.Empty:
@@ -185,17 +158,9 @@ class _Inbox:
     def close(self) -> None:
         self._closed.set()
 
-    def _put(self, message: _Message) -> None:
-        while not self._closed.is_set():
-            try:
-                self._queue.put(message, timeout=TICK_S)
-            except queue.Full:
-                continue
-            return
-
 
 class _Run:
-    """The processes of one job and the loop around its state machine."""
+    """The processes of one job, the loop around its state machine, and their `Listener`."""
 
     def __init__(
         self,
@@ -232,7 +197,7 @@ class _Run:
             if self._machine.state is not JobState.STARTING:
                 return
             try:
-                process = launcher.start(make_spec(role), role.host, self._inbox)
+                process = launcher.start(make_spec(role), role.host, self)
             except JobError as error:
                 killed = isinstance(error, JobKilled)
                 self._handle(
@@ -248,16 +213,11 @@ class _Run:
         """Handle events until no process is left."""
         while self._machine.state is not JobState.ENDED:
             self._take_requests(requests)
-            message = self._inbox.get(TICK_S)
-            if message is None:
+            handle = self._inbox.get(TICK_S)
+            if handle is None:
                 self._handle(Tick())
-            elif isinstance(message, _Exit):
-                self._take_exit(message)
-            elif isinstance(message, _Event):
-                self._handle(ProcessReported(name=message.name, event=parse_event(message.event)))
-                self._listener.on_event(message.name, message.event)
             else:
-                self._take_output(message)
+                handle()
             if not self._start_reported and self._machine.all_ready:
                 self._start_reported = True
                 self._listener.on_started()
@@ -302,17 +262,30 @@ class _Run:
             exit_code=self._machine.exit_code,
         )
 
-    def _take_output(self, output: _Output) -> None:
-        self._listener.on_output(output.name, output.stream, output.text)
-        lines = self._lines.setdefault((output.name, output.stream), LineAssembler())
-        self._log(output.name, output.stream, lines.feed(output.text))
+    def event(self, name: ProcessName, event: Mapping[str, object]) -> None:
+        self._inbox.put(partial(self._take_event, name, event))
 
-    def _take_exit(self, end: _Exit) -> None:
+    def output(self, name: ProcessName, stream: OutputStream, text: str) -> None:
+        self._inbox.put(partial(self._take_output, name, stream, text))
+
+    def exited(self, name: ProcessName, status: int) -> None:
+        self._inbox.put(partial(self._take_exit, name, status))
+
+    def _take_event(self, name: ProcessName, event: Mapping[str, object]) -> None:
+        self._handle(ProcessReported(name=name, event=parse_event(event)))
+        self._listener.on_event(name, event)
+
+    def _take_output(self, name: ProcessName, stream: OutputStream, text: str) -> None:
+        self._listener.on_output(name, stream, text)
+        lines = self._lines.setdefault((name, stream), LineAssembler())
+        self._log(name, stream, lines.feed(text))
+
+    def _take_exit(self, name: ProcessName, status: int) -> None:
         for stream in OutputStream:
-            if (lines := self._lines.pop((end.name, stream), None)) is not None:
-                self._log(end.name, stream, lines.finish())
-        last_line = self._last_line.get(end.name, "")
-        self._handle(ProcessExited(name=end.name, status=end.status, last_line=last_line))
+            if (lines := self._lines.pop((name, stream), None)) is not None:
+                self._log(name, stream, lines.finish())
+        last_line = self._last_line.get(name, "")
+        self._handle(ProcessExited(name=name, status=status, last_line=last_line))
 
     def _log(self, name: ProcessName, stream: OutputStream, lines: Sequence[OutputLine]) -> None:
         for line in lines:

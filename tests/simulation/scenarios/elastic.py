@@ -34,13 +34,13 @@ from unittest.mock import patch
 
 import torch
 
-from poseidon.cluster.agent.messages import Start as StartProcess
 from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.dial.dialer import Dialer, Needs
 from poseidon.cluster.job_plan import Role
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess
 from poseidon.cluster.jobs.requests import HostRequest
 from poseidon.cluster.machinefile import Host
+from poseidon.cluster.process import ProcessSpec
 from poseidon.cluster.supervision.loop import JobListener, JobResult
 from poseidon.cluster.supervision.restarts import (
     RestartedJob,
@@ -210,14 +210,14 @@ class Course(Cluster):
         spare = SimulatedHost(self.fabric, "spare host", self.spawn)
         self.machines[f"10.0.0.{settings.hosts + 1}"] = spare
 
-    def spawn(self, process: JobProcess, start: StartProcess) -> None:
+    def spawn(self, process: JobProcess, spec: ProcessSpec) -> None:
         """See `Cluster`."""
-        process.on_death.append(lambda silent: self.died.add(start.name.host))
-        if start.name.role is Role.SHARD:
-            ElasticShard(self, process, json.loads(start.first_line))
+        process.on_death.append(lambda silent: self.died.add(spec.name.host))
+        if spec.name.role is Role.SHARD:
+            ElasticShard(self, process, json.loads(spec.first_line))
         else:
-            self.hosts[process] = start.name.host
-            ElasticWorker(self, process, start.first_line)
+            self.hosts[process] = spec.name.host
+            ElasticWorker(self, process, spec.first_line)
 
     def ask_to_stop(self, within_s: float | None) -> None:
         """See `Cluster`."""

@@ -18,7 +18,6 @@ from random import Random
 
 import numpy as np
 
-from poseidon.cluster.agent.messages import Start
 from poseidon.cluster.job_plan import ProcessName, Role, plan_job
 from poseidon.cluster.process import ProcessSpec
 from poseidon.cluster.supervision.loop import JobListener, JobResult, run_job
@@ -119,14 +118,14 @@ class Job(Cluster):
         """See `Cluster`."""
         self.requests.append(SignalReceived(effect=SignalEffect.STOP, within_s=within_s))
 
-    def spawn(self, process: JobProcess, start: Start) -> None:
+    def spawn(self, process: JobProcess, spec: ProcessSpec) -> None:
         """See `Cluster`."""
         process.beat()
-        if start.name.role is Role.SHARD:
-            _Shard(self, process, start.name.index)
+        if spec.name.role is Role.SHARD:
+            _Shard(self, process, spec.name.index)
         else:
-            point = StartingPoint(**json.loads(start.first_line))
-            process.task(_Work(self, process, start.name.index, point).run())
+            point = StartingPoint(**json.loads(spec.first_line))
+            process.task(_Work(self, process, spec.name.index, point).run())
 
 
 class _Driver(JobListener):

@@ -29,6 +29,7 @@ from poseidon.cluster.agent.messages import (
     Start,
 )
 from poseidon.cluster.job_plan import ProcessName, Role
+from poseidon.cluster.process import ProcessSpec
 
 VERSION = "1.2"
 NAME = ProcessName(role=Role.WORKER, index=0, client=0, host="node1")
@@ -36,12 +37,12 @@ HELLO = Hello(protocol=PROTOCOL, version=VERSION, silence_s=20.0, grace_s=0.5)
 ASK = Ask(id=2, service=Service.CHECK, request={})
 PUT = Put(id=3, path="x", offset=0, content=b"")
 GET = Get(id=4, path="x", offset=0, size=1)
-LINE = SendLine(id=1, line="")
+LINE = SendLine(id=1, line=b"")
 SIGNAL = SendSignal(id=1, signal=ProcessSignal.KILL)
 
 
 def _start(number: int = 1) -> Start:
-    return Start(id=number, name=NAME, argv=("x",), environment={}, first_line="")
+    return Start(id=number, spec=ProcessSpec(name=NAME, argv=("x",), first_line=b""))
 
 
 def _greeted(now_s: float = 0.0) -> AgentState:

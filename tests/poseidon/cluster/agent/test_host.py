@@ -71,7 +71,7 @@ def _hello(protocol: int = PROTOCOL, version: str = __version__, silence_s: floa
 
 
 START = REQUESTS.encode(
-    Start(id=7, name=NAME, argv=("/no/such/program",), environment={}, first_line="")
+    Start(id=7, spec=ProcessSpec(name=NAME, argv=("/no/such/program",), first_line=b""))
 )
 
 

@@ -40,7 +40,7 @@ from poseidon.cluster.agent.wire import REPORTS, REQUESTS, WireError
 from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess
 from poseidon.cluster.machinefile import Host, HostRole
-from poseidon.cluster.process import OutputStream
+from poseidon.cluster.process import OutputStream, ProcessSpec
 
 CONTENT = bytes(range(256)) + b"\n{}\n"
 NAME = ProcessName(role=Role.SHARD, index=2, client=1, host="node1")
@@ -54,16 +54,18 @@ RECORD = JobRecord(
 )
 START = Start(
     id=1,
-    name=NAME,
-    argv=("", "-m", "x", "line\nend"),
-    environment={"A": "b"},
-    first_line='{"a": "é"}',
+    spec=ProcessSpec(
+        name=NAME,
+        argv=("", "-m", "x", "line\nend"),
+        environment={"A": "b"},
+        first_line='{"a": "é"}'.encode(),
+    ),
 )
 SENT: list[Request] = [
     Hello(protocol=1, version="0.1.0", silence_s=20.0, grace_s=5.0),
     Register(record=RECORD),
     START,
-    SendLine(id=1, line="x" * 100_000),
+    SendLine(id=1, line=b"x" * 100_000),
     SendSignal(id=1, signal=ProcessSignal.KILL),
     Ask(id=2, service=Service.CHECK, request={"clients": []}),
     Put(id=3, path="/tmp/x/net\n.prototxt", offset=0, content=CONTENT),
@@ -136,13 +138,14 @@ def test_a_line_has_the_names_of_the_class_and_its_fields() -> None:
     ("field", "value"),
     [
         ("argv", []), ("argv", "ls"), ("argv", [1]), ("environment", []), ("environment", {"A": 1}), ("name", {}),
-        ("name", {"role": "king", "index": 0, "client": 0, "host": "h"}), ("first_line", None), ("id", 1.5), ("own_stdout", 1),
+        ("name", {"role": "king", "index": 0, "client": 0, "host": "h"}), ("first_line", None), ("slot", 1.5), ("own_stdout", 1),
     ],
 )  # fmt: skip
 def test_a_start_is_checked_field_by_field(field: str, value: object) -> None:
     fields = json.loads(REQUESTS.encode(START))
+    spec = {**fields["spec"], field: value}
     with pytest.raises(WireError):
-        REQUESTS.decode(json.dumps({**fields, field: value}).encode())
+        REQUESTS.decode(json.dumps({**fields, "spec": spec}).encode())
 
 
 def test_the_bytes_of_a_file_follow_the_line_as_they_are() -> None:
