@@ -22,6 +22,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from operator import add
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -62,7 +63,7 @@ def update(
     """Bring a value to its next one, in place; arguments as for `change`, which does it for all
     but `MEAN`.
     """
-    if _update_in_one_pass(rule, gradient, history, value, rate * rule.rate_factor, step):
+    if update_in_one_pass(rule, Halves(gradient), history, value, rate=rate, step=step):
         return
     if rule.kind is RuleKind.MEAN:
         value.copy_(gradient)
@@ -75,9 +76,31 @@ def update(
         value.add_(change(rule, gradient, history, value, rate=rate, step=step))
 
 
-def is_one_pass(rule: Rule) -> bool:
-    """Return whether `update` reads and writes each number of a CPU's tensors once."""
-    return _one_pass_library() is not None and _has_one_pass(rule)
+class Halves(NamedTuple):
+    """A flat float32 gradient: a tensor, or the mean of what two halves add up to.
+
+    Attributes:
+        left: the left half, or all.
+        right: the right half, if any.
+        divisor: what their sum is divided by.
+    """
+
+    left: Tensor
+    right: Tensor | None = None
+    divisor: int = 1
+
+    def write_mean(self, out: Tensor) -> None:
+        """Write the gradient to a tensor, which may be the left half."""
+        if self.right is None:
+            out.copy_(self.left)
+            return
+        if native.LIBRARY is not None and (at := _addresses(out, self.left, self.right)):
+            out_at, left_at, right_at = at
+            native.LIBRARY.mean(out_at, left_at, right_at, out.numel(), self.divisor)
+            return
+        tiles = (tensor.split(TILE) for tensor in (out, self.left, self.right))
+        for total, left, right in zip(*tiles, strict=True):
+            torch.add(left, right, out=total).div_(self.divisor)
 
 
 def _has_one_pass(rule: Rule) -> bool:
@@ -88,18 +111,20 @@ def _has_one_pass(rule: Rule) -> bool:
     return rule.kind is RuleKind.SGD
 
 
-def _update_in_one_pass(
-    rule: Rule, g: Tensor, history: History, value: Tensor, r: float, step: int
+def update_in_one_pass(
+    rule: Rule, gradient: Halves, history: History, value: Tensor, *, rate: float, step: int
 ) -> bool:
-    """Bring a value to its next one by compiled code; return False, and do nothing, where there is
-    none, or torch has threads for it.
+    """Bring a value to its next one by compiled code, as `update` does; return False, and do
+    nothing, where there is none, or torch has threads for it.
     """
     library = _one_pass_library() if _has_one_pass(rule) else None
     shared = value.numel() >= _PARALLEL_ELEMENTS and torch.get_num_threads() > 1
-    if library is None or shared or not (at := _addresses(value, *history, g)):
+    halves = [half for half in (gradient.left, gradient.right) if half is not None]
+    if library is None or shared or not (at := _addresses(value, *history, *halves)):
         return False
-    own_value, own_history, gradient = at
-    library.sgd(own_value, own_history, gradient, value.numel(), _factors(rule, r, step))
+    own_value, own_history, left, *right = at
+    factors = (gradient.divisor, *_factors(rule, rate * rule.rate_factor, step))
+    library.sgd(own_value, own_history, (left, right[0] if right else None), value.numel(), factors)
     return True
 
 
@@ -122,19 +147,10 @@ def _one_pass_library() -> native.Library | None:
     (g, h, w), (own_g, own_h, own_w) = numbers.clone(), numbers.clone()
     _regularize(rule, g, w)
     w.sub_(_velocity(rule, g, (h,), 0.3))
-    at = _addresses(own_w, own_h, own_g)
-    native.LIBRARY.sgd(at[0], at[1], at[2], own_w.numel(), _factors(rule, 0.3, 0))
+    own_w_at, own_h_at, own_g_at = _addresses(own_w, own_h, own_g)
+    factors = (1.0, *_factors(rule, 0.3, 0))
+    native.LIBRARY.sgd(own_w_at, own_h_at, (own_g_at, None), own_w.numel(), factors)
     return native.LIBRARY if torch.equal(w, own_w) and torch.equal(h, own_h) else None
-
-
-def write_mean(left: Tensor, right: Tensor, count: int) -> None:
-    """Write the sum of two flat float32 tensors, divided by a number, to the first one."""
-    if native.LIBRARY is not None and (at := _addresses(left, right)):
-        total_at, more_at = at
-        native.LIBRARY.mean(total_at, more_at, left.numel(), count)
-        return
-    for total, more in zip(left.split(TILE), right.split(TILE), strict=True):
-        total.add_(more).div_(count)
 
 
 def _addresses(*tensors: Tensor) -> tuple[int, ...]:

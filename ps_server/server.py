@@ -57,6 +57,7 @@ class Server:
         self._clock = clock
         self._queues: dict[bytes, Schedule] = {}
         self._shared_memory = ShardSharedMemory()
+        shard.allocate = self._shared_memory.allocate
         self._stopping = threading.Event()
         self._drops = False
         self._idle_limit_s: float | None = None

@@ -3,17 +3,20 @@ not through a socket.
 
 The worker makes a segment of memory and offers it (`MemoryOffer`) to each shard at an address of
 its own host. The shard answers whether it has opened it (`MemoryAnswer`). From then on each side
-writes its large arrays to slots of the segment, a row of slots for each direction, and sends the
-slot's number where the array would have been in a packet. The receiver works on the array where it
-is.
+writes its large arrays to slots of the segment, a row of slots for each direction, and sends a
+packet as one frame, with the numbers of slots in place of these arrays. The receiver works on an
+array where it is.
 
 Laws:
 
 * All messages still travel through the socket, so their order, and which are legal, are the same
-  with and without. Nothing waits for a slot: an array that finds none free stays in its packet, and
-  so do all where the memory could not be shared.
+  with and without. Nothing waits for a slot: a packet with an array that finds none free is sent
+  as it is, and so are all where the memory could not be shared.
 * A slot has one writer at a time. The sender sets its flag. The receiver clears it once nothing
   refers to the array any more; the sender clears it again where the packet was not sent.
+* A sender may keep a slot for an array that it sends again and again (`allocate`), and then sends
+  no copy of it. It writes to it only when the receiver has read what was sent. The receiver frees
+  no such slot; the sender does, once nothing refers to the array.
 * The memory has no name, and is gone with the two processes, however they ended. It is sealed: no
   peer can make it shorter while the other one uses it. A shard opens nothing but a sealed memory of
   its own user that begins with the nonce of the offer.
@@ -38,6 +41,9 @@ from typing import Generic, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from ps_server.errors import RemoteProtocolError
 from ps_server.protocol.messages import MemoryAnswer, MemoryOffer
@@ -56,8 +62,13 @@ _NAME = "poseidon"
 _WORKER, _SHARD = 0, 1
 _MARKER = 0xC1
 """A first byte that msgpack never writes, so that no header looks like a list of slots."""
-_ENTRY = struct.Struct("<III")
-"""Number of the frame, slot, bytes."""
+_COUNT = struct.Struct("<BI")
+"""`_MARKER`, frames of the packet."""
+_ENTRY = struct.Struct("<II")
+"""Of a frame: where it is, bytes. It is in the slot of this number, or behind all entries."""
+_HERE = 0xFFFFFFFF
+_KEPT = 1 << 31
+"""Added to the number of a slot that its sender keeps."""
 _FREE, _TAKEN = 0, 1
 
 Peer = TypeVar("Peer", int, bytes)
@@ -106,33 +117,65 @@ class Segment:
         self._own_flags, self._own_slots = layout.first_flag(sender), layout.first_slot(sender)
         self._flags, self._slots = layout.first_flag(1 - sender), layout.first_slot(1 - sender)
         self._in_use: dict[int, weakref.ref[ctypes.Array[ctypes.c_ubyte]]] = {}
+        """Arrays over slots, by the offset of their flags."""
+        self._kept: dict[int, int] = {}
+        """The slots that this end keeps, by the addresses of their arrays."""
 
     def write(self, frames: Frames) -> tuple[Frames, list[int]]:
         """Write a packet's large frames to slots.
 
         Returns:
-            What to send in the packet's place, and the slots that it names: for `withdraw`.
+            What to send in the packet's place, a frame that says where each of its frames is; and
+            the slots that were taken: for `withdraw`. The packet itself where not all large frames
+            have one.
         """
-        entries: list[bytes] = []
+        entries = [_COUNT.pack(_MARKER, len(frames))]
+        here: list[Buffer] = []
         taken: list[int] = []
-        rest = list(frames)
-        for number, frame in enumerate(frames):
+        for frame in frames:
             size = memoryview(frame).nbytes
-            if not LEAST_BYTES <= size <= self._layout.slot_bytes:
-                continue
-            slot = self._memory.find(b"\0", self._own_flags, self._own_flags + self._layout.slots)
-            if slot < 0:
-                break
-            slot -= self._own_flags
-            self._memory[self._own_flags + slot] = _TAKEN
-            start = self._own_slots + slot * self._layout.slot_bytes
-            np.copyto(
-                np.frombuffer(self._memory, np.uint8, size, start), np.frombuffer(frame, np.uint8)
-            )
+            slot: int | None = _HERE
+            if size < LEAST_BYTES:
+                here.append(frame)
+            elif (slot := self._place(frame, size, taken)) is None:
+                self.withdraw(taken)
+                return frames, []
+            entries.append(_ENTRY.pack(slot, size))
+        return [b"".join((*entries, *here))], taken
+
+    def _place(self, frame: Buffer, size: int, taken: list[int]) -> int | None:
+        """Return the slot that a frame is in, or is copied to; None where there is none."""
+        array = np.frombuffer(frame, np.uint8)
+        kept = self._kept.get(array.ctypes.data)
+        if kept is not None:
+            return kept | _KEPT
+        slot = self._take() if size <= self._layout.slot_bytes else None
+        if slot is not None:
             taken.append(slot)
-            entries.append(_ENTRY.pack(number, slot, size))
-            rest[number] = b""
-        return ([bytes([_MARKER]) + b"".join(entries), *rest], taken) if taken else (frames, taken)
+            start = self._own_slots + slot * self._layout.slot_bytes
+            np.copyto(np.frombuffer(self._memory, np.uint8, size, start), array)
+        return slot
+
+    def _take(self) -> int | None:
+        """Take a free slot for an array to be sent, if there is one."""
+        flag = self._memory.find(b"\0", self._own_flags, self._own_flags + self._layout.slots)
+        if flag < 0:
+            return None
+        self._memory[flag] = _TAKEN
+        return flag - self._own_flags
+
+    def allocate(self, size: int) -> NDArray[np.uint8] | None:
+        """Keep a slot: return an array of so many bytes that `write` sends without a copy; None
+        where no slot is free, or the array is too small or too large.
+        """
+        fits = LEAST_BYTES <= size <= self._layout.slot_bytes
+        slot = self._take() if fits else None
+        if slot is None:
+            return None
+        flag, start = self._own_flags + slot, self._own_slots + slot * self._layout.slot_bytes
+        array = np.frombuffer(self._array(flag, start, size, self._free_kept), np.uint8)
+        self._kept[array.ctypes.data] = slot
+        return array
 
     def withdraw(self, taken: Sequence[int]) -> None:
         """Free the slots of a packet that was not sent."""
@@ -146,29 +189,47 @@ class Segment:
         Raises:
             RemoteProtocolError: the packet names a frame, a slot or a size that cannot be.
         """
-        if not frames or not len(frames[0]) or memoryview(frames[0])[0] != _MARKER:
+        if len(frames) != 1 or not len(frames[0]) or memoryview(frames[0])[0] != _MARKER:
             return frames
-        entries, rest = memoryview(frames[0])[1:], list(frames[1:])
-        if len(entries) % _ENTRY.size:
+        packet = memoryview(frames[0])
+        count = _COUNT.unpack_from(packet)[1] if len(packet) >= _COUNT.size else len(packet)
+        at = _COUNT.size + count * _ENTRY.size
+        if at > len(packet):
             raise RemoteProtocolError("a list of arrays in shared memory is cut short")
-        for number, slot, size in _ENTRY.iter_unpack(entries):
-            fits = slot < self._layout.slots and LEAST_BYTES <= size <= self._layout.slot_bytes
-            if not fits or number >= len(rest) or len(rest[number]):
-                raise RemoteProtocolError(
-                    f"frame {number} is not an array of {size} bytes in slot {slot}"
-                )
-            rest[number] = self._view(slot, size)
-        return rest
+        found: list[Buffer] = []
+        for named, size in _ENTRY.iter_unpack(packet[_COUNT.size : at]):
+            if named == _HERE:
+                found.append(packet[at : at + size])
+                at += size
+            else:
+                found.append(self._view(named & ~_KEPT, size, is_kept=bool(named & _KEPT)))
+        if at != len(packet):
+            raise RemoteProtocolError(f"a packet of {len(packet)} bytes ends at {at}")
+        return found
 
-    def _view(self, slot: int, size: int) -> Buffer:
-        array = (ctypes.c_ubyte * size).from_buffer(
-            self._memory, self._slots + slot * self._layout.slot_bytes
-        )
-        self._in_use[slot] = weakref.ref(array, lambda _: self._free(slot))
+    def _view(self, slot: int, size: int, *, is_kept: bool) -> Buffer:
+        if slot >= self._layout.slots or not LEAST_BYTES <= size <= self._layout.slot_bytes:
+            raise RemoteProtocolError(f"no array of {size} bytes is in slot {slot}")
+        start = self._slots + slot * self._layout.slot_bytes
+        free = None if is_kept else self._free
+        return self._array(self._flags + slot, start, size, free)
+
+    def _array(
+        self, flag: int, start: int, size: int, free: Callable[[int], None] | None
+    ) -> memoryview:
+        """Return the bytes of a slot; call `free` with the flag once nothing refers to them."""
+        array = (ctypes.c_ubyte * size).from_buffer(self._memory, start)
+        if free is not None:
+            self._in_use[flag] = weakref.ref(array, lambda _: free(flag))
         return memoryview(array)
 
-    def _free(self, slot: int) -> None:
-        self._memory[self._flags + slot] = _FREE
+    def _free(self, flag: int) -> None:
+        self._memory[flag] = _FREE
+
+    def _free_kept(self, flag: int) -> None:
+        slot = flag - self._own_flags
+        self._kept = {at: kept for at, kept in self._kept.items() if kept != slot}
+        self._memory[flag] = _FREE
 
 
 class SharedMemory(Generic[Peer]):
@@ -263,6 +324,14 @@ class WorkerSharedMemory(SharedMemory[int]):
 
 class ShardSharedMemory(SharedMemory[bytes]):
     """A shard's end: the workers, by their names in the transport."""
+
+    def allocate(self, size: int) -> Tensor | None:
+        """Return memory for so many float32 that `send` passes on without a copy to one of the
+        workers, if there is some.
+        """
+        found = (segment.allocate(4 * size) for segment in self._writing.values())
+        array = next((array for array in found if array is not None), None)
+        return None if array is None else torch.from_numpy(array.view(np.float32))
 
     def accept(self, peer: bytes, offer: MemoryOffer) -> MemoryAnswer:
         """Open the memory that a worker offers.

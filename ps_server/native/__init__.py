@@ -90,9 +90,9 @@ class Library:
         self._orthonormal = _function(
             code.low_rank_orthonormal, 3, [*sides, ctypes.c_double], numbers=1
         )
-        floats = [ctypes.c_float] * 4
-        self._mean = _function(code.rules_mean, 2, [ctypes.c_size_t, *floats[:1]], numbers=1)
-        self._sgd = _function(code.rules_sgd, 3, [ctypes.c_size_t, *floats], numbers=1)
+        floats = [ctypes.c_float] * 5
+        self._mean = _function(code.rules_mean, 3, [ctypes.c_size_t, *floats[:1]], numbers=1)
+        self._sgd = _function(code.rules_sgd, 4, [ctypes.c_size_t, *floats], numbers=1)
         self._product = _function(code.low_rank_product, 4, [*sides, ctypes.c_size_t], numbers=1)
 
     def compress(self, kind: Kind, left: Array, given: Array, out: Encoded, part: Part) -> None:
@@ -126,23 +126,31 @@ class Library:
         (n, r), m = b.shape, q.shape[1]
         self._product(self.level, _at(b), _at(q), _at(left), _at(out), n, m, r)
 
-    def mean(self, left: int, right: int, size: int, count: int) -> None:
-        """Write (left + right) / count to `left`: addresses of so many floats."""
-        self._mean(self.level, left, right, size, count)
+    def mean(self, out: int, left: int, right: int, size: int, count: int) -> None:
+        """Write (left + right) / count to `out`, which may be `left`: addresses of so many
+        floats.
+        """
+        self._mean(self.level, out, left, right, size, count)
 
     def sgd(
-        self, value: int, history: int, gradient: int, size: int, factors: tuple[float, ...]
+        self,
+        value: int,
+        history: int,
+        gradient: tuple[int, int | None],
+        size: int,
+        factors: tuple[float, ...],
     ) -> None:
         """Apply SGD with momentum to a value and its history: addresses of so many floats.
 
         Args:
             value: w.
             history: h.
-            gradient: g.
+            gradient: g; or two halves, for their sum divided by a number.
             size: elements of each.
-            factors: decay d, momentum m, a and b of g' = g + d w, h <- m h + a g', w <- w + b h.
+            factors: that number, decay d, momentum m, a and b of g' = g + d w, h <- m h + a g',
+                w <- w + b h.
         """
-        self._sgd(self.level, value, history, gradient, size, *factors)
+        self._sgd(self.level, value, history, *gradient, size, *factors)
 
 
 def _function(function: Any, pointers: int, others: list[Any], *, numbers: int = 2) -> Any:

@@ -8,43 +8,57 @@
 
 #include "levels.h"
 
-INLINE void mean(float *restrict left, const float *restrict right, size_t n, float count) {
-    for (size_t i = 0; i < n; i++) left[i] = (left[i] + right[i]) / count;
+INLINE void mean(
+    float *restrict out, const float *restrict left, const float *restrict right, size_t n,
+    int in_place, float count) {
+    for (size_t i = 0; i < n; i++) out[i] = ((in_place ? out : left)[i] + right[i]) / count;
 }
 
 INLINE void sgd(
-    float *restrict value, float *restrict history, const float *restrict gradient, size_t n,
-    int decays, float decay, float momentum, float into, float along) {
+    float *restrict value, float *restrict history, const float *restrict left,
+    const float *restrict right, size_t n, int halves, int decays, float count, float decay,
+    float momentum, float into, float along) {
     for (size_t i = 0; i < n; i++) {
-        float g = decays ? __builtin_fmaf(value[i], decay, gradient[i]) : gradient[i];
+        float g = halves ? (left[i] + right[i]) / count : left[i];
+        g = decays ? __builtin_fmaf(value[i], decay, g) : g;
         float h = __builtin_fmaf(g, into, history[i] * momentum);
         history[i] = h;
         value[i] = __builtin_fmaf(h, along, value[i]);
     }
 }
 
+#define SGD(halves, decays)                                                                       \
+    sgd(value, history, left, right, n, halves, decays, count, decay, momentum, into, along)
 #define LEVEL(name, target)                                                                       \
-    target static void mean_##name(float *left, const float *right, size_t n, float count)        \
-    { mean(left, right, n, count); }                                                              \
-    target static void sgd_##name(                                                                \
-        float *value, float *history, const float *gradient, size_t n, float decay,               \
-        float momentum, float into, float along)                                                  \
+    target static void mean_##name(                                                               \
+        float *out, const float *left, const float *right, size_t n, float count)                 \
     {                                                                                             \
-        if (decay != 0.0f) sgd(value, history, gradient, n, 1, decay, momentum, into, along);     \
-        else sgd(value, history, gradient, n, 0, decay, momentum, into, along);                   \
+        if (out == left) mean(out, NULL, right, n, 1, count);                                     \
+        else mean(out, left, right, n, 0, count);                                                 \
+    }                                                                                             \
+    target static void sgd_##name(                                                                \
+        float *value, float *history, const float *left, const float *right, size_t n,            \
+        float count, float decay, float momentum, float into, float along)                        \
+    {                                                                                             \
+        if (right && decay != 0.0f) SGD(1, 1);                                                    \
+        else if (right) SGD(1, 0);                                                                \
+        else if (decay != 0.0f) SGD(0, 1);                                                        \
+        else SGD(0, 0);                                                                           \
     }
 LEVELS(LEVEL)
 
-/* left = (left + right) / count */
-EXPORT void rules_mean(int level, float *left, const float *right, size_t n, float count) {
+/* out = (left + right) / count; out may be left */
+EXPORT void rules_mean(
+    int level, float *out, const float *left, const float *right, size_t n, float count) {
     (void)level;
-    PICK(mean)(left, right, n, count);
+    PICK(mean)(out, left, right, n, count);
 }
 
-/* g = gradient + decay value, history = momentum history + into g, value += along history */
+/* gradient = (left + right) / count, or left where right is null; g = gradient + decay value,
+   history = momentum history + into g, value += along history */
 EXPORT void rules_sgd(
-    int level, float *value, float *history, const float *gradient, size_t n, float decay,
-    float momentum, float into, float along) {
+    int level, float *value, float *history, const float *left, const float *right, size_t n,
+    float count, float decay, float momentum, float into, float along) {
     (void)level;
-    PICK(sgd)(value, history, gradient, n, decay, momentum, into, along);
+    PICK(sgd)(value, history, left, right, n, count, decay, momentum, into, along);
 }

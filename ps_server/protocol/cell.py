@@ -9,7 +9,7 @@ more than the memory that its messages came in.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -25,15 +25,15 @@ from ps_server.protocol.settings import Keeping, Precision, RuleKind, TableSpec
 from ps_server.protocol.virtual_workers import Node, TreeSum
 from ps_server.rules import (
     TILE,
+    Halves,
     exact_sum,
     history_count,
-    is_one_pass,
     squares_of,
     update,
-    write_mean,
+    update_in_one_pass,
 )
 
-EMPTY = torch.empty(0)
+NOTHING = Halves(torch.empty(0))
 
 
 class Cell:
@@ -68,6 +68,7 @@ class Cell:
         "tree",
         "unsent",
         "value",
+        "value_is_shared",
         "virtual_workers",
         "waiting",
     )
@@ -103,6 +104,7 @@ class Cell:
         self.push_type = push_type if self.codec is None else np.dtype(np.uint8)
         self.push_size = chunk.size if self.codec is None else self.codec.size(chunk.size)
         self.value: Tensor | None = None
+        self.value_is_shared = False
         count = history_count(spec.rule.kind) if spec.follows_gradients else 0
         self.history = [torch.zeros(chunk.size) for _ in range(count)]
         self.clock = clock
@@ -111,8 +113,8 @@ class Cell:
         self.nodes = nodes
         self._await()
         self.begun = False  # whether a push of this iteration has come
-        # of this iteration's gradients, at last their average, in memory that one of them came in
-        self.sum = EMPTY
+        # of this iteration's gradients: their average, in memory that they came in
+        self.sum = NOTHING
         self.tree = TreeSum(self.virtual_workers, self._add_halves)
         self.arrived: dict[int, m.Payload] = {}  # encoded ones, by virtual worker
         # by rank, where a quorum ends a round; None: every iteration needs all workers
@@ -162,6 +164,27 @@ class Cell:
             self.unsent = None
         elif precision is not Precision.FLOAT32:
             self.replica = Replica(self.value, precision)
+
+    def share_value(self, allocate: Callable[[int], Tensor | None]) -> None:
+        """Keep the value from here on in memory that a worker of this host reads, where it travels
+        as it is and there is some.
+
+        Args:
+            allocate: returns such memory for so many numbers, or None.
+        """
+        travels = self.replica is None and self.rows is None and self.parts is None
+        if (
+            self.value is None
+            or not travels
+            or self.adds_changes
+            or self.spec.keeping is not Keeping.GRADIENTS
+            or self.spec.held_as is not Precision.FLOAT32
+        ):
+            return
+        shared = allocate(self.chunk.size)
+        if shared is not None:
+            self.value = shared.copy_(self.value)
+            self.value_is_shared = True
 
     def saved(self) -> list[Tensor]:
         """Return what a snapshot holds besides the workers' value: the history; with
@@ -290,16 +313,16 @@ class Cell:
         if self.codec is not None and not self.skipped:
             self.arrived[node.start] = push.array
             if len(self.arrived) == self.virtual_workers:
-                self._average(self.codec)
+                self._average_encoded(self.codec)
         elif not self.skipped:
             self.tree.put(node, self._whole(push.array))
         self.awaited -= 1
         self.complete = self.awaited == 0
         if self.complete and self.tree.parts:
             root = Node(0, self.virtual_workers)
-            self.sum = self.tree.parts.pop(root)
-            if node == root and self.virtual_workers > 1:  # it came in one push
-                self.sum.div_(self.virtual_workers)
+            total = self.tree.parts.pop(root)
+            if node == root:  # it came in one push
+                self.sum = Halves(total.div_(self.virtual_workers) if root.stop > 1 else total)
 
     def _whole(self, array: m.Payload) -> Tensor:
         if self.rows is None or array.dtype != np.uint8:
@@ -316,7 +339,7 @@ class Cell:
             part = self.parts.pop(rank)
             total = part.mul_(share) if total is None else total.add_(part, alpha=share)
         assert total is not None
-        self.sum = total
+        self.sum = Halves(total)
         self.complete = True
 
     def apply(self, scale: float) -> None:
@@ -330,16 +353,16 @@ class Cell:
         if self.rows is not None and self.value is not None and not is_mean:
             before = self.value.numpy().copy()
         if self.spec.keeping is Keeping.AVERAGE:
-            self.value = self.sum  # the memory it arrived in becomes the chunk's own
+            self.value = self._average()  # the memory it arrived in becomes the chunk's own
         elif is_mean and not self.skipped:
-            self.value = self.sum.mul_(scale) if scale != 1.0 else self.sum
+            self._take_mean(scale)
         elif not self.skipped:
             self.update(scale)
         if self.rows is not None and self.value is not None and is_mean:
             self.packed = self.rows.pack_nonzero(self.value.numpy())
         elif self.rows is not None and self.value is not None and before is not None:
             self.packed = self.rows.pack_changed(self.value.numpy(), before)
-        self.sum = EMPTY
+        self.sum = NOTHING
         self.clock += 1
         self._await()
         self.begun = False
@@ -347,39 +370,58 @@ class Cell:
 
     def squares(self) -> tuple[float, ...]:
         """Return the sum of squares of the average gradient, as numbers whose exact sum it is."""
-        return exact_sum(squares_of(self.sum, self.spec.parts))
+        return exact_sum(squares_of(self._average(), self.spec.parts))
 
     def _add_halves(self, left: Tensor, right: Tensor, node: Node) -> Tensor:
-        """Add the halves of a node in the memory of the left one; the sum over all virtual workers
-        becomes the average.
+        """Add the halves of a node in the memory of the left one; those of all virtual workers are
+        added where their average is used.
         """
         if node.stop - node.start == self.virtual_workers:
-            write_mean(left, right, self.virtual_workers)
+            self.sum = Halves(left, right, self.virtual_workers)
         else:
             left.add_(right)
         return left
 
-    def _average(self, codec: Codec) -> None:
+    def _average(self) -> Tensor:
+        """Return the average of this iteration's gradients."""
+        left, right, _ = self.sum
+        if right is not None:
+            self.sum.write_mean(left)
+            self.sum = Halves(left)
+        return left
+
+    def _average_encoded(self, codec: Codec) -> None:
         pushes = [self.arrived[v].view(np.uint8) for v in range(self.virtual_workers)]
-        self.sum = torch.empty(self.chunk.size)
-        codec.average(self.sum.numpy(), pushes, Key.of(self.chunk, self.clock))
+        average = torch.empty(self.chunk.size)
+        codec.average(average.numpy(), pushes, Key.of(self.chunk, self.clock))
+        self.sum = Halves(average)
         self.arrived.clear()
 
+    def _take_mean(self, scale: float) -> None:
+        if self.value_is_shared and self.value is not None:
+            self.sum.write_mean(self.value)
+        else:
+            self.value = self._average()
+        if scale != 1.0:
+            self.value.mul_(scale)
+
     def update(self, scale: float) -> None:
-        """Apply the rule to the sum times `scale`, tile by tile: a tile stays in the cache for
-        all operations. A matrix is one tile, and so is a chunk whose rule is one operation.
+        """Apply the rule to the average times `scale`: in one pass if there is one, otherwise tile
+        by tile: a tile stays in the cache for all operations. A matrix is one tile.
         """
         assert self.value is not None
-        all_of_it = self.sum, self.value, *self.history
-        whole = self.spec.is_whole or is_one_pass(self.spec.rule)
-        tiles = iter((all_of_it,)) if whole else self._tiles(*all_of_it)
-        for gradient, value, *history in tiles:
+        rule, rate, step = self.spec.rule, self.rate, self.clock
+        if scale == 1.0 and update_in_one_pass(
+            rule, self.sum, self.history, self.value, rate=rate, step=step
+        ):
+            return
+        for gradient, value, *history in self._tiles(self._average(), self.value, *self.history):
             if scale != 1.0:
                 gradient.mul_(scale)
-            update(self.spec.rule, gradient, history, value, rate=self.rate, step=self.clock)
+            update(rule, gradient, history, value, rate=rate, step=step)
 
     def _tiles(self, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        if self.chunk.size <= TILE:
+        if self.chunk.size <= TILE or self.spec.is_whole:
             return iter((tensors,))
         return zip(*(tensor.split(TILE) for tensor in tensors), strict=True)
 

@@ -22,8 +22,9 @@ Laws:
   store (after a trial). Each gets `Welcome` then: every later message to it is of the new store. A
   signal of rank 0 that comes late, of the previous store, is not passed on; one that comes early
   waits for the workers that have not created the new store.
-* Memory is allocated when the store is created; an iteration allocates only the memory of its
-  messages. The first gradient becomes the sum, in the memory in which it arrived. The
+* Memory is allocated when the store is created, and shared with a worker of this host (`allocate`)
+  at the first update; an iteration allocates only the memory of its messages. The first gradient
+  becomes the sum, in the memory in which it arrived. The
   transport sends a value from its own memory, without a copy: at staleness 0 the next change of the
   chunk needs a push of every worker, and a worker pushes only after it has received the value. Where
   a quorum ends a round it may not have it yet, so a copy is sent.
@@ -38,6 +39,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from ps_server.errors import RemoteProtocolError
 from ps_server.protocol import messages as m
@@ -83,11 +85,16 @@ class Shard:
         index: this shard's number.
         workers: number of workers that will join.
         token: the job's secret, which every `Hello` must carry.
+
+    Attributes:
+        allocate: returns memory for so many numbers that a worker of this host reads, for a value
+            that this worker gets without a copy; None where there is none.
     """
 
     def __init__(self, index: int, workers: int, token: bytes = b"") -> None:
         self.index = index
         self.counts = Counts()
+        self.allocate: Callable[[int], Tensor | None] = lambda size: None
         self._workers = workers
         self._members = Members(workers, token)
         self._collections = ShardCollections(workers)
@@ -308,6 +315,8 @@ class Shard:
 
     def _apply(self, cell: Cell, factor: float, ranks: Sequence[int]) -> Iterator[Outgoing]:
         assert self._store is not None
+        if cell.clock == self._store.start_clock:  # all workers have offered their memory
+            cell.share_value(self.allocate)
         cell.apply(factor * self._store.gradient_scale)
         self.counts.updates += 1
         if cell.skipped:

@@ -35,6 +35,7 @@ from ps_server import (
 from ps_server.network import Network
 from ps_server.protocol import messages as m
 from ps_server.protocol.frames import decode, encode
+from ps_server.protocol.placement import Chunk
 from ps_server.shared_memory import (
     LEAST_BYTES,
     NONCE_BYTES,
@@ -51,7 +52,8 @@ from ps_server.transport.zmq_sockets import ZmqClientTransport
 from tests.support.cluster import TIMEOUT_S, TOKEN, run_workers, socket_store, zeros
 
 SLOT_BYTES = 2 * LEAST_BYTES
-MARKER = b"\xc1"
+MARKER = 0xC1
+HERE_ENTRY = 2**32 - 1
 SIZE = 3 * LEAST_BYTES // 4
 HERE = "tcp://127.0.0.1:5555"
 
@@ -234,9 +236,10 @@ def test_sealed_memory_cannot_be_cut_short(offered: m.MemoryOffer) -> None:
         os.ftruncate(offered.file, 0)
 
 
-def test_a_worker_that_offers_twice_is_refused_and_a_stranger_not_heard(
-    offered: m.MemoryOffer,
-) -> None:
+def test_a_worker_that_offers_twice_is_refused_and_a_stranger_not_heard() -> None:
+    memory = WorkerSharedMemory([HERE])
+    chunk = Chunk(table=0, index=0, start=0, stop=SIZE, shard=0)
+    offered = memory.offers(lambda _: [chunk])[0]
     network = MemoryNetwork(1)
     server = Server(Shard(0, 1, TOKEN), network.server(0))
     thread = threading.Thread(target=server.serve, name="ps-shard")
@@ -245,12 +248,14 @@ def test_a_worker_that_offers_twice_is_refused_and_a_stranger_not_heard(
     for message in (offered, m.Hello(0, TOKEN), offered, offered):
         worker.send(0, encode(message))
     heard: list[m.Message] = []
-    while len(heard) < 3:
-        heard += [
-            said.message for _, frames in worker.receive(TIMEOUT_S) for said in decode(frames)
-        ]
-    server.stop()
-    thread.join()
+    try:
+        while len(heard) < 3:
+            for _, frames in worker.receive(TIMEOUT_S):
+                heard += [said.message for said in decode(memory.receive(0, frames))]
+    finally:
+        server.stop()
+        thread.join()
+        memory.close()
     assert heard == [m.Welcome(0), m.MemoryAnswer(opened=True), m.Fault("memory is offered once")]
     assert server.shard.counts.faults == 2
 
@@ -270,12 +275,13 @@ def large(value: int, size: int = LEAST_BYTES) -> bytes:
     return bytes([value]) * size
 
 
-def test_large_frames_take_a_slot_and_small_ones_stay() -> None:
+def test_a_packet_is_one_frame_without_the_bytes_of_large_arrays() -> None:
     one, other = ends()
-    frames = [b"head", large(1), b"tail", large(2, SLOT_BYTES), large(3, LEAST_BYTES - 1)]
+    frames = [b"head", large(1), b"", b"tail", large(2, SLOT_BYTES), large(3, LEAST_BYTES - 1)]
     sent, taken = one.write(frames)
     assert len(taken) == 2
-    assert sum(map(len, sent)) < LEAST_BYTES + 100
+    assert len(sent) == 1
+    assert len(sent[0]) < LEAST_BYTES + 100
     assert [bytes(frame) for frame in other.read(sent)] == frames
 
 
@@ -286,13 +292,18 @@ def test_both_directions_are_in_use_at_once() -> None:
     assert bytes(one.read(back)[0]) == large(2)
 
 
-def test_a_packet_without_large_frames_is_sent_as_it_is() -> None:
+def test_a_packet_without_large_frames_is_one_frame_too() -> None:
     one, other = ends()
     frames = [b"head", b"", b"tail"]
-    assert one.write(frames) == (frames, [])
-    assert other.read(frames) == frames
-    assert other.read([]) == []
-    assert other.read([b""]) == [b""]
+    sent, taken = one.write(frames)
+    assert (len(sent), taken) == (1, [])
+    assert list(other.read(sent)) == frames
+
+
+def test_a_packet_of_a_peer_that_shares_nothing_is_read_as_it_is() -> None:
+    _, other = ends()
+    for frames in ([b"head", b"", b"tail"], [], [b""]):
+        assert other.read(frames) == frames
 
 
 def test_a_frame_larger_than_a_slot_stays_in_its_packet() -> None:
@@ -323,12 +334,44 @@ def test_a_slot_comes_back_when_nothing_refers_to_it_any_more() -> None:
     assert one.write([large(3)])[1] == [0]
 
 
-def test_without_a_free_slot_the_frame_stays_in_its_packet() -> None:
+def test_without_a_free_slot_the_packet_is_sent_as_it_is() -> None:
     one, other = ends(slots=1)
     frames = [large(1), large(2)]
-    sent, taken = one.write(frames)
-    assert taken == [0]
-    assert [bytes(frame) for frame in other.read(sent)] == frames
+    assert one.write(frames) == (frames, [])
+    assert other.read(frames) == frames
+    assert one.write(frames[:1])[1] == [0]
+
+
+def test_an_array_that_its_sender_keeps_is_not_copied() -> None:
+    one, other = ends(slots=1)
+    kept = one.allocate(LEAST_BYTES)
+    assert kept is not None
+    for value in (1, 2):
+        kept[:] = value
+        sent, taken = one.write([memoryview(kept)])
+        assert taken == []
+        (frame,) = other.read(sent)
+        kept[:1] = 9  # the receiver sees it: nothing was copied
+        assert bytes(frame) == b"\x09" + large(value)[1:]
+        del frame
+    assert one.allocate(LEAST_BYTES) is None  # its slot stays taken
+    assert one.write([large(3)])[0] == [large(3)]
+
+
+def test_a_kept_slot_comes_back_when_nothing_refers_to_its_array() -> None:
+    one, _ = ends(slots=1)
+    kept = one.allocate(LEAST_BYTES)
+    assert kept is not None
+    tensor = torch.from_numpy(kept.view(np.float32))
+    del kept
+    assert one.write([large(1)])[1] == []
+    del tensor
+    assert one.write([large(1)])[1] == [0]
+
+
+@pytest.mark.parametrize("size", [LEAST_BYTES - 1, SLOT_BYTES + 1])
+def test_no_slot_is_kept_for_an_array_that_fits_none(size: int) -> None:
+    assert ends()[0].allocate(size) is None
 
 
 def test_a_packet_that_was_not_sent_frees_its_slots() -> None:
@@ -339,44 +382,49 @@ def test_a_packet_that_was_not_sent_frees_its_slots() -> None:
     assert one.write([large(2)])[1] == [0]
 
 
+def packet(*entries: tuple[int, int], count: int | None = None, rest: bytes = b"") -> bytes:
+    """A frame as `write` makes it."""
+    head = struct.pack("<BI", MARKER, len(entries) if count is None else count)
+    return head + b"".join(struct.pack("<II", *entry) for entry in entries) + rest
+
+
 @pytest.mark.parametrize(
     "entry",
     [
-        (1, 0, LEAST_BYTES),
-        (0, 2, LEAST_BYTES),
-        (0, 2**32 - 1, LEAST_BYTES),
-        (0, 0, SLOT_BYTES + 1),
-        (0, 0, 0),
+        (2, LEAST_BYTES),
+        (2**31 - 1, LEAST_BYTES),
+        (2**31 + 2, LEAST_BYTES),
+        (0, SLOT_BYTES + 1),
+        (0, 0),
     ],
-    ids=["no such frame", "no such slot", "far from any slot", "larger than a slot", "nothing"],
+    ids=["no such slot", "far from any", "no such kept one", "larger than a slot", "nothing"],
 )
-def test_an_array_that_cannot_be_is_refused(entry: tuple[int, int, int]) -> None:
+def test_an_array_that_cannot_be_is_refused(entry: tuple[int, int]) -> None:
     _, other = ends()
-    with pytest.raises(RemoteProtocolError, match="is not an array"):
-        other.read([MARKER + struct.pack("<III", *entry), b""])
+    with pytest.raises(RemoteProtocolError, match="no array of"):
+        other.read([packet(entry)])
 
 
-def test_a_frame_is_in_a_slot_or_sent_and_not_both() -> None:
-    _, other = ends()
-    with pytest.raises(RemoteProtocolError, match="is not an array"):
-        other.read([MARKER + struct.pack("<III", 0, 0, LEAST_BYTES), b"x"])
-    with pytest.raises(RemoteProtocolError, match="is not an array"):
-        other.read([MARKER + 2 * struct.pack("<III", 0, 0, LEAST_BYTES), b""])
+@pytest.mark.parametrize(
+    "frame",
+    [
+        packet((0, LEAST_BYTES))[:-1],
+        packet(count=2**32 - 1),
+        packet()[:-1],
+        packet((HERE_ENTRY, 4), rest=b"123"),
+        packet((HERE_ENTRY, 2), rest=b"123"),
+    ],
+    ids=["entries", "too many entries", "head", "too few bytes", "too many bytes"],
+)
+def test_a_packet_that_is_cut_short_is_refused(frame: bytes) -> None:
+    with pytest.raises(RemoteProtocolError, match=r"cut short|ends at"):
+        ends()[1].read([frame])
 
 
-def test_a_list_that_is_cut_short_is_refused() -> None:
-    _, other = ends()
-    with pytest.raises(RemoteProtocolError, match="cut short"):
-        other.read([MARKER + struct.pack("<III", 0, 0, LEAST_BYTES)[:-1], b""])
-
-
-@given(entries=st.binary(max_size=60), frames=st.lists(st.binary(max_size=3), max_size=4))
-def test_nonsense_is_refused_or_gives_frames_of_the_segment(
-    entries: bytes, frames: list[bytes]
-) -> None:
+@given(st.binary(max_size=60))
+def test_nonsense_is_refused_or_gives_frames_of_the_segment(nonsense: bytes) -> None:
     one, other = ends()
     with contextlib.suppress(RemoteProtocolError):
-        found = other.read([MARKER + entries, *frames])
-        assert len(found) == len(frames)
+        found = other.read([bytes([MARKER]) + nonsense])
         assert all(len(frame) <= SLOT_BYTES for frame in found)
     assert bytes(other.read(one.write([large(9)])[0])[0]) == large(9)

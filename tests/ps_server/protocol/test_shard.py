@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from ps_server.protocol import cell as cell_module
 from ps_server.protocol import messages as m
@@ -52,6 +53,11 @@ def joined(spec: StoreSpec) -> Shard:
     return shard
 
 
+def ruled(kind: RuleKind) -> StoreSpec:
+    table = TableSpec(name="w", size=4, rule=Rule(kind=kind, momentum=0.9))
+    return StoreSpec(workers=2, shards=1, tables=(table,))
+
+
 def values(outgoing: Sequence[Outgoing]) -> dict[bytes, m.Value]:
     return {out.peer: out.message for out in outgoing if isinstance(out.message, m.Value)}
 
@@ -88,13 +94,29 @@ def test_the_sum_does_not_depend_on_who_comes_first() -> None:
     assert len(results) == 1
 
 
-def test_the_sum_is_made_in_the_memory_of_the_first_workers_gradient() -> None:
-    shard = joined(store())
+def test_a_mean_is_made_in_the_memory_of_the_first_workers_gradient() -> None:
+    shard = joined(ruled(RuleKind.MEAN))
     first, second = np.ones(4, dtype=np.float32), np.full(4, 3, dtype=np.float32)
     shard.handle(peer(1), m.Push(0, 0, 0, 1.0, second))
     shard.handle(peer(0), m.Push(0, 0, 0, 1.0, first))
     assert first.tolist() == [2, 2, 2, 2]
     assert second.tolist() == [3, 3, 3, 3]
+
+
+@pytest.mark.parametrize("kind", [RuleKind.SGD, RuleKind.ADAMW, RuleKind.MEAN])
+def test_a_value_lives_in_memory_that_a_worker_of_the_host_reads(kind: RuleKind) -> None:
+    plain, sharing = (joined(ruled(kind)) for _ in range(2))
+    memory = torch.zeros(4)
+    sharing.allocate = lambda size: memory[:size]
+    for clock in range(3):
+        sent = []
+        for shard in (plain, sharing):
+            for rank in (0, 1):
+                push = m.Push(0, 0, clock, 0.5, array(rank, 2, clock, -1))
+                answers = shard.handle(peer(rank), push)
+            sent.append(values(answers)[peer(0)].array)
+        assert sent[0].tobytes() == sent[1].tobytes() == memory.numpy().tobytes()
+        assert sent[1].ctypes.data == memory.data_ptr()
 
 
 @pytest.mark.parametrize("kind", RuleKind)
