@@ -49,7 +49,7 @@ from tests.support.ssh_hosts import SshHost, SshHosts, clean_environment
 SHOWN = re.compile(r"Iteration (\d+), loss: ")
 CURVE = re.compile(r"Iteration \d+, |Train net output|worker.py:\d+\] ")
 """Lines of iterations and of nets."""
-GOES_ON = re.compile(r"going on from .* in memory")
+GOES_ON = re.compile(r"continuing from .* in memory")
 WORKER, SHARD, CLIENT, HOST = "a worker", "a shard", "all processes of a host", "a host"
 KINDS = (WORKER, SHARD, CLIENT, HOST)
 LIMIT_S = 120.0

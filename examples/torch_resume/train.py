@@ -59,7 +59,7 @@ def main() -> None:
         loader = group.loader(records(), BATCH)
         resumed = group.resume()
         if resumed:
-            print(f"going on at step {group.steps}, epoch {loader.sampler.epoch + 1}")
+            print(f"continuing at step {group.steps}, epoch {loader.sampler.epoch + 1}")
         for epoch in range(loader.sampler.epoch, EPOCHS):
             for x, y in loader:
                 loss = nn.functional.cross_entropy(model(x), y)

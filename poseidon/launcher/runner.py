@@ -278,7 +278,7 @@ class _Run:
             return ""  # no host with shards is left
         if job.plan.worker_count < job.request.min_workers:
             return ""
-        return f"going on without {named(missing)}: {job.description()} from here on"
+        return f"continuing without {named(missing)}: {job.description()} from here on"
 
     def report(self, text: str) -> None:
         self._terminal.print(text)

@@ -129,7 +129,7 @@ class SnapshotCopies:
             except (PoseidonError, OSError, EOFError) as error:
                 self._warn_while_open(
                     f"the snapshot {state} could not be copied here: {error}; a new start would "
-                    "go on from an earlier one"
+                    "continue from an earlier one"
                 )
             except Exception as error:  # noqa: BLE001 - a thread's outermost frame: SSH has errors of its own
                 self._warn_while_open(

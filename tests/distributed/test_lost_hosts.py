@@ -96,10 +96,10 @@ def test_a_host_that_never_comes_back_is_left_out(
                     desk.mend()
         said = "".join(told)
         assert launcher.returncode == 0, said
-        assert "restart 1 of 3: going on from " in said
+        assert "restart 1 of 3: continuing from " in said
         names = f"client {lost} (host{lost})"
         left = "2 clients, 2 workers, 3 virtual workers, 2 shards from here on"
-        assert f"going on without {names}: {left}" in said
+        assert f"continuing without {names}: {left}" in said
         assert f"finished at iteration {END} after 1 restart" in told[-1]
         writer = hosts[0].outside("/root/snaps")
         ended = read_model(writer / f"snap_iter_{END}.caffemodel")

@@ -146,7 +146,7 @@ def test_a_node_is_lost_and_the_job_ends_with_the_same_bits(
 ) -> None:
     ray = ["--launcher=ray", f"--ray_address={cluster.address}", "--clients=2"]
     log = _train_through_a_loss(cluster, tmp_path / "ray", ray, lambda: _replace(cluster, 2))
-    assert re.search(r"going on from iteration \d+ in memory, without client [01] \(", log)
+    assert re.search(r"continuing from iteration \d+ in memory, without client [01] \(", log)
     assert "finished at iteration 30 after 1 start from memory" in log.splitlines()[-1]
     assert _same_weights(tmp_path / "ray", _train_here(tmp_path / "local"))
     job = log.split()[1].rstrip(":")
@@ -182,7 +182,7 @@ def test_a_node_that_is_added_takes_the_place_of_a_lost_one(
                         cluster.kill(2)
                 if "in memory, without client" in line and not autoscales:
                     cluster.add(num_cpus=2)
-                if line.startswith("going on from iteration ") and "2 clients" in line:
+                if line.startswith("continuing from iteration ") and "2 clients" in line:
                     launcher.terminate()
     finally:
         cluster.close()
@@ -231,7 +231,7 @@ def test_an_autoscaler_brings_the_nodes_and_replaces_one_that_is_lost(tmp_path: 
         "waiting up to 3600 s for nodes: 3 clients need a node each: 3 with CPU=1; the Ray "
         "cluster has 1 node" in log
     )
-    assert "; restart 1 of 3: going on from " in log
+    assert "; restart 1 of 3: continuing from " in log
     assert "finished at iteration 30 after 1 restart" in log.splitlines()[-1]
     assert held == 0, "an actor or a placement group of the job is left"
     _train(cluster, tmp_path / "local", ["--hostfile=../hosts"])
@@ -257,7 +257,7 @@ def test_a_job_goes_on_without_a_node_that_does_not_come_back(tmp_path: Path) ->
     assert re.search(
         r"client [01]: no node of the Ray cluster .* s; 2 clients need a node each", log
     )
-    assert re.search(r"going on without client [01] \(\S+\): 1 client, 1 worker", log)
+    assert re.search(r"continuing without client [01] \(\S+\): 1 client, 1 worker", log)
     assert "finished at iteration 30 after 1 restart" in log.splitlines()[-1]
 
 

@@ -60,7 +60,7 @@ def test_a_killed_worker_costs_no_bit(tmp_path: Path, kind: ExchangeKind) -> Non
         job.wait_for("Iteration 15, loss")
         children = list(job.children().values())
         job.children()["worker 1"].kill()
-        line = job.wait_for("restart 1 of 2: going on from ")
+        line = job.wait_for("restart 1 of 2: continuing from ")
         assert job.end() == 0, job.lines
     assert re.search(r"worker 1 .* was killed by signal 9 \(SIGKILL\) at iteration \d+", line)
     assert re.search(

@@ -154,7 +154,7 @@ torch.save({**model.state_dict(), **judge.state_dict(), "rows": rows}, sys.argv[
     ("how", "threads"), [("rule", 1), pytest.param("torch", 2, marks=pytest.mark.thorough)]
 )
 def test_a_worker_that_is_killed_costs_no_bit(folder: Path, how: str, threads: int) -> None:
-    """In step 11, within an epoch: the job starts again by itself and goes on from step 10."""
+    """In step 11, within an epoch: the job starts again by itself and continues from step 10."""
     (folder / "resuming.py").write_text(RESUMING, encoding="utf-8")
     flags = (
         f"--hostfile={machinefile(folder, 2, 1)}",
@@ -164,7 +164,8 @@ def test_a_worker_that_is_killed_costs_no_bit(folder: Path, how: str, threads: i
     lost = poseidon_here(folder, "run", *flags, "--output=lost", "resuming.py", how, "lost")
     assert lost.returncode == 0, lost.stderr
     assert re.search(
-        r"restart 1 of 1: going on from .*/lost/checkpoint_iter_10\.pt at iteration 10", lost.stderr
+        r"restart 1 of 1: continuing from .*/lost/checkpoint_iter_10\.pt at iteration 10",
+        lost.stderr,
     )
     assert lost.stdout == "fresh at step 0\nresumed at step 10\n"
     assert re.search(
@@ -217,7 +218,7 @@ torch.save(model.state_dict(), sys.argv[3] + str(group.rank))
 def test_virtual_workers_have_the_same_bits_on_any_number_of_workers(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three workers, of which one computes for two, lose one, and go on from memory, though the
+    """Three workers, of which one computes for two, lose one, and continue from memory, though the
     script catches every exception. They are interrupted within an epoch. Two workers of a host go on. One process under plain `python`
     computes the whole run.
     """
@@ -230,7 +231,7 @@ def test_virtual_workers_have_the_same_bits_on_any_number_of_workers(
         *("virtual.py", "0", "12", "end", "stops"),
     )
     assert begun.returncode == 0, begun.stderr
-    assert "; going on from iteration 3 in memory, without client 1 (127.0.0.1)" in begun.stderr
+    assert "; continuing from iteration 3 in memory, without client 1 (127.0.0.1)" in begun.stderr
     assert "1 start from memory" in begun.stderr
     words = ("--num_app_threads=2", "--snapshot=virtual_iter_6.pt")
     done = poseidon_here(folder, "run", *words, "virtual.py", "0", "12", "end")
@@ -433,7 +434,7 @@ def test_a_pycaffe_script_goes_on_from_memory_with_the_same_bits(
         *("pycaffe.py", "job.caffemodel"),
     )
     assert done.returncode == 0, done.stderr
-    assert "; going on from iteration 7 in memory, without client 0 (127.0.0.1)" in done.stderr
+    assert "; continuing from iteration 7 in memory, without client 0 (127.0.0.1)" in done.stderr
     assert done.stdout == "at 0\nat 7\n"
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "argv", ["pycaffe.py", "alone"])

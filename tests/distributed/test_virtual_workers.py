@@ -108,7 +108,7 @@ layer { name: "loss2" type: "SoftmaxWithLoss" bottom: "past" bottom: "label" top
 def test_each_virtual_worker_has_the_state_that_its_layers_keep(
     solver: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sequences that go on from iteration to iteration, a layer in Python that counts, beside
+    """Sequences that continue from iteration to iteration, a layer in Python that counts, beside
     dropout and running statistics.
     """
     monkeypatch.setattr(mode, "MODE", mode.Mode())

@@ -2,7 +2,7 @@
 `job_child`.
 
 A worker reports an iteration once it is connected, and again when it goes on; the memory snapshot
-of the start that it goes on from is one iteration later each time. With `--balance=auto` client c
+of the start that it continues from is one iteration later each time. With `--balance=auto` client c
 takes c + 1 seconds for each virtual worker. All workers of a job have the
 same folder, `output` of their document, through which one that regroups tells the others.
 """

@@ -166,7 +166,7 @@ def check_exact(make: Make, workers: int, scenario: Scenario) -> None:
 
 
 def check_reopen_without_histories(make: Make, workers: int) -> None:
-    """Check that an exchange opened again without histories goes on from zeros, whatever it was
+    """Check that an exchange opened again without histories continues from zeros, whatever it was
     opened with.
     """
     rule, shape = Rule(kind=RuleKind.ADAM, momentum=0.9, delta=1e-4), (2, 3)

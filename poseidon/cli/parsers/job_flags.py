@@ -28,9 +28,9 @@ RETIRED = {
     "stats_path": "statistics are in the job's folder; poseidon stats shows them",
     "svb_timeout_ms": "nothing is polled; --stall_timeout is for a process that hangs",
     "snapshot_clock": "the solver's snapshot says how often",
-    "resume_clock": "--snapshot=FILE.solverstate goes on from a run",
+    "resume_clock": "--snapshot=FILE.solverstate continues from a run",
     "snapshot_dir": "the solver's snapshot_prefix says where",
-    "resume_dir": "--snapshot=FILE.solverstate goes on from a run",
+    "resume_dir": "--snapshot=FILE.solverstate continues from a run",
     "server_bandwidth_mbps": "--client_bandwidth_mbps is the budget of each client",
 }
 """Flags of the original Poseidon, and what to use instead."""

@@ -174,7 +174,7 @@ COMMANDS: Sequence[Command] = (
     Command(
         name="leave",
         line="let a host leave a running job",
-        description="Let a host leave a job that goes on from memory. Its other hosts go on after "
+        description="Let a host leave a job that continues from memory. Its other hosts go on after "
         "the next iteration; nothing is repeated.",
         example="poseidon leave cifar10_quick-20260105-204016-3f9a1c node3",
         declare=_leave,
@@ -182,7 +182,7 @@ COMMANDS: Sequence[Command] = (
     Command(
         name="join",
         line="let another host take part in a running job",
-        description="Prepare a host beside a job that goes on from memory, and let it take part "
+        description="Prepare a host beside a job that continues from memory, and let it take part "
         "from the next memory snapshot on. Its virtual workers come from the other hosts.",
         example="poseidon join cifar10_quick-20260105-204016-3f9a1c --host=node5",
         declare=_join,

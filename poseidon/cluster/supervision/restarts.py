@@ -165,7 +165,7 @@ class _Restarts:
         repeated = max(0, self._reached - self._point.iteration)
         self._repeated_since = max(0, self._lost_at - self._point.iteration)
         self._driver.report(
-            f"{loss}; going on from iteration {self._point.iteration} in memory, {hosts}, at least "
+            f"{loss}; continuing from iteration {self._point.iteration} in memory, {hosts}, at least "
             f"{counted(repeated, 'iteration')} to repeat"
         )
         return self._point
@@ -181,7 +181,7 @@ class _Restarts:
         self._attempt += 1
         self._in_vain = 0
         self._point, hosts = found
-        self._driver.report(f"going on from iteration {self._point.iteration}, {hosts}")
+        self._driver.report(f"continuing from iteration {self._point.iteration}, {hosts}")
         return self._point
 
     def _prepare(self, loss: JobInterrupted) -> StartingPoint:
@@ -265,7 +265,7 @@ class _Restarts:
             where = f"from {point.state} at iteration {point.iteration}"
         repeated = max(0, self._reached - point.iteration)
         self._driver.report(
-            f"{loss}; {what}: going on {where}, at least {counted(repeated, 'iteration')} to repeat"
+            f"{loss}; {what}: continuing {where}, at least {counted(repeated, 'iteration')} to repeat"
         )
 
 

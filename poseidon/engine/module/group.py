@@ -442,7 +442,7 @@ class Group(SharedLoop):
         if self._resume_from is not None:
             kept = "first.keep(NAME=this) and first" if self._context.number else "group"
             raise UsageError(
-                f"the job goes on from {self._resume_from}, and the script has begun a step "
+                f"the job continues from {self._resume_from}, and the script has begun a step "
                 f"without it; expected {kept}.resume() before the first step"
             )
         super()._begin()

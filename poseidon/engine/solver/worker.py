@@ -342,7 +342,7 @@ class SolverWork(TrainingWork[JobDocument]):
         self._log_notes(replica.load([resumed.model]))
         if self.document.rank == 0:
             LOGGER.info(
-                "going on from %s at iteration %d", document.snapshot, resumed.progress.iteration
+                "continuing from %s at iteration %d", document.snapshot, resumed.progress.iteration
             )
         return resumed
 
@@ -361,7 +361,7 @@ class SolverWork(TrainingWork[JobDocument]):
             if newest is None or not newest.values:
                 raise JobError(f"worker 0 has no memory snapshot of iteration {rewind}")
             newest.restore_values(replica)
-            LOGGER.info("going on from memory at iteration %d", rewind)
+            LOGGER.info("continuing from memory at iteration %d", rewind)
         return Resumed(
             progress=Progress(iteration=rewind),
             own_histories=[[] if newest is None else list(newest.histories)],

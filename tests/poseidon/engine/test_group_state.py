@@ -1,4 +1,4 @@
-"""A group that goes on from a saved state: the bits of one that never stopped."""
+"""A group that continues from a saved state: the bits of one that never stopped."""
 
 from __future__ import annotations
 
@@ -414,7 +414,7 @@ def test_a_job_tells_what_it_goes_on_from_and_hears_of_what_is_saved(tmp_path: P
     again = build(0)
     group = join(again, MOMENTUM, DistributeOptions(), WorkerContext(checkpoint=path))
     with pytest.raises(
-        UsageError, match=r"goes on from .*checkpoint_iter_2.pt, and the script has begun a step"
+        UsageError, match=r"continues from .*checkpoint_iter_2.pt, and the script has begun a step"
     ):
         steps(again, group, 1)
     assert group.resume()

@@ -1,4 +1,4 @@
-"""What is kept of an iteration while training goes on is all that a job needs to go on from there,
+"""What is kept of an iteration while training goes on is all that a job needs to continue from there,
 with other processes and shards: it ends with the bits of an undisturbed one.
 """
 

@@ -212,7 +212,7 @@ def test_processes_go_on_without_one_that_was_killed(
     where = (
         "from iteration 1 in memory, without client 0 (127.0.0.1): 2 clients, 2 workers, 3 virtual"
     )
-    assert f"SIGKILL) at iteration 2 or later; going on {where}" in said
+    assert f"SIGKILL) at iteration 2 or later; continuing {where}" in said
     assert (
         "stopped at iteration 4 after 2 starts from memory, at least 2 iterations repeated" in said
     )
@@ -241,7 +241,7 @@ def test_a_process_that_was_killed_is_replaced_beside_the_job(
         assert {name: later[name] for name in kept} == kept
     assert third["worker 2"] not in first.values()
     said = capsys.readouterr().err
-    assert "going on from iteration 2, with client 0 (127.0.0.1): 3 clients, 3 workers, 3" in said
+    assert "continuing from iteration 2, with client 0 (127.0.0.1): 3 clients, 3 workers, 3" in said
 
 
 def test_virtual_workers_move_to_faster_workers(
@@ -279,7 +279,7 @@ def test_virtual_workers_move_to_faster_workers(
     assert (
         "takes 1, 2, 3 s on each worker, and an iteration then about 17 s instead of 20 s" in said
     )
-    assert "going on from iteration 1, with the same clients: 3 clients, 3 workers, 11" in said
+    assert "continuing from iteration 1, with the same clients: 3 clients, 3 workers, 11" in said
 
 
 def test_a_host_leaves_on_request(
@@ -315,7 +315,7 @@ def test_a_host_leaves_on_request(
         "client 1 (127.0.0.1) leaves the job after the next iteration",
     ]
     said = capsys.readouterr().err
-    assert "going on from iteration 1, without client 0 (127.0.0.1): 2 clients" in said
+    assert "continuing from iteration 1, without client 0 (127.0.0.1): 2 clients" in said
     assert "repeated" not in said
 
 
@@ -347,7 +347,7 @@ def test_a_host_leaves_when_its_machine_shuts_down(
     for host in (1, 0):
         name = f"client {host} (127.0.0.1)"
         assert f"{name} is asked to end: it leaves the job after the next iteration" in said
-    assert "going on from iteration 1, without client 1 (127.0.0.1): 2 clients" in said
+    assert "continuing from iteration 1, without client 1 (127.0.0.1): 2 clients" in said
     assert (
         "client 2 (127.0.0.1) is asked to end, and cannot leave: client 2 (127.0.0.1) is the last "
         "host of the job; poseidon kill ends the job" in said
@@ -384,7 +384,7 @@ def test_a_host_that_was_out_of_reach_ends_its_old_processes(
     assert not {first["worker 1"], first["shard 1"]} & {*second.values(), *third.values()}
     assert dialer.statuses() == [0, 1, 0, 0]
     said = capsys.readouterr().err
-    assert "host 1: it has sent nothing for 10 s; going on from iteration 1 in memory" in said
+    assert "host 1: it has sent nothing for 10 s; continuing from iteration 1 in memory" in said
     assert "with client 1 (127.0.0.1): 3 clients" in said
 
 

@@ -195,7 +195,7 @@ def test_a_job_without_snapshots_starts_where_it_began(capsys: pytest.CaptureFix
     ("machinefile", "shared", "says"),
     [
         ("0 a 0\n1 b 0\n2 c "
-"0", True, "going on without client 0 (a): 2 clients, 2 workers, 2 "
+"0", True, "continuing without client 0 (a): 2 clients, 2 workers, 2 "
 "shards from here on"),
         ("0 a 0\n1 b 0\n2 c 0", False, ""),
         ("0 a 0 role=server\n1 b 0 role=worker\n2 c 0 role=worker", True, ""),

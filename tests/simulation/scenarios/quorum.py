@@ -108,7 +108,7 @@ def _end_part(job: Job, worker: SimulatedWorker, number: int, *, whole: bool) ->
         values += out.tobytes()
     clock = worker.session.clock
     if clock <= before or clock != ended.clock + 1 or worker.rank not in ended.workers:
-        raise Violation(f"worker {worker.rank} at clock {before} goes on from {ended}")
+        raise Violation(f"worker {worker.rank} at clock {before} continues from {ended}")
     if (
         job.ended.setdefault(clock, ended) != ended
         or job.values.setdefault(clock, values) != values

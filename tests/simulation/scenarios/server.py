@@ -338,7 +338,7 @@ class _Training:
             if place == 0:
                 self._job.made[self._rank] += 1
             self._push(table, iteration)
-        yield self._random.random() * 0.05  # others may go on from what was pushed
+        yield self._random.random() * 0.05  # others may continue from what was pushed
         self._signal_at(iteration, signals_at == len(self._tables))
         if self._settings.row_table is not None:
             self._push_rows(iteration)

@@ -1,4 +1,4 @@
-"""Jobs in epochs, their checkpoints, and going on from one."""
+"""Jobs in epochs, their checkpoints, and continuing from one."""
 
 from __future__ import annotations
 

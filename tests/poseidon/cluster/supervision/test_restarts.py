@@ -111,7 +111,7 @@ def test_a_loss_is_followed_by_a_start_from_the_snapshot() -> None:
     ended = run_with_restarts(world, RestartSettings(max_restarts=3))
     assert world.starts == [(0, StartingPoint()), (1, SNAPSHOT), (2, SNAPSHOT)]
     assert world.said[0] == (
-        "worker 1 was killed; restart 1 of 3: going on from snap_iter_50.solverstate at iteration "
+        "worker 1 was killed; restart 1 of 3: continuing from snap_iter_50.solverstate at iteration "
         "50, at least 7 iterations to repeat"
     )
     # the first start had got to 57
@@ -132,7 +132,7 @@ def test_a_snapshot_that_is_lost_with_its_host_repeats_more() -> None:
     world = World([lost(), absent(), DONE], points=[SNAPSHOT, StartingPoint()])
     assert run_with_restarts(world, RestartSettings(max_restarts=3)).repeated == 57
     assert world.said[1] == (
-        "no route to node1; trying again: going on from the beginning, at least 57 iterations to "
+        "no route to node1; trying again: continuing from the beginning, at least 57 iterations to "
         "repeat"
     )
     assert world.starts[-1] == (2, StartingPoint())
@@ -194,16 +194,16 @@ def test_attempts_to_reach_a_host_are_part_of_the_waiting() -> None:
 
 
 def test_without_time_to_come_back_one_attempt_is_made() -> None:
-    world = World([lost(), absent(), DONE], without="going on without client 1 (node1)")
+    world = World([lost(), absent(), DONE], without="continuing without client 1 (node1)")
     run_with_restarts(world, RestartSettings(max_restarts=1, return_timeout_s=0.0))
     assert len(world.starts) == 3
 
 
 def test_where_the_data_is_shared_the_job_goes_on_without_it() -> None:
-    world = World([lost(), *[absent()] * 9, DONE], without="going on without client 1 (node1)")
+    world = World([lost(), *[absent()] * 9, DONE], without="continuing without client 1 (node1)")
     ended = run_with_restarts(world, RestartSettings(max_restarts=2, return_timeout_s=60.0))
     assert ended.restarts == 1
-    assert "going on without client 1 (node1)" in world.said
+    assert "continuing without client 1 (node1)" in world.said
 
 
 def test_a_wish_to_stop_between_two_starts_is_heard() -> None:
@@ -225,7 +225,7 @@ def test_a_loss_is_followed_at_once_by_a_start_from_memory_which_is_no_restart()
     assert world.starts == [(0, StartingPoint()), *((n, in_memory(55)) for n in (1, 2, 3))]
     assert world.pauses == []
     assert world.said[0] == (
-        "worker 1 was killed; going on from iteration 55 in memory, with all clients, at least 2 "
+        "worker 1 was killed; continuing from iteration 55 in memory, with all clients, at least 2 "
         "iterations to repeat"
     )
     assert (ended.restarts, ended.memory_starts, ended.repeated) == (0, 3, 2)
@@ -250,7 +250,7 @@ def test_a_start_from_memory_that_fails_is_a_loss_of_a_job_that_ran() -> None:
     ended = run_with_restarts(world, RestartSettings(max_restarts=1))
     assert world.starts == [(0, StartingPoint()), (1, in_memory(55)), (2, SNAPSHOT)]
     assert (ended.restarts, ended.memory_starts) == (1, 1)
-    assert world.said[-1].startswith("no route to node1; restart 1 of 1: going on from ")
+    assert world.said[-1].startswith("no route to node1; restart 1 of 1: continuing from ")
 
 
 def test_a_job_that_gets_no_further_from_memory_is_restarted_from_disk() -> None:
@@ -266,7 +266,7 @@ def test_a_job_that_regroups_repeats_nothing() -> None:
     world = World([regrouped, DONE], memory=[30])
     ended = run_with_restarts(world, RestartSettings(max_restarts=1))
     assert world.starts == [(0, StartingPoint()), (1, in_memory(30))]
-    assert world.said == ["going on from iteration 30, with all clients"]
+    assert world.said == ["continuing from iteration 30, with all clients"]
     assert describe_ending("j", ended) == "job j finished at iteration 100"
 
 

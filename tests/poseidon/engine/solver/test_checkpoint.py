@@ -1,4 +1,4 @@
-"""Snapshots in HDF5: a run goes on from one with the same bits as from a binary one."""
+"""Snapshots in HDF5: a run continues from one with the same bits as from a binary one."""
 
 from __future__ import annotations
 

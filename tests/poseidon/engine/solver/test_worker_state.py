@@ -1,4 +1,4 @@
-"""The state of a virtual worker: other nets go on from it."""
+"""The state of a virtual worker: other nets continue from it."""
 
 from __future__ import annotations
 
