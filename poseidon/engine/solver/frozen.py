@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import msgpack
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from poseidon.exchange.base import History
 from poseidon.net.params import ParamInfo
 from poseidon.solvers.settings import SolverSettings
 from ps_server import Rule, RuleKind
 from ps_server.rules import change, history_count
 
-History = Sequence[NDArray[np.float32]]
 _LINEAR = (RuleKind.SGD, RuleKind.NESTEROV)
 """Rules whose history is a sum of changes, which a rate of 0 keeps at 0."""
 
@@ -88,3 +88,20 @@ class FrozenHistories:
         for name, entry in self._entries.items():
             for tensor, array in zip(entry.history, histories[name], strict=True):
                 tensor.copy_(torch.from_numpy(np.array(array, np.float32)).reshape(-1))
+
+    def pack(self) -> bytes:
+        """Return all histories as bytes; empty where there are none."""
+        named = {
+            name: [tensor.cpu().numpy().tobytes() for tensor in entry.history]
+            for name, entry in self._entries.items()
+        }
+        packed: bytes = msgpack.packb(named) if named else b""
+        return packed
+
+    def unpack(self, packed: bytes) -> None:
+        """Set the histories to what `pack` has returned; empty: they stay."""
+        if packed:
+            found = msgpack.unpackb(packed)
+            self.restore(
+                {name: [np.frombuffer(a, np.float32) for a in of] for name, of in found.items()}
+            )

@@ -17,10 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import msgpack
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from poseidon.engine.averages import parts
@@ -35,7 +32,7 @@ from poseidon.exchange.broadcast import broadcast_bytes
 from poseidon.exchange.exchange import Exchange, KeptState
 from poseidon.exchange.job_control import JobControl, join, split
 from poseidon.exchange.kinds import Scheme
-from poseidon.proto.caffe_pb2 import PoseidonWorkerState
+from poseidon.proto.caffe_pb2 import PoseidonState, PoseidonWorkerState
 from ps_server import Collection
 
 
@@ -45,9 +42,8 @@ class MemorySnapshot:
 
     Attributes:
         iteration: iterations finished.
-        tests_done: test passes made.
-        states: of each virtual worker, in order.
-        frozen: the histories of blobs that do not learn.
+        state: test passes made, and the state of each virtual worker, in order.
+        frozen: `FrozenHistories.pack`.
         schemes: of each trained tensor, where a start cannot find it out again.
         values: of each trained tensor; empty: this worker does not hold them.
         histories: one per trained tensor; empty: as `values`.
@@ -56,48 +52,12 @@ class MemorySnapshot:
     """
 
     iteration: int
-    tests_done: int
-    states: tuple[PoseidonWorkerState, ...]
-    frozen: Mapping[str, History]
+    state: PoseidonState
+    frozen: bytes
     schemes: tuple[Scheme, ...]
     values: Sequence[Tensor]
     histories: Sequence[History]
     held_back: Mapping[str, Array]
-
-    def pack(self) -> bytes:
-        """Return what every worker has of it, for one that has nothing."""
-        states = join(state.SerializeToString() for state in self.states)
-        schemes = [scheme.value for scheme in self.schemes]
-        head = msgpack.packb([self.iteration, self.tests_done, schemes])
-        return join([head, states, _pack_frozen(self.frozen)])
-
-    @classmethod
-    def unpack(cls, payload: bytes) -> MemorySnapshot:
-        """Return what `pack` has packed."""
-        head, states, frozen = split(payload)
-        iteration, tests_done, schemes = msgpack.unpackb(head)
-        return cls(
-            iteration=iteration,
-            tests_done=tests_done,
-            states=tuple(map(PoseidonWorkerState.FromString, split(states))),
-            frozen=_unpack_frozen(frozen),
-            schemes=tuple(map(Scheme, schemes)),
-            values=(),
-            histories=(),
-            held_back={},
-        )
-
-    def progress(self, own: range) -> Progress:
-        """Return the position of the loop of a worker.
-
-        Args:
-            own: its virtual workers.
-        """
-        return Progress(
-            iteration=self.iteration,
-            tests_done=self.tests_done,
-            losses=tuple(tuple(self.states[number].smoothed_loss) for number in own),
-        )
 
     def restore_values(self, replica: Replica) -> None:
         """Set the trained tensors to the values, on a worker that holds them."""
@@ -106,7 +66,11 @@ class MemorySnapshot:
 
 
 def arrive(
-    newest: MemorySnapshot | None, replica: Replica, frozen: FrozenHistories, control: JobControl
+    newest: MemorySnapshot | None,
+    replica: Replica,
+    frozen: FrozenHistories,
+    control: JobControl,
+    iteration: int,
 ) -> Progress:
     """Bring the virtual workers of this process to the states in rank 0's memory snapshot; return
     the position of the loop. All workers call it together, once the exchange is open.
@@ -116,16 +80,23 @@ def arrive(
         replica: the nets of this process.
         frozen: the histories of blobs that do not learn.
         control: of the exchange.
+        iteration: the iteration of rank 0's snapshot.
     """
-    own = newest.pack() if control.root and newest is not None else None
+    own = None
+    if control.root and newest is not None:
+        own = join([newest.state.SerializeToString(), newest.frozen])
     packed = broadcast_bytes(own, control.all_gather, rank=replica.context.rank)
     assert packed is not None, "worker 0 has checked its snapshot"
-    snapshot = MemorySnapshot.unpack(packed)
+    packed_state, packed_frozen = split(packed)
+    state = PoseidonState.FromString(packed_state)
     for nets in replica.nets:
-        restore(nets, snapshot.states[nets.number])
-    if snapshot.frozen:
-        frozen.restore(snapshot.frozen)
-    return snapshot.progress(replica.virtual_workers.of(replica.context.rank))
+        restore(nets, state.worker[nets.number])
+    frozen.unpack(packed_frozen)
+    return Progress(
+        iteration=iteration,
+        tests_done=state.tests_done,
+        losses=tuple(tuple(state.worker[nets.number].smoothed_loss) for nets in replica.nets),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +168,7 @@ class MemorySnapshots:
         exchange.settle()
         states = [state_of(nets, losses[nets.number]) for nets in replica.nets]
         has_first = any(nets.number == 0 for nets in replica.nets)
-        frozen = _pack_frozen(self._frozen.arrays()) if has_first else b""
+        frozen = self._frozen.pack() if has_first else b""
         packed = join(state.SerializeToString() for state in states)
         large = OwnParts(exchange.state.parts())
         spare, self._spare_histories = self._spare_histories, ()
@@ -273,11 +244,11 @@ class MemorySnapshots:
         before = self.newest
         self.newest = MemorySnapshot(
             iteration=begun.iteration,
-            tests_done=begun.tests_done,
-            states=tuple(
-                map(PoseidonWorkerState.FromString, parts([states for *_, states in sent]))
+            state=PoseidonState(
+                tests_done=begun.tests_done,
+                worker=map(PoseidonWorkerState.FromString, parts(states for *_, states in sent)),
             ),
-            frozen=_unpack_frozen(next((frozen for *_, frozen, _ in sent if frozen), b"")),
+            frozen=next((frozen for *_, frozen, _ in sent if frozen), b""),
             schemes=self._schemes,
             values=begun.values,
             histories=() if begun.kept is None else begun.kept.result(),
@@ -286,21 +257,3 @@ class MemorySnapshots:
         self._begun = self._coming = None
         if before is not None:
             self._spare, self._spare_histories = before.values, before.histories
-
-
-def _pack_frozen(frozen: Mapping[str, Sequence[NDArray[np.float32]]]) -> bytes:
-    named = [
-        [name, [[list(array.shape), array.tobytes()] for array in history]]
-        for name, history in frozen.items()
-    ]
-    packed: bytes = msgpack.packb(named) if named else b""
-    return packed
-
-
-def _unpack_frozen(packed: bytes) -> dict[str, History]:
-    if not packed:
-        return {}
-    return {
-        name: [np.frombuffer(data, np.float32).reshape(shape) for shape, data in history]
-        for name, history in msgpack.unpackb(packed)
-    }

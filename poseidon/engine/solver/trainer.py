@@ -186,9 +186,10 @@ class Trainer:
     def _loop(self) -> bool:
         solver = self._solver
         if self._memory is not None and self._iteration < solver.max_iter:
-            if self._settings.from_memory and self._snapshot_is_due():
-                self._snapshot(ends=False, last=False)  # the loss may have come before it
-            self._keep_in_memory(self._memory)
+            # the loss may have come before the snapshot on disk
+            writes = self._settings.from_memory and self._snapshot_is_due()
+            if not (writes and self._snapshot(ends=False, last=False)):
+                self._keep_in_memory(self._memory)
         while self._iteration < solver.max_iter:
             if self._test_is_due(first=solver.test_initialization) and not self._test():
                 return True
@@ -356,9 +357,9 @@ class Trainer:
         values = {trained.name: trained.tensor for trained in self._replica.trained}
         return {**values, **self._exchange.state.replicated()}
 
-    def _snapshot(self, *, ends: bool, last: bool) -> None:
+    def _snapshot(self, *, ends: bool, last: bool) -> bool:
         """Write a snapshot; if training continues, from a memory snapshot, so that histories are
-        collected once for both.
+        collected once for both. Return whether a memory snapshot was taken.
         """
         for losses in self._losses.values():
             losses.check()
@@ -385,6 +386,7 @@ class Trainer:
             before=before,
             last=last,
         )
+        return histories is not None
 
     def _snapshot_is_due(self) -> bool:
         every = self._solver.snapshot

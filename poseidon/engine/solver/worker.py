@@ -264,7 +264,9 @@ class SolverWork(TrainingWork[JobDocument]):
             histories = resumed.histories(local_steps=built.local_steps) if resumed else None
             exchange.open(histories or None)
             if document.rewind >= 0:
-                start = arrive(self._newest, replica, checkpoint.frozen, exchange.control)
+                start = arrive(
+                    self._newest, replica, checkpoint.frozen, exchange.control, start.iteration
+                )
             _freeze_objects()
             self.launcher.forward_requests(exchange, rank)
             if rank == 0:

@@ -8,10 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
+from poseidon.engine.solver.frozen import FrozenHistories
+from poseidon.net.params import ParamInfo
 from poseidon.proto.blob import to_array
 from poseidon.proto.caffe_pb2 import SolverState
+from poseidon.proto.definition import read_solver
 from poseidon.snapshot.caffemodel import read_model
+from poseidon.solvers.settings import solver_settings
 from tests.support.training import Job, run, write_definitions
 from tests.support.training_processes import make_data
 
@@ -61,3 +67,37 @@ def test_statistics_have_decay_terms_in_their_histories(tmp_path: Path, kind: st
     last = (tmp_path / "snap_iter_4.solverstate").read_bytes()
     run(solver, Job(resume=tmp_path / "snap_iter_2.solverstate"))
     assert (tmp_path / "snap_iter_4.solverstate").read_bytes() == last
+
+
+def test_packed_histories_come_back(tmp_path: Path) -> None:
+    settings = solver_settings(
+        read_solver(
+            write_definitions(
+                tmp_path, batch=5, extra='type: "Adam"\nweight_decay: 0.1\nmomentum: 0.9'
+            )
+        ),
+        endless=True,
+    )
+
+    def histories() -> FrozenHistories:
+        blob = nn.Parameter(torch.arange(1.0, 7.0), requires_grad=False)
+        info = ParamInfo(
+            name="ip",
+            shape=(2, 3),
+            lr_mult=0.0,
+            decay_mult=1.0,
+            parameter=blob,
+            layer="ip",
+            layer_type="InnerProduct",
+            factors=False,
+        )
+        return FrozenHistories([info], settings)
+
+    first, other = histories(), histories()
+    for iteration in range(3):
+        first.advance(iteration)
+    other.unpack(first.pack())
+    np.testing.assert_array_equal(other.arrays()["ip"], first.arrays()["ip"])
+    assert np.all(first.arrays()["ip"][0] != other.arrays()["ip"][1])
+    other.unpack(b"")
+    np.testing.assert_array_equal(other.arrays()["ip"], first.arrays()["ip"])

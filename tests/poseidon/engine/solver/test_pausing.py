@@ -17,6 +17,7 @@ import pytest
 from poseidon.engine.document import JobDocument
 from poseidon.engine.launcher_connection import LauncherConnection
 from poseidon.engine.process import run_work
+from poseidon.engine.solver.memory import MemorySnapshots
 from poseidon.engine.solver.worker import SolverWork
 from poseidon.exchange.base import History
 from poseidon.exchange.exchange import ExchangeState
@@ -300,9 +301,11 @@ def test_snapshots_on_disk_are_written_from_those_in_memory(
 
 
 def test_a_snapshot_on_disk_that_a_loss_came_before_is_written(
-    tmp_path: Path, first: JobDocument
+    tmp_path: Path, first: JobDocument, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two workers lose the second when the files of the newest memory snapshot are not there."""
+    """Two workers lose the second when the files of the newest memory snapshot are not there. The
+    start from memory takes one snapshot for the files and for the next loss.
+    """
     first = replace(first, settings=(*first.settings, "snapshot=4"))
     undisturbed(first, tmp_path)
     expected = {path: path.read_bytes() for path in tmp_path.glob("snap_iter_*.caffemodel")}
@@ -311,10 +314,18 @@ def test_a_snapshot_on_disk_that_a_loss_came_before_is_written(
     workers[1].end()  # lost
     for path in tmp_path.glob("snap_iter_*"):
         path.unlink()
+    begun, begin = [], MemorySnapshots.begin
+
+    def noted(self: MemorySnapshots, iteration: int, *rest: Any) -> None:
+        begun.append(iteration)
+        begin(self, iteration, *rest)
+
+    monkeypatch.setattr(MemorySnapshots, "begin", noted)
     with start(replace(first, goes_on=True), 1, rewind=kept[0]) as (own, addresses):
         go_on(workers[:1], own)
         connect(workers[:1], addresses)
         finish(workers[:1])
+    assert begun == [*range(kept[0], ITERATIONS, 4)]
     for iteration in range(kept[0], ITERATIONS + 1, 4):
         path = tmp_path / f"snap_iter_{iteration}.caffemodel"
         assert path.read_bytes() == expected[path], iteration
