@@ -7,12 +7,14 @@ iteration the batches of the first, then of the next.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from poseidon.engine.module.random_streams import RandomStreams
 from poseidon.engine.module.sampler import SharedSampler
+from poseidon.engine.module.weights import BatchWeights
 from poseidon.errors import UsageError
 
 _END = object()
@@ -32,44 +34,6 @@ class _OwnRecords(Sampler[int]):
         return self._shared.records_of(self._virtual_worker)
 
 
-class Delivery(Protocol):
-    """What a group does with the batches of its loader."""
-
-    def between(self) -> None:
-        """Do what belongs between two iterations; before the first batch of each."""
-
-    def left_out(self) -> int:
-        """Return the iterations that the job has made without this worker so far."""
-
-    def fetching(self, virtual_worker: int) -> None:
-        """Note that a virtual worker's batch is fetched next."""
-
-    def delivering(self, records: Sequence[int], virtual_worker: int) -> None:
-        """Note the records of each virtual worker's batch, before one's is delivered."""
-
-    def ended(self) -> None:
-        """Note the end of an epoch."""
-
-
-class NoDelivery(Delivery):
-    """A loader without a group."""
-
-    def between(self) -> None:
-        pass
-
-    def left_out(self) -> int:
-        return 0
-
-    def fetching(self, virtual_worker: int) -> None:
-        pass
-
-    def delivering(self, records: Sequence[int], virtual_worker: int) -> None:
-        pass
-
-    def ended(self) -> None:
-        pass
-
-
 class SharedLoader(DataLoader[Any]):
     """A DataLoader over a `SharedSampler`. Each virtual worker has a DataLoader of its own in it.
 
@@ -80,7 +44,10 @@ class SharedLoader(DataLoader[Any]):
         sampler: this worker's.
         batch_size: records of a batch.
         passes: batches of a virtual worker in an iteration.
-        delivery: is told of batches.
+        weights: of the batches that are delivered.
+        streams: returns the random streams of the virtual workers; None: there are none.
+        between: called between two iterations, before the first batch of each.
+        left_out: returns the iterations that the job has made without this worker so far.
         arguments: DataLoader's others.
     """
 
@@ -90,8 +57,11 @@ class SharedLoader(DataLoader[Any]):
         sampler: SharedSampler,
         batch_size: int,
         *,
-        passes: int = 1,
-        delivery: Delivery | None = None,
+        passes: int,
+        weights: BatchWeights,
+        streams: Callable[[], RandomStreams | None],
+        between: Callable[[], None],
+        left_out: Callable[[], int],
         **arguments: Any,
     ) -> None:
         for name in ("sampler", "batch_sampler"):
@@ -103,7 +73,10 @@ class SharedLoader(DataLoader[Any]):
         self._shared = sampler
         self._records = batch_size
         self._passes = passes
-        self._delivery = delivery or NoDelivery()
+        self._weights = weights
+        self._streams = streams
+        self._between = between
+        self._left_out = left_out
         self._of = {
             v: DataLoader(
                 dataset,
@@ -135,17 +108,17 @@ class SharedLoader(DataLoader[Any]):
         self._shared.begin()
         self._check_passes()
         batches = self._begin_each()
-        first, done, left_out = self._shared.position, 0, self._delivery.left_out()
+        first, done, left_out = self._shared.position, 0, self._left_out()
         while True:
-            more, left_out = self._delivery.left_out() - left_out, self._delivery.left_out()
+            more, left_out = self._left_out() - left_out, self._left_out()
             if more:
                 self._shared.leave_out(more * self._passes * self._records)
                 batches, first, done = self._begin_each(), self._shared.position, 0
-            self._delivery.between()
+            self._between()
             delivered = False
             for virtual_worker, own in batches.items():
                 for place in range(done, done + self._passes):
-                    self._delivery.fetching(virtual_worker)
+                    self._enter(virtual_worker)
                     batch = next(own, _END)
                     if batch is _END:
                         break
@@ -154,13 +127,21 @@ class SharedLoader(DataLoader[Any]):
                     records = self._shared.batch_records(
                         first + place * self._records, self._records
                     )
-                    self._delivery.delivering(records, virtual_worker)
+                    self._weights.note(records, virtual_worker)
                     yield batch
             if not delivered:
                 break
             done += self._passes
-        self._delivery.ended()
+        self._weights.note((), 0)
+        self._enter(None)
         self._shared.end()
+
+    def _enter(self, virtual_worker: int | None) -> None:
+        """Begin to fetch a virtual worker's batch; None: the epoch has ended."""
+        streams = self._streams()
+        if streams is not None:
+            streams.enter(virtual_worker)
+            streams.delivered = virtual_worker
 
     def _begin_each(self) -> dict[int, Iterator[Any]]:
         """Return the batches of each virtual worker. A generator of the script's gives each the
@@ -171,7 +152,7 @@ class SharedLoader(DataLoader[Any]):
         for virtual_worker, loader in self._of.items():
             if self.generator is not None and state is not None:
                 self.generator.set_state(state)
-            self._delivery.fetching(virtual_worker)
+            self._enter(virtual_worker)
             found[virtual_worker] = iter(loader)
         return found
 

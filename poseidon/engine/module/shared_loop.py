@@ -4,7 +4,7 @@ each reads, and the weights of their batches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import Any, TypeVar
 
 import torch
@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from poseidon.engine.module import plain_values
-from poseidon.engine.module.group_turns import GroupTurns
-from poseidon.engine.module.loader import Delivery, SharedLoader
+from poseidon.engine.module.loader import SharedLoader
 from poseidon.engine.module.sampler import SharedSampler
 from poseidon.engine.module.step_loop import StepLoop
 from poseidon.engine.module.sync_norm import SyncNorms
@@ -236,12 +235,10 @@ class SharedLoop(StepLoop):
             sampler,
             batch_size,
             passes=self._plan.passes,
-            delivery=_Delivery(
-                self._turns,
-                self._weights,
-                self._between_iterations,
-                lambda: self._collections.left_out,
-            ),
+            weights=self._weights,
+            streams=lambda: self._turns.streams,
+            between=self._between_iterations,
+            left_out=lambda: self._collections.left_out,
             **arguments,
         )
 
@@ -337,41 +334,3 @@ class SharedLoop(StepLoop):
         if not self._in_backward:
             self._weights.check_weighed()
         super()._on_gradient(parameter)
-
-
-class _Delivery(Delivery):
-    """What a group does with the batches of its loader: it begins turns, and weighs losses."""
-
-    def __init__(
-        self,
-        turns: GroupTurns,
-        weights: BatchWeights,
-        between: Callable[[], None],
-        left_out: Callable[[], int],
-    ) -> None:
-        self._turns = turns
-        self._weights = weights
-        self._between = between
-        self._left_out = left_out
-
-    def between(self) -> None:
-        self._between()
-
-    def left_out(self) -> int:
-        return self._left_out()
-
-    def fetching(self, virtual_worker: int) -> None:
-        streams = self._turns.streams
-        if streams is not None:
-            streams.enter(virtual_worker)
-            streams.delivered = virtual_worker
-
-    def delivering(self, records: Sequence[int], virtual_worker: int) -> None:
-        self._weights.note(records, virtual_worker)
-
-    def ended(self) -> None:
-        self._weights.note((), 0)
-        streams = self._turns.streams
-        if streams is not None:
-            streams.enter(None)
-            streams.delivered = None

@@ -10,14 +10,37 @@ from torch.utils.data import TensorDataset
 
 from poseidon.engine.module.loader import SharedLoader
 from poseidon.engine.module.sampler import SharedSampler
+from poseidon.engine.module.weights import BatchWeights
 from poseidon.errors import UsageError
+
+
+def loader_of(
+    data: TensorDataset,
+    sampler: SharedSampler,
+    batch_size: int,
+    *,
+    passes: int = 1,
+    **arguments: Any,
+) -> SharedLoader:
+    """Return a loader without a group."""
+    return SharedLoader(
+        data,
+        sampler,
+        batch_size,
+        passes=passes,
+        weights=BatchWeights(workers=5),
+        streams=lambda: None,
+        between=lambda: None,
+        left_out=lambda: 0,
+        **arguments,
+    )
 
 
 def test_the_last_batch_is_within_its_epoch_until_the_loop_ends() -> None:
     records = TensorDataset(torch.arange(5))
     for arguments in ({}, {"drop_last": True}):
         sampler = SharedSampler(records, own=range(1), workers=1, shuffle=False)
-        loader = SharedLoader(records, sampler, 2, **arguments)
+        loader = loader_of(records, sampler, 2, **arguments)
         places = [(loader.position, sampler.state_dict()["epoch"]) for _ in loader]
         assert places == [(batch, 0) for batch in range(1, len(loader) + 1)]
         assert (loader.position, sampler.state_dict()["epoch"]) == (0, 1)
@@ -26,7 +49,7 @@ def test_the_last_batch_is_within_its_epoch_until_the_loop_ends() -> None:
 def test_a_loader_has_a_sampler_of_its_own() -> None:
     sampler = SharedSampler(range(4), own=range(1), workers=1)
     with pytest.raises(UsageError, match="has a sampler of its own"):
-        SharedLoader(TensorDataset(torch.arange(4)), sampler, 2, batch_sampler=[[0]])
+        loader_of(TensorDataset(torch.arange(4)), sampler, 2, batch_sampler=[[0]])
 
 
 def read_in_turn(own: range, passes: int, records: int, **arguments: Any) -> list[list[int]]:
@@ -34,7 +57,7 @@ def read_in_turn(own: range, passes: int, records: int, **arguments: Any) -> lis
     data = TensorDataset(torch.arange(records))
     unfilled = 2 if arguments.pop("uneven", False) else 0
     sampler = SharedSampler(data, own=own, workers=5, unfilled=unfilled)
-    loader = SharedLoader(data, sampler, 2, passes=passes, **arguments)
+    loader = loader_of(data, sampler, 2, passes=passes, **arguments)
     found = [batch.tolist() for _ in range(2) for (batch,) in loader]
     assert len(found) == 2 * len(loader)
     return found
@@ -68,7 +91,7 @@ def test_a_process_reads_the_batches_of_its_virtual_workers_in_turn(
 def test_a_process_resumes_all_of_its_virtual_workers() -> None:
     data = TensorDataset(torch.arange(30))
     samplers = [SharedSampler(data, own=range(2), workers=3) for _ in range(2)]
-    first, second = (SharedLoader(data, sampler, 2) for sampler in samplers)
+    first, second = (loader_of(data, sampler, 2) for sampler in samplers)
     whole = [batch.tolist() for (batch,) in first]
     epoch = iter(second)
     for _ in range(4):
@@ -76,13 +99,13 @@ def test_a_process_resumes_all_of_its_virtual_workers() -> None:
     assert second.position == 4
     again = SharedSampler(data, own=range(1, 3), workers=3)
     again.load_state_dict(samplers[1].state_dict())
-    rest = [batch.tolist() for (batch,) in SharedLoader(data, again, 2)]
+    rest = [batch.tolist() for (batch,) in loader_of(data, again, 2)]
     assert rest[::2] == whole[5::2]
 
 
 def test_passes_are_whole_steps_of_several_virtual_workers() -> None:
     data = TensorDataset(torch.arange(12))
-    loader = SharedLoader(data, SharedSampler(data, own=range(2), workers=2), 2, passes=2)
+    loader = loader_of(data, SharedSampler(data, own=range(2), workers=2), 2, passes=2)
     with pytest.raises(UsageError, match="each virtual worker has 3 batches in this epoch, and pa"):
         next(iter(loader))
 
@@ -96,7 +119,7 @@ def test_a_generator_gives_each_virtual_worker_the_numbers_of_the_only_one() -> 
         generator = torch.Generator().manual_seed(3)
         data = Noise(torch.arange(8))
         sampler = SharedSampler(data, own=own, workers=2)
-        loader = SharedLoader(data, sampler, 4, generator=generator, num_workers=1)
+        loader = loader_of(data, sampler, 4, generator=generator, num_workers=1)
         return [batch.tolist() for _ in range(2) for batch in loader]
 
     one, both = drawn(range(1)), drawn(range(2))
