@@ -28,7 +28,7 @@ from benchmarks.testbed.worker_settings import (
 )
 from poseidon.engine.module.distribute import running_in
 from poseidon.engine.module.group import Group
-from poseidon.engine.module.worker_context import ThisWorker, WorkerContext, unobserved
+from poseidon.engine.module.worker_context import Observed, ThisWorker, WorkerContext, unobserved
 from poseidon.errors import JobError
 from poseidon.exchange.building.built import Built
 from poseidon.exchange.exchange import Exchange
@@ -151,7 +151,7 @@ def worker_addresses(folder: Path, own: str, rank: int, workers: int) -> list[st
     return [file.read_text(encoding="ascii") for file in files]
 
 
-class Traced:
+class Traced(Observed):
     """An exchange and a module in a trace.
 
     Args:
@@ -161,19 +161,14 @@ class Traced:
     """
 
     def __init__(self, built: Built, module: nn.Module, trace: Tracer) -> None:
+        super().__init__(built.exchange)
         names = [choice.name for choice in built.plan.choices]
-        self.exchange = built.exchange
         self.exchange.observe([ExchangeTrace(names, trace)])
         self._module = module
         self._trace = trace
 
     def watch(self) -> None:
-        """See `Observed`."""
         TracingHooks(named_layers(self._module), self._trace)
-
-    def close(self) -> None:
-        """See `Observed`."""
-        self.exchange.close()
 
 
 def log_plan(built: Built, exchange: Exchange) -> None:

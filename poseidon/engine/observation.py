@@ -13,6 +13,7 @@ from pathlib import Path
 
 from torch import nn
 
+from poseidon.engine.module.worker_context import Observed
 from poseidon.errors import JobError
 from poseidon.exchange.building.built import Built
 from poseidon.exchange.cost import Choice, ExchangePlan
@@ -62,8 +63,8 @@ def log_plan(plan: ExchangePlan, output: Path, number: int = 0) -> None:
         )
 
 
-class Observation:
-    """The observation of one worker's exchange and layers (`Observed`).
+class Observation(Observed):
+    """The observation of one worker's exchange and layers.
 
     Args:
         built: the exchange; this object closes it.
@@ -82,6 +83,7 @@ class Observation:
         *,
         observers: Sequence[Observer] = (),
     ) -> None:
+        super().__init__(built.exchange)
         self._built = built
         self._trace = trace
         self._send = send
@@ -90,7 +92,6 @@ class Observation:
         self._layers = layers
         self._hooks: TracingHooks | None = None
         traces = [ExchangeTrace(names, trace)] if trace is not NO_TRACE else []
-        self.exchange = built.exchange
         self.exchange.observe([*observers, self._waits, *traces])
         self._closed = threading.Event()
         self._failure: Exception | None = None

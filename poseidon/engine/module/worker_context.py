@@ -122,12 +122,15 @@ class Loops:
         )
 
 
-class Observed(Protocol):
-    """An exchange with an observer."""
+class Observed:
+    """The exchange of a module, which nothing observes. Observers are subclasses.
 
-    @property
-    def exchange(self) -> Exchange:
-        """The exchange to train with."""
+    Attributes:
+        exchange: the exchange to train with.
+    """
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.exchange = exchange
 
     def watch(self) -> None:
         """Start to observe the layers of the module. Hooks that were put first
@@ -135,7 +138,8 @@ class Observed(Protocol):
         """
 
     def close(self) -> None:
-        """Close the exchange and report the last measurements."""
+        """Report the last measurements, and close the exchange."""
+        self.exchange.close()
 
 
 class Reducer(Protocol):
@@ -145,23 +149,9 @@ class Reducer(Protocol):
         """Leave the exchange."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unobserved:
-    """An exchange without an observer."""
-
-    exchange: Exchange
-
-    def watch(self) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Close the exchange."""
-        self.exchange.close()
-
-
 def unobserved(built: Built, module: nn.Module) -> Observed:
     """Return the exchange without an observer: the default of `WorkerContext.observe`."""
-    return Unobserved(built.exchange)
+    return Observed(built.exchange)
 
 
 def _alone(own: str) -> tuple[str, ...]:
