@@ -17,8 +17,11 @@ from dataclasses import dataclass
 import torch
 
 from poseidon import log as glog
-from poseidon.engine.module.distribute import current_context, this_worker
-from poseidon.engine.threads import compute_with_one_thread
+from poseidon.engine.module.distribute import (
+    compute_with_one_thread,
+    current_context,
+    this_worker,
+)
 from poseidon.errors import UsageError, counted
 from poseidon.layers.base import CPU, LayerContext
 from poseidon.layers.registry import known_types

@@ -20,7 +20,7 @@ import gc
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -47,12 +47,11 @@ from poseidon.engine.module.tensors import (
 )
 from poseidon.engine.module.update_rules import Outer, UpdateRule
 from poseidon.engine.module.worker_context import Loops, ThisWorker, WorkerContext
-from poseidon.engine.threads import compute_with_one_thread
 from poseidon.errors import PoseidonError, UsageError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.module_hooks import uncompiled
 from poseidon.exchange.options import ExchangeOptions
-from poseidon.settings import variable_of_tasks
+from poseidon.settings import are_threads_set, variable_of_tasks
 from ps_server.protocol.virtual_workers import VirtualWorkers
 
 
@@ -96,6 +95,21 @@ def this_worker() -> ThisWorker:
     May be called before `distribute`.
     """
     return current_context().worker
+
+
+def compute_with_one_thread(say: Callable[[str], object]) -> None:
+    """Compute with one thread, as the workers of a job with virtual workers do, unless the user
+    has set a number: bits may depend on it.
+
+    Args:
+        say: tells the user.
+    """
+    if torch.get_num_threads() > 1 and not are_threads_set():
+        torch.set_num_threads(1)
+        say(
+            "virtual workers: computing with 1 thread, as in a job; OMP_NUM_THREADS=N sets "
+            "another number"
+        )
 
 
 @overload
