@@ -87,8 +87,7 @@ class LocalOptimizerGroup(OptimizerGroup):
         )
 
     def _replicated(self) -> dict[str, Tensor]:
-        values = {trained.name: trained.tensor for trained in self._plan.tensors}
-        return {**values, **self._exchange.state.replicated()}
+        return Group._replicated(self)
 
     def _save_how(self) -> dict[str, Any]:
         return {}

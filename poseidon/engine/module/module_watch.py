@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -20,24 +19,6 @@ from poseidon.engine.module.tensors import GroupPlan
 from poseidon.engine.module.worker_context import Observed
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.module_hooks import OfOneModule, OutsideOfGraphs, uncompiled
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleCallbacks:
-    """The reports of a `ModuleWatch`.
-
-    Attributes:
-        on_forward: called before a forward pass of the module, or of a part of it that has tensors
-            of the group.
-        on_gradient: called when a backward pass has reached the module; several times within each.
-        on_state_read: called before `state_dict` reads the module.
-        on_value: called with the index of a tensor of the exchange once its value has come.
-    """
-
-    on_forward: Callable[..., None]
-    on_gradient: Callable[..., None]
-    on_state_read: Callable[..., None]
-    on_value: Callable[[int], None]
 
 
 class ModuleWatch:
@@ -51,7 +32,11 @@ class ModuleWatch:
         plan: the tensors of the group.
         observed: the exchange.
         wait_free: gradients leave within the backward pass.
-        callbacks: receive the reports.
+        on_forward: called before a forward pass of the module, or of a part of it that has tensors
+            of the group.
+        on_gradient: called when a backward pass has reached the module; several times within each.
+        on_state_read: called before `state_dict` reads the module.
+        on_value: called with the index of a tensor of the exchange once its value has come.
 
     Attributes:
         hooks: the hooks between autograd and the exchange.
@@ -64,7 +49,10 @@ class ModuleWatch:
         observed: Observed,
         *,
         wait_free: bool,
-        callbacks: ModuleCallbacks,
+        on_forward: Callable[..., None],
+        on_gradient: Callable[..., None],
+        on_state_read: Callable[..., None],
+        on_value: Callable[[int], None],
     ) -> None:
         module = uncompiled(entry)
         is_compiled, sources = entry is not module, set(plan.sources)
@@ -72,7 +60,7 @@ class ModuleWatch:
         with ExitStack() as removal:
             for source in sources:
                 if source.requires_grad:
-                    handle = source.register_post_accumulate_grad_hook(callbacks.on_gradient)
+                    handle = source.register_post_accumulate_grad_hook(on_gradient)
                     removal.callback(handle.remove)
             self.hooks = Hooks(
                 [module],
@@ -82,13 +70,13 @@ class ModuleWatch:
                 wait_free=wait_free,
                 sources=plan.sources,
                 entry=entry if is_compiled else None,
-                on_backward=callbacks.on_gradient,
-                on_value=callbacks.on_value,
+                on_backward=on_gradient,
+                on_value=on_value,
                 sends=plan.sends_gradients,
             )
             removal.callback(self.hooks.close)
             observed.watch()
-            reads = OfOneModule(callbacks.on_state_read)
+            reads = OfOneModule(on_state_read)
             of_layers = OutsideOfGraphs if is_compiled else OfOneModule
             for child in module.modules():
                 removal.callback(child.register_state_dict_pre_hook(reads).remove)
@@ -96,12 +84,12 @@ class ModuleWatch:
                 if child is module or own & sources:
                     # Each has an object of its own: torch 2.11 looks up prepended hooks in the
                     # wrong order, and its compiler fails where two modules have the same object.
-                    begins = of_layers(callbacks.on_forward)
+                    begins = of_layers(on_forward)
                     removal.callback(child.register_forward_pre_hook(begins, prepend=True).remove)
             if is_compiled:
-                begins = OfOneModule(callbacks.on_forward)
+                begins = OfOneModule(on_forward)
                 removal.callback(entry.register_forward_pre_hook(begins, prepend=True).remove)
-            removal.callback(OutputWatch(entry, trained, callbacks.on_gradient).close)
+            removal.callback(OutputWatch(entry, trained, on_gradient).close)
             self._removal = removal.pop_all()
 
     def close(self) -> None:

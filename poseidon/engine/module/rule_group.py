@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from poseidon.engine.module.group import Group
 from poseidon.engine.module.masters import as_float32, under_a_rule
@@ -116,10 +116,6 @@ class RuleGroup(Group):
 
     def _save_own(self) -> list[dict[str, Any]]:
         return self._histories() if self._histories_differ else super()._save_own()
-
-    def _replicated(self) -> dict[str, Tensor]:
-        values = {trained.name: trained.tensor for trained in self._plan.tensors}
-        return {**values, **self._exchange.state.replicated()}
 
     def _histories(self) -> list[dict[str, Any]]:
         """Return the histories of the parameters by name, of each virtual worker of this process

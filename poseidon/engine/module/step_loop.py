@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from poseidon.engine.module.group_collections import GroupCollections
 from poseidon.engine.module.group_turns import turns_of
 from poseidon.engine.module.masters import Masters
-from poseidon.engine.module.module_watch import ModuleCallbacks, ModuleWatch
+from poseidon.engine.module.module_watch import ModuleWatch
 from poseidon.engine.module.random_streams import Generators, RandomStreams, script_seed
 from poseidon.engine.module.tables.group import TableGroup
 from poseidon.engine.module.tables.link import Callbacks
@@ -123,12 +123,10 @@ class StepLoop(ABC):
                 plan,
                 self._observed,
                 wait_free=context.member.options.wait_free,
-                callbacks=ModuleCallbacks(
-                    on_forward=self._on_forward,
-                    on_gradient=self._on_gradient,
-                    on_state_read=self._on_state_read,
-                    on_value=self._masters.publish,
-                ),
+                on_forward=self._on_forward,
+                on_gradient=self._on_gradient,
+                on_state_read=self._on_state_read,
+                on_value=self._masters.publish,
             )
         except BaseException:
             self.close()
@@ -416,9 +414,10 @@ class StepLoop(ABC):
                 )
             self._settle("the end of the `with` block")
 
-    @abstractmethod
     def _replicated(self) -> dict[str, Tensor]:
         """Return the tensors that are equal on all workers after a step, by name: live tensors."""
+        values = {trained.name: trained.tensor for trained in self._plan.tensors}
+        return {**values, **self._exchange.state.replicated()}
 
     def _rates(self) -> tuple[float, ...]:
         """Return the rates of the iteration that begins."""
