@@ -38,7 +38,6 @@ class SmoothedLoss:
         self._losses: deque[Tensor | float] = deque(start, maxlen=window)
 
     def add(self, loss: Tensor) -> None:
-        """Add the loss of one more iteration."""
         self._losses.append(loss)
 
     @property
@@ -111,7 +110,6 @@ def named_values(values: Mapping[str, Tensor], weights: Mapping[str, float]) -> 
     """Return every number of some blobs as named outputs, in order.
 
     Args:
-        values: the blobs by name.
         weights: loss weight by name; 0 for the others.
     """
     numbers = [

@@ -38,7 +38,6 @@ class DetectionScore:
     """The score of an output.
 
     Attributes:
-        name: the name of the blob.
         mean: the mean average precision.
         classes: the average precision of each class that has detections, by label.
     """
@@ -67,7 +66,6 @@ class DetectionTally:
             self._parts.append(np.concatenate((head, rows), 1))
 
     def pack(self) -> bytes:
-        """Return the rows as bytes."""
         return np.concatenate([np.zeros((0, COLUMNS)), *self._parts]).astype("<f8").tobytes()
 
     def unpack(self, payloads: Iterable[bytes]) -> None:
@@ -122,7 +120,6 @@ def average_precision(
     """Return the average precision of the detections of a class.
 
     Args:
-        scores: the score of each detection.
         right: 1 for a true detection, else 0.
         wrong: 1 for a false detection, else 0.
         positives: the number of objects.

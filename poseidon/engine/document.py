@@ -155,7 +155,6 @@ class TrainingDocument(WorkerDocument):
         return self.client <= self.replicas and self.local_rank == 0
 
     def to_json(self) -> bytes:
-        """Return one line of JSON, without the line end."""
         return json.dumps({**self.to_fields(), "exchange": self.exchange.to_json()}).encode()
 
     @property
@@ -249,10 +248,6 @@ Document = TypeVar("Document", bound=WorkerDocument)
 
 def read_document(kind: type[Document], line: str | bytes) -> Document:
     """Read a document from a line of JSON.
-
-    Args:
-        kind: the class of the document.
-        line: the line.
 
     Raises:
         UsageError: the line is not such a document; the text names the field that does not fit.

@@ -34,9 +34,6 @@ class StartEnded(BaseException):
     """The waits of this start were ended by an error, and the script has gone on after it.
 
     A script that catches every `Exception` does not catch it.
-
-    Args:
-        error: has ended the waits.
     """
 
     def __init__(self, error: ServerError) -> None:
@@ -88,7 +85,6 @@ class SnapshotInterval:
         """Note a snapshot.
 
         Args:
-            iteration: iterations finished.
             blocked_s: seconds for which training has waited for it.
         """
         if self._usual:

@@ -78,8 +78,6 @@ class LauncherConnection:
     """Sends events and a heartbeat every two seconds; receives commands.
 
     Args:
-        inlet: source of commands.
-        outlet: destination of events.
         notes: the log line that follows a request at once; a request without one is not logged.
     """
 

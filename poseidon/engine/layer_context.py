@@ -9,7 +9,6 @@ from poseidon.layers.base import LayerContext
 
 
 def layer_context(document: WorkerDocument, *, phase: int, seed: int) -> LayerContext:
-    """Return the environment of a worker's layers."""
     return LayerContext(
         phase=phase,
         seed=seed,

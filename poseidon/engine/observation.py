@@ -49,8 +49,6 @@ def log_plan(plan: ExchangePlan, output: Path, number: int = 0) -> None:
     """Write the plan to the job's folder if the disk has room, and log a line about it.
 
     Args:
-        plan: of one exchange.
-        output: the folder.
         number: of the exchange among the exchanges of the job, from 0.
     """
     path = output / (f"exchange_plan_{number + 1}.txt" if number else "exchange_plan.txt")
@@ -70,7 +68,6 @@ class Observation(Observed):
         built: the exchange; this object closes it.
         layers: name and module of each layer, for the trace.
         trace: records spans; its owner closes it.
-        send: sends an event to the launcher.
         observers: others of the exchange.
     """
 
@@ -105,7 +102,6 @@ class Observation(Observed):
             self._hooks = TracingHooks(self._layers, self._trace)
 
     def statistics(self) -> WorkerStatistics:
-        """Return the statistics so far."""
         built, waits = self._built, self._waits
         choices, traffic = built.plan.choices, self.exchange.traffic()
         totals = built.client.statistics() if built.client is not None else None

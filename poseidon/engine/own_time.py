@@ -19,9 +19,7 @@ class OwnTime:
     """Measures the iterations of one worker, for one start of its job.
 
     Args:
-        send: sends an event to the launcher.
         waited_s: returns the seconds that the loop has waited for other workers so far.
-        device: that computes.
         now_s: seconds, monotonic.
     """
 

@@ -26,7 +26,6 @@ class WrittenSnapshot:
 
     Attributes:
         state: the `.solverstate`, or a script's checkpoint.
-        iteration: iterations finished.
         seconds: duration of serializing and writing.
     """
 

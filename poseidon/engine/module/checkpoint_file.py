@@ -38,7 +38,6 @@ def unpacked(content: bytes, source: str) -> Any:
     """Return the value of such bytes, with all tensors on the CPU.
 
     Args:
-        content: the bytes.
         source: their origin, for messages.
 
     Raises:
@@ -119,7 +118,6 @@ def write_checkpoint(path: Path, content: bytes, keep: int, others: Sequence[Pat
 
     Args:
         path: made by `checkpoint_path`, after `prepare_checkpoint`.
-        content: the bytes.
         keep: how many with its prefix stay, the newest; 0: all.
         others: its other files, which are written already.
 

@@ -58,10 +58,6 @@ class BucketReducer:
 
     The process group reduces the first backward pass, which shows which weights of fully-connected
     layers may travel as factors, and with how many rows. Then the exchange opens.
-
-    Args:
-        module: the module.
-        context: this worker.
     """
 
     def __init__(self, module: DistributedDataParallel, context: WorkerContext) -> None:
@@ -85,7 +81,6 @@ class BucketReducer:
         self._hook = lambda _, bucket: self._reduce(bucket)
 
     def close(self) -> None:
-        """Leave the exchange."""
         if self._observed is not None:
             self._observed.close()
 
@@ -220,10 +215,6 @@ def reduce_by_exchange(module: DistributedDataParallel, context: WorkerContext) 
 
     A module over a group of some workers is left to the process group.
 
-    Args:
-        module: the module, on all workers.
-        context: this worker.
-
     Raises:
         UsageError: a worker computes for several virtual workers.
     """
@@ -246,10 +237,6 @@ def ddp_script(mesh: Mesh, context: WorkerContext) -> Iterator[None]:
     `init_process_group` makes the process group "poseidon", whatever backend it names. So does
     `new_group`. Each DistributedDataParallel over all workers is reduced by an exchange of its
     own, one over a group of some workers by all-reduce.
-
-    Args:
-        mesh: the messages among the workers.
-        context: this worker.
     """
     distributed: Any = torch.distributed
     new_group, construct = distributed.new_group, DistributedDataParallel.__init__

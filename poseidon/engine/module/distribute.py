@@ -100,9 +100,6 @@ def this_worker() -> ThisWorker:
 def compute_with_one_thread(say: Callable[[str], object]) -> None:
     """Compute with one thread, as the workers of a job with virtual workers do, unless the user
     has set a number: bits may depend on it.
-
-    Args:
-        say: tells the user.
     """
     if torch.get_num_threads() > 1 and not are_threads_set():
         torch.set_num_threads(1)
@@ -253,12 +250,7 @@ def join(
     options: DistributeOptions,
     context: WorkerContext,
 ) -> Group:
-    """Distribute a module on a worker with a given context. See `distribute`.
-
-    Raises:
-        UsageError: an argument is out of range, or the module cannot be distributed.
-        ServerError: other workers did not join, or have a different module.
-    """
+    """Distribute a module on a worker with a given context. See `distribute`."""
     if not isinstance(module, nn.Module):
         raise UsageError(
             f"distribute() was given a {type(module).__name__} as its module; expected a "
@@ -300,11 +292,6 @@ def _optimizers(how: object) -> list[torch.optim.Optimizer]:
 
 
 def _compressed(context: WorkerContext, compress: str) -> WorkerContext:
-    """Return the context with these codecs.
-
-    Raises:
-        UsageError: they are not legal, or the job has others.
-    """
     given = context.member.options.compress
     if not compress or compress == given:
         return context
@@ -317,11 +304,6 @@ def _compressed(context: WorkerContext, compress: str) -> WorkerContext:
 
 
 def _with_virtual_workers(context: WorkerContext, count: int | None) -> WorkerContext:
-    """Return the context with this number of virtual workers.
-
-    Raises:
-        UsageError: the job has a different number, or more workers.
-    """
     given = context.member.virtual_workers
     if count is None or (given is not None and given.count == count):
         return context
@@ -411,9 +393,6 @@ def _context() -> WorkerContext:
 def _check_alone(tasks: str) -> None:
     """Refuse a script that torchrun has started several times by itself; warn of
     one that mpirun or srun has started so.
-
-    Args:
-        tasks: the variable that says how many times; empty: once.
     """
     if not tasks:
         return

@@ -42,13 +42,7 @@ from ps_server.rules import history_count
 
 
 class Group(SharedLoop):
-    """A module that all workers train together: steps, data, collections and checkpoints.
-
-    Args:
-        module: the module, or `torch.compile` of it.
-        plan: the tensors to exchange.
-        context: this worker.
-    """
+    """A module that all workers train together: steps, data, collections and checkpoints."""
 
     _sent: SentGradients
     """The gradients of this step; each kind of group has a refusal of its own."""
@@ -130,7 +124,6 @@ class Group(SharedLoop):
         """Return `state_dict`. Other workers are waited for under the name of the call.
 
         Args:
-            call: the script's.
             keeps: whether this worker gets the whole state; None: rank 0 does.
         """
         keeps = self.rank == 0 if keeps is None else keeps
@@ -360,9 +353,6 @@ class Group(SharedLoop):
         """Load a state that all workers have.
 
         Args:
-            state: the state.
-            source: its origin, for messages.
-            call: the script's call.
             has_files: whether the rows of tables are beside a file.
             path: the file, on rank 0.
         """
@@ -396,7 +386,6 @@ class Group(SharedLoop):
             group._restore(checked(groups[name], source), f"'{name}' of {source}", call)
 
     def _resized(self, state: Mapping[str, Any], source: str) -> dict[str, Any]:
-        """Return a state of a different number of virtual workers."""
         saved, own = state["workers"], self.virtual_workers
         if self.rank == 0:
             self._context.say(

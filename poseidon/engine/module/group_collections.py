@@ -51,13 +51,10 @@ class GroupCollections:
     """Collections of one worker with all others.
 
     Args:
-        control: job control of the exchange.
         on_progress: called after each step and at the beginning and end of each wait for others.
-        rank: this worker.
         place: returns where in its loop this worker is, for messages.
 
     Attributes:
-        steps: steps finished.
         iterations: iterations of the exchange that have ended.
         left_out: those among both that the job has made without this worker
             (`poseidon/exchange/rounds/quorum.py`).
@@ -82,7 +79,6 @@ class GroupCollections:
         self._call: Call | None = None
 
     def finish_step(self) -> None:
-        """Count one more step."""
         self.steps += 1
         self.report()
 

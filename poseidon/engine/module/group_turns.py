@@ -29,11 +29,8 @@ def turns_of(
     """Return the turns of a group.
 
     Args:
-        module: of the group.
-        plan: its tensors.
         virtual: the virtual workers of the job, and the workers that compute for them; None: each
             for one.
-        worker: this one.
 
     Raises:
         UsageError: the module needs as many workers as virtual workers.
@@ -174,7 +171,6 @@ class OwnBuffers:
     statistics, whose changes it does not see.
 
     Args:
-        module: the module.
         rest: its tensors that are not exchanged in every step, by name.
         workers: number of virtual workers.
     """

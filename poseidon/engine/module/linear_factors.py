@@ -25,12 +25,7 @@ types of 16 bits.
 
 
 class LinearFactors:
-    """The factors of one layer's weight since its gradient was cleared.
-
-    Args:
-        layer: the layer.
-        weight: its weight.
-    """
+    """The factors of one layer's weight since its gradient was cleared."""
 
     def __init__(self, layer: nn.Module, weight: nn.Parameter) -> None:
         self._weight = weight
@@ -42,7 +37,6 @@ class LinearFactors:
 
     @property
     def rows(self) -> int:
-        """The number of rows."""
         return sum(len(u) for u, _ in self._pairs)
 
     @property
@@ -85,7 +79,6 @@ class LinearFactors:
         self._before = None
 
     def close(self) -> None:
-        """Remove the hook."""
         self._handle.remove()
 
     def _types(self, gradient: Tensor) -> set[torch.dtype]:

@@ -41,8 +41,6 @@ class SharedLoader(DataLoader[Any]):
 
     Args:
         dataset: with records by number.
-        sampler: this worker's.
-        batch_size: records of a batch.
         passes: batches of a virtual worker in an iteration.
         weights: of the batches that are delivered.
         streams: returns the random streams of the virtual workers; None: there are none.
@@ -88,7 +86,6 @@ class SharedLoader(DataLoader[Any]):
         }
 
     def __len__(self) -> int:
-        """Return the number of batches that a loop gets in an epoch."""
         return sum(map(len, self._of.values()))
 
     @property

@@ -23,7 +23,6 @@ class Snapshot:
     """A complete snapshot.
 
     Attributes:
-        iteration: iterations finished.
         content: of a checkpoint.
     """
 
@@ -89,8 +88,6 @@ class ScriptMemory:
         """Take a snapshot if one is due, between two iterations. All workers call it together.
 
         Args:
-            content: see `take`.
-            gather: collects payloads.
             regroups: whether the launcher has requested that the job regroups here.
 
         Raises:
@@ -113,7 +110,6 @@ class ScriptMemory:
         Args:
             content: makes the content, with all others; what it returns counts on those that hold
                 snapshots.
-            gather: collects payloads.
         """
         began_s = time.perf_counter()
         costs = [COSTS.unpack(part) for part in gather(COSTS.pack(*self._interval.costs()))]

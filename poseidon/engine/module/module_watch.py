@@ -29,8 +29,6 @@ class ModuleWatch:
 
     Args:
         entry: the module that the script calls: the module itself, or `torch.compile` of it.
-        plan: the tensors of the group.
-        observed: the exchange.
         wait_free: gradients leave within the backward pass.
         on_forward: called before a forward pass of the module, or of a part of it that has tensors
             of the group.
@@ -93,7 +91,6 @@ class ModuleWatch:
             self._removal = removal.pop_all()
 
     def close(self) -> None:
-        """Remove all hooks."""
         self._removal.close()
 
 
@@ -101,8 +98,6 @@ class OutputWatch:
     """A hook on the outputs of one module: the first point that a backward pass reaches.
 
     Args:
-        module: the module.
-        parameters: the module's parameters that need a gradient.
         on_backward: called within each backward pass, once for each output.
     """
 
@@ -114,7 +109,6 @@ class OutputWatch:
         self._handle = module.register_forward_hook(OfOneModule(self._watch))
 
     def close(self) -> None:
-        """Remove the hook."""
         self._handle.remove()
         self._leaves.clear()
 

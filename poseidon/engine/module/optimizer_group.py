@@ -41,11 +41,7 @@ class OptimizerGroup(Group):
     """A group whose parameters follow a torch.optim optimizer on every worker. See `Group`.
 
     Args:
-        module: the module, or `torch.compile` of it.
         optimizer: of some or all of its parameters.
-        tensors: its tensors.
-        options: the arguments of `distribute`.
-        context: this worker.
     """
 
     def __init__(

@@ -36,7 +36,6 @@ class _Conversion:
     """The rule of an optimizer's class.
 
     Attributes:
-        rule: its class.
         constants: the options of a parameter group that are its arguments.
         off: options that the rule does not have.
     """
@@ -146,11 +145,7 @@ def _trains(optimizer: Optimizer, names: Mapping[nn.Parameter, str]) -> bool:
 
 
 def _check_convertible(optimizer: Optimizer) -> None:
-    """Refuse an optimizer without an exact rule, or with a state.
-
-    Raises:
-        UsageError: says why.
-    """
+    """Refuse an optimizer without an exact rule, or with a state."""
     name = f"torch.optim.{type(optimizer).__name__}"
     conversion = _CONVERSIONS.get(type(optimizer))
     if conversion is None:

@@ -24,7 +24,6 @@ class OptimizerTurns:
     """The states of an optimizer, between the turns of several virtual workers.
 
     Args:
-        optimizer: of the script.
         count: of virtual workers, 2 or more. All begin with the optimizer's state.
     """
 

@@ -75,7 +75,6 @@ def reduce(values: Sequence[Any], how: Reduction) -> Tensor | float:
 
     Args:
         values: by rank: numbers, or tensors of one shape.
-        how: the reduction.
 
     Returns:
         A number of Python for numbers; else a tensor of the type of the first, or float64 for the

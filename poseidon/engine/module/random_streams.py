@@ -28,9 +28,6 @@ def random_state(device: torch.device) -> dict[str, Any]:
     """Return the states of Python's, numpy's and torch's generators, and of a GPU's.
 
     The values are of types that `torch.load(weights_only=True)` reads.
-
-    Args:
-        device: the device of this worker.
     """
     name, keys, place, has_gauss, gauss = np.random.get_state(legacy=True)
     return {
@@ -48,12 +45,7 @@ def random_state(device: torch.device) -> dict[str, Any]:
 
 
 def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
-    """Restore the generators; a GPU's only where the state has one.
-
-    Args:
-        state: from `random_state`.
-        device: the device of this worker.
-    """
+    """Restore the generators; a GPU's only where the state has one."""
     version, numbers, gauss_next = state["python"]
     random.setstate((version, tuple(numbers), gauss_next))
     name, keys, *rest = state["numpy"]
@@ -68,7 +60,6 @@ def seed_generators(seed: int, device: torch.device) -> None:
 
     Args:
         seed: 0 to 2**64 - 1; numpy's is modulo 2**32.
-        device: the device of this worker.
     """
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -86,10 +77,6 @@ def script_seed() -> int:
 def seed_of(virtual_worker: int, seed: int) -> int:
     """Return the seed of a virtual worker's first stream: the first 8 bytes of the SHA-256 of
     `<seed> <virtual worker>`, little-endian.
-
-    Args:
-        virtual_worker: its number.
-        seed: the script's.
     """
     digest = hashlib.sha256(f"{seed} {virtual_worker}".encode()).digest()
     return int.from_bytes(digest[:8], "little")
@@ -100,10 +87,8 @@ class Taken:
     """What the generators of a process hold.
 
     Attributes:
-        python: the state of Python's generator.
         numpy: numpy's bit generator itself: its state is slow to read. A normal number that numpy
             keeps for the next call is not part of it, and is lost.
-        torch: the state of torch's generator.
         cuda: the state of a GPU's generator; None: there is none.
     """
 
@@ -114,11 +99,7 @@ class Taken:
 
 
 class Generators:
-    """The generators of this process: Python's, numpy's, torch's, and a GPU's.
-
-    Args:
-        device: of this process.
-    """
+    """The generators of this process: Python's, numpy's, torch's, and a GPU's."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -193,9 +174,7 @@ class RandomStreams:
     the group's step; where the process has several groups, with the next batch.
 
     Args:
-        own: the virtual workers of this process.
         seed: of the script on worker 0.
-        generators: of this process.
 
     Attributes:
         current: the virtual worker whose stream is in the generators; None: no one's.
@@ -259,7 +238,6 @@ class RandomStreams:
         return self._generators.saved(taken)
 
     def load(self, virtual_worker: int | None, state: Mapping[str, Any]) -> None:
-        """Set the state of a stream."""
         self._seed_at_first = None
         taken = self._generators.loaded(state)
         if virtual_worker == self.current:

@@ -28,11 +28,6 @@ HISTORIES = ("history", "outer")
 def resized(state: Mapping[str, Any], workers: int, source: str) -> dict[str, Any]:
     """Return a group's state for a different number of workers.
 
-    Args:
-        state: of a checkpoint.
-        workers: of this job.
-        source: of the checkpoint, for messages.
-
     Raises:
         SnapshotError: the script keeps a state of each worker's own.
     """

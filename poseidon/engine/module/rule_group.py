@@ -29,15 +29,7 @@ SCALED = (
 
 
 class RuleGroup(Group):
-    """A group whose parameters follow an update rule on the shards. See `Group`.
-
-    Args:
-        module: the module, or `torch.compile` of it.
-        rules: the update rules of its parameters.
-        tensors: its tensors.
-        options: the arguments of `distribute`.
-        context: this worker.
-    """
+    """A group whose parameters follow an update rule on the shards. See `Group`."""
 
     def __init__(
         self,

@@ -58,10 +58,7 @@ class SharedSampler(Sampler[int]):
     Each iteration over it is one epoch; the next one has a different order.
 
     Args:
-        dataset: anything with a length.
         own: the virtual workers of this worker.
-        workers: number of virtual workers of the job.
-        shuffle: draw a new order for each epoch.
         seed: of the orders; the same on every worker.
         on_read: called with a virtual worker before each of its records that is drawn.
         on_return: called with a virtual worker before its first record when an epoch is resumed in
@@ -153,7 +150,6 @@ class SharedSampler(Sampler[int]):
         return len(self._indices(virtual_worker, 0))
 
     def __len__(self) -> int:
-        """Return the number of records of this worker in an epoch."""
         return sum(map(self.records_of, self.own))
 
     @property

@@ -73,7 +73,6 @@ class StepReporter:
     """Reports the number of finished steps to the launcher, a few times a second.
 
     Args:
-        launcher: takes events.
         in_memory: returns the iteration of the newest memory snapshot of this worker; None: it has
             none.
     """

@@ -24,11 +24,7 @@ LOGGER = logging.getLogger(__name__)
 
 
 class ScriptLog:
-    """The worker's log, to which the script's lines are added.
-
-    Args:
-        path: of the log.
-    """
+    """The worker's log, to which the script's lines are added."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab", buffering=0)
@@ -56,7 +52,6 @@ class ScriptLog:
                 )
 
     def close(self) -> None:
-        """Close the file."""
         with suppress(OSError):  # of a full disk, which was reported
             self._file.close()
 
@@ -81,7 +76,6 @@ class ScriptStream(io.RawIOBase):
         return self._log.fileno() if self._descriptor is None else self._descriptor
 
     def writable(self) -> bool:
-        """Return True."""
         return True
 
     def write(self, chunk: Any) -> int:
@@ -105,7 +99,6 @@ def output_to_log(path: Path, prints: Prints) -> Iterator[None]:
     """Add what the process writes to the worker's log.
 
     Args:
-        path: of the log.
         prints: where standard output goes too; standard error goes to the launcher.
     """
     before = sys.stdout, sys.stderr

@@ -22,7 +22,6 @@ class SentGradients:
     """Gradients of this step, with their first values as sent.
 
     Args:
-        context: this worker.
         refusal: the sentence about gradients that have changed.
     """
 
@@ -57,7 +56,6 @@ class SentGradients:
         self._sent.clear()
 
     def forget(self) -> None:
-        """Forget the gradients: they are dropped."""
         self._sent.clear()
 
 

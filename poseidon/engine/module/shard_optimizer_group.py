@@ -30,11 +30,7 @@ class ShardOptimizerGroup(RuleGroup):
     """A group whose parameters follow the rules of optimizers on the shards. See `Group`.
 
     Args:
-        module: the module, or `torch.compile` of it.
         optimizers: one or more, of some or all of its parameters.
-        tensors: its tensors.
-        options: the arguments of `distribute`.
-        context: this worker.
     """
 
     def __init__(

@@ -28,13 +28,7 @@ SEVERAL = "and a worker of this job computes for several virtual workers, one af
 
 
 class SharedLoop(StepLoop):
-    """The steps of a module, with collections and data.
-
-    Args:
-        module: the module, or `torch.compile` of it.
-        plan: the tensors to exchange.
-        context: this worker.
-    """
+    """The steps of a module, with collections and data."""
 
     def __init__(self, module: nn.Module, plan: GroupPlan, context: WorkerContext) -> None:
         self._norms: SyncNorms | None = None

@@ -158,11 +158,7 @@ class StepLoop(ABC):
                 self._collections.gather(b"")
 
     def _check_rest(self) -> None:
-        """Check that all workers have the same tensors that are not exchanged.
-
-        Raises:
-            UsageError: the tensors differ; the text names the first difference.
-        """
+        """Check that all workers have the same tensors that are not exchanged."""
         own = [f"'{n}' of {t.dtype}, {tuple(t.shape)}" for n, t in self._plan.rest.items()]
         parts = self._collections.gather("\n".join(own).encode())
         first, *others = (part.decode().split("\n") for part in parts)

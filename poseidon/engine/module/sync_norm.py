@@ -30,8 +30,6 @@ class SyncNorms:
     """The layers of a module that normalize over all workers, until `close`.
 
     Args:
-        module: the module.
-        gather: collects payloads.
         counts: returns whether this worker's batch counts; it does not where it only fills a turn.
     """
 
@@ -48,13 +46,7 @@ class SyncNorms:
 
 
 class _Forward:
-    """The forward pass of one layer of a group.
-
-    Args:
-        layer: the layer.
-        gather: collects payloads.
-        counts: see `SyncNorms`.
-    """
+    """The forward pass of one layer of a group."""
 
     def __init__(self, layer: nn.SyncBatchNorm, gather: Gather, counts: Callable[[], bool]) -> None:
         self._layer = layer
@@ -129,7 +121,6 @@ class _TorchForward:
         self._layer = layer
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Run torch's forward pass."""
         return nn.SyncBatchNorm.forward(self._layer, x)
 
 

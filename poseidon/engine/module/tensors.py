@@ -160,8 +160,6 @@ def module_tensors(
     """Return the tensors of a module, without `rows`.
 
     Args:
-        module: the module.
-        buffers: what is done with running statistics.
         tables: its row tables; their weights are in `rest`.
 
     Raises:
@@ -296,7 +294,6 @@ class _Use:
         self.used_outside = self.used_outside or not self._running
 
     def close(self) -> None:
-        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
 

@@ -27,11 +27,7 @@ _NUMBER = struct.Struct("<d")
 
 
 class BatchWeights:
-    """The records of the present batch of each virtual worker.
-
-    Args:
-        workers: number of virtual workers.
-    """
+    """The records of the present batch of each virtual worker."""
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
@@ -51,7 +47,6 @@ class BatchWeights:
         return None if self._known is None else self._known[0]
 
     def end_step(self) -> None:
-        """Note that a turn has ended."""
         self._weighed.clear()
 
     @property

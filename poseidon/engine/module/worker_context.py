@@ -123,11 +123,7 @@ class Loops:
 
 
 class Observed:
-    """The exchange of a module, which nothing observes. Observers are subclasses.
-
-    Attributes:
-        exchange: the exchange to train with.
-    """
+    """The exchange of a module, which nothing observes. Observers are subclasses."""
 
     def __init__(self, exchange: Exchange) -> None:
         self.exchange = exchange
@@ -175,7 +171,6 @@ class WorkerContext:
     """One worker and its connections to its job. The default is a process that trains alone.
 
     Attributes:
-        worker: rank, size and device.
         member: this worker's membership of the exchange.
         connect: exchanges addresses with the rest of the job.
         trace: records what is sent and received.
@@ -194,7 +189,6 @@ class WorkerContext:
         on_progress: called at the beginning and end of each step, of each collection and of
             `distribute`; must be fast.
         number: of the loop of this context among the loops of its process, from 0.
-        loops: the training loops of the process.
     """
 
     worker: ThisWorker = field(default_factory=ThisWorker)

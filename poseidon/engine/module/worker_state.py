@@ -42,10 +42,7 @@ class WorkerState:
     """The state of one worker.
 
     Args:
-        module: the module.
         rest: its tensors that are not exchanged in every step, by name.
-        device: the device of this worker.
-        turns: of its virtual workers.
     """
 
     def __init__(
@@ -70,7 +67,6 @@ class WorkerState:
         """Save and load these objects too.
 
         Args:
-            objects: by name.
             own: each worker's states; otherwise rank 0's count for all.
 
         Raises:

@@ -51,8 +51,6 @@ class Progress:
     """The position of a training loop.
 
     Attributes:
-        iteration: iterations finished.
-        tests_done: test passes made.
         losses: losses in the average, oldest first, of each virtual worker of this process; empty:
             there are none.
     """
@@ -67,7 +65,6 @@ class Resumed:
     """The state of a snapshot that a job resumes from.
 
     Attributes:
-        progress: the position of the loop.
         model: the file of the weights; None: a snapshot in memory.
         own_histories: for each virtual worker of this process, one per trained tensor; the same
             one where all share it.
@@ -86,11 +83,7 @@ class Resumed:
     schemes: tuple[Scheme, ...] = ()
 
     def histories(self, *, local_steps: int) -> list[History]:
-        """Return the histories that the exchange continues from.
-
-        Args:
-            local_steps: `Built.local_steps`.
-        """
+        """Return the histories that the exchange continues from."""
         if not local_steps:
             return self.own_histories[0]
         outer = self.outer or [()] * len(self.own_histories[0])
@@ -114,8 +107,6 @@ class Checkpoint:
     """Saves and restores the state of one worker's process; rank 0 writes the files.
 
     Args:
-        replica: the nets of this process.
-        settings: how snapshots are kept.
         writer: writes them, one after another; None: a new one.
     """
 
@@ -155,10 +146,6 @@ class Checkpoint:
         not written, and no older one is removed.
 
         Args:
-            prefix: of the files' names.
-            progress: the position of the loop.
-            exchange: the exchange of this worker.
-            log: receives Caffe's lines about the snapshot.
             histories: after the last iteration, on rank 0; None: the exchange collects them.
             before: the blobs before the last iteration, whose changes are the diffs of the model;
                 None: no diffs.

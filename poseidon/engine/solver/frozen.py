@@ -39,12 +39,7 @@ class _Entry:
 
 
 class FrozenHistories:
-    """The histories of the blobs among `infos` that do not learn.
-
-    Args:
-        infos: the blobs of a train net.
-        settings: the settings of the solver.
-    """
+    """The histories of the blobs among `infos` that do not learn."""
 
     def __init__(self, infos: Sequence[ParamInfo], settings: SolverSettings) -> None:
         self._entries: dict[str, _Entry] = {}
@@ -57,11 +52,7 @@ class FrozenHistories:
             self._entries[info.name] = _Entry(info, value, rule, history)
 
     def advance(self, iteration: int) -> None:
-        """Apply the rule of one iteration, after its forward pass.
-
-        Args:
-            iteration: the iteration, from 0.
-        """
+        """Apply the rule of one iteration, after its forward pass."""
         for entry in self._entries.values():
             change(
                 entry.rule,

@@ -45,11 +45,7 @@ class OwnParts:
             torch.from_numpy(self.named[name]).copy_(tensor.detach().reshape(-1))
 
     def head(self, *, holds: bool) -> bytes:
-        """Return what the other workers need to know of them.
-
-        Args:
-            holds: whether this worker holds memory snapshots.
-        """
+        """Return what the other workers need to know of them."""
         packed: bytes = msgpack.packb([holds, self._sizes])
         return packed
 
@@ -71,10 +67,7 @@ class ComingParts:
     """The parts of all workers on their way; nothing where there are none.
 
     Args:
-        own: of this worker.
         heads: of all workers, by rank.
-        control: of the exchange.
-        rank: of this worker.
         iterations: until the next snapshot.
     """
 

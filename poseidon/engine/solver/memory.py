@@ -41,7 +41,6 @@ class MemorySnapshot:
     """A complete snapshot.
 
     Attributes:
-        iteration: iterations finished.
         state: test passes made, and the state of each virtual worker, in order.
         frozen: `FrozenHistories.pack`.
         schemes: of each trained tensor, where a start cannot find it out again.
@@ -76,10 +75,6 @@ def arrive(
     the position of the loop. All workers call it together, once the exchange is open.
 
     Args:
-        newest: of this worker.
-        replica: the nets of this process.
-        frozen: the histories of blobs that do not learn.
-        control: of the exchange.
         iteration: the iteration of rank 0's snapshot.
     """
     own = None
@@ -115,11 +110,8 @@ class MemorySnapshots:
     """The memory snapshots of one worker.
 
     Args:
-        replica: the nets of this process.
-        exchange: the exchange of this worker.
         frozen: the histories of blobs that do not learn, where virtual worker 0 is.
         holds: whether this worker holds values and histories.
-        interval: when a snapshot is due.
         schemes: of each trained tensor; see `MemorySnapshot`.
         newest: of the start before; None: there is none.
 
@@ -158,8 +150,6 @@ class MemorySnapshots:
         """Begin a snapshot. Every worker calls it after the same iteration.
 
         Args:
-            iteration: iterations finished.
-            tests_done: test passes made.
             losses: in the average of each virtual worker of this process, oldest first.
         """
         self.finish()
@@ -202,11 +192,7 @@ class MemorySnapshots:
         return copies
 
     def follow(self, seconds: float) -> None:
-        """Take what has come of a snapshot; all workers call it after each iteration.
-
-        Args:
-            seconds: that the last iteration took.
-        """
+        """Take what has come of a snapshot; all workers call it after each iteration."""
         begun = self._begun
         self._interval.note(seconds, transferring=begun is not None)
         if begun is None:

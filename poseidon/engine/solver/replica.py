@@ -45,8 +45,6 @@ class WorkerNets:
     Attributes:
         number: of the virtual worker, 0..V-1.
         name: of the virtual worker in messages.
-        train: the train net.
-        tests: the test nets.
     """
 
     number: int
@@ -64,15 +62,12 @@ class Replica:
     """The nets of one worker's process, built from a solver and filled.
 
     Args:
-        solver: the solver definition.
-        settings: its checked settings.
         context: rank, device, seed and so on of this process; the nets set the phase.
         virtual_workers: of the job, by process; None: one each.
 
     Attributes:
         virtual_workers: as given, or as `go_on` was given them.
         nets: the nets of each virtual worker of this process, in order.
-        tests: the test nets' definitions.
         exchanged: the blobs that are trained, or averaged as statistics.
         trained: the same, as tensors of an exchange.
     """
@@ -158,7 +153,6 @@ class Replica:
         """Return the nets of each virtual worker that a placement gives to this process.
 
         Args:
-            placed: the placement.
             present: the nets that this process has of them, by virtual worker.
             owner: owns the parameters; None: the first net to be compiled will.
         """
@@ -228,9 +222,6 @@ class Replica:
         up.
 
         Args:
-            nets: its nets.
-            iteration: the iteration.
-            after_pass: called after each pass.
             on_loss: called with the loss of each pass, before its backward pass.
 
         Returns:

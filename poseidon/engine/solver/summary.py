@@ -16,7 +16,6 @@ def net_table(net: Net, tables: Sequence[Sequence[str]], store: StoreSpec | None
     """Return the lines of the table.
 
     Args:
-        net: the train net.
         tables: names of the tensors in each table of the store, by table id.
         store: None if each worker holds all values itself.
     """

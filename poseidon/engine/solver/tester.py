@@ -118,9 +118,6 @@ class Tester:
     """One test net, on one worker's process.
 
     Args:
-        replica: the nets of this process.
-        index: number of the test net.
-        exchange: the exchange of this process.
         stop_wanted: returns True on rank 0 once the job was asked to stop.
         on_batch: called before each batch with the number of batches that this process has scored
             in this pass, and the number that it will score; must be fast.
@@ -159,12 +156,7 @@ class Tester:
         return self._replica.nets[0].tests[self._index]
 
     def skip_to(self, passes: int, of: Sequence[WorkerNets]) -> None:
-        """Continue as if `passes` test passes had been made.
-
-        Args:
-            passes: their number.
-            of: the nets whose readers do.
-        """
+        """Continue as if `passes` test passes had been made."""
         for nets in of:
             done = own_batches(nets.number, self._workers, 0, passes * self._iterations)
             for _, reader in nets.tests[self._index].readers():
@@ -175,7 +167,6 @@ class Tester:
 
         Args:
             passes: test passes made before.
-            iteration: training iterations finished.
             elapsed_s: seconds since the start, for the record.
 
         Returns:
@@ -213,14 +204,7 @@ class Tester:
         )
 
     def _score(self, net: Net, scores: _Scores, tally: DetectionTally, batch: int) -> None:
-        """Score one batch.
-
-        Args:
-            net: of the virtual worker whose batch it is.
-            scores: of that virtual worker.
-            tally: of detections.
-            batch: its number in the pass.
-        """
+        """Score one batch."""
         outputs = net()
         scores.batches += 1
         if self._ap_version is None:

@@ -81,15 +81,10 @@ class Trainer:
     """Trains the replica of one worker's process.
 
     Args:
-        replica: its nets.
         exchange: open; the trainer does not close it.
-        settings: of the loop.
-        checkpoint: writes snapshots.
-        testers: one for each test net.
         log: receives glog lines: on rank 0 the means over all virtual workers, on others those over
             their own, without tests.
         sinks: receive records too, on rank 0.
-        start: the position to begin at.
         own_time: measures iterations; None: nothing does.
         memory: takes memory snapshots; None: there are none.
     """
@@ -247,11 +242,7 @@ class Trainer:
         self._settings.on_progress(self._iteration, next(iter(self._smoothed.values())))
 
     def _compute(self, position: int) -> dict[str, Tensor]:
-        """Compute an iteration for one virtual worker; return the outputs of its last pass.
-
-        Args:
-            position: of the virtual worker among the virtual workers of this process.
-        """
+        """Compute an iteration for one virtual worker; return the outputs of its last pass."""
         nets = self._replica.nets[position]
         if position:
             self._hooks.next_virtual_worker()
@@ -281,10 +272,6 @@ class Trainer:
     def _display(self, rate: float, outputs: Sequence[Mapping[str, Tensor]]) -> None:
         """Collect this iteration's numbers from all workers; they are shown when the last has
         come. With a quorum each worker shows its own.
-
-        Args:
-            rate: the learning rate.
-            outputs: of the last pass of each virtual worker of this process.
         """
         own = zip(self._smoothed.values(), outputs, strict=True)
         payload = join(pack(smoothed.value, found) for smoothed, found in own)

@@ -22,7 +22,6 @@ def state_of(nets: WorkerNets, losses: Sequence[float]) -> PoseidonWorkerState:
     """Return the state of a virtual worker.
 
     Args:
-        nets: its nets.
         losses: in its average, oldest first.
     """
     state = PoseidonWorkerState(rank=nets.number, torch_rng=nets.train.random_state())
@@ -56,8 +55,6 @@ def restore(nets: WorkerNets, state: PoseidonWorkerState, *, batches: int = 0) -
     with other random layers than the saved one keeps its generators: it is a different net.
 
     Args:
-        nets: its nets.
-        state: of it.
         batches: that a data layer has read that the state does not have.
 
     Raises:

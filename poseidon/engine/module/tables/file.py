@@ -39,8 +39,6 @@ def write_rows(path: Path, spec: RowTableSpec, clock: int, pieces: Iterable[Piec
     """Write the rows of a table.
 
     Args:
-        path: made by `rows_path`.
-        spec: the table.
         clock: number of its updates.
         pieces: rows, and values with histories.
 
@@ -86,8 +84,6 @@ def read_rows(path: Path, spec: RowTableSpec, clock: int) -> Iterator[Piece]:
     """Yield the rows of a table, piece by piece.
 
     Args:
-        path: made by `rows_path`.
-        spec: the table.
         clock: number of its updates in the checkpoint.
 
     Raises:

@@ -41,21 +41,13 @@ class TableGroup:
             self.links += [link_of(table, tables, callbacks) for table in planned]
 
     def open(self, *, root: bool) -> None:
-        """Give the weights of sparse embeddings to the shards. A collection follows.
-
-        Args:
-            root: whether this is rank 0.
-        """
+        """Give the weights of sparse embeddings to the shards. A collection follows."""
         for link in self.links:
             if isinstance(link, EmbeddingRows):
                 link.restore(0, link.first_values() if root else None)
 
     def prefetch(self, module: nn.Module, indices: Tensor) -> None:
         """Request the rows that a module will look up.
-
-        Args:
-            module: whose rows are one of these tables.
-            indices: of the forward pass.
 
         Raises:
             UsageError: the module has no rows here, or an index is out of range.
@@ -89,8 +81,6 @@ class TableGroup:
         """Refuse a checkpoint of other tables.
 
         Args:
-            clocks: from `clocks`.
-            source: of the checkpoint, for messages.
             has_files: whether it is a file, with the files of its tables beside it.
 
         Raises:
@@ -113,7 +103,6 @@ class TableGroup:
         """Continue from the rows beside a checkpoint. A collection follows.
 
         Args:
-            clocks: from `clocks`.
             checkpoint: on rank 0; None on others.
 
         Raises:
@@ -126,28 +115,20 @@ class TableGroup:
             link.restore(clock, pieces)
 
     def push(self, own_rate: Callable[[], float], step: int) -> None:
-        """End an iteration of all tables.
-
-        Args:
-            own_rate: returns the group's rate.
-            step: number of finished steps.
-        """
+        """End an iteration of all tables."""
         for link in self.links:
             planned = link.planned
             rate = own_rate() if planned.rate is None else planned.rate(step)
             link.push(rate * planned.rate_factor)
 
     def drop(self) -> None:
-        """Drop this step's gradients."""
         for link in self.links:
             link.drop()
 
     def settle(self) -> None:
-        """Bring what the worker holds up to date."""
         for link in self.links:
             link.settle()
 
     def close(self) -> None:
-        """Leave the modules."""
         for link in self.links:
             link.close()

@@ -44,13 +44,7 @@ class Callbacks(NamedTuple):
 
 
 class TableLink:
-    """One row table of a group, on this worker: the `Lookup` of its `Table`.
-
-    Args:
-        planned: the table.
-        tables: the row tables of this worker.
-        callbacks: of the group.
-    """
+    """One row table of a group, on this worker: the `Lookup` of its `Table`."""
 
     def __init__(self, planned: PlannedTable, tables: RowTables, callbacks: Callbacks) -> None:
         self.planned = planned
@@ -116,7 +110,6 @@ class TableLink:
                 del self._prefetched[rows]
 
     def drop(self) -> None:
-        """Drop this step's gradients."""
         for _ in self.gradients():
             pass
 
@@ -245,7 +238,6 @@ class EmbeddingRows(TableLink):
 
 
 def link_of(planned: PlannedTable, tables: RowTables, callbacks: Callbacks) -> TableLink:
-    """Return the link of a table."""
     kind = TableRows if isinstance(planned.module, Table) else EmbeddingRows
     return kind(planned, tables, callbacks)
 

@@ -28,7 +28,6 @@ class PlannedTable:
 
     Attributes:
         module: that looks rows up.
-        spec: the table.
         rate: returns the rate of a step, counted from 0; None: the group's rate is its own.
         rate_factor: multiplies the rate.
     """
@@ -46,9 +45,7 @@ def plan_tables(module: nn.Module, how: object, options: ExchangeOptions) -> lis
     With local steps, a torch optimizer trains it on each worker.
 
     Args:
-        module: the module.
         how: the rule, optimizer or optimizers that `distribute` was given.
-        options: of the exchange.
 
     Raises:
         UsageError: a table cannot be trained as its arguments say.
@@ -146,11 +143,7 @@ def _is_sparse(module: nn.Module) -> TypeGuard[SparseEmbedding]:
 
 
 def check_tables(tables: Sequence[PlannedTable], member: Membership, clip: float | None) -> None:
-    """Refuse what row tables cannot be combined with.
-
-    Raises:
-        UsageError: the job has such a thing.
-    """
+    """Refuse what row tables cannot be combined with."""
     if not tables:
         return
     options, reason = member.options, ""

@@ -157,9 +157,7 @@ def distinct(
 
     Args:
         indices: int64 or int32, of any shape.
-        rows: of the table.
         padding_idx: the index that names no row; None: each does.
-        name: of the table, for messages.
 
     Raises:
         UsageError: an index is of a different type or out of range.
