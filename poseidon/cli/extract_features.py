@@ -29,11 +29,7 @@ NEEDED = ("model", "weights", "extract_feature_blob_names", "save_feature_datase
 
 
 def run(flags: argparse.Namespace) -> int:
-    """Extract; return 0 when every database is in place.
-
-    Raises:
-        PoseidonError: a mistake in the arguments, the definition or the data, or the job failed.
-    """
+    """Extract; return 0 when every database is in place."""
     if flags.caffe_arguments:
         if any(getattr(flags, name) for name in NEEDED):
             raise UsageError("give either the arguments of Caffe's tool or flags, not both")

@@ -101,11 +101,7 @@ def run_command(parsed: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; return the exit code.
-
-    Args:
-        arguments: of the command line; None: the process's.
-    """
+    """Run a command; return the exit code."""
     _prepare_streams()
     parsed = parse_arguments(list(sys.argv[1:] if arguments is None else arguments))
     for note in parsed.notes:
@@ -246,9 +242,6 @@ def ctrl_c_ends_at_once(name: str) -> Iterator[None]:
     A KeyboardInterrupt would not do: numpy and others lose it, and fail later with an error that
     names another cause. Outside the main thread, or in a program with a handler of its own, nothing
     changes.
-
-    Args:
-        name: of the command, for the line.
     """
     before = signal.getsignal(signal.SIGINT)
     if (

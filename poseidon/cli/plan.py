@@ -37,13 +37,7 @@ ONE_MACHINE = Network(bits_per_s=20e9, latency_s=20e-6, measured=False)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, predict, print; 0 when done.
-
-    Raises:
-        UsageError: flags contradict each other, or one is missing.
-        PoseidonError: a mistake in the definition, the machinefile, or a host that cannot be
-            reached.
-    """
+    """Measure, predict, print; 0 when done."""
     _check(arguments)
     notes: list[str] = []
     training = _training(arguments)

@@ -24,10 +24,8 @@ class CommandProgress:
     """The progress of a command: a `Report`; each activity gets a bar of its own.
 
     Args:
-        shown: how it is shown.
         stream: usually standard error.
         units: by activity; others count records.
-        clock: seconds, monotonic.
         opening: a line that is written before the first activity where there is no bar; "": none.
     """
 
@@ -49,7 +47,6 @@ class CommandProgress:
         self._opening = "" if self.bar.on_terminal else opening
 
     def __call__(self, activity: str, done: int, total: int) -> None:
-        """Show how much of an activity is done."""
         if self._opening:
             self.bar.write(self._opening)
             self._opening = ""
@@ -107,8 +104,6 @@ def progress_bar(
 
     Args:
         shown: the value of --progress.
-        units: see `CommandProgress`.
-        opening: see `CommandProgress`.
     """
     progress = CommandProgress(ShownProgress(shown), sys.stderr, units, opening=opening)
     with ExitStack() as stack:

@@ -32,10 +32,6 @@ KIND_OF_SVB = {
 def job_request(kind: type[AnyJobRequest], flags: argparse.Namespace) -> AnyJobRequest:
     """Return what a command line asks of a job.
 
-    Args:
-        kind: of the request.
-        flags: of the command.
-
     Raises:
         UsageError: a value is out of range, or two flags exclude each other.
     """

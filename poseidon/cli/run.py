@@ -21,11 +21,7 @@ def run(flags: argparse.Namespace, site: Site | None = None) -> int:
     """Run a script on every worker; return the exit code.
 
     Args:
-        flags: of the command.
         site: the hosts; None: the machinefile's.
-
-    Raises:
-        PoseidonError: a mistake in the flags, or the job failed.
     """
 
     def make_job() -> ScriptJob:

@@ -21,11 +21,7 @@ LOGGER = logging.getLogger("poseidon.test")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Score; 0 when all batches have been.
-
-    Raises:
-        PoseidonError: a mistake in the definition, the flags, the models or the data.
-    """
+    """Score; 0 when all batches have been."""
     prepare_process()
     request = net_request(arguments)
     if not request.weights:

@@ -23,11 +23,7 @@ LOGGER = logging.getLogger("poseidon.time")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure; 0 when done.
-
-    Raises:
-        PoseidonError: a mistake in the definition, the flags, the models or the data.
-    """
+    """Measure; 0 when done."""
     prepare_process()
     request = net_request(arguments)
     sink = GlogSink(LOGGER)

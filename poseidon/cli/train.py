@@ -19,11 +19,7 @@ def run(flags: argparse.Namespace, site: Site | None = None) -> int:
     """Train; return the exit code.
 
     Args:
-        flags: of the command.
         site: the hosts; None: the machinefile's.
-
-    Raises:
-        PoseidonError: a mistake in the definitions or flags, or the job failed.
     """
     if flags.client_id:
         print(

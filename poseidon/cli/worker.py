@@ -24,11 +24,7 @@ from poseidon.settings import inherited_environment
 
 
 def run(flags: argparse.Namespace) -> int:
-    """Take part in a job to its end; return the job's exit code.
-
-    Raises:
-        PoseidonError: a mistake in flags, environment or key, or the job failed.
-    """
+    """Take part in a job to its end; return the job's exit code."""
     if flags.new_key:
         write_new_key(Path(flags.new_key))
         print(f"{flags.new_key}: a new key. Every task needs it, and nobody else must read it.")
@@ -59,11 +55,6 @@ def run(flags: argparse.Namespace) -> int:
 
 
 def _job_flags(arguments: Sequence[str]) -> argparse.Namespace:
-    """Return the flags of the job.
-
-    Raises:
-        UsageError: there are none, or one that has no place here.
-    """
     arguments = list(arguments[1:] if arguments[:1] == ["--"] else arguments)
     if not arguments or arguments[0] not in ("train", "run"):
         raise UsageError(

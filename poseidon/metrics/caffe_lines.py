@@ -34,7 +34,6 @@ def using(device: str, *, gpu_name: str = "") -> tuple[GlogLine, ...]:
 
     Args:
         device: `cpu` or `cuda:<n>`.
-        gpu_name: the name of the GPU.
     """
     if device == "cpu":
         return (_line("Use CPU.", 284),)
@@ -75,11 +74,7 @@ class NetTime:
     """The mean times of a net in a pass, in milliseconds.
 
     Attributes:
-        layers: the layers in the order of the definition.
-        forward_ms: the forward pass of all layers.
-        backward_ms: the backward pass of all layers.
         total_ms: the whole measurement, all iterations.
-        iterations: the number of iterations.
     """
 
     layers: tuple[LayerTime, ...]

@@ -107,9 +107,6 @@ def curves(name: str, log: TrainingLog, panel: Panel, x_axis: XAxis) -> list[Cur
 
     Args:
         name: the name of the log, for the legend.
-        log: the tables of the log.
-        panel: the quantity.
-        x_axis: the horizontal axis.
     """
     if panel is Panel.RATE:
         rows = log.train or log.test
@@ -147,12 +144,9 @@ def draw(
 
     Args:
         logs: the names and tables of the logs.
-        panels: the panels from left to right.
-        x_axis: the horizontal axis of all panels.
         kind: one of `FORMATS`.
         smooth: the points of the moving average of a train net's curve; 1: none; None: a fortieth
             of the curve.
-        scale: of the vertical axes.
 
     Returns:
         the content of a file of that format.
@@ -206,7 +200,6 @@ def moving_average(values: Sequence[float], window: int) -> list[float]:
     on both sides.
 
     Args:
-        values: the values.
         window: the number of values around each one, with itself.
     """
     sums = list(

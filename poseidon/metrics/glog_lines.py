@@ -179,7 +179,6 @@ class GlogSink:
             self._logger.info("%s", line.text, extra=at(line.file, line.line))
 
     def begin_test(self, iteration: int, net: int) -> None:
-        """Log the start of a test."""
         self.write(testing(iteration, net))
 
     def on_train(self, record: TrainRecord) -> None:

@@ -79,7 +79,6 @@ def worker_record(event: Mapping[str, object], iteration: int) -> Record | None:
     start.
 
     Args:
-        event: of the worker.
         iteration: the last that it has reported.
     """
     times = {name: event.get(name) for name in ("waited_s", "still_s", "read_s", "host_busy")}
@@ -95,7 +94,6 @@ def shard_record(statistics: ShardStatistics, event: Mapping[str, object]) -> Re
     """Return the record of a shard; all but the queue and the memory count since its start.
 
     Args:
-        statistics: of the shard.
         event: that has brought them, with the times of its process.
     """
     names = (

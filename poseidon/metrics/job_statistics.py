@@ -36,7 +36,6 @@ class TensorStatistics:
         name: the name, `<layer>.<blob>`.
         scheme: `ps`, `svb`, `allreduce` or `local`.
         bytes_out: the bytes sent for it by this worker; None: not counted.
-        bytes_in: the bytes received for it.
         waited_s: the time for which training has waited for it.
         hidden_s: the communication time overlapped with computation; None: not measured.
         held_back: the L2 norm of what a lossy codec has held back on this worker; None: no codec.
@@ -57,10 +56,8 @@ class WorkerStatistics:
 
     Attributes:
         iterations: the number of finished iterations in this run.
-        tensors: the tensors in the order of the net.
         other_bytes_out: the bytes sent for other purposes: joining, initial values, clocks,
             collections, snapshots.
-        other_bytes_in: the bytes received for other purposes.
     """
 
     iterations: int
@@ -92,9 +89,6 @@ class JobStatistics:
     """The latest statistics of each process of a job.
 
     Attributes:
-        job: the id of the job.
-        workers: the workers by rank.
-        shards: the shards by index.
         progress: the progress, without the loss.
     """
 

@@ -48,7 +48,6 @@ class NetOutputs:
             netoutputs. An older file is replaced.
         resumed_at: the iteration from which the same job resumes; an older file's rows before it
             are kept.
-        clock: a monotonic clock in seconds.
     """
 
     def __init__(
@@ -66,7 +65,6 @@ class NetOutputs:
 
     @property
     def path(self) -> Path:
-        """The path of the file."""
         return self._path
 
     def on_train(self, record: TrainRecord) -> None:

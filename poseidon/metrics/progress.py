@@ -87,11 +87,7 @@ class JobProgress:
 
 
 class ProgressMeter:
-    """A meter of rates from the progress events of worker 0.
-
-    Args:
-        clock: a monotonic clock in seconds.
-    """
+    """A meter of rates from the progress events of worker 0."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -149,7 +145,6 @@ class ProgressBar:
     """A progress bar on a terminal, and the lines above it. Several threads may use it.
 
     Args:
-        stream: usually standard error.
         shown: whether a terminal gets a bar.
     """
 
@@ -271,7 +266,6 @@ class ProgressLine(ProgressBar):
 
     Args:
         title: the text on the left, usually the net's name.
-        stream: usually standard error.
         bar: whether a terminal gets a bar.
     """
 

@@ -17,8 +17,6 @@ class Output:
     """A value of a net's output blob. A blob of several values is several outputs of the same name.
 
     Attributes:
-        name: the name of the blob.
-        value: the value.
         loss_weight: the loss weight; 0 if the blob is not a loss.
     """
 
@@ -36,7 +34,6 @@ def own_names(names: Iterable[str], several: Container[str]) -> list[str]:
     """Return a name of its own for each value: its name, or `probability[1]` where several have it.
 
     Args:
-        names: of the values.
         several: the names that several values have.
     """
     seen: Counter[str] = Counter()

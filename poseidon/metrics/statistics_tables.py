@@ -35,8 +35,6 @@ class TensorRow:
     """A row of the table of tensors, per iteration.
 
     Attributes:
-        name: the name of the tensor.
-        scheme: the scheme of its exchange.
         bytes_out: the bytes sent per client; None: not counted.
         bytes_in: the bytes received per client.
         waited_s: the mean over the workers.

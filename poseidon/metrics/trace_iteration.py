@@ -41,7 +41,6 @@ class Transfer:
     """The communication of a tensor in the iteration.
 
     Attributes:
-        name: the name of the tensor.
         begin_ms: when its gradient is sent.
         arrival_ms: when the resulting value is available: its last chunk has been
             received, or its last factors applied.
@@ -61,12 +60,9 @@ class IterationView:
     """An iteration of a worker.
 
     Attributes:
-        iteration: the number of the iteration.
-        length_ms: the duration of the iteration.
         until_ms: the end of the next one.
         bars: the activities from the start to `until_ms`, clipped, by start.
         transfers: the communication of the tensors, in the order of their use.
-        rows: the names of the rows.
     """
 
     iteration: int
@@ -81,7 +77,6 @@ def view_iteration(events: Iterable[Event], iteration: int | None = None) -> Ite
     """Extract an iteration from a trace.
 
     Args:
-        events: the trace of a worker.
         iteration: the number of the iteration; None: the middle one.
 
     Raises:

@@ -57,10 +57,6 @@ def read_trace(path: Path) -> Iterator[Event]:
 def merge(paths: Sequence[Path], write: Callable[[str], object]) -> int:
     """Merge traces. Return the number of events.
 
-    Args:
-        paths: the files, in the order of display.
-        write: called with each part of the text.
-
     Raises:
         JobError: a file cannot be read or is not a trace.
     """

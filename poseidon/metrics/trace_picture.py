@@ -37,8 +37,6 @@ def draw_iteration(view: IterationView, *, title: str, kind: str = "svg") -> byt
     """Draw the chart.
 
     Args:
-        view: the iteration.
-        title: the title of the chart.
         kind: one of `FORMATS`.
     """
     longest = sorted(

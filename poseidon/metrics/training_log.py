@@ -39,7 +39,6 @@ class LogRow:
     """The outputs of a net at an iteration.
 
     Attributes:
-        iteration: the number of finished iterations.
         seconds: the seconds since the line `Solving ...`.
         rate: the latest learning rate; NaN before the first.
         outputs: the values by name; of several values of one name, as of a vector, each by the name
@@ -57,8 +56,6 @@ class TrainingLog:
     """The tables of a log.
 
     Attributes:
-        train: the rows of the train net.
-        test: the rows of the test nets.
         losses: the names of outputs with a loss weight, as the rows have them.
     """
 
@@ -97,7 +94,6 @@ def parse_log(lines: Iterable[str], year: int) -> TrainingLog:
     """Parse a log.
 
     Args:
-        lines: the lines of the log.
         year: the year of its start, for a log that does not say it.
     """
     reader = _Reader(year)

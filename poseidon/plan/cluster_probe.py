@@ -104,7 +104,6 @@ def probe_costs(subjects: Sequence[Subject], clients: int | None = None) -> Host
     """Measure the processors of all hosts at the same time. Return the costs of the slowest.
 
     Args:
-        subjects: the hosts.
         clients: clients on each of them; None: as many as the machinefile has.
 
     Raises:

@@ -50,7 +50,6 @@ class HostCosts(CoreCosts):
     """What a host can do. Each figure is of one core.
 
     Attributes:
-        cores: number of its cores.
         free_cores: those that other work on the host leaves.
         gpu: name of its first GPU that torch can use; empty: none.
         flops: floating-point operations a second of products of factors.
@@ -144,8 +143,6 @@ def _store_s(
     decode a byte as int8.
 
     Args:
-        processes: the processes.
-        clients: their number of workers, and of shards.
         limit_s: duration for each store, about.
         sum_s: seconds to add a byte of gradient to a sum.
         rule_s: seconds to apply the rule to a byte.
@@ -209,7 +206,6 @@ def worst(costs: list[HostCosts]) -> HostCosts:
 
 
 def main(arguments: list[str]) -> None:
-    """Answer one request."""
     try:
         request = json.loads(arguments[0])
         answer: dict[str, object] = asdict(

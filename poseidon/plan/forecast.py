@@ -47,10 +47,7 @@ class Way:
     """One way to exchange.
 
     Attributes:
-        name: for tables.
         flags: of `poseidon train` and `poseidon run`; empty: it is not one of Poseidon's.
-        exchange: where tensors go.
-        lossy: how they are encoded.
         sync_every: iterations between exchanges.
         auto: the schemes are chosen as by `--exchange=auto`.
     """
@@ -103,7 +100,6 @@ class Prediction:
     """The prediction for one scheme.
 
     Attributes:
-        way: the way.
         iteration_s: seconds of an iteration.
         compute_s: the part of it in which the net itself computes.
         link_bytes: of an iteration over the busiest link in one direction.
@@ -139,7 +135,6 @@ class PlannedCluster:
     Attributes:
         workers: hosts with a worker.
         servers: hosts that only serve.
-        network: their links.
         costs: of each host; hosts on one machine have a part of its cores.
         virtual_workers: how many the job has; 0: one for each worker.
     """
@@ -162,7 +157,6 @@ def machine_of(cluster: PlannedCluster, shared_by: int = 1) -> Machine:
     """Return a host of the prediction.
 
     Args:
-        cluster: the cluster.
         shared_by: hosts that share one machine.
     """
     costs, network = cluster.costs, cluster.network

@@ -41,7 +41,6 @@ class Iteration:
     """An iteration in the steady state; of local steps the mean of a round.
 
     Attributes:
-        seconds: its duration.
         cpu_s: processor seconds of the exchange, all hosts together.
     """
 

@@ -61,7 +61,6 @@ class Machine(CoreCosts):
     """A host, as the formula (`iteration.py`) and the simulation (`benchmarks/simulation`) take it.
 
     Attributes:
-        latency_s: from one host to another.
         goodput: the part of a link's rate that carries values and not headers.
         busy_goodput: the same if processors are always busy and send late; None: equal. For the
             simulation alone.

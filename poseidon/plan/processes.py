@@ -33,7 +33,6 @@ class Member:
 
     Args:
         position: of the process; workers come before shards.
-        clients: number of workers, and of shards.
     """
 
     def __init__(self, position: int, clients: int) -> None:
@@ -73,11 +72,9 @@ class Member:
         return time.process_time()
 
     def all_reduce(self, file: str, size: int, count: int) -> float:
-        """See `small_job.all_reduce_s_per_byte`."""
         return small_job.all_reduce_s_per_byte(file, self._position, size, count)
 
     def hooks(self, file: str, size: int, hooks: Sequence[int | None], count: int) -> list[float]:
-        """See `small_job.hooks_s_per_byte`."""
         return small_job.hooks_s_per_byte(file, self._position, size, hooks, count)
 
     def leave(self) -> None:
@@ -117,9 +114,6 @@ def _run(
 
 class Processes:
     """The processes of some clients: a worker and a shard of each.
-
-    Args:
-        clients: number of clients.
 
     Attributes:
         workers: positions of the workers.
@@ -163,7 +157,6 @@ class Processes:
         return answer
 
     def close(self) -> None:
-        """End all."""
         for connection in self._connections:
             connection.close()
         for process in self._processes:

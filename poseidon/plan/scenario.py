@@ -44,11 +44,7 @@ class Exchange(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LowRank:
-    """PowerSGD: a gradient of n x m travels as r (n + m) values, if these are less than half.
-
-    Attributes:
-        rank: r.
-    """
+    """PowerSGD: a gradient of n x m travels as r (n + m) values, if these are less than half."""
 
     rank: int
 
@@ -83,15 +79,12 @@ class Scenario:
         workers: P, the number of hosts with a worker.
         servers: number of hosts that only serve; the shards of the others carry as
             much as makes all links equally busy.
-        exchange: how gradients are exchanged.
         bits_per_s: of each link in each direction.
         wait_free: gradients leave while the backward pass still runs, and a layer waits for its own
             values only.
-        machine: what a host can do.
         chunk_bytes: size of a chunk of a tensor; None: as in a job's store.
         piece_bytes: the simulation's unit of sending; smaller is slower to simulate, and hardly
             more exact.
-        bucket_bytes: bucket size of the ring.
         forward_part: the forward pass's part of the compute time.
         lossy: how tensors that go to shards or round the ring are encoded; None: as float32.
         sync_every: H, local steps of a round; 1: gradients are exchanged in every iteration.
@@ -148,7 +141,6 @@ class Factors:
     Attributes:
         link_bytes: out of each host, and into it: K (P - 1) (N + M) floats.
         products: floating-point operations of the gradient from all hosts' factors.
-        weight_bytes: size of the weight.
     """
 
     link_bytes: float
@@ -161,8 +153,6 @@ class LayerLoad:
     """The load of one layer: its time, and its bytes.
 
     Attributes:
-        forward_s: forward time of one worker.
-        backward_s: backward time of one worker.
         dense_bytes: size of its tensors that go to shards, or round the ring; of a matrix that
             PowerSGD sends to shards the size of both factors.
         messages: their messages to the shards: one a chunk; small tensors share one.
@@ -191,7 +181,6 @@ class Parts:
     Attributes:
         working: the part of a host with a worker.
         serving: the part of a host that only serves.
-        servers: number of hosts that only serve.
     """
 
     working: float

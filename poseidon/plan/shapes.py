@@ -43,7 +43,6 @@ class LayerShape:
 
     @property
     def elements(self) -> int:
-        """Number of trained values."""
         return sum(math.prod(shape) for shape in self.tensors)
 
 

@@ -61,12 +61,7 @@ def store_of(workers: int, small: int, *, int8: bool = False) -> StoreSpec:
 
 
 class SmallShard:
-    """A shard in a thread of this process.
-
-    Args:
-        index: of the shard.
-        workers: number of workers.
-    """
+    """A shard in a thread of this process."""
 
     def __init__(self, index: int, workers: int) -> None:
         self._server = Server(Shard(index, workers), ZmqServerTransport("tcp://127.0.0.1:0"))
@@ -75,23 +70,15 @@ class SmallShard:
 
     @property
     def address(self) -> str:
-        """The address at which workers reach it."""
         return self._server.address
 
     def close(self) -> None:
-        """End it."""
         self._server.stop()
         self._thread.join()
 
 
 class SmallWorker:
-    """A worker that pushes all tables of a store and reads them.
-
-    Args:
-        rank: of this worker.
-        store: the store.
-        shards: addresses of its shards.
-    """
+    """A worker that pushes all tables of a store and reads them."""
 
     def __init__(self, rank: int, store: StoreSpec, shards: Sequence[str]) -> None:
         # Between hosts there is no shared memory.
@@ -125,8 +112,6 @@ def all_reduce_s_per_byte(file: str, rank: int, size: int, count: int) -> float:
 
     Args:
         file: through which the ranks find each other.
-        rank: of this process.
-        size: number of processes.
         count: number of all-reduces that are measured.
 
     Returns:
@@ -152,8 +137,6 @@ def hooks_s_per_byte(
 
     Args:
         file: through which the ranks find each other.
-        rank: of this process.
-        size: number of processes.
         hooks: None: the one that all-reduces float32; 0: float16; R: PowerSGD of rank R.
         count: number of runs of each that are measured.
 
@@ -214,17 +197,13 @@ class _Bucket:
         )
 
     def buffer(self) -> Tensor:
-        """Return all gradients as one vector."""
         return self._matrices.view(-1)
 
     def gradients(self) -> list[Tensor]:
-        """Return the gradient of each parameter."""
         return list(self._matrices)
 
     def index(self) -> int:
-        """Return the number of the bucket."""
         return 0
 
     def is_last(self) -> bool:
-        """Return whether it is the last bucket of the iteration."""
         return True

@@ -37,7 +37,6 @@ class Training:
     """A net to plan for.
 
     Attributes:
-        name: for people.
         layers: in forward order.
         batch: rows of a worker's batch.
         compute_s: one worker's forward and backward pass.
@@ -60,7 +59,6 @@ def training_of_net(
         path: prototxt of a solver, of a train net or of a deploy net.
         compute_s: of one worker; None: it is measured here.
         device: where it is measured.
-        is_solver: the file is a solver.
 
     Raises:
         DefinitionError: a mistake in the definition.

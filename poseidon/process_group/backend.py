@@ -92,9 +92,6 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
     """A process group whose collectives travel over a `Mesh`.
 
     It has the methods of torch's ProcessGroup; torch.distributed calls them.
-
-    Args:
-        collectives: of the group on this worker.
     """
 
     def __init__(self, collectives: Collectives) -> None:
@@ -327,7 +324,6 @@ def initialize(mesh: Mesh, **arguments: Any) -> None:
     """Make a group of all workers torch.distributed's default group.
 
     Args:
-        mesh: this worker's.
         arguments: of `init_process_group`, besides its backend, store, rank and size.
     """
     init_process_group(

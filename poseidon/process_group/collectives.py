@@ -73,7 +73,6 @@ class Collectives:
     """The collectives of one group on one worker. One thread calls them.
 
     Args:
-        mesh: carries the messages.
         group: the group's name, the same on all its workers.
         ranks: of its workers among all workers of the job, in the order of their ranks within the
             group.
@@ -151,9 +150,7 @@ class Collectives:
         """Replace a tensor by the part that one worker has for this one.
 
         Args:
-            tensor: the tensor.
             parts: on the root, one for each worker.
-            root: the worker.
         """
         call = self._begin("scatter", tensor, f"from {root}")
         if self.rank != root:
@@ -176,7 +173,6 @@ class Collectives:
 
         Args:
             parts: one for each worker, of any sizes that all workers agree on.
-            reduction: how they become one.
         """
         call = self._begin("reduce_scatter", None, reduction.value)
         for other in self.others:

@@ -71,12 +71,9 @@ class Mesh:
         The payload must not be written to until it is certain that the receiver has it.
 
         Args:
-            receiver: its rank.
-            group: of the collective.
             number: of the collective within the group.
             part: of the collective.
             call: describes the collective; the receiver compares it with its own.
-            payload: bytes.
         """
         links = self._connected()
         header = msgpack.packb([VERSION, "Data", group, number, part, call])

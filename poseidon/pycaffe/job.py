@@ -33,10 +33,6 @@ SOURCE = "the memory snapshot"
 class JobMember:
     """The solver of one worker among the solvers of its job; the worker's `Loop`.
 
-    Args:
-        solver: the solver.
-        context: this worker.
-
     Raises:
         UsageError: the script or the job has settings that do not fit the other's.
     """

@@ -67,7 +67,6 @@ class Box:
 
     Attributes:
         layers: the layers; the first one gives the box its name.
-        inputs: the blobs that it reads, each with the number of the box that produces it.
         level: the length of the longest path from a box without inputs.
     """
 
@@ -89,7 +88,6 @@ def picture_graph(
     Args:
         layers: of one phase, in order.
         rankdir: where the data flows: TB, BT, LR or RL.
-        display_lrm: show each layer's learning rate multipliers.
         shapes: of blobs by name, shown in the boxes that make them; None: none.
         columns: the number of sections; None: see `columns_for`.
     """

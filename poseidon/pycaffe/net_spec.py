@@ -61,8 +61,6 @@ def assign_proto(proto: Message, name: str, value: Any) -> None:
     string for an enum.
 
     Args:
-        proto: the message.
-        name: the name of the field.
         value: the value. A dict for a repeated message field is a single element.
 
     Raises:
@@ -103,7 +101,6 @@ class Top:
     """An output of a layer.
 
     Attributes:
-        fn: the layer.
         n: the index of the top.
     """
 
@@ -120,7 +117,6 @@ class Function:
     """A layer of a NetSpec.
 
     Args:
-        type_name: the layer type.
         inputs: the tops that it reads.
         params: the settings, and three keywords that are not fields: `ntop`, the number of tops
             (1); `in_place`, whether the tops are the bottoms; `name`.
@@ -158,11 +154,7 @@ class Function:
 
 
 class _Writer:
-    """A writer of the layers that compute tops.
-
-    Args:
-        names: the names set by the user.
-    """
+    """A writer of the layers that compute tops."""
 
     def __init__(self, names: Mapping[Top | Function, str]) -> None:
         self._names = dict(names)

@@ -56,7 +56,6 @@ class Command:
     verbatim: bool = False
 
     def parser(self) -> Parser:
-        """Return a new parser of its flags."""
         parser = Parser(self)
         self.declare(parser)
         parser.section("Help").add(_HELP)
@@ -68,7 +67,6 @@ class Group:
     """Flags under one headline.
 
     Attributes:
-        title: the headline.
         terms: the meaning of its terms, in sentences.
         flags: in the order in which they are shown.
     """
@@ -78,7 +76,6 @@ class Group:
     flags: list[Flag] = field(default_factory=list)
 
     def add(self, *flags: Flag) -> None:
-        """Add flags."""
         self.flags += flags
 
 
@@ -124,7 +121,6 @@ class Parser:
         return argparse.Namespace(command=name, argv=[name, *words], **values)
 
     def error(self, message: str) -> NoReturn:
-        """End the process with code 2."""
         name = self._command.name
         hint = f"see {own_command()} {name} --help"
         print(f"poseidon {name}: {message}; {hint}", file=sys.stderr)
@@ -177,8 +173,6 @@ def retired(group: Group, name: str, instead: str = "", *, alone: bool = False) 
     """Add a flag of Caffe or of the original Poseidon that scripts pass and nothing here needs.
 
     Args:
-        group: what it is added to.
-        name: of the flag.
         instead: half a sentence on what to use; may be empty.
         alone: it may stand without a value.
     """
@@ -199,6 +193,5 @@ def word(parser: Parser, name: str, text: str, **settings: Any) -> None:
 def progress_flag(
     group: Group, text: str = "auto (a bar on a terminal), bar, lines (one a minute)"
 ) -> None:
-    """Add --progress."""
     choices = tuple(shown.value for shown in ShownProgress)
     chosen(group, "progress", text, choices, default=ShownProgress.AUTO.value, metavar="HOW")

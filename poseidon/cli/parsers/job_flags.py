@@ -122,7 +122,6 @@ def _svb(parser: Parser) -> None:
 
 
 def train(parser: Parser) -> None:
-    """Add the flags of train."""
     _fields(parser, TrainRequest, ExchangeOptions)
     _svb(parser)
     group = parser.section(Section.SETTINGS.value)
@@ -142,13 +141,11 @@ def train(parser: Parser) -> None:
 
 
 def run(parser: Parser) -> None:
-    """Add the flags of run."""
     _fields(parser, ScriptRequest, ExchangeOptions)
     _svb(parser)
 
 
 def worker(parser: Parser) -> None:
-    """Add the flags of worker."""
     text = "train or run and its flags, without --hostfile"
     word(parser, "job_arguments", text, takes=Takes.REST, metavar="train|run ...")
     group = parser.section("Rendezvous")
@@ -160,7 +157,6 @@ def worker(parser: Parser) -> None:
 
 
 def extract_features(parser: Parser) -> None:
-    """Add the flags of extract_features."""
     text = "as Caffe's tool takes them, see above"
     word(parser, "caffe_arguments", text, takes=Takes.WORDS, metavar="ARGUMENT")
     _fields(parser, ExtractionRequest)
@@ -168,7 +164,6 @@ def extract_features(parser: Parser) -> None:
 
 
 def python(parser: Parser) -> None:
-    """Add the flags of python."""
     text = (
         "as Python takes them: its options, then a script, -m MODULE or -c CODE, then its arguments"
     )

@@ -13,13 +13,7 @@ _COUNTED = {Takes.OPTIONAL_WORD: "[{}]", Takes.WORDS: "[{} ...]"}
 
 
 def overview(title: str, groups: Mapping[str, Mapping[str, str]], example: str) -> str:
-    """Return the help of `poseidon` itself: each command in a line.
-
-    Args:
-        title: the first line.
-        groups: by headline what each command does, by its name.
-        example: a command line that works.
-    """
+    """Return the help of `poseidon` itself: each command in a line."""
     column = 4 + max(len(name) for commands in groups.values() for name in commands)
     parts = [title, "usage: poseidon COMMAND [flags]\n       poseidon COMMAND --help", example]
     for headline, commands in groups.items():

@@ -27,12 +27,7 @@ class HelpWanted(Exception):
 
 
 class Reading:
-    """One command line that is read, word by word.
-
-    Args:
-        flags: of its command.
-        words: those after the command.
-    """
+    """One command line that is read, word by word."""
 
     def __init__(self, flags: Sequence[Flag], words: Sequence[str]) -> None:
         self._flags = flags

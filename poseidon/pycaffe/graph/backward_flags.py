@@ -31,8 +31,6 @@ class LayerInfo:
     """The properties of a layer that decide about gradients.
 
     Attributes:
-        kind: the type.
-        bottoms: the names of the bottoms.
         tops: the names of the tops, including those that Caffe adds automatically.
         propagate_down: the setting in the definition, possibly empty.
         learns: whether any of its blobs has a learning rate.

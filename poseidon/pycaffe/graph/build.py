@@ -35,9 +35,6 @@ class NetGraph:
     Attributes:
         compiled: the torch net that owns the layers. Its own `forward` is not used.
         nodes: the nodes, one for each layer in order.
-        blobs: the blobs by name, in the order of their creation.
-        bottoms: the bottoms of each layer, by its name.
-        tops: the tops of each layer, by its name.
         loss_weights: the loss weight of each blob.
     """
 

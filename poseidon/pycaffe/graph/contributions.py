@@ -26,11 +26,8 @@ class Contributions:
     Args:
         nets: the train net of each, which share the blobs of the first.
         placed: the virtual workers of the job.
-        process: this process.
 
     Attributes:
-        placed: as given.
-        process: as given.
         averaged: whether the first net has the means of this iteration.
         infos: of what is averaged, in the order of `tensors`.
     """
@@ -62,11 +59,7 @@ class Contributions:
                 blob.write_data().copy_(common.read_data())
 
     def average(self, total: Total) -> None:
-        """Set the diffs and statistics of the first net to the means over all virtual workers.
-
-        Args:
-            total: adds the sums of the other processes.
-        """
+        """Set the diffs and statistics of the first net to the means over all virtual workers."""
         tree: TreeSum[Tensor] = TreeSum(self.placed.count)
         for position, number in enumerate(self.placed.of(self.process)):
             tensors = self.tensors(position)

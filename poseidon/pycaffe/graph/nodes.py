@@ -33,9 +33,7 @@ class NodeSpec:
 
     Attributes:
         layer: the layer, set up.
-        bottoms: the blobs read.
         tops: the blobs written; in place, one of `bottoms`.
-        blobs: the learnable blobs.
         flags: whether it runs backward, and for which bottoms.
         weights: the loss weight of each top.
     """
@@ -257,7 +255,6 @@ class PythonNode(Node):
 
 
 def make_node(spec: NodeSpec) -> Node:
-    """Create the node for a layer."""
     kinds: dict[type[Layer], type[Node]] = {
         Input: InputNode,
         DummyData: DummyDataNode,

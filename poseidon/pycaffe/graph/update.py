@@ -38,12 +38,7 @@ class Learned:
 
 
 class Updater:
-    """The updater of a net.
-
-    Args:
-        net: the graph of the train net.
-        settings: the settings of the solver.
-    """
+    """The updater of a net."""
 
     def __init__(self, net: NetGraph, settings: SolverSettings) -> None:
         self._settings = settings
@@ -57,15 +52,10 @@ class Updater:
 
     @property
     def arrays_per_blob(self) -> int:
-        """The number of history arrays of each tensor."""
         return history_count(self._settings.base_rule.kind)
 
     def apply(self, iteration: int) -> None:
-        """Update every tensor that learns.
-
-        Args:
-            iteration: the iteration of this update, from 0.
-        """
+        """Update every tensor that learns."""
         learned = [entry for entry in self._learned if entry.info.parameter.requires_grad]
         gradients = [entry.blob.write_diff().view(-1) for entry in learned]
         settings = self._settings

@@ -38,8 +38,6 @@ def save_weights(net: NetGraph, path: Path, *, hdf5: bool = False, diffs: bool =
     """Write a `.caffemodel`.
 
     Args:
-        net: the net.
-        path: the file.
         hdf5: write a `.caffemodel.h5`.
         diffs: write the gradients, too.
 
