@@ -89,18 +89,22 @@ class Halves(NamedTuple):
     right: Tensor | None = None
     divisor: int = 1
 
-    def write_mean(self, out: Tensor) -> None:
-        """Write the gradient to a tensor, which may be the left half."""
+    def write_mean(self, out: Tensor, again: Tensor | None = None) -> None:
+        """Write the gradient to a tensor, which may be one of the halves, and to another one."""
+        more = () if again is None else (again,)
         if self.right is None:
             out.copy_(self.left)
+        elif native.LIBRARY is not None and (at := _addresses(out, self.left, self.right, *more)):
+            out_at, left_at, right_at, *again_at = at
+            to = again_at[0] if again_at else None
+            native.LIBRARY.mean(out_at, to, left_at, right_at, out.numel(), self.divisor)
             return
-        if native.LIBRARY is not None and (at := _addresses(out, self.left, self.right)):
-            out_at, left_at, right_at = at
-            native.LIBRARY.mean(out_at, left_at, right_at, out.numel(), self.divisor)
-            return
-        tiles = (tensor.split(TILE) for tensor in (out, self.left, self.right))
-        for total, left, right in zip(*tiles, strict=True):
-            torch.add(left, right, out=total).div_(self.divisor)
+        else:
+            tiles = (tensor.split(TILE) for tensor in (out, self.left, self.right))
+            for total, left, right in zip(*tiles, strict=True):
+                torch.add(left, right, out=total).div_(self.divisor)
+        if again is not None:
+            again.copy_(out)
 
 
 def _has_one_pass(rule: Rule) -> bool:

@@ -91,7 +91,7 @@ class Library:
             code.low_rank_orthonormal, 3, [*sides, ctypes.c_double], numbers=1
         )
         floats = [ctypes.c_float] * 5
-        self._mean = _function(code.rules_mean, 3, [ctypes.c_size_t, *floats[:1]], numbers=1)
+        self._mean = _function(code.rules_mean, 4, [ctypes.c_size_t, *floats[:1]], numbers=1)
         self._sgd = _function(code.rules_sgd, 4, [ctypes.c_size_t, *floats], numbers=1)
         self._product = _function(code.low_rank_product, 4, [*sides, ctypes.c_size_t], numbers=1)
 
@@ -126,11 +126,13 @@ class Library:
         (n, r), m = b.shape, q.shape[1]
         self._product(self.level, _at(b), _at(q), _at(left), _at(out), n, m, r)
 
-    def mean(self, out: int, left: int, right: int, size: int, count: int) -> None:
-        """Write (left + right) / count to `out`, which may be `left`: addresses of so many
-        floats.
+    def mean(
+        self, out: int, again: int | None, left: int, right: int, size: int, count: int
+    ) -> None:
+        """Write (left + right) / count to `out`, which may be one of them, and to `again`: addresses
+        of so many floats.
         """
-        self._mean(self.level, out, left, right, size, count)
+        self._mean(self.level, out, again, left, right, size, count)
 
     def sgd(
         self,

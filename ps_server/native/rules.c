@@ -8,10 +8,14 @@
 
 #include "levels.h"
 
+/* a null half is `out` */
 INLINE void mean(
-    float *restrict out, const float *restrict left, const float *restrict right, size_t n,
-    int in_place, float count) {
-    for (size_t i = 0; i < n; i++) out[i] = ((in_place ? out : left)[i] + right[i]) / count;
+    float *restrict out, float *restrict again, const float *restrict left,
+    const float *restrict right, size_t n, float count) {
+    for (size_t i = 0; i < n; i++) {
+        out[i] = ((left ? left : out)[i] + (right ? right : out)[i]) / count;
+        if (again) again[i] = out[i];
+    }
 }
 
 INLINE void sgd(
@@ -27,14 +31,18 @@ INLINE void sgd(
     }
 }
 
+#define MEAN(again)                                                                               \
+    (left == out ? mean(out, again, NULL, right, n, count)                                        \
+     : right == out ? mean(out, again, left, NULL, n, count)                                      \
+                    : mean(out, again, left, right, n, count))
 #define SGD(halves, decays)                                                                       \
     sgd(value, history, left, right, n, halves, decays, count, decay, momentum, into, along)
 #define LEVEL(name, target)                                                                       \
     target static void mean_##name(                                                               \
-        float *out, const float *left, const float *right, size_t n, float count)                 \
+        float *out, float *again, const float *left, const float *right, size_t n, float count)   \
     {                                                                                             \
-        if (out == left) mean(out, NULL, right, n, 1, count);                                     \
-        else mean(out, left, right, n, 0, count);                                                 \
+        if (again) MEAN(again);                                                                   \
+        else MEAN(NULL);                                                                          \
     }                                                                                             \
     target static void sgd_##name(                                                                \
         float *value, float *history, const float *left, const float *right, size_t n,            \
@@ -47,11 +55,12 @@ INLINE void sgd(
     }
 LEVELS(LEVEL)
 
-/* out = (left + right) / count; out may be left */
+/* out = (left + right) / count; out may be a half; `again`, if any, gets the same */
 EXPORT void rules_mean(
-    int level, float *out, const float *left, const float *right, size_t n, float count) {
+    int level, float *out, float *again, const float *left, const float *right, size_t n,
+    float count) {
     (void)level;
-    PICK(mean)(out, left, right, n, count);
+    PICK(mean)(out, again, left, right, n, count);
 }
 
 /* gradient = (left + right) / count, or left where right is null; g = gradient + decay value,

@@ -214,6 +214,7 @@ def updated(make: Make, size: int, shift: int = 0) -> list[bytes]:
         written += [value, history]
     halves = (torch.from_numpy(shifted(make(size, seed), shift)) for seed in (3, 4))
     mean = rules.Halves(*halves, 3)
+    assert mean.right is not None
     for rule in ONE_PASS:
         value, history = (torch.from_numpy(shifted(make(size, seed), shift)) for seed in (1, 2))
         if not rules.update_in_one_pass(rule, mean, (history,), value, rate=0.3, step=1):
@@ -221,10 +222,11 @@ def updated(make: Make, size: int, shift: int = 0) -> list[bytes]:
             mean.write_mean(gradient)
             rules.update(rule, gradient, (history,), value, rate=0.3, step=1)
         written += [value, history]
-    elsewhere = torch.empty(size)
-    for out in (elsewhere, mean.left):
-        mean.write_mean(out)
-        written.append(out)
+    elsewhere, again, right = torch.empty(size), torch.empty(size), mean.right.clone()
+    mean.write_mean(elsewhere)
+    mean.write_mean(mean.right, again)
+    rules.Halves(mean.left, right, 3).write_mean(mean.left)
+    written += [elsewhere, mean.right, again, mean.left]
     return [one_nan(tensor.numpy()).tobytes() for tensor in written]
 
 

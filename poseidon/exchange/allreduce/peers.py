@@ -4,7 +4,7 @@
 
     "Part", bucket, round, number     the sum of a node of the tree: the receiver's slice of it
     "Values", bucket, round           rank 0's values of the receiver's slice
-    "Sum", bucket, round              the sender's slice of the sum
+    "Mean", bucket, round             the sender's slice of the mean
     "Gather", number                  a contribution to a collection
     "Request", kind, clock            a request of rank 0
     "Finished", iterations            the sender's last message

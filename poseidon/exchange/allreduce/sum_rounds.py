@@ -3,13 +3,13 @@
 A round of a bucket, on each worker:
 
     begin      its own parts of the bucket leave, one for each of its nodes of the tree
-    take_part  as the owner of a slice: each part comes once, then the sum of the slice leaves
-    take_sum   the sum of each slice comes from its owner once, and the round ends
+    take_part  as the owner of a slice: each part comes once, then the mean of the slice leaves
+    take_mean  the mean of each slice comes from its owner once, and the round ends
 
 In a round of values rank 0 alone sends: each owner gets its slice and sends it on as it is.
 
-Law: a worker begins a round when its last one has ended. The sum of an owner has a part of every
-worker, so no part of the next round comes before an owner has sent its sum, and no sum before a
+Law: a worker begins a round when its last one has ended. The mean of an owner has a part of every
+worker, so no part of the next round comes before an owner has sent its mean, and no mean before a
 worker has begun: a message that comes at another time is not legal. Before a round of values all
 workers wait for each other.
 """
@@ -30,9 +30,9 @@ class _Bucket:
         self.round = -1
         """This worker's last round."""
         self.coming: set[int] = set()
-        """The owners whose sum of it has not come."""
+        """The owners whose mean of it has not come."""
         self.copied = 0
-        """Sums that are not in place yet; 0: the round has ended."""
+        """Means that are not in place yet; 0: the round has ended."""
         self.adding = 0
         """The round whose parts this worker adds."""
         self.parts = parts
@@ -68,7 +68,7 @@ class SumRounds:
         return self._buckets[bucket].round
 
     def has_ended(self, bucket: int) -> bool:
-        """Return whether the sums of the last round are in place."""
+        """Return whether the means of the last round are in place."""
         return not self._buckets[bucket].copied
 
     def take_part(self, sender: int, bucket: int, round_: int, number: int) -> Node:
@@ -102,20 +102,20 @@ class SumRounds:
             raise RemoteProtocolError(f"worker {sender} sends values that are not due")
         self._advance(state)
 
-    def take_sum(self, owner: int, bucket: int, round_: int) -> slice:
-        """Take the sum of a slice from its owner; return its place. `put` follows.
+    def take_mean(self, owner: int, bucket: int, round_: int) -> slice:
+        """Take the mean of a slice from its owner; return its place. `put` follows.
 
         Raises:
             RemoteProtocolError: it may not come now.
         """
         state = self._of(owner, bucket)
         if round_ != state.round or owner not in state.coming:
-            raise RemoteProtocolError(f"worker {owner} sends a sum that is not due")
+            raise RemoteProtocolError(f"worker {owner} sends a mean that is not due")
         state.coming.discard(owner)
         return self._layout.slices[bucket][owner]
 
     def put(self, bucket: int) -> bool:
-        """Note that a sum is in place; return whether the round has ended."""
+        """Note that a mean is in place; return whether the round has ended."""
         self._buckets[bucket].copied -= 1
         return not self._buckets[bucket].copied
 

@@ -5,10 +5,8 @@ copy takes the means. Law: a copy is written to only while nobody reads it.
 
 * A worker's parts leave from its copies, and the mean of a slice overwrites them: its owner has had
   them all by then.
-* An owner's sum leaves from memory of its own, because this worker's next gradient overwrites the
-  copy. Before the next sum each other worker has sent a part of it, so it has the last one.
-
-Every worker divides a sum where it puts it in its place: as many divisions, one copy less.
+* An owner's mean leaves from memory of its own, because this worker's next gradient overwrites the
+  copy. Before the next one each other worker has sent a part of it, so it has the last one.
 """
 
 from __future__ import annotations
@@ -32,6 +30,7 @@ from ps_server.errors import as_server_error
 from ps_server.numerics import prepare_thread
 from ps_server.protocol.precision import as_tensor
 from ps_server.protocol.virtual_workers import Node, TreeSum, VirtualWorkers
+from ps_server.rules import Halves
 from ps_server.transport.base import Buffer
 
 Work = Callable[[], None]
@@ -83,7 +82,7 @@ class Sums:
         self._closing = False
         peers.on("Part", 3, self._take_part)
         peers.on("Values", 2, self._take_values)
-        peers.on("Sum", 2, self._take_sum)
+        peers.on("Mean", 2, self._take_mean)
         self._thread = threading.Thread(target=self._run, name=f"add-{peers.rank}", daemon=True)
         self._thread.start()
 
@@ -94,8 +93,11 @@ class Sums:
 
     def _new_tree(self, bucket: int) -> TreeSum[Tensor]:
         def add(left: Tensor, right: Tensor, node: Node) -> Tensor:
-            is_root = node == (0, self._workers.count)
-            return torch.add(left, right, out=self._sent[bucket] if is_root else left)
+            if node != (0, self._workers.count):
+                return left.add_(right)
+            halves = Halves(left, right, self._workers.count)
+            halves.write_mean(self._slice(self._rank, bucket), self._sent[bucket])
+            return self._sent[bucket]
 
         return TreeSum(self._workers.count, add)
 
@@ -269,10 +271,10 @@ class Sums:
         self._rounds.take_values(sender, bucket, number)
         self._work.append(partial(self._pass_on, bucket, values))
 
-    def _take_sum(self, sender: int, fields: Sequence[int], payload: Buffer) -> None:
+    def _take_mean(self, sender: int, fields: Sequence[int], payload: Buffer) -> None:
         bucket, number = fields
         total = self._tensor(sender, bucket, number, sender, payload)
-        place = self._rounds.take_sum(sender, bucket, number)
+        place = self._rounds.take_mean(sender, bucket, number)
         self._work.append(partial(self._put, bucket, place, total))
 
     def _tensor(self, sender: int, bucket: int, number: int, owner: int, payload: Buffer) -> Tensor:
@@ -293,34 +295,36 @@ class Sums:
     # The thread.
 
     def _add(self, bucket: int, node: Node, part: Tensor) -> None:
-        """Add a part of this worker's slice; send its sum if it was the last one."""
-        tree = self._trees[bucket]
-        if tree.put(node, part) == (0, self._workers.count):
-            (total,) = tree.parts.values()
-            self._trees[bucket] = self._new_tree(bucket)
-            self._send_sum(bucket, total)
+        """Add a part of this worker's slice; send its mean if it was the last one."""
+        tree, root = self._trees[bucket], Node(0, self._workers.count)
+        if tree.put(node, part) != root:
+            return
+        if node == root:  # one process computes for all virtual workers
+            self._sent[bucket].copy_(part.div_(root.stop))
+        self._trees[bucket] = self._new_tree(bucket)
+        self._send_mean(bucket)
 
     def _pass_on(self, bucket: int, values: Tensor) -> None:
-        """Send values as this worker's slice of the sum."""
-        self._send_sum(bucket, self._sent[bucket].copy_(values))
+        """Send values as this worker's slice of the mean."""
+        self._slice(self._rank, bucket).copy_(self._sent[bucket].copy_(values))
+        self._send_mean(bucket)
 
-    def _send_sum(self, bucket: int, total: Tensor) -> None:
-        """Send this worker's slice of the sum to all others, and put it in its place."""
+    def _send_mean(self, bucket: int) -> None:
+        """Send this worker's slice of the mean, which is in its place, to all others."""
         peers, number = self._peers, self._rounds.round(bucket)
         with peers.monitor:
-            place = self._rounds.take_sum(self._rank, bucket, number)
+            self._rounds.take_mean(self._rank, bucket, number)
             if peers.others:
-                self._send(peers.others, "Sum", bucket, (bucket, number), total)
+                self._send(peers.others, "Mean", bucket, (bucket, number), self._sent[bucket])
         peers.wake()
-        self._put(bucket, place, total)
+        self._note_in_place(bucket)
 
-    def _put(self, bucket: int, place: slice, total: Tensor) -> None:
-        """Put a slice of the mean, or of values, in its place."""
-        memory = self._copies[0][place]
-        if self._rounds.round(bucket) >= self._first_round:
-            torch.div(total, self._workers.count, out=memory)
-        else:
-            memory.copy_(total)
+    def _put(self, bucket: int, place: slice, mean: Tensor) -> None:
+        """Put another owner's slice in its place."""
+        self._copies[0][place].copy_(mean)
+        self._note_in_place(bucket)
+
+    def _note_in_place(self, bucket: int) -> None:
         with self._peers.monitor:
             if self._rounds.put(bucket):
                 for index in self._layout.tensors[bucket]:

@@ -19,7 +19,7 @@ from tests.poseidon.exchange.allreduce.test_sums import networks
 @pytest.mark.parametrize(
     ("header", "payload"),
     [
-        (["Sum", 0], b""),
+        (["Mean", 0], b""),
         (["Part", 0, 0], bytes(4)),
         (["Part", 0, 0, "0"], bytes(4)),
         (["Part", 0, 0, 0], bytes(8)),
@@ -27,7 +27,7 @@ from tests.poseidon.exchange.allreduce.test_sums import networks
         (["Part", 1, 0, 0], bytes(4)),
         (["Part", -1, 0, 0], bytes(4)),
         (["Values", 0, 0], bytes(4)),
-        (["Sum", 0, 0], bytes(4)),
+        (["Mean", 0, 0], bytes(4)),
         (["Gather", -1], b"out of turn"),
         (["Gather", True], b""),
         (["Request", 1, 5], b""),

@@ -27,10 +27,10 @@ def test_a_round_takes_each_part_and_each_sum_once() -> None:
     assert own.missing(0) == [1]
     assert own.take_part(1, 0, 0, 0) == Node(3, 4)
     assert own.take_part(0, 0, 0, 1) == Node(2, 3)
-    assert own.take_sum(1, 0, 0) == slice(2, 4)
+    assert own.take_mean(1, 0, 0) == slice(2, 4)
     assert not own.put(0)
     assert own.missing(0) == []
-    assert own.take_sum(0, 0, 0) == slice(0, 2)
+    assert own.take_mean(0, 0, 0) == slice(0, 2)
     assert not own.has_ended(0)
     assert own.put(0)
     assert own.has_ended(0)
@@ -50,7 +50,7 @@ def test_values_of_rank_0_take_the_place_of_all_parts() -> None:
     other = SumRounds(1, WORKERS, Buckets({0: 4}, workers=2))
     other.begin(0)
     other.take_values(0, 0, 0)
-    assert other.take_sum(1, 0, 0) == slice(2, 4)
+    assert other.take_mean(1, 0, 0) == slice(2, 4)
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ def test_values_of_rank_0_take_the_place_of_all_parts() -> None:
         pytest.param(lambda own: own.take_part(1, 0, 1, 0), id="the part of a later round"),
         pytest.param(lambda own: own.take_part(1, 0, 0, 1), id="no such node"),
         pytest.param(lambda own: own.take_part(0, 0, 0, 0), id="a part twice"),
-        pytest.param(lambda own: own.take_sum(1, 0, 1), id="the sum of a later round"),
-        pytest.param(lambda own: own.take_sum(2, 0, 0), id="no such owner"),
+        pytest.param(lambda own: own.take_mean(1, 0, 1), id="the mean of a later round"),
+        pytest.param(lambda own: own.take_mean(2, 0, 0), id="no such owner"),
         pytest.param(lambda own: own.take_values(1, 0, 0), id="values of another rank"),
         pytest.param(lambda own: own.take_values(0, 0, 0), id="values beside parts"),
     ],
@@ -74,10 +74,10 @@ def test_nothing_else_is_legal(take: Callable[[SumRounds], object]) -> None:
     with pytest.raises(RemoteProtocolError):
         take(own)
     own.take_part(1, 0, 0, 0)  # nothing has changed
-    own.take_sum(1, 0, 0)
+    own.take_mean(1, 0, 0)
 
 
 def test_a_sum_before_the_own_parts_is_not_legal() -> None:
     own = rounds()
     with pytest.raises(RemoteProtocolError):
-        own.take_sum(1, 0, 0)
+        own.take_mean(1, 0, 0)
