@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,31 +16,26 @@ from poseidon.pycaffe.net import Net
 Array = NDArray[Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preprocessing:
-    """The preprocessing of the input of a net; see `Transformer`."""
-
-    mean: Array | None
-    input_scale: float | None
-    raw_scale: float | None
-    channel_swap: Sequence[int] | None
-
-
 def transformer_of(
-    shapes: Mapping[str, Sequence[int]], preprocessing: Preprocessing
+    net: Net,
+    *,
+    mean: Array | None,
+    input_scale: float | None,
+    raw_scale: float | None,
+    channel_swap: Sequence[int] | None,
 ) -> Transformer:
-    """Return a transformer of the first input, with transposed axes and this preprocessing."""
-    transformer = Transformer(shapes)
-    name = next(iter(shapes))
+    """Return a transformer of a net's first input, with transposed axes and this preprocessing."""
+    name = net.inputs[0]
+    transformer = Transformer({name: net.blobs[name].shape})
     transformer.set_transpose(name, (2, 0, 1))
-    if preprocessing.mean is not None:
-        transformer.set_mean(name, preprocessing.mean)
-    if preprocessing.input_scale is not None:
-        transformer.set_input_scale(name, preprocessing.input_scale)
-    if preprocessing.raw_scale is not None:
-        transformer.set_raw_scale(name, preprocessing.raw_scale)
-    if preprocessing.channel_swap is not None:
-        transformer.set_channel_swap(name, preprocessing.channel_swap)
+    if mean is not None:
+        transformer.set_mean(name, mean)
+    if input_scale is not None:
+        transformer.set_input_scale(name, input_scale)
+    if raw_scale is not None:
+        transformer.set_raw_scale(name, raw_scale)
+    if channel_swap is not None:
+        transformer.set_channel_swap(name, channel_swap)
     return transformer
 
 
@@ -69,12 +63,10 @@ class Classifier(Net):
         channel_swap: Sequence[int] | None = None,
     ) -> None:
         super().__init__(model_file, TEST, weights=pretrained_file)
-        name = self.inputs[0]
-        preprocessing = Preprocessing(
-            mean=mean, input_scale=input_scale, raw_scale=raw_scale, channel_swap=channel_swap
+        self.transformer = transformer_of(
+            self, mean=mean, input_scale=input_scale, raw_scale=raw_scale, channel_swap=channel_swap
         )
-        self.transformer = transformer_of({name: self.blobs[name].shape}, preprocessing)
-        self.crop_dims = np.array(self.blobs[name].shape[2:])
+        self.crop_dims = np.array(self.blobs[self.inputs[0]].shape[2:])
         self.image_dims = self.crop_dims if image_dims is None else np.array(image_dims)
 
     def predict(self, inputs: Sequence[Array], oversample: bool = True) -> Array:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from poseidon.errors import UsageError
 from poseidon.proto.caffe_pb2 import TEST
-from poseidon.pycaffe.classifier import Preprocessing, transformer_of
+from poseidon.pycaffe.classifier import transformer_of
 from poseidon.pycaffe.io import load_image, resize_image
 from poseidon.pycaffe.net import Net
 
@@ -49,11 +49,9 @@ class Detector(Net):
         context_pad: int | None = None,
     ) -> None:
         super().__init__(model_file, TEST, weights=pretrained_file)
-        name = self.inputs[0]
-        preprocessing = Preprocessing(
-            mean=mean, input_scale=input_scale, raw_scale=raw_scale, channel_swap=channel_swap
+        self.transformer = transformer_of(
+            self, mean=mean, input_scale=input_scale, raw_scale=raw_scale, channel_swap=channel_swap
         )
-        self.transformer = transformer_of({name: self.blobs[name].shape}, preprocessing)
         self.configure_crop(context_pad)
 
     def configure_crop(self, context_pad: int | None) -> None:

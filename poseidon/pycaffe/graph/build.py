@@ -21,7 +21,7 @@ from poseidon.net.params import ParamInfo
 from poseidon.proto.caffe_pb2 import LayerParameter, NetState
 from poseidon.proto.definition import NetDefinition
 from poseidon.pycaffe.graph.backward_flags import LayerInfo, backward_flags
-from poseidon.pycaffe.graph.nodes import Node, NodeSpec, make_node
+from poseidon.pycaffe.graph.nodes import NODES, Node
 from poseidon.pycaffe.graph.splits import insert_splits
 
 # Caffe's name for an unnamed top of a loss.
@@ -92,15 +92,13 @@ def _connect(compiled: Compiled) -> NetGraph:
     blobs = _blobs(compiled, layers, tops)
     learned = _learned(layers)
     nodes = [
-        make_node(
-            NodeSpec(
-                layer=layer,
-                bottoms=[blobs[name] for name in info.bottoms],
-                tops=[blobs[name] for name in info.tops],
-                blobs=own,
-                flags=flags,
-                weights=weights_of_tops,
-            )
+        NODES.get(type(layer), Node)(
+            layer=layer,
+            bottoms=[blobs[name] for name in info.bottoms],
+            tops=[blobs[name] for name in info.tops],
+            blobs=own,
+            flags=flags,
+            weights=weights_of_tops,
         )
         for layer, info, own, flags, weights_of_tops in zip(
             layers,

@@ -27,9 +27,9 @@ from poseidon.layers.python_layer import Python
 from poseidon.pycaffe.graph.backward_flags import BackwardFlags
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeSpec:
-    """A layer and its connections.
+@dataclass(eq=False, kw_only=True)
+class Node:
+    """A layer that is computed by torch, and its connections.
 
     Attributes:
         layer: the layer, set up.
@@ -45,14 +45,7 @@ class NodeSpec:
     flags: BackwardFlags
     weights: tuple[float, ...]
 
-
-class Node:
-    """A layer that is computed by torch."""
-
-    def __init__(self, spec: NodeSpec) -> None:
-        self.layer, self.blobs = spec.layer, spec.blobs
-        self.bottoms, self.tops = spec.bottoms, spec.tops
-        self.flags, self.weights = spec.flags, spec.weights
+    def __post_init__(self) -> None:
         self.layer.overwrites_bottom = False
         self._setup_shapes = self._bottom_shapes()
         self._sizes_with_weight: list[int | None] = [None] * len(self.tops)
@@ -179,8 +172,8 @@ class DummyDataNode(Node):
     them.
     """
 
-    def __init__(self, spec: NodeSpec) -> None:
-        super().__init__(spec)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         assert isinstance(self.layer, DummyData)
         for index, constant in self.layer.constants.items():
             self.tops[index].write_data().copy_(constant)
@@ -202,8 +195,8 @@ class DummyDataNode(Node):
 class SplitNode(Node):
     """Split, whose tops share the memory of its bottom, and whose diffs add up."""
 
-    def __init__(self, spec: NodeSpec) -> None:
-        super().__init__(spec)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.reshape()
 
     def reshape(self) -> None:
@@ -229,11 +222,11 @@ class SplitNode(Node):
 class PythonNode(Node):
     """Python, whose code works directly on the blobs of the net, without torch."""
 
-    def __init__(self, spec: NodeSpec) -> None:
-        assert isinstance(spec.layer, Python)
-        self._python = spec.layer
-        self._python.use_blobs(spec.bottoms, spec.tops)
-        super().__init__(spec)
+    def __post_init__(self) -> None:
+        assert isinstance(self.layer, Python)
+        self._python = self.layer
+        self._python.use_blobs(self.bottoms, self.tops)
+        super().__post_init__()
 
     def reshape(self) -> None:
         shapes = self._bottom_shapes()
@@ -254,14 +247,13 @@ class PythonNode(Node):
         self._python.check_in_place(bottoms, [blob.shape for blob in self.tops])
 
 
-def make_node(spec: NodeSpec) -> Node:
-    kinds: dict[type[Layer], type[Node]] = {
-        Input: InputNode,
-        DummyData: DummyDataNode,
-        Split: SplitNode,
-        Python: PythonNode,
-    }
-    return kinds.get(type(spec.layer), Node)(spec)
+NODES: dict[type[Layer], type[Node]] = {
+    Input: InputNode,
+    DummyData: DummyDataNode,
+    Split: SplitNode,
+    Python: PythonNode,
+}
+"""The class of the node of each layer that is not computed by torch alone."""
 
 
 def _copy_or_zero(target: Tensor, gradient: Tensor | None) -> None:
