@@ -124,7 +124,7 @@ class LauncherConnection:
             self._outlet.write(json.dumps({"event": event, **fields}) + "\n")
             self._outlet.flush()
 
-    def exchange_addresses(self, own: str = "") -> list[str]:
+    def exchange_addresses(self, own: str = "", *, among: str = JOB) -> list[str]:
         """Report the address at which this worker listens, unless it is empty, and wait for the
         addresses of the job.
 
@@ -132,27 +132,18 @@ class LauncherConnection:
         address in every exchange. A request to stop that comes meanwhile waits for
         `forward_requests`.
 
+        Args:
+            own: the address.
+            among: `JOB` or `WORKERS`.
+
         Returns:
-            The shards' addresses in shard order; without shards the addresses of the first worker
-            of each host, by rank.
+            Of the job the shards' addresses in shard order; without shards the addresses of the
+            first worker of each host, by rank. Of the workers all of theirs, by rank.
 
         Raises:
             JobError: they did not come within ten minutes, or the launcher has gone.
             Interrupted: the launcher requests a pause.
         """
-        return self._exchange_addresses(JOB, own)
-
-    def exchange_worker_addresses(self, own: str) -> list[str]:
-        """Report the address at which this worker listens, and return all workers' by rank.
-
-        All workers of the job take part in each exchange, in the same order.
-
-        Raises:
-            JobError: they did not come within ten minutes, or the launcher has gone.
-        """
-        return self._exchange_addresses(WORKERS, own)
-
-    def _exchange_addresses(self, among: str, own: str) -> list[str]:
         number = self._rounds[among]
         at = among, number
         self._rounds[among] += 1

@@ -19,6 +19,7 @@ from bdb import BdbQuit
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -29,7 +30,7 @@ from torch import nn
 
 from poseidon.engine.document import Prints, ScriptDocument
 from poseidon.engine.elastic import StartEnded
-from poseidon.engine.launcher_connection import NO_DEBUGGER, LauncherConnection
+from poseidon.engine.launcher_connection import NO_DEBUGGER, WORKERS, LauncherConnection
 from poseidon.engine.module.ddp import ddp_script, default_group
 from poseidon.engine.module.distribute import line_of, running_in
 from poseidon.engine.module.lazy_compiler import import_compiler_late
@@ -250,7 +251,9 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         network = replace(
             context.member.network, rank=context.worker.rank, size=context.worker.size
         )
-        mesh = Mesh(network, self._addresses(self.launcher.exchange_worker_addresses))
+        mesh = Mesh(
+            network, self._addresses(partial(self.launcher.exchange_addresses, among=WORKERS))
+        )
         register(mesh)
         try:
             with ddp_script(mesh, context) if self.document.ddp else default_group(mesh):

@@ -11,7 +11,7 @@ from functools import partial
 
 import pytest
 
-from poseidon.engine.launcher_connection import LauncherConnection
+from poseidon.engine.launcher_connection import WORKERS, LauncherConnection
 from poseidon.engine.module.worker_context import LoopPosition
 from poseidon.errors import JobError
 from poseidon.exchange.alone import exchange_alone
@@ -76,7 +76,7 @@ def test_addresses_are_exchanged_several_times_among_the_job_and_among_workers()
     launcher.start()
     try:
         assert launcher.exchange_addresses() == ["tcp://job:0"]
-        assert launcher.exchange_worker_addresses("tcp://own:2") == ["tcp://workers:0"]
+        assert launcher.exchange_addresses("tcp://own:2", among=WORKERS) == ["tcp://workers:0"]
         assert launcher.exchange_addresses() == ["tcp://job:1"]
     finally:
         launcher.close()
