@@ -11,7 +11,6 @@ Source: TestDetection in solver.cpp and ComputeAP in util/bbox_util.cpp of SSD's
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +23,7 @@ from poseidon.layers.base import times
 from poseidon.layers.ssd.detection_evaluate import NONE, ROW
 from poseidon.layers.ssd.detection_output import DetectionOutput
 from poseidon.layers.ssd.saved_results import pack_batches, unpack_batches
+from poseidon.metrics.record import Output
 from poseidon.net.net import Net
 
 Floats = NDArray[np.float64]
@@ -31,20 +31,8 @@ Floats = NDArray[np.float64]
 COLUMNS = 2 + ROW
 # Smaller steps of the recall do not count.
 LEAST_STEP = 1e-6
-
-
-@dataclass(frozen=True, slots=True)
-class DetectionScore:
-    """The score of an output.
-
-    Attributes:
-        mean: the mean average precision.
-        classes: the average precision of each class that has detections, by label.
-    """
-
-    name: str
-    mean: float
-    classes: tuple[tuple[int, float], ...]
+Classes = tuple[tuple[int, float], ...]
+"""The average precision of each class that has detections, by label."""
 
 
 class DetectionTally:
@@ -74,16 +62,21 @@ class DetectionTally:
         rows = np.concatenate([np.zeros((0, COLUMNS)), *found])
         self._parts = [rows[np.argsort(rows[:, 1], kind="stable")]]
 
-    def scores(self, names: Sequence[str], version: str) -> tuple[DetectionScore, ...]:
-        """Return the scores of these outputs.
+    def scores(
+        self, names: Sequence[str], version: str
+    ) -> tuple[tuple[Output, ...], tuple[Classes, ...]]:
+        """Return the mean average precision of each of these outputs, and of its classes.
 
         Args:
             names: the outputs, in the order of `add`.
             version: one of VERSIONS.
         """
         rows = np.concatenate([np.zeros((0, COLUMNS)), *self._parts])
-        return tuple(
-            _score(name, rows[rows[:, 0] == index, 2:], version) for index, name in enumerate(names)
+        found = [_score(rows[rows[:, 0] == index, 2:], version) for index in range(len(names))]
+        means = (mean for mean, _ in found)
+        return (
+            tuple(Output(name=n, value=mean) for n, mean in zip(names, means, strict=True)),
+            tuple(classes for _, classes in found),
         )
 
 
@@ -97,7 +90,7 @@ def check_rows(name: str, shape: Sequence[int]) -> None:
         )
 
 
-def _score(name: str, rows: Floats, version: str) -> DetectionScore:
+def _score(rows: Floats, version: str) -> tuple[float, Classes]:
     counts, found = rows[rows[:, 0] == NONE], rows[rows[:, 0] != NONE]
     # A detection that is neither true nor false belongs to a difficult object.
     found = found[found[:, 3:].any(1)]
@@ -111,7 +104,7 @@ def _score(name: str, rows: Floats, version: str) -> DetectionScore:
                 (label, average_precision(own[:, 2], own[:, 3], own[:, 4], positives, version))
             )
     mean = sum(value for _, value in classes) / len(labels) if labels else 0.0
-    return DetectionScore(name, mean, tuple(classes))
+    return mean, tuple(classes)
 
 
 def average_precision(

@@ -21,12 +21,12 @@ from typing import Any, ClassVar
 import torch
 
 from poseidon.engine.averages import SmoothedLoss, accumulate, named_values
-from poseidon.engine.detection import DetectionTally
+from poseidon.engine.detection import Classes, DetectionTally
 from poseidon.engine.module.random_streams import seed_generators
 from poseidon.engine.solver.replica import draws_from_process
 from poseidon.errors import UsageError
 from poseidon.metrics.glog_lines import GlogSink, done, last, snapshotting, solving
-from poseidon.metrics.record import Output, TestRecord, TrainRecord
+from poseidon.metrics.record import TestRecord, TrainRecord
 from poseidon.net.random_state import derive_seed
 from poseidon.proto.caffe_pb2 import SolverParameter
 from poseidon.proto.definition import SolverDefinition, TestNet, read_solver
@@ -293,11 +293,7 @@ class Solver:
         return loss / self._settings.iter_size
 
     def _average_alone(self) -> None:
-        """Average over the virtual workers of this process, unless a `Gloo` has averaged over all.
-
-        Raises:
-            UsageError: other processes compute for some of them.
-        """
+        """Average over the virtual workers of this process, unless a `Gloo` has averaged over all."""
         placed = self._contributions.placed
         if self._contributions.averaged or placed.is_one_each:
             return
@@ -341,13 +337,10 @@ class Solver:
                 tally.add(batch, _outputs(net))
             else:
                 accumulate(sums, _outputs(net))
+        classes: tuple[Classes, ...] = ()
         if version is not None:
-            scores = tally.scores(net.outputs, version)
-            outputs = tuple(Output(name=score.name, value=score.mean) for score in scores)
-            shows = self._settings.show_per_class_result
-            classes = tuple(score.classes for score in scores) if shows else ()
+            outputs, classes = tally.scores(net.outputs, version)
         else:
-            classes = ()
             means = {name: total / iterations for name, total in sums.items()}
             outputs = named_values(means, net.blob_loss_weights)
         LOG.on_test(
@@ -357,7 +350,7 @@ class Solver:
                 elapsed_s=self._elapsed_s(),
                 outputs=outputs,
                 loss=loss / iterations if self.param.test_compute_loss else None,
-                classes=classes,
+                classes=classes if self._settings.show_per_class_result else (),
             )
         )
 

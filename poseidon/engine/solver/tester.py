@@ -18,7 +18,13 @@ import torch
 from torch import Tensor
 
 from poseidon.engine.averages import accumulate, as_outputs, output_sizes, pack, parts, total
-from poseidon.engine.detection import DetectionTally, check_outputs, discard_results, save_results
+from poseidon.engine.detection import (
+    Classes,
+    DetectionTally,
+    check_outputs,
+    discard_results,
+    save_results,
+)
 from poseidon.engine.solver.replica import Replica, WorkerNets
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.job_control import join
@@ -197,10 +203,19 @@ class Tester:
             begin=begin,
             count=self._iterations,
         )
+        found = list(scores.values())
+        classes: tuple[Classes, ...] = ()
         if self._ap_version is None:
-            return self._means(iteration, elapsed_s, list(scores.values()))
-        return self._precisions(
-            iteration, elapsed_s, list(scores.values()), tally, self._ap_version
+            loss, outputs = self._means(found)
+        else:
+            loss, outputs, classes = self._precisions(found, tally, self._ap_version)
+        return TestRecord(
+            iteration=iteration,
+            net=self._index,
+            elapsed_s=elapsed_s,
+            outputs=outputs,
+            loss=loss if self._with_loss else None,
+            classes=classes if self._with_classes else (),
         )
 
     def _score(self, net: Net, scores: _Scores, tally: DetectionTally, batch: int) -> None:
@@ -213,42 +228,23 @@ class Tester:
             tally.add(batch, outputs)
         scores.loss += float(net.loss) if self._with_loss else 0.0
 
-    def _means(self, iteration: int, elapsed_s: float, scores: Sequence[_Scores]) -> TestRecord:
-        """Return the means over all batches.
+    def _means(self, scores: Sequence[_Scores]) -> tuple[float, tuple[Output, ...]]:
+        """Return the mean loss and outputs over all batches.
 
         A virtual worker without a batch has nothing to add.
         """
         payloads = self._exchange.control.all_gather(join(score.pack() for score in scores))
         numbers = total([part for part in parts(payloads) if part]) / self._iterations
-        return TestRecord(
-            iteration=iteration,
-            net=self._index,
-            elapsed_s=elapsed_s,
-            outputs=as_outputs(
-                numbers[1:].tolist(), output_sizes(self._net), self._net.loss_weights
-            ),
-            loss=float(numbers[0]) if self._with_loss else None,
-        )
+        sizes, weights = output_sizes(self._net), self._net.loss_weights
+        return float(numbers[0]), as_outputs(numbers[1:].tolist(), sizes, weights)
 
     def _precisions(
-        self,
-        iteration: int,
-        elapsed_s: float,
-        scores: Sequence[_Scores],
-        tally: DetectionTally,
-        version: str,
-    ) -> TestRecord:
-        """Return the mean average precisions of the detections of all workers."""
+        self, scores: Sequence[_Scores], tally: DetectionTally, version: str
+    ) -> tuple[float, tuple[Output, ...], tuple[Classes, ...]]:
+        """Return the mean loss, and the average precisions of the detections of all workers."""
         gather = self._exchange.control.all_gather
         payloads = gather(join(pack(score.loss, {}) for score in scores))
         losses = [float(np.frombuffer(part, "<f8")[0]) for part in parts(payloads)]
         tally.unpack(gather(tally.pack()))
-        found = tally.scores([name for name, _ in self._net.plan.outputs], version)
-        return TestRecord(
-            iteration=iteration,
-            net=self._index,
-            elapsed_s=elapsed_s,
-            outputs=tuple(Output(name=score.name, value=score.mean) for score in found),
-            loss=plain_sum(losses) / self._iterations if self._with_loss else None,
-            classes=tuple(score.classes for score in found) if self._with_classes else (),
-        )
+        outputs, classes = tally.scores([name for name, _ in self._net.plan.outputs], version)
+        return plain_sum(losses) / self._iterations, outputs, classes

@@ -85,8 +85,7 @@ def _score_detections(
             tally.add(batch, net())
         loss += float(net.loss)
         report(TESTING, batch + 1, iterations)
-    scores = tally.scores([name for name, _ in net.plan.outputs], AP_VERSION)
-    means = tuple(Output(name=score.name, value=score.mean) for score in scores)
+    means, _ = tally.scores([name for name, _ in net.plan.outputs], AP_VERSION)
     for line in score_lines(loss / iterations, means):
         log(line)
     return Scores(loss=loss / iterations, outputs=means)

@@ -102,11 +102,11 @@ def test_a_set_of_batches() -> None:
     tally = DetectionTally()
     for number, batch in enumerate(BATCHES):
         tally.add(number, {"eval": batch})
-    (score,) = tally.scores(["eval"], "Integral")
+    (score,), (classes,) = tally.scores(["eval"], "Integral")
     # Of four objects of class 1 one was found, first among equals; of two of class 2 one. Class 3
     # has no object.
-    assert score.classes == ((1, pytest.approx(0.25)), (2, pytest.approx(0.5)))
-    assert score.mean == pytest.approx((0.25 + 0.5 + 0) / 3)
+    assert classes == ((1, pytest.approx(0.25)), (2, pytest.approx(0.5)))
+    assert score.value == pytest.approx((0.25 + 0.5 + 0) / 3)
 
 
 def test_workers_have_the_scores_of_one_process() -> None:
