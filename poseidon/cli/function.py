@@ -120,11 +120,7 @@ def _words(flags: dict[str, object]) -> list[str]:
 
 
 def _script_of(function: Callable[..., object], arguments: tuple[Any, ...]) -> str:
-    """Return the script that calls a function.
-
-    Raises:
-        UsageError: the function or its arguments cannot be sent to another process.
-    """
+    """Return the script that calls a function."""
     try:
         pickled = cloudpickle.dumps((function, arguments))
     except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:

@@ -117,11 +117,7 @@ def _planned(workers: int, servers: int, network: Network, costs: HostCosts) -> 
 def _probed(
     arguments: argparse.Namespace, hosts: Sequence[Host], given: Network | None, notes: list[str]
 ) -> tuple[Network, HostCosts, int]:
-    """Measure the hosts of a machinefile. The last value is the most clients of one host.
-
-    Raises:
-        JobError: a host cannot be reached or does not answer.
-    """
+    """Measure the hosts of a machinefile. The last value is the most clients of one host."""
     problems: list[tuple[str, str]] = []
     with ExitStack() as stack:
         report = stack.enter_context(progress_bar(arguments.progress, UNITS))

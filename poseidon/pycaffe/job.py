@@ -154,11 +154,7 @@ class JobMember:
         self._collections.steps = self._collections.iterations = iterations
 
     def _between(self) -> None:
-        """Do what belongs between two iterations.
-
-        Raises:
-            KeyboardInterrupt: the job was asked to stop.
-        """
+        """Do what belongs between two iterations."""
         self._context.check_start()
         memory, iterations = self._memory, self._collections.iterations
         is_whole = len(self._context.loops.open) <= 1
@@ -245,11 +241,7 @@ class JobMember:
 
 
 def _checked(solver: Solver, context: WorkerContext) -> WorkerContext:
-    """Return the context with the virtual workers of the solver.
-
-    Raises:
-        UsageError: they are not the job's, or the job has options that a solver cannot have.
-    """
+    """Return the context with the virtual workers of the solver."""
     contributions, worker, member = solver._contributions, context.worker, context.member
     placed, options = contributions.placed, member.options
     if (contributions.process, placed.processes) != (worker.rank, worker.size):

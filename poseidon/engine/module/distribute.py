@@ -25,7 +25,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar, Literal, overload
+from typing import ClassVar, Literal, TypeVar, overload
 
 import torch
 from torch import nn
@@ -53,6 +53,8 @@ from poseidon.exchange.module_hooks import uncompiled
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.settings import are_threads_set, variable_of_tasks
 from ps_server.protocol.virtual_workers import VirtualWorkers
+
+Choice = TypeVar("Choice", RunsOn, Buffers)
 
 
 class _Process:
@@ -223,7 +225,7 @@ def distribute(
     options = DistributeOptions(
         clip=clip,
         passes=passes,
-        buffers=_buffers(buffers),
+        buffers=_member(Buffers, "buffers", buffers),
         example=example,
         batch_size=batch_size,
         compress=compress,
@@ -447,11 +449,7 @@ def _runs_on(name: str | None, how: object) -> RunsOn:
     is_rule = isinstance(how, UpdateRule)
     if name is None:
         return RunsOn.SHARDS if is_rule else RunsOn.WORKERS
-    try:
-        found = RunsOn(name)
-    except ValueError as error:
-        names = " or ".join(f"'{member.value}'" for member in RunsOn)
-        raise UsageError(f"on is {name!r}; expected {names}") from error
+    found = _member(RunsOn, "on", name)
     if is_rule and found is RunsOn.WORKERS:
         raise UsageError(
             f"on is 'workers' with poseidon.{type(how).__name__}, a rule that the shards apply; "
@@ -460,9 +458,9 @@ def _runs_on(name: str | None, how: object) -> RunsOn:
     return found
 
 
-def _buffers(name: str) -> Buffers:
+def _member(kind: type[Choice], argument: str, name: str) -> Choice:
     try:
-        return Buffers(name)
+        return kind(name)
     except ValueError as error:
-        names = " or ".join(f"'{member.value}'" for member in Buffers)
-        raise UsageError(f"buffers is {name!r}; expected {names}") from error
+        names = " or ".join(f"'{member.value}'" for member in kind)
+        raise UsageError(f"{argument} is {name!r}; expected {names}") from error

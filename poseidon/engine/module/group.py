@@ -459,9 +459,6 @@ class Group(SharedLoop):
     def _with_outer(self, histories: Sequence[History], state: Mapping[str, Any]) -> list[History]:
         """Return histories with the outer rule's from a checkpoint added, which all workers share:
         worker 0 has saved them.
-
-        Raises:
-            SnapshotError: they do not fit a parameter.
         """
         outer = state["own"][0].get("outer")
         if outer is None or not self._local_steps:

@@ -29,11 +29,7 @@ def _nothing(*_: object) -> None:
 
 
 def _number_of_records(dataset: Sized) -> int:
-    """Return the length of a dataset whose records have numbers.
-
-    Raises:
-        UsageError: it is a stream, or has no length.
-    """
+    """Return the length of a dataset whose records have numbers."""
     name = type(dataset).__name__
     if isinstance(dataset, IterableDataset):
         raise UsageError(

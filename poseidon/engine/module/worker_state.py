@@ -186,11 +186,7 @@ class WorkerState:
 
 
 def _load(objects: Mapping[str, Kept], states: Mapping[str, Any], call: str) -> None:
-    """Load the states of kept objects.
-
-    Raises:
-        SnapshotError: there are other objects, or one does not take its state.
-    """
+    """Load the states of kept objects."""
     if states.keys() != objects.keys():
         names = [", ".join(sorted(part)) or "nothing" for part in (states, objects)]
         raise SnapshotError(

@@ -427,11 +427,7 @@ class Checkpoint:
 
 
 def _schemes(path: Path, values: Sequence[str], tensors: int) -> tuple[Scheme, ...]:
-    """Return the schemes that a snapshot has; none, or one for each trained tensor.
-
-    Raises:
-        SnapshotError: there are more or fewer, or one is unknown.
-    """
+    """Return the schemes that a snapshot has; none, or one for each trained tensor."""
     try:
         found = tuple(Scheme(value) for value in values)
     except ValueError as error:

@@ -352,7 +352,6 @@ class SolverWork(TrainingWork[JobDocument]):
         """Return what this worker begins with from memory; `Exchange.open` and `arrive` bring the
         rest.
 
-
         Raises:
             JobError: this is rank 0, and it does not have the snapshot.
         """

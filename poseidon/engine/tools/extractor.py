@@ -159,11 +159,7 @@ def _rows(net: Net, name: str, count: int) -> NDArray[np.float32]:
 
 
 def _labels(net: Net, count: int) -> NDArray[np.int64]:
-    """Return the net's labels, one a record; zeros if it has none.
-
-    Raises:
-        DataError: a label is not an integer of 32 bits, which a Datum can hold.
-    """
+    """Return the net's labels, one a record; zeros if it has none."""
     found = net.blobs.get(LABEL)
     if found is None or found.numel() < count or found.numel() != found.shape[0]:
         return np.zeros(count, np.int64)

@@ -99,11 +99,7 @@ def _left_out_elsewhere(kind: type[Layer]) -> bool:
 
 
 def _check_owners(net: NetDefinition, layers: Iterable[Layer]) -> None:
-    """Refuse workers of one host that would open the same LevelDB database.
-
-    Raises:
-        DataError: there are several.
-    """
+    """Refuse workers of one host that would open the same LevelDB database."""
     for layer in layers:
         param = layer.param.data_param
         if (

@@ -34,7 +34,6 @@ class NetRequest:
         level: for rules of the definition.
         stages: for rules of the definition.
         device: the device of the net.
-        seed: of fillers, and of random crops and mirrors.
     """
 
     model: Path
@@ -43,7 +42,6 @@ class NetRequest:
     level: int = 0
     stages: tuple[str, ...] = ()
     device: torch.device = CPU
-    seed: int = 1
 
 
 def open_net(request: NetRequest, context: LayerContext | None = None) -> Net:
@@ -51,8 +49,8 @@ def open_net(request: NetRequest, context: LayerContext | None = None) -> Net:
 
     Args:
         request: the net.
-        context: this worker of a job; None: a single process. Phase, seed and device are the
-            request's.
+        context: this worker of a job; None: a single process. Phase and device are the request's,
+            and the seed is 1.
 
     Raises:
         DefinitionError: a mistake in the definition.
@@ -61,7 +59,7 @@ def open_net(request: NetRequest, context: LayerContext | None = None) -> Net:
     """
     state = NetState(phase=request.phase, level=request.level, stage=request.stages)  # type: ignore[arg-type]
     if context is None:
-        context = LayerContext(phase=request.phase, seed=request.seed, device=request.device)
+        context = LayerContext(phase=request.phase, seed=1, device=request.device)
     net = compile_net(read_net(request.model), context, state=state)
     try:
         load_models(net, request.weights)
