@@ -48,44 +48,31 @@ def score(
         log: receives the log lines of `caffe test`, a batch's as soon as it is finished.
         report: takes the progress.
     """
-    weights = net.loss_weights
-    inputs = zero_inputs(net)
-    if evaluates_detections(net):
-        return _score_detections(net, iterations, log, report)
+    weights, detects = net.loss_weights, evaluates_detections(net)
+    inputs = None if detects else zero_inputs(net)
     if inputs:
         LOGGER.warning(
             "the net has inputs that nothing fills (%s): they are zeros, as in Caffe",
             ", ".join(inputs),
         )
     sums: dict[str, Tensor] = {}
-    loss = 0.0
+    tally, loss = DetectionTally(), 0.0
     report(TESTING, 0, iterations)
     for batch in range(iterations):
         with torch.no_grad():
             outputs = net(inputs)
         loss += float(net.loss)
-        accumulate(sums, outputs)
-        for output in named_values(outputs, weights):
-            log(batch_line(batch, output))
+        if detects:
+            tally.add(batch, outputs)
+        else:
+            accumulate(sums, outputs)
+            for output in named_values(outputs, weights):
+                log(batch_line(batch, output))
         report(TESTING, batch + 1, iterations)
-    means = named_values({name: total / iterations for name, total in sums.items()}, weights)
-    for line in score_lines(loss / iterations, means):
-        log(line)
-    return Scores(loss=loss / iterations, outputs=means)
-
-
-def _score_detections(
-    net: Net, iterations: int, log: Callable[[GlogLine], None], report: Report
-) -> Scores:
-    """Return the mean average precision of the detections of all batches, in place of means."""
-    tally, loss = DetectionTally(), 0.0
-    report(TESTING, 0, iterations)
-    for batch in range(iterations):
-        with torch.no_grad():
-            tally.add(batch, net())
-        loss += float(net.loss)
-        report(TESTING, batch + 1, iterations)
-    means, _ = tally.scores([name for name, _ in net.plan.outputs], AP_VERSION)
+    if detects:
+        means, _ = tally.scores([name for name, _ in net.plan.outputs], AP_VERSION)
+    else:
+        means = named_values({name: total / iterations for name, total in sums.items()}, weights)
     for line in score_lines(loss / iterations, means):
         log(line)
     return Scores(loss=loss / iterations, outputs=means)
