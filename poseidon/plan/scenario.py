@@ -185,14 +185,13 @@ class Parts:
 
     working: float
     serving: float
-    servers: int
 
 
 def parts(workers: int, servers: int) -> Parts:
     """Return the parts as in a job's plan."""
     working, serving = best_loads(workers, servers)
     total = workers * working + servers * serving
-    return Parts(working=working / total, serving=serving / total, servers=servers)
+    return Parts(working=working / total, serving=serving / total)
 
 
 def loads(scenario: Scenario) -> list[LayerLoad]:
@@ -203,18 +202,16 @@ def loads(scenario: Scenario) -> list[LayerLoad]:
     found = []
     for index, (layer, share) in enumerate(zip(scenario.layers, shares, strict=True)):
         compute_s = scenario.compute_s * share
-        sizes = _dense_sizes(scenario, layer, index in by_factors)
-        wire_part, codec_s = _encoded(scenario, layer, index in by_factors)
+        tables = _tables(scenario, layer, index in by_factors)
+        dense = sum(table.size for table in tables)
+        wire_part, codec_s = _encoded(scenario, layer, index in by_factors, dense)
         found.append(
             LayerLoad(
                 forward_s=compute_s * scenario.forward_part,
                 backward_s=compute_s * (1 - scenario.forward_part),
-                dense_bytes=sum(sizes),
-                messages=sum(
-                    _messages(table, chunk)
-                    for table in _tables(scenario, layer, index in by_factors)
-                ),
-                chunk_bytes=min(chunk, max(sizes, default=0)),
+                dense_bytes=dense,
+                messages=sum(_messages(table, chunk) for table in tables),
+                chunk_bytes=min(chunk, max((table.size for table in tables), default=0)),
                 factors=_factors(scenario, layer) if index in by_factors else None,
                 wire_part=wire_part,
                 codec_s=codec_s,
@@ -226,12 +223,13 @@ def loads(scenario: Scenario) -> list[LayerLoad]:
     return found
 
 
-def _encoded(scenario: Scenario, layer: LayerShape, by_factors: bool) -> tuple[float, float]:
+def _encoded(
+    scenario: Scenario, layer: LayerShape, by_factors: bool, dense: int
+) -> tuple[float, float]:
     """Return the part of a layer's dense bytes that is sent, and a core's seconds to encode them
     once, or to decode.
     """
-    sizes, machine = _dense_sizes(scenario, layer, by_factors), scenario.machine
-    dense = sum(sizes)
+    machine = scenario.machine
     if scenario.lossy is None or not dense or _factors_to_shards(scenario):
         return 1.0, 0.0
     if isinstance(scenario.lossy, WireCodec):
@@ -323,13 +321,6 @@ def _dense_shapes(layer: LayerShape, by_factors: bool) -> Sequence[Shape]:
     return layer.tensors[1:] if by_factors else layer.tensors
 
 
-def _dense_sizes(scenario: Scenario, layer: LayerShape, by_factors: bool) -> list[int]:
-    """Return the bytes of each tensor that is not sent as factors of a batch; of PowerSGD's
-    factors, of each.
-    """
-    return [table.size for table in _tables(scenario, layer, by_factors)]
-
-
 def _chunk_bytes(scenario: Scenario, by_factors: Collection[int]) -> int:
     """Return the chunk size of `ps_server.protocol.placement`: smaller if there is
     less than a chunk a shard, down to a minimum.
@@ -337,8 +328,9 @@ def _chunk_bytes(scenario: Scenario, by_factors: Collection[int]) -> int:
     part = parts(scenario.workers, scenario.servers)
     shards = (scenario.workers if part.working else 0) + (scenario.servers if part.serving else 0)
     total = sum(
-        sum(_dense_sizes(scenario, layer, index in by_factors))
+        table.size
         for index, layer in enumerate(scenario.layers)
+        for table in _tables(scenario, layer, index in by_factors)
     )
     chunk = chunk_elements(total // ELEMENT_BYTES, shards) * ELEMENT_BYTES
     while chunk > SMALLEST_ELEMENTS * ELEMENT_BYTES and total < chunk * shards:
