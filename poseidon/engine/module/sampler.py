@@ -94,13 +94,11 @@ class SharedSampler(Sampler[int]):
         self._on_read = on_read
         self._on_return = on_return
         self._within = False  # an epoch has begun, and its loop has not ended
-        self._first = self._position = (
-            0  # of that epoch: records skipped at its begin, and delivered so far
-        )
+        # of that epoch: records skipped at its begin, and delivered so far
+        self._first = self._position = 0
         self._offset = 0  # records of that epoch which workers of an earlier run have read
-        self._return_to: tuple[int, int, int] | None = (
-            None  # epoch, position and offset of a saved state
-        )
+        # of a saved state: its epoch, and position and offset there
+        self._return_to: tuple[int, tuple[int, int]] | None = None
         self.epoch = 0
 
     def __iter__(self) -> Iterator[int]:
@@ -113,8 +111,8 @@ class SharedSampler(Sampler[int]):
     def begin(self) -> None:
         """Begin the next epoch, or resume the one of a saved state."""
         self._within = False
-        self._first = self._position = self.position
-        self._offset = self._offset_to_return()
+        self._position, self._offset = self._place_to_return()
+        self._first = self._position
         self._return_to, self._within = None, True
         self.epoch += 1
 
@@ -153,14 +151,11 @@ class SharedSampler(Sampler[int]):
         """Records of each virtual worker that were delivered of the current epoch, or of the one to
         be resumed; otherwise 0.
         """
-        if self._within:
-            return self._position
-        returns = self._return_to is not None and self._return_to[0] == self.epoch
-        return self._return_to[1] if returns and self._return_to else 0
+        return self._position if self._within else self._place_to_return()[0]
 
-    def _offset_to_return(self) -> int:
-        returns = self._return_to is not None and self._return_to[0] == self.epoch
-        return self._return_to[2] if returns and self._return_to else 0
+    def _place_to_return(self) -> tuple[int, int]:
+        epoch, place = self._return_to or (self.epoch, (0, 0))
+        return place if epoch == self.epoch else (0, 0)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration, from 0.
@@ -201,7 +196,7 @@ class SharedSampler(Sampler[int]):
                 )
         self.epoch = state["epoch"]
         self._within = False
-        self._return_to = (state["epoch"], state["position"], offset) if within else None
+        self._return_to = (state["epoch"], (state["position"], offset)) if within else None
 
     def note(self, records: int) -> None:
         """Set the number of a virtual worker's records that were delivered since this epoch was

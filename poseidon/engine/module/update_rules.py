@@ -273,18 +273,10 @@ class Adam(UpdateRule):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdamW(UpdateRule):
-    """torch.optim.AdamW, without `amsgrad`.
+class AdamW(Adam):
+    """torch.optim.AdamW, without `amsgrad`, with the arguments of `Adam`."""
 
-    Args:
-        betas: how much of both moments a step keeps; 0 <= beta < 1.
-        eps: added to the root.
-    """
-
-    lr: Rate = 1e-3
     weight_decay: float = 1e-2
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
 
     def _rule(self, name: str, shape: Sequence[int]) -> Rule:
         return _of_moments(RuleKind.ADAMW, self.betas, self.eps)
