@@ -15,11 +15,7 @@ from poseidon.errors import UsageError
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Convert; 0 when the database is in place.
-
-    Raises:
-        UsageError: the label map of a detection set is missing.
-    """
+    """Convert; 0 when the database is in place."""
     detection = arguments.anno_type == "detection"
     form = AnnotationFormat(arguments.label_type) if detection else None
     if form is not None and form.has_names and arguments.label_map_file is None:

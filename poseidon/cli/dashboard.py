@@ -1,8 +1,4 @@
-"""`poseidon dashboard`: a live page of jobs, running or ended, from their output folders.
-
-poseidon dashboard
-poseidon dashboard output/cifar10_quick-20260105-204016-3f9a1c --port=8080
-"""
+"""`poseidon dashboard`: a live page of jobs, running or ended, from their output folders."""
 
 from __future__ import annotations
 
@@ -18,12 +14,7 @@ from poseidon.settings import read_settings
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve the page until Ctrl-C.
-
-    Raises:
-        UsageError: the packages of the dashboard are not installed, or the port is not valid.
-        JobError: a folder does not exist, or the port cannot be used.
-    """
+    """Serve the page until Ctrl-C."""
     try:
         from poseidon.dashboard.serve import serve
     except ImportError as error:

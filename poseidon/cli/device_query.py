@@ -27,12 +27,7 @@ PROPERTIES = (
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Show them.
-
-    Raises:
-        UsageError: there is no such GPU.
-        JobError: there is none at all.
-    """
+    """Show them."""
     available = torch.cuda.device_count()
     if not available:
         raise JobError(

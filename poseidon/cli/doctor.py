@@ -1,8 +1,5 @@
 """`poseidon doctor`: examine this machine, or the hosts of a machinefile and all links between
 them.
-
-poseidon doctor
-poseidon doctor --hostfile=machinefiles/four_nodes.example
 """
 
 from __future__ import annotations
@@ -34,12 +31,7 @@ UNITS = {ASKING: "host", MEASURING: "round"}
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Examine, print what was found, return 1 if a job cannot run.
-
-    Raises:
-        UsageError: --seconds is not positive.
-        MachinefileError: a line is wrong.
-    """
+    """Examine, print what was found, return 1 if a job cannot run."""
     if not 0 < arguments.seconds <= 60:
         raise UsageError(f"--seconds must be above 0 and at most 60, not {arguments.seconds:g}")
     hosts = read_machinefile(Path(arguments.hostfile)) if arguments.hostfile else ()

@@ -9,11 +9,7 @@ from poseidon.data.prepare.model_folder import fetch_model, is_complete, read_mo
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Fetch; 0 when the model is there.
-
-    Raises:
-        DataError: the folder does not describe a model, or the model cannot be fetched.
-    """
+    """Fetch; 0 when the model is there."""
     model = read_model_folder(arguments.dirname)
     if is_complete(model):
         print("Model already exists.")

@@ -23,14 +23,7 @@ DPI = 150
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Draw and say where; 0 when it is written.
-
-    Raises:
-        DefinitionError: a mistake in the definition.
-        DataError: shapes are asked for, and the data that they depend on is missing or broken.
-        UsageError: Graphviz is absent or does not know the format, or shapes are asked for of all
-            phases.
-    """
+    """Draw and say where; 0 when it is written."""
     definition = read_net(arguments.input_net)
     extension = extension_of(arguments.output_file)
     if arguments.phase == "ALL":

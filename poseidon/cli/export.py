@@ -12,13 +12,7 @@ from poseidon.export.modules import CHECKPOINT, names_module, write_checkpoint_t
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the net, and print what it takes and returns; 0 when it is written.
-
-    Raises:
-        DefinitionError: a mistake in the definition, or the net has no form in the format.
-        SnapshotError: a model cannot be read, or the file cannot be written.
-        UsageError: a flag or the name of the file is wrong, or an optional package is missing.
-    """
+    """Write the net, and print what it takes and returns; 0 when it is written."""
     check_suffix(arguments.output)
     model, weights, shapes = arguments.model, arguments.weights, dict(arguments.input)
     if names_module(model):

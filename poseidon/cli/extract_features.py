@@ -1,9 +1,5 @@
 """`poseidon extract_features`: features of a trained net into databases, by the arguments of
 Caffe's tool or as a job.
-
-poseidon extract_features net.caffemodel net.prototxt fc7,fc8 features7,features8 100 lmdb GPU 0
-poseidon extract_features --model=net.prototxt --weights=net.caffemodel --extract_feature_blob_names=fc7 \\
-    --save_feature_dataset_names=examples/_temp/features --hostfile=machinefiles/localserver
 """
 
 from __future__ import annotations

@@ -16,14 +16,7 @@ LOGGER = logging.getLogger(__name__)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the model, and print how many tensors it has; 0 when it is written.
-
-    Raises:
-        DefinitionError: a mistake in the definition.
-        SnapshotError: the file cannot be read, lacks a tensor, or has one of
-            a different size; or the model cannot be written.
-        UsageError: a flag is wrong, or an optional package is missing.
-    """
+    """Write the model, and print how many tensors it has; 0 when it is written."""
     definition = filter_phase(read_net(arguments.model), NetState(phase=TEST))
     definition = inference_definition(definition, dict(arguments.input))
     taken, unused = import_weights(

@@ -20,11 +20,7 @@ ALIASES = {"mnist": "lenet"}
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Make the project, or list the projects.
-
-    Raises:
-        UsageError: there is no such project, or the folder holds something.
-    """
+    """Make the project, or list the projects."""
     known = projects()
     if arguments.project is None or arguments.list:
         for name, folder in known.items():

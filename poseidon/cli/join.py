@@ -1,7 +1,4 @@
-"""`poseidon join`: let another host take part in a running job.
-
-poseidon join cifar10_quick-20260105-204016-3f9a1c --host=node5
-"""
+"""`poseidon join`: let another host take part in a running job."""
 
 from __future__ import annotations
 
@@ -16,12 +13,7 @@ ANSWER_S = 300.0
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Let a host take part in a job.
-
-    Raises:
-        UsageError: there is no --host.
-        JobError: there is no such job here, or the host cannot take part.
-    """
+    """Let a host take part in a job."""
     if not arguments.host:
         raise UsageError("expected --host=ADDRESS, the host that is to take part")
     print(ask(arguments.job, HostRequest(do="join", host=arguments.host), ANSWER_S))

@@ -1,10 +1,4 @@
-"""`poseidon kill`: stop exactly the processes of a job, also after its launcher has died.
-
-poseidon kill cifar10_quick-20260105-204016-3f9a1c
-poseidon kill machinefiles/localserver
-poseidon kill --all
-poseidon kill cifar10_quick-20260105-204016-3f9a1c --hostfile=machinefiles/four_nodes.example     from another machine than its launcher's
-"""
+"""`poseidon kill`: stop exactly the processes of a job, also after its launcher has died."""
 
 from __future__ import annotations
 
@@ -29,12 +23,7 @@ _SSH_CONFIG = "--ssh_config="
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Stop the job or jobs that the arguments name.
-
-    Raises:
-        UsageError: neither or both of a target and --all.
-        JobError: there is no such job, or something of it could not be stopped.
-    """
+    """Stop the job or jobs that the arguments name."""
     if (arguments.target is None) != arguments.all:
         raise UsageError(f"expected a job's id, a machinefile, or --all; {_ps()}")
     if not arguments.grace >= 0:

@@ -1,7 +1,4 @@
-"""`poseidon leave`: let a host leave a running job, which loses nothing.
-
-poseidon leave cifar10_quick-20260105-204016-3f9a1c node3
-"""
+"""`poseidon leave`: let a host leave a running job, which loses nothing."""
 
 from __future__ import annotations
 
@@ -18,11 +15,7 @@ ANSWER_S = 60.0
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Let a host leave a job.
-
-    Raises:
-        JobError: there is no such job here, or the host cannot leave it.
-    """
+    """Let a host leave a job."""
     print(ask(arguments.job, HostRequest(do="leave", host=arguments.host), ANSWER_S))
     return 0
 

@@ -1,9 +1,4 @@
-"""`poseidon logs`: the logs of a job's processes as one, by time, while it runs or later.
-
-poseidon logs                                               the job that was started last
-poseidon logs cifar10_quick-20260105-204016-3f9a1c --follow
-poseidon logs output/cifar10_quick-20260105-204016-3f9a1c --worker=3 --lines=20
-"""
+"""`poseidon logs`: the logs of a job's processes as one, by time, while it runs or later."""
 
 from __future__ import annotations
 
@@ -22,12 +17,7 @@ LOOK_S = 0.2
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the lines.
-
-    Raises:
-        UsageError: two processes are asked for, or no number of lines.
-        JobError: there is no such job, or it has no such log.
-    """
+    """Print the lines."""
     if arguments.worker is not None and arguments.shard is not None:
         raise UsageError("--worker and --shard are two processes; expected one of them")
     if arguments.lines is not None and arguments.lines < 0:

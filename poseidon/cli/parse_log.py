@@ -13,13 +13,7 @@ from poseidon.snapshot.files import make_folder, write_atomically
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the tables that have rows; 0 when done.
-
-    Raises:
-        UsageError: the delimiter is not one character.
-        DataError: the log cannot be read, or has no iteration.
-        SnapshotError: a table cannot be written.
-    """
+    """Write the tables that have rows; 0 when done."""
     if len(arguments.delimiter) != 1:
         raise UsageError(f"--delimiter is '{arguments.delimiter}', expected one character")
     _, source = find_training_log(arguments.logfile_path)

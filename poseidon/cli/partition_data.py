@@ -1,7 +1,5 @@
 """`poseidon partition_data`: divide a database or a list among clients that share no file
 system, and send it to them.
-
-poseidon partition_data --hostfile=machinefiles/four_nodes.example --distribute examples/cifar10/cifar10_train_lmdb
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""`poseidon plan`: predict the iteration time of every exchange on a cluster, and recommend flags.
-
-poseidon plan --solver=solver.prototxt --hostfile=cluster
-poseidon plan --net=deploy.prototxt --hosts=4 --rate=250 --compute=50
-poseidon plan --module=train.py:example --hosts=8 --rate=1000
-"""
+"""`poseidon plan`: predict the iteration time of every exchange on a cluster, and recommend flags."""
 
 from __future__ import annotations
 

@@ -14,14 +14,7 @@ from poseidon.text_files import escaped
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Draw; 0 when the file is there.
-
-    Raises:
-        UsageError: the file has no ending that can be drawn, or the logs have nothing for the
-            chart.
-        DataError: a log cannot be read, or has no output.
-        SnapshotError: the file cannot be written.
-    """
+    """Draw; 0 when the file is there."""
     kind = arguments.output.suffix.lower().lstrip(".")
     if kind not in FORMATS:
         raise UsageError(

@@ -1,8 +1,4 @@
-"""`poseidon ps`: the running jobs of this user, on this machine and on the hosts of a machinefile.
-
-poseidon ps
-poseidon ps --hostfile=machinefiles/four_nodes.example
-"""
+"""`poseidon ps`: the running jobs of this user, on this machine and on the hosts of a machinefile."""
 
 from __future__ import annotations
 
@@ -29,11 +25,7 @@ _HERE = "(here)"
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print one line a job and host. A record whose processes have all gone is removed.
-
-    Raises:
-        MachinefileError: the machinefile is wrong.
-    """
+    """Print one line a job and host. A record whose processes have all gone is removed."""
     problems: list[str] = []
     here = jobs_here(Registry(read_settings().state_folder), problems.append)
     records = [job.record for job in here]

@@ -1,8 +1,5 @@
 """`poseidon python`: run Python with `caffe` and `caffe2` bound to Poseidon.
 
-poseidon python train.py --gpu 0
-poseidon python -m my_package.evaluate
-
 This process becomes Python itself, so exit codes, signals and tracebacks are Python's.
 """
 
@@ -18,11 +15,7 @@ from poseidon.errors import UsageError
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Replace this process by Python with the words of the command line.
-
-    Raises:
-        UsageError: an option keeps Python from binding the names.
-    """
+    """Replace this process by Python with the words of the command line."""
     option = unbinding_option(arguments.words)
     if option:
         raise UsageError(

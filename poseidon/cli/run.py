@@ -1,8 +1,6 @@
 """`poseidon run`: start a script of the user's on every worker of a machinefile, and stay with
 the job.
 
-poseidon run --hostfile=machinefiles/localserver examples/torch_cnn/train.py --epochs=2
-
 In the script `poseidon.distribute` connects the workers.
 """
 

@@ -1,10 +1,5 @@
 """`poseidon stats`: what each tensor costs on its way, and how loaded each shard
 is; for a running job or one that has ended.
-
-poseidon stats
-poseidon stats cifar10_quick-20260105-204016-3f9a1c
-poseidon stats output/cifar10_quick-20260105-204016-3f9a1c --trace=job.json
-poseidon stats output/cifar10_quick-20260105-204016-3f9a1c --picture=iteration.svg
 """
 
 from __future__ import annotations
@@ -22,12 +17,7 @@ from poseidon.snapshot.files import write_atomically
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the tables, or put traces together.
-
-    Raises:
-        JobError: there is no such job, or it has no statistics yet, or no traces.
-        UsageError: a picture with this file extension cannot be drawn.
-    """
+    """Print the tables, or put traces together."""
     folder = job_folder(arguments.job)
     if arguments.trace is not None:
         print(_merge(folder, arguments.trace))

@@ -1,7 +1,4 @@
-"""`poseidon train`: start a job from a solver and a machinefile, and stay with it.
-
-poseidon train --solver=prototxt/cifar10/cifar10_quick_solver.prototxt --hostfile=machinefiles/localserver
-"""
+"""`poseidon train`: start a job from a solver and a machinefile, and stay with it."""
 
 from __future__ import annotations
 

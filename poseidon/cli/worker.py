@@ -1,8 +1,5 @@
 """`poseidon worker`: one of the tasks that torchrun, srun, mpirun or Kubernetes has started
 becomes part of a job.
-
-srun --ntasks-per-node=1 poseidon worker --key_file=$HOME/.poseidon.key train
---solver=solver.prototxt
 """
 
 from __future__ import annotations

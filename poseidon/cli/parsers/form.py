@@ -36,7 +36,7 @@ _HELP = Flag(name="help", text="show this and end", aliases=("h",), takes=Takes.
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
     """A command of `poseidon`; its code is the module of that name in `poseidon.cli`, which has
-    `run(arguments)`.
+    `run(arguments)`. It returns the exit code, or raises `PoseidonError`, whose text is printed.
 
     Attributes:
         name: as it is typed.
