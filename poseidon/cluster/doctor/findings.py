@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any
 
 from poseidon.cluster.doctor.survey import HostReport, LinkReport, Survey
@@ -98,46 +99,41 @@ def format_rate(bytes_per_s: float) -> str:
     return f"{bits / 1e9:.3g} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:.3g} Mbit/s"
 
 
+def _warning(where: str, what: str, remedy: str) -> Finding:
+    return Finding(severity=Severity.WARNING, where=where, what=what, remedy=remedy)
+
+
 def _of_host(host: HostReport, *, several: bool) -> Iterator[Finding]:
     known = host.facts
 
-    def finding(severity: Severity, what: str, remedy: str) -> Finding:
-        return Finding(severity=severity, where=host.label, what=what, remedy=remedy)
-
+    warning = partial(_warning, host.label)
     torch = known["packages"]["torch"] or ""
     if known["gpus"] and torch.endswith("+cpu"):
-        yield finding(
-            Severity.WARNING,
+        yield warning(
             f"it has {len(known['gpus'])} GPUs, and torch {torch} cannot use them",
             "install a torch with CUDA",
         )
     if known["gpus"] == []:
-        yield finding(
-            Severity.WARNING, "nvidia-smi finds no GPU", "run nvidia-smi there, and see its message"
-        )
+        yield warning("nvidia-smi finds no GPU", "run nvidia-smi there, and see its message")
     soft, hard = known["files"]
     if 0 <= soft < FEWEST_FILES:
-        yield finding(
-            Severity.WARNING,
+        yield warning(
             f"a process may open {soft} files; connections count as files",
             f"raise the limit to {FEWEST_FILES} or more (now at most {hard}): ulimit -n, or "
             "/etc/security/limits.conf",
         )
     if known["free"] < FREE_BYTES:
-        yield finding(
-            Severity.WARNING,
+        yield warning(
             f"{known['free'] >> 20} MiB are free in {known['folder']}",
             "free some: a snapshot that does not fit ends the job",
         )
     if known["memory"]["total"] and known["memory"]["available"] < MEMORY_BYTES:
-        yield finding(
-            Severity.WARNING,
+        yield warning(
             f"{known['memory']['available'] >> 20} MiB of memory are available",
             "end what uses it: `ps aux --sort=-rss | head`",
         )
     if known["load"] > known["cores"] + 1 and several:
-        yield finding(
-            Severity.WARNING,
+        yield warning(
             f"{known['load']:.0f} processes compute on {known['cores']} cores",
             "look at `top`: a host that is busy slows all others",
         )
@@ -149,12 +145,10 @@ def _unlike(hosts: Sequence[HostReport]) -> Iterator[Finding]:
     common_vectors = _most_common(vectors)
     for host, own in zip(hosts, vectors, strict=True):
         if own != common_vectors:
-            yield Finding(
-                severity=Severity.WARNING,
-                where=host.label,
-                what=f"its processor has {_listed(own)}, and the others have "
-                f"{_listed(common_vectors)}",
-                remedy="expect other last bits in its forward and backward passes",
+            yield _warning(
+                host.label,
+                f"its processor has {_listed(own)}, and the others have {_listed(common_vectors)}",
+                "expect other last bits in its forward and backward passes",
             )
 
 
@@ -166,11 +160,10 @@ def _clocks(hosts: Sequence[HostReport]) -> Iterator[Finding]:
     for host in hosts:
         off = host.clock_offset_s - usual
         if abs(off) - host.clock_error_s > CLOCK_S:
-            yield Finding(
-                severity=Severity.WARNING,
-                where=host.label,
-                what=f"its clock is {abs(off):.0f} s {'ahead' if off > 0 else 'behind'}",
-                remedy="run a time service (chrony, systemd-timesyncd): logs and traces are "
+            yield _warning(
+                host.label,
+                f"its clock is {abs(off):.0f} s {'ahead' if off > 0 else 'behind'}",
+                "run a time service (chrony, systemd-timesyncd): logs and traces are "
                 "merged by time",
             )
 
@@ -180,12 +173,10 @@ def _names(hosts: Sequence[HostReport]) -> Iterator[Finding]:
     for host in hosts:
         unknown = [name for name, found in host.facts["names"].items() if not found]
         if unknown:
-            yield Finding(
-                severity=Severity.WARNING,
-                where=host.label,
-                what=f"it cannot resolve {_listed(unknown)}",
-                remedy="add the names to its /etc/hosts or DNS, or write addresses in the "
-                "machinefile",
+            yield _warning(
+                host.label,
+                f"it cannot resolve {_listed(unknown)}",
+                "add the names to its /etc/hosts or DNS, or write addresses in the machinefile",
             )
         looped = [
             name
@@ -197,11 +188,10 @@ def _names(hosts: Sequence[HostReport]) -> Iterator[Finding]:
             and host.address
             and not any(name in ("localhost", "127.0.0.1", "::1") for name in looped)
         ):
-            yield Finding(
-                severity=Severity.WARNING,
-                where=host.label,
-                what=f"{_listed(looped)} is a loopback address there",
-                remedy="remove the line 127.0.1.1 of its /etc/hosts, or write addresses in the "
+            yield _warning(
+                host.label,
+                f"{_listed(looped)} is a loopback address there",
+                "remove the line 127.0.1.1 of its /etc/hosts, or write addresses in the "
                 "machinefile",
             )
 
@@ -268,22 +258,19 @@ def _packets(survey: Survey) -> Iterator[Finding]:
     odd = {number for number, mtu in mtus.items() if mtu and mtu != common}
     for number in sorted(odd):
         lost = any(_loses(link) for link in survey.links if number in (link.source, link.target))
-        yield Finding(
-            severity=Severity.WARNING,
-            where=survey.hosts[number].label,
-            what=f"its MTU is {mtus[number]}, and the other hosts have {common}"
+        yield _warning(
+            survey.hosts[number].label,
+            f"its MTU is {mtus[number]}, and the other hosts have {common}"
             + ("; larger packets are lost between them" if lost else ""),
-            remedy="set the same MTU on all hosts and switches: `ip link set dev INTERFACE mtu "
-            f"{common}`",
+            f"set the same MTU on all hosts and switches: `ip link set dev INTERFACE mtu {common}`",
         )
     for link in survey.links:
         if _loses(link) and not {link.source, link.target} & odd:
-            yield Finding(
-                severity=Severity.WARNING,
-                where=link_name(survey, link),
-                what=f"packets of {link.mtu} bytes are lost; the largest that arrive have "
+            yield _warning(
+                link_name(survey, link),
+                f"packets of {link.mtu} bytes are lost; the largest that arrive have "
                 f"{link.largest_packet}",
-                remedy=f"set the MTU to {link.largest_packet}, or the switch's MTU to {link.mtu}",
+                f"set the MTU to {link.largest_packet}, or the switch's MTU to {link.mtu}",
             )
 
 
@@ -324,11 +311,10 @@ def _rates(survey: Survey) -> Iterator[Finding]:
             yield _slow_host(host, ways, max(usual, *promised))
     for link in (link for link in slow if link not in of_hosts):
         expected = format_rate(max(usual, _promised(survey, link)))
-        yield Finding(
-            severity=Severity.WARNING,
-            where=link_name(survey, link),
-            what=f"it carries {format_rate(link.bytes_per_s or 0)}; expected about {expected}",
-            remedy="look at the cables, switch ports and traffic shaping between them (`ethtool`, "
+        yield _warning(
+            link_name(survey, link),
+            f"it carries {format_rate(link.bytes_per_s or 0)}; expected about {expected}",
+            "look at the cables, switch ports and traffic shaping between them (`ethtool`, "
             "`tc qdisc show`)",
         )
 
@@ -338,12 +324,11 @@ def _slow_host(
 ) -> Finding:
     first = next(iter(host.facts["interfaces"]), "INTERFACE")
     rates = [link.bytes_per_s or 0.0 for links in ways.values() for link in links]
-    return Finding(
-        severity=Severity.WARNING,
-        where=host.label,
-        what=f"it {' and '.join(ways)} {format_rate(statistics.median(rates))}; expected about "
+    return _warning(
+        host.label,
+        f"it {' and '.join(ways)} {format_rate(statistics.median(rates))}; expected about "
         f"{format_rate(expected)}",
-        remedy=f"look at its cable, its switch port (`ethtool {first}`) and traffic shaping (`tc "
+        f"look at its cable, its switch port (`ethtool {first}`) and traffic shaping (`tc "
         f"qdisc show dev {first}`)",
     )
 
@@ -381,11 +366,10 @@ def _latencies(survey: Survey) -> Iterator[Finding]:
 
 def _late(where: str, links: Sequence[LinkReport], usual: float) -> Finding:
     trip = statistics.median(link.rtt_s or 0.0 for link in links)
-    return Finding(
-        severity=Severity.WARNING,
-        where=where,
-        what=f"a round trip takes {trip * 1e3:.3g} ms, and {usual * 1e3:.3g} ms elsewhere",
-        remedy="look for a slow hop (`traceroute`) or a host that is busy",
+    return _warning(
+        where,
+        f"a round trip takes {trip * 1e3:.3g} ms, and {usual * 1e3:.3g} ms elsewhere",
+        "look for a slow hop (`traceroute`) or a host that is busy",
     )
 
 

@@ -5,7 +5,7 @@
     {"do": "listen", "address": "10.0.0.1", "ports": [9999, 0], "token": "..."}
     {"do": "reach", "address": "10.0.0.2", "ports": [9999, 40123], "token": "...", "timeout_s": 3}
     {"do": "measure", "address": "10.0.0.2", "port": 40123, "token": "...", "seconds": 0.5}
-    {"do": "packets", "address": "10.0.0.2", "port": 40124, "token": "...", "bytes": [1500, 576]}
+    {"do": "packets", "address": "10.0.0.2", "port": 40124, "token": "...", "sizes": [1500, 576]}
 
 A connection that does not begin with the token is closed. `{"problem": sentence}` answers what
 cannot be done.
@@ -22,7 +22,6 @@ import statistics
 import struct
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 SILENCE_S = 1800.0
@@ -54,29 +53,21 @@ class Probe:
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Answer a request; an error becomes `{"problem": sentence}`."""
-        do: dict[str, Callable[[], dict[str, Any]]] = {
-            "clock": lambda: {"time": time.time()},
-            "mtu": lambda: {"mtu": path_mtu(request["address"])},
-            "listen": lambda: self.listen(
-                request["address"], request["ports"], request["token"].encode()
-            ),
-            "reach": lambda: {
-                str(port): reach(
-                    request["address"], port, request["token"].encode(), request["timeout_s"]
-                )
-                for port in request["ports"]
-            },
-            "measure": lambda: measure(
-                request["address"], request["port"], request["token"].encode(), request["seconds"]
-            ),
-            "packets": lambda: {
-                "arrive": packets_arriving(
-                    request["address"], request["port"], request["token"].encode(), request["bytes"]
-                )
-            },
-        }
+        asked = {**request, "token": str(request.get("token", "")).encode()}
+        do, token = asked.pop("do"), asked.pop("token")
         try:
-            return do[request["do"]]()
+            if do == "clock":
+                return {"time": time.time()}
+            if do == "mtu":
+                return {"mtu": path_mtu(**asked)}
+            if do == "listen":
+                return self.listen(**asked, token=token)
+            if do == "reach":
+                address, ports, limit_s = asked["address"], asked["ports"], asked["timeout_s"]
+                return {str(port): reach(address, port, token, limit_s) for port in ports}
+            if do == "measure":
+                return measure(**asked, token=token)
+            return {"arrive": packets_arriving(**asked, token=token)}
         except OSError as error:
             return {"problem": error.strerror or str(error)}
 

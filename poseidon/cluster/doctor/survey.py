@@ -143,31 +143,22 @@ def examine(
     token = secrets.token_hex(16)
     report(ASKING, 0, len(subjects))
 
-    def begin(subject: Subject) -> tuple[HostReport, list[int]]:
-        return _introduce(subject, token)
-
-    ports: dict[int, list[int]] = {}
-    hosts: dict[int, HostReport] = {}
-    for number, outcome in enumerate(for_each_host(begin, subjects, name="poseidon doctor")):
+    outcomes = for_each_host(
+        lambda subject: _introduce(subject, token), subjects, name="poseidon doctor"
+    )
+    found: list[tuple[HostReport, _End | None]] = []
+    for subject, outcome in zip(subjects, outcomes, strict=True):
         if isinstance(outcome, JobError):
-            label = subjects[number].label
-            problems.append((label, _without_label(outcome, label)))
+            label = subject.label
+            problems.append((label, str(outcome).removeprefix(f"{label}: ")))
         else:
-            hosts[number], ports[number] = outcome
+            found.append(outcome)
     report(ASKING, len(subjects), len(subjects))
-    order = sorted(hosts, key=lambda number: (not hosts[number].address, number))
-    linked = [number for number in order if hosts[number].address]
-    links = _links(
-        [subjects[n] for n in linked],
-        [hosts[n] for n in linked],
-        [ports[n] for n in linked],
-        token,
-        seconds,
-        report,
-    )
-    return Survey(
-        hosts=tuple(hosts[n] for n in order), links=tuple(links), problems=tuple(problems)
-    )
+    found.sort(key=lambda both: both[1] is not None)
+    ends = [end for _, end in found if end is not None]
+    links = _Links(ends, token, seconds).measure(report) if len(ends) > 1 else []
+    hosts = tuple(host for host, _ in found)
+    return Survey(hosts=hosts, links=tuple(links), problems=tuple(problems))
 
 
 def rounds(count: int) -> Iterator[list[tuple[int, int]]]:
@@ -185,8 +176,23 @@ def rounds(count: int) -> Iterator[list[tuple[int, int]]]:
         players.insert(1, players.pop())
 
 
-def _introduce(subject: Subject, token: str) -> tuple[HostReport, list[int]]:
-    """Ask a host for its time, and let it listen; return the ports, the one of datagrams last."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _End:
+    """A host that listens for the others.
+
+    Attributes:
+        subject: the host.
+        ports: TCP ports that listen; the last one is a free port.
+        datagrams: the UDP port.
+    """
+
+    subject: Subject
+    ports: Sequence[int]
+    datagrams: int
+
+
+def _introduce(subject: Subject, token: str) -> tuple[HostReport, _End | None]:
+    """Ask a host for its time, and let it listen if others reach it."""
     readings = []
     for _ in range(CLOCK_READINGS):
         before = time.time()
@@ -194,18 +200,6 @@ def _introduce(subject: Subject, token: str) -> tuple[HostReport, list[int]]:
         after = time.time()
         readings.append(((after - before) / 2, there - (before + after) / 2))
     error, offset = min(readings)
-    ports: list[int] = []
-    if subject.address:
-        wanted = [client.port for client in subject.clients if client.port and client.serves]
-        listening = subject.ask(
-            {
-                "do": "listen",
-                "address": subject.address,
-                "ports": [*dict.fromkeys(wanted), 0],
-                "token": token,
-            }
-        )
-        ports = [port for port in listening["tcp"] if isinstance(port, int)] + [listening["udp"]]
     report = HostReport(
         clients=tuple(client.id for client in subject.clients),
         label=subject.label,
@@ -214,144 +208,129 @@ def _introduce(subject: Subject, token: str) -> tuple[HostReport, list[int]]:
         clock_offset_s=offset,
         clock_error_s=error,
     )
-    return report, ports
+    if not subject.address:
+        return report, None
+    wanted = [client.port for client in subject.clients if client.port and client.serves]
+    ports = [*dict.fromkeys(wanted), 0]
+    request = {"do": "listen", "address": subject.address, "ports": ports, "token": token}
+    listening = subject.ask(request)
+    ports = [port for port in listening["tcp"] if isinstance(port, int)]
+    return report, _End(subject=subject, ports=ports, datagrams=listening["udp"])
 
 
-def _links(
-    subjects: Sequence[Subject],
-    hosts: Sequence[HostReport],
-    ports: Sequence[Sequence[int]],
-    token: str,
-    seconds: float,
-    report: Report,
-) -> list[LinkReport]:
-    count = len(hosts)
-    if count < 2:
-        return []
-    every = list(rounds(count))
-    report(MEASURING, 0, len(every))
+class _Links:
+    """The links between hosts, numbered in their order.
 
-    def reach(source: int) -> dict[int, dict[int, str]]:
-        return {
-            target: _ports_reached(
-                subjects[source], hosts[target].address, ports[target][:-1], token
-            )
-            for target in range(count)
-            if target != source
-        }
-
-    outcomes = for_each_host(reach, range(count), name="poseidon doctor")
-    reached = [{} if isinstance(outcome, JobError) else outcome for outcome in outcomes]
-    links: list[LinkReport] = []
-    for number, pairs in enumerate(every):
-
-        def both(pair: tuple[int, int]) -> tuple[LinkReport, LinkReport]:
-            first, second = pair
-            return _measure_pair(
-                subjects,
-                hosts,
-                pair,
-                (ports[first], ports[second]),
-                (reached[first].get(second, {}), reached[second].get(first, {})),
-                token,
-                seconds,
-            )
-
-        for outcome in for_each_host(both, pairs, name="poseidon doctor"):
-            if not isinstance(outcome, JobError):
-                links += outcome
-        report(MEASURING, number + 1, len(every))
-    return sorted(links, key=lambda link: (link.source, link.target))
-
-
-def _ports_reached(
-    subject: Subject, address: str, ports: Sequence[int], token: str
-) -> dict[int, str]:
-    request = {
-        "do": "reach",
-        "address": address,
-        "ports": list(ports),
-        "token": token,
-        "timeout_s": _REACH_S,
-    }
-    answer = subject.ask(request, ANSWER_S + _REACH_S * len(ports))
-    return {int(port): str(state) for port, state in answer.items()}
-
-
-def _measure_pair(
-    subjects: Sequence[Subject],
-    hosts: Sequence[HostReport],
-    pair: tuple[int, int],
-    ports: tuple[Sequence[int], Sequence[int]],
-    reached: tuple[Mapping[int, str], Mapping[int, str]],
-    token: str,
-    seconds: float,
-) -> tuple[LinkReport, LinkReport]:
-    """Measure both directions between two hosts, over a connection that one of them can make."""
-    trip: Mapping[str, Any] = {}
-    rates: dict[int, float | None] = {}
-    problem = ""
-    turns = ((0, 1), (1, 0))
-    for a, b in turns:
-        open_ports = [port for port, state in reached[a].items() if state == "open"]
-        if not open_ports:
-            problem = problem or "no port can be reached"
-            continue
-        request = {
-            "do": "measure",
-            "address": hosts[pair[b]].address,
-            "port": open_ports[-1],
-            "token": token,
-            "seconds": seconds,
-        }
-        try:
-            answer = subjects[pair[a]].ask(request, ANSWER_S + 4 * seconds)
-        except JobError as error:
-            problem = str(error)
-            continue
-        trip, rates, problem = answer, {a: answer["send"], b: answer["receive"]}, ""
-        break
-    found = []
-    for a, b in turns:
-        mtu, largest = _packets(subjects[pair[a]], hosts[pair[b]].address, ports[b][-1], token)
-        found.append(
-            LinkReport(
-                source=pair[a],
-                target=pair[b],
-                ports=reached[a],
-                rtt_s=trip.get("rtt_s"),
-                bytes_per_s=rates.get(a),
-                mtu=mtu,
-                largest_packet=largest,
-                problem=problem,
-            )
-        )
-    return found[0], found[1]
-
-
-def _packets(
-    subject: Subject, address: str, port: int, token: str
-) -> tuple[int | None, int | None]:
-    """Return the MTU of a host's way to an address, and the size of the largest packet that
-    arrives there.
+    Args:
+        ends: the hosts, two or more.
+        token: of the examination.
+        seconds: of each transfer.
     """
 
-    try:
-        mtu = subject.ask({"do": "mtu", "address": address})["mtu"]
-        sizes = [
-            size for size in (mtu, *PACKET_BYTES) if size is not None and size <= (mtu or size)
-        ]
+    def __init__(self, ends: Sequence[_End], token: str, seconds: float) -> None:
+        self._ends = ends
+        self._token = token
+        self._seconds = seconds
+        self._reached: list[Mapping[int, Mapping[int, str]]] = []
+        """For each host, by the others' numbers, what connections to their ports meet."""
+
+    def measure(self, report: Report) -> list[LinkReport]:
+        """Return both directions of each link."""
+        numbers = range(len(self._ends))
+        every = list(rounds(len(numbers)))
+        report(MEASURING, 0, len(every))
+        outcomes = for_each_host(self._reach, numbers, name="poseidon doctor")
+        self._reached = [{} if isinstance(found, JobError) else found for found in outcomes]
+        links: list[LinkReport] = []
+        for number, pairs in enumerate(every):
+            for outcome in for_each_host(self._measure_pair, pairs, name="poseidon doctor"):
+                if not isinstance(outcome, JobError):
+                    links += outcome
+            report(MEASURING, number + 1, len(every))
+        return sorted(links, key=lambda link: (link.source, link.target))
+
+    def _reach(self, source: int) -> dict[int, dict[int, str]]:
+        targets = {number: end for number, end in enumerate(self._ends) if number != source}
+        return {number: self._ports_reached(source, end) for number, end in targets.items()}
+
+    def _ports_reached(self, source: int, target: _End) -> dict[int, str]:
         request = {
-            "do": "packets",
-            "address": address,
-            "port": port,
-            "token": token,
-            "bytes": sizes,
+            "do": "reach",
+            "address": target.subject.address,
+            "ports": target.ports,
+            "token": self._token,
+            "timeout_s": _REACH_S,
         }
-        return mtu, max(subject.ask(request)["arrive"], default=None)
-    except JobError:
-        return None, None
+        limit_s = ANSWER_S + _REACH_S * len(target.ports)
+        answer = self._ends[source].subject.ask(request, limit_s)
+        return {int(port): str(state) for port, state in answer.items()}
 
+    def _measure_pair(self, pair: tuple[int, int]) -> list[LinkReport]:
+        """Measure both directions between two hosts, over a connection that one of them can
+        make.
+        """
+        trip: Mapping[str, Any] = {}
+        rates: dict[int, float | None] = {}
+        problem = ""
+        ways = (pair, pair[::-1])
+        for source, target in ways:
+            states = self._reached[source].get(target, {})
+            open_ports = [port for port, state in states.items() if state == "open"]
+            if not open_ports:
+                problem = problem or "no port can be reached"
+                continue
+            try:
+                trip = self._transfer(source, target, open_ports[-1])
+            except JobError as error:
+                problem = str(error)
+                continue
+            rates, problem = {source: trip["send"], target: trip["receive"]}, ""
+            break
+        found = []
+        for source, target in ways:
+            mtu, largest = self._packets(source, target)
+            found.append(
+                LinkReport(
+                    source=source,
+                    target=target,
+                    ports=self._reached[source].get(target, {}),
+                    rtt_s=trip.get("rtt_s"),
+                    bytes_per_s=rates.get(source),
+                    mtu=mtu,
+                    largest_packet=largest,
+                    problem=problem,
+                )
+            )
+        return found
 
-def _without_label(error: JobError, label: str) -> str:
-    return str(error).removeprefix(f"{label}: ")
+    def _transfer(self, source: int, target: int, port: int) -> Mapping[str, Any]:
+        request = {
+            "do": "measure",
+            "address": self._ends[target].subject.address,
+            "port": port,
+            "token": self._token,
+            "seconds": self._seconds,
+        }
+        return self._ends[source].subject.ask(request, ANSWER_S + 4 * self._seconds)
+
+    def _packets(self, source: int, target: int) -> tuple[int | None, int | None]:
+        """Return the MTU of a host's way to another, and the size of the largest packet that
+        arrives there.
+        """
+        ask, end = self._ends[source].subject.ask, self._ends[target]
+        address = end.subject.address
+        try:
+            mtu = ask({"do": "mtu", "address": address})["mtu"]
+            sizes = [
+                size for size in (mtu, *PACKET_BYTES) if size is not None and size <= (mtu or size)
+            ]
+            request = {
+                "do": "packets",
+                "address": address,
+                "port": end.datagrams,
+                "token": self._token,
+                "sizes": sizes,
+            }
+            return mtu, max(ask(request)["arrive"], default=None)
+        except JobError:
+            return None, None
