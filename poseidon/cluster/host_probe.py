@@ -13,9 +13,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from poseidon.cluster.jobs.this_host import job_at
 from poseidon.errors import PoseidonError
@@ -130,7 +133,9 @@ def answer(check: Check) -> HostFacts:
 
 def _description(check: Check) -> dict[str, Any]:
     """Return what this host is and has."""
-    soft, hard = _file_limits()
+    import resource  # there is none on Windows
+
+    memory = psutil.virtual_memory()
     there = os.path.abspath(check.folder)
     while not os.path.isdir(there):
         there = os.path.dirname(there)
@@ -143,9 +148,9 @@ def _description(check: Check) -> dict[str, Any]:
         "cores": cores(),
         "load": os.getloadavg()[0],
         "processor": _processor(),
-        "memory": _memory(),
+        "memory": {"total": memory.total, "available": memory.available},
         "gpus": _gpus(),
-        "files": [soft, hard],
+        "files": resource.getrlimit(resource.RLIMIT_NOFILE),
         "folder": there,
         "free": shutil.disk_usage(there).free,
         "writable": os.access(there, os.W_OK | os.X_OK),
@@ -319,37 +324,18 @@ def _check_devices(clients: Sequence[HostNeeds], problems: list[str]) -> None:
         problems.append(f"there is no GPU {wanted}: {len(there)} found")
 
 
-def _file_limits() -> tuple[int, int]:
-    import resource  # there is none on Windows
-
-    return resource.getrlimit(resource.RLIMIT_NOFILE)
-
-
-def _first_value(path: str, key: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="backslashreplace") as lines:
-            for line in lines:
-                name, _, value = line.partition(":")
-                if name.strip() == key:
-                    return value.strip()
-    except OSError:
-        pass
-    return ""
-
-
 def _processor() -> dict[str, Any]:
-    flags = set(_first_value("/proc/cpuinfo", "flags").split())
+    """Return what the first processor is, where the system says it."""
+    known: dict[str, str] = {}
+    with suppress(OSError):
+        first = Path("/proc/cpuinfo").read_text("utf-8", "backslashreplace").partition("\n\n")[0]
+        parts = (line.partition(":") for line in first.splitlines())
+        known = {name.strip(): value.strip() for name, _, value in parts}
+    flags = known.get("flags", "").split()
     wanted = ("sse4_1", "avx", "avx2", "fma", "avx512f")
     return {
-        "model": _first_value("/proc/cpuinfo", "model name"),
+        "model": known.get("model name", ""),
         "vectors": [name for name in wanted if name in flags],
-    }
-
-
-def _memory() -> dict[str, int]:
-    return {
-        name: int((_first_value("/proc/meminfo", key) or "0").split()[0]) << 10
-        for name, key in (("total", "MemTotal"), ("available", "MemAvailable"))
     }
 
 
@@ -377,26 +363,12 @@ def _resolved(name: str) -> list[str]:
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
-def _interfaces() -> dict[str, dict[str, Any]]:
+def _interfaces() -> dict[str, dict[str, int | None]]:
     """Return each network interface that is up: its `mtu`, and its `speed` in Mbit/s where the
     driver says it.
     """
-    found: dict[str, dict[str, Any]] = {}
-    for _, name in socket.if_nameindex():
-        folder = os.path.join("/sys/class/net", name)
-        if name == "lo" or _read(os.path.join(folder, "operstate")) == "down":
-            continue
-        speed, mtu = _read(os.path.join(folder, "speed")), _read(os.path.join(folder, "mtu"))
-        found[name] = {
-            "mtu": int(mtu) if mtu.isdigit() else None,
-            "speed": int(speed) if speed.isdigit() and int(speed) else None,
-        }
-    return found
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
+    return {
+        name: {"mtu": found.mtu or None, "speed": found.speed or None}
+        for name, found in psutil.net_if_stats().items()
+        if found.isup and name != "lo"
+    }
