@@ -1,8 +1,9 @@
 """What a user asks of a job, as frozen values.
 
-Law: a field declares its flag, with its default and its help. A new flag of `train` is a field here
-(or, if it acts in the workers, in `TrainingOptions`), and the place where it acts. Ranges are
-checked here. The command line reads this module without torch.
+Law: a field declares its flag, with its default and its help, which says what the field means; the
+docstrings say what the help does not. A new flag of `train` is a field here (or, if it acts in the
+workers, in `TrainingOptions`), and the place where it acts. Ranges are checked here. The command
+line reads this module without torch.
 """
 
 from __future__ import annotations
@@ -74,11 +75,6 @@ class RunRequest:
     """What every job is asked for.
 
     Attributes:
-        hostfile: the machinefile; None: this machine alone.
-        gpu: device numbers with commas, `all`, or empty: --gpu.
-        num_app_threads: workers of each client on CPU; at least 1.
-        output: the job's folder; None: output/<job>.
-        progress: how the progress is shown.
         job: the job's id; None: a new one.
 
     Raises:
@@ -115,46 +111,15 @@ class JobRequest(RunRequest):
 
     Attributes:
         argv: the arguments of `poseidon`, the command first.
-        threads: CPU threads of a worker, at least 1; None: 1 where `virtual_workers` is given, else
-            an equal part of its host's.
+        exchange: how gradients are exchanged.
+        server_requested: whether an exchange that uses shards was asked for by name.
         virtual_workers: V, the number in the job, at least 1; None: one for each worker, or as many
             as in the snapshot that the job resumes from.
-        balance: how fast the clients are.
-        num_comm_channels_per_client: shards of each client.
-        launcher: how processes are started.
-        ssh_config: in place of ~/.ssh/config.
-        ray_address: `host:port` of a Ray cluster; None: $RAY_ADDRESS, else the one on this machine.
-        clients: nodes with workers that Ray is asked for, at least 1; None: as the machinefile
-            says, else 1.
-        servers: nodes with shards alone that Ray is asked for; at least 0.
-        ray_resources: resources of a client with workers.
-        ray_server_resources: resources of a client with shards alone.
-        ray_timeout: seconds to wait for Ray's nodes at the start; at least 0.
-        encrypt: when connections are encrypted.
-        exchange: how gradients are exchanged.
-        exchange_plan: the plan of an earlier job, which an exchange of kind `auto` takes over; None:
-            it makes its own.
-        server_requested: whether an exchange that uses shards was asked for by name.
-        trace: whether each process writes a trace.
-        tensorboard_dir: folder of TensorBoard's files; None: none are written.
-        metrics_port: on loopback, for Prometheus; 0: a free one; None: nothing is served.
-        dashboard: whether a page of the job is served as long as it runs.
-        show_logs: whose logs are shown.
-        progress_interval: seconds between progress lines; 0: none.
-        background: whether the command returns once the job runs.
-        sigint_effect: what Ctrl-C does.
-        sighup_effect: what a hang-up does.
         max_restarts: most restarts; None: as the kind of job decides.
-        return_timeout: seconds that a restart waits for lost hosts; at least 0.
-        stall_timeout: seconds after which a process that hangs has failed; above 0.
-        term_deadline: seconds from SIGTERM to the job's end; above 0.
         replicas: hosts that keep a copy of each memory snapshot beside the first; 0: none is taken;
             None: 1.
         memory_snapshot_every: iterations from one memory snapshot to the next; 0: none is taken;
             None: as often as costs little.
-        min_workers: the fewest workers that the job continues with after a loss; at least 1.
-        max_rejoins: how often a host that was lost is taken in again.
-        snapshot: a file, a job's id or its folder to resume from; empty: a new run.
 
     Raises:
         UsageError: a number is out of range; the text names its flag.
@@ -300,15 +265,24 @@ class JobRequest(RunRequest):
 
     def __post_init__(self) -> None:
         RunRequest.__post_init__(self)
-        least_of = {"replicas": 0, "memory_snapshot_every": 0, "min_workers": 1, "max_rejoins": 0}
+        least_of = {
+            "threads": 1,
+            "virtual_workers": 1,
+            "replicas": 0,
+            "memory_snapshot_every": 0,
+            "min_workers": 1,
+            "max_rejoins": 0,
+        }
         for name, least in least_of.items():
             value = getattr(self, name)
             if value is not None and value < least:
                 raise UsageError(f"--{name}={value}: expected {least} or more")
-        if self.threads is not None and self.threads < 1:
-            raise UsageError(f"--threads={self.threads}: expected 1 or more")
-        if self.virtual_workers is not None and self.virtual_workers < 1:
-            raise UsageError(f"--virtual_workers={self.virtual_workers}: expected 1 or more")
+        for name in ("ray_timeout", "return_timeout"):
+            if not getattr(self, name) >= 0:
+                raise UsageError(f"--{name}={getattr(self, name):g}: expected 0 seconds or more")
+        for name in ("stall_timeout", "term_deadline"):
+            if not getattr(self, name) > 0:
+                raise UsageError(f"--{name}={getattr(self, name):g}: expected more than 0 seconds")
         if self.metrics_port is not None and not 0 <= self.metrics_port <= HIGHEST_PORT:
             raise UsageError(
                 f"--metrics_port={self.metrics_port}: expected 0 (a free port) to {HIGHEST_PORT}"
@@ -318,21 +292,12 @@ class JobRequest(RunRequest):
                 f"--progress_interval={self.progress_interval:g}: expected 0 (no lines) or more "
                 "seconds"
             )
-        if not self.ray_timeout >= 0:
-            raise UsageError(f"--ray_timeout={self.ray_timeout:g}: expected 0 seconds or more")
         self._check_ray()
         if self.exchange_plan is not None and not self.exchange.chooses:
             raise UsageError(
                 "--exchange_plan is for --exchange=auto at --table_staleness=0, in float32 and "
                 "without --sync_every; the plan of every other exchange follows from its flags"
             )
-        if not self.return_timeout >= 0:
-            raise UsageError(
-                f"--return_timeout={self.return_timeout:g}: expected 0 seconds or more"
-            )
-        for name in ("stall_timeout", "term_deadline"):
-            if not getattr(self, name) > 0:
-                raise UsageError(f"--{name}={getattr(self, name):g}: expected more than 0 seconds")
 
     def _check_ray(self) -> None:
         """Refuse flags of Ray's launcher without it, and a number of clients beside a
@@ -384,16 +349,6 @@ class JobRequest(RunRequest):
 class TrainRequest(TrainingOptions, JobRequest):
     """What `poseidon train` is asked for, with the options of `TrainingOptions`, which act in
     the workers.
-
-    Attributes:
-        solver: the solver definition.
-        weights: models to start from, later ones over earlier ones.
-        level: of the train net, for its include rules; None: the solver's.
-        stage: stages of the train net, beyond the solver's.
-        imports: Python modules that register layers.
-        settings: fields of the solver that replace the file's.
-        net_outputs: prefix of the file of averaged losses and scores; empty: in the job's folder.
-        on_nan: what a loss or weights that are not finite do.
     """
 
     solver: Path = option(
@@ -447,13 +402,7 @@ class TrainRequest(TrainingOptions, JobRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptRequest(JobRequest):
-    """What `poseidon run` is asked for.
-
-    Attributes:
-        script: the script.
-        arguments: its own arguments.
-        ddp: whether the script is written for DistributedDataParallel.
-    """
+    """What `poseidon run` is asked for."""
 
     script: Path = option(
         Path(), "the script", Section.ARGUMENTS, metavar="SCRIPT", read=Path, takes=Takes.WORD
@@ -466,17 +415,7 @@ class ScriptRequest(JobRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtractionRequest(RunRequest):
-    """What `poseidon extract_features` is asked for as a job.
-
-    Attributes:
-        model: the net definition.
-        weights: models, later ones over earlier ones.
-        extract_feature_blob_names: the features.
-        save_feature_dataset_names: a database for each feature.
-        num_mini_batches: most batches of a worker; 0: all.
-        backend: leveldb or lmdb.
-        imports: Python modules that register layers.
-    """
+    """What `poseidon extract_features` is asked for as a job."""
 
     model: Path = option(
         Path(),
