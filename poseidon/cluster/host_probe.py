@@ -132,7 +132,6 @@ def answer(check: Check) -> HostFacts:
 
 
 def _description(check: Check) -> dict[str, Any]:
-    """Return what this host is and has."""
     import resource  # there is none on Windows
 
     memory = psutil.virtual_memory()
@@ -202,7 +201,6 @@ def port_problem(address: str, port: int) -> str | None:
 
 
 def _job_at(address: str, port: int) -> str | None:
-    """Return the job of this user that listens there."""
     try:
         found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
         return job_at(str(found[0][4][0]), port)

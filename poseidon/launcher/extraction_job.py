@@ -173,7 +173,6 @@ def _supervise(
 def _report_databases(
     extractions: Mapping[int, Extraction], terminal: Terminal, verdict: str
 ) -> None:
-    """Name the databases that exist."""
     for path in (path for extraction in extractions.values() for path in extraction.paths()):
         if path.exists():
             terminal.print(f"{path} {verdict}")

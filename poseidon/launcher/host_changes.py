@@ -142,11 +142,7 @@ class HostChanges(JobListener):
             self._commands.answer(answer, done=True)
 
     def _carry_out(self, request: HostRequest) -> str:
-        """Begin what a command requests; return the answer.
-
-        Raises:
-            PoseidonError: it is not possible.
-        """
+        """Begin what a command requests; return the answer."""
         if request.do not in ("join", "leave"):
             raise UsageError(f"the launcher does not know the request '{request.do:.20}'")
         if not self._job.elastic:
@@ -162,11 +158,7 @@ class HostChanges(JobListener):
         return f"{named(leaving)} leaves the job after the next iteration"
 
     def _leave(self, hosts: Sequence[Host]) -> None:
-        """Let hosts leave the job.
-
-        Raises:
-            PoseidonError: the job cannot continue without them.
-        """
+        """Let hosts leave the job, or raise why it cannot continue without them."""
         job, names = self._job, named(hosts)
         self._check_snapshots()
         with self._lock:
@@ -182,11 +174,7 @@ class HostChanges(JobListener):
         self._requests.regroup()
 
     def _check_snapshots(self) -> None:
-        """Refuse changes of a job that cannot regroup.
-
-        Raises:
-            JobError: its script has taken no snapshot in memory.
-        """
+        """Refuse changes of a job that cannot regroup."""
         if not self._takes_snapshots:
             raise JobError(
                 "the hosts of this job stay as they are: its script has taken no snapshot in memory "
@@ -206,11 +194,7 @@ class HostChanges(JobListener):
         return True
 
     def _join(self, address: str) -> Host:
-        """Let another host take part; return it.
-
-        Raises:
-            PoseidonError: it cannot, and why. The job goes on as it was.
-        """
+        """Let another host take part; return it, or raise why it cannot. The job goes on as it was."""
         job, site = self._job, self._job.site
         self._check_snapshots()
         workers = job.plan.worker_count + job.plan.workers_per_host
@@ -244,17 +228,12 @@ class HostChanges(JobListener):
         return host
 
     def _reach(self, host: Host) -> Host:
-        """See `Site.reach`."""
         job = self._job_with(host)
         files = job.files(StartingPoint(memory=True))
         return job.site.reach(host, self._registration.record, job.needs, files)
 
     def _job_with(self, host: Host) -> Job:
-        """Return the job as it is with a host that it has not.
-
-        Raises:
-            UsageError: it cannot have it.
-        """
+        """Return the job as it is with a host that it has not."""
         others = (each for each in self._job.site.hosts if each.id != host.id)
         return self._job.with_hosts([*others, host])
 
@@ -304,11 +283,7 @@ class HostChanges(JobListener):
             )
 
     def _prepare(self, host: Host) -> list[Prepared]:
-        """Start all processes that the job needs to go on with a host; return when they wait.
-
-        Raises:
-            PoseidonError: a problem of the host; nothing of it is left.
-        """
+        """Start all that the job needs to go on with a host; return when it waits, or leave nothing."""
         site, listener, job = self._job.site, Waiting(), self._job_with(host)
         point = StartingPoint(memory=True)
         start = replace(Start.new(0, point, job.plan, job.request.encrypt), aside=True)

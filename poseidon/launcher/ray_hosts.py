@@ -35,7 +35,6 @@ def ray_dialer(request: JobRequest, hosts: tuple[Host, ...]) -> RayDialer:
 def _resources(
     request: JobRequest, host: Host, needs: Needs, of_clients: Resources, of_servers: Resources
 ) -> Resources:
-    """Return what a client asks of its node."""
     if not host.works:
         return _some(
             {"CPU": float(request.num_comm_channels_per_client), **of_servers},
@@ -81,11 +80,7 @@ def ray_hosts(request: JobRequest) -> tuple[Host, ...]:
 
 
 def _some(resources: Resources, flag: str) -> Resources:
-    """Return the resources of a client; Ray refuses a bundle of none.
-
-    Raises:
-        UsageError: none is above 0.
-    """
+    """Return the resources of a client; Ray refuses a bundle of none."""
     if not any(resources.values()):
         raise UsageError(
             f"{flag}: a client asks for nothing of its node; expected a resource above 0, as in "

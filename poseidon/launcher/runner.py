@@ -185,7 +185,6 @@ class _Run:
         return ended.result.exit_code
 
     def _print_how_to_resume(self) -> None:
-        """Print the command that resumes a failed job, if it has written a snapshot."""
         newest = self._snapshots.newest()
         if newest.state and newest != self._job.origin:
             for line in aligned([("resume", self._job.resume_line(Path(newest.state)))]):
@@ -224,11 +223,7 @@ class _Run:
             job.site.end()
 
     def _make_ready(self, point: StartingPoint) -> None:
-        """Make the hosts ready for new processes.
-
-        Raises:
-            JobError: the user has stopped the job meanwhile, or a host has a problem.
-        """
+        """Make the hosts ready for new processes, unless the user has stopped the job meanwhile."""
         job = self._job
         job.site.begin(self._registration.record, job.files(point))
         if job.site.hosts != job.plan.hosts:  # a client is on another node now

@@ -67,8 +67,8 @@ class Site:
         self._released: list[RemoteAgent] = []
         self._unchecked = False
         self._starts = 0
-        self._files: Sequence[Sequence[SentFile]] = ()
-        self._sent: dict[int, dict[Path, str]] = {}
+        self._sent: dict[int, dict[Path, SentFile]] = {}
+        """The files of this start on each host that works, by its id and the launcher's paths."""
         self.paused = PausedProcesses()
         """The processes that wait for the next start."""
         self.let_leave: Callable[[Sequence[Host]], bool] = lambda _: False
@@ -160,8 +160,7 @@ class Site:
             if record is not None and not self._dialer.here:
                 agent.register(record)
         if self._dialer.takes_files:
-            self._files = [[sent_file(path, "") for path in paths] for paths in files]
-            self._sent = self._send()
+            self._send([[sent_file(path, "") for path in paths] for paths in files])
 
     def start(self, spec: ProcessSpec, host: Host, listener: Listener) -> RemoteProcess:
         """Start a process on a host, or let one that waits there continue; see `Launcher.start`."""
@@ -198,7 +197,7 @@ class Site:
         try:
             (host,) = self._checked([host], needs, *present)
             if files and self._dialer.takes_files:
-                self._sent[host.id] = self._send_to(host, self._unchanged(files))
+                self._send_to(host, self._unchanged(files))
         except JobError:
             self.release([host.id])
             raise
@@ -245,7 +244,8 @@ class Site:
 
     def sent_path(self, host: Host, path: Path) -> str:
         """Return where a host has a file of the launcher: where it was sent, else as `path`."""
-        return self._sent.get(host.id, {}).get(path) or self.path(path)
+        sent = self._sent.get(host.id, {}).get(path)
+        return self.path(path) if sent is None else sent.remote
 
     def end(self) -> None:
         """End what still runs of this start, and remove what was sent for it; nothing where
@@ -304,7 +304,6 @@ class Site:
         self._dialer.close()
 
     def _check(self) -> None:
-        """Check all hosts, and note their addresses."""
         if not self._dialer.here:  # otherwise the job has checked its files already
             assert self._needs is not None
             self._hosts = self._checked(self._hosts, self._needs)
@@ -312,12 +311,8 @@ class Site:
     def _checked(
         self, hosts_: Sequence[Host], needs: Needs, *alike: RemoteAgent
     ) -> tuple[Host, ...]:
-        """Check hosts; return them with their addresses.
-
-        Args:
-            hosts_: the hosts.
-            needs: returns what the processes of a host need.
-            alike: agents of others, with which they must have torch in common.
+        """Check hosts, and that they have torch in common with the agents of others; return them
+        with their addresses.
         """
         names = self._dialer.names(hosts_)
         asked: dict[RemoteAgent, list[Host]] = {}
@@ -331,17 +326,12 @@ class Site:
         return tuple(replace(host, peer_address=addresses[host.id]) for host in hosts_)
 
     def _dial(self, hosts: Sequence[Host]) -> None:
-        """Open the agents of some hosts; those that can be opened stay, even if others cannot.
-
-        Raises:
-            JobError: lists the problems host by host.
-        """
+        """Open the agents of hosts; those that can be opened stay, even if others cannot."""
         outcomes = self._open(hosts)
         self._hosts = self._dialer.located(self._hosts)
         check_opened(outcomes)
 
     def _open(self, hosts: Sequence[Host]) -> Mapping[int, RemoteAgent | JobError]:
-        """Open the agents of hosts; see `Dialer.dial`."""
         outcomes = self._dialer.dial(hosts, self._job)
         for host, agent in opened(outcomes).items():
             agent.leave = partial(self._leave, agent)
@@ -387,12 +377,8 @@ class Site:
         return agent is None or agent.lost is not None or agent.closed
 
     def _unchanged(self, sets: Sequence[FileSet]) -> Sequence[Sequence[SentFile]]:
-        """Return the files of this start at these paths.
-
-        Raises:
-            JobError: the content of one has changed on the launcher's machine.
-        """
-        known = {file.local: file for group in self._files for file in group}
+        """Return the files of this start at these paths, which have the same content still."""
+        known = {path: file for sent in self._sent.values() for path, file in sent.items()}
         for path in (path for paths in sets for path in paths):
             if sent_file(path, "").sha256 != known[path].sha256:
                 raise JobError(
@@ -401,45 +387,29 @@ class Site:
                 )
         return [[known[path] for path in paths] for paths in sets]
 
-    def _send(self) -> dict[int, dict[Path, str]]:
-        """Send the files of this start to all hosts that work.
-
-        Returns:
-            The path of each file on a host, by the host's id.
-
-        Raises:
-            JobInterrupted: lists the hosts that could not take them.
-        """
-        working = [host for host in self._hosts if host.works and self._files]
+    def _send(self, sets: Sequence[Sequence[SentFile]]) -> None:
+        self._sent = {}
+        working = [host for host in self._hosts if host.works and sets]
         outcomes = for_each_host(
-            lambda host: self._send_to(host, self._files), working, name="poseidon send"
+            lambda host: self._send_to(host, sets), working, name="poseidon send"
         )
         problems = [str(outcome) for outcome in outcomes if isinstance(outcome, JobError)]
         if problems:
             raise JobInterrupted(
                 format_problems(problems, of=len(working)), iteration=0, while_starting=True
             )
-        return {
-            host.id: outcome
-            for host, outcome in zip(working, outcomes, strict=True)
-            if not isinstance(outcome, JobError)
-        }
 
-    def _send_to(self, host: Host, sets: Sequence[Sequence[SentFile]]) -> dict[Path, str]:
-        """Send files to a host, into folders that its agent removes; return their paths there."""
+    def _send_to(self, host: Host, sets: Sequence[Sequence[SentFile]]) -> None:
+        """Send files to a host, into a folder of this start, which its agent removes."""
+        agent = self._agents[host.id]
+        scratch = PurePosixPath(agent.scratch) / f"client_{host.id}_{self._starts}"
         files = [
-            replace(file, remote=str(self._scratch(host) / str(number) / file.local.name))
+            replace(file, remote=str(scratch / str(number) / file.local.name))
             for number, group in enumerate(sets)
             for file in group
         ]
-        agent = self._agents[host.id]
         deliver(files, agent, name=agent.label)
-        return {file.local: file.remote for file in files}
-
-    def _scratch(self, host: Host) -> PurePosixPath:
-        """Return a folder of one host for one start, which its agent removes."""
-        scratch = PurePosixPath(self._agents[host.id].scratch)
-        return scratch / f"client_{host.id}_{self._starts}"
+        self._sent[host.id] = {file.local: file for file in files}
 
     def _close_agents(self, agents: Iterable[RemoteAgent]) -> None:
         if not self._dialer.given:

@@ -79,7 +79,6 @@ def take_part(
 def _lead(
     task: Task, address: str, key: bytes, timeout_s: float, run_job: Callable[[TaskDialer], int]
 ) -> int:
-    """Run rank 0: serve the rendezvous and launch the job."""
     with (
         TaskSignals() as signals,
         Rendezvous(

@@ -319,11 +319,7 @@ class ChildProcess:
 
 
 class _Output:
-    """An output of a child, which one thread reads.
-
-    Args:
-        pipe: the stream.
-    """
+    """An output of a child, which one thread reads."""
 
     def __init__(self, pipe: IO[bytes] | None) -> None:
         self.pipe = _pipe(pipe)

@@ -158,7 +158,6 @@ def _stream(channel: paramiko.Channel, close: Callable[[], object]) -> StreamCha
 def _run(
     transport: paramiko.Transport, label: str, command: str, timeout_s: float
 ) -> paramiko.Channel:
-    """Start a program on a host."""
     try:
         channel = transport.open_session(timeout=timeout_s)
         channel.settimeout(timeout_s)

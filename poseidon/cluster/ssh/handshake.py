@@ -181,7 +181,6 @@ def close_transport(transport: paramiko.Transport) -> None:
 def _dial(
     endpoint: Endpoint, via: paramiko.Transport | None, timeout_s: float
 ) -> socket.socket | paramiko.Channel | paramiko.ProxyCommand:
-    """Connect the socket that SSH runs over."""
     hint = (
         "; is it a host of a sample machinefile? Put your own in its place"
         if endpoint.name in EXAMPLES
@@ -253,7 +252,6 @@ def _lines_of(file: Path) -> list[str]:
 
 
 def _authenticate(endpoint: Endpoint, transport: paramiko.Transport, deadline_s: float) -> None:
-    """Try one key after the other until one is accepted."""
     tried: list[str] = []
     for label, key in identities(endpoint, tried, max(0.1, deadline_s - time.monotonic())):
         transport.auth_timeout = max(0.1, deadline_s - time.monotonic())
