@@ -9,25 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from poseidon.cluster.agent.messages import (
-    AGENT_ITSELF,
-    PROTOCOL,
-    EndAll,
-    Get,
-    Heartbeat,
-    Hello,
-    KilledByUser,
-    Put,
-    Refused,
-    Register,
-    Report,
-    Request,
-    SendLine,
-    SendSignal,
-    Shutdown,
-    Signaled,
-    Start,
-)
+from poseidon.cluster.agent import messages as m
 
 LONGEST_PAUSE_S = 5.0
 """A longer pause between two ticks means that this host was suspended, not the launcher."""
@@ -37,14 +19,14 @@ LONGEST_PAUSE_S = 5.0
 class Send:
     """Send a report."""
 
-    report: Report
+    report: m.Report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Perform:
     """Carry out a request; it is legal now. `Hello`: answer with `Welcome`."""
 
-    request: Request
+    request: m.Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,33 +73,33 @@ class AgentState:
         """Whether the launcher has sent `Hello`."""
         return self._greeted
 
-    def take(self, request: Request, now_s: float) -> list[Action]:
+    def take(self, request: m.Request, now_s: float) -> list[Action]:
         self._received_s = self._awake_s = now_s
-        if self._left or isinstance(request, Heartbeat):
+        if self._left or isinstance(request, m.Heartbeat):
             return []
-        if isinstance(request, Shutdown):
+        if isinstance(request, m.Shutdown):
             return self._leave(request.status, request.reason)
-        if isinstance(request, Hello):
+        if isinstance(request, m.Hello):
             return self._greet(request)
         if not self._greeted:
             return self.reject("a request before Hello")
-        if isinstance(request, Start):
+        if isinstance(request, m.Start):
             if request.id in self._started:
                 why = f"process {request.id} was started before"
-                return [Send(report=Refused(id=request.id, message=why))]
+                return [Send(report=m.Refused(id=request.id, message=why))]
             self._started.add(request.id)
-        elif isinstance(request, SendLine | SendSignal) and request.id not in self._started:
+        elif isinstance(request, m.SendLine | m.SendSignal) and request.id not in self._started:
             return []
-        elif isinstance(request, Put | Get) and request.id < 0:
+        elif isinstance(request, m.Put | m.Get) and request.id < 0:
             return self.reject(f"{type(request).__name__} with the id {request.id}")
-        elif isinstance(request, EndAll | Register):
+        elif isinstance(request, m.EndAll | m.Register):
             self._started.clear()
         return [Perform(request=request)]
 
     def reject(self, why: str) -> list[Action]:
         """Leave: what came is not a request of this protocol."""
         return [
-            Send(report=Refused(id=AGENT_ITSELF, message=why)),
+            Send(report=m.Refused(id=m.AGENT_ITSELF, message=why)),
             *self._leave(1, f"what {self._launcher} has sent is not of this protocol: {why}"),
         ]
 
@@ -139,18 +121,18 @@ class AgentState:
     def killed_by_user(self) -> list[Action]:
         """Leave: the user has killed the job on this host."""
         # Reported before the first process ends, which would look like a loss.
-        return [Send(report=KilledByUser()), *self._leave(1, "the job was killed on this host")]
+        return [Send(report=m.KilledByUser()), *self._leave(1, "the job was killed on this host")]
 
     def signaled(self, name: str) -> list[Action]:
         """Report a signal of the machine or the scheduler; before `Hello` there is nobody to report
         it to.
         """
         if self._greeted:
-            return [Send(report=Signaled(signal=name))]
+            return [Send(report=m.Signaled(signal=name))]
         return self._leave(1, f"the task was ended by {name} before all others had joined")
 
-    def _greet(self, hello: Hello) -> list[Action]:
-        if (hello.protocol, hello.version) != (PROTOCOL, self._version):
+    def _greet(self, hello: m.Hello) -> list[Action]:
+        if (hello.protocol, hello.version) != (m.PROTOCOL, self._version):
             return self.reject(
                 f"Poseidon {self._version} is installed there, and {hello.version} here; "
                 "expected the same"

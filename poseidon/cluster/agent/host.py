@@ -24,33 +24,9 @@ import psutil
 
 from poseidon.cluster import host_probe
 from poseidon.cluster.agent import files
+from poseidon.cluster.agent import messages as m
 from poseidon.cluster.agent.agent import Action, AgentState, Leave, Send
 from poseidon.cluster.agent.child import ChildProcess, ChildSettings, start_child
-from poseidon.cluster.agent.messages import (
-    OWN_INTERPRETER,
-    PROTOCOL,
-    Answer,
-    Ask,
-    EndAll,
-    EventReport,
-    Exited,
-    Get,
-    Heartbeat,
-    Hello,
-    OutputReport,
-    ProcessSignal,
-    Put,
-    Refused,
-    Register,
-    Report,
-    Request,
-    SendLine,
-    SendSignal,
-    Service,
-    Start,
-    Started,
-    Welcome,
-)
 from poseidon.cluster.agent.wire import REPORTS, REQUESTS, WireError
 from poseidon.cluster.dial.channel import Channel
 from poseidon.cluster.doctor.probe import Probe
@@ -112,22 +88,22 @@ class Agent:
         self._scratch = ""
         self._leave: Leave | None = None
         self._inbox: queue.Queue[bytes | None] = queue.Queue(MAX_QUEUED)
-        self._outbox: queue.Queue[Report | None] = queue.Queue(MAX_QUEUED)
-        self._file_requests: queue.Queue[Put | Get | None] = queue.Queue(MAX_QUEUED)
+        self._outbox: queue.Queue[m.Report | None] = queue.Queue(MAX_QUEUED)
+        self._file_requests: queue.Queue[m.Put | m.Get | None] = queue.Queue(MAX_QUEUED)
         self._signals: queue.SimpleQueue[Callable[[], list[Action]]] = queue.SimpleQueue()
         self._lost = threading.Event()
         self._lost_why = ""
         self._links = Probe()
-        self._perform: dict[type[Request], Callable[[Any], None]] = {
-            Hello: self._welcome,
-            Register: self._take_record,
-            Start: self._start,
-            SendLine: self._send_line,
-            SendSignal: self._send_signal,
-            Ask: lambda ask: self._thread("ask", lambda: self._answer(ask)).start(),
-            Put: self._file_requests.put,
-            Get: self._file_requests.put,
-            EndAll: self._end_job,
+        self._perform: dict[type[m.Request], Callable[[Any], None]] = {
+            m.Hello: self._welcome,
+            m.Register: self._take_record,
+            m.Start: self._start,
+            m.SendLine: self._send_line,
+            m.SendSignal: self._send_signal,
+            m.Ask: lambda ask: self._thread("ask", lambda: self._answer(ask)).start(),
+            m.Put: self._file_requests.put,
+            m.Get: self._file_requests.put,
+            m.EndAll: self._end_job,
         }
 
     @property
@@ -200,12 +176,12 @@ class Agent:
         else:
             self._perform[type(action.request)](action.request)
 
-    def _welcome(self, hello: Hello) -> None:
+    def _welcome(self, hello: m.Hello) -> None:
         me = psutil.Process()
         self._scratch = tempfile.mkdtemp(prefix="poseidon-")
         self._reply(
-            Welcome(
-                protocol=PROTOCOL,
+            m.Welcome(
+                protocol=m.PROTOCOL,
                 version=__version__,
                 pid=me.pid,
                 cores=host_probe.cores(),
@@ -213,68 +189,68 @@ class Agent:
             )
         )
 
-    def _take_record(self, register: Register) -> None:
+    def _take_record(self, register: m.Register) -> None:
         me = psutil.Process()
         launcher = RecordedProcess(
             name=AGENT, host=LOOPBACK, pid=me.pid, created_s=me.create_time()
         )
         self._record = replace(register.record, launcher=launcher, processes=())
 
-    def _start(self, request: Start) -> None:
+    def _start(self, request: m.Start) -> None:
         spec = request.spec
-        if spec.argv[0] == OWN_INTERPRETER:
+        if spec.argv[0] == m.OWN_INTERPRETER:
             spec = replace(spec, argv=(self._settings.python, *spec.argv[1:]))
         forwarder = _Forwarder(self, request.id)
         try:
             process = start_child(spec, forwarder, self._settings.children)
         except JobError as error:
-            self._reply(Refused(id=request.id, message=str(error)))
+            self._reply(m.Refused(id=request.id, message=str(error)))
             return
         self._running[request.id] = process
         self._put_on_record(spec.name, process)
-        self._reply(Started(id=request.id, pid=process.pid, created_s=process.created_s))
+        self._reply(m.Started(id=request.id, pid=process.pid, created_s=process.created_s))
         forwarder.started.set()
 
-    def _send_line(self, request: SendLine) -> None:
+    def _send_line(self, request: m.SendLine) -> None:
         if (process := self._running.get(request.id)) is not None:
             process.send_line(request.line)
 
-    def _send_signal(self, request: SendSignal) -> None:
+    def _send_signal(self, request: m.SendSignal) -> None:
         if (process := self._running.get(request.id)) is not None:
-            if request.signal is ProcessSignal.KILL:
+            if request.signal is m.ProcessSignal.KILL:
                 process.kill()
             else:
                 process.terminate()
 
-    def _end_job(self, request: EndAll) -> None:
+    def _end_job(self, request: m.EndAll) -> None:
         self._end_processes()
         for entry in os.scandir(self._scratch):
             if entry.is_dir(follow_symlinks=False):
                 shutil.rmtree(entry.path, ignore_errors=True)
             else:
                 os.unlink(entry.path)
-        self._reply(Answer(id=request.id, answer={}))
+        self._reply(m.Answer(id=request.id, answer={}))
 
-    def _answer(self, ask: Ask) -> None:
+    def _answer(self, ask: m.Ask) -> None:
         try:
             answer: Mapping[str, object] = _SERVICES[ask.service](self, ask.request)
         except Exception as error:  # noqa: BLE001 - the thread's outermost frame: the launcher raises it
             why = str(error) if isinstance(error, PoseidonError) else repr(error)
-            self.report(Refused(id=ask.id, message=why))
+            self.report(m.Refused(id=ask.id, message=why))
             return
-        self.report(Answer(id=ask.id, answer=answer))
+        self.report(m.Answer(id=ask.id, answer=answer))
 
     def _serve_files(self) -> None:
         while (part := self._file_requests.get()) is not None:
-            report: Report
+            report: m.Report
             try:
-                if isinstance(part, Get):
+                if isinstance(part, m.Get):
                     report = files.get(part)
                 else:
                     files.put(part)
-                    report = Answer(id=part.id, answer={})
+                    report = m.Answer(id=part.id, answer={})
             except (OSError, ValueError) as error:
-                report = Refused(id=part.id, message=getattr(error, "strerror", "") or str(error))
+                report = m.Refused(id=part.id, message=getattr(error, "strerror", "") or str(error))
             self.report(report)
 
     def _put_on_record(self, name: ProcessName, process: ChildProcess) -> None:
@@ -309,7 +285,7 @@ class Agent:
             if record is not None and there is not None and there.launcher == record.launcher:
                 self._registry.remove(record.job)
 
-    def report(self, report: Report, *, timeout_s: float = math.inf) -> bool:
+    def report(self, report: m.Report, *, timeout_s: float = math.inf) -> bool:
         """Queue a report; wait while the channel is slow.
 
         Drop it, and return False, when the channel is lost or time is up.
@@ -321,7 +297,7 @@ class Agent:
                 return True
         return False
 
-    def _reply(self, report: Report) -> None:
+    def _reply(self, report: m.Report) -> None:
         """Queue a report from the loop, which has to check for silence and for signals."""
         while not self.report(report, timeout_s=TICK_S):
             if self._lost.is_set() or not self._signals.empty():
@@ -363,7 +339,7 @@ class Agent:
             except queue.Empty:
                 if not self._state.greeted:
                     continue
-                report = Heartbeat()
+                report = m.Heartbeat()
             if report is None:
                 return
             try:
@@ -372,16 +348,16 @@ class Agent:
                 self._lost.set()
 
 
-_SERVICES: Mapping[Service, Callable[[Agent, Mapping[str, Any]], Mapping[str, object]]] = {
-    Service.CHECK: lambda _, request: fields_of(
+_SERVICES: Mapping[m.Service, Callable[[Agent, Mapping[str, Any]], Mapping[str, object]]] = {
+    m.Service.CHECK: lambda _, request: fields_of(
         host_probe.answer(value_of(host_probe.Check, request))
     ),
-    Service.FILES: lambda agent, request: files.answer(request),
-    Service.LIST: lambda agent, _: fields_of(list_jobs(agent._registry)),
-    Service.KILL: lambda agent, request: fields_of(
+    m.Service.FILES: lambda agent, request: files.answer(request),
+    m.Service.LIST: lambda agent, _: fields_of(list_jobs(agent._registry)),
+    m.Service.KILL: lambda agent, request: fields_of(
         kill_jobs(value_of(Kill, request), agent._registry)
     ),
-    Service.LINKS: lambda agent, request: agent._links.answer(dict(request)),
+    m.Service.LINKS: lambda agent, request: agent._links.answer(dict(request)),
 }
 
 
@@ -394,14 +370,14 @@ class _Forwarder:
         self.started = threading.Event()
 
     def event(self, name: ProcessName, event: Mapping[str, object]) -> None:
-        self._forward(EventReport(id=self._id, event=event))
+        self._forward(m.EventReport(id=self._id, event=event))
 
     def output(self, name: ProcessName, stream: OutputStream, text: str) -> None:
-        self._forward(OutputReport(id=self._id, stream=stream, text=text))
+        self._forward(m.OutputReport(id=self._id, stream=stream, text=text))
 
     def exited(self, name: ProcessName, status: int) -> None:
-        self._forward(Exited(id=self._id, status=status))
+        self._forward(m.Exited(id=self._id, status=status))
 
-    def _forward(self, report: Report) -> None:
+    def _forward(self, report: m.Report) -> None:
         self.started.wait(HELLO_S)
         self._agent.report(report)

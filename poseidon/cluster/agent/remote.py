@@ -17,34 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from poseidon.cluster.agent import messages as m
 from poseidon.cluster.agent.agent import LONGEST_PAUSE_S
-from poseidon.cluster.agent.messages import (
-    AGENT_ITSELF,
-    OWN_INTERPRETER,
-    PROTOCOL,
-    Answer,
-    Ask,
-    Content,
-    EndAll,
-    EventReport,
-    Exited,
-    Get,
-    Heartbeat,
-    Hello,
-    KilledByUser,
-    OutputReport,
-    Put,
-    Refused,
-    Register,
-    Report,
-    Request,
-    Service,
-    Shutdown,
-    Signaled,
-    Start,
-    Started,
-    Welcome,
-)
 from poseidon.cluster.agent.remote_process import RemoteProcess
 from poseidon.cluster.agent.wire import REPORTS, REQUESTS, WireError
 from poseidon.cluster.dial.channel import Channel
@@ -92,9 +66,9 @@ class _Question:
 
     def __init__(self) -> None:
         self.done = threading.Event()
-        self.report: Answer | Content | Refused | None = None
+        self.report: m.Answer | m.Content | m.Refused | None = None
 
-    def answer(self, report: Answer | Content | Refused) -> None:
+    def answer(self, report: m.Answer | m.Content | m.Refused) -> None:
         self.report = report
         self.done.set()
 
@@ -128,7 +102,7 @@ class RemoteAgent:
         self._last_id = 0
         self._processes: dict[int, RemoteProcess] = {}
         self._questions: dict[int, _Question] = {}
-        self._requests: queue.Queue[Request] = queue.Queue(MAX_QUEUED)
+        self._requests: queue.Queue[m.Request] = queue.Queue(MAX_QUEUED)
         self._welcomed = threading.Event()
         self._closed = threading.Event()
         self._heard = threading.Condition()
@@ -136,7 +110,7 @@ class RemoteAgent:
         self._broken, self._broken_s = "", 0.0
         """Why nothing can be sent to it, and since when."""
         self._killed_by_user = self._refused = False
-        self._welcome: Welcome | None = None
+        self._welcome: m.Welcome | None = None
         self._received_s = time.monotonic()
         self._in_listener = False
         self._threads = [
@@ -186,8 +160,8 @@ class RemoteAgent:
             thread.start()
         timeouts = self._timeouts
         self._request(
-            Hello(
-                protocol=PROTOCOL,
+            m.Hello(
+                protocol=m.PROTOCOL,
                 version=__version__,
                 silence_s=timeouts.launcher_silence_s,
                 grace_s=timeouts.grace_s,
@@ -200,7 +174,7 @@ class RemoteAgent:
 
     def register(self, record: JobRecord) -> None:
         """Have the host put a job on record while processes of it run there."""
-        self._request(Register(record=record))
+        self._request(m.Register(record=record))
 
     def start(self, spec: ProcessSpec, listener: Listener) -> RemoteProcess:
         """Start a process there; see `Launcher.start`.
@@ -212,18 +186,20 @@ class RemoteAgent:
             process = RemoteProcess(spec.name, self._next_id(), self.label, listener, self._request)
             self._processes[process.id] = process
         program, *arguments = spec.argv
-        argv = (OWN_INTERPRETER if program == sys.executable else program, *arguments)
+        argv = (m.OWN_INTERPRETER if program == sys.executable else program, *arguments)
         environment = {
             name: value for name, value in spec.environment.items() if name not in _NOT_SENT
         }
-        self._request(Start(id=process.id, spec=replace(spec, argv=argv, environment=environment)))
+        self._request(
+            m.Start(id=process.id, spec=replace(spec, argv=argv, environment=environment))
+        )
         if self._lost is not None:  # it was added after the loss was reported
             process.lose(self._lost, killed_by_user=self._killed_by_user)
         process.await_start(START_S)
         return process
 
     def ask(
-        self, service: Service, request: Mapping[str, object], timeout_s: float = ANSWER_S
+        self, service: m.Service, request: Mapping[str, object], timeout_s: float = ANSWER_S
     ) -> Mapping[str, object]:
         """Ask a service of the host; return its answer.
 
@@ -231,12 +207,16 @@ class RemoteAgent:
             JobError: it has no answer, does not answer in time, or the agent is lost.
         """
         number, question = self._question()
-        self._request(Ask(id=number, service=service, request=request))
-        answer: Answer = self._answer(number, question, timeout_s)
+        self._request(m.Ask(id=number, service=service, request=request))
+        answer: m.Answer = self._answer(number, question, timeout_s)
         return answer.answer
 
     def ask_for(
-        self, kind: type[_A], service: Service, request: object = None, timeout_s: float = ANSWER_S
+        self,
+        kind: type[_A],
+        service: m.Service,
+        request: object = None,
+        timeout_s: float = ANSWER_S,
     ) -> _A:
         """Ask a service that answers with a dataclass; return its answer.
 
@@ -282,7 +262,7 @@ class RemoteAgent:
                 source.seek(begin)
                 while (part := source.read(PART_BYTES)) or begin == 0:
                     number, question = self._question()
-                    self._request(Put(id=number, path=path, offset=begin, content=part))
+                    self._request(m.Put(id=number, path=path, offset=begin, content=part))
                     under_way.append((number, question, len(part)))
                     if not part:
                         break
@@ -314,7 +294,7 @@ class RemoteAgent:
             while read < size:
                 while asked < size and len(under_way) < (PARTS_UNDER_WAY if asked else 1):
                     number, question = self._question()
-                    self._request(Get(id=number, path=path, offset=asked, size=PART_BYTES))
+                    self._request(m.Get(id=number, path=path, offset=asked, size=PART_BYTES))
                     under_way.append((number, question))
                     asked += PART_BYTES
                 part = self._answer(*under_way.pop(0), ANSWER_S)
@@ -347,7 +327,7 @@ class RemoteAgent:
         if self._lost is not None or self._closed.is_set():
             return
         number, question = self._question()
-        self._request(EndAll(id=number))
+        self._request(m.EndAll(id=number))
         with suppress(JobError):  # a lost agent ends them by itself
             self._answer(number, question, self._timeouts.grace_s + ANSWER_S)
         with self._lock:
@@ -355,7 +335,7 @@ class RemoteAgent:
 
     def dismiss(self) -> None:
         """Have the agent end what still runs there and exit; return at once."""
-        self._request(Shutdown())
+        self._request(m.Shutdown())
 
     def close(self, status: int = 0, reason: str = "") -> None:
         """Have the agent end what still runs there and exit; return when the channel has ended.
@@ -367,7 +347,7 @@ class RemoteAgent:
             reason: why there is no job for it; empty where there was one.
         """
         if not self._closed.is_set() and self._lost is None and self._threads[0].is_alive():
-            self._request(Shutdown(status=status, reason=reason))
+            self._request(m.Shutdown(status=status, reason=reason))
             self._threads[0].join(self._timeouts.grace_s + HEARTBEAT_S)
         self._closed.set()
         self._channel.close()
@@ -385,7 +365,7 @@ class RemoteAgent:
             number = self._next_id()
             self._questions[number] = question
         if self._lost is not None:
-            question.answer(Refused(id=number, message=self._lost))
+            question.answer(m.Refused(id=number, message=self._lost))
         return number, question
 
     def _forget(self, numbers: Iterable[int]) -> None:
@@ -399,7 +379,7 @@ class RemoteAgent:
         report = question.report
         if not answered or report is None:
             raise JobError(f"{self.label}: no answer within {timeout_s:g} s")
-        if isinstance(report, Refused):
+        if isinstance(report, m.Refused):
             raise JobError(f"{self.label}: {printable(report.message)}")
         return report
 
@@ -412,7 +392,7 @@ class RemoteAgent:
 
         return threading.Thread(target=run, name=f"poseidon {self.label} {role}", daemon=True)
 
-    def _request(self, request: Request) -> None:
+    def _request(self, request: m.Request) -> None:
         # A full queue belongs to a channel that carries nothing any more; its silence is about to
         # be noticed.
         with suppress(queue.Full):
@@ -422,13 +402,13 @@ class RemoteAgent:
         while not self._closed.is_set() and self._lost is None:
             began_s = time.monotonic()
             try:
-                request: Request = self._requests.get(timeout=HEARTBEAT_S / 2)
+                request: m.Request = self._requests.get(timeout=HEARTBEAT_S / 2)
             except queue.Empty:
-                request = Heartbeat()
+                request = m.Heartbeat()
             if not self._send_one(request, time.monotonic() - began_s):
                 return
 
-    def _send_one(self, request: Request, waited_s: float) -> bool:
+    def _send_one(self, request: m.Request, waited_s: float) -> bool:
         """Send a request, and look for silence; return whether others may follow.
 
         Args:
@@ -444,7 +424,7 @@ class RemoteAgent:
             except OSError as error:
                 self._broken = f"the channel to it broke ({str(error) or type(error).__name__})"
                 self._broken_s = time.monotonic()
-        if isinstance(request, Shutdown):
+        if isinstance(request, m.Shutdown):
             if self._broken:
                 self._lose(self._broken)
             return False
@@ -488,22 +468,22 @@ class RemoteAgent:
                 self._in_listener = False
                 self._heard.notify_all()
 
-    def _take(self, report: Report) -> None:
-        if isinstance(report, Welcome):
+    def _take(self, report: m.Report) -> None:
+        if isinstance(report, m.Welcome):
             self._welcome = report
             self._welcomed.set()
-        elif isinstance(report, Refused) and report.id == AGENT_ITSELF:
+        elif isinstance(report, m.Refused) and report.id == m.AGENT_ITSELF:
             self._refused = True
             self._lose(printable(report.message))
-        elif isinstance(report, KilledByUser):
+        elif isinstance(report, m.KilledByUser):
             self._lose("the job was killed there", killed_by_user=True)
-        elif isinstance(report, Exited) and report.id == AGENT_ITSELF:
+        elif isinstance(report, m.Exited) and report.id == m.AGENT_ITSELF:
             self._lose("its agent has ended")
-        elif isinstance(report, Signaled):
+        elif isinstance(report, m.Signaled):
             self._signaled(report.signal)
-        elif isinstance(report, Answer | Content | Refused) and report.id in self._questions:
+        elif isinstance(report, m.Answer | m.Content | m.Refused) and report.id in self._questions:
             self._questions[report.id].answer(report)
-        elif isinstance(report, Started | Refused | EventReport | OutputReport | Exited):
+        elif isinstance(report, m.Started | m.Refused | m.EventReport | m.OutputReport | m.Exited):
             process = self._processes.get(report.id)
             if process is not None:
                 process.take(report)
@@ -528,5 +508,5 @@ class RemoteAgent:
             for process in reversed(processes):
                 stack.callback(process.lose, why, killed_by_user=killed_by_user)
             for number, question in questions.items():
-                stack.callback(question.answer, Refused(id=number, message=why))
+                stack.callback(question.answer, m.Refused(id=number, message=why))
             stack.callback(self._channel.close)

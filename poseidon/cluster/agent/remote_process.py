@@ -10,18 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from poseidon.cluster.agent.messages import (
-    EventReport,
-    Exited,
-    OutputReport,
-    ProcessSignal,
-    Refused,
-    Report,
-    Request,
-    SendLine,
-    SendSignal,
-    Started,
-)
+from poseidon.cluster.agent import messages as m
 from poseidon.cluster.job_plan import ProcessName
 from poseidon.cluster.process import Listener
 from poseidon.errors import JobError, JobKilled, printable
@@ -47,7 +36,7 @@ class RemoteProcess:
         number: int,
         label: str,
         listener: Listener,
-        send: Callable[[Request], None],
+        send: Callable[[m.Request], None],
     ) -> None:
         self.id = number
         self._name = name
@@ -57,7 +46,7 @@ class RemoteProcess:
         self._lock = threading.Lock()
         self._answered = threading.Event()
         self._ended = threading.Event()
-        self._started: Started | None = None
+        self._started: m.Started | None = None
         self._refusal: str | None = None
         self._killed_by_user = False
         self._status: int | None = None
@@ -100,35 +89,35 @@ class RemoteProcess:
             raise error(f"{self._label}: {self._refusal}")
 
     def send_line(self, line: bytes) -> None:
-        self._send(SendLine(id=self.id, line=line))
+        self._send(m.SendLine(id=self.id, line=line))
 
     def poll(self) -> int | None:
         return self._status
 
     def terminate(self) -> None:
-        self._send(SendSignal(id=self.id, signal=ProcessSignal.TERMINATE))
+        self._send(m.SendSignal(id=self.id, signal=m.ProcessSignal.TERMINATE))
 
     def kill(self) -> None:
-        self._send(SendSignal(id=self.id, signal=ProcessSignal.KILL))
+        self._send(m.SendSignal(id=self.id, signal=m.ProcessSignal.KILL))
 
     def close(self) -> None:
         if self._status is None and self._started is not None:
             self.kill()
             self._ended.wait(CLOSE_S)
 
-    def take(self, report: Report) -> None:
+    def take(self, report: m.Report) -> None:
         """Take a report of the agent about this process."""
-        if isinstance(report, Started):
+        if isinstance(report, m.Started):
             self._started = report
             self._answered.set()
-        elif isinstance(report, Refused):
+        elif isinstance(report, m.Refused):
             self._refusal = printable(report.message)
             self._answered.set()
-        elif isinstance(report, EventReport) and self._status is None:
+        elif isinstance(report, m.EventReport) and self._status is None:
             self._listener.event(self._name, report.event)
-        elif isinstance(report, OutputReport) and self._status is None:
+        elif isinstance(report, m.OutputReport) and self._status is None:
             self._listener.output(self._name, report.stream, report.text)
-        elif isinstance(report, Exited):
+        elif isinstance(report, m.Exited):
             self._end(report.status)
 
     def lose(self, why: str, *, killed_by_user: bool = False) -> None:
