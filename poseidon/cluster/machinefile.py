@@ -32,6 +32,7 @@ from difflib import get_close_matches
 from enum import Enum
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from poseidon.errors import MachinefileError
 from poseidon.text_files import read_text
@@ -42,8 +43,8 @@ LAYOUT = "'<id> <host> <port>'"
 _NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,63}", re.ASCII)
 _GPUS = re.compile(r"cpu|[0-9]{1,4}(,[0-9]{1,4})*", re.ASCII)
-_PATH = re.compile(r"(~?/)[A-Za-z0-9_.+@,/-]{0,1000}", re.ASCII)
-_PROGRAM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,63}", re.ASCII)
+_PATH = re.compile(r"~?/[A-Za-z0-9_.+@,/-]{0,1000}", re.ASCII)
+_PYTHON = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_.+-]{{0,63}}|{_PATH.pattern}", re.ASCII)
 _HOST_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?", re.ASCII)
 _SCOPE = re.compile(r"[A-Za-z0-9_.-]{1,32}", re.ASCII)
 
@@ -289,23 +290,15 @@ def parse_options(options: Sequence[str], place: str) -> HostOptions:
     Raises:
         MachinefileError: an option is unknown, is repeated, or has an illegal value.
     """
-    found: dict[str, str] = {}
+    found: dict[str, Any] = {}
     for option in options:
         name, equals, value = option.partition("=")
-        if name not in _CHECKS or not equals:
+        if name not in _READERS or not equals:
             raise MachinefileError(f"{place}: {_unknown_option(option)}")
         if name in found:
             raise MachinefileError(f"{place}: a machine has one {name}, found a second {name}=")
-        _CHECKS[name](value, place)
-        found[name] = value
-    return HostOptions(
-        role=HostRole(found.get("role", HostRole.BOTH.value)),
-        user=found.get("user"),
-        ssh_port=int(found["ssh_port"]) if "ssh_port" in found else None,
-        gpus=found.get("gpus"),
-        python=found.get("python"),
-        workdir=found.get("workdir"),
-    )
+        found[name] = _READERS[name](value, place)
+    return HostOptions(**found)
 
 
 def check_options(host: Host, place: str) -> None:
@@ -314,10 +307,10 @@ def check_options(host: Host, place: str) -> None:
     Raises:
         MachinefileError: one has an illegal value.
     """
-    for name, check in _CHECKS.items():
+    for name, read in _READERS.items():
         value = getattr(host, name)
         if value is not None:
-            check(value.value if isinstance(value, Enum) else str(value), place)
+            read(value.value if isinstance(value, Enum) else str(value), place)
 
 
 def parse_number(word: str, what: str, highest: int | None = None) -> int:
@@ -337,19 +330,23 @@ def parse_number(word: str, what: str, highest: int | None = None) -> int:
     return int(word)
 
 
-def _check_role(value: str, place: str) -> None:
-    if value not in {role.value for role in HostRole}:
+def _read_role(value: str, place: str) -> HostRole:
+    try:
+        return HostRole(value)
+    except ValueError as error:
         raise MachinefileError(
             f"{place}: 'role={value}' is not a role; expected role=server, worker or both"
-        )
+        ) from error
 
 
-def _check_port(value: str, place: str) -> None:
-    if not parse_number(value, f"{place}: ssh_port", highest=HIGHEST_PORT):
+def _read_port(value: str, place: str) -> int:
+    port = parse_number(value, f"{place}: ssh_port", highest=HIGHEST_PORT)
+    if not port:
         raise MachinefileError(f"{place}: ssh_port must be a port from 1 to {HIGHEST_PORT}, not 0")
+    return port
 
 
-def _check_gpus(value: str, place: str) -> None:
+def _read_gpus(value: str, place: str) -> str:
     if not _GPUS.fullmatch(value):
         raise MachinefileError(
             f"{place}: 'gpus={value}': expected device numbers (gpus=0,1) or cpu"
@@ -357,31 +354,28 @@ def _check_gpus(value: str, place: str) -> None:
     numbers = value.split(",")
     if len({number.lstrip("0") for number in numbers}) < len(numbers):
         raise MachinefileError(f"{place}: 'gpus={value}' lists a device twice")
+    return value
 
 
-def _check_user(value: str, place: str) -> None:
-    if not _USER.fullmatch(value):
-        raise MachinefileError(f"{place}: 'user={value}' is not a user name")
+def _matching(name: str, form: re.Pattern[str], expected: str) -> Callable[[str, str], str]:
+    """Return the reader of an option whose values have a form."""
+
+    def read(value: str, place: str) -> str:
+        if not form.fullmatch(value):
+            raise MachinefileError(f"{place}: '{name}={value}'{expected}")
+        return value
+
+    return read
 
 
-def _check_python(value: str, place: str) -> None:
-    if not (_PROGRAM.fullmatch(value) or _PATH.fullmatch(value)):
-        raise MachinefileError(f"{place}: 'python={value}': {_EXPECTED_PATH}, or a program's name")
-
-
-def _check_workdir(value: str, place: str) -> None:
-    if not _PATH.fullmatch(value):
-        raise MachinefileError(f"{place}: 'workdir={value}': {_EXPECTED_PATH}")
-
-
-_EXPECTED_PATH = "expected a path from / or ~/ on, of letters, digits and any of _ . + @ , / -"
-_CHECKS: dict[str, Callable[[str, str], None]] = {
-    "role": _check_role,
-    "user": _check_user,
-    "ssh_port": _check_port,
-    "gpus": _check_gpus,
-    "python": _check_python,
-    "workdir": _check_workdir,
+_EXPECTED_PATH = ": expected a path from / or ~/ on, of letters, digits and any of _ . + @ , / -"
+_READERS: dict[str, Callable[[str, str], Any]] = {
+    "role": _read_role,
+    "user": _matching("user", _USER, " is not a user name"),
+    "ssh_port": _read_port,
+    "gpus": _read_gpus,
+    "python": _matching("python", _PYTHON, f"{_EXPECTED_PATH}, or a program's name"),
+    "workdir": _matching("workdir", _PATH, _EXPECTED_PATH),
 }
 
 
@@ -389,7 +383,7 @@ def _unknown_option(word: str) -> str:
     name, equals, _ = word.partition("=")
     if not equals:
         return f"nothing known may follow {LAYOUT}, found '{word}'"
-    near = get_close_matches(name, _CHECKS, n=1)
+    near = get_close_matches(name, _READERS, n=1)
     return f"unknown word '{word}'" + (
         f"; did you mean '{near[0]}='?" if near else f" after {LAYOUT}"
     )
