@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from poseidon.cluster.agent.agent import Action as AgentAction
 from poseidon.cluster.agent.agent import AgentState, Leave, Perform, Send
 from poseidon.cluster.agent.messages import (
-    PROTOCOL,
     Answer,
     EndAll,
     EventReport,
@@ -221,10 +220,7 @@ class HostAgent:
     def _perform(self, request: Request) -> None:
         if isinstance(request, Hello):
             scratch = self._host.scratch
-            welcome = Welcome(
-                protocol=PROTOCOL, version=__version__, pid=1, cores=1, scratch=scratch
-            )
-            self._outbox.append(welcome)
+            self._outbox.append(Welcome(cores=1, scratch=scratch))
         elif isinstance(request, Start):
             self._start(request)
         elif isinstance(request, SendLine) and request.id in self.processes:

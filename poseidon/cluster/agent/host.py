@@ -177,17 +177,8 @@ class Agent:
             self._perform[type(action.request)](action.request)
 
     def _welcome(self, hello: m.Hello) -> None:
-        me = psutil.Process()
         self._scratch = tempfile.mkdtemp(prefix="poseidon-")
-        self._reply(
-            m.Welcome(
-                protocol=m.PROTOCOL,
-                version=__version__,
-                pid=me.pid,
-                cores=host_probe.cores(),
-                scratch=self._scratch,
-            )
-        )
+        self._reply(m.Welcome(cores=host_probe.cores(), scratch=self._scratch))
 
     def _take_record(self, register: m.Register) -> None:
         me = psutil.Process()

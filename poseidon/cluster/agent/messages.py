@@ -192,16 +192,10 @@ class Welcome:
     """The answer to `Hello`.
 
     Attributes:
-        protocol: of the agent.
-        version: of its Poseidon.
-        pid: its process.
         cores: CPUs that it may use.
         scratch: a folder that only this user can enter; it lasts as long as the agent.
     """
 
-    protocol: int
-    version: str
-    pid: int
     cores: int
     scratch: str
 

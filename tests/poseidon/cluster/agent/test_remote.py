@@ -13,7 +13,6 @@ import pytest
 
 from poseidon.cluster.agent.messages import (
     AGENT_ITSELF,
-    PROTOCOL,
     Answer,
     Ask,
     Content,
@@ -89,9 +88,7 @@ class FakeChannel:
 
     def answer(self, request: Request) -> Report | None:
         if isinstance(request, Hello):
-            return Welcome(
-                protocol=PROTOCOL, version=request.version, pid=1, cores=8, scratch="/tmp/x"
-            )
+            return Welcome(cores=8, scratch="/tmp/x")
         if isinstance(request, Put | Get) and self.refusal:
             return Refused(id=request.id, message=self.refusal)
         if isinstance(request, Start):

@@ -78,7 +78,7 @@ SENT: list[Request] = [
 ]
 ANSWERED: list[Report] = [
     Join(version="0.1.0", rank=3, size=4, local_rank=1, address="10.0.0.3", host="node3"),
-    Welcome(protocol=1, version="0.1.0", pid=7, cores=8, scratch="/tmp/x"),
+    Welcome(cores=8, scratch="/tmp/x"),
     Started(id=1, pid=7, created_s=1.5e9),
     Refused(id=AGENT_ITSELF, message="why"),
     Answer(id=2, answer={"problems": ["é", None]}),
