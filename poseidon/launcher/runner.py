@@ -19,7 +19,7 @@ from poseidon.cluster.supervision.background import (
     this_command,
 )
 from poseidon.cluster.supervision.loop import JobResult, run_job
-from poseidon.cluster.supervision.restarts import StartingPoint, describe_ending, run_with_restarts
+from poseidon.cluster.supervision.restarts import Restarts, StartingPoint, describe_ending
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.state import Pausing
 from poseidon.errors import JobError, PoseidonError, UsageError, counted
@@ -169,7 +169,7 @@ class _Run:
             with self._requests:
                 self._changes.start()
                 settings = job.request.restart_settings(job.usual_restarts)
-                ended = run_with_restarts(self, settings)
+                ended = Restarts(self, settings).run()
                 self._records.ended(ended.result.outcome.value)
                 self._snapshots.finish(ended.result.outcome, self._requests)
                 newest = self._snapshots.newest()

@@ -101,18 +101,13 @@ class RestartDriver(Protocol):
         """Wait; return True at once when the user asks the job to stop."""
 
 
-def run_with_restarts(driver: RestartDriver, settings: RestartSettings) -> RestartedJob:
-    """Run a job to its end, with restarts.
+class Restarts:
+    """The starts of one job.
 
-    Raises:
-        JobError: it failed for a reason that no restart mends, or too often, or the user has
-            stopped it between two starts.
+    Args:
+        driver: carries them out.
+        settings: their limits.
     """
-    return _Restarts(driver, settings).run()
-
-
-class _Restarts:
-    """The starts of one job so far."""
 
     def __init__(self, driver: RestartDriver, settings: RestartSettings) -> None:
         self._driver = driver
@@ -130,7 +125,12 @@ class _Restarts:
         self._in_vain = 0
 
     def run(self) -> RestartedJob:
-        """Run the job; see `run_with_restarts`."""
+        """Run the job to its end, with restarts.
+
+        Raises:
+            JobError: it failed for a reason that no restart mends, or too often, or the user has
+                stopped it between two starts.
+        """
         point = self._driver.starting_point()
         while True:
             try:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -21,12 +22,11 @@ from poseidon.cluster.jobs.registry import JobRecord
 from poseidon.cluster.machinefile import Host, parse_machinefile
 from poseidon.cluster.supervision.background import StartReport
 from poseidon.cluster.supervision.loop import JobResult
-from poseidon.cluster.supervision.restarts import RestartedJob, StartingPoint
+from poseidon.cluster.supervision.restarts import RestartedJob, Restarts, StartingPoint
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.state import Outcome
 from poseidon.engine.document import TrainingDocument
 from poseidon.errors import JobError
-from poseidon.launcher import runner
 from poseidon.launcher.job import Job
 from poseidon.launcher.processes import Start
 from poseidon.launcher.request import JobRequest
@@ -118,12 +118,12 @@ def make_job(machinefile: str = "0 a 0", *, shared: bool = False) -> tuple[FakeJ
 def test_only_a_job_that_ends_well_waits_for_its_snapshots(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fails: bool
 ) -> None:
-    def run_with_restarts(*_: object) -> RestartedJob:
+    def run_starts(_: object) -> RestartedJob:
         if fails:
             raise JobError("lost")
         return RestartedJob(result=DONE, restarts=0, repeated=0)
 
-    monkeypatch.setattr(runner, "run_with_restarts", run_with_restarts)
+    monkeypatch.setattr(Restarts, "run", run_starts)
     job, site = make_job()
     if fails:
         with pytest.raises(JobError):
@@ -139,7 +139,8 @@ def test_only_a_job_that_ends_well_waits_for_its_snapshots(
 def test_a_failed_job_with_a_snapshot_prints_how_to_resume(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run_with_restarts(driver: _Run, _: object) -> RestartedJob:
+    def run_starts(starts: Restarts) -> RestartedJob:
+        driver = cast(_Run, starts._driver)
         state = driver._job.output / "net_iter_5.solverstate"
         state.write_bytes(b"")
         driver._snapshots.on_event(
@@ -148,7 +149,7 @@ def test_a_failed_job_with_a_snapshot_prints_how_to_resume(
         )
         raise JobError("lost")
 
-    monkeypatch.setattr(runner, "run_with_restarts", run_with_restarts)
+    monkeypatch.setattr(Restarts, "run", run_starts)
     job, _ = make_job()
     job.request = replace(job.request, argv=("train", "--solver=s"))
     with pytest.raises(JobError):

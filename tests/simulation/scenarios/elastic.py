@@ -44,8 +44,8 @@ from poseidon.cluster.process import ProcessSpec
 from poseidon.cluster.supervision.loop import JobListener, JobResult
 from poseidon.cluster.supervision.restarts import (
     RestartedJob,
+    Restarts,
     StartingPoint,
-    run_with_restarts,
 )
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.state import Outcome, SignalEffect, SignalReceived
@@ -378,7 +378,7 @@ class _Driver(runner._Run):
         job = self._job
         try:
             self._changes.start()
-            return run_with_restarts(self, job.request.restart_settings(3))
+            return Restarts(self, job.request.restart_settings(3)).run()
         except JobError as error:
             return error
         finally:

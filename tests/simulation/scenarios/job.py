@@ -21,7 +21,7 @@ import numpy as np
 from poseidon.cluster.job_plan import ProcessName, Role, plan_job
 from poseidon.cluster.process import ProcessSpec
 from poseidon.cluster.supervision.loop import JobListener, JobResult, run_job
-from poseidon.cluster.supervision.restarts import RestartedJob, StartingPoint, run_with_restarts
+from poseidon.cluster.supervision.restarts import RestartedJob, Restarts, StartingPoint
 from poseidon.cluster.supervision.state import (
     Outcome,
     RestartSettings,
@@ -106,9 +106,9 @@ class Job(Cluster):
         """Run the job to its end."""
         with self.primitives.installed():
             try:
-                return run_with_restarts(
+                return Restarts(
                     _Driver(self), RestartSettings(max_restarts=50, return_timeout_s=START_S)
-                )
+                ).run()
             except JobError as error:
                 return error
             finally:
