@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -149,12 +149,20 @@ def _deliver_all(
     count = _Count(report, COPYING, sum(delivery.size for delivery in deliveries))
 
     def one(delivery: Delivery) -> str | JobError:
+        place = client_name(delivery.client)
         try:
-            return _deliver_one(
-                delivery, agents[delivery.client.id], replacing=replace, report=count.add
+            done = deliver(
+                delivery.files,
+                agents[delivery.client.id],
+                name=place,
+                folders=delivery.folders,
+                replace=replace,
+                report=count.add,
             )
         except JobError as error:
             return error
+        sent = f"{done.sent_files} of them sent, {done.sent_bytes / 1e6:.1f} MB"
+        return f"{place}: {counted(done.files, 'file')}, {sent}"
 
     with ThreadPoolExecutor(min(MOST_AT_ONCE, len(deliveries)), "poseidon delivery") as pool:
         try:
@@ -169,21 +177,6 @@ def _deliver_all(
         delivery.client.id: str(outcome)
         for delivery, outcome in zip(deliveries, outcomes, strict=True)
     }
-
-
-def _deliver_one(
-    delivery: Delivery, agent: RemoteAgent, *, replacing: bool, report: Callable[[int], object]
-) -> str:
-    place = client_name(delivery.client)
-    done = deliver(
-        delivery.files,
-        agent,
-        name=place,
-        folders=delivery.folders,
-        replace=replacing,
-        report=report,
-    )
-    return f"{place}: {counted(done.files, 'file')}, {done.sent_files} of them sent, {done.sent_bytes / 1e6:.1f} MB"
 
 
 class _Count:

@@ -19,7 +19,7 @@ from poseidon.cluster.name_lookup import address_for_all, address_of, own_addres
 from poseidon.cluster.rendezvous.key import server_keys, task_keys
 from poseidon.cluster.rendezvous.schedulers import Task
 from poseidon.cluster.rendezvous.task_signals import TaskSignals
-from poseidon.cluster.supervision.signals import exit_code_of
+from poseidon.cluster.supervision.signals import exit_code_of, handled
 from poseidon.errors import JobError, PoseidonError, UsageError
 from poseidon.version import __version__
 
@@ -132,9 +132,5 @@ def _signals_as_errors(rank: int) -> Iterator[None]:
 
     # a signal that nohup ignores stays ignored
     caught = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, end) for number in caught}
-    try:
+    with handled(caught, end):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

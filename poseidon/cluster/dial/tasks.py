@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from types import FrameType, TracebackType
+from types import FrameType
 
 from poseidon.cluster.agent.child import ChildSettings
 from poseidon.cluster.agent.host import Agent, AgentSettings
@@ -39,7 +39,7 @@ from poseidon.cluster.jobs.kill import USER_KILL
 from poseidon.cluster.machinefile import Host, socket_host
 from poseidon.cluster.parallel import for_each_host
 from poseidon.cluster.rendezvous.hosts import leaders_of, rejection_reason
-from poseidon.cluster.supervision.signals import exit_code_of
+from poseidon.cluster.supervision.signals import exit_code_of, handled
 from poseidon.errors import JobError
 from poseidon.version import __version__
 from ps_server.errors import ServerError
@@ -118,12 +118,7 @@ class Rendezvous:
     def __enter__(self) -> Rendezvous:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self.dismiss(1, "" if error is None else "the job failed before it had started")
         self._closing = True
         self._transport.wake()
@@ -360,12 +355,8 @@ def _signals_to(agent: Agent) -> Iterator[list[int]]:
         else:
             agent.signaled(signal.Signals(number).name)
 
-    before = {number: signal.signal(number, note) for number in (*ENDING, USER_KILL)}
-    try:
+    with handled((*ENDING, USER_KILL), note):
         yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class _RankZeroChannel:

@@ -20,7 +20,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from poseidon.cluster.job_plan import ProcessName
@@ -273,12 +272,7 @@ class Registration:
     def __enter__(self) -> Registration:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         if not self._record.processes:
             with suppress(JobError):  # the next listing of jobs removes it
                 self._registry.remove(self._record.job)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TypeVar
 
 from poseidon.cluster.agent.messages import Service
@@ -143,12 +142,7 @@ class SshAgents:
     def __enter__(self) -> SshAgents:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         close_agents(self._agents.values())
         self._agents.clear()
 

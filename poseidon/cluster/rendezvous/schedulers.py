@@ -15,6 +15,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from poseidon.errors import UsageError
 
@@ -42,9 +43,8 @@ class Scheduler(Enum):
     """An Indexed Job of Kubernetes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Names:
-    """The variables of one scheduler: rank, size and local rank; the local rank may be unset."""
+class _Names(NamedTuple):
+    """The variables of one scheduler; the local rank may be unset."""
 
     rank: str
     size: str
@@ -52,17 +52,13 @@ class _Names:
 
 
 _NAMES = {
-    Scheduler.TORCHRUN: _Names(rank="RANK", size="WORLD_SIZE", local_rank="LOCAL_RANK"),
+    Scheduler.TORCHRUN: _Names("RANK", "WORLD_SIZE", "LOCAL_RANK"),
     Scheduler.OPEN_MPI: _Names(
-        rank="OMPI_COMM_WORLD_RANK",
-        size="OMPI_COMM_WORLD_SIZE",
-        local_rank="OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"
     ),
-    Scheduler.HYDRA: _Names(rank="PMI_RANK", size="PMI_SIZE", local_rank="MPI_LOCALRANKID"),
-    Scheduler.SLURM: _Names(rank="SLURM_PROCID", size="SLURM_NTASKS", local_rank="SLURM_LOCALID"),
-    Scheduler.KUBERNETES: _Names(
-        rank="JOB_COMPLETION_INDEX", size="WORLD_SIZE", local_rank="LOCAL_RANK"
-    ),
+    Scheduler.HYDRA: _Names("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+    Scheduler.SLURM: _Names("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+    Scheduler.KUBERNETES: _Names("JOB_COMPLETION_INDEX", "WORLD_SIZE", "LOCAL_RANK"),
 }
 # The variables by which a scheduler is recognized, innermost first.
 _MARKERS = {

@@ -17,21 +17,11 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from types import TracebackType
 
 LOGGER = logging.getLogger("poseidon.cluster.rendezvous")
 WAIT_S = 3.0
 _POLL_S = 0.05
 _ENDING = frozenset({signal.SIGTERM, signal.SIGINT})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _OtherTask:
-    """Another task that was asked to end; `leave` lets its host leave the job."""
-
-    until_s: float
-    leave: Callable[[], bool]
 
 
 class TaskSignals:
@@ -43,7 +33,10 @@ class TaskSignals:
 
     def __init__(self, *, wait_s: float = WAIT_S) -> None:
         self._wait_s = wait_s
-        self._others: queue.SimpleQueue[_OtherTask | None] = queue.SimpleQueue()
+        self._others: queue.SimpleQueue[tuple[float, Callable[[], bool]] | None]
+        self._others = queue.SimpleQueue()
+        """Other tasks that were asked to end: until when this process's own signal may come, and
+        what lets the task's host leave the job."""
         self._closed = threading.Event()
         self._thread = threading.Thread(
             target=self._decide, name="poseidon asked to end", daemon=True
@@ -57,12 +50,7 @@ class TaskSignals:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._closed.set()
         self._others.put(None)
         self._thread.join()  # it reads the pipe
@@ -76,14 +64,15 @@ class TaskSignals:
         Args:
             leave: lets the host of the task leave the job; returns False if it cannot.
         """
-        self._others.put(_OtherTask(until_s=time.monotonic() + self._wait_s, leave=leave))
+        self._others.put((time.monotonic() + self._wait_s, leave))
 
     def _decide(self) -> None:
         try:
             while (other := self._others.get()) is not None:
-                if self._signalled_before(other.until_s):
+                until_s, leave = other
+                if self._signalled_before(until_s):
                     return
-                if not other.leave():
+                if not leave():
                     break
             else:
                 return

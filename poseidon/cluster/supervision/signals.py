@@ -9,8 +9,9 @@ from __future__ import annotations
 import signal
 import threading
 from collections import deque
-from contextlib import suppress
-from types import FrameType, TracebackType
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from types import FrameType
 
 from poseidon.cluster.supervision.state import (
     RegroupRequested,
@@ -25,6 +26,19 @@ def exit_code_of(number: signal.Signals) -> int:
     shells: 130 after SIGINT, 143 after SIGTERM.
     """
     return 128 + number
+
+
+@contextmanager
+def handled(
+    numbers: Iterable[int], handler: Callable[[int, FrameType | None], object]
+) -> Iterator[None]:
+    """Handle signals while the block runs; then their handlers from before do again."""
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 class SignalRequests:
@@ -52,22 +66,15 @@ class SignalRequests:
         self._received: deque[SignalReceived | RegroupRequested] = deque(maxlen=16)
         self.stop_code = 0
         """The exit code of a job that ends for the request that `stop_wanted` has found."""
-        self._before: dict[signal.Signals, signal.Handlers | None] = {}
+        self._handled = ExitStack()
 
     def __enter__(self) -> SignalRequests:
         if threading.current_thread() is threading.main_thread():
-            for number in self._requests:
-                self._before[number] = signal.signal(number, self._receive)  # type: ignore[assignment]
+            self._handled.enter_context(handled(self._requests, self._receive))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._handled.close()
 
     def regroup(self) -> None:
         """Ask the job to regroup. Any thread may call it."""
