@@ -106,7 +106,7 @@ RACES = (
         name="a job that the user has killed on a host starts again",
         commit="500c00ba",
         module="poseidon.cluster.agent.agent",
-        mended="return [Send(report=KilledByUser()), *self._leave(1, "
+        mended="return [Send(report=m.KilledByUser()), *self._leave(1, "
         '"the job was killed on this host")]',
         before='return self._leave(1, "the job was killed on this host")',
         scenario="job",

@@ -37,7 +37,7 @@ def test_processes_wait_once_they_have_paused() -> None:
     listener.event(WORKER, {"event": "paused", "snapshot": None})
     listener.until_all_wait(prepared, lambda: False)
     assert [request.line for request in sent if isinstance(request, SendLine)] == [
-        '{"do": "pause"}'
+        b'{"do": "pause"}'
     ]
     assert of_host(prepared, HOST)
 
