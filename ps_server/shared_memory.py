@@ -15,13 +15,14 @@ Laws:
 * A slot has one writer at a time. The sender sets its flag. The receiver clears it once nothing
   refers to the array any more; the sender clears it again where the packet was not sent.
 * A sender may keep a slot for an array that it sends again and again (`allocate`), and then sends
-  no copy of it. It writes to it only when the receiver has read what was sent. The receiver frees
-  no such slot; the sender does, once nothing refers to the array.
+  no copy of it. It writes to it only when the receiver has read what was sent; a receiver that
+  reads later makes a copy. The receiver frees no such slot; the sender does, once nothing refers to
+  the array.
 * The memory has no name, and is gone with the two processes, however they ended. It is sealed: no
   peer can make it shorter while the other one uses it. A shard opens nothing but a sealed memory of
   its own user that begins with the nonce of the offer.
 * What a slot holds is as little trusted as any frame. A peer that sends nonsense harms no memory
-  but the segment.
+  but the segment. It could change a value that a shard keeps there: no more than by its gradients.
 """
 
 from __future__ import annotations
@@ -211,8 +212,9 @@ class Segment:
         if slot >= self._layout.slots or not LEAST_BYTES <= size <= self._layout.slot_bytes:
             raise RemoteProtocolError(f"no array of {size} bytes is in slot {slot}")
         start = self._slots + slot * self._layout.slot_bytes
-        free = None if is_kept else self._free
-        return self._array(self._flags + slot, start, size, free)
+        if is_kept:
+            return self._array(self._flags + slot, start, size, None).toreadonly()
+        return self._array(self._flags + slot, start, size, self._free)
 
     def _array(
         self, flag: int, start: int, size: int, free: Callable[[int], None] | None

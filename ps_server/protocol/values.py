@@ -235,7 +235,8 @@ class WorkerValues:
         if not value.array.size:
             pass  # the value that has come before
         elif bound is None:
-            copy.unread = value.array
+            # where a shard of this host keeps its value, the next one overwrites it
+            copy.unread = value.array if value.array.flags.writeable else value.array.copy()
         elif not self._bound_outside[value.table]:
             copy.unread = bound[copy.chunk.start : copy.chunk.stop]
 

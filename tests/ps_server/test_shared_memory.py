@@ -98,6 +98,23 @@ def test_the_bits_are_those_of_a_socket(spec: StoreSpec) -> None:
     assert shared == trained(spec, share_memory=False)
 
 
+def test_a_value_that_is_read_late_is_not_the_next_one() -> None:
+    spec = StoreSpec(workers=1, shards=1, tables=store().tables)
+    found = []
+
+    def work(client: Client, _: int) -> None:
+        client.start(zeros(spec))
+        for _ in range(2):
+            client.push(0, np.ones(SIZE, np.float32), rate=1.0)
+            client.clock()
+            client._until_fresh(0, 0)  # the value has come, and is not read yet
+            found.append(client._session.values.copies[0][0].unread)
+
+    with socket_store(1, 1, share_memory=True) as connect:
+        run_workers(connect, spec, work)
+    assert [value is not None and value.max() for value in found] == [-1.0, np.float32(-2.9)]
+
+
 class Passing:
     """Counts the bytes that clients hand to their sockets."""
 
@@ -351,6 +368,7 @@ def test_an_array_that_its_sender_keeps_is_not_copied() -> None:
         sent, taken = one.write([memoryview(kept)])
         assert taken == []
         (frame,) = other.read(sent)
+        assert memoryview(frame).readonly
         kept[:1] = 9  # the receiver sees it: nothing was copied
         assert bytes(frame) == b"\x09" + large(value)[1:]
         del frame
