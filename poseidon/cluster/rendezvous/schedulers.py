@@ -14,7 +14,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import NamedTuple
 
 from poseidon.errors import UsageError
@@ -28,46 +27,46 @@ FIRST_SLURM_PORT, SLURM_PORTS = 15_000, 15_000
 HIGHEST_PORT = 65_535
 
 
-class Scheduler(Enum):
-    """The program that started the tasks."""
+class _Scheduler(NamedTuple):
+    """A program that starts tasks, by the variables that it sets.
 
-    TORCHRUN = "torchrun"
-    """torchrun, or anything else that sets RANK and WORLD_SIZE."""
-    OPEN_MPI = "mpirun (Open MPI)"
-    """Open MPI's mpirun."""
-    HYDRA = "mpirun (MPICH, Intel MPI)"
-    """mpirun or mpiexec of MPICH and what comes of it."""
-    SLURM = "srun"
-    """Slurm's srun."""
-    KUBERNETES = "Kubernetes"
-    """An Indexed Job of Kubernetes."""
+    Attributes:
+        name: in messages.
+        marks: by which it is recognized.
+        rank, size, local_rank: of a task; the local rank may be unset.
+    """
 
-
-class _Names(NamedTuple):
-    """The variables of one scheduler; the local rank may be unset."""
-
+    name: str
+    marks: tuple[str, ...]
     rank: str
     size: str
     local_rank: str
 
 
-_NAMES = {
-    Scheduler.TORCHRUN: _Names("RANK", "WORLD_SIZE", "LOCAL_RANK"),
-    Scheduler.OPEN_MPI: _Names(
-        "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"
-    ),
-    Scheduler.HYDRA: _Names("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
-    Scheduler.SLURM: _Names("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
-    Scheduler.KUBERNETES: _Names("JOB_COMPLETION_INDEX", "WORLD_SIZE", "LOCAL_RANK"),
-}
-# The variables by which a scheduler is recognized, innermost first.
-_MARKERS = {
-    Scheduler.TORCHRUN: ("RANK", "WORLD_SIZE"),
-    Scheduler.OPEN_MPI: ("OMPI_COMM_WORLD_RANK",),
-    Scheduler.HYDRA: ("PMI_RANK", "MPI_LOCALRANKID"),
-    Scheduler.KUBERNETES: ("JOB_COMPLETION_INDEX",),
-    Scheduler.SLURM: ("SLURM_PROCID", "SLURM_STEP_ID"),
-}
+_TORCHRUN = _Scheduler(  # or anything else that sets these
+    "torchrun", ("RANK", "WORLD_SIZE"), "RANK", "WORLD_SIZE", "LOCAL_RANK"
+)
+_OPEN_MPI = _Scheduler(
+    "mpirun (Open MPI)",
+    ("OMPI_COMM_WORLD_RANK",),
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+)
+_HYDRA = _Scheduler(  # and what comes of MPICH
+    "mpirun (MPICH, Intel MPI)",
+    ("PMI_RANK", "MPI_LOCALRANKID"),
+    "PMI_RANK",
+    "PMI_SIZE",
+    "MPI_LOCALRANKID",
+)
+_KUBERNETES = _Scheduler(  # an Indexed Job
+    "Kubernetes", ("JOB_COMPLETION_INDEX",), "JOB_COMPLETION_INDEX", "WORLD_SIZE", "LOCAL_RANK"
+)
+_SLURM = _Scheduler(
+    "srun", ("SLURM_PROCID", "SLURM_STEP_ID"), "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"
+)
+_INNERMOST_FIRST = (_TORCHRUN, _OPEN_MPI, _HYDRA, _KUBERNETES, _SLURM)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +74,6 @@ class Task:
     """One of the processes that a scheduler has started.
 
     Attributes:
-        scheduler: which one.
         rank: 0..size-1 over all hosts.
         size: the number of tasks.
         local_rank: 0, 1, ... on its host.
@@ -83,7 +81,6 @@ class Task:
         port: on which rank 0 listens.
     """
 
-    scheduler: Scheduler
     rank: int
     size: int
     local_rank: int
@@ -101,27 +98,23 @@ def task_from(variables: Mapping[str, str], *, port: int | None = None) -> Task:
     Raises:
         UsageError: no scheduler has started this process, or a variable is missing or illegal.
     """
-    scheduler = next(
-        (scheduler for scheduler, names in _MARKERS.items() if all(map(variables.get, names))), None
-    )
+    scheduler = next((one for one in _INNERMOST_FIRST if all(map(variables.get, one.marks))), None)
     if scheduler is None:
         raise UsageError(
             "no RANK and WORLD_SIZE (torchrun), SLURM_PROCID (srun), OMPI_COMM_WORLD_RANK or "
             "PMI_RANK (mpirun) and no JOB_COMPLETION_INDEX (Kubernetes) in the environment: "
             "'poseidon worker' is started by one of these; by hand it is 'poseidon train'"
         )
-    names = _NAMES[scheduler]
-    size = _number(variables, names.size, scheduler)
+    size = _number(variables, scheduler.size, scheduler)
     if size == 0:
-        raise UsageError(f"{names.size} is 0, expected at least 1")
-    rank = _number(variables, names.rank, scheduler, below=size)
+        raise UsageError(f"{scheduler.size} is 0, expected at least 1")
+    rank = _number(variables, scheduler.rank, scheduler, below=size)
     local_rank = (
-        _number(variables, names.local_rank, scheduler, below=size)
-        if variables.get(names.local_rank)
+        _number(variables, scheduler.local_rank, scheduler, below=size)
+        if variables.get(scheduler.local_rank)
         else 0
     )
     return Task(
-        scheduler=scheduler,
         rank=rank,
         size=size,
         local_rank=local_rank,
@@ -141,21 +134,21 @@ def first_host(hosts: str) -> str | None:
 
 
 def _number(
-    variables: Mapping[str, str], name: str, scheduler: Scheduler, below: int | None = None
+    variables: Mapping[str, str], name: str, scheduler: _Scheduler, below: int | None = None
 ) -> int:
     value = variables.get(name, "")
     if not value:
-        raise UsageError(f"{scheduler.value} has started this process, but {name} is not set")
+        raise UsageError(f"{scheduler.name} has started this process, but {name} is not set")
     if not _NUMBER.fullmatch(value) or (below is not None and int(value) >= below):
         limits = "a whole number" if below is None else f"0 to {below - 1}"
         raise UsageError(f"{name} is '{value:.40}', expected {limits}")
     return int(value)
 
 
-def _master(variables: Mapping[str, str], scheduler: Scheduler, *, alone: bool) -> str:
+def _master(variables: Mapping[str, str], scheduler: _Scheduler, *, alone: bool) -> str:
     if master := variables.get("MASTER_ADDR"):
         return master
-    if scheduler is Scheduler.SLURM:
+    if scheduler is _SLURM:
         found = first_host(
             variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST") or ""
         )
@@ -164,13 +157,13 @@ def _master(variables: Mapping[str, str], scheduler: Scheduler, *, alone: bool) 
     if alone:
         return "127.0.0.1"
     raise UsageError(
-        f"MASTER_ADDR is not set: {scheduler.value} has to give every task the host of rank 0"
-        + (" (mpirun -x MASTER_ADDR=<host>)" if scheduler is Scheduler.OPEN_MPI else "")
-        + (" (mpirun -genv MASTER_ADDR <host>)" if scheduler is Scheduler.HYDRA else "")
+        f"MASTER_ADDR is not set: {scheduler.name} has to give every task the host of rank 0"
+        + (" (mpirun -x MASTER_ADDR=<host>)" if scheduler is _OPEN_MPI else "")
+        + (" (mpirun -genv MASTER_ADDR <host>)" if scheduler is _HYDRA else "")
     )
 
 
-def _port(variables: Mapping[str, str], scheduler: Scheduler) -> int:
+def _port(variables: Mapping[str, str], scheduler: _Scheduler) -> int:
     """Return rank 0's port: MASTER_PORT, the next where torchrun itself listens
     on that, or one from Slurm's job number.
     """
@@ -183,7 +176,7 @@ def _port(variables: Mapping[str, str], scheduler: Scheduler) -> int:
                 "another"
             )
         return port
-    if scheduler is Scheduler.SLURM and (job := variables.get("SLURM_JOB_ID", "")).isdecimal():
+    if scheduler is _SLURM and (job := variables.get("SLURM_JOB_ID", "")).isdecimal():
         # Two steps of one job on one host need two ports; other jobs rarely clash.
         step = variables.get("SLURM_STEP_ID", "")
         number = int(job) * 7 + (int(step) if step.isdecimal() else 0)

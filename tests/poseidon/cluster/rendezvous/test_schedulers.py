@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from poseidon.cluster.rendezvous.schedulers import Scheduler, first_host, task_from
+from poseidon.cluster.rendezvous.schedulers import first_host, task_from
 from poseidon.errors import UsageError
 
 TORCHRUN = {
@@ -32,28 +32,26 @@ KUBERNETES = {
 
 
 @pytest.mark.parametrize(
-    ("variables", "scheduler", "rank", "size", "local_rank", "master", "port"),
+    ("variables", "rank", "size", "local_rank", "master", "port"),
     [
-        (TORCHRUN, Scheduler.TORCHRUN, 5, 8, 1, "node0", 29501),
+        (TORCHRUN, 5, 8, 1, "node0", 29501),
         (
             {**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "False"},
-            Scheduler.TORCHRUN,
             5,
             8,
             1,
             "node0",
             29500,
         ),
-        (SLURM, Scheduler.SLURM, 3, 4, 0, "gpu03", 15_000 + (4711 * 7 + 2) % 15_000),
-        ({**SLURM, "MASTER_ADDR": "ib3", "MASTER_PORT": "77"}, Scheduler.SLURM, 3, 4, 0, "ib3", 77),
-        (OPEN_MPI, Scheduler.OPEN_MPI, 1, 2, 0, "10.0.0.1", 4000),
-        (HYDRA, Scheduler.HYDRA, 1, 2, 1, "a", 4000),
-        (KUBERNETES, Scheduler.KUBERNETES, 2, 3, 0, "train-0.train", 29500),
-        ({**SLURM, **TORCHRUN}, Scheduler.TORCHRUN, 5, 8, 1, "node0", 29501),
-        ({**SLURM, **OPEN_MPI}, Scheduler.OPEN_MPI, 1, 2, 0, "10.0.0.1", 4000),
+        (SLURM, 3, 4, 0, "gpu03", 15_000 + (4711 * 7 + 2) % 15_000),
+        ({**SLURM, "MASTER_ADDR": "ib3", "MASTER_PORT": "77"}, 3, 4, 0, "ib3", 77),
+        (OPEN_MPI, 1, 2, 0, "10.0.0.1", 4000),
+        (HYDRA, 1, 2, 1, "a", 4000),
+        (KUBERNETES, 2, 3, 0, "train-0.train", 29500),
+        ({**SLURM, **TORCHRUN}, 5, 8, 1, "node0", 29501),
+        ({**SLURM, **OPEN_MPI}, 1, 2, 0, "10.0.0.1", 4000),
         (
             {"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "9"},
-            Scheduler.TORCHRUN,
             0,
             1,
             0,
@@ -64,7 +62,6 @@ KUBERNETES = {
 )
 def test_tasks(
     variables: dict[str, str],
-    scheduler: Scheduler,
     rank: int,
     size: int,
     local_rank: int,
@@ -72,12 +69,7 @@ def test_tasks(
     port: int,
 ) -> None:
     task = task_from(variables)
-    assert (task.scheduler, task.rank, task.size, task.local_rank) == (
-        scheduler,
-        rank,
-        size,
-        local_rank,
-    )
+    assert (task.rank, task.size, task.local_rank) == (rank, size, local_rank)
     assert (task.master, task.port) == (master, port)
     assert task_from(variables, port=123).port == 123
 
