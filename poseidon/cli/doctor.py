@@ -19,7 +19,7 @@ from poseidon.cluster.dial.ssh import SshDialer, dial_each
 from poseidon.cluster.doctor.findings import Severity, judge
 from poseidon.cluster.doctor.report import survey_fields, survey_lines
 from poseidon.cluster.doctor.survey import ASKING, MEASURING, Subject, examine
-from poseidon.cluster.host_checks import HostCheck, ask_hosts
+from poseidon.cluster.host_checks import ask_hosts
 from poseidon.cluster.host_probe import Check, HostNeeds
 from poseidon.cluster.machinefile import Host, is_loopback, read_machinefile
 from poseidon.cluster.ssh.config import SshConfig, SshSettings
@@ -61,7 +61,7 @@ def this_machine(
     )
     agent = dial_here()
     try:
-        answers, found = ask_hosts([HostCheck(agent=agent, check=_check(needs, ()))])
+        answers, found = ask_hosts([(agent, _check(needs, ()))])
         problems += found
         yield [Subject(agent=agent, facts=answer.description) for answer in answers if answer]
     finally:
@@ -108,10 +108,7 @@ def _subjects(
     for host in hosts:
         lines.setdefault(agents[host.id], []).append(host)
     checks = [
-        HostCheck(
-            agent=agent,
-            check=_check(tuple(_needs(host, names[host.id]) for host in clients), hosts),
-        )
+        (agent, _check(tuple(_needs(host, names[host.id]) for host in clients), hosts))
         for agent, clients in lines.items()
     ]
     answers, found = ask_hosts(checks)

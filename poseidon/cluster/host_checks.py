@@ -8,7 +8,6 @@ control characters.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from poseidon.cluster.agent.messages import Service
 from poseidon.cluster.agent.remote import RemoteAgent
@@ -19,17 +18,8 @@ from poseidon.errors import JobError, printable
 PROBE_S = 60.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostCheck:
-    """The check of one host.
-
-    Attributes:
-        agent: of the host.
-        check: the request.
-    """
-
-    agent: RemoteAgent
-    check: Check
+HostCheck = tuple[RemoteAgent, Check]
+"""The agent of a host, and the request."""
 
 
 def check_hosts(checks: Sequence[HostCheck]) -> Mapping[int, str]:
@@ -64,22 +54,22 @@ def ask_hosts(
         sentence.
     """
     outcomes = for_each_host(
-        lambda each: each.agent.ask_for(HostFacts, Service.CHECK, each.check, PROBE_S),
+        lambda each: each[0].ask_for(HostFacts, Service.CHECK, each[1], PROBE_S),
         checks,
         name="poseidon host check",
     )
     problems = [
-        (check.agent.label, sentence)
-        for check, outcome in zip(checks, outcomes, strict=True)
-        for sentence in _problems(check, outcome)
+        (agent.label, sentence)
+        for (agent, _), outcome in zip(checks, outcomes, strict=True)
+        for sentence in _problems(agent, outcome)
     ]
     problems += _unlike(checks, outcomes)
     return [outcome if isinstance(outcome, HostFacts) else None for outcome in outcomes], problems
 
 
-def _problems(check: HostCheck, outcome: HostFacts | JobError) -> Sequence[str]:
+def _problems(agent: RemoteAgent, outcome: HostFacts | JobError) -> Sequence[str]:
     if isinstance(outcome, JobError):
-        return [str(outcome).removeprefix(f"{check.agent.label}: ")]
+        return [str(outcome).removeprefix(f"{agent.label}: ")]
     return [printable(problem) for problem in outcome.problems]
 
 
@@ -90,8 +80,8 @@ def _unlike(
     bits, or messages.
     """
     known = [
-        (check.agent.label, printable(outcome.torch).partition("+")[0])
-        for check, outcome in zip(checks, outcomes, strict=True)
+        (agent.label, printable(outcome.torch).partition("+")[0])
+        for (agent, _), outcome in zip(checks, outcomes, strict=True)
         if isinstance(outcome, HostFacts) and outcome.torch
     ]
     return [

@@ -111,7 +111,6 @@ class JobPlan:
     workers: tuple[WorkerPlan, ...]
     shards: tuple[ShardPlan, ...]
     workers_per_host: int
-    channels: int
 
     @property
     def roles(self) -> tuple[ShardPlan | WorkerPlan, ...]:
@@ -205,13 +204,7 @@ def plan_job(
             "every client says role=worker, so there is no place for the shards that "
             f"{len(working)} clients need; expected a client with role=server or role=both"
         )
-    return JobPlan(
-        hosts=tuple(hosts),
-        workers=workers,
-        shards=shards,
-        workers_per_host=local,
-        channels=channels,
-    )
+    return JobPlan(hosts=tuple(hosts), workers=workers, shards=shards, workers_per_host=local)
 
 
 def _plan_shards(hosts: Sequence[Host], channels: int) -> tuple[ShardPlan, ...]:

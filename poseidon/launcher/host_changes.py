@@ -23,7 +23,7 @@ from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.errors import JobError, PoseidonError, UsageError, counted
 from poseidon.launcher.job import Job
-from poseidon.launcher.newcomers import Prepared, Returns, Waiting, of_host
+from poseidon.launcher.newcomers import Prepared, Returns, Waiting
 from poseidon.launcher.processes import Start
 from poseidon.settings import read_settings
 
@@ -110,7 +110,8 @@ class HostChanges(JobListener):
             host, prepared = self._arrived.get()
             for one in prepared:
                 pool.add(one.spec, one.process)
-            if of_host(prepared, host) and all(host.id != each.id for each in (*present, *new)):
+            works = any(one.works for one in prepared if one.spec.name.client == host.id)
+            if works and all(host.id != each.id for each in (*present, *new)):
                 new.append(host)
         return new
 

@@ -433,6 +433,11 @@ def _seat(worker: WorkerPlan) -> tuple[int, int]:
     return worker.host.id, worker.local_rank
 
 
+def other_iteration(newest: StartingPoint, result: JobResult) -> str:
+    """Return `iteration 20`, the one of a job's newest snapshot; empty: the job's last one."""
+    return "" if newest.iteration == result.iteration else f"iteration {newest.iteration}"
+
+
 def placement_notes(virtual: VirtualWorkers, *, measured: bool, local_steps: bool) -> list[str]:
     """Return a line on what each worker computes, unless it is for one virtual worker.
 

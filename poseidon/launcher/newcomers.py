@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from poseidon.cluster.agent.remote_process import RemoteProcess
 from poseidon.cluster.events import encode_command
 from poseidon.cluster.job_plan import ProcessName, Role
-from poseidon.cluster.machinefile import Host
 from poseidon.cluster.process import OutputStream, ProcessSpec
 from poseidon.errors import JobError
 
@@ -32,6 +31,11 @@ class Prepared:
 
     spec: ProcessSpec
     process: RemoteProcess
+
+    @property
+    def works(self) -> bool:
+        """Whether it is a worker that still runs."""
+        return self.spec.name.role is Role.WORKER and self.process.poll() is None
 
 
 class Waiting:
@@ -104,13 +108,3 @@ class Returns:
         """Note that the host is taken in again."""
         self.taken_in += 1
         self.failures = 0
-
-
-def of_host(prepared: Sequence[Prepared], host: Host) -> bool:
-    """Return whether a worker of a host that still runs is among prepared processes."""
-    return any(
-        one.spec.name.client == host.id
-        and one.spec.name.role is Role.WORKER
-        and one.process.poll() is None
-        for one in prepared
-    )

@@ -15,7 +15,7 @@ from poseidon.engine.document import Prints, ScriptDocument
 from poseidon.errors import UsageError, counted
 from poseidon.hints import short_path
 from poseidon.launcher.closing_lines import resume_command, without_flags
-from poseidon.launcher.job import FRAGMENTS_TRAVEL, Job
+from poseidon.launcher.job import FRAGMENTS_TRAVEL, Job, other_iteration
 from poseidon.launcher.job_folder import find_snapshot
 from poseidon.launcher.processes import Start
 from poseidon.launcher.request import ScriptRequest, ShownLogs
@@ -118,18 +118,11 @@ class ScriptJob(Job):
         report = super().final_report(result, newest, scores)
         if not newest.state:
             return report
-        state = Path(newest.state)
+        state, other = Path(newest.state), other_iteration(newest, result)
         if result.outcome is Outcome.FINISHED:  # resumed, the script would find nothing left to do
-            where = (
-                ""
-                if newest.iteration == result.iteration
-                else f" (of iteration {newest.iteration})"
-            )
+            where = f" (of {other})" if other else ""
             return [("checkpoint", short_path(state) + where), *report]
-        where = (
-            "" if newest.iteration == result.iteration else f" from iteration {newest.iteration}"
-        )
-        return [("resume" + where, self.resume_line(state)), *report]
+        return [(f"resume from {other}" if other else "resume", self.resume_line(state)), *report]
 
     def _resume_command(self, changes: Mapping[str, str]) -> str:
         own, of_script = self._argv()

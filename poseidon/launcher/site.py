@@ -26,7 +26,7 @@ from poseidon.cluster.dial.dialer import (
     opened,
 )
 from poseidon.cluster.dial.local import LocalDialer
-from poseidon.cluster.host_checks import HostCheck, check_hosts
+from poseidon.cluster.host_checks import check_hosts
 from poseidon.cluster.host_probe import Check
 from poseidon.cluster.jobs.registry import JobRecord
 from poseidon.cluster.jobs.this_host import Listed
@@ -318,10 +318,10 @@ class Site:
         asked: dict[RemoteAgent, list[Host]] = {}
         for host in hosts_:
             asked.setdefault(self._agents[host.id], []).append(host)
-        checks = [HostCheck(agent=agent, check=Check()) for agent in alike]
+        checks = [(agent, Check()) for agent in alike]
         for agent, hosts in asked.items():
             clients = tuple(replace(needs(host), addresses=names[host.id]) for host in hosts)
-            checks.append(HostCheck(agent=agent, check=Check(clients=clients)))
+            checks.append((agent, Check(clients=clients)))
         addresses = check_hosts(checks)
         return tuple(replace(host, peer_address=addresses[host.id]) for host in hosts_)
 

@@ -33,7 +33,7 @@ from poseidon.exchange.lossy.low_rank_matrix import LowRank
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.hints import own_command, short_path
 from poseidon.launcher.closing_lines import model_of, test_commands
-from poseidon.launcher.job import FRAGMENTS_TRAVEL, Job, check_folder
+from poseidon.launcher.job import FRAGMENTS_TRAVEL, Job, check_folder, other_iteration
 from poseidon.launcher.job_folder import find_snapshot
 from poseidon.launcher.processes import Start
 from poseidon.launcher.request import OnNan, TrainRequest
@@ -202,12 +202,8 @@ class TrainingJob(Job):
         entries = [("reached", score) for score in scores]
         if newest.state:
             model = model_of(Path(newest.state))
-            behind = (
-                ""
-                if newest.iteration == result.iteration
-                else f" (of iteration {newest.iteration})"
-            )
-            entries.append(("model", short_path(model) + behind))
+            other = other_iteration(newest, result)
+            entries.append(("model", short_path(model) + (f" (of {other})" if other else "")))
             entries += [("test", command) for command in test_commands(self._solver, model)]
             last = self._solver.param.max_iter
             further = {"max_iter": str(2 * last)} if newest.iteration >= last > 0 else {}

@@ -62,7 +62,7 @@ def job_processes(job: str, record: JobRecord | None) -> list[psutil.Process]:
         process.pid: process for entry in recorded if (process := live_process(entry)) is not None
     }
     for process in psutil.process_iter():
-        if process.pid != os.getpid() and _carries(process, job):
+        if process.pid != os.getpid() and _names_job(process, job) and _ours(process):
             found[process.pid] = process
     for process in list(found.values()):
         found.update({child.pid: child for child in _descendants(process)})
@@ -202,19 +202,11 @@ def _ours(process: psutil.Process) -> bool:
         return False
 
 
-def _carries(process: psutil.Process, job: str) -> bool:
-    return _names_job(process, job) and _ours(process)
-
-
 def _names_job(process: psutil.Process, job: str) -> bool:
-    return any(pair == ("--job", job) for pair in pairwise(_arguments(process)))
-
-
-def _arguments(process: psutil.Process) -> list[str]:
     try:
-        return process.cmdline()
+        return any(pair == ("--job", job) for pair in pairwise(process.cmdline()))
     except psutil.Error:
-        return []
+        return False
 
 
 def _descendants(process: psutil.Process) -> list[psutil.Process]:

@@ -33,7 +33,7 @@ class StopTargets:
         jobs: their ids.
         records: their records on this machine.
         hosts: other machines where processes of them may run; see `remote_hosts`.
-        seen: the jobs as these hosts report them.
+        seen: the jobs that these hosts report, these and others.
         problems: what could not be found out, a sentence each.
     """
 
@@ -61,10 +61,9 @@ def jobs_by_id(
     """
     own = tuple(record for record in records if record.job in jobs)
     hosts = remote_hosts([*more_hosts, *(host for record in own for host in record.all_hosts)])
-    remote_jobs, problems = list_remote_jobs(hosts, agents)
-    seen = tuple(job for job in remote_jobs if job.reported.record.job in jobs)
+    seen, problems = list_remote_jobs(hosts, agents)
     return StopTargets(
-        jobs=tuple(jobs), records=own, hosts=hosts, seen=seen, problems=tuple(problems)
+        jobs=tuple(jobs), records=own, hosts=hosts, seen=tuple(seen), problems=tuple(problems)
     )
 
 
@@ -92,16 +91,17 @@ def jobs_of_hostfile(hostfile: Path, records: Sequence[JobRecord], agents: Agent
     hosts = remote_hosts(
         [*(hosts_of_file or ()), *(host for record in own for host in record.all_hosts)]
     )
-    remote_jobs, problems = list_remote_jobs(hosts, agents)
-    remote_records = [job.reported.record for job in remote_jobs]
+    seen, problems = list_remote_jobs(hosts, agents)
+    remote_records = [job.reported.record for job in seen]
     remote = (
         remote_jobs_of_machinefile(remote_records, hostfile.resolve(), hosts_of_file)
         if hosts_of_file
         else ()
     )
     jobs = tuple(dict.fromkeys(record.job for record in (*own, *remote)))
-    seen = tuple(job for job in remote_jobs if job.reported.record.job in jobs)
-    return StopTargets(jobs=jobs, records=own, hosts=hosts, seen=seen, problems=tuple(problems))
+    return StopTargets(
+        jobs=jobs, records=own, hosts=hosts, seen=tuple(seen), problems=tuple(problems)
+    )
 
 
 def stop_jobs(

@@ -77,13 +77,11 @@ class JobResult:
     Attributes:
         outcome: whether it has finished or was stopped.
         iteration: the last that the first worker has reported; None: a script without steps.
-        elapsed_s: from the first start to the last exit.
         exit_code: 0, or the code for the signal that stopped it.
     """
 
     outcome: Outcome
     iteration: int | None
-    elapsed_s: float
     exit_code: int = 0
 
 
@@ -170,10 +168,8 @@ class _Run:
         registration: Registration | None,
         pausing: Pausing,
     ) -> None:
-        self._began_s = time.monotonic()
-        self._machine = JobStateMachine(
-            [role.process for role in plan.roles], settings, self._began_s, pausing
-        )
+        names = [role.process for role in plan.roles]
+        self._machine = JobStateMachine(names, settings, time.monotonic(), pausing)
         self._listener = listener
         self._registration = registration
         self._inbox = _Inbox()
@@ -258,7 +254,6 @@ class _Run:
         return JobResult(
             outcome=self._machine.outcome,
             iteration=self._machine.iteration,
-            elapsed_s=time.monotonic() - self._began_s,
             exit_code=self._machine.exit_code,
         )
 

@@ -42,7 +42,7 @@ def documents(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[ScriptDocum
         expected = module_arguments("poseidon.engine.process", "script")
         assert all(spec.argv[1:5] == expected for spec in specs)
         found.extend(read_document(ScriptDocument, spec.first_line) for spec in specs)
-        return JobResult(outcome=Outcome.FINISHED, iteration=0, elapsed_s=0.0)
+        return JobResult(outcome=Outcome.FINISHED, iteration=0)
 
     monkeypatch.setattr("poseidon.launcher.runner.run_job", run_job)
     return found
@@ -98,7 +98,7 @@ from poseidon.launcher import runner
 
 def run_job(plan, spec, *_, **__):
     print(len([spec(role) for role in (*plan.workers, *plan.shards)]))
-    return JobResult(outcome=Outcome.FINISHED, iteration=0, elapsed_s=0.0)
+    return JobResult(outcome=Outcome.FINISHED, iteration=0)
 
 runner.run_job = run_job
 code = main(["run", "--hostfile=hosts", "train.py"])

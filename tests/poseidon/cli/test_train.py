@@ -97,7 +97,7 @@ def train(solver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
                     plan, documents, [json.loads(spec(shard).first_line) for shard in plan.shards]
                 )
             )
-            return JobResult(outcome=Outcome.FINISHED, iteration=0, elapsed_s=0.0)
+            return JobResult(outcome=Outcome.FINISHED, iteration=0)
 
         monkeypatch.setattr("poseidon.launcher.runner.run_job", run_job)
         (tmp_path / "hosts").write_text("\n".join(lines), encoding="utf-8")

@@ -19,7 +19,7 @@ from poseidon.cluster.agent.messages import Service
 from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.dial.channel import QueueChannel
 from poseidon.cluster.dial.local import dial_here
-from poseidon.cluster.host_checks import HostCheck, check_hosts
+from poseidon.cluster.host_checks import check_hosts
 from poseidon.cluster.host_probe import (
     PORT_REMEDY,
     Check,
@@ -155,13 +155,13 @@ def _facts(torch: str, *problems: str) -> Mapping[str, object]:
 def test_an_agent_answers_for_all_clients_of_its_host() -> None:
     agent = dial_here("ml@node0")
     needs = (HERE, HostNeeds(id=3, addresses=("localhost",)))
-    assert check_hosts([HostCheck(agent=agent, check=Check(clients=needs))]) == {
+    assert check_hosts([(agent, Check(clients=needs))]) == {
         0: "127.0.0.1",
         3: "127.0.0.1",
     }
     spoilt = replace(HERE, folders=("/proc/version/out",))
     with pytest.raises(JobError) as caught:
-        check_hosts([HostCheck(agent=agent, check=Check(clients=(spoilt,)))])
+        check_hosts([(agent, Check(clients=(spoilt,)))])
     assert str(caught.value).startswith("ml@node0: nothing can be written to /proc/version/out")
     agent.close()
 
@@ -179,7 +179,7 @@ def test_all_hosts_problems_come_at_once() -> None:
         FakeAgent("ml@node6", _facts("", "/usr/bin/python3 has no torch")),
     ]
     with pytest.raises(JobError) as caught:
-        check_hosts([HostCheck(agent=agent, check=Check(clients=(HERE,))) for agent in agents])
+        check_hosts([(agent, Check(clients=(HERE,))) for agent in agents])
     first, *lines = str(caught.value).split("\n")
     assert first == "7 problems on the 7 hosts:"
     assert lines == [

@@ -27,12 +27,7 @@ def test_one_worker_per_device_and_channels_shards_per_client() -> None:
         (2, 1, 0, "tcp://[fd00::8]:0"),
         (3, 1, 1, "tcp://[fd00::8]:0"),
     ]
-    assert (plan.worker_count, plan.shard_count, plan.workers_per_host, plan.channels) == (
-        4,
-        4,
-        2,
-        2,
-    )
+    assert (plan.worker_count, plan.shard_count, plan.workers_per_host) == (4, 4, 2)
     assert plan.roles == (*plan.shards, *plan.workers)
     assert len({role.process for role in plan.roles}) == 8
 

@@ -7,12 +7,10 @@ import pytest
 from poseidon.cluster.agent.messages import Exited, Request, SendLine, Started
 from poseidon.cluster.agent.remote_process import RemoteProcess
 from poseidon.cluster.job_plan import ProcessName, Role
-from poseidon.cluster.machinefile import Host
 from poseidon.cluster.process import ProcessSpec
 from poseidon.errors import JobError
-from poseidon.launcher.newcomers import Prepared, Returns, Waiting, of_host
+from poseidon.launcher.newcomers import Prepared, Returns, Waiting
 
-HOST = Host(id=1, address="b", port=0)
 WORKER = ProcessName(role=Role.WORKER, index=1, client=1, host="b")
 SHARD = ProcessName(role=Role.SHARD, index=1, client=1, host="b")
 
@@ -39,7 +37,7 @@ def test_processes_wait_once_they_have_paused() -> None:
     assert [request.line for request in sent if isinstance(request, SendLine)] == [
         b'{"do": "pause"}'
     ]
-    assert of_host(prepared, HOST)
+    assert [one.works for one in prepared] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -61,7 +59,7 @@ def test_processes_that_do_not_wait(outcome: str, why: str) -> None:
         listener.event(WORKER, {"event": "error", "message": "worker 1: train.py: no such file"})
     if outcome == "ended":
         prepared[1].process.take(Exited(id=7, status=-9))
-        assert not of_host(prepared, HOST)
+        assert not prepared[1].works
     with pytest.raises(JobError, match=rf"^{why}"):
         listener.until_all_wait(
             prepared,

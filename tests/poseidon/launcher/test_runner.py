@@ -34,7 +34,7 @@ from poseidon.launcher.runner import _Run, run
 from poseidon.launcher.site import FileSet, Site
 from poseidon.launcher.snapshots import SnapshotCopies
 
-DONE = JobResult(outcome=Outcome.FINISHED, iteration=9, elapsed_s=1.0)
+DONE = JobResult(outcome=Outcome.FINISHED, iteration=9)
 
 
 class RecordingCopies(SnapshotCopies):

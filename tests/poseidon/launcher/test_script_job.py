@@ -176,5 +176,5 @@ def test_a_script_that_has_finished_has_nothing_to_resume(
     request = ScriptRequest(script=Path("train.py"), arguments=("--lr", "0.1"), argv=argv)
     job = ScriptJob(request, Site([Host(id=0, address="127.0.0.1", port=0)], LocalDialer()))
     newest = StartingPoint(state=str(tmp_path / name.format(job=job.output)), iteration=saved)
-    report = job.final_report(JobResult(outcome=outcome, iteration=7, elapsed_s=1.0), newest, ())
+    report = job.final_report(JobResult(outcome=outcome, iteration=7), newest, ())
     assert (report[0][0], report[0][1].replace(job.id, "JOB")) == expected

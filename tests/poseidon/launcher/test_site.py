@@ -21,7 +21,7 @@ from poseidon.cluster.dial.local import LocalDialer, dial_here
 from poseidon.cluster.dial.ray import RayDialer
 from poseidon.cluster.dial.ssh import SshDialer
 from poseidon.cluster.host_checks import HostCheck
-from poseidon.cluster.host_probe import HostNeeds, NeededFile
+from poseidon.cluster.host_probe import Check, HostNeeds, NeededFile
 from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess
 from poseidon.cluster.machinefile import Host, HostRole, parse_machinefile
@@ -229,7 +229,7 @@ class Remote:
         self.checks: list[list[HostNeeds]] = []
 
     def check_hosts(self, checks: Sequence[HostCheck]) -> dict[int, str]:
-        needs = [need for each in checks for need in each.check.clients]
+        needs = [need for _, check in checks for need in check.clients]
         self.checks.append(needs)
         return {need.id: need.addresses[-1] for need in needs}
 
@@ -398,8 +398,8 @@ def test_a_host_is_reached_and_checked_beside_the_job(
 
     def check_hosts(checks: Sequence[HostCheck]) -> Mapping[int, str]:
         (present, new), answer = checks, answers.pop(0)
-        assert (present.agent, present.check.clients) == (site._agents[0], ())  # torch is compared
-        assert [need.id for need in new.check.clients] == [3]
+        assert present == (site._agents[0], Check())  # torch is compared
+        assert [need.id for need in new[1].clients] == [3]
         if isinstance(answer, JobError):
             raise answer
         return answer

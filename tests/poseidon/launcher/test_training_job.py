@@ -192,7 +192,7 @@ def test_the_statistics_of_an_ended_job_are_named_by_its_folder_where_its_id_is_
     make_databases(tmp_path)
     monkeypatch.chdir(tmp_path)
     site = Site([Host(id=i, address="127.0.0.1", port=0) for i in range(2)], LocalDialer())
-    result = JobResult(outcome=Outcome.FINISHED, iteration=3, elapsed_s=1.0)
+    result = JobResult(outcome=Outcome.FINISHED, iteration=3)
     commands = []
     for output in (None, Path("my runs/first")):
         job = TrainingJob(TrainRequest(solver=path, output=output), site)
@@ -211,7 +211,7 @@ def test_the_resume_line_goes_on_also_where_the_snapshot_has_reached_max_iter(
     argv = ("train", f"--solver={path}", "--max_iter=3")
     site = Site([Host(id=0, address="127.0.0.1", port=0)], LocalDialer())
     job = TrainingJob(TrainRequest(solver=path, argv=argv), site)
-    result = JobResult(outcome=Outcome.FINISHED, iteration=3, elapsed_s=1.0)
+    result = JobResult(outcome=Outcome.FINISHED, iteration=3)
     lines = []
     for folder, iteration in (
         (tmp_path, 2),

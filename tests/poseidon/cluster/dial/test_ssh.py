@@ -32,7 +32,7 @@ from poseidon.cluster.dial.ssh import (
     names_of,
     opened,
 )
-from poseidon.cluster.host_checks import HostCheck, check_hosts
+from poseidon.cluster.host_checks import check_hosts
 from poseidon.cluster.host_probe import Check, HostNeeds
 from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.machinefile import Host
@@ -155,7 +155,7 @@ def test_files_pass_as_they_are(agent: RemoteAgent, tmp_path: Path) -> None:
 
 def test_a_host_is_checked_over_the_same_connection(agent: RemoteAgent) -> None:
     needs = HostNeeds(id=0, addresses=("a-name-of-ssh-config.invalid",))
-    assert check_hosts([HostCheck(agent=agent, check=Check(clients=(needs,)))]) == {0: "127.0.0.1"}
+    assert check_hosts([(agent, Check(clients=(needs,)))]) == {0: "127.0.0.1"}
 
 
 def test_a_connection_that_breaks_ends_both_sides(sshd: LoopbackSshd) -> None:

@@ -20,7 +20,7 @@ from poseidon.cluster.supervision.restarts import (
 from poseidon.cluster.supervision.state import Outcome
 from poseidon.errors import JobError, JobInterrupted
 
-DONE = JobResult(outcome=Outcome.FINISHED, iteration=100, elapsed_s=1.0)
+DONE = JobResult(outcome=Outcome.FINISHED, iteration=100)
 SNAPSHOT = StartingPoint(state="snap_iter_50.solverstate", iteration=50)
 
 
@@ -262,7 +262,7 @@ def test_a_job_that_gets_no_further_from_memory_is_restarted_from_disk() -> None
 
 
 def test_a_job_that_regroups_repeats_nothing() -> None:
-    regrouped = JobResult(outcome=Outcome.REGROUPED, iteration=30, elapsed_s=1.0)
+    regrouped = JobResult(outcome=Outcome.REGROUPED, iteration=30)
     world = World([regrouped, DONE], memory=[30])
     ended = Restarts(world, RestartSettings(max_restarts=1)).run()
     assert world.starts == [(0, StartingPoint()), (1, in_memory(30))]
@@ -271,7 +271,7 @@ def test_a_job_that_regroups_repeats_nothing() -> None:
 
 
 def test_a_job_that_loses_all_while_it_regroups_is_restarted_from_disk() -> None:
-    regrouped = JobResult(outcome=Outcome.REGROUPED, iteration=60, elapsed_s=1.0)
+    regrouped = JobResult(outcome=Outcome.REGROUPED, iteration=60)
     world = World([regrouped, DONE])
     ended = Restarts(world, RestartSettings(max_restarts=1)).run()
     assert (ended.restarts, ended.repeated) == (1, 10)
