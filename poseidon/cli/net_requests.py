@@ -64,9 +64,8 @@ def weight_files(paths: tuple[Path, ...]) -> tuple[Path, ...]:
 def missing_weights(flag: str) -> UsageError:
     """Return the error for a command without a model, which names where models come from."""
     return UsageError(
-        f"{flag} is missing: name a trained model, such as the .caffemodel in a job's folder, or "
-        "a published "
-        f"one: {own_command()} download_model_binary FOLDER fetches it"
+        f"{flag} is missing: name a trained model, such as the .caffemodel in a job's folder, or a "
+        f"published one: {own_command()} download_model_binary FOLDER fetches it"
     )
 
 

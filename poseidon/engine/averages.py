@@ -134,7 +134,6 @@ def accumulate(into: dict[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
         if name in into and into[name].shape != value.shape:
             raise DataError(
                 f"output '{name}' has shape {times(value.shape)} after {times(into[name].shape)}, "
-                "expected one shape in "
-                f"all batches of a test; {HIDE}"
+                f"expected one shape in all batches of a test; {HIDE}"
             )
         into[name] = into[name] + value if name in into else value

@@ -121,8 +121,7 @@ def job_tables(statistics: JobStatistics) -> list[str]:
     iterations = max((worker.iterations for worker in workers), default=0)
     lines = [
         f"job {statistics.job}: {_counted(len(workers), 'worker')}, "
-        f"{_counted(iterations, 'iteration')}, "
-        f"{_counted(len(statistics.shards), 'shard')}"
+        f"{_counted(iterations, 'iteration')}, {_counted(len(statistics.shards), 'shard')}"
     ]
     lines += ["", "per iteration, a client:", *tensor_table(tensor_rows(workers))]
     if held_back := held_back_table(tensor_rows(workers)):

@@ -316,8 +316,7 @@ def _limit(best: Prediction) -> str:
         return f"The links limit the iteration: they are busy for {wire:.0%} of it, computation takes {part:.0%}."
     return (
         f"Computation takes {part:.0%} of the iteration, and the links are busy for {wire:.0%}: "
-        "the rest is waiting "
-        "for both in turn, and processors that send, sum and update."
+        "the rest is waiting for both in turn, and processors that send, sum and update."
     )
 
 

@@ -109,9 +109,8 @@ class Detector(Net):
             search: Any = importlib.import_module(SELECTIVE_SEARCH)
         except ImportError as error:
             raise UsageError(
-                f"selective search needs the package {SELECTIVE_SEARCH} (and MATLAB), which is "
-                "not installed; "
-                "pass your own windows to detect_windows"
+                f"selective search needs the package {SELECTIVE_SEARCH} (and MATLAB), which is not "
+                "installed; pass your own windows to detect_windows"
             ) from error
         names = [os.path.abspath(name) for name in image_fnames]
         windows = search.get_windows(names, cmd="selective_search_rcnn")

@@ -164,9 +164,8 @@ def _plot(parser: Parser) -> None:
     group = parser.section(
         "Flags",
         "Charts, by Caffe's numbers: 0 accuracy over iterations, 1 over seconds; 2 test loss over "
-        "iterations, 3 over "
-        "seconds; 4 learning rate over iterations, 5 over seconds; 6 train loss over iterations, "
-        "7 over seconds.",
+        "iterations, 3 over seconds; 4 learning rate over iterations, 5 over seconds; 6 train loss "
+        "over iterations, 7 over seconds.",
     )
     text = "PNG, SVG or PDF, by its ending"
     flag(group, "output", text, metavar="FILE", read=Path, required=True, aliases=("o",))

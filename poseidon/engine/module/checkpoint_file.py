@@ -57,8 +57,7 @@ def unpacked(content: bytes, source: str) -> Any:
         # torch's own sentence advises to load the file without this protection
         raise SnapshotError(
             f"{source} is not a checkpoint of a group; expected a file of group.save(), which "
-            "torch.load(weights_only=True) "
-            "reads"
+            "torch.load(weights_only=True) reads"
         ) from error
 
 

@@ -256,8 +256,7 @@ def join(
     if not isinstance(module, nn.Module):
         raise UsageError(
             f"distribute() was given a {type(module).__name__} as its module; expected a "
-            "torch.nn.Module, such as "
-            "nn.ModuleList([...]) of several"
+            "torch.nn.Module, such as nn.ModuleList([...]) of several"
         )
     context = _with_virtual_workers(context, options.virtual_workers)
     context = _with_local_steps(_compressed(context, options.compress), options)
@@ -400,8 +399,7 @@ def _check_alone(tasks: str) -> None:
         return
     sentence = (
         f"{tasks}: this process is one of several, but no worker of a job, so each would train "
-        "alone; expected "
-        "`-m poseidon worker --key_file=FILE run SCRIPT` in place of the script "
+        "alone; expected `-m poseidon worker --key_file=FILE run SCRIPT` in place of the script "
         "(docs/schedulers), or `poseidon run`"
     )
     if tasks.startswith("WORLD_SIZE="):

@@ -337,8 +337,7 @@ class Group(SharedLoop):
         if self.steps or self._begun:
             raise UsageError(
                 "a state is loaded before the first step, and this group has begun step "
-                f"{self.steps + 1}; expected "
-                "resume() or load_state_dict() right after distribute()"
+                f"{self.steps + 1}; expected resume() or load_state_dict() right after distribute()"
             )
 
     def _restore(

@@ -137,8 +137,7 @@ class LocalOptimizerGroup(OptimizerGroup):
         if getattr(optimizer, "found_inf", None) is not None:
             raise UsageError(
                 "a GradScaler may leave out a step on one worker, and with local steps all make "
-                "equally many; expected "
-                "bfloat16 autocast, which needs none"
+                "equally many; expected bfloat16 autocast, which needs none"
             )
         self._check_rates()
         if self._turns.is_last:

@@ -269,10 +269,9 @@ class OptimizerGroup(Group):
             if parameter.requires_grad and parameter.grad is not None:
                 raise UsageError(
                     f"{self._name(parameter)} is trained, but when distribute() was called it "
-                    "wanted no gradient, or the "
-                    "optimizer did not have it, so each worker would train its own; expected one "
-                    "optimizer with all "
-                    "parameters that are ever trained, which may be frozen after distribute()"
+                    "wanted no gradient, or the optimizer did not have it, so each worker would "
+                    "train its own; expected one optimizer with all parameters that are ever "
+                    "trained, which may be frozen after distribute()"
                 )
 
     def _before_step(
@@ -333,8 +332,7 @@ def exchanged_parameters(optimizer: torch.optim.Optimizer, tensors: ModuleTensor
     if strange:
         raise UsageError(
             f"{len(strange)} of the optimizer's {len(found)} parameters are not the module's; "
-            "expected one module that "
-            "holds all of them"
+            "expected one module that holds all of them"
         )
     of_tables = {parameter for table in tensors.tables for parameter in table.module.parameters()}
     if not found & {*tensors.exchanged.values(), *of_tables}:

@@ -187,20 +187,18 @@ class RuleGroup(Group):
         for name, parameter in self._trained.items():
             if self._known[name] != _value_of(parameter):
                 raise UsageError(
-                    f"'{name}' was changed by the script after distribute(), and the shards' "
-                    "value would take its place; "
-                    "expected changes before distribute(), or a torch.optim optimizer on the "
-                    "workers"
+                    f"'{name}' was changed by the script after distribute(), and the shards' value "
+                    "would take its place; expected changes before distribute(), or a torch.optim "
+                    "optimizer on the workers"
                 )
 
     def _before_run(self) -> None:
         if self._passes >= self._plan.passes:
             raise UsageError(
                 f"the module was used after {self._passes} backward pass(es) and before step(), "
-                "while its parameters "
-                "change; expected step() first, passes= for the number of passes that a step "
-                "adds up, or requires_grad_(False) on it while the loss of another module passes "
-                "through it"
+                "while its parameters change; expected step() first, passes= for the number of "
+                "passes that a step adds up, or requires_grad_(False) on it while the loss of "
+                "another module passes through it"
             )
 
     def _check_unknown(self) -> None:
@@ -213,9 +211,8 @@ class RuleGroup(Group):
             if parameter not in known and parameter.requires_grad and parameter.grad is not None:
                 raise UsageError(
                     f"{self._name(parameter)} has a gradient, but wanted none, or was not there, "
-                    "when distribute() was called: "
-                    "no shard trains it; expected a module that is whole, with all that is ever "
-                    "trained"
+                    "when distribute() was called: no shard trains it; expected a module that is "
+                    "whole, with all that is ever trained"
                 )
 
     def _check_frozen(self) -> None:
@@ -275,6 +272,5 @@ def _check_apart(trained: Mapping[str, nn.Parameter]) -> None:
         if start < end:
             raise UsageError(
                 f"'{name}' and '{other}' share memory, though they are two parameters; expected "
-                "one parameter in both places, "
-                "or a torch.optim optimizer on the workers"
+                "one parameter in both places, or a torch.optim optimizer on the workers"
             )

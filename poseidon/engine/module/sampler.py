@@ -35,9 +35,8 @@ def _number_of_records(dataset: Sized) -> int:
         raise UsageError(
             f"sampler() and loader() divide records by their numbers, and {name} is an "
             "IterableDataset, whose records have none; expected a DataLoader of yours, over a "
-            "stream "
-            "from which each worker takes its own: itertools.islice(records, group.rank, None, "
-            "group.size)"
+            "stream from which each worker takes its own: itertools.islice(records, group.rank, "
+            "None, group.size)"
         )
     try:
         return len(dataset)
@@ -191,8 +190,7 @@ class SharedSampler(Sampler[int]):
             if within and state[name] != own:
                 raise UsageError(
                     f"the checkpoint was made within an epoch of a sampler with {name} "
-                    f"{state[name]}, and this one has {own}; "
-                    "expected the same dataset and order"
+                    f"{state[name]}, and this one has {own}; expected the same dataset and order"
                 )
         self.epoch = state["epoch"]
         self._within = False

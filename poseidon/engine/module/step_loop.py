@@ -167,8 +167,7 @@ class StepLoop(ABC):
                 if theirs != mine:
                     raise UsageError(
                         f"worker 0's module has {theirs or 'no more tensors'}, where worker "
-                        f"{rank}'s has "
-                        f"{mine or 'no more'}; expected the same module on all workers"
+                        f"{rank}'s has {mine or 'no more'}; expected the same module on all workers"
                     )
 
     @property
@@ -366,8 +365,7 @@ class StepLoop(ABC):
     def __call__(self, *_: object, **__: object) -> NoReturn:
         raise UsageError(
             "a group is not a module; expected the one that distribute() was given, which stays as "
-            "it was: group = "
-            "poseidon.distribute(model, ...), then model(x)"
+            "it was: group = poseidon.distribute(model, ...), then model(x)"
         )
 
     def __enter__(self: Self) -> Self:
@@ -405,8 +403,7 @@ class StepLoop(ABC):
                 or_drop = "" if self._passes >= self._plan.passes else " or drop()"
                 raise UsageError(
                     f"worker {self.rank} leaves the `with` block {self._place()}; expected "
-                    f"step(){or_drop} "
-                    "before `break`, `return` or the end of the block"
+                    f"step(){or_drop} before `break`, `return` or the end of the block"
                 )
             self._settle("the end of the `with` block")
 
@@ -553,8 +550,7 @@ class StepLoop(ABC):
         if self._passes >= self._plan.passes:
             raise UsageError(
                 f"backward() has run more than {self._plan.passes} time(s) without step(); "
-                "expected step() after "
-                "it, or passes= for the number of passes that a step adds up"
+                "expected step() after it, or passes= for the number of passes that a step adds up"
             )
         self._in_backward = True
         torch.autograd.Variable._execution_engine.queue_callback(self._backward_is_over)

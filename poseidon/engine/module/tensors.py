@@ -179,8 +179,7 @@ def module_tensors(
         if tensor.is_meta:
             raise UsageError(
                 f"'{name}' has no values: it is on torch's meta device; expected "
-                "module.to_empty(device=...), and its values "
-                "set, before distribute()"
+                "module.to_empty(device=...), and its values set, before distribute()"
             )
         if tensor in of_tables:
             found.rest[name] = tensor

@@ -78,8 +78,7 @@ class WorkerState:
             if not (hasattr(kept, "state_dict") and hasattr(kept, "load_state_dict")):
                 raise UsageError(
                     f"keep() was given a {type(kept).__name__} as '{name}'; expected something "
-                    "with state_dict() and "
-                    "load_state_dict()"
+                    "with state_dict() and load_state_dict()"
                 )
         (self._kept_own if own else self._kept).update(objects)
 

@@ -41,8 +41,7 @@ class Extraction(WorkerDocument):
         if not self.blobs or len(self.blobs) != len(self.databases):
             raise UsageError(
                 f"{len(self.blobs)} blobs are to be extracted into {len(self.databases)} "
-                "databases, expected as many "
-                "names of the one as of the other, parted by commas"
+                "databases, expected as many names of the one as of the other, parted by commas"
             )
         for names, what in ((self.blobs, "blob"), (self.databases, "database")):
             twice = next((name for name in names if names.count(name) > 1), None)

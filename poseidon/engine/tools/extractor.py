@@ -136,8 +136,7 @@ def fresh_counts(net: Net, extraction: Extraction) -> tuple[int, Iterable[int]]:
         if rows != (reader.shape[0],):
             raise UsageError(
                 f"blob '{name}' has {rows[0] if rows else 'no'} rows for a batch of "
-                f"{reader.shape[0]} records, expected one "
-                "a record"
+                f"{reader.shape[0]} records, expected one a record"
             )
     counts: list[int] = []
     while (not limit or len(counts) < limit) and (count := reader.fresh_records(len(counts))):
