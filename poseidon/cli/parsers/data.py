@@ -58,14 +58,8 @@ def _prepare_cifar10(parser: Parser) -> None:
 def _convert_cifar(parser: Parser) -> None:
     word(parser, "input", "archive, or folder that holds it", metavar="INPUT", read=Path)
     word(parser, "output_folder", "where the databases go", metavar="OUTPUT_FOLDER", read=Path)
-    word(
-        parser,
-        "db_type",
-        "lmdb or leveldb",
-        metavar="DB_TYPE",
-        read=one_of(BACKENDS),
-        choices=BACKENDS,
-    )
+    text = "lmdb or leveldb"
+    word(parser, "db_type", text, metavar="DB_TYPE", read=one_of(BACKENDS), choices=BACKENDS)
     progress_flag(parser.section("Flags"))
 
 
@@ -107,14 +101,8 @@ def _convert_annoset(parser: Parser) -> None:
     chosen(group, "anno_type", text, kinds, default="classification", metavar="KIND")
     text = "xml (PASCAL VOC), json (COCO) or txt"
     chosen(group, "label_type", text, ("xml", "json", "txt"), default="xml", metavar="FORMAT")
-    flag(
-        group,
-        "label_map_file",
-        "names and labels, a LabelMap",
-        read=Path,
-        default=None,
-        metavar="FILE",
-    )
+    text = "names and labels, a LabelMap"
+    flag(group, "label_map_file", text, read=Path, default=None, metavar="FILE")
     switch(group, "check_label", "refuse names and labels that occur twice")
     _picture_flags(group)
     pixels = partial(flag, group, read=count, default=0, metavar="PIXELS")
@@ -129,13 +117,8 @@ def _convert_annoset(parser: Parser) -> None:
 
 
 def _convert_voc(parser: Parser) -> None:
-    word(
-        parser,
-        "voc_folder",
-        "folder of VOC2007 and others, or one",
-        metavar="VOC_FOLDER",
-        read=Path,
-    )
+    text = "folder of VOC2007 and others, or one"
+    word(parser, "voc_folder", text, metavar="VOC_FOLDER", read=Path)
     word(parser, "output_folder", "where the files go", metavar="OUTPUT_FOLDER", read=Path)
     group = parser.section("Flags")
     text = "comma-separated (trainval,test, else train,val)"
@@ -146,22 +129,10 @@ def _convert_voc(parser: Parser) -> None:
 
 
 def _make_db(parser: Parser) -> None:
-    word(
-        parser,
-        "pictures",
-        "folder of classes, or list file",
-        metavar="PICTURES",
-        read=Path,
-        takes=Takes.OPTIONAL_WORD,
-    )
-    word(
-        parser,
-        "db_name",
-        "the database to make",
-        metavar="DB_NAME",
-        read=Path,
-        takes=Takes.OPTIONAL_WORD,
-    )
+    text = "folder of classes, or list file"
+    word(parser, "pictures", text, metavar="PICTURES", read=Path, takes=Takes.OPTIONAL_WORD)
+    text = "the database to make"
+    word(parser, "db_name", text, metavar="DB_NAME", read=Path, takes=Takes.OPTIONAL_WORD)
     group = parser.section("Flags")
     kinds = (*BACKENDS, "minidb")
     chosen(
@@ -173,22 +144,10 @@ def _make_db(parser: Parser) -> None:
     switch(group, "raw", "store pixels, not files")
     flag(group, "encode_type", "store files of this format: jpg, png", default="", metavar="FORMAT")
     for side in ("width", "height"):
-        flag(
-            group,
-            f"resize_{side}",
-            f"{side} of each picture (its own)",
-            read=count,
-            default=0,
-            metavar="PIXELS",
-        )
-    flag(
-        group,
-        "shorter_side",
-        "resize the shorter side, keep the ratio",
-        read=count,
-        default=0,
-        metavar="PIXELS",
-    )
+        text = f"{side} of each picture (its own)"
+        flag(group, f"resize_{side}", text, read=count, default=0, metavar="PIXELS")
+    text = "resize the shorter side, keep the ratio"
+    flag(group, "shorter_side", text, read=count, default=0, metavar="PIXELS")
     switch(group, "shuffle", "in random order; -noshuffle: as found (on)", default=True)
     flag(group, "seed", "of the order, and of drawings (0)", read=count, default=0, metavar="N")
     text = "of a list: put before each path (its folder)"
@@ -214,14 +173,8 @@ def _convert_mnist(parser: Parser, folder: str) -> None:
 
 def _compute_image_mean(parser: Parser) -> None:
     word(parser, "input_db", "folder of the database", metavar="INPUT_DB", read=Path)
-    word(
-        parser,
-        "output_file",
-        "mean file: mean.binaryproto",
-        metavar="OUTPUT_FILE",
-        read=Path,
-        takes=Takes.OPTIONAL_WORD,
-    )
+    text = "mean file: mean.binaryproto"
+    word(parser, "output_file", text, metavar="OUTPUT_FILE", read=Path, takes=Takes.OPTIONAL_WORD)
     group = parser.section("Flags")
     _backend(group, default=None)
     progress_flag(group)

@@ -115,7 +115,6 @@ def _fields(parser: Parser, *kinds: type) -> None:
 
 
 def _svb(parser: Parser) -> None:
-    """Add --svb after --exchange."""
     text = "short for --exchange=svb; --nosvb: ps"
     svb = Flag(name="svb", text=text, read=one_of(SVB), choices=SVB, takes=Takes.SWITCH)
     parser.section(Section.EXCHANGE.value).flags.insert(1, svb)

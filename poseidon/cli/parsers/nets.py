@@ -30,45 +30,22 @@ CHARTS = tuple("01234567")
 
 
 def _init(parser: Parser) -> None:
-    word(
-        parser,
-        "project",
-        "cifar10, lenet (or mnist), resnet, ...",
-        takes=Takes.OPTIONAL_WORD,
-        metavar="PROJECT",
-    )
-    word(
-        parser,
-        "folder",
-        "a new or empty folder; default: PROJECT",
-        takes=Takes.OPTIONAL_WORD,
-        read=Path,
-        metavar="DIR",
-    )
+    text = "cifar10, lenet (or mnist), resnet, ..."
+    word(parser, "project", text, takes=Takes.OPTIONAL_WORD, metavar="PROJECT")
+    text = "a new or empty folder; default: PROJECT"
+    word(parser, "folder", text, takes=Takes.OPTIONAL_WORD, read=Path, metavar="DIR")
     switch(parser.section("Flags"), "list", "list the projects")
 
 
 def _score(parser: Parser, phase: str) -> None:
     group = parser.section("What to run")
     flag(group, "model", "the net definition (prototxt)", metavar="FILE", required=True)
-    flag(
-        group,
-        "weights",
-        "models, binary or HDF5, with commas; later ones win",
-        metavar="FILES",
-        read=paths,
-        default=(),
-    )
+    text = "models, binary or HDF5, with commas; later ones win"
+    flag(group, "weights", text, metavar="FILES", read=paths, default=())
     flag(group, "iterations", "batches (50)", read=whole, default=50, metavar="N")
     flag(group, "gpu", "the GPU; default: CPU", metavar="ID", default="")
-    chosen(
-        group,
-        "phase",
-        f"of the net: TRAIN or TEST ({phase})",
-        PHASES,
-        default=phase,
-        metavar="PHASE",
-    )
+    text = f"of the net: TRAIN or TEST ({phase})"
+    chosen(group, "phase", text, PHASES, default=phase, metavar="PHASE")
     flag(
         group, "level", "level for include rules of the net (0)", read=whole, default=0, metavar="L"
     )
@@ -145,14 +122,8 @@ def _download_model_binary(parser: Parser) -> None:
 
 def _parse_log(parser: Parser) -> None:
     word(parser, "logfile_path", "a log, or a job's id or folder", metavar="LOG|JOB")
-    word(
-        parser,
-        "output_dir",
-        "default: the log's folder",
-        metavar="OUTPUT_DIR",
-        read=Path,
-        takes=Takes.OPTIONAL_WORD,
-    )
+    text = "default: the log's folder"
+    word(parser, "output_dir", text, metavar="OUTPUT_DIR", read=Path, takes=Takes.OPTIONAL_WORD)
     group = parser.section("Flags")
     flag(group, "delimiter", "between columns (,)", default=",", metavar="CHAR")
     switch(group, "verbose", "name the files that are written")
@@ -169,14 +140,8 @@ def _plot(parser: Parser) -> None:
     )
     text = "PNG, SVG or PDF, by its ending"
     flag(group, "output", text, metavar="FILE", read=Path, required=True, aliases=("o",))
-    chosen(
-        group,
-        "x",
-        "axis: iterations (default) or seconds",
-        AXES,
-        default="iterations",
-        metavar="AXIS",
-    )
+    text = "axis: iterations (default) or seconds"
+    chosen(group, "x", text, AXES, default="iterations", metavar="AXIS")
     text = "one chart; default: loss and accuracy"
     chosen(group, "chart", text, CHARTS, metavar="N")
     text = "points of the moving average; 1: none (1/40 of a train curve)"

@@ -39,32 +39,17 @@ def _stats(parser: Parser) -> None:
     word(parser, "job", _JOB, takes=Takes.OPTIONAL_WORD, metavar="JOB")
     group = parser.section("Flags")
     switch(group, "json", "print statistics.json, for scripts")
-    flag(
-        group,
-        "trace",
-        "merge the traces of a job (train --trace) into one file",
-        read=Path,
-        metavar="FILE",
-    )
-    flag(
-        group,
-        "picture",
-        "draw one iteration of the trace: PNG, SVG, PDF",
-        read=Path,
-        metavar="FILE",
-    )
+    text = "merge the traces of a job (train --trace) into one file"
+    flag(group, "trace", text, read=Path, metavar="FILE")
+    text = "draw one iteration of the trace: PNG, SVG, PDF"
+    flag(group, "picture", text, read=Path, metavar="FILE")
     flag(group, "iteration", "iteration of the picture (the middle one)", read=whole, metavar="N")
     flag(group, "rank", "worker of the picture (0)", read=whole, default=0, metavar="R")
 
 
 def _kill(parser: Parser) -> None:
-    word(
-        parser,
-        "target",
-        "a job's id (poseidon ps) or output folder, or a machinefile",
-        takes=Takes.OPTIONAL_WORD,
-        metavar="JOB",
-    )
+    text = "a job's id (poseidon ps) or output folder, or a machinefile"
+    word(parser, "target", text, takes=Takes.OPTIONAL_WORD, metavar="JOB")
     group = parser.section("Flags")
     switch(group, "all", "all jobs of this user that this machine has on record")
     flag(group, "hostfile", "look for the job on the hosts of this file, too", metavar="FILE")
@@ -89,14 +74,8 @@ def _doctor(parser: Parser) -> None:
     group = parser.section("Flags")
     flag(group, "hostfile", "examine the hosts of this machinefile (this machine)", metavar="FILE")
     _ssh_config(group)
-    flag(
-        group,
-        "seconds",
-        "of each transfer between two hosts (0.5)",
-        read=number,
-        default=0.5,
-        metavar="S",
-    )
+    text = "of each transfer between two hosts (0.5)"
+    flag(group, "seconds", text, read=number, default=0.5, metavar="S")
     switch(group, "json", "print an object, for scripts")
     progress_flag(group)
 
