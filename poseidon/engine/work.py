@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
+import torch
+
 from poseidon import log
 from poseidon.engine.document import TrainingDocument, WorkerDocument, read_document
 from poseidon.engine.elastic import Regrouped
@@ -21,6 +23,7 @@ from poseidon.engine.snapshot_writer import WrittenSnapshot
 from poseidon.exchange.auto.recorded import RecordedPlan
 from poseidon.exchange.building.built import Built
 from poseidon.exchange.membership import Membership
+from poseidon.layers.base import LayerContext
 from ps_server import PeerLost, ServerError, StalenessTimeout
 from ps_server.interruption import Interruption
 from ps_server.keys import Keyring
@@ -143,6 +146,20 @@ class TrainingWork(Work[Training]):
             self.launcher.send("exchange_plan", plan=RecordedPlan.of_choices(built.plan).to_json())
         if not membership_of(self.document).alone:
             log_plan(built.plan, Path(self.document.output), number)
+
+
+def layer_context(document: WorkerDocument, *, phase: int, seed: int) -> LayerContext:
+    return LayerContext(
+        phase=phase,
+        seed=seed,
+        rank=document.rank,
+        workers=document.workers,
+        client=document.client,
+        clients=document.clients,
+        local_rank=document.local_rank,
+        local_workers=document.local_workers,
+        device=torch.device(document.device),
+    )
 
 
 def membership_of(
