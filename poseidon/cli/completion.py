@@ -80,7 +80,6 @@ def _zsh_specs(command: Command) -> Iterable[str]:
 
 
 def _takes_value(flag: Flag) -> bool:
-    """Return whether a flag is shown with a value."""
     return flag.takes in (Takes.VALUE, Takes.VALUES)
 
 

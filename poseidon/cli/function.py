@@ -111,7 +111,6 @@ def _is_worker() -> bool:
 
 
 def _words(flags: dict[str, object]) -> list[str]:
-    """Return flags as words of a command line."""
     return [
         f"--{name}" if value is True else f"--{name}={value}"
         for name, value in flags.items()

@@ -52,7 +52,6 @@ def _divide(source: Path, parts: int, arguments: argparse.Namespace, report: Rep
 
 
 def _parts(arguments: argparse.Namespace, clients: Sequence[Host]) -> int:
-    """Return how many parts to make."""
     asked: int | None = arguments.num_partitions
     if not clients:
         if arguments.distribute:

@@ -252,7 +252,6 @@ def _draw_curve(
 
 
 def _is_logarithmic(scale: YScale, panel: Panel, values: Sequence[float]) -> bool:
-    """Return whether the vertical axis is logarithmic."""
     finite = [value for value in values if math.isfinite(value)]
     if scale is YScale.AUTO:
         return panel in LOGARITHMIC and bool(finite) and max(finite) >= SPAN * min(finite) > 0

@@ -339,7 +339,6 @@ def _chunk_bytes(scenario: Scenario, by_factors: Collection[int]) -> int:
 
 
 def _by_factors(scenario: Scenario) -> frozenset[int]:
-    """Return the layers whose weight travels as factors."""
     if scenario.by_factors is not None:
         return scenario.by_factors
     if scenario.exchange is Exchange.RING or scenario.workers == 1 or scenario.sync_every > 1:
@@ -383,7 +382,6 @@ def choices_of_weights(scenario: Scenario) -> dict[int, Choice]:
 
 
 def _codec(lossy: Lossy | None, weight: Trained) -> CodecPair | low_rank_matrix.LowRank | None:
-    """Return the codec of --compress for a weight that goes to the shards."""
     if lossy is WireCodec.INT8:
         return INT8
     low_rank = low_rank_matrix.LowRank(lossy.rank) if isinstance(lossy, LowRank) else None

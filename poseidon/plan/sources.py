@@ -207,7 +207,6 @@ def _call(text: str) -> tuple[nn.Module, Example]:
 
 
 def _tensors(value: object) -> list[Tensor]:
-    """Return the tensors within an output or an example."""
     if isinstance(value, Tensor):
         return [value]
     values = (

@@ -46,7 +46,6 @@ class Mode:
         rank: the rank of this process among `count`; None: its rank in its job, or 0.
         count: the number of processes that train together; None: the number in its job, or 1.
         virtual_workers: the number that these compute for; None: one each.
-        multiprocess: whether the solvers are processes and not threads; they always are here.
     """
 
     device: torch.device = CPU
@@ -56,7 +55,6 @@ class Mode:
     rank: int | None = None
     count: int | None = None
     virtual_workers: int | None = None
-    multiprocess: bool = False
 
 
 MODE = Mode()
@@ -147,8 +145,7 @@ def set_virtual_workers(count: int) -> None:
 
 
 def set_multiprocess(multiprocess: bool) -> None:
-    """Set whether the solvers are processes. It has no effect, because they always are."""
-    MODE.multiprocess = bool(multiprocess)
+    """Do nothing: the solvers are processes, not threads."""
 
 
 def has_nccl() -> bool:

@@ -283,7 +283,6 @@ class Net(NetBase):
         self._guarded(0, lambda: reset(records, numbers))
 
     def _batch(self, arrays: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
-        """Split arrays into batches of the net's batch size."""
         if not arrays:
             return iter(())
         return batches(arrays, next(iter(self.blobs.values())).shape[0])
@@ -306,7 +305,6 @@ class Net(NetBase):
         what: str,
         of: Callable[[str], Array],
     ) -> None:
-        """Copy the user's arrays to the data or diffs of blobs."""
         if not values:
             return
         if set(values) != set(expected):

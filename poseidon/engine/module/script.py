@@ -175,7 +175,6 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         return cause
 
     def _run_start(self) -> None:
-        """Run the script, for one start of the job."""
         document, before = self.document, self._memory
         self._memory = self._own_time = None
         self._iterations = 0
@@ -209,8 +208,6 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         self.launcher.loop_position = None
 
     def _addresses(self, exchange: Callable[[str], list[str]]) -> Callable[[str], list[str]]:
-        """Return what exchanges addresses with the others."""
-
         def refuse(own: str = "") -> list[str]:
             raise NeedsOthers
 

@@ -413,7 +413,6 @@ class StepLoop(ABC):
         return {**values, **self._exchange.state.replicated()}
 
     def _rates(self) -> tuple[float, ...]:
-        """Return the rates of the iteration that begins."""
         return (0.0,)
 
     def _before_begin(self) -> None:  # noqa: B027 - nothing to check where an optimizer owns the parameters
@@ -502,7 +501,6 @@ class StepLoop(ABC):
             raise UsageError(CLOSED.format(call))
 
     def _name(self, parameter: Tensor) -> str:
-        """Return the name of a parameter, for messages."""
         names = [f"'{name}'" for name, own in self._module.named_parameters() if own is parameter]
         return names[0] if names else "a parameter that is not the module's"
 

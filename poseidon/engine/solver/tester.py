@@ -154,7 +154,6 @@ class Tester:
 
     @property
     def _nets(self) -> dict[int, Net]:
-        """The test net of each virtual worker of this process."""
         return {nets.number: nets.tests[self._index] for nets in self._replica.nets}
 
     @property
