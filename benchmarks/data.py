@@ -41,8 +41,9 @@ from PIL import Image
 from torch import Tensor
 from torch_models import CifarQuick
 
+from poseidon.data.batches.numbered import NumberedReader
 from poseidon.data.batches.partition import Share
-from poseidon.data.batches.reader import BatchReader
+from poseidon.data.batches.reader import DatumMaker, DatumPlan, open_maker
 from poseidon.data.batches.transform import Transform
 from poseidon.data.databases.cursor import open_cursor
 from poseidon.data.databases.kinds import Backend
@@ -56,9 +57,10 @@ BATCH = 100
 RAW_PICTURES, ENCODED_PICTURES = 10_000, 500
 WARM_UP_STEPS = 5
 Batch = tuple[Tensor, Tensor]
+Reader = NumberedReader[DatumMaker]
 
 
-def make_raw(folder: Path) -> BatchReader:
+def make_raw(folder: Path) -> Reader:
     """Make a reader of raw 32 x 32 pictures with a mean file."""
     path = folder / "raw_lmdb"
     write_labelled(path, Backend.LMDB, draw_images(RAW_PICTURES, seed=1), key_digits=5)
@@ -67,7 +69,7 @@ def make_raw(folder: Path) -> BatchReader:
     return open_reader(path, TransformationParameter(mean_file=str(folder / "mean")))
 
 
-def make_encoded(folder: Path) -> BatchReader:
+def make_encoded(folder: Path) -> Reader:
     """Make a reader of JPEG-encoded 256 x 256 pictures, cropped to 227 and mirrored."""
     path = folder / "encoded_lmdb"
     small = draw_images(ENCODED_PICTURES, seed=2)
@@ -84,15 +86,11 @@ def make_encoded(folder: Path) -> BatchReader:
     return open_reader(path, param)
 
 
-def open_reader(path: Path, param: TransformationParameter) -> BatchReader:
-    return BatchReader(
-        source=path,
-        backend=Backend.LMDB,
-        batch_size=BATCH,
-        transform=Transform(param, train=True, resolve=Path),
-        share=Share(),
-        seed=1,
-    )
+def open_reader(path: Path, param: TransformationParameter) -> Reader:
+    transform = Transform(param, train=True, resolve=Path)
+    plan = DatumPlan(batch_size=BATCH, transform=transform, share=Share(), seed=1)
+    maker = open_maker(path, Backend.LMDB, lambda cursor: DatumMaker(cursor, plan))
+    return NumberedReader(path, maker)
 
 
 def rate(step: Callable[[], object], seconds: float) -> float:
@@ -106,7 +104,7 @@ def rate(step: Callable[[], object], seconds: float) -> float:
     return count * BATCH / (time.perf_counter() - start)
 
 
-def in_memory(reader: BatchReader, batches: int) -> Iterator[Batch]:
+def in_memory(reader: Reader, batches: int) -> Iterator[Batch]:
     """Yield a few batches of `reader`, over and over."""
     kept = [reader.next() for _ in range(batches)]
     while True:
@@ -130,7 +128,7 @@ def training_step(batches: Iterator[Batch], device: torch.device) -> Callable[[]
     return step
 
 
-def timed_next(reader: BatchReader, waited: list[float]) -> Iterator[Batch]:
+def timed_next(reader: Reader, waited: list[float]) -> Iterator[Batch]:
     """Yield the reader's batches; append to `waited` the seconds that each took."""
     while True:
         start = time.perf_counter()
@@ -139,7 +137,7 @@ def timed_next(reader: BatchReader, waited: list[float]) -> Iterator[Batch]:
         yield batch
 
 
-def measure_waits(reader: BatchReader, device: torch.device, seconds: float) -> float:
+def measure_waits(reader: Reader, device: torch.device, seconds: float) -> float:
     """Share of training's time that is spent waiting for the reader."""
     waited: list[float] = []
     step = training_step(timed_next(reader, waited), device)

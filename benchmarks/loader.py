@@ -38,7 +38,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from poseidon.data.batches.partition import Share
-from poseidon.data.batches.reader import BatchMaker, BatchPlan
+from poseidon.data.batches.reader import DatumMaker, DatumPlan
 from poseidon.data.batches.transform import Transform
 from poseidon.data.databases.cursor import open_cursor
 from poseidon.data.databases.kinds import Backend
@@ -117,11 +117,11 @@ def measure(name: str, rounds: int) -> str:
         path, mean = prepare(Path(place), case)
         param = TransformationParameter(crop_size=case.crop, mirror=True, mean_file=str(mean))
         transform = Transform(param, train=True, resolve=Path)
-        plan = BatchPlan(batch_size=BATCH, transform=transform, share=Share(), seed=1)
+        plan = DatumPlan(batch_size=BATCH, transform=transform, share=Share(), seed=1)
         # One process opens an LMDB once.
         copy = shutil.copytree(path, Path(place) / "copy")
         loader = DataLoader(Pictures(copy, mean, case.crop), batch_size=BATCH)
-        with closing(BatchMaker(open_cursor(path, Backend.LMDB), plan)) as maker:
+        with closing(DatumMaker(open_cursor(path, Backend.LMDB), plan)) as maker:
 
             def ours() -> None:
                 for number in range(batches):

@@ -310,7 +310,7 @@ class Net(nn.Module):
         for _, layer in self.layer_modules:
             layer.close()
 
-    def readers(self) -> list[tuple[str, NumberedReader]]:
+    def readers(self) -> list[tuple[str, NumberedReader[Any]]]:
         """Return the name and the reader of each layer that reads records, in order."""
         return [
             (name, layer.reader)

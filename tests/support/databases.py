@@ -8,9 +8,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from poseidon.data.batches.partition import Share
 from poseidon.data.databases.kinds import Backend
 from poseidon.data.databases.writer import open_writer
 from poseidon.data.datum import encode_datum
+from poseidon.layers.base import LayerContext
+from poseidon.layers.inputs.sources import ReadingSource
+from poseidon.proto.caffe_pb2 import DataParameter, LayerParameter
 
 BACKENDS = tuple(Backend)
 
@@ -40,3 +44,22 @@ def make_pictures(
     return make_database(
         path, backend, ((b"%05d" % i, encode_datum(picture(i, shape), i)) for i in range(count))
     )
+
+
+def worker_share(
+    phase: int, rank: int, workers: int, batch: int, *, clients: int = 1, shared: bool = True
+) -> Share:
+    """Return the share that a layer of worker `rank` reads, with as many workers on each client."""
+    per_client = workers // clients
+    context = LayerContext(
+        phase=phase,
+        seed=0,
+        rank=rank,
+        workers=workers,
+        client=rank // per_client,
+        clients=clients,
+        local_rank=rank % per_client,
+        local_workers=per_client,
+    )
+    block = DataParameter(shared_file_system=shared)
+    return ReadingSource(LayerParameter(), context).share(block, batch)

@@ -22,12 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from poseidon.data.batches.draws import draw, skipped_records
-from poseidon.data.batches.images import Bytes, ImagePlan, read_image
+from poseidon.data.batches.draws import draw
+from poseidon.data.batches.images import Bytes, ImagePlan, ListMaker, read_image
 from poseidon.data.batches.labels import read_label
-from poseidon.data.batches.lists import Order, read_lines
-from poseidon.data.batches.numbered import NumberedReader
-from poseidon.data.batches.prefetch import DecoderPool
+from poseidon.data.batches.lists import read_lines
 from poseidon.data.batches.transform import LANES, Draws, planes
 from poseidon.errors import DataError
 
@@ -159,8 +157,18 @@ def read_labels(path: Path, size: tuple[int, int] | None) -> Bytes:
     return labels
 
 
-class DenseImageMaker:
-    """A `Maker` of batches of a list's images and label images.
+class DenseImageMaker(ListMaker[Pair]):
+    """A `Maker` of batches of a list's images and label images: images (N, C, h, w), labels
+    (N, 1, h, w), extents (N, 1, 1, 2).
+
+    Extents are height and width of a scaled image before it is extended, at most h and w.
+
+    Args:
+        source: the list file, already this client's part.
+        pairs: its lines.
+        plan: the batches to read.
+        labels: where the labels come from.
+        scaling: the random factors of their sizes.
 
     Raises:
         DataError: the first image or its label image cannot be read or transformed, or rand_skip
@@ -168,47 +176,19 @@ class DenseImageMaker:
     """
 
     def __init__(
-        self,
-        source: Path,
-        pairs: list[Pair],
-        plan: ImagePlan,
-        labels: Labels = Labels(),
-        scaling: Scaling = Scaling(),
+        self, source: Path, pairs: list[Pair], plan: ImagePlan, labels: Labels, scaling: Scaling
     ) -> None:
-        self._source, self._pairs, self._plan = source, pairs, plan
+        super().__init__(source, pairs, plan)
         self._labels, self._scaling = labels, scaling
-        self._skipped = skipped_records(plan.seed, plan.rand_skip)
-        if self._skipped >= len(pairs):
-            raise DataError(
-                f"rand_skip skips {self._skipped} lines, but the list {source} has only "
-                f"{len(pairs)}"
-            )
-        self._order = Order([len(pairs)], shuffle=plan.shuffle, seed=plan.seed)
-        self._decoders = DecoderPool()
-        first = self._pair(0)
+        first = self._line(0)
         (factor,) = scaling.drawn(plan.share.job_records(0, 1))
-        self._shape = self._output_shape(self._read(first, factor)[0], first)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape (N, C, h, w) of the first batch; of every batch unless images differ in
-        size.
-        """
-        return (self._plan.batch_size, *self._shape)
+        self.shape = (plan.batch_size, *self._output_shape(self._read(first, factor)[0], first))
 
     def tensors(self, number: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return batch `number` >= 0: images (N, C, h, w), labels (N, 1, h, w), extents (N, 1,
-        1, 2).
-
-        Extents are height and width of a scaled image before it is extended, at most h and w.
-        """
         plan = self._plan
-        first = number * plan.batch_size
-        pairs = [self._pair(n) for n in range(first, first + plan.batch_size)]
-        records = plan.share.job_records(first, plan.batch_size)
+        pairs, records = self._batch(number)
         draws, factors = plan.transform.draws(plan.seed, records), self._scaling.drawn(records)
-        several = len(pairs) > 1
-        read = list((self._decoders.map if several else map)(self._read, pairs, factors))
+        read = self._decoders.map(self._read, pairs, factors)
         shape = self._output_shape(read[0][0], pairs[0])
         data = np.empty((len(pairs), *shape), np.float32)
         labels = np.empty((len(pairs), 1, *shape[1:]), np.float32)
@@ -229,16 +209,6 @@ class DenseImageMaker:
             labels[index] = plan.transform.placed(label, choice)
         return torch.from_numpy(data), torch.from_numpy(labels), torch.from_numpy(extents)
 
-    def fresh_records(self, number: int) -> int:
-        return self._plan.share.fresh_records(number, self._plan.batch_size, len(self._pairs))
-
-    def close(self) -> None:
-        """Stop the decoding threads."""
-        self._decoders.close()
-
-    def _pair(self, n: int) -> Pair:
-        return self._pairs[self._order.record(self._plan.share.record(n) + self._skipped)]
-
     def _read(self, pair: Pair, factor: np.float32) -> tuple[Bytes, Any]:
         """Return an image and its labels, scaled."""
         image, labels = self._as_stored(pair)
@@ -248,57 +218,22 @@ class DenseImageMaker:
         )
 
     def _as_stored(self, pair: Pair) -> tuple[Bytes, Any]:
-        try:
+        with self._located(pair):
             image = read_image(Path(pair.image), color=self._plan.color, size=self._plan.size)
             if self._labels.kind is not LabelKind.PIXELS:
-                label = (
-                    int(pair.label)
-                    if self._labels.kind is LabelKind.WHOLE
-                    else self._labels.ignored
-                )
+                whole = self._labels.kind is LabelKind.WHOLE
+                label = int(pair.label) if whole else self._labels.ignored
                 return image, np.full((1, *image.shape[1:]), label, np.float32)
             labels = read_labels(Path(pair.label), self._plan.size)
-        except DataError as error:
-            raise DataError(f"{self._location(pair)}: {error}") from error
-        if labels.shape[1:] != image.shape[1:]:
-            raise DataError(
-                f"{self._location(pair)}: the image is {image.shape[1]}x{image.shape[2]} and its "
-                "label image "
-                f"{labels.shape[1]}x{labels.shape[2]}, expected one size"
-            )
+            if labels.shape[1:] != image.shape[1:]:
+                raise DataError(
+                    f"the image is {image.shape[1]}x{image.shape[2]} and its label image "
+                    f"{labels.shape[1]}x{labels.shape[2]}, expected one size"
+                )
         return image, labels
 
     def _output_shape(self, image: Bytes, pair: Pair) -> tuple[int, int, int]:
         transform = self._plan.transform
-        try:
+        with self._located(pair):
             shape = transform.extended_shape(image.shape) if self._labels.pads else image.shape
             return transform.output_shape(shape)
-        except DataError as error:
-            raise DataError(f"{self._location(pair)}: {error}") from error
-
-    def _location(self, pair: Pair) -> str:
-        return f"{self._source}:{pair.number}"
-
-
-class DenseImageReader(NumberedReader):
-    """An endless reader of one worker's share of a list: images (N, C, h, w),
-    labels (N, 1, h, w), extents (N, 1, 1, 2).
-
-    Args:
-        source: the list file, already this client's part.
-        root: the prefix of each path of the list.
-        plan: the batches to read.
-        labels: where the labels come from.
-        scaling: the random factors of their sizes.
-    """
-
-    def __init__(
-        self,
-        source: Path,
-        root: str,
-        plan: ImagePlan,
-        labels: Labels = Labels(),
-        scaling: Scaling = Scaling(),
-    ) -> None:
-        pairs = read_pairs(source, root, kind=labels.kind)
-        super().__init__(source, DenseImageMaker(source, pairs, plan, labels, scaling))

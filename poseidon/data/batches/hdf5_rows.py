@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from poseidon.data.batches.lists import Order, read_lines
-from poseidon.data.batches.numbered import NumberedReader
+from poseidon.data.batches.numbered import Maker
 from poseidon.data.batches.partition import Share
 from poseidon.data.databases.kinds import IN_README
 from poseidon.errors import DataError
@@ -64,8 +64,8 @@ def read_file_list(source: Path) -> list[str]:
     return paths
 
 
-class RowMaker:
-    """A `Maker` of batches of rows.
+class RowMaker(Maker):
+    """A `Maker` of batches: N rows of each dataset.
 
     Args:
         files: HDF5 files, one or more.
@@ -74,28 +74,26 @@ class RowMaker:
     Raises:
         DataError: a file is missing or damaged, lacks a dataset, or its datasets
             differ in the number or the shape of rows.
+
+    Attributes:
+        shapes: the shape of each tensor of every batch.
     """
 
     def __init__(self, files: Sequence[Path], plan: RowPlan) -> None:
+        super().__init__(plan.share, plan.batch_size)
         self._files = list(files)
         self._plan = plan
-        self._rows, self.row_shapes = self._measure()
-        self._order = Order(self._rows, shuffle=plan.shuffle, seed=plan.seed)
+        rows, row_shapes = self._measure()
+        self.shapes = tuple((plan.batch_size, *shape) for shape in row_shapes)
+        self.shape = self.shapes[0]
+        self._order = Order(rows, shuffle=plan.shuffle, seed=plan.seed)
         self._loaded: int | None = None
         self._arrays: list[Floats] = []
 
-    @property
-    def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """The shape of each tensor of every batch."""
-        return tuple((self._plan.batch_size, *shape) for shape in self.row_shapes)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the first tensor of every batch."""
-        return self.shapes[0]
+    def __len__(self) -> int:
+        return len(self._order)
 
     def tensors(self, number: int) -> tuple[Tensor, ...]:
-        """Return batch `number` >= 0: N rows of each dataset."""
         plan = self._plan
         batch = [np.empty(shape, np.float32) for shape in self.shapes]
         for index, stream in enumerate(
@@ -106,9 +104,6 @@ class RowMaker:
             for target, array in zip(batch, self._arrays, strict=True):
                 target[index] = array[row]
         return tuple(torch.from_numpy(array) for array in batch)
-
-    def fresh_records(self, number: int) -> int:
-        return self._plan.share.fresh_records(number, self._plan.batch_size, len(self._order))
 
     def close(self) -> None:
         """Free the rows in memory."""
@@ -200,16 +195,3 @@ def _equal_rows(path: Path, found: Sequence[tuple[str, tuple[int, ...]]]) -> int
                 "same number"
             )
     return rows
-
-
-class RowReader(NumberedReader):
-    """An endless reader of one worker's share of the rows of HDF5 files.
-
-    Args:
-        source: the list, for error messages.
-        maker: the maker of the batches.
-    """
-
-    def __init__(self, source: Path, maker: RowMaker) -> None:
-        super().__init__(source, maker, prefetch=2)
-        self.shapes = maker.shapes

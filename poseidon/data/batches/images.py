@@ -9,9 +9,11 @@ interpolation.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import cv2
 import numpy as np
@@ -23,11 +25,10 @@ from poseidon.data.batches.buffers import BufferPool
 from poseidon.data.batches.claimed_size import check_claim
 from poseidon.data.batches.draws import skipped_records
 from poseidon.data.batches.labels import is_integer, read_label
-from poseidon.data.batches.lists import Order, read_lines
-from poseidon.data.batches.numbered import NumberedReader
-from poseidon.data.batches.partition import Share
+from poseidon.data.batches.lists import Indices, Order, read_lines
+from poseidon.data.batches.numbered import BatchPlan, Maker
 from poseidon.data.batches.prefetch import DecoderPool
-from poseidon.data.batches.transform import Transform, planes
+from poseidon.data.batches.transform import planes
 from poseidon.errors import DataError
 
 Bytes = npt.NDArray[np.uint8]
@@ -42,28 +43,18 @@ class Line(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImagePlan:
-    """The batches to read.
+class ImagePlan(BatchPlan):
+    """The batches to read of a list.
 
     Attributes:
-        batch_size: N.
-        transform: crop, mirror, mean, scale.
-        share: the lines of this worker.
-        seed: the seed of the job.
         size: height and width to resize every image to; None: no resizing.
         color: True for three channels, False for one.
         shuffle: read each epoch in a different order.
-        rand_skip: start at a random line below this; 0: at the first.
     """
 
-    batch_size: int
-    transform: Transform
-    share: Share
-    seed: int
     size: tuple[int, int] | None = None
     color: bool = True
     shuffle: bool = False
-    rand_skip: int = 0
 
 
 def read_list(source: Path, root: str, *, most: int | None = None, hint: str = "") -> list[Line]:
@@ -162,42 +153,86 @@ def resized(pixels: npt.NDArray[Any], size: tuple[int, int] | None) -> npt.NDArr
     return cv2.resize(pixels, (size[1], size[0]))
 
 
-class ImageMaker:
-    """A `Maker` of batches of a list's images.
+class Listed(Protocol):
+    """A line of any list, with its number from 1."""
+
+    @property
+    def number(self) -> int: ...
+
+
+L = TypeVar("L", bound=Listed)
+
+
+class ListMaker(Maker, Generic[L]):
+    """The base class of makers of batches from the lines of a list.
+
+    Raises:
+        DataError: rand_skip exceeds the list.
+    """
+
+    def __init__(self, source: Path, lines: list[L], plan: ImagePlan) -> None:
+        super().__init__(plan.share, plan.batch_size)
+        self._source, self._lines, self._plan = source, lines, plan
+        self._skipped = skipped_records(plan.seed, plan.rand_skip)
+        if self._skipped >= len(lines):
+            raise DataError(
+                f"rand_skip skips {self._skipped} lines, but the list {source} has only "
+                f"{len(lines)}"
+            )
+        self._order = Order([len(lines)], shuffle=plan.shuffle, seed=plan.seed)
+        self._decoders = DecoderPool()
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def close(self) -> None:
+        """Stop the decoding threads."""
+        self._decoders.close()
+
+    def _line(self, n: int) -> L:
+        """Return this reader's n-th line."""
+        return self._lines[self._order.record(self._plan.share.record(n) + self._skipped)]
+
+    def _batch(self, number: int) -> tuple[list[L], Indices]:
+        """Return the lines of a batch, and the numbers of these records in the job."""
+        first, size = number * self._plan.batch_size, self._plan.batch_size
+        lines = [self._line(n) for n in range(first, first + size)]
+        return lines, self._plan.share.job_records(first, size)
+
+    def _location(self, line: L) -> str:
+        return f"{self._source}:{line.number}"
+
+    @contextmanager
+    def _located(self, line: L) -> Iterator[None]:
+        """Add list and line to the errors of an image."""
+        try:
+            yield
+        except DataError as error:
+            raise DataError(f"{self._location(line)}: {error}") from error
+
+
+class ImageMaker(ListMaker[Line]):
+    """A `Maker` of batches of a list's images: data (N, C, h, w) and labels (N).
 
     Raises:
         DataError: the first image cannot be read or transformed, or rand_skip exceeds the list.
     """
 
     def __init__(self, source: Path, lines: list[Line], plan: ImagePlan) -> None:
-        self._source = source
-        self._lines = lines
-        self._plan = plan
-        self._skipped = _skipped(source, lines, plan)
-        self._order = Order([len(lines)], shuffle=plan.shuffle, seed=plan.seed)
-        self._decoders = DecoderPool()
-        first = self._image(self._line(0))
-        self._shape = self._output_shape(first, self._line(0))
-        self._buffers = BufferPool((plan.batch_size, *self._shape))
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape (N, C, h, w) of the first batch; of every batch unless images differ in
-        size.
-        """
-        return (self._plan.batch_size, *self._shape)
+        super().__init__(source, lines, plan)
+        first = self._line(0)
+        self.shape = (plan.batch_size, *self._output_shape(self._image(first), first))
+        self._buffers = BufferPool(self.shape)
 
     def tensors(self, number: int) -> tuple[Tensor, Tensor]:
-        """Return batch `number` >= 0: images (N, C, h, w) and labels (N)."""
         plan = self._plan
-        first = number * plan.batch_size
-        lines = [self._line(n) for n in range(first, first + plan.batch_size)]
-        draws = plan.transform.draws(plan.seed, plan.share.job_records(first, plan.batch_size))
-        images = self._images(lines)
+        lines, records = self._batch(number)
+        draws = plan.transform.draws(plan.seed, records)
+        images = self._decoders.map(self._image, lines)
         shape = self._output_shape(images[0], lines[0])
         data = (
             self._buffers.take()
-            if shape == self._shape
+            if shape == self.shape[1:]
             else np.empty((len(lines), *shape), np.float32)
         )
         for line, image, choice, target in zip(lines, images, draws, data, strict=True):
@@ -205,28 +240,12 @@ class ImageMaker:
             if outcome != shape:
                 raise DataError(
                     f"{self._location(line)}: image of {_shape_text(outcome)} in a batch whose "
-                    f"first is {_shape_text(shape)}; set "
-                    "new_height and new_width, or batch_size: 1"
+                    f"first is {_shape_text(shape)}; set new_height and new_width, or "
+                    "batch_size: 1"
                 )
             plan.transform.one(image, choice, target)
         labels = np.array([line.label for line in lines], np.float32)
         return torch.from_numpy(data), torch.from_numpy(labels)
-
-    def fresh_records(self, number: int) -> int:
-        return self._plan.share.fresh_records(number, self._plan.batch_size, len(self._lines))
-
-    def close(self) -> None:
-        """Stop the decoding threads."""
-        self._decoders.close()
-
-    def _line(self, n: int) -> Line:
-        """Return this reader's n-th line."""
-        return self._lines[self._order.record(self._plan.share.record(n) + self._skipped)]
-
-    def _images(self, lines: list[Line]) -> list[Bytes]:
-        if len(lines) == 1:
-            return [self._image(lines[0])]
-        return self._decoders.map(self._image, lines)
 
     def _image(self, line: Line) -> Bytes:
         try:
@@ -237,37 +256,8 @@ class ImageMaker:
             ) from error
 
     def _output_shape(self, image: Bytes, line: Line) -> tuple[int, int, int]:
-        try:
+        with self._located(line):
             return self._plan.transform.output_shape(image.shape)
-        except DataError as error:
-            raise DataError(f"{self._location(line)}: {error}") from error
-
-    def _location(self, line: Line) -> str:
-        return f"{self._source}:{line.number}"
-
-
-class ImageReader(NumberedReader):
-    """An endless reader of one worker's share of a list of images: data (N, C, h, w) and labels
-    (N).
-
-    Args:
-        source: the list file, already this client's part.
-        root: the prefix of each path of the list.
-        plan: the batches to read.
-    """
-
-    def __init__(self, source: Path, root: str, plan: ImagePlan) -> None:
-        super().__init__(source, ImageMaker(source, read_list(source, root), plan))
-
-
-def _skipped(source: Path, lines: list[Line], plan: ImagePlan) -> int:
-    """Return the number of lines to skip at the start."""
-    skipped = skipped_records(plan.seed, plan.rand_skip)
-    if skipped >= len(lines):
-        raise DataError(
-            f"rand_skip skips {skipped} lines, but the list {source} has only {len(lines)}"
-        )
-    return skipped
 
 
 def _shape_text(shape: tuple[int, int, int]) -> str:

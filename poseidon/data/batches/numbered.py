@@ -6,25 +6,60 @@ state: after `skip_to(n)` a reader continues exactly like one that has returned 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from torch import Tensor
 
+from poseidon.data.batches.partition import Share
 from poseidon.data.batches.prefetch import Prefetcher
+from poseidon.data.batches.transform import Transform
 from poseidon.errors import DataError
 
-Self = TypeVar("Self", bound="NumberedReader")
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPlan:
+    """The batches of images to read.
+
+    Attributes:
+        batch_size: N.
+        transform: crop, mirror, mean, scale.
+        share: the records of this worker.
+        seed: the seed of all random choices, the same on all workers of a job.
+        rand_skip: start at a random record below this; 0: at the first.
+    """
+
+    batch_size: int
+    transform: Transform
+    share: Share
+    seed: int
+    rand_skip: int = 0
 
 
-class Maker(Protocol):
-    """A source that makes any batch from its number. Only one thread at a time may call it."""
+class Maker(ABC):
+    """A source that makes any batch from its number. Only one thread at a time may call it.
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the first tensor of every batch, or of the first batch if shapes differ."""
+    Args:
+        share: the records of this worker.
+        batch_size: the number of records in a batch.
 
+    Attributes:
+        shape: the shape of the first tensor of every batch, or of the first batch if shapes differ.
+    """
+
+    shape: tuple[int, ...]
+
+    def __init__(self, share: Share, batch_size: int) -> None:
+        self._share, self._batch_size = share, batch_size
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of records of the source."""
+
+    @abstractmethod
     def tensors(self, number: int) -> tuple[Tensor, ...]:
         """Return batch `number` >= 0, on the CPU.
 
@@ -36,12 +71,17 @@ class Maker(Protocol):
         """Return how many leading records of batch `number` belong to the first epoch of the
         source.
         """
+        return self._share.fresh_records(number, self._batch_size, len(self))
 
-    def close(self) -> None:
-        """Close the files. No other call may be running."""
+    def close(self) -> None:  # noqa: B027 - most have nothing to close
+        """Close the files. No other call may be running. The default does nothing."""
 
 
-class NumberedReader:
+Self = TypeVar("Self", bound="NumberedReader[Maker]")
+M = TypeVar("M", bound=Maker, covariant=True)
+
+
+class NumberedReader(Generic[M]):
     """An endless reader of one worker's batches.
 
     The thread starts with the first `next`, so a reader that is only asked for its shape costs
@@ -53,9 +93,9 @@ class NumberedReader:
         prefetch: the number of batches to prepare ahead, >= 1.
     """
 
-    def __init__(self, source: Path, maker: Maker, *, prefetch: int = 4) -> None:
+    def __init__(self, source: Path, maker: M, *, prefetch: int = 4) -> None:
         self.source = source
-        self._maker = maker
+        self.maker = maker
         self._prefetch = prefetch
         self._depth = max(1, prefetch)
         self._batches_done = 0
@@ -65,7 +105,7 @@ class NumberedReader:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the first tensor of every batch, or of the first batch if shapes differ."""
-        return self._maker.shape
+        return self.maker.shape
 
     @property
     def batches_done(self) -> int:
@@ -81,7 +121,7 @@ class NumberedReader:
         Zero means that the epoch has ended. Call it before the first `next`, because LevelDB counts
         records by reading.
         """
-        return self._maker.fresh_records(number)
+        return self.maker.fresh_records(number)
 
     @property
     def ready(self) -> int:
@@ -111,7 +151,7 @@ class NumberedReader:
             raise DataError(f"the reader of {self.source} is closed")
         if self._prefetcher is None:
             self._prefetcher = Prefetcher(
-                self._maker.tensors,
+                self.maker.tensors,
                 first=self._batches_done,
                 depth=self._depth,
                 name=f"poseidon-read-{self.source.name}",
@@ -130,7 +170,7 @@ class NumberedReader:
         if not self._closed:
             self._closed = True
             self._stop()
-            self._maker.close()
+            self.maker.close()
 
     def __enter__(self: Self) -> Self:
         return self

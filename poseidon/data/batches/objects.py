@@ -20,13 +20,12 @@ from torch import Tensor
 from poseidon.data.batches.draws import draw
 from poseidon.data.batches.images import read_image
 from poseidon.data.batches.lists import Order
-from poseidon.data.batches.numbered import NumberedReader
+from poseidon.data.batches.numbered import Maker
 from poseidon.data.batches.partition import Share
 from poseidon.data.batches.window_file import Window, WindowFile
 from poseidon.errors import DataError
 
 Floats = npt.NDArray[np.float32]
-CHANNELS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,16 +53,20 @@ class ObjectPlan:
     shuffle: bool
 
 
-class ObjectMaker:
+class ObjectMaker(Maker):
     """A `Maker` of batches of one image: data (1, 3, H, W), im_info (1, 3) and boxes (G, 5).
 
     Images without objects are left out.
 
     Raises:
         DataError: no image has an object, or the first image cannot be read.
+
+    Attributes:
+        objects: the number of objects of the first image.
     """
 
     def __init__(self, file: WindowFile, plan: ObjectPlan) -> None:
+        super().__init__(plan.share, 1)
         self._file, self._plan = file, plan
         boxes: dict[int, list[Window]] = defaultdict(list)
         for window in file.foreground:
@@ -76,16 +79,13 @@ class ObjectMaker:
             )
         self._order = Order([len(self._images)], shuffle=plan.shuffle, seed=plan.seed)
         first = self.tensors(0)
-        self._shape = tuple(first[0].shape)
+        self.shape = tuple(first[0].shape)
         self.objects = len(first[2])
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the first image."""
-        return self._shape
+    def __len__(self) -> int:
+        return len(self._images)
 
     def tensors(self, number: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return batch `number` >= 0."""
         plan = self._plan
         image = self._images[self._order.record(plan.share.record(number))]
         pixels = read_image(self._file.images[image], color=True)
@@ -108,29 +108,8 @@ class ObjectMaker:
         info = np.array([[data.shape[1], data.shape[2], scale]], np.float32)
         return torch.from_numpy(data[np.newaxis]), torch.from_numpy(info), torch.from_numpy(boxes)
 
-    def fresh_records(self, number: int) -> int:
-        return self._plan.share.fresh_records(number, 1, len(self._images))
-
-    def close(self) -> None:
-        """Do nothing: no file stays open."""
-
     def _scale(self, high: int, wide: int) -> float:
         """Return the factor of both sides of an image."""
         if not self._plan.scale:
             return 1.0
         return min(self._plan.scale / min(high, wide), self._plan.longest / max(high, wide))
-
-
-class ObjectReader(NumberedReader):
-    """An endless reader of one worker's share of the images of a window file: data, im_info and
-    boxes.
-
-    Args:
-        file: the window file, already this client's part.
-        plan: the batches to read.
-    """
-
-    def __init__(self, file: WindowFile, plan: ObjectPlan) -> None:
-        maker = ObjectMaker(file, plan)
-        self.objects = maker.objects
-        super().__init__(file.source, maker)

@@ -18,7 +18,6 @@ import numpy.typing as npt
 from poseidon.data.databases.kinds import Backend, detect
 from poseidon.errors import DataError
 from poseidon.hints import own_command, short_path
-from poseidon.proto.caffe_pb2 import TEST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,34 +70,6 @@ class Share:
         epoch of a source of `length` records.
         """
         return int((self.records(batch * batch_size, batch_size) < length).sum())
-
-
-def share_for(
-    *,
-    phase: int,
-    shared_file_system: bool,
-    client: int,
-    clients: int,
-    local_rank: int,
-    local_workers: int,
-    rank: int,
-    workers: int,
-    batch: int,
-) -> Share:
-    """Return the share of one worker.
-
-    Args:
-        phase: TRAIN or TEST.
-        shared_file_system: True if all clients read one database, False if each has its own part.
-        client: the number of this client, of `clients`.
-        local_rank: the rank of this worker among the `local_workers` of its client.
-        rank: the rank of this worker among all `workers` of the job.
-        batch: the number of records in a batch of this worker.
-    """
-    block = batch if phase == TEST else 1
-    if shared_file_system:
-        return Share(first=rank, step=workers, block=block)
-    return Share(first=local_rank, step=local_workers, block=block, client=client, clients=clients)
 
 
 def source_for(source: Path, *, shared_file_system: bool, client: int, clients: int) -> Path:

@@ -147,14 +147,17 @@ class DecoderPool:
         self._executor: ThreadPoolExecutor | None = None
 
     def map(self, function: Callable[..., Made], *arguments: Iterable[Any]) -> list[Made]:
-        """Call a function with the arguments of each item in parallel.
+        """Call a function with the arguments of each item, in parallel if there are several.
 
         Return the results in order.
         """
+        items = list(zip(*arguments, strict=True))
+        if len(items) == 1:
+            return [function(*items[0])]
         if self._executor is None:
             threads = min(MAX_DECODERS, os.cpu_count() or 1)
             self._executor = ThreadPoolExecutor(threads, thread_name_prefix="poseidon-decode")
-        return list(self._executor.map(function, *arguments))
+        return list(self._executor.map(lambda item: function(*item), items))
 
     def close(self) -> None:
         """Stop the threads. A second call does nothing."""

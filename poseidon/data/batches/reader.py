@@ -8,10 +8,11 @@ in Caffe (DataLayer::load_batch).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +21,8 @@ from torch import Tensor
 
 from poseidon.data.batches.buffers import BufferPool
 from poseidon.data.batches.draws import skipped_records
-from poseidon.data.batches.numbered import NumberedReader
-from poseidon.data.batches.partition import Share
+from poseidon.data.batches.numbered import BatchPlan, M, Maker
 from poseidon.data.batches.prefetch import DecoderPool
-from poseidon.data.batches.transform import Transform
 from poseidon.data.databases.cursor import Cursor, open_cursor
 from poseidon.data.datum import Decoding, RawLayout, decode
 from poseidon.errors import DataError
@@ -35,24 +34,83 @@ Record = bytes | memoryview
 KNOWN_TAILS = 100_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchPlan:
-    """The batches to read.
+class Stored(NamedTuple):
+    """A record of a database, with its number and its key."""
+
+    content: Record
+    position: int
+    key: bytes
+
+
+class RecordMaker(Maker):
+    """The base class of makers of batches from a cursor, which they own and close."""
+
+    def __init__(self, cursor: Cursor, plan: BatchPlan) -> None:
+        super().__init__(plan.share, plan.batch_size)
+        self._cursor = cursor
+        self._skipped = skipped_records(plan.seed, plan.rand_skip)
+        self._decoders = DecoderPool()
+
+    def __len__(self) -> int:
+        return len(self._cursor)
+
+    def close(self) -> None:
+        """Close the cursor and stop the decoding threads. No `tensors` may be running."""
+        self._decoders.close()
+        self._cursor.close()
+
+    def _numbers(self, number: int) -> tuple[list[int], npt.NDArray[np.int64]]:
+        """Return the stream records of a batch, and the numbers of these records in the job."""
+        first = number * self._batch_size
+        numbers = (self._share.records(first, self._batch_size) + self._skipped).tolist()
+        return numbers, self._share.job_records(first, self._batch_size)
+
+    def _stored(self, number: int) -> Stored:
+        self._cursor.seek(number)
+        return Stored(self._cursor.value(), self._cursor.position, self._cursor.key())
+
+    def _location(self, stored: Stored) -> str:
+        key = stored.key.decode(errors="backslashreplace")
+        return f"{self._cursor.path}: record {stored.position} (key '{key}')"
+
+    @contextmanager
+    def _located(self, stored: Stored) -> Iterator[None]:
+        """Add the database and the key to the errors of a record."""
+        try:
+            yield
+        except DataError as error:
+            raise DataError(f"{self._location(stored)}: {error}") from error
+
+
+def open_maker(source: Path, backend: int, make: Callable[[Cursor], M]) -> M:
+    """Return what `make` makes of a cursor on a database.
 
     Args:
-        batch_size: N, the number of records in a batch.
-        share: the records of this worker.
-        seed: the seed of random crops, mirrors and the skip, the same on all workers of a job.
-        rand_skip: start at a random stream record below this; 0: at the first.
+        source: the folder of the database or of this client's part of it (see
+            `partition.source_for`).
+        backend: a `Backend`, or its number in DataParameter.DB.
+        make: returns a maker that owns the cursor.
+
+    Raises:
+        DataError: the database cannot be read, or `make` raises it.
+    """
+    cursor = open_cursor(source, backend)
+    try:
+        return make(cursor)
+    except BaseException:
+        cursor.close()
+        raise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatumPlan(BatchPlan):
+    """The batches to read of a database of Datum records.
+
+    Attributes:
         label: False if labels are not needed; they are then an empty tensor.
         force_color: decode encoded images to three channels, as DataParameter.force_encoded_color.
     """
 
-    batch_size: int
-    transform: Transform
-    share: Share
-    seed: int
-    rand_skip: int = 0
     label: bool = True
     force_color: bool = False
 
@@ -67,56 +125,36 @@ class BatchPlan:
         return self.batch_size > 1 or self.transform.has_fixed_size
 
 
-class BatchMaker:
-    """A `Maker` of batches from a cursor, which it owns and closes.
-
-    Not thread-safe: only one thread at a time may call `make`.
+class DatumMaker(RecordMaker):
+    """A `Maker` of batches of a database of Datum records: data (N, C, h, w) and labels (N).
 
     Raises:
         DataError: the first record is damaged or cannot be transformed.
     """
 
-    def __init__(self, cursor: Cursor, plan: BatchPlan) -> None:
-        self._cursor = cursor
-        self._plan = plan
-        self._skipped = skipped_records(plan.seed, plan.rand_skip)
+    def __init__(self, cursor: Cursor, plan: DatumPlan) -> None:
+        super().__init__(cursor, plan)
+        self.plan = plan
         self._tails: dict[bytes, int | None] = {}
-        self._decoders = DecoderPool()
-        first = cursor.value()
-        image, _ = self._decode(first, cursor.position, cursor.key())
+        first = self._stored(0)
+        image, _ = self._decode(first)
         self._shape = image.shape
         self.shape = (plan.batch_size, *plan.transform.output_shape(image.shape))
-        self._layout = RawLayout.of(first)
+        self._layout = RawLayout.of(first.content)
         self._buffers = BufferPool(self.shape)
 
-    def make(self, number: int) -> tuple[Floats, Floats]:
-        """Return batch `number` >= 0: images (N, C, h, w) and labels (N)."""
-        plan = self._plan
-        first = number * plan.batch_size
-        numbers = (plan.share.records(first, plan.batch_size) + self._skipped).tolist()
-        draws = plan.transform.draws(plan.seed, plan.share.job_records(first, plan.batch_size))
+    def tensors(self, number: int) -> tuple[Tensor, Tensor]:
+        plan = self.plan
+        numbers, job_numbers = self._numbers(number)
+        draws = plan.transform.draws(plan.seed, job_numbers)
         data = self._buffers.take()
         labels = self._raw_batch(numbers, draws, data) if self._layout is not None else None
         if labels is None and not plan.has_one_shape:
-            return self._single(numbers[0], draws[0])
+            data, labels = self._single(numbers[0], draws[0])
         if labels is None:
             labels = self._any_batch(numbers, draws, data)
-        return data, np.array(labels, np.float32)
-
-    def tensors(self, number: int) -> tuple[Tensor, Tensor]:
-        """Return batch `number` >= 0 as tensors."""
-        data, labels = self.make(number)
-        return torch.from_numpy(data), torch.from_numpy(
-            labels
-        ) if self._plan.label else torch.empty(0)
-
-    def fresh_records(self, number: int) -> int:
-        return self._plan.share.fresh_records(number, self._plan.batch_size, len(self._cursor))
-
-    def close(self) -> None:
-        """Close the cursor and stop the decoding threads. No `make` may be running."""
-        self._decoders.close()
-        self._cursor.close()
+        kept = np.array(labels if plan.label else [], np.float32)
+        return torch.from_numpy(data), torch.from_numpy(kept)
 
     def _raw_batch(
         self, numbers: list[int], draws: npt.NDArray[np.int64], data: Floats
@@ -138,7 +176,7 @@ class BatchMaker:
             labels.append(label)
             pixels.append(layout.pixels(record))
         images = np.frombuffer(b"".join(pixels), np.uint8).reshape(len(numbers), *layout.shape)
-        self._plan.transform.batch(images, draws, data)
+        self.plan.transform.batch(images, draws, data)
         return labels
 
     def _label(self, layout: RawLayout, record: Record) -> int | None:
@@ -156,40 +194,30 @@ class BatchMaker:
         self, numbers: list[int], draws: npt.NDArray[np.int64], data: Floats
     ) -> list[int]:
         """Fill `data` from records of any kind, decoded in parallel. Return the labels."""
-        found = [self._found(number) for number in numbers]
-        return self._decoders.map(self._fill, found, draws, data)
+        return self._decoders.map(self._fill, map(self._stored, numbers), draws, data)
 
-    def _single(self, number: int, choice: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
+    def _single(self, number: int, choice: npt.NDArray[np.int64]) -> tuple[Floats, list[int]]:
         """Return a batch of one record, which may have any shape."""
-        found = self._found(number)
-        image, label = self._decode(*found)
-        data = np.empty((1, *self._output_shape(image.shape, found)), np.float32)
-        self._plan.transform.one(image, choice, data[0])
-        return data, np.array([label], np.float32)
+        stored = self._stored(number)
+        image, label = self._decode(stored)
+        data = np.empty((1, *self._output_shape(image.shape, stored)), np.float32)
+        self.plan.transform.one(image, choice, data[0])
+        return data, [label]
 
-    def _found(self, number: int) -> tuple[Record, int, bytes]:
-        """Return a record with its position and its key."""
-        self._cursor.seek(number)
-        return self._cursor.value(), self._cursor.position, self._cursor.key()
-
-    def _fill(
-        self, found: tuple[Record, int, bytes], choice: npt.NDArray[np.int64], target: Floats
-    ) -> int:
+    def _fill(self, stored: Stored, choice: npt.NDArray[np.int64], target: Floats) -> int:
         """Decode a record into `target` and return its label."""
-        image, label = self._decode(*found)
-        self._require_shape(image.shape, found)
-        self._plan.transform.one(image, choice, target)
+        image, label = self._decode(stored)
+        self._require_shape(image.shape, stored)
+        self.plan.transform.one(image, choice, target)
         return label
 
-    def _decode(self, record: Record, position: int, key: bytes) -> tuple[npt.NDArray[Any], int]:
-        try:
-            return decode(record, self._plan.decoding)
-        except DataError as error:
-            raise DataError(f"{self._location(position, key)}: {error}") from error
+    def _decode(self, stored: Stored) -> tuple[npt.NDArray[Any], int]:
+        with self._located(stored):
+            return decode(stored.content, self.plan.decoding)
 
-    def _require_shape(self, shape: Sequence[int], found: tuple[Record, int, bytes]) -> None:
+    def _require_shape(self, shape: Sequence[int], stored: Stored) -> None:
         """Raise DataError unless an image has the first one's size after the crop."""
-        if shape == self._shape or self._output_shape(shape, found) == self.shape[1:]:
+        if shape == self._shape or self._output_shape(shape, stored) == self.shape[1:]:
             return
         channels, first = shape[0], self._shape[0]
         remedy = "set crop_size or resize_param in transform_param, or batch_size: 1"
@@ -198,80 +226,11 @@ class BatchMaker:
                 "set force_color or force_gray in transform_param, which convert encoded images"
             )
         raise DataError(
-            f"{self._location(*found[1:])} is {channels} x {shape[1]} x {shape[2]} (channels x "
-            "height "
+            f"{self._location(stored)} is {channels} x {shape[1]} x {shape[2]} (channels x height "
             f"x width), but the first record is {first} x {self._shape[1]} x {self._shape[2]}; "
             f"{remedy}"
         )
 
-    def _output_shape(
-        self, shape: Sequence[int], found: tuple[Record, int, bytes]
-    ) -> tuple[int, int, int]:
-        try:
-            return self._plan.transform.output_shape(shape)
-        except DataError as error:
-            raise DataError(f"{self._location(*found[1:])}: {error}") from error
-
-    def _location(self, position: int, key: bytes) -> str:
-        return f"{self._cursor.path}: record {position} (key '{key.decode(errors='backslashreplace')}')"
-
-
-class BatchReader(NumberedReader):
-    """An endless reader of one worker's share of a database: data (N, C, h, w) and labels (N).
-
-    Args:
-        source: the folder of the database or of this client's part of it (see
-            `partition.source_for`).
-        backend: a `Backend`, or its number in DataParameter.DB.
-        batch_size: N, the number of records in a batch, >= 1.
-        transform: crop, mirror, mean, scale.
-        share: the records of this worker.
-        seed: the seed of the job, the same on all workers. Random crops and mirrors depend on it
-            and on the record's number in the job, so that W workers see what one process sees.
-        prefetch: the number of batches to prepare ahead, >= 1.
-        rand_skip: start at a random record below this, the same on all workers.
-        label: False if labels are not needed; they are then an empty tensor.
-        force_color: decode encoded images to three channels.
-
-    Raises:
-        DataError: the database cannot be read, or its first record cannot be transformed.
-
-    Attributes:
-        has_one_shape: all batches have one shape; see `BatchPlan`.
-    """
-
-    def __init__(
-        self,
-        *,
-        source: Path,
-        backend: int,
-        batch_size: int,
-        transform: Transform,
-        share: Share,
-        seed: int,
-        prefetch: int = 4,
-        rand_skip: int = 0,
-        label: bool = True,
-        force_color: bool = False,
-    ) -> None:
-        if batch_size < 1:
-            raise DataError(
-                f"a data layer on {source} has batch_size {batch_size}: expected at least 1"
-            )
-        plan = BatchPlan(
-            batch_size=batch_size,
-            transform=transform,
-            share=share,
-            seed=seed,
-            rand_skip=rand_skip,
-            label=label,
-            force_color=force_color,
-        )
-        self.has_one_shape = plan.has_one_shape
-        cursor = open_cursor(source, backend)
-        try:
-            maker = BatchMaker(cursor, plan)
-        except BaseException:
-            cursor.close()
-            raise
-        super().__init__(source, maker, prefetch=prefetch)
+    def _output_shape(self, shape: Sequence[int], stored: Stored) -> tuple[int, int, int]:
+        with self._located(stored):
+            return self.plan.transform.output_shape(shape)

@@ -22,7 +22,7 @@ from torch import Tensor
 from poseidon.data.batches.buffers import BufferPool
 from poseidon.data.batches.draws import draw
 from poseidon.data.batches.images import decoded
-from poseidon.data.batches.numbered import NumberedReader
+from poseidon.data.batches.numbered import Maker
 from poseidon.data.batches.partition import Share
 from poseidon.data.batches.window_file import Window, WindowFile
 from poseidon.errors import DataError
@@ -72,16 +72,18 @@ class Sampling:
     seed: int
 
 
-class WindowMaker:
-    """A `Maker` of batches of windows.
+class WindowMaker(Maker):
+    """A `Maker` of batches of windows: items (N, C, crop, crop) and labels (N).
 
     Raises:
         DataError: the file has no windows of a kind that is needed.
     """
 
     def __init__(self, file: WindowFile, sampling: Sampling) -> None:
+        super().__init__(sampling.share, sampling.batch_size)
         self._file = file
         self._sampling = sampling
+        self.shape = (sampling.batch_size, CHANNELS, sampling.crop, sampling.crop)
         for kind, windows, wanted in (
             ("foreground", file.foreground, sampling.foreground),
             ("background", file.background, sampling.batch_size - sampling.foreground),
@@ -91,14 +93,11 @@ class WindowMaker:
         self._cached: dict[int, bytes] = {}
         self._buffers = BufferPool(self.shape)
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape (N, C, crop, crop) of every batch."""
-        sampling = self._sampling
-        return (sampling.batch_size, CHANNELS, sampling.crop, sampling.crop)
+    def __len__(self) -> int:
+        """Return the number of windows: as many items are an epoch."""
+        return len(self._file.foreground) + len(self._file.background)
 
     def tensors(self, number: int) -> tuple[Tensor, Tensor]:
-        """Return batch `number` >= 0: items (N, C, crop, crop) and labels (N)."""
         sampling, size = self._sampling, self._sampling.batch_size
         draws = draw(sampling.seed, sampling.share.job_records(number * size, size), LANES)
         data = self._buffers.take()
@@ -116,11 +115,6 @@ class WindowMaker:
                 data[index],
             )
         return torch.from_numpy(data), torch.from_numpy(labels)
-
-    def fresh_records(self, number: int) -> int:
-        """Take as many items as the file has windows as an epoch."""
-        windows = len(self._file.foreground) + len(self._file.background)
-        return self._sampling.share.fresh_records(number, self._sampling.batch_size, windows)
 
     def close(self) -> None:
         """Free the cached files."""
@@ -254,15 +248,3 @@ def cut(
 def _round(value: float) -> int:
     """Round halves away from zero, as C's round."""
     return math.floor(value + 0.5) if value >= 0 else -math.floor(-value + 0.5)
-
-
-class WindowReader(NumberedReader):
-    """An endless reader of one worker's windows: items (N, C, crop, crop) and labels (N).
-
-    Args:
-        file: the windows.
-        sampling: the parameters of the batches.
-    """
-
-    def __init__(self, file: WindowFile, sampling: Sampling) -> None:
-        super().__init__(file.source, WindowMaker(file, sampling))

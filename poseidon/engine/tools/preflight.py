@@ -108,7 +108,7 @@ def _check_owners(net: NetDefinition, layers: Iterable[Layer]) -> None:
             or Backend(param.backend) is not Backend.LEVELDB
         ):
             continue
-        readers = layer.share(shared_file_system=param.shared_file_system, batch=1).step
+        readers = layer.share(param, 1).step
         if readers > 1:
             text = f"the LevelDB database {layer.reader.source} would be opened by {readers} workers, {ONE_OWNER}"
             raise DataError(str(net.error(layer.param.name, text)))

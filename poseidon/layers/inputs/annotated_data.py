@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from poseidon.data.augment.samplers import WindowSampler
-from poseidon.data.batches.annotated import AnnotatedPlan, AnnotatedReader
-from poseidon.data.batches.transform import Transform
+from poseidon.data.batches.annotated import AnnotatedMaker, AnnotatedPlan
+from poseidon.data.batches.numbered import NumberedReader
+from poseidon.data.batches.reader import open_maker
 from poseidon.layers.base import Shape
 from poseidon.layers.inputs.data import check_data_param
 from poseidon.layers.inputs.sources import ReadingSource
 from poseidon.layers.registry import register
-from poseidon.proto.caffe_pb2 import TRAIN
 
 OBJECT_VALUES = 8
 
@@ -37,32 +37,29 @@ class AnnotatedData(ReadingSource):
 
     MAX_TOPS: ClassVar[int | None] = 2
     TOPS_MAY_CHANGE_SHAPE: ClassVar[bool] = True
-    reader: AnnotatedReader | None = None
+    reader: NumberedReader[AnnotatedMaker] | None = None
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         if self.reader is None:
             self.reader = self._open()
-        batch = self.param.data_param.batch_size
-        label: Shape = (
-            (1, 1, self.reader.objects, OBJECT_VALUES) if self.reader.has_boxes else (batch,)
-        )
-        return [self.reader.shape, label][: len(self.param.top)]
+        maker = self.reader.maker
+        label = (1, 1, maker.objects, OBJECT_VALUES) if maker.has_boxes else maker.shape[:1]
+        return [maker.shape, label][: len(self.param.top)]
 
-    def _open(self) -> AnnotatedReader:
-        param, context = self.param.data_param, self.context
+    def _open(self) -> NumberedReader[AnnotatedMaker]:
+        param = self.param.data_param
         check_data_param(param)
-        transform = Transform(
-            self.param.transform_param, train=context.phase == TRAIN, resolve=context.resolve
-        )
+        transform = self.transform()
         self.tops_may_change_shape = len(self.param.top) > 1 or not transform.has_fixed_size
         plan = AnnotatedPlan(
             batch_size=param.batch_size,
             transform=transform,
             sampler=WindowSampler(self.param.annotated_data_param.batch_sampler),
-            share=self.share(shared_file_system=param.shared_file_system, batch=param.batch_size),
-            seed=context.seed,
+            share=self.share(param, param.batch_size),
+            seed=self.context.seed,
             rand_skip=param.rand_skip,
             boxes=self.param.annotated_data_param.HasField("anno_type"),
         )
-        source = self.source(param.source, shared_file_system=param.shared_file_system)
-        return AnnotatedReader(source, param.backend, plan, prefetch=param.prefetch)
+        source = self.source(param)
+        maker = open_maker(source, param.backend, lambda cursor: AnnotatedMaker(cursor, plan))
+        return NumberedReader(source, maker, prefetch=param.prefetch)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from poseidon.data.batches.reader import BatchReader
-from poseidon.data.batches.transform import Transform
+from poseidon.data.batches.numbered import NumberedReader
+from poseidon.data.batches.reader import DatumMaker, DatumPlan, open_maker
 from poseidon.data.databases.kinds import require
 from poseidon.layers.base import LayerError, Shape
 from poseidon.layers.inputs.sources import ReadingSource
 from poseidon.layers.registry import register
-from poseidon.proto.caffe_pb2 import TRAIN, DataParameter
+from poseidon.proto.caffe_pb2 import DataParameter
 
 # Fields that belong in transform_param; here they would have no effect.
 MOVED_FIELDS = ("scale", "mean_file", "crop_size", "mirror")
@@ -45,32 +45,29 @@ class Data(ReadingSource):
     """
 
     MAX_TOPS: ClassVar[int | None] = 2
-    reader: BatchReader | None = None
+    reader: NumberedReader[DatumMaker] | None = None
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param = self.param.data_param
         if self.reader is None:
             self.reader = self._open()
-            self.tops_may_change_shape = not self.reader.has_one_shape
+            self.tops_may_change_shape = not self.reader.maker.plan.has_one_shape
         shape = tuple(int(extent) for extent in self.reader.shape)
         return [shape, (param.batch_size,)][: len(self.param.top)]
 
-    def _open(self) -> BatchReader:
-        param, context = self.param.data_param, self.context
+    def _open(self) -> NumberedReader[DatumMaker]:
+        param = self.param.data_param
         check_data_param(param)
-        source = self.source(param.source, shared_file_system=param.shared_file_system)
+        source = self.source(param)
         require(source)  # before the mean file, which is usually made with the database
-        return BatchReader(
-            source=source,
-            backend=param.backend,
+        plan = DatumPlan(
             batch_size=param.batch_size,
-            transform=Transform(
-                self.param.transform_param, train=context.phase == TRAIN, resolve=context.resolve
-            ),
-            share=self.share(shared_file_system=param.shared_file_system, batch=param.batch_size),
-            seed=context.seed,
-            prefetch=param.prefetch,
+            transform=self.transform(),
+            share=self.share(param, param.batch_size),
+            seed=self.context.seed,
             rand_skip=param.rand_skip,
             label=len(self.param.top) > 1,
             force_color=param.force_encoded_color,
         )
+        maker = open_maker(source, param.backend, lambda cursor: DatumMaker(cursor, plan))
+        return NumberedReader(source, maker, prefetch=param.prefetch)

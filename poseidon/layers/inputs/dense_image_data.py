@@ -9,19 +9,19 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from poseidon.data.batches.dense_images import (
-    DenseImageReader,
+    DenseImageMaker,
     LabelKind,
     Labels,
     Scaling,
     read_pairs,
 )
 from poseidon.data.batches.images import ImagePlan
-from poseidon.data.batches.transform import STEPS, Transform
+from poseidon.data.batches.numbered import NumberedReader
+from poseidon.data.batches.transform import STEPS
 from poseidon.layers.base import LayerError, Shape
 from poseidon.layers.inputs.sources import ReadingSource
 from poseidon.layers.registry import register
 from poseidon.proto.caffe_pb2 import (
-    TRAIN,
     DenseImageDataParameter,
     ImageDataParameter,
     TransformationParameter,
@@ -67,7 +67,7 @@ class DenseImageData(ReadingSource):
         shape = self.reader.shape
         return [shape, (shape[0], 1, *shape[2:]), (shape[0], 1, 1, 2)][: len(self.param.top)]
 
-    def transform(self) -> TransformationParameter:
+    def own_transform(self) -> TransformationParameter:
         """Return a copy of the transformation, with the mean file of the layer's own block.
 
         Raises:
@@ -83,8 +83,8 @@ class DenseImageData(ReadingSource):
             transform.mean_file = param.mean_file
         return transform
 
-    def _open(self) -> DenseImageReader:
-        param, context = self.settings, self.context
+    def _open(self) -> NumberedReader[DenseImageMaker]:
+        param, labels, seed = self.settings, self.labels, self.context.seed
         if param.batch_size < 1:
             raise LayerError(f"batch_size is {param.batch_size}, expected at least 1")
         if bool(param.new_height) != bool(param.new_width):
@@ -94,23 +94,24 @@ class DenseImageData(ReadingSource):
                 raise LayerError(
                     f"transform_param has {name}, which would not change the labels; leave it out"
                 )
-        transform = self.transform()
-        scaling = Scaling(factors=tuple(transform.scale_factors), seed=context.seed)
+        transform = self.own_transform()
+        scaling = Scaling(factors=tuple(transform.scale_factors), seed=seed)
         del transform.scale_factors[:]
-        source = self.source(param.source, shared_file_system=param.shared_file_system)
+        source = self.source(param)
         plan = ImagePlan(
             batch_size=param.batch_size,
-            transform=Transform(transform, train=context.phase == TRAIN, resolve=context.resolve),
-            share=self.share(shared_file_system=param.shared_file_system, batch=param.batch_size),
-            seed=context.seed,
+            transform=self.transform(transform),
+            share=self.share(param, param.batch_size),
+            seed=seed,
             size=(param.new_height, param.new_width) if param.new_height else None,
             color=param.is_color,
             shuffle=param.shuffle,
             rand_skip=param.rand_skip,
         )
-        first = read_pairs(source, "", kind=self.labels.kind, most=1)[0].image
-        root = self.images_root(source, self.settings.root_folder, first)
-        return DenseImageReader(source, root, plan, self.labels, scaling)
+        first = read_pairs(source, "", kind=labels.kind, most=1)[0].image
+        root = self.images_root(source, param.root_folder, first)
+        pairs = read_pairs(source, root, kind=labels.kind)
+        return NumberedReader(source, DenseImageMaker(source, pairs, plan, labels, scaling))
 
 
 KINDS = {
@@ -152,12 +153,7 @@ class ImageSegData(DenseImageData):
         param = self.settings
         return Labels(kind=KINDS[param.label_type], ignored=param.ignore_label, pads=True)
 
-    def transform(self) -> TransformationParameter:
-        """Return a copy of the transformation.
-
-        Raises:
-            LayerError: there is a mean file.
-        """
+    def own_transform(self) -> TransformationParameter:
         if self.param.transform_param.HasField("mean_file"):
             raise LayerError(
                 "transform_param has mean_file, expected mean_value: images differ in size"

@@ -9,7 +9,8 @@ from typing import ClassVar
 import h5py
 from torch import Tensor
 
-from poseidon.data.batches.hdf5_rows import RowMaker, RowPlan, RowReader, read_file_list
+from poseidon.data.batches.hdf5_rows import RowMaker, RowPlan, read_file_list
+from poseidon.data.batches.numbered import NumberedReader
 from poseidon.errors import DataError
 from poseidon.layers.base import Layer, LayerError, Shape, times
 from poseidon.layers.inputs.sources import ReadingSource
@@ -29,31 +30,29 @@ class HDF5Data(ReadingSource):
     clients share the rows; false: client k has the list `<source>_k`).
     """
 
-    MIN_TOPS: ClassVar[int] = 1
+    reader: NumberedReader[RowMaker] | None = None
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         if self.reader is None:
             self.reader = self._open()
-        assert isinstance(self.reader, RowReader)
-        return list(self.reader.shapes)
+        return list(self.reader.maker.shapes)
 
-    def _open(self) -> RowReader:
-        param, context = self.param.hdf5_data_param, self.context
+    def _open(self) -> NumberedReader[RowMaker]:
+        param = self.param.hdf5_data_param
         if param.batch_size < 1:
             raise LayerError("missing batch_size, expected at least 1")
         if self.param.HasField("transform_param"):
             raise LayerError("has transform_param, but HDF5Data does not transform its data")
-        source = self.source(param.source, shared_file_system=param.shared_file_system)
+        source = self.source(param)
         plan = RowPlan(
             batch_size=param.batch_size,
             names=tuple(self.param.top),
-            share=self.share(shared_file_system=param.shared_file_system, batch=param.batch_size),
-            seed=context.seed,
+            share=self.share(param, param.batch_size),
+            seed=self.context.seed,
             shuffle=param.shuffle,
         )
-        return RowReader(
-            source, RowMaker([self._file(source, path) for path in read_file_list(source)], plan)
-        )
+        files = [self._file(source, path) for path in read_file_list(source)]
+        return NumberedReader(source, RowMaker(files, plan), prefetch=2)
 
     def _file(self, source: Path, path: str) -> Path:
         """Resolve a path of the list: as a path of the definition, else relative to the list's

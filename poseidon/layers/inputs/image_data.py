@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from poseidon.data.batches.images import ImagePlan, ImageReader, read_list
+from poseidon.data.batches.images import ImageMaker, ImagePlan, read_list
+from poseidon.data.batches.numbered import NumberedReader
 from poseidon.data.batches.transform import Transform
 from poseidon.layers.base import LayerError, Shape
 from poseidon.layers.inputs.sources import ReadingSource
 from poseidon.layers.registry import register
-from poseidon.proto.caffe_pb2 import TRAIN
 
 
 @register("ImageData")
@@ -33,31 +33,27 @@ class ImageData(ReadingSource):
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param = self.param.image_data_param
         if self.reader is None:
-            transform = Transform(
-                self.param.transform_param,
-                train=self.context.phase == TRAIN,
-                resolve=self.context.resolve,
-            )
+            transform = self.transform()
             self.reader = self._open(transform)
             self.tops_may_change_shape = not (param.new_height or transform.has_fixed_size)
         return [self.reader.shape, (param.batch_size,)]
 
-    def _open(self, transform: Transform) -> ImageReader:
-        param, context = self.param.image_data_param, self.context
+    def _open(self, transform: Transform) -> NumberedReader[ImageMaker]:
+        param = self.param.image_data_param
         if param.batch_size < 1:
             raise LayerError(f"batch_size is {param.batch_size}, expected at least 1")
         if bool(param.new_height) != bool(param.new_width):
             raise LayerError("has only one of new_height and new_width, expected both or none")
-        source = self.source(param.source, shared_file_system=param.shared_file_system)
+        source = self.source(param)
         plan = ImagePlan(
             batch_size=param.batch_size,
             transform=transform,
-            share=self.share(shared_file_system=param.shared_file_system, batch=param.batch_size),
-            seed=context.seed,
+            share=self.share(param, param.batch_size),
+            seed=self.context.seed,
             size=(param.new_height, param.new_width) if param.new_height else None,
             color=param.is_color,
             shuffle=param.shuffle,
             rand_skip=param.rand_skip,
         )
         root = self.images_root(source, param.root_folder, read_list(source, "", most=1)[0].path)
-        return ImageReader(source, root, plan)
+        return NumberedReader(source, ImageMaker(source, read_list(source, root), plan))

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-import numpy as np
-
-from poseidon.data.batches.objects import CHANNELS, Floats, ObjectPlan, ObjectReader
+from poseidon.data.batches.numbered import NumberedReader
+from poseidon.data.batches.objects import ObjectMaker, ObjectPlan
 from poseidon.data.batches.window_file import read_windows
 from poseidon.layers.base import LayerError, Shape
 from poseidon.layers.inputs.sources import ReadingSource
@@ -35,14 +34,14 @@ class ROIData(ReadingSource):
     MIN_TOPS: ClassVar[int] = 3
     MAX_TOPS: ClassVar[int | None] = 3
     TOPS_MAY_CHANGE_SHAPE: ClassVar[bool] = True
+    reader: NumberedReader[ObjectMaker] | None = None
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         if self.reader is None:
             self.reader = self._open()
-        assert isinstance(self.reader, ObjectReader)
-        return [self.reader.shape, (1, 3), (self.reader.objects, REGION)]
+        return [self.reader.shape, (1, 3), (self.reader.maker.objects, REGION)]
 
-    def _open(self) -> ObjectReader:
+    def _open(self) -> NumberedReader[ObjectMaker]:
         param, transform = self.param.roi_data_param, self.param.transform_param
         if param.scale and param.max_size < 1:
             raise LayerError("max_size is 0, expected at least 1")
@@ -51,29 +50,20 @@ class ROIData(ReadingSource):
                 raise LayerError(
                     f"transform_param has {field.name}, expected only mean_value, scale and mirror"
                 )
-        shared = param.shared_file_system
         file = read_windows(
-            self.source(param.source, shared_file_system=shared),
+            self.source(param),
             param.root_folder,
             fg_threshold=1.0,
             bg_threshold=0.0,
         )
         plan = ObjectPlan(
-            share=self.share(shared_file_system=shared, batch=1),
+            share=self.share(param, 1),
             seed=self.context.seed,
             scale=param.scale,
             longest=param.max_size,
-            mean=self._mean(),
+            mean=self.channel_mean(),
             factor=transform.scale,
             mirror=transform.mirror,
             shuffle=param.shuffle,
         )
-        return ObjectReader(file, plan)
-
-    def _mean(self) -> Floats | None:
-        values = self.param.transform_param.mean_value
-        if not values:
-            return None
-        if len(values) not in (1, CHANNELS):
-            raise LayerError(f"mean_value occurs {len(values)} times, expected 1 or {CHANNELS}")
-        return np.broadcast_to(np.array(values, np.float32).reshape(-1, 1, 1), (CHANNELS, 1, 1))
+        return NumberedReader(file.source, ObjectMaker(file, plan))

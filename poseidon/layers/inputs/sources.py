@@ -4,17 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from poseidon.data.batches.numbered import NumberedReader
-from poseidon.data.batches.partition import Share, part_path, share_for, source_for
+from poseidon.data.batches.partition import Share, part_path, source_for
+from poseidon.data.batches.transform import Transform
+from poseidon.data.batches.windows import CHANNELS
 from poseidon.layers.base import Layer, LayerError, Shape, check_size, once_or, times
 from poseidon.layers.fillers import FillerError, check, fill
 from poseidon.layers.registry import register
-from poseidon.proto.caffe_pb2 import BlobShape, DummyDataParameter, FillerParameter
+from poseidon.proto.caffe_pb2 import (
+    TEST,
+    TRAIN,
+    BlobShape,
+    DummyDataParameter,
+    FillerParameter,
+    TransformationParameter,
+)
 
 
 class Source(Layer):
@@ -25,6 +36,13 @@ class Source(Layer):
     MAX_TOPS: ClassVar[int | None] = None
 
 
+class SourceBlock(Protocol):
+    """The fields that the blocks of all layers that read records have."""
+
+    source: str
+    shared_file_system: bool
+
+
 class ReadingSource(Source):
     """The base class of layers that read records in the background.
 
@@ -32,7 +50,7 @@ class ReadingSource(Source):
     """
 
     OPENS_FILES: ClassVar[bool] = True
-    reader: NumberedReader | None = None
+    reader: NumberedReader[Any] | None = None
 
     def forward(self) -> Tensor | tuple[Tensor, ...]:
         assert self.reader is not None
@@ -45,42 +63,62 @@ class ReadingSource(Source):
         if self.reader is not None:
             self.reader.close()
 
-    def share(self, *, shared_file_system: bool, batch: int) -> Share:
-        """Return the share of the records that this worker reads."""
-        context = self.context
-        return share_for(
-            phase=context.phase,
-            shared_file_system=shared_file_system,
-            client=context.client,
-            clients=context.clients,
-            local_rank=context.local_rank,
-            local_workers=context.local_workers,
-            rank=context.rank,
-            workers=context.workers,
-            batch=batch,
+    def transform(self, param: TransformationParameter | None = None) -> Transform:
+        """Return the transformation of the definition, or another one, for this phase."""
+        return Transform(
+            self.param.transform_param if param is None else param,
+            train=self.context.phase == TRAIN,
+            resolve=self.context.resolve,
         )
 
-    def source(self, name: str, *, shared_file_system: bool) -> Path:
+    def share(self, block: SourceBlock, batch: int) -> Share:
+        """Return the share of the records that this worker reads, in batches of `batch`."""
+        context = self.context
+        together = batch if context.phase == TEST else 1
+        if block.shared_file_system:
+            return Share(first=context.rank, step=context.workers, block=together)
+        return Share(
+            first=context.local_rank,
+            step=context.local_workers,
+            block=together,
+            client=context.client,
+            clients=context.clients,
+        )
+
+    def source(self, block: SourceBlock) -> Path:
         """Return the database or list of this client.
 
         Raises:
-            LayerError: `name` is empty.
+            LayerError: the block names no source.
             DataError: this client's part is missing.
         """
-        if not name:
+        if not block.source:
             raise LayerError("missing source")
         context = self.context
-        source = context.resolve(name)
-        if not shared_file_system and not source.exists():
+        source = context.resolve(block.source)
+        if not block.shared_file_system and not source.exists():
             # A host with its part only: search for the part to find the folder.
-            part = context.resolve(str(part_path(Path(name), context.client)))
+            part = context.resolve(str(part_path(Path(block.source), context.client)))
             source = part.with_name(source.name) if part.exists() else source
         return source_for(
             source,
-            shared_file_system=shared_file_system,
+            shared_file_system=block.shared_file_system,
             client=context.client,
             clients=context.clients,
         )
+
+    def channel_mean(self) -> NDArray[np.float32] | None:
+        """Return the mean_value of each channel of color images, (3, 1, 1); None if there is none.
+
+        Raises:
+            LayerError: the number of values is wrong.
+        """
+        values = self.param.transform_param.mean_value
+        if not values:
+            return None
+        if len(values) not in (1, CHANNELS):
+            raise LayerError(f"mean_value occurs {len(values)} times, expected 1 or {CHANNELS}")
+        return np.broadcast_to(np.array(values, np.float32).reshape(-1, 1, 1), (CHANNELS, 1, 1))
 
     def images_root(self, source: Path, root: str, first: str) -> str:
         """Return the prefix of the paths of a list of images.

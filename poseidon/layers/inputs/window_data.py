@@ -7,8 +7,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from poseidon.data.batches.numbered import NumberedReader
 from poseidon.data.batches.window_file import read_windows
-from poseidon.data.batches.windows import CHANNELS, CropMode, Floats, Sampling, WindowReader
+from poseidon.data.batches.windows import CHANNELS, CropMode, Floats, Sampling, WindowMaker
 from poseidon.data.mean import read_mean
 from poseidon.layers.base import LayerError, Shape, times
 from poseidon.layers.inputs.sources import ReadingSource
@@ -39,7 +40,7 @@ class WindowData(ReadingSource):
             self.reader = self._open()
         return [self.reader.shape, self.reader.shape[:1]]
 
-    def _open(self) -> WindowReader:
+    def _open(self) -> NumberedReader[WindowMaker]:
         param, transform = self.param.window_data_param, self.param.transform_param
         if param.batch_size < 1:
             raise LayerError("missing batch_size, expected at least 1")
@@ -54,9 +55,8 @@ class WindowData(ReadingSource):
             raise LayerError(f"crop_mode is '{param.crop_mode}', expected {' or '.join(MODES)}")
         if not 0 <= param.fg_fraction <= 1:
             raise LayerError(f"fg_fraction is {param.fg_fraction:g}, expected 0 to 1")
-        shared = param.shared_file_system
         file = read_windows(
-            self.source(param.source, shared_file_system=shared),
+            self.source(param),
             param.root_folder,
             fg_threshold=param.fg_threshold,
             bg_threshold=param.bg_threshold,
@@ -72,10 +72,10 @@ class WindowData(ReadingSource):
             scale=transform.scale,
             mean=self._mean(),
             cache=param.cache_images,
-            share=self.share(shared_file_system=shared, batch=param.batch_size),
+            share=self.share(param, param.batch_size),
             seed=self.context.seed,
         )
-        return WindowReader(file, sampling)
+        return NumberedReader(file.source, WindowMaker(file, sampling))
 
     def _mean(self) -> Floats | None:
         param = self.param.transform_param
@@ -95,12 +95,4 @@ class WindowData(ReadingSource):
                     f"channels and an extent of at least {param.crop_size}"
                 )
             return mean
-        if not param.mean_value:
-            return None
-        if len(param.mean_value) not in (1, CHANNELS):
-            raise LayerError(
-                f"mean_value occurs {len(param.mean_value)} times, expected 1 or {CHANNELS}"
-            )
-        return np.broadcast_to(
-            np.array(param.mean_value, np.float32).reshape(-1, 1, 1), (CHANNELS, 1, 1)
-        )
+        return self.channel_mean()

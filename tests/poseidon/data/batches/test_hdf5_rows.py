@@ -9,7 +9,8 @@ import h5py
 import numpy as np
 import pytest
 
-from poseidon.data.batches.hdf5_rows import RowMaker, RowPlan, RowReader, read_file_list
+from poseidon.data.batches.hdf5_rows import RowMaker, RowPlan, read_file_list
+from poseidon.data.batches.numbered import NumberedReader
 from poseidon.data.batches.partition import Share
 from poseidon.errors import DataError
 
@@ -40,7 +41,7 @@ def plan(batch: int = 3, **how: object) -> RowPlan:
 
 def labels(files: Sequence[Path], made: RowPlan, batches: int, start: int = 0) -> list[int]:
     found = []
-    with RowReader(files[0], RowMaker(files, made)) as opened:
+    with NumberedReader(files[0], RowMaker(files, made)) as opened:
         opened.skip_to(start)
         for _ in range(batches):
             data, label = opened.next()
@@ -124,7 +125,7 @@ def test_a_top_that_names_a_group(tmp_path: Path, name: str, message: str) -> No
         file.create_group("empty")
     with pytest.raises(DataError, match=message):
         RowMaker([tmp_path / "a.h5"], plan(names=(name,)))
-    assert RowMaker([tmp_path / "a.h5"], plan(names=("grp/x",))).row_shapes == [(3,)]
+    assert RowMaker([tmp_path / "a.h5"], plan(1, names=("grp/x",))).shapes == ((1, 3),)
 
 
 def test_no_files(tmp_path: Path) -> None:

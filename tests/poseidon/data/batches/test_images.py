@@ -9,7 +9,8 @@ import cv2
 import numpy as np
 import pytest
 
-from poseidon.data.batches.images import ImagePlan, ImageReader, read_image, read_list
+from poseidon.data.batches.images import ImageMaker, ImagePlan, read_image, read_list
+from poseidon.data.batches.numbered import NumberedReader
 from poseidon.data.batches.partition import Share
 from poseidon.data.batches.transform import Transform
 from poseidon.errors import DataError
@@ -39,8 +40,9 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "list"
 
 
-def reader(source: Path, made: ImagePlan) -> ImageReader:
-    return ImageReader(source, f"{source.parent}/", made)
+def reader(source: Path, made: ImagePlan) -> NumberedReader[ImageMaker]:
+    lines = read_list(source, f"{source.parent}/")
+    return NumberedReader(source, ImageMaker(source, lines, made))
 
 
 def labels(source: Path, made: ImagePlan, batches: int, start: int = 0) -> list[int]:

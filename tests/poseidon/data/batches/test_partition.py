@@ -8,29 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poseidon.data.batches.partition import Share, part_path, share_for, source_for
+from poseidon.data.batches.partition import Share, part_path, source_for
 from poseidon.errors import DataError
 from poseidon.proto.caffe_pb2 import TEST, TRAIN
+from tests.support.databases import worker_share
 
 workers = st.integers(1, 6)
 batches = st.integers(1, 5)
-
-
-def worker_share(
-    phase: int, rank: int, count: int, batch: int, *, clients: int = 1, shared: bool = True
-) -> Share:
-    per_client = count // clients
-    return share_for(
-        phase=phase,
-        shared_file_system=shared,
-        client=rank // per_client,
-        clients=clients,
-        local_rank=rank % per_client,
-        local_workers=per_client,
-        rank=rank,
-        workers=count,
-        batch=batch,
-    )
 
 
 def batch_of(share: Share, number: int, size: int) -> list[int]:

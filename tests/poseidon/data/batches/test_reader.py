@@ -13,15 +13,22 @@ import torch
 from google.protobuf import text_format
 from PIL import Image
 
-from poseidon.data.batches.partition import Share, share_for
-from poseidon.data.batches.reader import BatchReader
+from poseidon.data.batches.numbered import NumberedReader
+from poseidon.data.batches.partition import Share
+from poseidon.data.batches.reader import DatumMaker, DatumPlan, open_maker
 from poseidon.data.batches.transform import Transform
 from poseidon.data.databases.kinds import Backend
 from poseidon.data.datum import encode_datum
 from poseidon.data.prepare.split import partition_data
 from poseidon.errors import DataError
 from poseidon.proto.caffe_pb2 import TEST, TRAIN, Datum, TransformationParameter
-from tests.support.databases import BACKENDS, make_database, make_pictures, picture
+from tests.support.databases import (
+    BACKENDS,
+    make_database,
+    make_pictures,
+    picture,
+    worker_share,
+)
 
 AUGMENTED = TransformationParameter(crop_size=3, mirror=True, scale=0.5)
 # SSD's steps.
@@ -35,6 +42,9 @@ STEPS = text_format.Parse(
 )
 
 
+Reader = NumberedReader[DatumMaker]
+
+
 def reader(
     source: Path,
     *,
@@ -44,25 +54,26 @@ def reader(
     batch_size: int = 4,
     share: Share | None = None,
     seed: int = 1,
+    prefetch: int = 4,
     **options: Any,
-) -> BatchReader:
-    return BatchReader(
-        source=source,
-        backend=backend,
+) -> Reader:
+    plan = DatumPlan(
         batch_size=batch_size,
         transform=Transform(param or TransformationParameter(), train=train, resolve=Path),
         share=share or Share(),
         seed=seed,
         **options,
     )
+    maker = open_maker(source, backend, lambda cursor: DatumMaker(cursor, plan))
+    return NumberedReader(source, maker, prefetch=prefetch)
 
 
-def labels(open_reader: BatchReader, batches: int) -> list[list[int]]:
+def labels(open_reader: Reader, batches: int) -> list[list[int]]:
     with open_reader:
         return [open_reader.next()[1].int().tolist() for _ in range(batches)]
 
 
-def copies(open_reader: BatchReader, batches: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def copies(open_reader: Reader, batches: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     with open_reader:
         return [
             (data.clone(), label.clone())
@@ -118,17 +129,7 @@ def test_workers_together_see_what_one_process_sees(
     batch, count = 2, 9
     whole = copies(reader(path, param=param, batch_size=batch * workers, backend=backend), count)
     for rank in range(workers):
-        share = share_for(
-            phase=TRAIN,
-            shared_file_system=shared,
-            client=0 if shared else rank,
-            clients=clients,
-            local_rank=rank if shared else 0,
-            local_workers=workers if shared else 1,
-            rank=rank,
-            workers=workers,
-            batch=batch,
-        )
+        share = worker_share(TRAIN, rank, workers, batch, clients=clients, shared=shared)
         source = path if shared else tmp_path / f"db_{rank}"
         part = copies(
             reader(source, param=param, batch_size=batch, share=share, backend=backend), count
@@ -142,17 +143,7 @@ def test_test_batches_are_those_of_one_process(tmp_path: Path) -> None:
     path = make_pictures(tmp_path / "db", 10)
     whole = labels(reader(path, batch_size=3, train=False), 6)
     for rank in range(2):
-        share = share_for(
-            phase=TEST,
-            shared_file_system=True,
-            client=rank,
-            clients=2,
-            local_rank=0,
-            local_workers=1,
-            rank=rank,
-            workers=2,
-            batch=3,
-        )
+        share = worker_share(TEST, rank, 2, 3, clients=2)
         assert labels(reader(path, batch_size=3, train=False, share=share), 3) == whole[rank::2]
 
 
@@ -276,7 +267,7 @@ def test_a_batch_of_one_record_has_its_size(
     path = mixed_sizes(tmp_path / "db", record, backend)
     param = TransformationParameter(mean_value=[10], scale=0.5)
     with reader(path, param=param, batch_size=1, backend=backend) as source:
-        assert source.shape == (1, 3, 4, 5) and not source.has_one_shape
+        assert source.shape == (1, 3, 4, 5) and not source.maker.plan.has_one_shape
         for number in (0, 1, 2, 3, 4, 0, 1):
             data, label = source.next()
             np.testing.assert_array_equal(
@@ -309,7 +300,7 @@ def test_records_of_many_sizes_with_a_crop_have_one_shape(tmp_path: Path) -> Non
     with reader(
         mixed_sizes(tmp_path / "db", as_raw), param=param, train=False, batch_size=1
     ) as source:
-        assert source.has_one_shape
+        assert source.maker.plan.has_one_shape
         for number in range(5):
             top, left = ((extent - 4) // 2 for extent in SIZES[number])
             expected = sized(number)[:, top : top + 4, left : left + 4]
@@ -368,7 +359,6 @@ def test_a_broken_record_is_named_when_its_batch_is_due(tmp_path: Path, kind: st
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda path: reader(path, batch_size=0), "batch_size 0: expected at least 1"),
         (
             lambda path: reader(path, param=TransformationParameter(crop_size=9)),
             "crop_size 9 is larger",
@@ -378,7 +368,7 @@ def test_a_broken_record_is_named_when_its_batch_is_due(tmp_path: Path, kind: st
     ],
 )
 def test_what_cannot_be_opened(
-    tmp_path: Path, make: Callable[[Path], BatchReader], message: str
+    tmp_path: Path, make: Callable[[Path], Reader], message: str
 ) -> None:
     path = make_pictures(tmp_path / "db", 3)
     with pytest.raises(DataError, match=message):

@@ -11,9 +11,10 @@ import cv2
 import numpy as np
 import pytest
 
+from poseidon.data.batches.numbered import NumberedReader
 from poseidon.data.batches.partition import Share
 from poseidon.data.batches.window_file import Window, read_windows
-from poseidon.data.batches.windows import CropMode, Sampling, WindowReader, cut, place_window
+from poseidon.data.batches.windows import CropMode, Sampling, WindowMaker, cut, place_window
 from poseidon.errors import DataError
 
 CROP = 9
@@ -42,9 +43,9 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "windows"
 
 
-def opened(source: Path, how: Sampling) -> WindowReader:
+def opened(source: Path, how: Sampling) -> NumberedReader[WindowMaker]:
     file = read_windows(source, f"{source.parent}/", fg_threshold=0.6, bg_threshold=0.5)
-    return WindowReader(file, how)
+    return NumberedReader(file.source, WindowMaker(file, how))
 
 
 def test_thresholds_divide_the_windows(source: Path) -> None:
