@@ -8,7 +8,27 @@ from torch.nn import functional
 
 from poseidon.caffe2.operators.gradients import GradientMaker
 from poseidon.caffe2.operators.input_shapes import axis_of, check_tensor
+from poseidon.caffe2.operators.numeric.elementwise import differentiable
 from poseidon.caffe2.operators.registry import operator
+
+differentiable(
+    "Swish",
+    lambda x: x * torch.sigmoid(x),
+    "I0, O0, GO0",
+    lambda x, y, dy: dy * (y + torch.sigmoid(x) * (1 - y)),
+)
+differentiable(  # x * tanh(log(1 + e^x)) (arXiv 1908.08681)
+    "Mish",
+    functional.mish,
+    "I0, O0, GO0",
+    lambda x, y, dy: torch.ops.aten.mish_backward(dy, x),
+)
+differentiable(  # log(1 + e^x)
+    "Softplus",
+    lambda x: torch.logaddexp(x, torch.zeros_like(x)),
+    "O0, GO0",
+    lambda y, dy: dy * (1 - torch.exp(-y)),
+)
 
 
 @operator("PRelu", gradient="PReluGradient(O0, GO0, I0, I1) -> GI0, GI1")
@@ -82,29 +102,6 @@ def gelu_gradient(dy: Tensor, x: Tensor, *, fast_gelu: bool = False) -> Tensor:
     return result
 
 
-@operator("Swish", gradient="SwishGradient(I0, O0, GO0) -> GI0")
-def swish(x: Tensor) -> Tensor:
-    """Return x * sigmoid(x)."""
-    return x * torch.sigmoid(x)
-
-
-@operator("SwishGradient", expected="*S, *S, *S")
-def swish_gradient(x: Tensor, y: Tensor, dy: Tensor) -> Tensor:
-    return dy * (y + torch.sigmoid(x) * (1 - y))
-
-
-@operator("Mish", gradient="MishGradient(I0, O0, GO0) -> GI0")
-def mish(x: Tensor) -> Tensor:
-    """Return x * tanh(log(1 + e^x)) (arXiv 1908.08681)."""
-    return functional.mish(x)
-
-
-@operator("MishGradient", expected="*S, *S, *S")
-def mish_gradient(x: Tensor, y: Tensor, dy: Tensor) -> Tensor:
-    result: Tensor = torch.ops.aten.mish_backward(dy, x)
-    return result
-
-
 @operator("HardSigmoid", gradient="HardSigmoidGradient(O0, GO0) -> GI0")
 def hard_sigmoid(x: Tensor, *, alpha: float = 0.2, beta: float = 0.5) -> Tensor:
     """Return alpha * x + beta, limited to 0 and 1."""
@@ -139,17 +136,6 @@ def relu_n(x: Tensor, *, n: float = 6.0) -> Tensor:
 def relu_n_gradient(y: Tensor, dy: Tensor, *, n: float = 6.0) -> Tensor:
     """Return the gradient of `ReluN`."""
     return torch.where((y > 0) & (y < n), dy, 0)
-
-
-@operator("Softplus", gradient="SoftplusGradient(O0, GO0) -> GI0")
-def softplus(x: Tensor) -> Tensor:
-    """Return log(1 + e^x)."""
-    return torch.logaddexp(x, torch.zeros_like(x))
-
-
-@operator("SoftplusGradient", expected="*S, *S")
-def softplus_gradient(y: Tensor, dy: Tensor) -> Tensor:
-    return dy * (1 - torch.exp(-y))
 
 
 def _softsign_rule(maker: GradientMaker) -> None:

@@ -2,46 +2,64 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from poseidon.caffe2.operators.registry import ANY, NO_GRADIENT, operator
 
-
-@operator("Relu", gradient="ReluGradient(O0, GO0) -> GI0", plain=torch.relu)
-def relu(x: Tensor) -> Tensor:
-    """Return max(x, 0)."""
-    return torch.relu(x)
+Unary = Callable[[Tensor], Tensor]
 
 
-@operator("ReluGradient", expected="*S, *S")
-def relu_gradient(y: Tensor, dy: Tensor) -> Tensor:
-    # on a CPU many times as fast as `where`
-    gradient: Tensor = torch.ops.aten.threshold_backward(dy, y, 0)
-    return gradient
+def unary(name: str, function: Unary, gradient: str | None, module: str) -> None:
+    """Register a function of single elements.
+
+    Args:
+        name: of the operator.
+        function: torch's, or one of ours.
+        gradient: the rule of its gradient, None where it is not differentiable.
+        module: the one that registers it.
+    """
+
+    def forward(x: Tensor) -> Tensor:
+        return function(x)
+
+    forward.__module__ = module
+    operator(name, gradient=gradient, plain=function)(forward)
 
 
-@operator("Sigmoid", gradient="SigmoidGradient(O0, GO0) -> GI0", plain=torch.sigmoid)
-def sigmoid(x: Tensor) -> Tensor:
-    """Return 1 / (1 + exp(-x))."""
-    return torch.sigmoid(x)
+def differentiable(
+    name: str, function: Unary, inputs: str, gradient: Callable[..., Tensor]
+) -> None:
+    """Register a function of single elements, and the operator of its gradient.
+
+    Args:
+        name: of the operator; `Gradient` behind it is the name of the other one.
+        function: torch's, or one of ours.
+        inputs: the inputs of the gradient operator, as a rule names them: `I0, GO0`.
+        gradient: the gradient, given these inputs; the operators belong to its module.
+    """
+    unary(name, function, f"{name}Gradient({inputs}) -> GI0", gradient.__module__)
+    same = ", ".join("*S" for _ in inputs.split(","))
+    operator(f"{name}Gradient", expected=same)(gradient)
 
 
-@operator("SigmoidGradient", expected="*S, *S")
-def sigmoid_gradient(y: Tensor, dy: Tensor) -> Tensor:
-    return dy * y * (1 - y)
+# On a CPU threshold_backward is many times as fast as `where`.
+differentiable(
+    "Relu", torch.relu, "O0, GO0", lambda y, dy: torch.ops.aten.threshold_backward(dy, y, 0)
+)
+differentiable("Sigmoid", torch.sigmoid, "O0, GO0", lambda y, dy: dy * y * (1 - y))
+differentiable("Tanh", torch.tanh, "O0, GO0", lambda y, dy: dy * (1 - y * y))
 
-
-@operator("Tanh", gradient="TanhGradient(O0, GO0) -> GI0", plain=torch.tanh)
-def tanh(x: Tensor) -> Tensor:
-    """Return tanh(x)."""
-    return torch.tanh(x)
-
-
-@operator("TanhGradient", expected="*S, *S")
-def tanh_gradient(y: Tensor, dy: Tensor) -> Tensor:
-    return dy * (1 - y * y)
+unary("Exp", torch.exp, "Mul(O0, GO0) -> GI0", __name__)
+unary("Log", torch.log, "Div(GO0, I0) -> GI0", __name__)
+unary("Sqr", torch.square, "Scale(GO0) -> GO0 {scale=2.0, ...}; Mul(GO0, I0) -> GI0", __name__)
+unary("Sqrt", torch.sqrt, "Scale(GO0) -> GI0 {scale=0.5, ...}; Div(GI0, O0) -> GI0", __name__)
+unary("Negative", torch.neg, "Negative(GO0) -> GI0", __name__)
+unary("Sign", torch.sign, None, __name__)
+unary("StopGradient", torch.clone, NO_GRADIENT, __name__)
 
 
 @operator("LeakyRelu", gradient="LeakyReluGradient(O0, GO0) -> GI0")
@@ -54,40 +72,6 @@ def leaky_relu(x: Tensor, *, alpha: float = 0.01) -> Tensor:
 def leaky_relu_gradient(y: Tensor, dy: Tensor, *, alpha: float = 0.01) -> Tensor:
     """Return the gradient of `LeakyRelu`."""
     return torch.where(y > 0, dy, alpha * dy)
-
-
-@operator("Exp", gradient="Mul(O0, GO0) -> GI0", plain=torch.exp)
-def exp(x: Tensor) -> Tensor:
-    """Return e^x."""
-    return torch.exp(x)
-
-
-@operator("Log", gradient="Div(GO0, I0) -> GI0", plain=torch.log)
-def log(x: Tensor) -> Tensor:
-    """Return the natural logarithm."""
-    return torch.log(x)
-
-
-@operator(
-    "Sqr", gradient="Scale(GO0) -> GO0 {scale=2.0, ...}; Mul(GO0, I0) -> GI0", plain=torch.square
-)
-def sqr(x: Tensor) -> Tensor:
-    """Return x * x."""
-    return x * x
-
-
-@operator(
-    "Sqrt", gradient="Scale(GO0) -> GI0 {scale=0.5, ...}; Div(GI0, O0) -> GI0", plain=torch.sqrt
-)
-def sqrt(x: Tensor) -> Tensor:
-    """Return the square root."""
-    return torch.sqrt(x)
-
-
-@operator("Negative", gradient="Negative(GO0) -> GI0", plain=torch.neg)
-def negative(x: Tensor) -> Tensor:
-    """Return -x."""
-    return -x
 
 
 @operator("Scale", gradient="Scale(GO0) -> GI0")
@@ -105,15 +89,3 @@ def scale_blobs(*xs: Tensor, scale: float = 1.0) -> list[Tensor]:
 @operator("ZeroGradient", gradient="ConstantFill(I0) -> GI0 {value=0.0, ...}")
 def zero_gradient(x: Tensor) -> None:
     """Compute nothing; the gradient of the input is zero where nothing else gives one."""
-
-
-@operator("StopGradient", gradient=NO_GRADIENT, plain=torch.clone)
-def stop_gradient(x: Tensor) -> Tensor:
-    """Return x; no gradient flows back."""
-    return x.clone()
-
-
-@operator("Sign")
-def sign(x: Tensor) -> Tensor:
-    """Return -1, 0 or 1."""
-    return torch.sign(x)

@@ -5,7 +5,6 @@ checks.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,10 @@ from torch import Tensor
 
 from poseidon.caffe2.operators.gradients import GradientMaker
 from poseidon.caffe2.operators.numeric.arithmetic import aligned
+from poseidon.caffe2.operators.numeric.elementwise import differentiable, unary
 from poseidon.caffe2.operators.registry import operator
 from poseidon.caffe2.proto.caffe2_pb2 import Argument, TensorProto
 from poseidon.caffe2.runtime.data_types import torch_type
-
-_Unary = Callable[[Tensor], Tensor]
-_Binary = Callable[[Tensor, Tensor], Tensor]
 
 
 def _cube(x: Tensor) -> Tensor:
@@ -31,43 +28,28 @@ def _cube_root(x: Tensor) -> Tensor:
     return torch.sign(x) * torch.abs(x).pow(1 / 3)
 
 
-_DIFFERENTIABLE: tuple[tuple[str, _Unary, str, _Binary], ...] = (
-    ("Abs", torch.abs, "I0, GO0", lambda x, dy: dy * torch.sign(x)),
-    ("Acos", torch.acos, "I0, GO0", lambda x, dy: -dy * torch.rsqrt(1 - x * x)),
-    ("Asin", torch.asin, "I0, GO0", lambda x, dy: dy * torch.rsqrt(1 - x * x)),
-    ("Atan", torch.atan, "I0, GO0", lambda x, dy: dy / (1 + x * x)),
-    ("Cos", torch.cos, "I0, GO0", lambda x, dy: -dy * torch.sin(x)),
-    ("Sin", torch.sin, "I0, GO0", lambda x, dy: dy * torch.cos(x)),
-    ("Tan", torch.tan, "I0, GO0", lambda x, dy: dy / torch.cos(x).square()),
-    ("Cosh", torch.cosh, "GO0, I0", lambda dy, x: dy * torch.sinh(x)),
-    ("Sinh", torch.sinh, "GO0, I0", lambda dy, x: dy * torch.cosh(x)),
-    ("Erf", torch.erf, "I0, GO0", lambda x, dy: dy * (2 / math.sqrt(math.pi)) * torch.exp(-x * x)),
-    ("Log1p", torch.log1p, "I0, GO0", lambda x, dy: dy / (1 + x)),
-    ("Cube", _cube, "GO0, I0", lambda dy, x: 3 * dy * x * x),
-    ("Cbrt", _cube_root, "GO0, O0", lambda dy, y: dy / (3 * y * y)),
-    ("Rsqrt", torch.rsqrt, "GO0, O0", lambda dy, y: -0.5 * dy * y * y * y),
-    ("Reciprocal", torch.reciprocal, "O0, GO0", lambda y, dy: -dy * y * y),
+differentiable("Abs", torch.abs, "I0, GO0", lambda x, dy: dy * torch.sign(x))
+differentiable("Acos", torch.acos, "I0, GO0", lambda x, dy: -dy * torch.rsqrt(1 - x * x))
+differentiable("Asin", torch.asin, "I0, GO0", lambda x, dy: dy * torch.rsqrt(1 - x * x))
+differentiable("Atan", torch.atan, "I0, GO0", lambda x, dy: dy / (1 + x * x))
+differentiable("Cos", torch.cos, "I0, GO0", lambda x, dy: -dy * torch.sin(x))
+differentiable("Sin", torch.sin, "I0, GO0", lambda x, dy: dy * torch.cos(x))
+differentiable("Tan", torch.tan, "I0, GO0", lambda x, dy: dy / torch.cos(x).square())
+differentiable("Cosh", torch.cosh, "GO0, I0", lambda dy, x: dy * torch.sinh(x))
+differentiable("Sinh", torch.sinh, "GO0, I0", lambda dy, x: dy * torch.cosh(x))
+differentiable(
+    "Erf", torch.erf, "I0, GO0", lambda x, dy: dy * (2 / math.sqrt(math.pi)) * torch.exp(-x * x)
 )
-"""Functions of single elements: the name of the operator, the function, the inputs of its gradient
-operator, and the gradient.
-"""
+differentiable("Log1p", torch.log1p, "I0, GO0", lambda x, dy: dy / (1 + x))
+differentiable("Cube", _cube, "GO0, I0", lambda dy, x: 3 * dy * x * x)
+differentiable("Cbrt", _cube_root, "GO0, O0", lambda dy, y: dy / (3 * y * y))
+differentiable("Rsqrt", torch.rsqrt, "GO0, O0", lambda dy, y: -0.5 * dy * y * y * y)
+differentiable("Reciprocal", torch.reciprocal, "O0, GO0", lambda y, dy: -dy * y * y)
 
-
-def _register(name: str, function: _Unary, inputs: str, gradient: _Binary) -> None:
-    kind = f"{name}Gradient"
-    names = (name, "RSqrt") if name == "Rsqrt" else (name,)  # Caffe2 has it under both
-
-    @operator(*names, gradient=f"{kind}({inputs}) -> GI0", plain=function)
-    def forward(x: Tensor) -> Tensor:
-        return function(x)
-
-    @operator(kind, expected="*S, *S", plain=gradient)
-    def backward(first: Tensor, second: Tensor) -> Tensor:
-        return gradient(first, second)
-
-
-for _row in _DIFFERENTIABLE:
-    _register(*_row)
+unary("RSqrt", torch.rsqrt, "RsqrtGradient(GO0, O0) -> GI0", __name__)  # Caffe2 has both names
+unary("Ceil", torch.ceil, None, __name__)
+unary("Floor", torch.floor, None, __name__)
+unary("NegateGradient", torch.clone, "Negative(GO0) -> GI0", __name__)
 
 
 @operator("Logit", gradient="LogitGradient(I0, GO0) -> GI0")
@@ -81,18 +63,6 @@ def logit_gradient(x: Tensor, dy: Tensor, *, eps: float = 1e-6) -> Tensor:
     """Return the gradient of `Logit`; 0 outside [eps, 1 - eps]."""
     result: Tensor = torch.ops.aten.logit_backward(dy, x, eps)
     return result
-
-
-@operator("Ceil", plain=torch.ceil)
-def ceil(x: Tensor) -> Tensor:
-    """Return the least whole number that is not below x."""
-    return torch.ceil(x)
-
-
-@operator("Floor", plain=torch.floor)
-def floor(x: Tensor) -> Tensor:
-    """Return the largest whole number that is not above x."""
-    return torch.floor(x)
 
 
 @operator("Clip", gradient="ClipGradient(O0, GO0) -> GI0")
@@ -170,12 +140,6 @@ def pow_(
     if e is None:
         return torch.pow(x, 0.0 if exponent is None else exponent)
     return torch.pow(x, aligned(x, e, broadcast, axis, axis_str, order))
-
-
-@operator("NegateGradient", gradient="Negative(GO0) -> GI0", plain=torch.clone)
-def negate_gradient(x: Tensor) -> Tensor:
-    """Return x; its gradient changes its sign."""
-    return x.clone()
 
 
 @operator("Alias", gradient="GI0 = GO0")

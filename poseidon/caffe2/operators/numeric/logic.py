@@ -11,6 +11,7 @@ from torch import Tensor
 
 from poseidon.caffe2.operators.input_shapes import check_count
 from poseidon.caffe2.operators.numeric.arithmetic import aligned, summed_to
+from poseidon.caffe2.operators.numeric.elementwise import unary
 from poseidon.caffe2.operators.numeric.functions import data_type
 from poseidon.caffe2.operators.registry import Context, operator
 from poseidon.caffe2.proto.caffe2_pb2 import Argument, TensorProto
@@ -49,10 +50,7 @@ for _name, _function in {
     _binary(_name, _function)
 
 
-@operator("Not", plain=torch.logical_not)
-def not_(x: Tensor) -> Tensor:
-    """Return whether x is false."""
-    return torch.logical_not(x)
+unary("Not", torch.logical_not, None, __name__)
 
 
 @operator("SumReduceLike")
