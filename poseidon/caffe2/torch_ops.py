@@ -45,8 +45,8 @@ def _kernel(name: str) -> Callable[..., Any]:
         schema = getattr(getattr(torch.ops, NAMESPACE), name).default._schema
         left_out = [argument.default_value for argument in schema.arguments[len(values) :]]
         for argument, value in zip(schema.arguments, [*values, *left_out], strict=True):
-            if argument.name in operator.keywords:
-                arguments[operator.keywords[argument.name]] = value
+            if argument.name in operator.parameters:
+                arguments[operator.parameters[argument.name].keyword] = value
             elif value is None or isinstance(value, torch.Tensor):
                 inputs.append(value)
         return operator.make(*inputs, **arguments)

@@ -16,10 +16,12 @@ are imported) and a test beside the others.
 * Positional parameters are the inputs, in order. A default (`None`) makes an input optional; `*xs`
   takes any number.
 * Keyword-only parameters are the operator's arguments, converted to the annotated type: `int`,
-  `float`, `bool`, `str`, `bytes`, `list[int]`, `list[float]`, `list[str]`, `list[bytes]`, `NetDef`,
-  `TensorProto`, `Argument` (the message itself), each or `| None`. One without a default is
+  `float`, `bool`, `str`, `bytes`, lists of these, `tuple[int, ...]`, `NetDef`, `TensorProto`,
+  `Argument` (the message itself), each or `| None`. One without a default is
   required. A trailing underscore is dropped (`min_` is `min`). Arguments that the function does not
   name are ignored, as Caffe2 ignores them (`order`, `use_cudnn`, ...): name what matters.
+* A keyword-only parameter annotated with a dataclass stands for an argument for each of its fields:
+  so several operators share arguments, and the function that computes with them.
 * A keyword-only parameter annotated `Context` gets the `Context`: device, number of outputs, random
   generator, definition, workspace.
 * The return annotation gives the outputs: `Tensor` is one, `tuple[Tensor, Tensor]` up to two,
@@ -91,7 +93,7 @@ import threading
 import types
 import typing
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -132,10 +134,19 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """An argument of an operator: its type and its default (`REQUIRED` where it has none)."""
+    """An argument of an operator.
+
+    Attributes:
+        type: its type.
+        default: its default, `REQUIRED` where it has none.
+        keyword: the Python parameter that gets it.
+        field: its field in the parameter's dataclass, None where the parameter is its value.
+    """
 
     type: Any
     default: Any
+    keyword: str
+    field: str | None = None
 
     def convert(self, argument: Argument) -> Any:
         """Return the value of an argument as the parameter's type."""
@@ -153,7 +164,7 @@ class Operator:
         inputs, outputs: the least and the largest number.
         single: whether it returns one value, not a sequence of values.
         parameters: arguments by name.
-        keywords: the name of the Python parameter of each argument.
+        groups: the dataclass of each Python parameter that has one.
         context: the parameter that gets the `Context`, None where there is none.
         gradient: the rule of its gradient, None where it is not differentiable.
         blobs: whether it is called with its blobs, not with their values.
@@ -170,7 +181,7 @@ class Operator:
     outputs: tuple[int, int]
     single: bool
     parameters: dict[str, Parameter]
-    keywords: dict[str, str]
+    groups: dict[str, type]
     context: str | None
     gradient: GradientRule | None = field(default=None)
     blobs: bool = False
@@ -185,15 +196,30 @@ class Operator:
         Raises:
             ValueError: an argument is missing or has no value of the declared type.
         """
-        given = {}
+        given: dict[str, Any] = {}
         for argument in definition.arg:
             parameter = self.parameters.get(argument.name)
             if parameter is not None:
-                given[self.keywords[argument.name]] = parameter.convert(argument)
+                value = parameter.convert(argument)
+                if parameter.field is None:
+                    given[parameter.keyword] = value
+                else:
+                    given.setdefault(parameter.keyword, {})[parameter.field] = value
         for name, parameter in self.parameters.items():
-            if parameter.default is REQUIRED and self.keywords[name] not in given:
+            if parameter.default is REQUIRED and parameter.keyword not in given:
                 raise ValueError(f"{self.name}: the argument {name} is required")
-        return given
+        return {
+            keyword: self.groups[keyword](**value) if keyword in self.groups else value
+            for keyword, value in given.items()
+        }
+
+    def argument(self, definition: OperatorDef, name: str) -> Any:
+        """Return an argument that a definition gives, or its default; None for a required one."""
+        parameter = self.parameters[name]
+        given = [argument for argument in definition.arg if argument.name == name]
+        if given:
+            return parameter.convert(given[-1])
+        return None if parameter.default is REQUIRED else parameter.default
 
     def check(self, definition: OperatorDef) -> None:
         """Raise ValueError when the number of inputs or outputs is not one that the operator
@@ -327,14 +353,20 @@ def _describe(
     required = sum(p.default is p.empty for p in positional if p.kind is not p.VAR_POSITIONAL)
     keyword_only = [p for p in arguments if p.kind is p.KEYWORD_ONLY]
     contexts = [p.name for p in keyword_only if p.annotation is Context]
-    parameters, keywords = {}, {}
+    parameters: dict[str, Parameter] = {}
+    groups: dict[str, type] = {}
     for p in keyword_only:
-        if p.annotation is not Context:
-            argument = p.name.removesuffix("_")
-            parameters[argument] = Parameter(
-                _plain(p.annotation), REQUIRED if p.default is p.empty else p.default
-            )
-            keywords[argument] = p.name
+        if p.annotation is Context:
+            continue
+        if isinstance(p.annotation, type) and is_dataclass(p.annotation):
+            groups[p.name] = p.annotation
+            for each in inspect.signature(p.annotation, eval_str=True).parameters.values():
+                parameters[each.name.removesuffix("_")] = Parameter(
+                    _plain(each.annotation), each.default, p.name, each.name
+                )
+        else:
+            default = REQUIRED if p.default is p.empty else p.default
+            parameters[p.name.removesuffix("_")] = Parameter(_plain(p.annotation), default, p.name)
     returned = signature.return_annotation
     return Operator(
         name=name,
@@ -344,7 +376,7 @@ def _describe(
         outputs=outputs or _outputs(returned),
         single=typing.get_origin(returned) not in (tuple, list) and returned is not None,
         parameters=parameters,
-        keywords=keywords,
+        groups=groups,
         context=contexts[0] if contexts else None,
         gradient=parse_rule(gradient) if isinstance(gradient, str) else gradient,
     )
@@ -377,14 +409,15 @@ def _convert(argument: Argument, kind: Any) -> Any:
         return argument.n
     if kind is TensorProto:
         return argument.t
-    if typing.get_origin(kind) is list:
-        (part,) = typing.get_args(kind)
+    several = typing.get_origin(kind)
+    if several in (list, tuple):
+        part = typing.get_args(kind)[0]
         if part in (str, bytes):
-            return [
+            return several(
                 text.decode(errors="surrogateescape") if part is str else text
                 for text in argument.strings
-            ]
-        return [part(value) for value in (argument.floats or argument.ints or _single(argument))]
+            )
+        return several(map(part, argument.floats or argument.ints or _single(argument)))
     single = _single(argument)
     if not single:
         raise ValueError(f"the argument {argument.name} has no value of type {kind.__name__}")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from poseidon.caffe2.operators.control.recurrent import Link, RecurrentNetwork
-from poseidon.caffe2.operators.registry import REQUIRED, find, is_registered
+from poseidon.caffe2.operators.registry import find, is_registered
 from poseidon.caffe2.proto.caffe2_pb2 import NetDef, OperatorDef
 from poseidon.caffe2.runtime.bind import function_of
 from poseidon.caffe2.utils import MakeArgument
@@ -69,11 +69,7 @@ class Op:
 
     def __getitem__(self, name: str) -> Any:
         """Return an argument, or its default."""
-        known = find(self.definition.type)
-        keyword, default = known.keywords[name], known.parameters[name].default
-        return known.arguments(self.definition).get(
-            keyword, None if default is REQUIRED else default
-        )
+        return find(self.definition.type).argument(self.definition, name)
 
     @property
     def label(self) -> str:

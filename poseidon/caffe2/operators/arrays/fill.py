@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,43 +18,47 @@ from poseidon.caffe2.runtime.data_types import torch_type
 FLOAT, STRING = TensorProto.FLOAT, TensorProto.STRING
 
 
-def filled_shape(
-    inputs: Sequence[Tensor],
-    shape: Sequence[int],
-    extra_shape: Sequence[int],
-    input_as_shape: bool,
-    context: Context,
-) -> list[int]:
-    """Return the shape that a filler makes.
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """The arguments of a filler that say what shape it makes.
 
-    Args:
-        inputs: at most the first counts: its shape, or its values where `input_as_shape` is set.
+    Attributes:
         shape: where there is no input.
         extra_shape: appended to the input's.
-        input_as_shape: see inputs.
-        context: the filler's.
-
-    Raises:
-        ValueError: an input and a shape are both given, or the shape is not a list.
+        input_as_shape: whether the values of the input are the shape, not its own shape.
     """
-    if not inputs:
-        if any(given.name == "shape" and given.HasField("i") for given in context.definition.arg):
-            raise ValueError("the argument shape of a filler must be a list, not a number")
-        return list(shape)
-    if shape:
-        raise ValueError("a filler has either an input or the argument shape")
-    if input_as_shape and inputs[0].ndim != 1:
-        raise ValueError(f"the input that is the shape has {inputs[0].ndim} dimensions, expected 1")
-    return [*(inputs[0].tolist() if input_as_shape else inputs[0].shape), *extra_shape]
+
+    shape: tuple[int, ...] = ()
+    extra_shape: tuple[int, ...] = ()
+    input_as_shape: bool = False
+
+    def sizes(self, inputs: Sequence[Tensor], context: Context) -> list[int]:
+        """Return the shape; of the inputs at most the first counts.
+
+        Raises:
+            ValueError: an input and a shape are both given, or the shape is not a list.
+        """
+        if not inputs:
+            given = context.definition.arg
+            if any(argument.name == "shape" and argument.HasField("i") for argument in given):
+                raise ValueError("the argument shape of a filler must be a list, not a number")
+            return list(self.shape)
+        if self.shape:
+            raise ValueError("a filler has either an input or the argument shape")
+        like = inputs[0]
+        if self.input_as_shape and like.ndim != 1:
+            raise ValueError(f"the input that is the shape has {like.ndim} dimensions, expected 1")
+        return [*(like.tolist() if self.input_as_shape else like.shape), *self.extra_shape]
+
+
+NO_SHAPE = Filled()
 
 
 @operator("ConstantFill", gradient=NO_GRADIENT)
 def constant_fill(
     *inputs: Tensor,
     context: Context,
-    shape: list[int] = [],  # noqa: B006 (it is not changed)
-    extra_shape: list[int] = [],  # noqa: B006
-    input_as_shape: bool = False,
+    filled: Filled = NO_SHAPE,
     dtype: int = FLOAT,
     value: Argument | None = None,
 ) -> Any:
@@ -62,7 +67,7 @@ def constant_fill(
     A second input has the value, one element.
     """
     inputs, given = inputs[:1], inputs[1:]
-    size = filled_shape(inputs, shape, extra_shape, input_as_shape, context)
+    size = filled.sizes(inputs, context)
     if dtype == STRING:
         return np.full(size, b"" if value is None else value.s, dtype=object)
     number = 0 if value is None else value.f if value.HasField("f") else value.i
@@ -78,12 +83,10 @@ def _given(kind: str, dtype: torch.dtype | None) -> None:
     def given_tensor_fill(
         *inputs: Tensor,
         context: Context,
-        shape: list[int] = [],  # noqa: B006
-        extra_shape: list[int] = [],  # noqa: B006
-        input_as_shape: bool = False,
+        filled: Filled = NO_SHAPE,
     ) -> Any:
         """Return the values of the argument `values`."""
-        size = filled_shape(inputs, shape, extra_shape, input_as_shape, context)
+        size = filled.sizes(inputs, context)
         found = [argument for argument in context.definition.arg if argument.name == "values"]
         if not found:
             raise ValueError(f"the argument values of GivenTensor{kind}Fill is required")
@@ -114,12 +117,10 @@ def given_tensor_byte_string_fill(
     *inputs: Tensor,
     context: Context,
     values: list[bytes],
-    shape: list[int] = [],  # noqa: B006
-    extra_shape: list[int] = [],  # noqa: B006
-    input_as_shape: bool = False,
+    filled: Filled = NO_SHAPE,
 ) -> Tensor:
     """Return the bytes of the first string of `values`, one a value of type uint8."""
-    size = filled_shape(inputs, shape, extra_shape, input_as_shape, context)
+    size = filled.sizes(inputs, context)
     given = (
         torch.frombuffer(bytearray(values[0]), dtype=torch.uint8) if values[0] else torch.empty(0)
     )
@@ -130,14 +131,12 @@ def given_tensor_byte_string_fill(
 def uniform_fill(
     *inputs: Tensor,
     context: Context,
-    shape: list[int] = [],  # noqa: B006
-    extra_shape: list[int] = [],  # noqa: B006
-    input_as_shape: bool = False,
+    filled: Filled = NO_SHAPE,
     min_: float = 0.0,
     max_: float = 1.0,
 ) -> Tensor:
     """Return values uniform between `min` and `max`; further inputs replace these."""
-    size = filled_shape(inputs[:1], shape, extra_shape, input_as_shape, context)
+    size = filled.sizes(inputs[:1], context)
     if len(inputs) == 3:
         min_, max_ = inputs[1].item(), inputs[2].item()
         size = size if min_ <= max_ else [0, *size[1:]]
@@ -148,16 +147,14 @@ def uniform_fill(
 def uniform_int_fill(
     *inputs: Tensor,
     context: Context,
-    shape: list[int] = [],  # noqa: B006
-    extra_shape: list[int] = [],  # noqa: B006
-    input_as_shape: bool = False,
+    filled: Filled = NO_SHAPE,
     min_: int = 0,
     max_: int = 1,
 ) -> Tensor:
     """Return integers uniform between `min` and `max`, both included; further inputs replace
     these.
     """
-    size = filled_shape(inputs[:1], shape, extra_shape, input_as_shape, context)
+    size = filled.sizes(inputs[:1], context)
     if len(inputs) == 3:
         min_, max_ = int(inputs[1].item()), int(inputs[2].item())
         size = size if min_ <= max_ else [0, *size[1:]]
@@ -169,45 +166,31 @@ def uniform_int_fill(
 def gaussian_fill(
     *inputs: Tensor,
     context: Context,
-    shape: list[int] = [],  # noqa: B006
-    extra_shape: list[int] = [],  # noqa: B006
-    input_as_shape: bool = False,
+    filled: Filled = NO_SHAPE,
     mean: float = 0.0,
     std: float = 1.0,
 ) -> Tensor:
     """Return values of a normal distribution."""
-    size = filled_shape(inputs, shape, extra_shape, input_as_shape, context)
+    size = filled.sizes(inputs, context)
     return _empty(size, context).normal_(mean, std, generator=context.generator)
 
 
 @operator("XavierFill", gradient=NO_GRADIENT)
-def xavier_fill(
-    *inputs: Tensor,
-    context: Context,
-    shape: list[int] = [],  # noqa: B006
-    extra_shape: list[int] = [],  # noqa: B006
-    input_as_shape: bool = False,
-) -> Tensor:
+def xavier_fill(*inputs: Tensor, context: Context, filled: Filled = NO_SHAPE) -> Tensor:
     """Return values uniform within sqrt(3 / fan_in), fan_in the size divided by the first
     dimension.
     """
-    made = _empty(filled_shape(inputs, shape, extra_shape, input_as_shape, context), context)
+    made = _empty(filled.sizes(inputs, context), context)
     limit = math.sqrt(3 / (made.numel() / made.shape[0]))
     return made.uniform_(-limit, limit, generator=context.generator)
 
 
 @operator("MSRAFill", gradient=NO_GRADIENT)
-def msra_fill(
-    *inputs: Tensor,
-    context: Context,
-    shape: list[int] = [],  # noqa: B006
-    extra_shape: list[int] = [],  # noqa: B006
-    input_as_shape: bool = False,
-) -> Tensor:
+def msra_fill(*inputs: Tensor, context: Context, filled: Filled = NO_SHAPE) -> Tensor:
     """Return normal values of spread sqrt(2 / fan_out), fan_out the size divided by the second
     dimension.
     """
-    made = _empty(filled_shape(inputs, shape, extra_shape, input_as_shape, context), context)
+    made = _empty(filled.sizes(inputs, context), context)
     return made.normal_(
         0, math.sqrt(2 / (made.numel() / made.shape[1])), generator=context.generator
     )

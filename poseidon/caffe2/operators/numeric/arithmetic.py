@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,21 +12,33 @@ from poseidon.caffe2.operators.gradients import GradientMaker
 from poseidon.caffe2.operators.registry import Context, operator
 
 
-def aligned(a: Tensor, b: Tensor, broadcast: bool, axis: int, axis_str: str, order: str) -> Tensor:
-    """Return `b` in a shape that broadcasts to the shape of `a`.
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """The arguments of operators with two operands: how the second is brought to the shape of the
+    first.
 
-    Args:
-        a, b: the operands.
-        broadcast: whether Caffe2's older rule holds: the shape of `b` is a part of the shape of
-            `a`, which begins at `axis`, or is its end. Without it NumPy's rule holds.
+    Attributes:
+        broadcast: whether Caffe2's older rule holds: the shape of the second is a part of the shape
+            of the first, which begins at `axis`, or is its end. Without it NumPy's rule holds.
         axis: where the part begins; -1 where it is the end.
         axis_str: the axis as a letter of `order` (`C` of `NCHW`), "" where `axis` says it.
+        order: the letters of all axes.
     """
-    if broadcast and axis_str:
-        axis = order.index(axis_str)
-    if broadcast and axis >= 0:
-        return b.reshape(b.shape + (1,) * (a.dim() - axis - b.dim()))
-    return b
+
+    broadcast: bool = False
+    axis: int = -1
+    axis_str: str = ""
+    order: str = "NCHW"
+
+    def fit(self, a: Tensor, b: Tensor) -> Tensor:
+        """Return `b` in a shape that broadcasts to the shape of `a`."""
+        if not self.broadcast:
+            return b
+        axis = self.order.index(self.axis_str) if self.axis_str else self.axis
+        return b.reshape(b.shape + (1,) * (a.dim() - axis - b.dim())) if axis >= 0 else b
+
+
+NUMPY = Broadcast()
 
 
 def summed_to(gradient: Tensor, like: Tensor) -> Tensor:
@@ -34,120 +47,61 @@ def summed_to(gradient: Tensor, like: Tensor) -> Tensor:
 
 
 @operator("Add", gradient="AddGradient(GO0, I0, I1) -> GI0, GI1", plain=torch.add)
-def add(
-    a: Tensor,
-    b: Tensor,
-    *,
-    broadcast: bool = False,
-    axis: int = -1,
-    axis_str: str = "",
-    order: str = "NCHW",
-) -> Tensor:
+def add(a: Tensor, b: Tensor, *, rule: Broadcast = NUMPY) -> Tensor:
     """Return a + b."""
-    return a + aligned(a, b, broadcast, axis, axis_str, order)
+    return a + rule.fit(a, b)
 
 
 @operator("AddGradient")
 def add_gradient(
-    dy: Tensor,
-    a: Tensor,
-    b: Tensor,
-    *,
-    broadcast: bool = False,
-    axis: int = -1,
-    axis_str: str = "",
-    order: str = "NCHW",
+    dy: Tensor, a: Tensor, b: Tensor, *, rule: Broadcast = NUMPY
 ) -> tuple[Tensor, Tensor]:
-    fitted = aligned(a, b, broadcast, axis, axis_str, order)
+    fitted = rule.fit(a, b)
     return summed_to(dy, a), summed_to(dy, fitted).reshape(b.shape)
 
 
 @operator("Sub", gradient="SubGradient(GO0, I0, I1) -> GI0, GI1", plain=torch.sub)
-def sub(
-    a: Tensor,
-    b: Tensor,
-    *,
-    broadcast: bool = False,
-    axis: int = -1,
-    axis_str: str = "",
-    order: str = "NCHW",
-) -> Tensor:
+def sub(a: Tensor, b: Tensor, *, rule: Broadcast = NUMPY) -> Tensor:
     """Return a - b."""
-    return a - aligned(a, b, broadcast, axis, axis_str, order)
+    return a - rule.fit(a, b)
 
 
 @operator("SubGradient")
 def sub_gradient(
-    dy: Tensor,
-    a: Tensor,
-    b: Tensor,
-    *,
-    broadcast: bool = False,
-    axis: int = -1,
-    axis_str: str = "",
-    order: str = "NCHW",
+    dy: Tensor, a: Tensor, b: Tensor, *, rule: Broadcast = NUMPY
 ) -> tuple[Tensor, Tensor]:
-    fitted = aligned(a, b, broadcast, axis, axis_str, order)
+    fitted = rule.fit(a, b)
     return summed_to(dy, a), -summed_to(dy, fitted).reshape(b.shape)
 
 
 @operator("Mul", gradient="MulGradient(GO0, I0, I1) -> GI0, GI1", plain=torch.mul)
-def mul(
-    a: Tensor,
-    b: Tensor,
-    *,
-    broadcast: bool = False,
-    axis: int = -1,
-    axis_str: str = "",
-    order: str = "NCHW",
-) -> Tensor:
+def mul(a: Tensor, b: Tensor, *, rule: Broadcast = NUMPY) -> Tensor:
     """Return a * b."""
-    return a * aligned(a, b, broadcast, axis, axis_str, order)
+    return a * rule.fit(a, b)
 
 
 @operator("MulGradient")
 def mul_gradient(
-    dy: Tensor,
-    a: Tensor,
-    b: Tensor,
-    *,
-    broadcast: bool = False,
-    axis: int = -1,
-    axis_str: str = "",
-    order: str = "NCHW",
+    dy: Tensor, a: Tensor, b: Tensor, *, rule: Broadcast = NUMPY
 ) -> tuple[Tensor, Tensor]:
-    fitted = aligned(a, b, broadcast, axis, axis_str, order)
+    fitted = rule.fit(a, b)
     return summed_to(dy * fitted, a), summed_to(dy * a, fitted).reshape(b.shape)
 
 
 @operator("Div", gradient="DivGradient(GO0, I0, I1, O0) -> GI0, GI1")
-def div(
-    a: Tensor,
-    b: Tensor,
-    *,
-    broadcast: bool = False,
-    axis: int = -1,
-    axis_str: str = "",
-    order: str = "NCHW",
-) -> Tensor:
+def div(a: Tensor, b: Tensor, *, rule: Broadcast = NUMPY) -> Tensor:
     """Return a / b; integers are divided as C does."""
-    fitted = aligned(a, b, broadcast, axis, axis_str, order)
+    fitted = rule.fit(a, b)
     return a / fitted if a.is_floating_point() else torch.div(a, fitted, rounding_mode="trunc")
 
 
 @operator("DivGradient", inputs=(3, 4))
-def div_gradient(
-    *given: Tensor,
-    broadcast: bool = False,
-    axis: int = -1,
-    axis_str: str = "",
-    order: str = "NCHW",
-) -> tuple[Tensor, Tensor]:
+def div_gradient(*given: Tensor, rule: Broadcast = NUMPY) -> tuple[Tensor, Tensor]:
     """Return the gradients of `Div`; the inputs are dy, a, b, y, or b, y, dy (the
     older form, for equal shapes of a and y).
     """
     dy, a, b, y = given if len(given) == 4 else (given[2], given[1], given[0], given[1])
-    fitted = aligned(a, b, broadcast, axis, axis_str, order)
+    fitted = rule.fit(a, b)
     return summed_to(dy / fitted, a), -summed_to(dy * y / fitted, fitted).reshape(b.shape)
 
 

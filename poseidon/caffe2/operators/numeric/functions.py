@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from poseidon.caffe2.operators.gradients import GradientMaker
-from poseidon.caffe2.operators.numeric.arithmetic import aligned
+from poseidon.caffe2.operators.numeric.arithmetic import NUMPY, Broadcast
 from poseidon.caffe2.operators.numeric.elementwise import differentiable, unary
 from poseidon.caffe2.operators.registry import operator
 from poseidon.caffe2.proto.caffe2_pb2 import Argument, TensorProto
@@ -127,19 +127,12 @@ def _pow_blob_rule(maker: GradientMaker) -> None:
 
 @operator("Pow", gradient=_pow_rule, inputs=(1, 2))
 def pow_(
-    x: Tensor,
-    e: Tensor | None = None,
-    *,
-    exponent: float | None = None,
-    broadcast: bool = False,
-    axis: int = -1,
-    axis_str: str = "",
-    order: str = "NCHW",
+    x: Tensor, e: Tensor | None = None, *, exponent: float | None = None, rule: Broadcast = NUMPY
 ) -> Tensor:
     """Return x to the power of the argument `exponent`, or of the second input."""
     if e is None:
         return torch.pow(x, 0.0 if exponent is None else exponent)
-    return torch.pow(x, aligned(x, e, broadcast, axis, axis_str, order))
+    return torch.pow(x, rule.fit(x, e))
 
 
 @operator("Alias", gradient="GI0 = GO0")

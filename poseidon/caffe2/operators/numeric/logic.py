@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from poseidon.caffe2.operators.input_shapes import check_count
-from poseidon.caffe2.operators.numeric.arithmetic import aligned, summed_to
+from poseidon.caffe2.operators.numeric.arithmetic import NUMPY, Broadcast, summed_to
 from poseidon.caffe2.operators.numeric.elementwise import unary
 from poseidon.caffe2.operators.numeric.functions import data_type
 from poseidon.caffe2.operators.registry import Context, operator
@@ -20,17 +21,9 @@ from poseidon.caffe2.runtime.data_types import torch_type
 
 def _binary(name: str, function: Callable[[Tensor, Tensor], Tensor]) -> None:
     @operator(name)
-    def apply(
-        a: Tensor,
-        b: Tensor,
-        *,
-        broadcast: bool = False,
-        axis: int = -1,
-        axis_str: str = "",
-        order: str = "NCHW",
-    ) -> Tensor:
+    def apply(a: Tensor, b: Tensor, *, rule: Broadcast = NUMPY) -> Tensor:
         """Return torch's function of a and b, which is broadcast to a."""
-        return function(a, aligned(a, b, broadcast, axis, axis_str, order))
+        return function(a, rule.fit(a, b))
 
 
 for _name, _function in {
@@ -54,17 +47,9 @@ unary("Not", torch.logical_not, None, __name__)
 
 
 @operator("SumReduceLike")
-def sum_reduce_like(
-    a: Tensor,
-    b: Tensor,
-    *,
-    broadcast: bool = True,
-    axis: int = -1,
-    axis_str: str = "",
-    order: str = "NCHW",
-) -> Tensor:
+def sum_reduce_like(a: Tensor, b: Tensor, *, rule: Broadcast = NUMPY) -> Tensor:
     """Return a summed to the shape of b, which would be broadcast to it."""
-    fitted = aligned(a, b, True, axis, axis_str, order)
+    fitted = replace(rule, broadcast=True).fit(a, b)
     return summed_to(a, fitted).reshape(b.shape)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from poseidon.caffe2.operators.arrays.fill import filled_shape
+from poseidon.caffe2.operators.arrays.fill import NO_SHAPE, Filled
 from poseidon.caffe2.operators.registry import NO_GRADIENT, Context, operator
 from poseidon.caffe2.proto.caffe2_pb2 import Argument, TensorProto
 from poseidon.caffe2.runtime.data_types import torch_type
@@ -32,15 +32,9 @@ def range_(*limits: Tensor) -> Tensor:
 
 
 @operator("RangeFill", gradient=NO_GRADIENT)
-def range_fill(
-    *inputs: Tensor,
-    context: Context,
-    shape: list[int] = [],  # noqa: B006 (it is not changed)
-    extra_shape: list[int] = [],  # noqa: B006
-    input_as_shape: bool = False,
-) -> Tensor:
+def range_fill(*inputs: Tensor, context: Context, filled: Filled = NO_SHAPE) -> Tensor:
     """Return 0, 1, 2, ... in a shape."""
-    size = filled_shape(inputs, shape, extra_shape, input_as_shape, context)
+    size = filled.sizes(inputs, context)
     count = int(np.prod(size, dtype=np.int64))
     return torch.arange(count, dtype=torch.float32, device=context.device).reshape(size)
 
@@ -49,9 +43,7 @@ def range_fill(
 def diagonal_fill(
     *inputs: Tensor,
     context: Context,
-    shape: list[int] = [],  # noqa: B006
-    extra_shape: list[int] = [],  # noqa: B006
-    input_as_shape: bool = False,
+    filled: Filled = NO_SHAPE,
     dtype: int = TensorProto.FLOAT,
     value: Argument | None = None,
 ) -> Tensor:
@@ -61,7 +53,7 @@ def diagonal_fill(
     Raises:
         ValueError: the shape has fewer than two dimensions, or more and not all equal.
     """
-    size = filled_shape(inputs, shape, extra_shape, input_as_shape, context)
+    size = filled.sizes(inputs, context)
     if len(size) < 2 or (len(size) > 2 and len(set(size)) > 1):
         raise ValueError(f"a tensor of shape {size} has no diagonal")
     number = 0 if value is None else value.f if value.HasField("f") else value.i
@@ -75,9 +67,7 @@ def diagonal_fill(
 def unique_uniform_fill(
     *inputs: Tensor,
     context: Context,
-    shape: list[int] = [],  # noqa: B006
-    extra_shape: list[int] = [],  # noqa: B006
-    input_as_shape: bool = False,
+    filled: Filled = NO_SHAPE,
     dtype: int = TensorProto.INT32,
     min_: int = 0,
     max_: int = 1,
@@ -88,7 +78,7 @@ def unique_uniform_fill(
     Raises:
         ValueError: there are not enough.
     """
-    size = filled_shape(inputs[:1], shape, extra_shape, input_as_shape, context)
+    size = filled.sizes(inputs[:1], context)
     count = int(np.prod(size, dtype=np.int64))
     choice = torch.arange(min_, max_ + 1)
     if len(inputs) == 2:

@@ -4,6 +4,7 @@ groups.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,33 +12,36 @@ from torch import Tensor
 
 from poseidon.caffe2.operators.registry import operator
 from poseidon.caffe2.operators.sparse.sparse_rows import gradient_rows, rounds
-from poseidon.caffe2.operators.training.optimizers import counted
+from poseidon.caffe2.operators.training.optimizers import FTRL, Ftrl, counted
 
 
-def _storm_rate(total: Tensor, g: Tensor, lr: Tensor, beta: float) -> tuple[Tensor, Tensor]:
-    """Return the sum of all squared gradients and the learning rate that follows from it."""
-    summed = total + (g * g).sum()
-    return summed, lr * (beta + summed) ** (-1 / 3)
+@dataclass(frozen=True, slots=True)
+class Storm:
+    """The arguments of STORM (arXiv 1905.10018)."""
+
+    momentum: float = 10.0
+    beta: float = 0.1
+
+    def rate(self, total: Tensor, g: Tensor, lr: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the sum of all squared gradients and the learning rate that follows from it."""
+        summed = total + (g * g).sum()
+        return summed, lr * (self.beta + summed) ** (-1 / 3)
+
+    def moved(self, m: Tensor, g: Tensor, rate: Tensor) -> Tensor:
+        """Return the new momentum."""
+        return g + (1 - self.momentum * rate * rate) * (m - g)
 
 
-def _storm_momentum(m: Tensor, g: Tensor, rate: Tensor, momentum: float) -> Tensor:
-    return g + (1 - momentum * rate * rate) * (m - g)
+STORM = Storm()
 
 
 @operator("Storm", shapes="*S, *S, one, *S, one")
 def storm(
-    w: Tensor,
-    m: Tensor,
-    total: Tensor,
-    g: Tensor,
-    lr: Tensor,
-    *,
-    momentum: float = 10.0,
-    beta: float = 0.1,
+    w: Tensor, m: Tensor, total: Tensor, g: Tensor, lr: Tensor, *, rule: Storm = STORM
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return parameter, momentum and the sum of all squared gradients (arXiv 1905.10018)."""
-    summed, rate = _storm_rate(total, g, lr, beta)
-    moved = _storm_momentum(m, g, rate, momentum)
+    """Return parameter, momentum and the sum of all squared gradients."""
+    summed, rate = rule.rate(total, g, lr)
+    moved = rule.moved(m, g, rate)
     return w + rate * moved, moved, summed
 
 
@@ -50,14 +54,13 @@ def sparse_storm(
     indices: Tensor,
     lr: Tensor,
     *,
-    momentum: float = 10.0,
-    beta: float = 0.1,
+    rule: Storm = STORM,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return what `Storm` does; the rows without a gradient stay as they are."""
-    summed, rate = _storm_rate(total, g, lr, beta)
+    summed, rate = rule.rate(total, g, lr)
     given = gradient_rows(g, indices, w)
     for rows, positions in rounds(indices):
-        m[rows] = _storm_momentum(m[rows], given[positions], rate, momentum)
+        m[rows] = rule.moved(m[rows], given[positions], rate)
         w[rows] += rate * m[rows]
     return w, m, summed
 
@@ -92,15 +95,7 @@ def sparse_wngrad(
 
 @operator("GFtrl", shapes="*S, *S 2, *S, one")
 def gftrl(
-    w: Tensor,
-    nz: Tensor,
-    g: Tensor,
-    rate: Tensor | None = None,
-    *,
-    alpha: float = 0.005,
-    beta: float = 1.0,
-    lambda1: float = 0.001,
-    lambda2: float = 0.001,
+    w: Tensor, nz: Tensor, g: Tensor, rate: Tensor | None = None, *, rule: Ftrl = FTRL
 ) -> tuple[Tensor, Tensor]:
     """Return parameter and sums of FTRL with a penalty for groups: a column of weights is kept
     or zero as a whole.
@@ -108,14 +103,14 @@ def gftrl(
     `nz` holds the sums of squared and of adjusted gradients in its last dimension; a fourth input
     takes the place of `alpha`.
     """
-    speed: Any = alpha if rate is None else rate.reshape(())
+    speed: Any = rule.alpha if rate is None else rate.reshape(())
     n, z = nz.unbind(-1)
     summed = n + g * g
     adjusted = z + g - (summed.sqrt() - n.sqrt()) / speed * w
-    limit = lambda1 * len(w) ** 0.5
+    limit = rule.lambda1 * len(w) ** 0.5
     norms = adjusted.reshape(len(w), -1).norm(dim=0) + 1e-6
     norms = norms.expand(len(w), -1).reshape(w.shape)
-    kept = adjusted * (limit / norms - 1) / ((beta + summed.sqrt()) / speed + lambda2)
+    kept = adjusted * (limit / norms - 1) / ((rule.beta + summed.sqrt()) / speed + rule.lambda2)
     return torch.where(norms > limit, kept, 0.0), torch.stack([summed, adjusted], -1)
 
 

@@ -5,6 +5,8 @@ others.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,20 +24,30 @@ def tiles(x: Tensor) -> tuple[Tensor, ...]:
     return x.view(-1).split(TILE) if x.numel() > TILE and x.device.type == "cpu" else (x,)
 
 
-def momentum_step(
-    g: Tensor, m: Tensor, lr: Tensor, momentum: float, nesterov: bool
-) -> tuple[Tensor, Tensor]:
-    """Return the step to subtract and the new momentum, which has the learning rate in it."""
-    moved = m * momentum + g * lr
-    return ((1 + momentum) * moved - momentum * m if nesterov else moved), moved
+@dataclass(frozen=True, slots=True)
+class Momentum:
+    """The arguments of SGD with momentum; the learning rate is a part of the momentum."""
+
+    momentum: float = 0.0
+    nesterov: bool = False
+
+    def step(self, g: Tensor, m: Tensor, lr: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the step to subtract and the new momentum."""
+        moved = m * self.momentum + g * lr
+        if self.nesterov:
+            return (1 + self.momentum) * moved - self.momentum * m, moved
+        return moved, moved
+
+
+NO_MOMENTUM = Momentum()
 
 
 @operator("MomentumSGD", shapes="*S, *S, one")
 def momentum_sgd(
-    g: Tensor, m: Tensor, lr: Tensor, *, momentum: float = 0.0, nesterov: bool = False
+    g: Tensor, m: Tensor, lr: Tensor, *, rule: Momentum = NO_MOMENTUM
 ) -> tuple[Tensor, Tensor]:
     """Return the step to subtract and the new momentum."""
-    return momentum_step(g, m, lr, momentum, nesterov)
+    return rule.step(g, m, lr)
 
 
 @operator("MomentumSGDUpdate", shapes="*S, *S, one, *S")
@@ -44,32 +56,31 @@ class MomentumSGDUpdate:
     updated in place.
     """
 
-    def __init__(self, *, context: Context, momentum: float = 0.0, nesterov: bool = False) -> None:
+    def __init__(self, *, context: Context, rule: Momentum = NO_MOMENTUM) -> None:
         definition = context.definition
         same = list(definition.output) == [definition.input[i] for i in (0, 1, 3)]
         self.in_place = same and context.device.type != "meta"
-        self.momentum = momentum
-        self.nesterov = nesterov
+        self.rule = rule
 
     def __call__(
         self, g: Tensor, m: Tensor, lr: Tensor, w: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the step that was subtracted, the new momentum and the new parameter."""
-        if self.in_place and not self.nesterov:
-            m.mul_(self.momentum).add_(g * lr)
+        if self.in_place and not self.rule.nesterov:
+            m.mul_(self.rule.momentum).add_(g * lr)
             return g.copy_(m), m, w.sub_(m)
         if self.in_place and all(x.is_contiguous() and x.dtype == lr.dtype for x in (g, m, w)):
             for part_of_g, part_of_m, part_of_w in zip(tiles(g), tiles(m), tiles(w), strict=True):
                 self._update(part_of_g, part_of_m, part_of_w, lr)
             return g, m, w
-        step, moved = momentum_step(g, m, lr, self.momentum, self.nesterov)
+        step, moved = self.rule.step(g, m, lr)
         return step, moved, w.sub_(step) if self.in_place else w - step
 
     def _update(self, g: Tensor, m: Tensor, w: Tensor, lr: Tensor) -> None:
         """Do the same in place, with Nesterov's momentum."""
-        before = m * self.momentum
+        before = m * self.rule.momentum
         torch.add(before, g * lr, out=m)
-        torch.mul(m, 1 + self.momentum, out=g)
+        torch.mul(m, 1 + self.rule.momentum, out=g)
         w.sub_(g.sub_(before))
 
 
@@ -80,12 +91,11 @@ def fp32_momentum_sgd_update(
     lr: Tensor,
     w: Tensor,
     *,
-    momentum: float = 0.0,
-    nesterov: bool = False,
+    rule: Momentum = NO_MOMENTUM,
     weight_decay: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return step, momentum and parameter; the weight decay is a part of the gradient."""
-    step, moved = momentum_step(g + weight_decay * w, m, lr, momentum, nesterov)
+    step, moved = rule.step(g + weight_decay * w, m, lr)
     return step, moved, w - step
 
 
@@ -96,20 +106,12 @@ def fp16_momentum_sgd_update(
     lr: Tensor,
     w: Tensor,
     *,
-    momentum: float = 0.0,
-    nesterov: bool = False,
+    rule: Momentum = NO_MOMENTUM,
     weight_decay: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return step, momentum and parameter of half precision, computed in single precision."""
-    wide = fp32_momentum_sgd_update(
-        g.float(),
-        m.float(),
-        lr.float(),
-        w.float(),
-        momentum=momentum,
-        nesterov=nesterov,
-        weight_decay=weight_decay,
-    )
+    single = (tensor.float() for tensor in (g, m, lr, w))
+    wide = fp32_momentum_sgd_update(*single, rule=rule, weight_decay=weight_decay)
     step, moved, updated = (tensor.to(w.dtype) for tensor in wide)
     return step, moved, updated
 
@@ -139,55 +141,53 @@ def adagrad(
     return adagrad_step(w, h, g + weight_decay * w if weight_decay else g, lr, epsilon, decay)
 
 
-def adam_step(
-    m1: Tensor,
-    m2: Tensor,
-    g: Tensor,
-    squares: Tensor,
-    iteration: int,
-    betas: tuple[float, float],
-    epsilon: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the moments and the gradient that the learning rate multiplies.
-
-    Args:
-        m1, m2: the moments.
-        g: the gradient.
-        squares: its squares, or means of these.
-        iteration: the counter; the correction of the moments' bias uses the next number.
-        betas: the decay of the moments.
-        epsilon: what is added to the root of the second moment.
+@dataclass(frozen=True, slots=True)
+class Adam:
+    """The arguments of Adam: the decay of both moments, and what is added to the root of the
+    second.
     """
-    beta1, beta2 = betas
-    correction = math.sqrt(1 - beta2 ** (iteration + 1)) / (1 - beta1 ** (iteration + 1))
-    first = beta1 * m1 + (1 - beta1) * g
-    second = beta2 * m2 + (1 - beta2) * squares
-    root = second.sqrt() + epsilon
-    return (
-        first,
-        second,
-        correction * first / root.reshape(root.shape + (1,) * (g.dim() - root.dim())),
-    )
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-5
+
+    def step(
+        self, m1: Tensor, m2: Tensor, g: Tensor, squares: Tensor, iteration: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the moments and the gradient that the learning rate multiplies.
+
+        Args:
+            m1, m2: the moments.
+            g: the gradient.
+            squares: its squares, or means of these.
+            iteration: the counter; the correction of the moments' bias uses the next number.
+        """
+        t = iteration + 1
+        correction = math.sqrt(1 - self.beta2**t) / (1 - self.beta1**t)
+        first = self.beta1 * m1 + (1 - self.beta1) * g
+        second = self.beta2 * m2 + (1 - self.beta2) * squares
+        root = second.sqrt() + self.epsilon
+        root = root.reshape(root.shape + (1,) * (g.dim() - root.dim()))
+        return first, second, correction * first / root
+
+    def rectified(self, step: Tensor, first: Tensor, iteration: int) -> Tensor:
+        """Return Adam's step as RAdam takes it (arXiv 1908.03265).
+
+        Args:
+            step: the gradient that Adam applies.
+            first: the new first moment.
+            iteration: the counter; as in `step` the next number counts.
+        """
+        t = iteration + 1
+        limit = 2 / (1 - self.beta2) - 1
+        length = limit - 2 * t * self.beta2**t / (1 - self.beta2**t)
+        if length < 5:
+            return first / (1 - self.beta1**t)
+        share = (length - 4) * (length - 2) * limit / ((limit - 4) * (limit - 2) * length)
+        return step * math.sqrt(share)
 
 
-def rectified_step(
-    step: Tensor, first: Tensor, iteration: int, betas: tuple[float, float]
-) -> Tensor:
-    """Return Adam's step as RAdam takes it (arXiv 1908.03265).
-
-    Args:
-        step: the gradient that Adam applies.
-        first: the new first moment.
-        iteration: the counter; as in `adam_step` the next number counts.
-        betas: the decay of the moments.
-    """
-    (beta1, beta2), t = betas, iteration + 1
-    limit = 2 / (1 - beta2) - 1
-    length = limit - 2 * t * beta2**t / (1 - beta2**t)
-    if length < 5:
-        return first / (1 - beta1**t)
-    share = (length - 4) * (length - 2) * limit / ((limit - 4) * (limit - 2) * length)
-    return step * math.sqrt(share)
+ADAM = Adam()
 
 
 def counted(iteration: Tensor) -> int:
@@ -204,12 +204,10 @@ def adam(
     lr: Tensor,
     iteration: Tensor,
     *,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    epsilon: float = 1e-5,
+    rule: Adam = ADAM,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return parameter, both moments and the gradient that was applied."""
-    first, second, step = adam_step(m1, m2, g, g * g, counted(iteration), (beta1, beta2), epsilon)
+    first, second, step = rule.step(m1, m2, g, g * g, counted(iteration))
     return w + lr * step, first, second, step
 
 
@@ -254,39 +252,39 @@ def adadelta(
     return adadelta_step(w, h, d, g, lr, epsilon, decay)
 
 
-def ftrl_step(
-    w: Tensor,
-    nz: Tensor,
-    g: Tensor,
-    alpha: Tensor | float,
-    beta: float,
-    lambda1: float,
-    lambda2: float,
-) -> tuple[Tensor, Tensor]:
-    """Return parameter and the pair of sums (last dimension): squared gradients, adjusted
-    gradients.
+@dataclass(frozen=True, slots=True)
+class Ftrl:
+    """The arguments of FTRL: the learning rate and what is added to its divisor, and the strengths
+    of both penalties.
     """
-    n, z = nz.unbind(-1)
-    squares = n + g * g
-    sums = z + g - (squares.sqrt() - n.sqrt()) / alpha * w
-    solved = (lambda1 * sums.sign() - sums) / ((beta + squares.sqrt()) / alpha + lambda2)
-    return torch.where(sums.abs() > lambda1, solved, 0), torch.stack((squares, sums), -1)
+
+    alpha: float = 0.005
+    beta: float = 1.0
+    lambda1: float = 0.001
+    lambda2: float = 0.001
+
+    def step(self, w: Tensor, nz: Tensor, g: Tensor, rate: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return parameter and the pair of sums (last dimension): squared gradients, adjusted
+        gradients; a rate takes the place of `alpha`.
+        """
+        alpha: Any = self.alpha if rate is None else rate
+        n, z = nz.unbind(-1)
+        squares = n + g * g
+        sums = z + g - (squares.sqrt() - n.sqrt()) / alpha * w
+        divisor = (self.beta + squares.sqrt()) / alpha + self.lambda2
+        solved = (self.lambda1 * sums.sign() - sums) / divisor
+        return torch.where(sums.abs() > self.lambda1, solved, 0), torch.stack((squares, sums), -1)
+
+
+FTRL = Ftrl()
 
 
 @operator("Ftrl", shapes="*S, *S 2, *S, one")
 def ftrl(
-    w: Tensor,
-    nz: Tensor,
-    g: Tensor,
-    rate: Tensor | None = None,
-    *,
-    alpha: float = 0.005,
-    beta: float = 1.0,
-    lambda1: float = 0.001,
-    lambda2: float = 0.001,
+    w: Tensor, nz: Tensor, g: Tensor, rate: Tensor | None = None, *, rule: Ftrl = FTRL
 ) -> tuple[Tensor, Tensor]:
     """Return parameter and sums; a fourth input takes the place of `alpha`."""
-    return ftrl_step(w, nz, g, alpha if rate is None else rate, beta, lambda1, lambda2)
+    return rule.step(w, nz, g, rate)
 
 
 @operator("Lars", shapes="*S, *S, one, one, one")

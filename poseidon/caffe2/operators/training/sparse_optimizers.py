@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from poseidon.caffe2.operators.registry import operator
 from poseidon.caffe2.operators.sparse.sparse_rows import by_row, gradient_rows, rounds
 from poseidon.caffe2.operators.training.optimizers import (
+    ADAM,
+    FTRL,
+    NO_MOMENTUM,
+    Adam,
+    Ftrl,
+    Momentum,
     adadelta_step,
     adagrad_step,
-    adam_step,
     counted,
-    ftrl_step,
-    momentum_step,
-    rectified_step,
 )
 
 
@@ -28,14 +28,13 @@ def sparse_momentum_sgd_update(
     w: Tensor,
     indices: Tensor,
     *,
-    momentum: float = 0.0,
-    nesterov: bool = False,
+    rule: Momentum = NO_MOMENTUM,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the steps, the momentum and the parameter."""
     steps = torch.empty_like(g)
     given, made = gradient_rows(g, indices, w), gradient_rows(steps, indices, w)
     for rows, positions in rounds(indices):
-        step, m[rows] = momentum_step(given[positions], m[rows], lr, momentum, nesterov)
+        step, m[rows] = rule.step(given[positions], m[rows], lr)
         w[rows] -= step
         made[positions] = step
     return steps, m, w
@@ -122,9 +121,7 @@ def sparse_adam(
     lr: Tensor,
     iteration: Tensor,
     *,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    epsilon: float = 1e-5,
+    rule: Adam = ADAM,
     enableRAdam: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return parameter, both moments and the gradients that were applied.
@@ -134,17 +131,15 @@ def sparse_adam(
     """
     steps = torch.empty_like(g)
     given, made = gradient_rows(g, indices, w), gradient_rows(steps, indices, w)
-    number, betas = counted(iteration), (beta1, beta2)
+    number = counted(iteration)
     for rows, positions in rounds(indices):
         part = given[positions]
         squares = (
             part * part if m2.shape == m1.shape else (part * part).reshape(len(part), -1).mean(1)
         )
-        m1[rows], m2[rows], step = adam_step(
-            m1[rows], m2[rows], part, squares, number, betas, epsilon
-        )
+        m1[rows], m2[rows], step = rule.step(m1[rows], m2[rows], part, squares, number)
         if enableRAdam:
-            step = rectified_step(step, m1[rows], number, betas)
+            step = rule.rectified(step, m1[rows], number)
         w[rows] += lr * step
         made[positions] = step
     return w, m1, m2, steps
@@ -161,16 +156,14 @@ def smart_decay_sparse_adam(
     lr: Tensor,
     iteration: Tensor,
     *,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    epsilon: float = 1e-5,
+    rule: Adam = ADAM,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return parameter, both moments and the iteration in which each row had its last gradient.
 
     The moments decay as if each iteration since then had a gradient of 0; the steps of these
     iterations are made up for with the present second moment. The bias of the moments stays.
     """
-    now = counted(iteration) + 1
+    beta1, beta2, now = rule.beta1, rule.beta2, counted(iteration) + 1
     given = gradient_rows(g, indices, w)
     for rows, positions in rounds(indices):
         part = given[positions]
@@ -179,7 +172,9 @@ def smart_decay_sparse_adam(
         late = old * beta1 * (1 - beta1 ** (passed - 1)) / (1 - beta1)
         m1[rows] = old * beta1**passed + (1 - beta1) * part
         m2[rows] = m2[rows] * beta2**passed + (1 - beta2) * part * part
-        w[rows] += lr * (m1[rows] + torch.where(passed > 1, late, 0)) / (m2[rows].sqrt() + epsilon)
+        w[rows] += (
+            lr * (m1[rows] + torch.where(passed > 1, late, 0)) / (m2[rows].sqrt() + rule.epsilon)
+        )
         seen[rows] = now
     return w, m1, m2, seen
 
@@ -213,18 +208,12 @@ def sparse_ftrl(
     g: Tensor,
     rate: Tensor | None = None,
     *,
-    alpha: float = 0.005,
-    beta: float = 1.0,
-    lambda1: float = 0.001,
-    lambda2: float = 0.001,
+    rule: Ftrl = FTRL,
 ) -> tuple[Tensor, Tensor]:
     """Return parameter and sums."""
     given = gradient_rows(g, indices, w)
-    speed: Any = alpha if rate is None else rate
     for rows, positions in rounds(indices):
-        w[rows], nz[rows] = ftrl_step(
-            w[rows], nz[rows], given[positions], speed, beta, lambda1, lambda2
-        )
+        w[rows], nz[rows] = rule.step(w[rows], nz[rows], given[positions], rate)
     return w, nz
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -16,6 +17,15 @@ from poseidon.caffe2.operators.registry import Context, find, nearest, operator
 from poseidon.caffe2.runtime.bind import function_of
 
 
+@dataclass(frozen=True)
+class Limits:
+    low: float = 0.5
+    steps: tuple[int, ...] = ()
+
+
+LIMITS = Limits()
+
+
 @pytest.fixture
 def example() -> Iterator[None]:
     @operator("ExampleForTests", gradient="ExampleGradient(I0, GO0) -> GI0")
@@ -27,6 +37,7 @@ def example() -> Iterator[None]:
         size: int,
         min_: float = 0.5,
         names: list[str] = [],  # noqa: B006
+        limits: Limits = LIMITS,
     ) -> tuple[Tensor, Tensor]:
         return x + size, x * min_
 
@@ -41,7 +52,7 @@ def test_the_signature_is_the_schema() -> None:
     assert found.outputs == (1, 2)
     assert not found.single
     assert found.context == "context"
-    assert sorted(found.parameters) == ["min", "names", "size"]
+    assert sorted(found.parameters) == ["low", "min", "names", "size", "steps"]
 
 
 @pytest.mark.usefixtures("example")

@@ -34,7 +34,7 @@ def test_an_update_in_tiles_has_the_bits_of_one_in_a_whole(monkeypatch: pytest.M
     values = [torch.from_numpy(x) for x in (G, M, LR, W)]
     monkeypatch.setattr(optimizers, "TILE", 4)
     found = run("MomentumSGDUpdate", [G, M, LR, W], 3, {0: 0, 1: 1, 2: 3}, **arguments)
-    step, moved = optimizers.momentum_step(*values[:3], 0.9, nesterov=True)
+    step, moved = optimizers.Momentum(0.9, nesterov=True).step(*values[:3])
     for value, wanted in zip(found, [step, moved, values[3] - step], strict=True):
         np.testing.assert_array_equal(value, wanted.numpy())
 
