@@ -4,6 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from poseidon.caffe2.helpers.operators import adds
+
+sum = adds("sum", "Sum")  # noqa: A001 (Caffe2's name)
+reduce_sum = adds("reduce_sum", "ReduceSum")
+sub = adds("sub", "Sub")
+add = adds("add", "Add")
+mat_mul = adds("mat_mul", "MatMul")
+arg_max = adds("arg_max", "ArgMax")
+arg_min = adds("arg_min", "ArgMin")
+
 
 def transpose(
     model: Any, blob_in: Any, blob_out: Any, use_cudnn: bool = False, **kwargs: Any
@@ -14,30 +24,6 @@ def transpose(
     return model.net.Transpose(blob_in, blob_out, **kwargs)
 
 
-def sum(model: Any, blob_in: Any, blob_out: Any, **kwargs: Any) -> Any:  # noqa: A001 (Caffe2's name)
-    """Add `Sum`."""
-    return model.net.Sum(blob_in, blob_out, **kwargs)
-
-
-def reduce_sum(model: Any, blob_in: Any, blob_out: Any, **kwargs: Any) -> Any:
-    """Add `ReduceSum`."""
-    return model.net.ReduceSum(blob_in, blob_out, **kwargs)
-
-
-def sub(model: Any, blob_in: Any, blob_out: Any, **kwargs: Any) -> Any:
-    """Add `Sub`."""
-    return model.net.Sub(blob_in, blob_out, **kwargs)
-
-
-def add(model: Any, blob_in: Any, blob_out: Any, **kwargs: Any) -> Any:
-    return model.net.Add(blob_in, blob_out, **kwargs)
-
-
-def mat_mul(model: Any, blob_in: Any, blob_out: Any, **kwargs: Any) -> Any:
-    """Add `MatMul`."""
-    return model.net.MatMul(blob_in, blob_out, **kwargs)
-
-
 def batch_mat_mul(
     model: Any, blob_in: Any, blob_out: Any, enable_tensor_core: bool = False, **kwargs: Any
 ) -> Any:
@@ -45,13 +31,3 @@ def batch_mat_mul(
     if enable_tensor_core:
         kwargs["engine"] = "TENSORCORE"
     return model.net.BatchMatMul(blob_in, blob_out, **kwargs)
-
-
-def arg_max(model: Any, blob_in: Any, blob_out: Any, **kwargs: Any) -> Any:
-    """Add `ArgMax`."""
-    return model.net.ArgMax(blob_in, blob_out, **kwargs)
-
-
-def arg_min(model: Any, blob_in: Any, blob_out: Any, **kwargs: Any) -> Any:
-    """Add `ArgMin`."""
-    return model.net.ArgMin(blob_in, blob_out, **kwargs)

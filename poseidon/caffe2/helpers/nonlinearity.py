@@ -4,35 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from poseidon.caffe2.helpers.operators import adds_with_engine
 from poseidon.caffe2.modeling.initializers import Initializer
 
-
-def relu(
-    model: Any,
-    blob_in: Any,
-    blob_out: Any,
-    use_cudnn: bool = False,
-    order: str = "NCHW",
-    **kwargs: Any,
-) -> Any:
-    """Add `Relu`."""
-    if use_cudnn:
-        kwargs["engine"] = "CUDNN"
-    return model.net.Relu(blob_in, blob_out, order=order, **kwargs)
-
-
-def tanh(
-    model: Any,
-    blob_in: Any,
-    blob_out: Any,
-    use_cudnn: bool = False,
-    order: str = "NCHW",
-    **kwargs: Any,
-) -> Any:
-    """Add `Tanh`."""
-    if use_cudnn:
-        kwargs["engine"] = "CUDNN"
-    return model.net.Tanh(blob_in, blob_out, order=order, **kwargs)
+relu = adds_with_engine("relu", "Relu")
+tanh = adds_with_engine("tanh", "Tanh")
 
 
 def prelu(

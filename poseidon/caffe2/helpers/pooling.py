@@ -4,33 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from poseidon.caffe2.helpers.operators import adds_with_engine
 
-def max_pool(
-    model: Any,
-    blob_in: Any,
-    blob_out: Any,
-    use_cudnn: bool = False,
-    order: str = "NCHW",
-    **kwargs: Any,
-) -> Any:
-    """Add `MaxPool`."""
-    if use_cudnn:
-        kwargs["engine"] = "CUDNN"
-    return model.net.MaxPool(blob_in, blob_out, order=order, **kwargs)
-
-
-def average_pool(
-    model: Any,
-    blob_in: Any,
-    blob_out: Any,
-    use_cudnn: bool = False,
-    order: str = "NCHW",
-    **kwargs: Any,
-) -> Any:
-    """Add `AveragePool`."""
-    if use_cudnn:
-        kwargs["engine"] = "CUDNN"
-    return model.net.AveragePool(blob_in, blob_out, order=order, **kwargs)
+max_pool = adds_with_engine("max_pool", "MaxPool")
+average_pool = adds_with_engine("average_pool", "AveragePool")
 
 
 def max_pool_with_index(

@@ -4,6 +4,7 @@ model.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -199,47 +200,63 @@ def add_weight_decay(model: Any, weight_decay: float) -> None:
     )
 
 
-def _builder(
-    model: Any,
-    optimizer: Optimizer,
-    max_gradient_norm: float | None = None,
-    allow_lr_injection: bool = False,
-) -> Optimizer:
-    return _build(
-        model, optimizer, max_gradient_norm=max_gradient_norm, allow_lr_injection=allow_lr_injection
-    )
+def _builder(kind: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
+    """Return the function that adds the updates of a class of optimizers to a model."""
+
+    def build(
+        model: Any,
+        base_learning_rate: float,
+        max_gradient_norm: float | None = None,
+        allow_lr_injection: bool = False,
+        **kwargs: Any,
+    ) -> Optimizer:
+        """Add the updates of all parameters.
+
+        Args:
+            model: a model with gradient operators.
+            base_learning_rate: the learning rate before the policy.
+            max_gradient_norm: the limit of the norm of all gradients together, None for none.
+            allow_lr_injection: whether `set_lr_injection` works.
+            kwargs: see the class of the optimizer.
+        """
+        optimizer = kind(base_learning_rate, **kwargs)
+        return _build(
+            model,
+            optimizer,
+            max_gradient_norm=max_gradient_norm,
+            allow_lr_injection=allow_lr_injection,
+        )
+
+    return build
 
 
-def build_sgd(
-    model: Any,
-    base_learning_rate: float,
-    max_gradient_norm: float | None = None,
-    allow_lr_injection: bool = False,
-    **kwargs: Any,
-) -> Optimizer:
-    """Add SGD for all parameters.
+def _builder_with_parameters(kind: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
+    """Return what `_builder` does, with a third argument that Caffe2 does not use either."""
+    plain = _builder(kind)
 
-    Args:
-        model: a model with gradient operators.
-        base_learning_rate: the learning rate before the policy.
-        max_gradient_norm: the limit of the norm of all gradients together, None for none.
-        allow_lr_injection: whether `set_lr_injection` works.
-        kwargs: see `SgdOptimizer`.
-    """
-    optimizer = SgdOptimizer(base_learning_rate, **kwargs)
-    return _builder(model, optimizer, max_gradient_norm, allow_lr_injection)
+    def build(
+        model: Any,
+        base_learning_rate: float,
+        parameters: Any = None,
+        max_gradient_norm: float | None = None,
+        allow_lr_injection: bool = False,
+        **kwargs: Any,
+    ) -> Optimizer:
+        return plain(model, base_learning_rate, max_gradient_norm, allow_lr_injection, **kwargs)
+
+    build.__doc__ = plain.__doc__
+    return build
 
 
-def build_multi_precision_sgd(
-    model: Any,
-    base_learning_rate: float,
-    max_gradient_norm: float | None = None,
-    allow_lr_injection: bool = False,
-    **kwargs: Any,
-) -> Optimizer:
-    """Add SGD on float32 copies for all parameters; see `build_sgd`."""
-    optimizer = MultiPrecisionSgdOptimizer(base_learning_rate, **kwargs)
-    return _builder(model, optimizer, max_gradient_norm, allow_lr_injection)
+build_sgd = _builder(SgdOptimizer)
+build_multi_precision_sgd = _builder(MultiPrecisionSgdOptimizer)
+build_adam = _builder(AdamOptimizer)
+build_decay_adagrad = _builder(DecayAdagradOptimizer)
+build_rms_prop = _builder(RmsPropOptimizer)
+build_adagrad = _builder_with_parameters(AdagradOptimizer)
+build_wngrad = _builder_with_parameters(WngradOptimizer)
+build_storm = _builder_with_parameters(StormOptimizer)
+build_adadelta = _builder_with_parameters(AdadeltaOptimizer)
 
 
 def build_fp16_sgd(model: Any, base_learning_rate: float, **kwargs: Any) -> Optimizer:
@@ -257,94 +274,6 @@ def build_gftrl(model: Any, engine: str | None = "", **kwargs: Any) -> Optimizer
     return _build(model, GFtrlOptimizer(engine=engine, **kwargs))
 
 
-def build_adagrad(
-    model: Any,
-    base_learning_rate: float,
-    parameters: Any = None,
-    max_gradient_norm: float | None = None,
-    allow_lr_injection: bool = False,
-    **kwargs: Any,
-) -> Optimizer:
-    """Add Adagrad for all parameters; see `AdagradOptimizer`, `build_sgd`."""
-    optimizer = AdagradOptimizer(alpha=base_learning_rate, **kwargs)
-    return _builder(model, optimizer, max_gradient_norm, allow_lr_injection)
-
-
-def build_wngrad(
-    model: Any,
-    base_learning_rate: float,
-    parameters: Any = None,
-    max_gradient_norm: float | None = None,
-    allow_lr_injection: bool = False,
-    **kwargs: Any,
-) -> Optimizer:
-    """Add WNGrad for all parameters; see `WngradOptimizer`, `build_sgd`."""
-    optimizer = WngradOptimizer(alpha=base_learning_rate, **kwargs)
-    return _builder(model, optimizer, max_gradient_norm, allow_lr_injection)
-
-
-def build_storm(
-    model: Any,
-    base_learning_rate: float,
-    parameters: Any = None,
-    max_gradient_norm: float | None = None,
-    allow_lr_injection: bool = False,
-    **kwargs: Any,
-) -> Optimizer:
-    """Add STORM for all parameters; see `StormOptimizer`, `build_sgd`."""
-    optimizer = StormOptimizer(lr=base_learning_rate, **kwargs)
-    return _builder(model, optimizer, max_gradient_norm, allow_lr_injection)
-
-
-def build_adadelta(
-    model: Any,
-    base_learning_rate: float,
-    parameters: Any = None,
-    max_gradient_norm: float | None = None,
-    allow_lr_injection: bool = False,
-    **kwargs: Any,
-) -> Optimizer:
-    """Add Adadelta for all parameters; see `AdadeltaOptimizer`, `build_sgd`."""
-    optimizer = AdadeltaOptimizer(alpha=base_learning_rate, **kwargs)
-    return _builder(model, optimizer, max_gradient_norm, allow_lr_injection)
-
-
-def build_adam(
-    model: Any,
-    base_learning_rate: float,
-    max_gradient_norm: float | None = None,
-    allow_lr_injection: bool = False,
-    **kwargs: Any,
-) -> Optimizer:
-    """Add Adam for all parameters; see `AdamOptimizer`, `build_sgd`."""
-    optimizer = AdamOptimizer(alpha=base_learning_rate, **kwargs)
-    return _builder(model, optimizer, max_gradient_norm, allow_lr_injection)
-
-
-def build_decay_adagrad(
-    model: Any,
-    base_learning_rate: float,
-    max_gradient_norm: float | None = None,
-    allow_lr_injection: bool = False,
-    **kwargs: Any,
-) -> Optimizer:
-    """Add Adagrad with decay for all parameters; see `DecayAdagradOptimizer`, `build_sgd`."""
-    optimizer = DecayAdagradOptimizer(alpha=base_learning_rate, **kwargs)
-    return _builder(model, optimizer, max_gradient_norm, allow_lr_injection)
-
-
 def build_yellowfin(model: Any, base_learning_rate: float = 0.1, **kwargs: Any) -> Optimizer:
     """Add YellowFin for all parameters; see `YellowFinOptimizer`."""
     return _build(model, YellowFinOptimizer(alpha=base_learning_rate, **kwargs))
-
-
-def build_rms_prop(
-    model: Any,
-    base_learning_rate: float,
-    max_gradient_norm: float | None = None,
-    allow_lr_injection: bool = False,
-    **kwargs: Any,
-) -> Optimizer:
-    """Add RMSProp for all parameters; see `RmsPropOptimizer`, `build_sgd`."""
-    optimizer = RmsPropOptimizer(alpha=base_learning_rate, **kwargs)
-    return _builder(model, optimizer, max_gradient_norm, allow_lr_injection)
