@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -30,8 +31,7 @@ class DeviceChecker:
         input_device_options: Mapping[str, Any] | None = None,
     ) -> bool:
         """Return whether the outputs of an operator are alike on all devices."""
-        placed = caffe2_pb2.OperatorDef()
-        placed.CopyFrom(op)
+        placed = copy.deepcopy(op)
         results = []
         for device in self._device_options:
             placed.device_option.CopyFrom(device)
@@ -63,8 +63,7 @@ class DeviceChecker:
         names = [name for name in made if name not in set(ignore or ())]
         results = []
         for device in self._device_options:
-            placed = caffe2_pb2.NetDef()
-            placed.CopyFrom(net)
+            placed = copy.deepcopy(net)
             placed.device_option.CopyFrom(device)
             for op in placed.op:
                 op.device_option.CopyFrom(device)

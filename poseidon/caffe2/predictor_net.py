@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from poseidon.caffe2 import core
+from poseidon.caffe2.core.ssa import rename
 from poseidon.caffe2.proto import caffe2_pb2
 
 
@@ -47,8 +48,7 @@ def ExtractPredictorNet(
         op = copy.deepcopy(forward[index])
         _check_test_mode(op)
         left = [name for name in op.input if name not in disabled]
-        del op.input[:]
-        op.input.extend(left)
+        op.input[:] = left
         for name in left:
             if name not in made and name not in inputs and name not in parameters:
                 parameters.append(name)
@@ -56,7 +56,8 @@ def ExtractPredictorNet(
         if device is not None:
             op.device_option.CopyFrom(device)
         _place_steps(op, device)
-        _rename(op, names)
+        rename(op.input, names)
+        rename(op.output, names)
         proto.op.extend([op])
     proto.external_input.extend(names.get(name, name) for name in [*sorted(inputs), *parameters])
     proto.external_output.extend(names.get(name, name) for name in sorted(outputs))
@@ -97,12 +98,3 @@ def _check_test_mode(op: Any) -> None:
                 "model (instead of test "
                 f"model)? Op was: {op}"
             )
-
-
-def _rename(op: Any, names: Mapping[str, str]) -> None:
-    if not names:
-        return
-    for blobs in (op.input, op.output):
-        renamed = [names.get(name, name) for name in blobs]
-        del blobs[:]
-        blobs.extend(renamed)

@@ -81,8 +81,7 @@ def DeviceScope(scope: DeviceOption | int | None, node_name: str | None = None) 
         if outer.HasField("node_name") and not inner.HasField("node_name"):
             inner.node_name = outer.node_name
         merged = sorted({*outer.extra_info, *inner.extra_info})
-        del inner.extra_info[:]
-        inner.extra_info.extend(merged)
+        inner.extra_info[:] = merged
     _scopes.device = inner
     try:
         yield

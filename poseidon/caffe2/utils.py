@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import pdb
 import sys
@@ -95,11 +96,9 @@ def OpAlmostEqual(
     fields = [ignore_fields] if isinstance(ignore_fields, str) else list(ignore_fields or [])
     bare = []
     for op in (op_a, op_b):
-        copy = type(op)()
-        copy.CopyFrom(op)
+        bare.append(copy.deepcopy(op))
         for name in fields:
-            copy.ClearField(name)
-        bare.append(copy)
+            bare[-1].ClearField(name)
     return bool(bare[0] == bare[1])
 
 

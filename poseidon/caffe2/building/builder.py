@@ -166,8 +166,7 @@ class NetBuilder(context.Managed):
         if merged is not None:
             outside = set(outer_blob_names)
             kept = [name for name in merged.Proto().external_output if name in outside]
-            del merged.Proto().external_output[:]
-            merged.Proto().external_output.extend(kept)
+            merged.Proto().external_output[:] = kept
         return merged
 
     def __str__(self) -> str:

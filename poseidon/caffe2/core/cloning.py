@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -13,6 +14,7 @@ from poseidon.caffe2.core.ssa import (
     get_ssa,
     get_undefined_blobs,
     recurrent_network_op_remap,
+    rename,
 )
 from poseidon.caffe2.proto import caffe2_pb2
 
@@ -57,19 +59,18 @@ class NetCopies:
         """
         functions = {**DEFAULT_REMAP_FUNCS, **(remap_funcs or {})}
         names = {str(old): str(new) for old, new in (blob_remap or {}).items()}
-        proto = caffe2_pb2.NetDef()
-        proto.CopyFrom(self._net)
+        proto = copy.deepcopy(self._net)
         proto.name = name
         del proto.op[:]
         for index in range(len(self._net.op)) if op_id_mask is None else op_id_mask:
             op = proto.op.add()
             op.CopyFrom(self._net.op[index])
-            _rename(op.input, names)
-            _rename(op.output, names)
+            rename(op.input, names)
+            rename(op.output, names)
             if op.type in functions:
                 functions[op.type](op, f"{name}/" if name else "", names)
-        _rename(proto.external_input, names)
-        _rename(proto.external_output, names)
+        rename(proto.external_input, names)
+        rename(proto.external_output, names)
         if update_external_list:
             find_external(proto)
         made = type(self)(proto)  # type: ignore[call-arg]
@@ -121,8 +122,7 @@ class NetCopies:
             (proto.external_input, [*given.values(), *undefined]),
             (proto.external_output, [names[blob] for blob in wanted]),
         ):
-            del field[:]
-            field.extend(blobs)
+            field[:] = blobs
         return made, [made.GetBlobRef(names[blob]) for blob in wanted]
 
     def reroute_tensor(
@@ -147,7 +147,7 @@ class NetCopies:
         changed = 0
         for op in ops[place + 1 :]:
             if op != new_producer and name in op.input and (allowed is None or op in allowed):
-                _rename(op.input, {name: new_name})
+                rename(op.input, {name: new_name})
                 changed += 1
         if new_producer not in ops:
             self._net.op.insert(place + 1, new_producer)
@@ -187,11 +187,6 @@ def _named(inputs: Any) -> dict[str, str]:
         item if isinstance(item, tuple) and len(item) == 2 else (item, item) for item in inputs
     ]
     return {str(blob): str(name) for blob, name in pairs}
-
-
-def _rename(blobs: Any, names: dict[str, str]) -> None:
-    for index, name in enumerate(blobs):
-        blobs[index] = names.get(name, name)
 
 
 def clone_and_bind_net(

@@ -6,12 +6,14 @@ operator does not touch a blob, or runs no iteration, the gradient that was give
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from poseidon.caffe2.core.blobs import BlobReference, GradientSlice
 from poseidon.caffe2.core.gradients import IR, GradientRegistry
 from poseidon.caffe2.core.operators import CreateOperator
+from poseidon.caffe2.core.ssa import rename
 from poseidon.caffe2.proto.caffe2_pb2 import NetDef, OperatorDef
 from poseidon.caffe2.utils import GetArgumentDict, MakeArgument
 
@@ -60,8 +62,7 @@ def _backward(net: NetDef, given: Mapping[str, str]) -> tuple[list[OperatorDef],
 
 
 def _net_of(net: NetDef, operators: Sequence[OperatorDef]) -> NetDef:
-    made = NetDef()
-    made.CopyFrom(net)
+    made = copy.deepcopy(net)
     del made.op[:], made.external_input[:], made.external_output[:]
     made.name = f"{net.name}_grad" if net.name else ""
     made.op.extend(operators)
@@ -72,8 +73,7 @@ def _gradient_of(
     op: OperatorDef, inputs: Iterable[str], outputs: Iterable[str], arguments: Mapping[str, Any]
 ) -> OperatorDef:
     """Return an operator of the same type and device as another one, marked as a gradient."""
-    made = OperatorDef()
-    made.CopyFrom(op)
+    made = copy.deepcopy(op)
     del made.input[:], made.output[:], made.arg[:], made.control_input[:]
     made.name = f"{op.name}_grad" if op.name else ""
     made.input.extend(inputs)
@@ -331,7 +331,6 @@ def _renamed_results(operators: list[OperatorDef], found: Gradients) -> list[Ope
         if gradient in _writes(operators) and gradient == f"{blob}_grad"
     }
     for op in operators:
-        for blobs in (op.input, op.output):
-            for index, name in enumerate(blobs):
-                blobs[index] = names.get(name, name)
+        rename(op.input, names)
+        rename(op.output, names)
     return operators

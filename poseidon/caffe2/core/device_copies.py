@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -133,8 +134,7 @@ def InjectCrossDeviceCopies(
     del new_net.Proto().op[:]
     for op in net.Proto().op:
         of_inputs, of_outputs = InferOpBlobDevices(op)
-        new_op = OperatorDef()
-        new_op.CopyFrom(op)
+        new_op = copy.deepcopy(op)
         if op.type not in (placeHolderOps or PLACE_HOLDER_OPS):
             for index, (name, wanted) in enumerate(zip(op.input, of_inputs, strict=True)):
                 if name not in devices:
@@ -154,8 +154,7 @@ def InjectCrossDeviceCopies(
                     "device option "
                     f"previous:{devices[name]} now: {made}. Failed op:\n {op}"
                 )
-            devices[name] = DeviceOption()
-            devices[name].CopyFrom(made)
+            devices[name] = copy.deepcopy(made)
             copies.pop(name, None)
         new_net._ExtendOps([new_op])
     return new_net, devices

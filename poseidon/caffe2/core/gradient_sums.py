@@ -9,6 +9,7 @@ from typing import Any
 from poseidon.caffe2.core.blobs import BlobReference, GradientSlice
 from poseidon.caffe2.core.devices import device_option_equal
 from poseidon.caffe2.core.operators import CreateOperator
+from poseidon.caffe2.core.ssa import rename
 from poseidon.caffe2.proto.caffe2_pb2 import DeviceOption, OperatorDef
 
 SUM_TAG = "is_auto_gen_sum_ops"
@@ -52,9 +53,9 @@ class GradientSource:
                 # The gradient of the output may have the same name, where the forward operator
                 # works in place.
                 if earlier:
-                    _replace(operator.input, old, new)
+                    rename(operator.input, {old: new})
                 earlier = earlier or old in operator.output
-                _replace(operator.output, old, new)
+                rename(operator.output, {old: new})
         maker.output[place] = new
         if maker.type == "If":
             rename_inner_outputs(maker, old, new)
@@ -65,13 +66,7 @@ def rename_inner_outputs(op: OperatorDef, old: str, new: str) -> None:
     """Rename a blob that the inner nets of an operator make."""
     for argument in op.arg:
         for inner in argument.n.op:
-            _replace(inner.output, old, new)
-
-
-def _replace(names: Any, old: str, new: str) -> None:
-    for index, name in enumerate(names):
-        if name == old:
-            names[index] = new
+            rename(inner.output, {old: new})
 
 
 def must_sum(sources: Sequence[GradientSource]) -> bool:

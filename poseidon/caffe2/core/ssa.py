@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import copy
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from poseidon.caffe2.proto import caffe2_pb2
@@ -67,6 +68,11 @@ def get_op_ids_in_path(
     return sorted(needed)
 
 
+def rename(blobs: Any, names: Mapping[str, str]) -> None:
+    """Give the blobs of a field of a message new names; those without one keep their own."""
+    blobs[:] = [names.get(name, name) for name in blobs]
+
+
 def recurrent_network_op_remap(op: Any, prefix: str, blob_remap: dict[str, str]) -> None:
     """Rename the blobs that a RecurrentNetwork operator names in its arguments."""
 
@@ -78,9 +84,7 @@ def recurrent_network_op_remap(op: Any, prefix: str, blob_remap: dict[str, str])
         if argument.name.endswith("step_net") and argument.HasField("n"):
             argument.n.CopyFrom(remap_proto(argument, blob_remap, prefix).n)
         if argument.name in ("recurrent_states", "link_external", "alias_dst", "alias_src"):
-            new = [renamed(text) for text in argument.strings]
-            del argument.strings[:]
-            argument.strings.extend(new)
+            argument.strings[:] = map(renamed, argument.strings)
         elif argument.name == "timestep":
             argument.s = renamed(argument.s)
 
@@ -94,16 +98,13 @@ def control_op_remap(op: Any, prefix: str, blob_remap: dict[str, str]) -> None:
 
 def remap_proto(argument: Any, blob_remap: dict[str, str], prefix: str = "") -> Any:
     """Return an argument whose net has its blobs renamed."""
-    made = caffe2_pb2.Argument()
-    made.CopyFrom(argument)
+    made = copy.deepcopy(argument)
     net = made.n
     for names in (
         *((op.input, op.output) for op in net.op),
         (net.external_input, net.external_output),
     ):
         for blobs in names:
-            new = [blob_remap.get(name, name) for name in blobs]
-            del blobs[:]
-            blobs.extend(new)
+            rename(blobs, blob_remap)
     net.name = prefix + net.name
     return made

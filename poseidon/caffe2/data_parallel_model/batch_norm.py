@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,8 +37,7 @@ def _interleaved(model: Any) -> list[list[Any]]:
     """Return for each operator of a replica the same operator of all replicas."""
     own: dict[int, list[Any]] = {device: [] for device in model._devices}
     for op in model.net.Proto().op:
-        copied = type(op)()
-        copied.CopyFrom(op)
+        copied = copy.deepcopy(op)
         own[op.device_option.device_id].append(copied)
     counts = {len(operators) for operators in own.values()}
     assert len(counts) == 1, "Number of ops per device in original net is not uniform"

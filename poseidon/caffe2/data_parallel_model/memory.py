@@ -31,11 +31,9 @@ def read_params_of_first(model: Any, all_params: Iterable[Any]) -> None:
         kept = []
         for op in proto.op:
             if others.isdisjoint(op.output):
-                inputs = [
+                op.input[:] = [
                     first + stripBlobName(name) if name in others else name for name in op.input
                 ]
-                del op.input[:]
-                op.input.extend(inputs)
                 kept.append(type(op).FromString(op.SerializeToString()))
         del proto.op[:]
         proto.op.extend(kept)

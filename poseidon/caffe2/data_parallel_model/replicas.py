@@ -298,6 +298,4 @@ def ConvertNetForDevice(net: Any, device: Any = None) -> Any:
 
 
 def _put_before(names: Any, prefix: str) -> None:
-    named = [prefix + name for name in names]
-    del names[:]
-    names.extend(named)
+    names[:] = [prefix + name for name in names]

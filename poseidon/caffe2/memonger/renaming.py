@@ -8,6 +8,7 @@ from typing import Any
 
 from google.protobuf import text_format
 
+from poseidon.caffe2.core.ssa import rename
 from poseidon.caffe2.operators import registry
 from poseidon.caffe2.proto import caffe2_pb2
 from poseidon.caffe2.runtime.errors import operator_error
@@ -42,10 +43,8 @@ def apply_assignments(net: Any, blob_assignments: Mapping[str, str]) -> None:
     for op in net.op:
         if op.type.startswith("RecurrentNetwork"):
             apply_recurrent_blob_assignments(op, blob_assignments, canonical)
-        for blobs in (op.input, op.output):
-            for index, name in enumerate(blobs):
-                if name in blob_assignments:
-                    blobs[index] = blob_assignments[name]
+        rename(op.input, blob_assignments)
+        rename(op.output, blob_assignments)
 
 
 def apply_recurrent_blob_assignments(
@@ -64,8 +63,7 @@ def apply_recurrent_blob_assignments(
             text_format.Parse(argument.s.decode(), step)
         apply_assignments(step, blob_assignments)
         for blobs in (step.external_input, step.external_output):
-            for index, name in enumerate(blobs):
-                blobs[index] = canonical_name(name)
+            blobs[:] = map(canonical_name, blobs)
         if not argument.HasField("n"):
             argument.s = str(step).encode()
     for name in dict.fromkeys([*op.input, *op.output]):

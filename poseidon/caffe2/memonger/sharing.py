@@ -7,6 +7,7 @@ makes parallel branches wait for each other.
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import time
@@ -20,7 +21,6 @@ from poseidon.caffe2.memonger.renaming import (
     verify_graph_equality,
     verify_inplace_blobs,
 )
-from poseidon.caffe2.proto import caffe2_pb2
 from poseidon.caffe2.runtime.chains import dependencies
 from poseidon.caffe2.runtime.lifetimes import nested_blobs
 
@@ -120,8 +120,7 @@ def optimize_inference_fast(net: Any, static_blobs: Iterable[Any]) -> Any:
         net: a NetDef.
         static_blobs: blobs that keep their names: inputs, parameters and what is fetched.
     """
-    optimized = caffe2_pb2.NetDef()
-    optimized.CopyFrom(net)
+    optimized = copy.deepcopy(net)
     if net.type not in ("", "simple"):
         log.info("Cannot optimize memory for nets of type: %s", net.type)
         return optimized
@@ -317,8 +316,7 @@ class _Sharing:
         saved = sum(self._size(name) or 0 for slot in shared for name in slot.members[1:])
         if saved:
             log.info("Memonger saved approximately : %s MB.", saved * 4 / 1024 / 1024)
-        optimized = caffe2_pb2.NetDef()
-        optimized.CopyFrom(self.proto)
+        optimized = copy.deepcopy(self.proto)
         apply_assignments(optimized, mapping)
         assert verify_graph_equality(self.proto, optimized), (
             "Memonger graph is not equal to original."

@@ -127,8 +127,7 @@ def ReplaceBlobs(meta_net_def: Any, blob_name: str, blob_def: Iterable[str]) -> 
     """
     blobs = _value_of(meta_net_def.blobs, blob_name)
     assert blobs is not None, f"The blobs {blob_name} do not exist"
-    del blobs[:]
-    blobs.extend(blob_def)
+    blobs[:] = blob_def
 
 
 def AddPlan(meta_net_def: Any, plan_name: str, plan_def: Any) -> None:
@@ -143,14 +142,12 @@ def AddNet(meta_net_def: Any, net_name: str, net_def: Any) -> None:
 
 def SetBlobsOrder(meta_net_def: Any, blobs_order: Iterable[str]) -> None:
     """Set the order in which blobs are loaded."""
-    del meta_net_def.blobsOrder[:]
-    meta_net_def.blobsOrder.extend(blobs_order)
+    meta_net_def.blobsOrder[:] = blobs_order
 
 
 def SetPreLoadBlobs(meta_net_def: Any, pre_load_blobs: Iterable[str]) -> None:
     """Set the blobs that are loaded before the others."""
-    del meta_net_def.preLoadBlobs[:]
-    meta_net_def.preLoadBlobs.extend(pre_load_blobs)
+    meta_net_def.preLoadBlobs[:] = pre_load_blobs
 
 
 def GetArgumentByName(net_def: Any, arg_name: str) -> Any:

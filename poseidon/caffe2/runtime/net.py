@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -71,8 +72,7 @@ class Net:
                 f"net {definition.name} has the unknown type '{definition.type}'; expected one of "
                 f"{known}"
             )
-        self.definition = NetDef()
-        self.definition.CopyFrom(definition)
+        self.definition = copy.deepcopy(definition)
         self.name = definition.name
         self.steps: list[Step] = []
         self._inputs: list[list[Blob]] = []  # of each operator
@@ -326,7 +326,6 @@ def check_sources(definition: NetDef) -> None:
 
 
 def _on(operator: OperatorDef, net: NetDef) -> OperatorDef:
-    placed = OperatorDef()
-    placed.CopyFrom(operator)
+    placed = copy.deepcopy(operator)
     placed.device_option.CopyFrom(net.device_option)
     return placed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, runtime_checkable
@@ -133,11 +134,9 @@ def _merged(tensor: TensorProto, into: Any) -> Any:
     )
     if whole:
         return from_proto(tensor)
-    part = TensorProto()
-    part.CopyFrom(tensor)
+    part = copy.deepcopy(tensor)
     begin, end = tensor.segment.begin, tensor.segment.end
-    del part.dims[:]
-    part.dims.append(end - begin)
+    part.dims[:] = [end - begin]
     values = from_proto(part)
     shape = tuple(tensor.dims)
     if into is None or tuple(into.shape) != shape or into.dtype != values.dtype:

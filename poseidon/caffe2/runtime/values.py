@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -105,6 +106,13 @@ def from_proto(proto: TensorProto) -> Any:
     )
 
 
+def strings_of(items: Sequence[Any]) -> np.ndarray:
+    """Return a tensor of strings, a vector; the items may be any other objects too."""
+    strings = np.empty(len(items), dtype=object)
+    strings[:] = items
+    return strings
+
+
 def _strings(array: np.ndarray) -> np.ndarray:
     flat = [
         item.encode(errors="surrogateescape") if isinstance(item, str) else item
@@ -115,6 +123,5 @@ def _strings(array: np.ndarray) -> np.ndarray:
             raise EnforceNotMet(
                 f"A tensor of strings cannot hold a value of type {type(item).__name__}"
             )
-    strings = np.empty(len(flat), dtype=object)
-    strings[:] = flat
+    strings = strings_of(flat)
     return strings.reshape(array.shape)

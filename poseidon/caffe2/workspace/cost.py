@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -161,8 +162,7 @@ def ApplyTransform(transform_key: str, net: Any) -> caffe2_pb2.NetDef:
     """
     if transform_key != "ConvToNNPack":
         raise EnforceNotMet(f"There is no transform {transform_key}")
-    proto = caffe2_pb2.NetDef()
-    proto.CopyFrom(_net_def(net))
+    proto = copy.deepcopy(_net_def(net))
     for op in proto.op:
         if op.type == "Conv" and op.device_option.device_type == 0:
             op.engine = "NNPACK"

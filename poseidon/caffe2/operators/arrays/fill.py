@@ -14,6 +14,7 @@ from torch import Tensor
 from poseidon.caffe2.operators.registry import NO_GRADIENT, Context, operator
 from poseidon.caffe2.proto.caffe2_pb2 import Argument, TensorProto
 from poseidon.caffe2.runtime.data_types import torch_type
+from poseidon.caffe2.runtime.values import strings_of
 
 FLOAT, STRING = TensorProto.FLOAT, TensorProto.STRING
 
@@ -94,9 +95,7 @@ def _given(kind: str, dtype: torch.dtype | None) -> None:
         if -1 not in size and len(values) != math.prod(size):
             raise ValueError(f"{len(values)} values are given for the shape {size}")
         if dtype is None:
-            strings = np.empty(len(values), dtype=object)
-            strings[:] = values
-            return strings.reshape(size)
+            return strings_of(values).reshape(size)
         return torch.tensor(values, dtype=dtype, device=context.device).reshape(size)
 
 

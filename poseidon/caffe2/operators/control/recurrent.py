@@ -7,11 +7,11 @@ step.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +21,7 @@ from poseidon.caffe2.proto.caffe2_pb2 import NetDef, OperatorDef
 from poseidon.caffe2.runtime.blob import Blob
 from poseidon.caffe2.runtime.errors import EnforceNotMet
 from poseidon.caffe2.runtime.net import Net
+from poseidon.caffe2.runtime.values import strings_of
 from poseidon.caffe2.runtime.workspace import Workspace
 
 
@@ -118,8 +119,7 @@ def _sharing(net: NetDef, links: Sequence[Link]) -> tuple[NetDef, dict[str, str]
     Returns:
         the net, and for each such window the blob of its earlier elements.
     """
-    written, earlier, made = _written(net), {}, NetDef()
-    made.CopyFrom(net)
+    written, earlier, made = _written(net), {}, copy.deepcopy(net)
     for window in (link for link in links if link.internal not in written):
         for new in (
             link for link in links if link.internal in written and link.external == window.external
@@ -388,9 +388,7 @@ class RecurrentNetworkBlobFetcher:
                 made = f"{self.prefix}_{name}{step}"
                 self.workspace.create(made).value = inner.get(name).value.clone()
                 found.append(made.encode())
-        names = np.empty(len(found), dtype=object)
-        names[:] = found
-        outputs[0].value = names
+        outputs[0].value = strings_of(found)
 
 
 def _tensors(blobs: dict[str, Blob]) -> Iterable[str]:

@@ -20,6 +20,7 @@ from poseidon.caffe2.operators.gradients import GradientMaker
 from poseidon.caffe2.operators.input_shapes import check_count, check_tensor
 from poseidon.caffe2.operators.registry import operator
 from poseidon.caffe2.proto.hsm_pb2 import HierarchyProto, NodeProto, PathNodeProto, TreeProto
+from poseidon.caffe2.runtime.values import strings_of
 
 LEAST = 1e-20
 """The least probability of which a logarithm is taken."""
@@ -219,9 +220,7 @@ def huffman_tree_hierarchy(labels: Tensor, *, num_classes: int) -> np.ndarray:
     root = waiting[0][2] if waiting else NodeProto()
     tree = TreeProto(root_node=root if isinstance(root, NodeProto) else NodeProto(word_ids=[root]))
     _number(tree.root_node, itertools.count(0, 2))
-    found = np.empty(1, dtype=object)
-    found[0] = tree.SerializeToString()
-    return found
+    return strings_of([tree.SerializeToString()])
 
 
 def _number(node: NodeProto, offsets: Iterator[int]) -> None:

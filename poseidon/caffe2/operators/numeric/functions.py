@@ -17,6 +17,7 @@ from poseidon.caffe2.operators.numeric.elementwise import differentiable, unary
 from poseidon.caffe2.operators.registry import operator
 from poseidon.caffe2.proto.caffe2_pb2 import Argument, TensorProto
 from poseidon.caffe2.runtime.data_types import torch_type
+from poseidon.caffe2.runtime.values import strings_of
 
 
 def _cube(x: Tensor) -> Tensor:
@@ -218,8 +219,7 @@ def cast(x: Any, *, to: Argument) -> Any:
 
 def _as_strings(x: Tensor) -> Any:
     form = "%.6f" if x.is_floating_point() else "%d"
-    made = np.empty(x.numel(), dtype=object)
-    made[:] = [(form % value).encode() for value in x.reshape(-1).tolist()]
+    made = strings_of([(form % value).encode() for value in x.reshape(-1).tolist()])
     return made.reshape(tuple(x.shape))
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from poseidon.caffe2.operators.registry import Context, operator
 from poseidon.caffe2.proto.caffe2_pb2 import Argument
 from poseidon.caffe2.runtime.blob import Blob
+from poseidon.caffe2.runtime.values import strings_of
 
 
 @operator("Free", blobs=True, inputs=(1, 1 << 30), outputs=(1, 1 << 30))
@@ -39,6 +40,4 @@ def get_all_blob_names(*, context: Context, include_shared: bool = True) -> np.n
     while workspace is not None:
         names += workspace.blobs
         workspace = workspace.parent if include_shared else None
-    found = np.empty(len(set(names)), dtype=object)
-    found[:] = [name.encode() for name in sorted(set(names))]
-    return found
+    return strings_of([name.encode() for name in sorted(set(names))])

@@ -18,7 +18,7 @@ from poseidon.caffe2.runtime.blob import Blob
 from poseidon.caffe2.runtime.errors import EnforceNotMet
 from poseidon.caffe2.runtime.reader import Consumer, Reader, Record
 from poseidon.caffe2.runtime.serialization import CHUNK_SIZE, deserialize, serialize
-from poseidon.caffe2.runtime.values import from_proto
+from poseidon.caffe2.runtime.values import from_proto, strings_of
 from poseidon.data.datum import is_datum
 
 CHUNK = "#%"
@@ -66,8 +66,7 @@ def estimate_all_blob_sizes(
         values = chunk_size(given, name, -1)
         values = CHUNK_SIZE if values == -1 else values or max(count, 1)
         sizes.append(max(-(-count // values), 1) * (len(name) + OVERHEAD) + count * each)
-    texts = np.empty(len(names), dtype=object)
-    texts[:] = [name.encode() for name in names]
+    texts = strings_of([name.encode() for name in names])
     return texts, torch.tensor(sizes, dtype=torch.int64)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +14,7 @@ from poseidon.caffe2.operators.registry import NO_GRADIENT, operator
 from poseidon.caffe2.proto.caffe2_pb2 import BlobProto, TensorProto, TensorProtos
 from poseidon.caffe2.runtime.data_types import TORCH_OF
 from poseidon.caffe2.runtime.serialization import READERS, serialize
-from poseidon.caffe2.runtime.values import from_proto
+from poseidon.caffe2.runtime.values import from_proto, strings_of
 
 MOST = 2**31 - 1
 """The largest number of keys of an index, where none is given."""
@@ -130,9 +129,7 @@ def index_store(index: Index) -> Any:
     keys = list(index.numbers)
     if index.dtype is not None:
         return torch.tensor(keys, dtype=index.dtype)
-    texts = np.empty(len(keys), dtype=object)
-    texts[:] = keys
-    return texts
+    return strings_of(keys)
 
 
 @operator("IndexSize")

@@ -19,6 +19,7 @@ from poseidon.caffe2.operators.registry import NO_GRADIENT, Context, operator
 from poseidon.caffe2.runtime.blob import Blob
 from poseidon.caffe2.runtime.errors import EnforceNotMet
 from poseidon.caffe2.runtime.reader import Reader
+from poseidon.caffe2.runtime.values import strings_of
 from poseidon.caffe2.runtime.waits import wait_for
 
 Entry = list[Any]
@@ -405,8 +406,7 @@ class DequeueRebatchingQueue:
 def _stacked(values: Sequence[Any]) -> Any:
     if isinstance(values[0], torch.Tensor):
         return torch.stack(list(values))
-    found = np.empty(len(values), dtype=object)
-    found[:] = values
+    found = strings_of(values)
     return found if isinstance(values[0], bytes) else np.stack(values)
 
 

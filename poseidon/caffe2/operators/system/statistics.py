@@ -6,11 +6,11 @@ import threading
 import time
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from poseidon.caffe2.operators.registry import Context, operator
+from poseidon.caffe2.runtime.values import strings_of
 
 
 class Registry:
@@ -60,8 +60,7 @@ def stat_registry_export(
 ) -> tuple[Any, Tensor, Tensor]:
     """Return names, values (int64) and the times of their last change (int64, nanoseconds)."""
     names, values, times = (COMMON if registry is None else registry).export(reset)
-    keys = np.empty(len(names), dtype=object)
-    keys[:] = names
+    keys = strings_of(names)
     return keys, torch.tensor(values, dtype=torch.int64), torch.tensor(times, dtype=torch.int64)
 
 

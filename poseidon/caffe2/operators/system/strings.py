@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from poseidon.caffe2.operators.registry import NO_GRADIENT, Context, operator
+from poseidon.caffe2.runtime.values import strings_of
 
 
 def _texts(x: Any) -> list[bytes]:
@@ -27,8 +28,7 @@ def _texts(x: Any) -> list[bytes]:
 
 def _strings(x: Any, change: Callable[[bytes], bytes]) -> Any:
     texts = _texts(x)
-    made = np.empty(len(texts), dtype=object)
-    made[:] = list(map(change, texts))
+    made = strings_of(list(map(change, texts)))
     return made.reshape(x.shape)
 
 
@@ -79,9 +79,7 @@ def string_join(x: Any, *, delimiter: str = ",", axis: int = 0) -> Any:
         )
         for row in (rows if axis == 0 else rows.T).tolist()
     ]
-    strings = np.empty(len(made), dtype=object)
-    strings[:] = [text.encode() for text in made]
-    return strings
+    return strings_of([text.encode() for text in made])
 
 
 @operator("Print")

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any, TextIO
 
-import numpy as np
 import torch
 
 from poseidon.caffe2.operators.registry import NO_GRADIENT, Context, operator
 from poseidon.caffe2.proto.caffe2_pb2 import TensorProto
 from poseidon.caffe2.runtime.errors import EnforceNotMet
+from poseidon.caffe2.runtime.values import strings_of
 
 
 class TextFileReader:
@@ -66,9 +66,7 @@ class TextFileReader:
 
     def _column(self, kind: int, texts: list[str]) -> Any:
         if kind == TensorProto.STRING:
-            found = np.empty(len(texts), dtype=object)
-            found[:] = [text.encode(errors="surrogateescape") for text in texts]
-            return found
+            return strings_of([text.encode(errors="surrogateescape") for text in texts])
         try:
             return torch.tensor([float(text) for text in texts], dtype=torch.float32)
         except ValueError as error:
