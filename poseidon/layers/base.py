@@ -30,6 +30,7 @@ from poseidon.proto.caffe_pb2 import (
 )
 
 Shape = tuple[int, ...]
+Counts = tuple[int, int | None]
 # Caffe counts the values of a blob with an int.
 LARGEST_BLOB = 2**31 - 1
 CPU = torch.device("cpu")
@@ -103,10 +104,9 @@ class Layer(nn.Module):
         context: the layer's environment.
     """
 
-    MIN_BOTTOMS: ClassVar[int] = 1
-    MAX_BOTTOMS: ClassVar[int | None] = 1
-    MIN_TOPS: ClassVar[int] = 1
-    MAX_TOPS: ClassVar[int | None] = 1
+    # The least and the largest number of bottoms and of tops; None: any number.
+    BOTTOMS: ClassVar[Counts] = (1, 1)
+    TOPS: ClassVar[Counts] = (1, 1)
     # Bottom i belongs to top i (Convolution with several bottoms).
     EQUAL_BOTTOMS_AND_TOPS: ClassVar[bool] = False
     # The first top has loss_weight 1 by default and may be unnamed.
@@ -293,13 +293,13 @@ class Layer(nn.Module):
 
     def top_count(self) -> int:
         """Return the number of tops, including those that Caffe adds automatically."""
-        return max(len(self.param.top), self.MIN_TOPS if self.IS_LOSS else 0)
+        return max(len(self.param.top), self.TOPS[0] if self.IS_LOSS else 0)
 
     def check_counts(self) -> None:
         """Raise LayerError unless the numbers of bottoms and tops are legal for this type."""
         bottoms, tops = len(self.param.bottom), self.top_count()
-        check_count("bottom", bottoms, self.MIN_BOTTOMS, self.MAX_BOTTOMS)
-        check_count("top", tops, self.MIN_TOPS, self.MAX_TOPS)
+        check_count("bottom", bottoms, *self.BOTTOMS)
+        check_count("top", tops, *self.TOPS)
         if self.EQUAL_BOTTOMS_AND_TOPS and bottoms != tops:
             raise LayerError(
                 f"has {counted(bottoms, 'bottom')} and {counted(tops, 'top')}, expected the same "

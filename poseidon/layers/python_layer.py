@@ -89,12 +89,10 @@ class Python(Layer):
     worker is a process.
     """
 
-    MIN_BOTTOMS: ClassVar[int] = 0
-    MAX_BOTTOMS: ClassVar[int | None] = None
-    MIN_TOPS: ClassVar[int] = 0
-    MAX_TOPS: ClassVar[int | None] = None
-    TOPS_MAY_CHANGE_SHAPE: ClassVar[bool] = True
-    KEEPS_STATE: ClassVar[bool] = True
+    BOTTOMS = (0, None)
+    TOPS = (0, None)
+    TOPS_MAY_CHANGE_SHAPE = True
+    KEEPS_STATE = True
 
     def __init__(self, param: LayerParameter, context: LayerContext) -> None:
         super().__init__(param, context)

@@ -160,7 +160,7 @@ class _Planner:
         return ""
 
     def _top_count(self, param: LayerParameter, kind: type[Layer]) -> int:
-        return max(len(param.top), kind.MIN_TOPS if kind.IS_LOSS else 0)
+        return max(len(param.top), kind.TOPS[0] if kind.IS_LOSS else 0)
 
     def _top(self, param: LayerParameter, index: int, position: int) -> int:
         slot = len(self.writer)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -23,7 +22,7 @@ class Split(Layer):
     Bottom: any shape. Tops: one or more of the same shape. No fields.
     """
 
-    MAX_TOPS: ClassVar[int | None] = None
+    TOPS = (1, None)
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         return [bottoms[0]] * len(self.param.top)
@@ -41,7 +40,7 @@ class Concat(Layer):
     Fields (concat_param): axis, or the old concat_dim.
     """
 
-    MAX_BOTTOMS: ClassVar[int | None] = None
+    BOTTOMS = (1, None)
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param, first = self.param.concat_param, bottoms[0]
@@ -73,7 +72,7 @@ class Slice(Layer):
     ascending.
     """
 
-    MAX_TOPS: ClassVar[int | None] = None
+    TOPS = (1, None)
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param, shape, parts = self.param.slice_param, bottoms[0], len(self.param.top)
@@ -117,9 +116,8 @@ class Eltwise(Layer):
     of two roundings of the same gradient in Caffe; torch's product is the stable one.
     """
 
-    MIN_BOTTOMS: ClassVar[int] = 2
-    MAX_BOTTOMS: ClassVar[int | None] = None
-    TOPS_MAY_BE_OVERWRITTEN: ClassVar[bool] = True
+    BOTTOMS = (2, None)
+    TOPS_MAY_BE_OVERWRITTEN = True
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param = self.param.eltwise_param
@@ -180,9 +178,8 @@ class Silence(Layer):
     Bottoms: one or more. No tops, no fields.
     """
 
-    MAX_BOTTOMS: ClassVar[int | None] = None
-    MIN_TOPS: ClassVar[int] = 0
-    MAX_TOPS: ClassVar[int | None] = 0
+    BOTTOMS = (1, None)
+    TOPS = (0, 0)
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         return []

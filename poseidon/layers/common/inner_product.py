@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -29,7 +28,7 @@ class InnerProduct(Layer):
     Blobs: weight N x M (M x N with `transpose`); bias N unless bias_term is false.
     """
 
-    TOPS_MAY_BE_OVERWRITTEN: ClassVar[bool] = True
+    TOPS_MAY_BE_OVERWRITTEN = True
     weight: nn.Parameter
     bias: nn.Parameter | None
 
@@ -66,7 +65,7 @@ class Embed(Layer):
     Blobs: weight input_dim x num_output; bias num_output unless bias_term is false.
     """
 
-    TOPS_MAY_BE_OVERWRITTEN: ClassVar[bool] = True
+    TOPS_MAY_BE_OVERWRITTEN = True
     weight: nn.Parameter
     bias: nn.Parameter | None
 

@@ -5,7 +5,6 @@ ShuffleChannel.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -22,8 +21,7 @@ class BatchReindex(Layer):
     fields.
     """
 
-    MIN_BOTTOMS: ClassVar[int] = 2
-    MAX_BOTTOMS: ClassVar[int | None] = 2
+    BOTTOMS = (2, 2)
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         x, index = bottoms
@@ -46,10 +44,9 @@ class Filter(Layer):
     this pass. No fields.
     """
 
-    MIN_BOTTOMS: ClassVar[int] = 2
-    MAX_BOTTOMS: ClassVar[int | None] = None
-    MAX_TOPS: ClassVar[int | None] = None
-    TOPS_MAY_CHANGE_SHAPE: ClassVar[bool] = True
+    BOTTOMS = (2, None)
+    TOPS = (1, None)
+    TOPS_MAY_CHANGE_SHAPE = True
 
     def check_counts(self) -> None:
         super().check_counts()
@@ -97,8 +94,7 @@ class Crop(Layer):
     (0), one for all cropped axes, or one each.
     """
 
-    MIN_BOTTOMS: ClassVar[int] = 2
-    MAX_BOTTOMS: ClassVar[int | None] = 2
+    BOTTOMS = (2, 2)
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param, (shape, like) = self.param.crop_param, bottoms

@@ -69,10 +69,8 @@ class LSTMUnit(Layer):
     No fields. cont has no gradient.
     """
 
-    MIN_BOTTOMS: ClassVar[int] = 3
-    MAX_BOTTOMS: ClassVar[int | None] = 3
-    MIN_TOPS: ClassVar[int] = 2
-    MAX_TOPS: ClassVar[int | None] = 2
+    BOTTOMS = (3, 3)
+    TOPS = (2, 2)
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         cell = bottoms[0]
@@ -96,9 +94,8 @@ class Recurrent(Layer):
     """
 
     STATES: ClassVar[int]
-    MIN_BOTTOMS: ClassVar[int] = 2
-    MAX_BOTTOMS: ClassVar[int | None] = None
-    MAX_TOPS: ClassVar[int | None] = None
+    BOTTOMS = (2, None)
+    TOPS = (1, None)
     _state: tuple[Tensor, ...] = ()
 
     def check_counts(self) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -138,10 +138,9 @@ class SoftmaxWithLoss(Layer):
     multiplied by the weight of its label; Z does not change.
     """
 
-    MIN_BOTTOMS: ClassVar[int] = 2
-    MAX_BOTTOMS: ClassVar[int | None] = 2
-    MAX_TOPS: ClassVar[int | None] = 2
-    IS_LOSS: ClassVar[bool] = True
+    BOTTOMS = (2, 2)
+    TOPS = (1, 2)
+    IS_LOSS = True
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         scores, labels = bottoms

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from poseidon.data.augment.samplers import WindowSampler
 from poseidon.data.batches.annotated import AnnotatedMaker, AnnotatedPlan
@@ -35,8 +34,8 @@ class AnnotatedData(ReadingSource):
     `poseidon.data.augment.samplers`; anno_type. label_map_file has no effect.
     """
 
-    MAX_TOPS: ClassVar[int | None] = 2
-    TOPS_MAY_CHANGE_SHAPE: ClassVar[bool] = True
+    TOPS = (1, 2)
+    TOPS_MAY_CHANGE_SHAPE = True
     reader: NumberedReader[AnnotatedMaker] | None = None
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from poseidon.data.batches.numbered import NumberedReader
 from poseidon.data.batches.reader import DatumMaker, DatumPlan, open_maker
@@ -44,7 +43,7 @@ class Data(ReadingSource):
     `<source>_k`); transform_param.
     """
 
-    MAX_TOPS: ClassVar[int | None] = 2
+    TOPS = (1, 2)
     reader: NumberedReader[DatumMaker] | None = None
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:

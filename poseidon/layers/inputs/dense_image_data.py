@@ -6,7 +6,6 @@ From SegNet (Badrinarayanan et al., 2015) and DeepLab (Chen et al., 2015).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from poseidon.data.batches.dense_images import (
     DenseImageMaker,
@@ -43,8 +42,7 @@ class DenseImageData(ReadingSource):
     of its labels is multiplied by one of them, drawn at random, before the crop.
     """
 
-    MIN_TOPS: ClassVar[int] = 2
-    MAX_TOPS: ClassVar[int | None] = 2
+    TOPS = (2, 2)
 
     @property
     def settings(self) -> DenseImageDataParameter | ImageDataParameter:
@@ -140,7 +138,7 @@ class ImageSegData(DenseImageData):
     interpolates them.
     """
 
-    MAX_TOPS: ClassVar[int | None] = 3
+    TOPS = (2, 3)
 
     @property
     def settings(self) -> ImageDataParameter:

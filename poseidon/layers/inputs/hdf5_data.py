@@ -73,12 +73,10 @@ class HDF5Output(Layer):
     Fields (hdf5_output_param): file_name; worker g of several writes `<file_name>_g`.
     """
 
-    MIN_BOTTOMS: ClassVar[int] = 2
-    MAX_BOTTOMS: ClassVar[int | None] = 2
-    MIN_TOPS: ClassVar[int] = 0
-    MAX_TOPS: ClassVar[int | None] = 0
-    OPENS_FILES: ClassVar[bool] = True
-    KEEPS_STATE: ClassVar[bool] = True
+    BOTTOMS = (2, 2)
+    TOPS = (0, 0)
+    OPENS_FILES = True
+    KEEPS_STATE = True
     NAMES: ClassVar[tuple[str, str]] = ("data", "label")
     _file: h5py.File | None = None
 

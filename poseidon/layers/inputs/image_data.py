@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from poseidon.data.batches.images import ImageMaker, ImagePlan, read_list
 from poseidon.data.batches.numbered import NumberedReader
@@ -27,8 +26,7 @@ class ImageData(ReadingSource):
     list; false: client k has `<source>_k`); transform_param.
     """
 
-    MIN_TOPS: ClassVar[int] = 2
-    MAX_TOPS: ClassVar[int | None] = 2
+    TOPS = (2, 2)
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param = self.param.image_data_param

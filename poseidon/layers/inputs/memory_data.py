@@ -6,7 +6,7 @@ Law: batch b since the last `reset` holds records b*K to b*K + K - 1, modulo the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +28,8 @@ class MemoryData(Source):
     the records are not transformed.
     """
 
-    MIN_TOPS: ClassVar[int] = 2
-    MAX_TOPS: ClassVar[int | None] = 2
-    KEEPS_STATE: ClassVar[bool] = True
+    TOPS = (2, 2)
+    KEEPS_STATE = True
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param = self.param.memory_data_param

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from poseidon.data.batches.numbered import NumberedReader
 from poseidon.data.batches.objects import ObjectMaker, ObjectPlan
@@ -31,9 +30,8 @@ class ROIData(ReadingSource):
     mean_value, scale, mirror.
     """
 
-    MIN_TOPS: ClassVar[int] = 3
-    MAX_TOPS: ClassVar[int | None] = 3
-    TOPS_MAY_CHANGE_SHAPE: ClassVar[bool] = True
+    TOPS = (3, 3)
+    TOPS_MAY_CHANGE_SHAPE = True
     reader: NumberedReader[ObjectMaker] | None = None
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:

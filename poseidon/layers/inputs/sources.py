@@ -15,7 +15,7 @@ from poseidon.data.batches.numbered import NumberedReader
 from poseidon.data.batches.partition import Share, part_path, source_for
 from poseidon.data.batches.transform import Transform
 from poseidon.data.batches.windows import CHANNELS
-from poseidon.layers.base import Layer, LayerError, Shape, check_size, once_or, times
+from poseidon.layers.base import Counts, Layer, LayerError, Shape, check_size, once_or, times
 from poseidon.layers.fillers import FillerError, check, fill
 from poseidon.layers.registry import register
 from poseidon.proto.caffe_pb2 import (
@@ -31,9 +31,8 @@ from poseidon.proto.caffe_pb2 import (
 class Source(Layer):
     """The base class of layers without bottoms."""
 
-    MIN_BOTTOMS: ClassVar[int] = 0
-    MAX_BOTTOMS: ClassVar[int | None] = 0
-    MAX_TOPS: ClassVar[int | None] = None
+    BOTTOMS = (0, 0)
+    TOPS: ClassVar[Counts] = (1, None)
 
 
 class SourceBlock(Protocol):
@@ -49,7 +48,7 @@ class ReadingSource(Source):
     The first `setup` sets `reader`.
     """
 
-    OPENS_FILES: ClassVar[bool] = True
+    OPENS_FILES = True
     reader: NumberedReader[Any] | None = None
 
     def forward(self) -> Tensor | tuple[Tensor, ...]:
@@ -167,7 +166,7 @@ class DummyData(Source):
     shape, or the old num, channels, height and width, one for all tops or one for each.
     """
 
-    IS_RANDOM: ClassVar[bool] = True
+    IS_RANDOM = True
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param, tops = self.param.dummy_data_param, len(self.param.top)

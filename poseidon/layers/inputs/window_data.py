@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import numpy as np
 
@@ -32,8 +31,7 @@ class WindowData(ReadingSource):
     mean_value.
     """
 
-    MIN_TOPS: ClassVar[int] = 2
-    MAX_TOPS: ClassVar[int | None] = 2
+    TOPS = (2, 2)
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         if self.reader is None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -30,9 +29,8 @@ class Accuracy(Layer):
     Fields (accuracy_param): top_k, axis, ignore_label.
     """
 
-    MIN_BOTTOMS: ClassVar[int] = 2
-    MAX_BOTTOMS: ClassVar[int | None] = 2
-    MAX_TOPS: ClassVar[int | None] = 2
+    BOTTOMS = (2, 2)
+    TOPS = (1, 2)
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         scores, labels = bottoms

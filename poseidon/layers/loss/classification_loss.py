@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar
 
 import torch
 from google.protobuf.message import DecodeError
@@ -28,9 +27,8 @@ LOG_THRESHOLD = 1e-20
 class LabelLoss(Layer):
     """The base class of losses with two bottoms: scores or probabilities, and labels."""
 
-    MIN_BOTTOMS: ClassVar[int] = 2
-    MAX_BOTTOMS: ClassVar[int | None] = 2
-    IS_LOSS: ClassVar[bool] = True
+    BOTTOMS = (2, 2)
+    IS_LOSS = True
 
 
 @register("HingeLoss")
@@ -106,11 +104,10 @@ class InfogainLoss(Layer):
     normalization, normalize as for SoftmaxWithLoss.
     """
 
-    MIN_BOTTOMS: ClassVar[int] = 2
-    MAX_BOTTOMS: ClassVar[int | None] = 3
-    MAX_TOPS: ClassVar[int | None] = 2
-    IS_LOSS: ClassVar[bool] = True
-    OPENS_FILES: ClassVar[bool] = True
+    BOTTOMS = (2, 3)
+    TOPS = (1, 2)
+    IS_LOSS = True
+    OPENS_FILES = True
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         scores, labels = bottoms[:2]

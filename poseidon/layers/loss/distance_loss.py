@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,9 +25,8 @@ class EuclideanLoss(Layer):
     have gradients. Top: a scalar. No fields.
     """
 
-    MIN_BOTTOMS: ClassVar[int] = 2
-    MAX_BOTTOMS: ClassVar[int | None] = 2
-    IS_LOSS: ClassVar[bool] = True
+    BOTTOMS = (2, 2)
+    IS_LOSS = True
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         a, b = bottoms
@@ -54,9 +53,8 @@ class SmoothL1Loss(Layer):
     end. Only a and b have gradients. Top: a scalar. Fields (smooth_l1_loss_param): sigma.
     """
 
-    MIN_BOTTOMS: ClassVar[int] = 2
-    MAX_BOTTOMS: ClassVar[int | None] = 4
-    IS_LOSS: ClassVar[bool] = True
+    BOTTOMS = (2, 4)
+    IS_LOSS = True
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         plain = without_trailing_ones(bottoms[0])
@@ -96,9 +94,8 @@ class ContrastiveLoss(Layer):
     one, without a gradient. Top: a scalar. Fields (contrastive_loss_param): margin, legacy_version.
     """
 
-    MIN_BOTTOMS: ClassVar[int] = 3
-    MAX_BOTTOMS: ClassVar[int | None] = 3
-    IS_LOSS: ClassVar[bool] = True
+    BOTTOMS = (3, 3)
+    IS_LOSS = True
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         a, b, similar = bottoms

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -34,7 +33,7 @@ class SoftmaxWithLossOHEM(SoftmaxWithLoss):
     Fields: as for `SoftmaxWithLoss`.
     """
 
-    MAX_TOPS: ClassVar[int | None] = 3
+    TOPS = (1, 3)
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         shapes = super().setup(bottoms)
@@ -73,10 +72,9 @@ class SmoothL1LossOHEM(Layer):
     least 1.
     """
 
-    MIN_BOTTOMS: ClassVar[int] = 2
-    MAX_BOTTOMS: ClassVar[int | None] = 3
-    MAX_TOPS: ClassVar[int | None] = 2
-    IS_LOSS: ClassVar[bool] = True
+    BOTTOMS = (2, 3)
+    TOPS = (1, 2)
+    IS_LOSS = True
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         shape, param = bottoms[0], self.param.loss_param
@@ -132,10 +130,8 @@ class BoxAnnotatorOHEM(Layer):
     Fields (box_annotator_ohem_param): roi_per_img; ignore_label.
     """
 
-    MIN_BOTTOMS: ClassVar[int] = 4
-    MAX_BOTTOMS: ClassVar[int | None] = 4
-    MIN_TOPS: ClassVar[int] = 2
-    MAX_TOPS: ClassVar[int | None] = 2
+    BOTTOMS = (4, 4)
+    TOPS = (2, 2)
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param, (regions, losses, labels, weights) = self.param.box_annotator_ohem_param, bottoms

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -70,7 +69,7 @@ class ELU(Activation):
     Bottom: any shape. Top: the same. Fields (elu_param): alpha.
     """
 
-    TOPS_MAY_BE_OVERWRITTEN: ClassVar[bool] = True
+    TOPS_MAY_BE_OVERWRITTEN = True
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         self.alpha = self.param.elu_param.alpha
@@ -87,7 +86,7 @@ class SeLu(Activation):
     Bottom: any shape. Top: the same. Fields (selu_param): lambda, alpha.
     """
 
-    TOPS_MAY_BE_OVERWRITTEN: ClassVar[bool] = True
+    TOPS_MAY_BE_OVERWRITTEN = True
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param = self.param.selu_param
@@ -111,7 +110,7 @@ class PReLU(Activation):
     Blobs: slope C, or a scalar with channel_shared.
     """
 
-    TOPS_MAY_BE_OVERWRITTEN: ClassVar[bool] = True
+    TOPS_MAY_BE_OVERWRITTEN = True
     slope: nn.Parameter
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
@@ -137,7 +136,7 @@ class Swish(Activation):
     Bottom: any shape. Top: the same. Fields (swish_param): beta.
     """
 
-    TOPS_MAY_BE_OVERWRITTEN: ClassVar[bool] = True
+    TOPS_MAY_BE_OVERWRITTEN = True
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         self.beta = self.param.swish_param.beta
@@ -158,7 +157,7 @@ class BNLL(Activation):
     Bottom: any shape. Top: the same. No fields.
     """
 
-    TOPS_MAY_BE_OVERWRITTEN: ClassVar[bool] = True
+    TOPS_MAY_BE_OVERWRITTEN = True
 
     def forward(self, bottom: Tensor) -> Tensor:
         return functional.softplus(bottom, threshold=50)
@@ -171,7 +170,7 @@ class Clip(Activation):
     Bottom: any shape. Top: the same. Fields (clip_param): min, max, both needed.
     """
 
-    TOPS_MAY_BE_OVERWRITTEN: ClassVar[bool] = True
+    TOPS_MAY_BE_OVERWRITTEN = True
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param = self.param.clip_param
@@ -194,7 +193,7 @@ class Threshold(Activation):
     Bottom: any shape. Top: the same. Fields (threshold_param): threshold.
     """
 
-    TOPS_MAY_BE_OVERWRITTEN: ClassVar[bool] = True
+    TOPS_MAY_BE_OVERWRITTEN = True
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         self.threshold = self.param.threshold_param.threshold

@@ -8,7 +8,6 @@ is broadcast over all others. A scalar is broadcast over all axes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -81,8 +80,8 @@ class Scale(Layer):
     Blobs: s, if there is one bottom; b, in the shape of s, with bias_term.
     """
 
-    MAX_BOTTOMS: ClassVar[int | None] = 2
-    TOPS_MAY_BE_OVERWRITTEN: ClassVar[bool] = True
+    BOTTOMS = (1, 2)
+    TOPS_MAY_BE_OVERWRITTEN = True
     scale: nn.Parameter
     bias: nn.Parameter
 
@@ -115,8 +114,8 @@ class Bias(Layer):
     Blobs: b, if there is one bottom.
     """
 
-    MAX_BOTTOMS: ClassVar[int | None] = 2
-    TOPS_MAY_BE_OVERWRITTEN: ClassVar[bool] = True
+    BOTTOMS = (1, 2)
+    TOPS_MAY_BE_OVERWRITTEN = True
     bias: nn.Parameter
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
@@ -142,9 +141,8 @@ class Axpy(Layer):
     No fields.
     """
 
-    MIN_BOTTOMS: ClassVar[int] = 3
-    MAX_BOTTOMS: ClassVar[int | None] = 3
-    TOPS_MAY_BE_OVERWRITTEN: ClassVar[bool] = True
+    BOTTOMS = (3, 3)
+    TOPS_MAY_BE_OVERWRITTEN = True
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         a, x, z = bottoms
@@ -171,8 +169,7 @@ class Parameter(Layer):
     Blobs: the blob, initially zeros.
     """
 
-    MIN_BOTTOMS: ClassVar[int] = 0
-    MAX_BOTTOMS: ClassVar[int | None] = 0
+    BOTTOMS = (0, 0)
     value: nn.Parameter
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:

@@ -8,7 +8,6 @@ estimates m / s and v / s.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -30,8 +29,8 @@ class BatchNorm(Layer):
     Blobs: sum of means C, sum of variances C, scale factor 1. Solvers do not update them.
     """
 
-    TOPS_MAY_BE_OVERWRITTEN: ClassVar[bool] = True
-    STATISTICS: ClassVar[bool] = True
+    TOPS_MAY_BE_OVERWRITTEN = True
+    STATISTICS = True
     mean: nn.Parameter
     variance: nn.Parameter
     factor: nn.Parameter

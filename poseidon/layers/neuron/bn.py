@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -97,9 +96,9 @@ class BN(Layer):
     Blobs: slope, bias, and but for SegNet's form mean and variance: C values each.
     """
 
-    MAX_TOPS: ClassVar[int | None] = 3
-    TOPS_MAY_BE_OVERWRITTEN: ClassVar[bool] = True
-    STATISTICS: ClassVar[bool] = True
+    TOPS = (1, 3)
+    TOPS_MAY_BE_OVERWRITTEN = True
+    STATISTICS = True
     slope: nn.Parameter
     bias: nn.Parameter
     mean: nn.Parameter

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -26,7 +25,7 @@ class Dropout(Layer):
     r < 1; scale_train; sample_weights_test.
     """
 
-    IS_RANDOM: ClassVar[bool] = True
+    IS_RANDOM = True
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         ratio = self.param.dropout_param.dropout_ratio
@@ -60,7 +59,7 @@ class SeLuDropout(Layer):
     0 <= r < 1; alpha.
     """
 
-    IS_RANDOM: ClassVar[bool] = True
+    IS_RANDOM = True
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param = self.param.selu_dropout_param

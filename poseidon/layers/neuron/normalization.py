@@ -9,7 +9,7 @@ neighbouring channels, or s = 1 + alpha/n^2 sum of x^2 over an n x n window of t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -76,7 +76,7 @@ class LRN(Layer):
     Fields (lrn_param): local_size n (odd), alpha, beta, k, norm_region. `engine` has no effect.
     """
 
-    TOPS_MAY_BE_OVERWRITTEN: ClassVar[bool] = True
+    TOPS_MAY_BE_OVERWRITTEN = True
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param, shape = self.param.lrn_param, bottoms[0]
@@ -178,7 +178,7 @@ class Normalize(Layer):
     Blobs: scale s, C, or a scalar with channel_shared.
     """
 
-    TOPS_MAY_BE_OVERWRITTEN: ClassVar[bool] = True
+    TOPS_MAY_BE_OVERWRITTEN = True
     scale: nn.Parameter
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -24,7 +23,7 @@ class AbsVal(Activation):
     The slope at 0 is 0. Bottom: any shape. Top: the same shape, with another name. No fields.
     """
 
-    TOPS_MAY_BE_OVERWRITTEN: ClassVar[bool] = True
+    TOPS_MAY_BE_OVERWRITTEN = True
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         if self.param.top[0] == self.param.bottom[0]:
@@ -44,7 +43,7 @@ class Power(Activation):
     Bottom: any shape. Top: the same. Fields (power_param): power, scale, shift.
     """
 
-    TOPS_MAY_BE_OVERWRITTEN: ClassVar[bool] = True
+    TOPS_MAY_BE_OVERWRITTEN = True
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param = self.param.power_param
@@ -95,7 +94,7 @@ class Log(Activation):
     Bottom: any shape. Top: the same. Fields (log_param): base, scale, shift.
     """
 
-    TOPS_MAY_BE_OVERWRITTEN: ClassVar[bool] = True
+    TOPS_MAY_BE_OVERWRITTEN = True
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param = self.param.log_param

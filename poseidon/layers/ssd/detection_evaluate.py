@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -46,10 +45,9 @@ class DetectionEvaluate(Layer):
     In a job of several workers boxes are compared as fractions.
     """
 
-    MIN_BOTTOMS: ClassVar[int] = 2
-    MAX_BOTTOMS: ClassVar[int | None] = 2
-    TOPS_MAY_CHANGE_SHAPE: ClassVar[bool] = True
-    OPENS_FILES: ClassVar[bool] = True
+    BOTTOMS = (2, 2)
+    TOPS_MAY_CHANGE_SHAPE = True
+    OPENS_FILES = True
     _sizes: list[ImageSize] | None = None
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -51,10 +51,9 @@ class DetectionOutput(Layer):
     save_file have no effect: nothing is shown.
     """
 
-    MIN_BOTTOMS: ClassVar[int] = 3
-    MAX_BOTTOMS: ClassVar[int | None] = 3
-    TOPS_MAY_CHANGE_SHAPE: ClassVar[bool] = True
-    OPENS_FILES: ClassVar[bool] = True
+    BOTTOMS = (3, 3)
+    TOPS_MAY_CHANGE_SHAPE = True
+    OPENS_FILES = True
     results: SavedResults | None = None
     kept: list[list[Floats]] | None = None
     """In a job of several workers: the detections of each image of each batch

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -70,9 +69,8 @@ class MultiBoxLoss(Layer):
     (SSD takes none then).
     """
 
-    MIN_BOTTOMS: ClassVar[int] = 4
-    MAX_BOTTOMS: ClassVar[int | None] = 4
-    IS_LOSS: ClassVar[bool] = True
+    BOTTOMS = (4, 4)
+    IS_LOSS = True
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param = self.param.multibox_loss_param

@@ -163,10 +163,10 @@ class BaseConvolution(Layer):
     A subclass defines torch's functions, the kernels' shape and the tops' extents.
     """
 
-    MAX_BOTTOMS: ClassVar[int | None] = None
-    MAX_TOPS: ClassVar[int | None] = None
-    EQUAL_BOTTOMS_AND_TOPS: ClassVar[bool] = True
-    TOPS_MAY_BE_OVERWRITTEN: ClassVar[bool] = True
+    BOTTOMS = (1, None)
+    TOPS = (1, None)
+    EQUAL_BOTTOMS_AND_TOPS = True
+    TOPS_MAY_BE_OVERWRITTEN = True
     CALLS: ClassVar[tuple[Convolve, ...]]
     """torch's function for 0, 1, 2 and 3 spatial axes. 0 axes are one of extent 1."""
     weight: nn.Parameter

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -54,8 +53,7 @@ class PriorBox(Layer):
     img_h and img_w, step | step_h and step_w, offset.
     """
 
-    MIN_BOTTOMS: ClassVar[int] = 2
-    MAX_BOTTOMS: ClassVar[int | None] = 2
+    BOTTOMS = (2, 2)
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param = self.param.prior_box_param

@@ -9,7 +9,6 @@ padding count and an overhang beyond it does not.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -77,9 +76,9 @@ class Pooling(Layer):
     place (true or false). `engine` has no effect.
     """
 
-    MAX_TOPS: ClassVar[int | None] = 2
-    TOPS_MAY_BE_OVERWRITTEN: ClassVar[bool] = True
-    IS_RANDOM: ClassVar[bool] = True
+    TOPS = (1, 2)
+    TOPS_MAY_BE_OVERWRITTEN = True
+    IS_RANDOM = True
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param, shape = self.param.pooling_param, bottoms[0]

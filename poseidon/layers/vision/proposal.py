@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -82,10 +81,9 @@ class Proposal(Layer):
     TRAIN are 12000 and 2000.
     """
 
-    MIN_BOTTOMS: ClassVar[int] = 3
-    MAX_BOTTOMS: ClassVar[int | None] = 3
-    MAX_TOPS: ClassVar[int | None] = 2
-    TOPS_MAY_CHANGE_SHAPE: ClassVar[bool] = True
+    BOTTOMS = (3, 3)
+    TOPS = (1, 2)
+    TOPS_MAY_CHANGE_SHAPE = True
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param, (scores, deltas, info) = self.param.proposal_param, bottoms
@@ -171,11 +169,9 @@ class AnchorTarget(Layer):
     positive_weight. Also the type of a Python layer with the module rpn.anchor_target_layer.
     """
 
-    MIN_BOTTOMS: ClassVar[int] = 3
-    MAX_BOTTOMS: ClassVar[int | None] = 4
-    MIN_TOPS: ClassVar[int] = 4
-    MAX_TOPS: ClassVar[int | None] = 4
-    IS_RANDOM: ClassVar[bool] = True
+    BOTTOMS = (3, 4)
+    TOPS = (4, 4)
+    IS_RANDOM = True
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         self.options = param = self.param.anchor_target_param
@@ -305,12 +301,10 @@ class ProposalTarget(Layer):
     type of a Python layer with the module rpn.proposal_target_layer.
     """
 
-    MIN_BOTTOMS: ClassVar[int] = 2
-    MAX_BOTTOMS: ClassVar[int | None] = 2
-    MIN_TOPS: ClassVar[int] = 5
-    MAX_TOPS: ClassVar[int | None] = 5
-    IS_RANDOM: ClassVar[bool] = True
-    TOPS_MAY_CHANGE_SHAPE: ClassVar[bool] = True
+    BOTTOMS = (2, 2)
+    TOPS = (5, 5)
+    IS_RANDOM = True
+    TOPS_MAY_CHANGE_SHAPE = True
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         self.options = param = self.param.proposal_target_param

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -78,8 +78,7 @@ class ROIPooling(Layer):
     pooled_w, spatial_scale.
     """
 
-    MIN_BOTTOMS: ClassVar[int] = 2
-    MAX_BOTTOMS: ClassVar[int | None] = 2
+    BOTTOMS = (2, 2)
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param, (shape, regions) = self.param.roi_pooling_param, bottoms
@@ -174,8 +173,7 @@ class PSROIPooling(Layer):
     K x K. Fields (psroi_pooling_param): spatial_scale, output_dim D, group_size K.
     """
 
-    MIN_BOTTOMS: ClassVar[int] = 2
-    MAX_BOTTOMS: ClassVar[int | None] = 2
+    BOTTOMS = (2, 2)
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param, (shape, regions) = self.param.psroi_pooling_param, bottoms
@@ -237,8 +235,7 @@ class ROIAlign(Layer):
     sampling_ratio.
     """
 
-    MIN_BOTTOMS: ClassVar[int] = 2
-    MAX_BOTTOMS: ClassVar[int | None] = 2
+    BOTTOMS = (2, 2)
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param, (shape, regions) = self.param.roi_align_param, bottoms

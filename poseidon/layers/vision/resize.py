@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ class Interp(Layer):
     pad_end (0 or less: crop so many rows and columns at the start and the end).
     """
 
-    MAX_BOTTOMS: ClassVar[int | None] = 2
+    BOTTOMS = (1, 2)
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param, shape = self.param.interp_param, bottoms[0]
@@ -103,7 +103,7 @@ class Upsample(Layer):
     pad_out_w, which make H' and W' one less. With one bottom only scale.
     """
 
-    MAX_BOTTOMS: ClassVar[int | None] = 2
+    BOTTOMS = (1, 2)
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         shape, mask = bottoms[0], bottoms[-1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -30,7 +29,7 @@ class SPP(Layer):
     Fields (spp_param): pyramid_height, pool. `engine` has no effect.
     """
 
-    IS_RANDOM: ClassVar[bool] = True
+    IS_RANDOM = True
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param, shape = self.param.spp_param, bottoms[0]

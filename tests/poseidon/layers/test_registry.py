@@ -37,11 +37,11 @@ def test_unknown(name: str, message: str) -> None:
 def test_every_type_documents_itself_and_checks_its_counts(name: str) -> None:
     kind = layer_class(name)
     assert kind.__doc__ and kind.setup is not Layer.setup
-    if kind.MIN_BOTTOMS == kind.MIN_TOPS == 0 and kind.MAX_BOTTOMS is None:
+    if kind.BOTTOMS[0] == kind.TOPS[0] == 0 and kind.BOTTOMS[1] is None:
         return  # takes any number
     with pytest.raises(LayerError, match="expected"):
         create(
-            LayerParameter(type=name, bottom=["b"] * (0 if kind.MIN_BOTTOMS else 1)),
+            LayerParameter(type=name, bottom=["b"] * (0 if kind.BOTTOMS[0] else 1)),
             LayerContext(phase=TRAIN, seed=0),
         )
 
