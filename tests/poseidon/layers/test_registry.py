@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from pathlib import Path
+
 import pytest
 
 import poseidon.layers
@@ -46,10 +50,16 @@ def test_every_type_documents_itself_and_checks_its_counts(name: str) -> None:
         )
 
 
-def test_the_public_list_is_true() -> None:
-    public = poseidon.layers.__all__
-    assert sorted(public, key=lambda name: (not name.isupper(), name[0].islower(), name)) == list(
-        public
-    )
-    assert all(hasattr(poseidon.layers, name) for name in public)
-    assert known_types() <= set(public)
+def test_the_package_imports_every_module_with_a_type() -> None:
+    folder = Path(poseidon.layers.__path__[0])
+    imports = ast.walk(ast.parse((folder / "__init__.py").read_text()))
+    imported = {
+        f"{node.module}.{name.name}"
+        for node in imports
+        if isinstance(node, ast.ImportFrom)
+        for name in node.names
+    }
+    for path in folder.rglob("*.py"):
+        if re.search(r"^@(register|replaces_python)\(", path.read_text(), re.MULTILINE):
+            module = path.relative_to(folder).with_suffix("").parts
+            assert ".".join(("poseidon.layers", *module)) in imported
