@@ -1,82 +1,63 @@
 """The protocol between the processes of a job and their launcher: one JSON object a line.
 
 A process prints to standard output:
-    {"event": "listening", "address": "tcp://127.0.0.1:40123"}      a shard, once it is bound; where there is none, a
-                                                                    worker 0 that others connect to
-    {"event": "listening", "address": "...", "round": 1}            the same, of a later exchange of addresses
+
+    {"event": "listening", "address": "tcp://127.0.0.1:40123"}
+        a shard, once it is bound; where there is none, a worker 0 that others connect to
+    {"event": "listening", "address": "...", "round": 1}
+        the same, of a later exchange of addresses
     {"event": "listening", "address": "...", "round": 0, "among": "workers"}
-                                                                    a worker, for an exchange of
-                                                                    addresses of all workers
-    {"event": "connecting", "round": 1}                             a worker that needs the addresses of a later
-                                                                    exchange, and has none to report
-    {"event": "ready"}                                              a worker that has its net and can connect
-    {"event": "alive", "still_s": 0.1, "waited_s": 12.5, "read_s": 0.5, "sending_s": {"10.0.0.2": 3.5},
-     "host_busy": 0.5}
-                                                                    every two seconds, from all
-                                                                    workers: for how long the loop
-                                                                    has neither moved nor waited for
-                                                                    others; how long it has waited
-                                                                    in total, how long for its data,
-                                                                    how long it had something to
-                                                                    send to hosts, and the busy part
-                                                                    of its host's processors;
+        a worker, for an exchange of addresses of all workers
+    {"event": "connecting", "round": 1}
+        a worker that needs the addresses of a later exchange, and has none to report
+    {"event": "ready"}
+        a worker that has its net and can connect
+    {"event": "alive", "still_s": 0.1, "waited_s": 12.5, "read_s": 0.5,
+     "sending_s": {"10.0.0.2": 3.5}, "host_busy": 0.5}
+        every two seconds, from all workers: for how long the loop has neither moved nor waited for
+        others; how long it has waited in total, how long for its data, how long it had something to
+        send to hosts, and the busy part of its host's processors
     {"event": "alive", ..., "steps": 6, "collections": 2, "collection": "mean"}
-                                                                    for a script's loop also its
-                                                                    position
-    {"event": "statistics", ...}                                    every few seconds and at the end, from all;
-                                                                    `poseidon.metrics.job_statistics`
-                                                                    has the fields
+        the same of a script's loop, with its position
+    {"event": "statistics", ...}
+        every few seconds and at the end, from all; `poseidon.metrics.job_statistics` has the fields
     {"event": "progress", "iteration": 120, "max_iter": 4000, "images": 12000, "loss": 1.5,
-     "virtual_workers": 2}                                          those that the worker computes
-                                                                    for, in a job of a solver
-    {"event": "progress", ..., "tested": 12, "to_test": 50}         during a test
-    {"event": "progress", "iteration": 120, "in_memory": 110}       of a script; its newest memory
-                                                                    snapshot that this worker holds,
-                                                                    or null
+     "virtual_workers": 2}
+        a worker; the last ones are those that it computes for, in a job of a solver
+    {"event": "progress", ..., "tested": 12, "to_test": 50}
+        during a test
+    {"event": "progress", "iteration": 120, "in_memory": 110}
+        of a script; its newest memory snapshot that this worker holds, or null
     {"event": "timed", "iterations": 12, "own_s": 3.1, "whole_s": 4.2}
-                                                                    a few times a second, from all
-                                                                    workers of a job with
-                                                                    `--balance=auto`: the time of
-                                                                    its iterations in this start,
-                                                                    without and with waits for
-                                                                    others
+        a few times a second, from all workers of a job with `--balance=auto`: the time of its
+        iterations in this start, without and with waits for others
     {"event": "trained", "iteration": 100, "loss": 1.5, "rate": 0.01, "outputs": [["loss", 1.5]]}
-                                                                    worker 0, at a displayed
-                                                                    iteration
-    {"event": "tested", "iteration": 500, "net": 0, "scores": [["accuracy", "0.7"], ["loss",
-    "0.9"]]}
-                                                                    worker 0, at the end of a test
-                                                                    of a net
-    {"event": "snapshot", "state": "/.../snap_iter_120.solverstate", "iteration": 120, "seconds":
-    0.2}
-                                                                    worker 0, once a snapshot is
-                                                                    complete on disk
-    {"event": "exchange_plan", "plan": "..."}                       worker 0, once `--exchange=auto` has
-                                                                    chosen; the text of
-                                                                    `exchange_plan.json`
+        worker 0, at a displayed iteration
+    {"event": "tested", "iteration": 500, "net": 0, "scores": [["accuracy", "0.7"]]}
+        worker 0, at the end of a test of a net
+    {"event": "snapshot", "state": "/.../snap_iter_120.solverstate", "iteration": 120, "seconds": 0.2}
+        worker 0, once a snapshot is complete on disk
+    {"event": "exchange_plan", "plan": "..."}
+        worker 0, once `--exchange=auto` has chosen; the text of `exchange_plan.json`
     {"event": "paused", "snapshot": 120, "message": "", "regrouped": false}
-                                                                    a process that has ended its
-                                                                    part of this start and keeps its
-                                                                    state for the next one: the
-                                                                    iteration of the newest complete
-                                                                    memory snapshot that it holds,
-                                                                    or null; why it has paused by
-                                                                    itself, or empty; whether that
-                                                                    was after `regroup`
-    {"event": "done"}                                               a worker whose work is finished and saved
-    {"event": "done", "joined": false}                              a script that has ended without `distribute`
-    {"event": "error", "message": "one sentence", "exit_code": 1, "peer_lost": true,
-     "traceback": "..."}
+        a process that waits for the next start, see `Paused`
+    {"event": "done"}
+        a worker whose work is finished and saved; with "joined": false a script that has ended
+        without `distribute`
+    {"event": "error", "message": "one sentence", "exit_code": 1, "peer_lost": true, "traceback": ""}
+        see `Failed`
+
 and reads from standard input, after its job document:
+
     {"do": "connect", "addresses": ["tcp://...", ...], "round": 0, "among": "job"}
     {"do": "listen", "round": 1}    a shard, for a later exchange of addresses
     {"do": "snapshot"}   {"do": "stop"}
     {"do": "pause"}                 close the exchange, keep the state, report `paused`
-    {"do": "regroup"}               worker 0: all workers take a memory snapshot after the same iteration,
-                                    and pause once it is complete
+    {"do": "regroup"}               worker 0: all workers take a memory snapshot after the same
+                                    iteration, and pause once it is complete
     {"do": "go_on", "document": {...}}
-                                    a process that has paused: its document of the next start; a
-                                    shard's has its number, too: "shard": 0
+        a process that has paused: its document of the next start; a shard's has its number, too:
+        "shard": 0
 
 Law: `parse_event` validates. What it returns has the types below; anything else is free text, which
 is logged and decides nothing.
