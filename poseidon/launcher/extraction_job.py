@@ -79,10 +79,6 @@ def run_extraction_job(request: ExtractionRequest) -> int:
 def check_extraction(extraction: Extraction, databases: Sequence[Path]) -> None:
     """Check what can be checked before any process starts or any data is opened.
 
-    Args:
-        extraction: what is asked for.
-        databases: all that will be written.
-
     Raises:
         PoseidonError: a mistake in the definition, or a database cannot be written.
     """

@@ -31,14 +31,7 @@ _POLL_S = 0.1
 
 
 class HostChanges(JobListener):
-    """The changes of one job's hosts; it hears when a start runs.
-
-    Args:
-        job: the job.
-        registration: its record.
-        requests: takes those to regroup.
-        report: to the user.
-    """
+    """The changes of one job's hosts; it hears when a start runs."""
 
     def __init__(
         self,

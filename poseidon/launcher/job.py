@@ -146,11 +146,7 @@ class Job(ABC):
         return not self.fixed_because
 
     def background_argv(self, added: Sequence[str]) -> list[str]:
-        """Return the arguments of this command without --background.
-
-        Args:
-            added: more flags.
-        """
+        """Return the arguments of this command without --background, with more flags."""
         return [*without_flags(self.request.argv, ["background"], bare=["background"]), *added]
 
     def renew_plan(self) -> None:

@@ -285,11 +285,7 @@ class LogLines:
 
 
 def is_running(folder: Path) -> bool:
-    """Return whether the launcher of a job runs on this machine.
-
-    Args:
-        folder: of the job.
-    """
+    """Return whether the launcher of a job runs on this machine."""
     return bool(_running_in(folder, Registry(read_settings().state_folder)))
 
 

@@ -199,9 +199,6 @@ class StatisticsFile(JobListener):
 class RemoteLogs(JobListener):
     """Keeps the lines that processes on other hosts write, a file for each process:
     `<output>/from_hosts/worker_1.log`.
-
-    Args:
-        folder: the job's output folder.
     """
 
     def __init__(self, folder: Path) -> None:

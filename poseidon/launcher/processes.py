@@ -132,14 +132,7 @@ def worker_spec(
     own_stdout: bool = False,
     own_stdin: bool = False,
 ) -> ProcessSpec:
-    """Return how to start a worker.
-
-    Args:
-        role: the worker.
-        document: its configuration.
-        own_stdout: see `ProcessSpec`.
-        own_stdin: see `ProcessSpec`.
-    """
+    """Return how to start a worker."""
     spec = _spec(
         role,
         (PROCESS, document.kind.value, "--job", document.job, "--rank", str(role.rank)),

@@ -31,10 +31,6 @@ if TYPE_CHECKING:
 class ScriptJob(Job):
     """A job that runs a script; see `Job`.
 
-    Args:
-        request: what the user asks for.
-        site: the hosts.
-
     Raises:
         PoseidonError: there is no such script or checkpoint, or a mistake in the flags.
     """

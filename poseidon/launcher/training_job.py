@@ -58,10 +58,6 @@ _SHARED = "shared_file_system"
 class TrainingJob(Job):
     """A job that trains one of Caffe's nets; see `Job`.
 
-    Args:
-        request: what the user asks for.
-        site: the hosts.
-
     Raises:
         PoseidonError: a mistake in the definitions, or a file is missing.
     """

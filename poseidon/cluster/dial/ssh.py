@@ -272,12 +272,7 @@ def _connect_jumps(
 
 
 class SshDialer(Dialer):
-    """Agents over SSH; see `Dialer`.
-
-    Args:
-        settings: of the connections.
-        launcher: where this process runs.
-    """
+    """Agents over SSH; see `Dialer`."""
 
     def __init__(self, settings: SshSettings, launcher: LauncherEnvironment) -> None:
         self._settings = settings

@@ -127,10 +127,6 @@ class Rendezvous:
     def gather(self, own: Join, timeout_s: float) -> tuple[tuple[Join, RemoteAgent], ...]:
         """Wait until all tasks have joined.
 
-        Args:
-            own: rank 0's own task.
-            timeout_s: for how long.
-
         Returns:
             The leader of each host with its agent, by rank.
 

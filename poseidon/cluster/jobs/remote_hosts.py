@@ -58,10 +58,6 @@ def remote_hosts(hosts: Iterable[Host]) -> tuple[Host, ...]:
 def list_remote_jobs(hosts: Sequence[Host], agents: AgentOf) -> tuple[list[RemoteJob], list[str]]:
     """List the jobs of this user on remote hosts.
 
-    Args:
-        hosts: see `remote_hosts`.
-        agents: returns the agent of one.
-
     Returns:
         The jobs host by host, and what failed, a sentence each.
     """
@@ -76,11 +72,6 @@ def kill_remote_jobs(
     kill: Kill, hosts: Sequence[Host], agents: AgentOf
 ) -> tuple[dict[tuple[str, Host], int], list[str]]:
     """Stop all processes of jobs on remote hosts.
-
-    Args:
-        kill: the request.
-        hosts: see `remote_hosts`.
-        agents: returns the agent of one.
 
     Returns:
         How many processes of each job were stopped on each host that answered; and what failed, a
@@ -127,10 +118,6 @@ class SshAgents:
 
     One agent a host for as long as the block lasts; thread-safe, since several hosts are asked in
     parallel.
-
-    Args:
-        settings: of the connections.
-        launcher: where this process runs.
     """
 
     def __init__(self, settings: SshSettings, launcher: LauncherEnvironment) -> None:

@@ -66,9 +66,6 @@ class ChannelKeys:
     def seals(self, other: bytes) -> tuple[Seal, Seal]:
         """Return the seals of the connection: for what this side sends, and for what it receives.
 
-        Args:
-            other: the other side's public key.
-
         Raises:
             SealError: the other side's key is not a public key.
         """

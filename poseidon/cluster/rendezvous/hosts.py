@@ -40,9 +40,6 @@ def rejection_reason(task: Join, others: Sequence[Join], *, size: int, version: 
 def leaders_of(tasks: Sequence[Join]) -> tuple[Join, ...]:
     """Return the leader of each host, by rank.
 
-    Args:
-        tasks: all of them.
-
     Raises:
         JobError: the hosts have different numbers of tasks, or rank 0 does not lead its own.
     """

@@ -91,9 +91,6 @@ class Endpoint:
 class SshConfig:
     """The user's SSH configuration.
 
-    Args:
-        settings: name the file.
-
     Raises:
         JobError: the file cannot be read or is not an SSH configuration.
     """

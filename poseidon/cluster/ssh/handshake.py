@@ -132,11 +132,7 @@ class _Program(paramiko.ProxyCommand):
             self.process.terminate()
 
     def failure(self, why: str) -> str:
-        """Return why no SSH server was reached.
-
-        Args:
-            why: of paramiko.
-        """
+        """Return why no SSH server was reached."""
         if self._at_end:
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(END_S)

@@ -102,12 +102,7 @@ class RestartDriver(Protocol):
 
 
 class Restarts:
-    """The starts of one job.
-
-    Args:
-        driver: carries them out.
-        settings: their limits.
-    """
+    """The starts of one job."""
 
     def __init__(self, driver: RestartDriver, settings: RestartSettings) -> None:
         self._driver = driver
