@@ -8,13 +8,12 @@ order in which they are given.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from poseidon.cluster.agent.files import arriving_path
+from poseidon.cluster.agent.files import arriving_path, digest
 from poseidon.cluster.agent.messages import Service
 from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.errors import JobError, printable
@@ -71,16 +70,11 @@ def sent_file(
     Raises:
         JobError: it cannot be read.
     """
-    state, size = hashlib.sha256(), 0
     try:
-        with local.open("rb") as stream:
-            while block := stream.read(1 << 20):
-                state.update(block)
-                size += len(block)
-                report(len(block))
+        sha256, size = digest(local, report=report)
     except OSError as error:
         raise JobError(f"cannot read {local}, which is to be copied: {error.strerror}") from error
-    return SentFile(local=local, remote=remote, size=size, sha256=state.hexdigest())
+    return SentFile(local=local, remote=remote, size=size, sha256=sha256)
 
 
 def deliver(
@@ -263,9 +257,4 @@ def _resumable_bytes(file: SentFile, arrived: int, sha256: str) -> int:
     """Return how many of the bytes that have arrived belong to the file: all or none."""
     if not 0 < arrived <= file.size:
         return 0
-    state, left = hashlib.sha256(), arrived
-    with file.local.open("rb") as stream:
-        while left and (block := stream.read(min(left, 1 << 20))):
-            state.update(block)
-            left -= len(block)
-    return arrived if not left and state.hexdigest() == sha256 else 0
+    return arrived if digest(file.local, arrived) == (sha256, arrived) else 0

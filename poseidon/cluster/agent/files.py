@@ -12,7 +12,9 @@ import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from poseidon.cluster.agent.messages import Content, Get, Put
@@ -99,7 +101,7 @@ def _inspect(request: Mapping[str, Any]) -> dict[str, Any]:
                 "path": file["path"],
                 "state": "same" if state == "same" else "missing",
                 "arrived": arrived,
-                "sha256": digest(arriving) if arrived else "",
+                "sha256": digest(arriving)[0] if arrived else "",
             }
         )
     return {"files": found, "free": _free_bytes(files)}
@@ -112,7 +114,7 @@ def _state(file: dict[str, Any]) -> str:
     same = (
         os.path.isfile(path)
         and os.path.getsize(path) == file["size"]
-        and digest(path) == file["sha256"]
+        and digest(path)[0] == file["sha256"]
     )
     return "same" if same else "other"
 
@@ -137,7 +139,7 @@ def _seal(file: dict[str, Any]) -> bool:
     arriving = arriving_path(file["path"])
     if not os.path.exists(arriving) and _state(file) == "same":
         return True  # sealed by a request whose answer was lost
-    if os.path.getsize(arriving) != file["size"] or digest(arriving) != file["sha256"]:
+    if os.path.getsize(arriving) != file["size"] or digest(arriving)[0] != file["sha256"]:
         os.remove(arriving)
         return False
     with open(arriving, "rb") as stream:
@@ -164,10 +166,20 @@ def arriving_path(path: str) -> str:
     return os.path.join(folder, ARRIVING % name)
 
 
-def digest(path: str) -> str:
-    """Return the SHA-256 of a file, in hexadecimal digits."""
-    state = hashlib.sha256()
+def digest(
+    path: str | Path, most: int = sys.maxsize, report: Callable[[int], object] = lambda _: None
+) -> tuple[str, int]:
+    """Return the SHA-256 of a file, in hexadecimal digits, and the number of bytes read.
+
+    Args:
+        path: the file.
+        most: bytes that are read, from its beginning.
+        report: called with the number of bytes that were read since the last call.
+    """
+    state, size = hashlib.sha256(), 0
     with open(path, "rb") as stream:
-        while block := stream.read(1 << 20):
+        while block := stream.read(min(most - size, 1 << 20)):
             state.update(block)
-    return state.hexdigest()
+            size += len(block)
+            report(len(block))
+    return state.hexdigest(), size

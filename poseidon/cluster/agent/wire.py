@@ -35,11 +35,6 @@ class Codec(Generic[_M]):
     def __init__(self, *kinds: type[_M]) -> None:
         self._kinds = {kind.__name__: kind for kind in kinds}
 
-    @property
-    def kinds(self) -> frozenset[str]:
-        """The names of the messages."""
-        return frozenset(self._kinds)
-
     def encode(self, message: _M) -> bytes:
         fields = fields_of(message)
         content = fields.pop("content", None)
