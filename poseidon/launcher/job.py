@@ -101,13 +101,12 @@ class Job(ABC):
         return self._given_plan
 
     @property
-    def usual_restarts(self) -> int:
-        """The number of restarts without --max_restarts."""
-        return (
-            RESTARTS_OF_MANY_HOSTS
-            if self.restarts_by_itself and has_remote_hosts(self.plan.hosts)
-            else 0
-        )
+    def max_restarts(self) -> int:
+        """The most restarts; without --max_restarts none, or some of a job on several hosts."""
+        if self.request.max_restarts is not None:
+            return self.request.max_restarts
+        many = self.restarts_by_itself and has_remote_hosts(self.plan.hosts)
+        return RESTARTS_OF_MANY_HOSTS if many else 0
 
     @property
     def bound_because(self) -> str:
@@ -124,13 +123,12 @@ class Job(ABC):
         """
         if self._fixed_because is None:
             request, exchange = self.request, self.request.exchange
-            restarts = request.restart_settings(self.usual_restarts).max_restarts
             reasons = {
                 "it has one host with workers and no --memory_snapshot_every": (
                     self.plan.working_hosts == 1 and request.memory_snapshot_every is None
                 ),
                 self.bound_because: bool(self.bound_because),
-                "--max_restarts is 0": restarts == 0,
+                "--max_restarts is 0": self.max_restarts == 0,
                 "--replicas is 0": request.replicas == 0,
                 "--memory_snapshot_every is 0": request.memory_snapshot_every == 0,
                 "--table_staleness is not 0": exchange.staleness > 0,

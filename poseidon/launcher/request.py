@@ -15,7 +15,6 @@ from pathlib import Path
 from poseidon.cluster.machinefile import HIGHEST_PORT
 from poseidon.cluster.supervision.state import (
     RETURN_TIMEOUT_S,
-    RestartSettings,
     SignalEffect,
     SupervisionSettings,
 )
@@ -324,15 +323,6 @@ class JobRequest(RunRequest):
             raise UsageError(
                 "--hostfile and --clients exclude each other: the machinefile names the clients"
             )
-
-    def restart_settings(self, usual: int) -> RestartSettings:
-        """Return how often the job restarts.
-
-        Args:
-            usual: the number of restarts without --max_restarts.
-        """
-        most = usual if self.max_restarts is None else self.max_restarts
-        return RestartSettings(max_restarts=most, return_timeout_s=self.return_timeout)
 
     def supervision_settings(self) -> SupervisionSettings:
         """Return the job's time limits and the effects of signals."""

@@ -168,8 +168,8 @@ class _Run:
         try:
             with self._requests:
                 self._changes.start()
-                settings = job.request.restart_settings(job.usual_restarts)
-                ended = Restarts(self, settings).run()
+                restarts = Restarts(self, job.max_restarts, job.request.return_timeout)
+                ended = restarts.run()
                 self._records.ended(ended.result.outcome.value)
                 self._snapshots.finish(ended.result.outcome, self._requests)
                 newest = self._snapshots.newest()

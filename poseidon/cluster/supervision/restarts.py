@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from poseidon.cluster.supervision.loop import JobResult
-from poseidon.cluster.supervision.state import Outcome, RestartSettings
+from poseidon.cluster.supervision.state import RETURN_TIMEOUT_S, Outcome
 from poseidon.errors import JobError, JobInterrupted, counted
 
 FIRST_PAUSE_S = 1.0
@@ -102,11 +102,21 @@ class RestartDriver(Protocol):
 
 
 class Restarts:
-    """The starts of one job."""
+    """The starts of one job.
 
-    def __init__(self, driver: RestartDriver, settings: RestartSettings) -> None:
+    Args:
+        driver: carries them out.
+        most: restarts after a loss while the job ran; 0: none.
+        return_timeout_s: how long to wait for hosts to come back, from the first start that fails
+            to the beginning of the last attempt.
+    """
+
+    def __init__(
+        self, driver: RestartDriver, most: int, return_timeout_s: float = RETURN_TIMEOUT_S
+    ) -> None:
         self._driver = driver
-        self._settings = settings
+        self._most = most
+        self._return_timeout_s = return_timeout_s
         self._attempt = 0
         self._restarts = 0
         self._repeated = 0  # before the last loss
@@ -196,7 +206,7 @@ class Restarts:
         self._attempt += 1
         pause_s = min(FIRST_PAUSE_S + self._paused_s / 2, LONGEST_PAUSE_S)
         if tried_again:
-            pause_s = min(pause_s, max(0.0, self._settings.return_timeout_s - self._waited_s()))
+            pause_s = min(pause_s, max(0.0, self._return_timeout_s - self._waited_s()))
         self._paused_s += pause_s
         if self._driver.pause(pause_s):
             raise _ended(f"{loss}; it was not started again, since the user has stopped it", loss)
@@ -205,9 +215,9 @@ class Restarts:
     def _count(self, loss: JobInterrupted) -> None:
         self._wait_anew()
         self._note_loss(loss)
-        if self._settings.max_restarts == 0:
+        if self._most == 0:
             raise _ended(str(loss), loss)
-        if self._restarts == self._settings.max_restarts:
+        if self._restarts == self._most:
             times = "once" if self._restarts == 1 else f"{self._restarts} times"
             raise _ended(
                 f"{loss}; it had been started again {times} already (--max_restarts)", loss
@@ -224,7 +234,7 @@ class Restarts:
         if self._restarts == 0:
             raise _ended(str(loss), loss)
         waited_s = self._waited_s()
-        if waited_s >= self._settings.return_timeout_s:
+        if waited_s >= self._return_timeout_s:
             without = self._driver.drop_missing_hosts()
             if without:
                 self._wait_anew()
@@ -250,11 +260,7 @@ class Restarts:
         if tried_again and unchanged:
             self._driver.report(f"{loss}; trying again")
             return
-        what = (
-            "trying again"
-            if tried_again
-            else f"restart {self._restarts} of {self._settings.max_restarts}"
-        )
+        what = "trying again" if tried_again else f"restart {self._restarts} of {self._most}"
         where = "from the beginning"
         if point.state:
             where = f"from {point.state} at iteration {point.iteration}"

@@ -100,20 +100,6 @@ class CauseRank(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RestartSettings:
-    """The limits of restarts.
-
-    Attributes:
-        max_restarts: after a loss while the job ran; 0: none.
-        return_timeout_s: how long to wait for hosts to come back, from the first start that fails
-            to the beginning of the last attempt.
-    """
-
-    max_restarts: int = 0
-    return_timeout_s: float = RETURN_TIMEOUT_S
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessStarted:
     """Event: a process was started."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from poseidon.cluster.supervision.state import RestartSettings, SignalEffect
+from poseidon.cluster.supervision.state import SignalEffect
 from poseidon.errors import UsageError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
@@ -68,8 +68,6 @@ def test_a_run_is_resumed_or_starts_from_a_model(tmp_path: Any) -> None:
 
 
 def test_settings() -> None:
-    request = JobRequest(return_timeout=7.0, stall_timeout=8.0, sighup_effect=SignalEffect.STOP)
-    assert request.restart_settings(3) == RestartSettings(max_restarts=3, return_timeout_s=7.0)
-    assert JobRequest(max_restarts=0).restart_settings(3).max_restarts == 0
+    request = JobRequest(stall_timeout=8.0, sighup_effect=SignalEffect.STOP)
     settings = request.supervision_settings()
     assert (settings.stall_timeout_s, settings.sighup_effect) == (8.0, SignalEffect.STOP)

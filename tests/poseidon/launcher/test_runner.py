@@ -214,6 +214,8 @@ def test_a_job_goes_on_where_the_data_is_shared_and_a_shard_is_left(
 )
 def test_a_job_on_several_hosts_restarts_by_itself(machinefile: str, restarts: int) -> None:
     job, _ = make_job(machinefile)
-    assert job.request.restart_settings(job.usual_restarts).max_restarts == restarts
+    assert job.max_restarts == restarts
     job.restarts_by_itself = False
-    assert job.usual_restarts == 0
+    assert job.max_restarts == 0
+    job.request = replace(job.request, max_restarts=5)
+    assert job.max_restarts == 5

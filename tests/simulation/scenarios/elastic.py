@@ -378,7 +378,7 @@ class _Driver(runner._Run):
         job = self._job
         try:
             self._changes.start()
-            return Restarts(self, job.request.restart_settings(3)).run()
+            return Restarts(self, 3, job.request.return_timeout).run()
         except JobError as error:
             return error
         finally:

@@ -24,7 +24,6 @@ from poseidon.cluster.supervision.loop import JobListener, JobResult, run_job
 from poseidon.cluster.supervision.restarts import RestartedJob, Restarts, StartingPoint
 from poseidon.cluster.supervision.state import (
     Outcome,
-    RestartSettings,
     SignalEffect,
     SignalReceived,
     SupervisionSettings,
@@ -106,9 +105,7 @@ class Job(Cluster):
         """Run the job to its end."""
         with self.primitives.installed():
             try:
-                return Restarts(
-                    _Driver(self), RestartSettings(max_restarts=50, return_timeout_s=START_S)
-                ).run()
+                return Restarts(_Driver(self), 50, START_S).run()
             except JobError as error:
                 return error
             finally:

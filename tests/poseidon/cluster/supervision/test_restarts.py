@@ -13,7 +13,6 @@ from poseidon.cluster.supervision.restarts import (
     MOST_IN_VAIN,
     RestartedJob,
     Restarts,
-    RestartSettings,
     StartingPoint,
     describe_ending,
 )
@@ -98,7 +97,7 @@ class World:
 
 def test_a_good_job_starts_once() -> None:
     world = World([DONE])
-    ended = Restarts(world, RestartSettings(max_restarts=3)).run()
+    ended = Restarts(world, most=3).run()
     assert world.starts == [(0, StartingPoint())]
     assert (ended.restarts, ended.repeated, world.said) == (0, 0, [])
     assert describe_ending("j", ended) == "job j finished at iteration 100"
@@ -108,7 +107,7 @@ def test_a_good_job_starts_once() -> None:
 
 def test_a_loss_is_followed_by_a_start_from_the_snapshot() -> None:
     world = World([lost(), lost(51), DONE])
-    ended = Restarts(world, RestartSettings(max_restarts=3)).run()
+    ended = Restarts(world, most=3).run()
     assert world.starts == [(0, StartingPoint()), (1, SNAPSHOT), (2, SNAPSHOT)]
     assert world.said[0] == (
         "worker 1 was killed; restart 1 of 3: continuing from snap_iter_50.solverstate at iteration "
@@ -124,13 +123,13 @@ def test_a_loss_is_followed_by_a_start_from_the_snapshot() -> None:
 
 def test_a_loss_before_the_snapshot_was_reached_again_is_not_counted_twice() -> None:
     world = World([lost(), lost(0), DONE])
-    assert Restarts(world, RestartSettings(max_restarts=3)).run().repeated == 7
+    assert Restarts(world, most=3).run().repeated == 7
     assert world.said[1].endswith("at least 7 iterations to repeat")
 
 
 def test_a_snapshot_that_is_lost_with_its_host_repeats_more() -> None:
     world = World([lost(), absent(), DONE], points=[SNAPSHOT, StartingPoint()])
-    assert Restarts(world, RestartSettings(max_restarts=3)).run().repeated == 57
+    assert Restarts(world, most=3).run().repeated == 57
     assert world.said[1] == (
         "no route to node1; trying again: continuing from the beginning, at least 57 iterations to "
         "repeat"
@@ -144,33 +143,33 @@ def test_there_is_an_end_to_it(most: int, words: str) -> None:
     with pytest.raises(
         JobError, match=rf"worker 1 was killed; it had been started again {words}"
     ) as raised:
-        Restarts(world, RestartSettings(max_restarts=most)).run()
+        Restarts(world, most=most).run()
     assert not isinstance(raised.value, JobInterrupted)
     assert len(world.starts) == most + 1
 
 
 def test_without_restarts_the_sentence_is_the_cause_alone() -> None:
     with pytest.raises(JobError, match=r"^worker 1 was killed$"):
-        Restarts(World([lost()]), RestartSettings()).run()
+        Restarts(World([lost()]), most=0).run()
 
 
 def test_what_a_new_start_does_not_mend_ends_the_job() -> None:
     world = World([lost(), JobError("the disk is full")])
     with pytest.raises(JobError, match="the disk is full"):
-        Restarts(world, RestartSettings(max_restarts=3)).run()
+        Restarts(world, most=3).run()
     assert len(world.starts) == 2
 
 
 def test_a_job_that_never_started_is_not_tried_again() -> None:
     world = World([absent()])
     with pytest.raises(JobError, match=r"^no route to node1$"):
-        Restarts(world, RestartSettings(max_restarts=3)).run()
+        Restarts(world, most=3).run()
     assert len(world.starts) == 1
 
 
 def test_a_host_has_time_to_come_back_and_that_costs_no_restart() -> None:
     world = World([lost(), *[absent()] * 6, lost(), DONE])
-    ended = Restarts(world, RestartSettings(max_restarts=2)).run()
+    ended = Restarts(world, most=2).run()
     assert ended.restarts == 2
     assert world.pauses[:7] == sorted(world.pauses[:7])
     assert world.pauses[6] <= LONGEST_PAUSE_S
@@ -181,27 +180,27 @@ def test_a_host_has_time_to_come_back_and_that_costs_no_restart() -> None:
 def test_a_host_that_never_comes_back_ends_the_job() -> None:
     world = World([lost(), *[absent()] * 100])
     with pytest.raises(JobError, match=r"no route to node1 \(waited \d+ s for it to come back\)"):
-        Restarts(world, RestartSettings(max_restarts=2, return_timeout_s=60.0)).run()
+        Restarts(world, most=2, return_timeout_s=60.0).run()
     assert sum(world.pauses[1:]) == 60.0  # from the first start that failed
 
 
 def test_attempts_to_reach_a_host_are_part_of_the_waiting() -> None:
     world = World([lost(), *[absent()] * 100], attempt_s=20.0)
     with pytest.raises(JobError, match=r"\(waited 67 s for it to come back\)"):
-        Restarts(world, RestartSettings(max_restarts=2, return_timeout_s=60.0)).run()
+        Restarts(world, most=2, return_timeout_s=60.0).run()
     # Attempts end 0, 21.5, 43.75 and 67.125 s after the first failure.
     assert world.pauses == [1.0, 1.5, 2.25, 3.375]
 
 
 def test_without_time_to_come_back_one_attempt_is_made() -> None:
     world = World([lost(), absent(), DONE], without="continuing without client 1 (node1)")
-    Restarts(world, RestartSettings(max_restarts=1, return_timeout_s=0.0)).run()
+    Restarts(world, most=1, return_timeout_s=0.0).run()
     assert len(world.starts) == 3
 
 
 def test_where_the_data_is_shared_the_job_goes_on_without_it() -> None:
     world = World([lost(), *[absent()] * 9, DONE], without="continuing without client 1 (node1)")
-    ended = Restarts(world, RestartSettings(max_restarts=2, return_timeout_s=60.0)).run()
+    ended = Restarts(world, most=2, return_timeout_s=60.0).run()
     assert ended.restarts == 1
     assert "continuing without client 1 (node1)" in world.said
 
@@ -212,7 +211,7 @@ def test_a_wish_to_stop_between_two_starts_is_heard() -> None:
         JobError,
         match="worker 1 was killed; it was not started again, since the user has stopped it",
     ):
-        Restarts(world, RestartSettings(max_restarts=3)).run()
+        Restarts(world, most=3).run()
 
 
 def in_memory(iteration: int) -> StartingPoint:
@@ -221,7 +220,7 @@ def in_memory(iteration: int) -> StartingPoint:
 
 def test_a_loss_is_followed_at_once_by_a_start_from_memory_which_is_no_restart() -> None:
     world = World([lost(57), lost(0), absent(), DONE], memory=[55, 55, 55])
-    ended = Restarts(world, RestartSettings(max_restarts=1)).run()
+    ended = Restarts(world, most=1).run()
     assert world.starts == [(0, StartingPoint()), *((n, in_memory(55)) for n in (1, 2, 3))]
     assert world.pauses == []
     assert world.said[0] == (
@@ -236,7 +235,7 @@ def test_a_loss_is_followed_at_once_by_a_start_from_memory_which_is_no_restart()
 
 def test_where_no_memory_is_left_the_job_is_restarted_from_disk() -> None:
     world = World([lost(57), lost(60), DONE], memory=[55, None])
-    ended = Restarts(world, RestartSettings(max_restarts=1)).run()
+    ended = Restarts(world, most=1).run()
     assert world.starts == [(0, StartingPoint()), (1, in_memory(55)), (2, SNAPSHOT)]
     assert world.ended_paused == 1
     assert (ended.restarts, ended.memory_starts, ended.repeated) == (1, 1, 12)
@@ -247,7 +246,7 @@ def test_where_no_memory_is_left_the_job_is_restarted_from_disk() -> None:
 
 def test_a_start_from_memory_that_fails_is_a_loss_of_a_job_that_ran() -> None:
     world = World([lost(57), absent(), DONE], memory=[55, None])
-    ended = Restarts(world, RestartSettings(max_restarts=1)).run()
+    ended = Restarts(world, most=1).run()
     assert world.starts == [(0, StartingPoint()), (1, in_memory(55)), (2, SNAPSHOT)]
     assert (ended.restarts, ended.memory_starts) == (1, 1)
     assert world.said[-1].startswith("no route to node1; restart 1 of 1: continuing from ")
@@ -256,7 +255,7 @@ def test_a_start_from_memory_that_fails_is_a_loss_of_a_job_that_ran() -> None:
 def test_a_job_that_gets_no_further_from_memory_is_restarted_from_disk() -> None:
     losses = MOST_IN_VAIN + 1
     world = World([*(lost(57) for _ in range(losses)), DONE], memory=[55] * losses)
-    ended = Restarts(world, RestartSettings(max_restarts=1)).run()
+    ended = Restarts(world, most=1).run()
     assert (ended.restarts, ended.memory_starts) == (1, MOST_IN_VAIN)
     assert world.starts[-1] == (losses, SNAPSHOT)
 
@@ -264,7 +263,7 @@ def test_a_job_that_gets_no_further_from_memory_is_restarted_from_disk() -> None
 def test_a_job_that_regroups_repeats_nothing() -> None:
     regrouped = JobResult(outcome=Outcome.REGROUPED, iteration=30)
     world = World([regrouped, DONE], memory=[30])
-    ended = Restarts(world, RestartSettings(max_restarts=1)).run()
+    ended = Restarts(world, most=1).run()
     assert world.starts == [(0, StartingPoint()), (1, in_memory(30))]
     assert world.said == ["continuing from iteration 30, with all clients"]
     assert describe_ending("j", ended) == "job j finished at iteration 100"
@@ -273,6 +272,6 @@ def test_a_job_that_regroups_repeats_nothing() -> None:
 def test_a_job_that_loses_all_while_it_regroups_is_restarted_from_disk() -> None:
     regrouped = JobResult(outcome=Outcome.REGROUPED, iteration=60)
     world = World([regrouped, DONE])
-    ended = Restarts(world, RestartSettings(max_restarts=1)).run()
+    ended = Restarts(world, most=1).run()
     assert (ended.restarts, ended.repeated) == (1, 10)
     assert world.ended_paused == 1
