@@ -8,6 +8,7 @@ import importlib.util
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -15,7 +16,6 @@ from poseidon.caffe2.training.flags import flags as trainer_flags
 from poseidon.cli.main import COMMANDS
 from poseidon.cluster import events
 from poseidon.cluster.agent import messages
-from poseidon.cluster.agent import wire as agent_wire
 from poseidon.exchange.factors import factor_frames
 from ps_server.protocol import fields, frames
 from ps_server.protocol.members import LEGAL
@@ -241,9 +241,9 @@ def test_the_wire_page_lists_every_request_and_report_of_an_agent() -> None:
     heading = "## Agent protocol"
     text = _text(WIRE_PAGE).partition(heading)[2].partition("\n## ")[0]
     requests, _, reports = text.partition("The agent sends reports:")
-    for listed, known in ((requests, agent_wire.REQUESTS), (reports, agent_wire.REPORTS)):
+    for listed, known in ((requests, messages.Request), (reports, messages.Report)):
         rows = set(re.findall(r"^\| `(\w+)` \|", listed, re.MULTILINE))
-        assert rows - {"kind"} == known.kinds
+        assert rows - {"kind"} == {kind.__name__ for kind in get_args(known)}
 
 
 def test_the_wire_page_lists_every_event_of_a_process() -> None:
