@@ -7,7 +7,7 @@ skipped.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ from poseidon.errors import DataError, JobError
 from poseidon.launcher.job_folder import is_running, log_paths
 from poseidon.launcher.sinks import FILE_NAME
 from poseidon.metrics.job_statistics import FILE_NAME as STATISTICS
-from poseidon.metrics.job_statistics import JobStatistics, TensorStatistics, read_statistics
+from poseidon.metrics.job_statistics import read_statistics
 from poseidon.metrics.log_merge import merge_logs
+from poseidon.metrics.statistics_tables import tensor_rows
 from poseidon.metrics.trace_iteration import view_iteration
 from poseidon.metrics.trace_merge import read_trace
 from poseidon.metrics.trace_picture import draw_iteration
@@ -70,14 +71,14 @@ class JobFolder:
         return is_running(self.folder)
 
     def tensors(self) -> list[dict[str, Any]]:
-        """Return a row for each tensor, per iteration; none before the job has written
-        statistics.
+        """Return a row for each tensor, per iteration, the mean over the workers; none before the
+        job has written statistics.
         """
         try:
             statistics = read_statistics(self.folder / STATISTICS)
         except (JobError, OSError):
             return []
-        return list(_tensor_rows(statistics))
+        return [asdict(row) for row in tensor_rows(list(statistics.workers.values()))]
 
     def log(self, search: str) -> list[str]:
         """Return the last lines of all logs, in the order of time, each after its process.
@@ -135,29 +136,3 @@ def find_folders(given: Sequence[Path]) -> list[Path]:
             if file.exists():
                 found[candidate.resolve()] = file.stat().st_mtime
     return sorted(found, key=lambda path: -found[path])
-
-
-def _tensor_rows(statistics: JobStatistics) -> Iterator[dict[str, Any]]:
-    """Yield the mean over the workers, as `poseidon stats` prints it."""
-    workers = [worker for worker in statistics.workers.values() if worker.iterations]
-    if not workers:
-        return
-    for number, tensor in enumerate(workers[0].tensors):
-        parts = [
-            (worker.tensors[number], worker.iterations)
-            for worker in workers
-            if number < len(worker.tensors)
-        ]
-        yield {"name": tensor.name, "scheme": tensor.scheme, **_mean(parts)}
-
-
-def _mean(parts: Sequence[tuple[TensorStatistics, int]]) -> dict[str, float | None]:
-    found: dict[str, float | None] = {}
-    for name in ("bytes_out", "bytes_in", "waited_s", "hidden_s"):
-        values = [
-            asdict(tensor)[name] / count
-            for tensor, count in parts
-            if asdict(tensor)[name] is not None
-        ]
-        found[name] = sum(values) / len(values) if values else None
-    return found
