@@ -9,7 +9,7 @@ import pydot
 from poseidon.engine.tools.preflight import runs_users_code
 from poseidon.errors import UsageError
 from poseidon.layers.base import LayerContext, Shape
-from poseidon.net.compile import phase_shapes
+from poseidon.net.compile import checked_layers
 from poseidon.proto.caffe_pb2 import NetState
 from poseidon.proto.definition import NetDefinition, read_net
 from poseidon.proto.phase import filter_net
@@ -49,7 +49,9 @@ def _phase_graph(definition: NetDefinition, arguments: argparse.Namespace) -> py
     shapes: dict[str, Shape] | None = None
     if arguments.shapes:
         context = LayerContext(phase=state.phase, seed=0)
-        shapes = phase_shapes(definition, context, state=state, leave_out=runs_users_code)
+        check = checked_layers(definition, context, state=state, leave_out=runs_users_code)
+        with check as checked:
+            shapes = checked.shapes
     return picture_graph(
         filter_net(definition, state).param.layer,
         rankdir=arguments.rankdir or "TB",

@@ -67,11 +67,14 @@ class CheckedLayers:
 
     Attributes:
         by_name: the layers.
+        shapes: the shapes of the blobs by name, as far as they are known without the layers that
+            are left out.
         params: the learnable tensors of the net, on torch's meta device; None if layers are left
             out.
     """
 
     by_name: dict[str, Layer]
+    shapes: dict[str, Shape]
     params: tuple[ParamInfo, ...] | None
 
 
@@ -109,36 +112,14 @@ def checked_layers(
     on_meta = replace(context, phase=state.phase, resolve=definition.resolve, device=META)
     compiler = _Compiler(net, on_meta, share_with or {}, leave_out)
     try:
-        compiler.check()
+        shapes = compiler.check()
         yield CheckedLayers(
             by_name={layer.param.name: layer for layer in compiler.layers},
+            shapes=shapes,
             params=compiler.known_params(),
         )
     finally:
         compiler.close()
-
-
-def phase_shapes(
-    definition: NetDefinition,
-    context: LayerContext,
-    *,
-    state: NetState,
-    leave_out: Callable[[type[Layer]], bool],
-) -> dict[str, Shape]:
-    """Return the shapes of the blobs of one phase by name, as far as they are
-    known without the layers that are left out.
-
-    Args, errors: see `checked_layers`.
-    """
-    net = filter_phase(definition, state)
-    on_meta = replace(context, phase=state.phase, resolve=definition.resolve, device=META)
-    compiler = _Compiler(net, on_meta, {}, leave_out)
-    try:
-        slots = compiler.check()
-    finally:
-        compiler.close()
-    names = plan_net(net, layer_class).names
-    return {name: slots[slot] for name, slot in names.items() if slot in slots}
 
 
 def filter_phase(definition: NetDefinition, state: NetState) -> NetDefinition:
@@ -201,9 +182,11 @@ class _Compiler:
             )
         )
 
-    def check(self) -> dict[int, Shape]:
-        """Set up the layers that are not left out. Return the shapes of the known slots."""
-        return self._set_up(plan_net(self.definition, layer_class))
+    def check(self) -> dict[str, Shape]:
+        """Set up the layers that are not left out. Return the shapes of the known blobs."""
+        plan = plan_net(self.definition, layer_class)
+        shapes = self._set_up(plan)
+        return {name: shapes[slot] for name, slot in plan.names.items() if slot in shapes}
 
     def known_params(self) -> tuple[ParamInfo, ...] | None:
         """Return the learnable tensors of the layers that were set up; None if some are left

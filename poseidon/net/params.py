@@ -49,28 +49,37 @@ class ParamInfo:
 class OwnedBlob:
     """A blob during compilation. Layers that share it may still set its multipliers."""
 
-    layer: str
-    layer_type: str
+    layer: LayerParameter
     index: int
-    shape: Shape
+    spec: BlobSpec
     lr_mult: float | None
     decay_mult: float | None
     factors: bool
-    statistics: bool
-    looked_up: bool
+    statistics: bool = False
     parameter: nn.Parameter | None = None
 
-    @property
-    def name(self) -> str:
-        """The name `<owner layer>.<blob index>`."""
-        return f"{self.layer}.{self.index}"
+    def info(self) -> ParamInfo:
+        """Return the learnable tensor, whose parameter is set. Multipliers that are not are 1."""
+        assert self.parameter is not None
+        return ParamInfo(
+            name=f"{self.layer.name}.{self.index}",
+            shape=self.spec.shape,
+            lr_mult=1.0 if self.lr_mult is None else self.lr_mult,
+            decay_mult=1.0 if self.decay_mult is None else self.decay_mult,
+            parameter=self.parameter,
+            layer=self.layer.name,
+            layer_type=self.layer.type,
+            factors=self.factors,
+            statistics=self.statistics,
+            looked_up=self.spec.looked_up,
+        )
 
 
 class ParamTable:
     """The table of a net's blobs, filled layer by layer."""
 
     def __init__(self) -> None:
-        self.owned: list[OwnedBlob] = []
+        self._owned: list[OwnedBlob] = []
         self._by_name: dict[str, OwnedBlob] = {}
         self._layers: set[str] = set()
 
@@ -134,51 +143,21 @@ class ParamTable:
                 f"blob {index} holds statistics, which solvers do not update; expected lr_mult: 0"
             )
         entry = OwnedBlob(
-            layer=param.name,
-            layer_type=param.type,
+            layer=param,
             index=index,
-            shape=spec.shape,
-            lr_mult=(spec_param.lr_mult if spec_param.HasField("lr_mult") else None)
-            if spec.learns
-            else 0.0,
-            decay_mult=0.0
-            if fixed
-            else spec_param.decay_mult
-            if spec_param.HasField("decay_mult")
-            else None,
+            spec=spec,
+            lr_mult=_given(spec_param, "lr_mult") if spec.learns else 0.0,
+            decay_mult=0.0 if fixed else _given(spec_param, "decay_mult"),
             factors=factors and index == 0,
-            statistics=False,
-            looked_up=spec.looked_up,
         )
-        self.owned.append(entry)
+        self._owned.append(entry)
         if spec_param.name:
             self._by_name[spec_param.name] = entry
         return entry
 
     def infos(self) -> tuple[ParamInfo, ...]:
         """Return all tensors in Caffe's learnable order. Every entry must have its parameter."""
-        return tuple(_info(entry) for entry in self.owned)
-
-
-def multiplier(value: float | None) -> float:
-    """Return a multiplier, 1 if it is not set."""
-    return 1.0 if value is None else value
-
-
-def _info(entry: OwnedBlob) -> ParamInfo:
-    assert entry.parameter is not None
-    return ParamInfo(
-        name=entry.name,
-        shape=entry.shape,
-        lr_mult=multiplier(entry.lr_mult),
-        decay_mult=multiplier(entry.decay_mult),
-        parameter=entry.parameter,
-        layer=entry.layer,
-        layer_type=entry.layer_type,
-        factors=entry.factors,
-        statistics=entry.statistics,
-        looked_up=entry.looked_up,
-    )
+        return tuple(entry.info() for entry in self._owned)
 
 
 def _check_share(owner: OwnedBlob, shape: Shape, spec_param: ParamSpec) -> None:
@@ -186,26 +165,22 @@ def _check_share(owner: OwnedBlob, shape: Shape, spec_param: ParamSpec) -> None:
 
     Merge its multipliers into the owner.
     """
-    prefix = f"param '{spec_param.name}', shared with layer '{owner.layer}',"
+    prefix = f"param '{spec_param.name}', shared with layer '{owner.layer.name}',"
+    wanted = owner.spec.shape
     if spec_param.share_mode == ParamSpec.PERMISSIVE:
-        if math.prod(shape) != math.prod(owner.shape):
+        if math.prod(shape) != math.prod(wanted):
             raise LayerError(
-                f"{prefix} has {math.prod(shape)} values, expected {math.prod(owner.shape)}"
+                f"{prefix} has {math.prod(shape)} values, expected {math.prod(wanted)}"
             )
-    elif shape != owner.shape:
-        raise LayerError(f"{prefix} has shape {times(shape)}, expected {times(owner.shape)}")
-    owner.lr_mult = _agree(
-        prefix,
-        "lr_mult",
-        owner.lr_mult,
-        spec_param.lr_mult if spec_param.HasField("lr_mult") else None,
-    )
-    decay_mult = spec_param.decay_mult if spec_param.HasField("decay_mult") else None
-    owner.decay_mult = _agree(prefix, "decay_mult", owner.decay_mult, decay_mult)
+    elif shape != wanted:
+        raise LayerError(f"{prefix} has shape {times(shape)}, expected {times(wanted)}")
+    for name in ("lr_mult", "decay_mult"):
+        first, second = getattr(owner, name), _given(spec_param, name)
+        if first is not None and second is not None and first != second:
+            raise LayerError(f"{prefix} has {name} {second:g}, expected {first:g} as in that layer")
+        setattr(owner, name, second if first is None else first)
 
 
-def _agree(prefix: str, name: str, first: float | None, second: float | None) -> float | None:
-    """Merge the multipliers of two sharers."""
-    if first is not None and second is not None and first != second:
-        raise LayerError(f"{prefix} has {name} {second:g}, expected {first:g} as in that layer")
-    return second if first is None else first
+def _given(param: ParamSpec, name: str) -> float | None:
+    """Return a multiplier of a `param` block, None if it is not set."""
+    return float(getattr(param, name)) if param.HasField(name) else None
