@@ -48,7 +48,7 @@ from poseidon.proto.overrides import changes
 from poseidon.proto.shipped import pack_solver, portable
 from poseidon.snapshot.caffemodel import check_model
 from poseidon.snapshot.checksums import sums_path
-from poseidon.snapshot.solverstate import learned_net, read_head, weights_of
+from poseidon.snapshot.solverstate import learned_net, read_head
 from poseidon.solvers.settings import solver_settings
 
 _PATHS = ("source", "mean_file")
@@ -347,7 +347,7 @@ def snapshot_files(state: Path) -> tuple[Path, ...]:
     Raises:
         SnapshotError: it cannot be read, or its weights are missing.
     """
-    model = weights_of(state)
+    model = learned_net(read_head(state), state)
     sums = sums_path(state)
     return (*((sums,) if sums.exists() else ()), model, state)
 

@@ -7,7 +7,7 @@ Caffe can read it. All formats that Caffe has written can be read, `.caffemodel.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,7 +19,8 @@ from poseidon.errors import SnapshotError
 from poseidon.proto.blob import from_array, only_diff, to_array
 from poseidon.proto.caffe_pb2 import BlobProto, NetParameter
 from poseidon.snapshot import hdf5
-from poseidon.snapshot.files import read_message, require_readable, unparsable, write_atomically
+from poseidon.snapshot.files import read_message, unparsable, write_atomically
+from poseidon.snapshot.hdf5 import NamedBlobs
 
 Array = NDArray[np.float32]
 LayerBlobs = tuple[str, list[Array | None]]
@@ -42,9 +43,6 @@ _WIRE_TYPES = {
     FieldDescriptor.TYPE_DOUBLE: _FIXED64,
 }
 """Wire types of fields that are not varints."""
-
-NamedBlobs = Iterable[tuple[str, str, Sequence[Array]]]
-"""The name, the type and the blobs of every layer, in order."""
 
 
 def to_message(
@@ -110,7 +108,10 @@ def check_model(path: Path) -> None:
         SnapshotError: the file is missing, truncated or not a model. The messages are as in
             `read_model`.
     """
-    require_readable(path, "model")
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise SnapshotError(f"cannot read the model {path}: {error.strerror}") from error
     if hdf5.is_hdf5(path):
         hdf5.check_model(path)
         return

@@ -61,18 +61,6 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise SnapshotError(f"cannot write {path}: {error.strerror}") from error
 
 
-def require_readable(path: Path, kind: str) -> None:
-    """Raise SnapshotError unless a file can be opened.
-
-    Raises:
-        SnapshotError: the file cannot be opened. The text is as in `read_message`.
-    """
-    try:
-        path.open("rb").close()
-    except OSError as error:
-        raise SnapshotError(f"cannot read the {kind} {path}: {error.strerror}") from error
-
-
 def unparsable(path: Path, kind: str) -> SnapshotError:
     """Return the error for a file that is not a binary protobuf file of this kind.
 

@@ -29,6 +29,7 @@ from poseidon.snapshot.files import write_atomically
 
 Array = NDArray[np.float32]
 NamedBlobs = Iterable[tuple[str, str, Sequence[Array]]]
+"""The name, the type and the blobs of every layer, in order."""
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 SUFFIX = ".h5"
@@ -87,9 +88,7 @@ def read_model(path: Path) -> list[tuple[str, list[Array | None]]]:
         SnapshotError: the file is missing, damaged or not a model.
     """
     with _opened(path, "model") as file:
-        data = file.get("data")
-        if not isinstance(data, h5py.Group):
-            raise SnapshotError(f"{path} is not a model: it has no group /data")
+        data = _data(path, file)
         return [(name, _blobs(path, group)) for name, group in _layers(data, "", {data})]
 
 
@@ -100,8 +99,14 @@ def check_model(path: Path) -> None:
         SnapshotError: the file is damaged, or no model.
     """
     with _opened(path, "model") as file:
-        if not isinstance(file.get("data"), h5py.Group):
-            raise SnapshotError(f"{path} is not a model: it has no group /data")
+        _data(path, file)
+
+
+def _data(path: Path, file: Any) -> Any:
+    data = file.get("data")
+    if not isinstance(data, h5py.Group):
+        raise SnapshotError(f"{path} is not a model: it has no group /data")
+    return data
 
 
 def write_state(path: Path, state: SolverState) -> None:

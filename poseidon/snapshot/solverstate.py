@@ -167,20 +167,7 @@ def learned_net(state: RunState | StateHead, path: Path) -> Path:
     Raises:
         SnapshotError: the file is neither at the path in the state nor beside the state.
     """
-    return _weights_of(state.model, path)
-
-
-def weights_of(path: Path) -> Path:
-    """Return the file of the weights that belong to the state in `path`; see `learned_net`.
-
-    Raises:
-        SnapshotError: the file is missing, or `path` is missing or not a solver state.
-    """
-    return _weights_of(_read(path).learned_net, path)
-
-
-def _weights_of(model: str, path: Path) -> Path:
-    named = Path(model)
+    named = Path(state.model)
     own_name = path.with_name(path.name.replace(".solverstate", ".caffemodel"))
     choices = [named, path.parent / named.name, own_name]
     for choice in choices:

@@ -34,7 +34,7 @@ from poseidon.metrics.glog_lines import GlogSink, snapshotting
 from poseidon.proto.blob import from_array, to_array
 from poseidon.proto.caffe_pb2 import BlobProto, PoseidonState, PoseidonWorkerState, SolverParameter
 from poseidon.snapshot import hdf5
-from poseidon.snapshot.caffemodel import NamedBlobs, write_model
+from poseidon.snapshot.caffemodel import write_model
 from poseidon.snapshot.checksums import check, seal
 from poseidon.snapshot.files import make_folder, model_path, state_path
 from poseidon.snapshot.rotation import remove_older
@@ -99,8 +99,8 @@ class _Contents:
 
     state_path: Path
     run: RunState
-    blobs: NamedBlobs
-    diffs: NamedBlobs | None
+    blobs: hdf5.NamedBlobs
+    diffs: hdf5.NamedBlobs | None
 
 
 class Checkpoint:
@@ -236,7 +236,7 @@ class Checkpoint:
         progress: Progress,
         states: Sequence[PoseidonWorkerState],
         histories: Sequence[History],
-        diffs: NamedBlobs | None,
+        diffs: hdf5.NamedBlobs | None,
     ) -> _Contents:
         in_hdf5 = self._solver.snapshot_format == SolverParameter.HDF5
         extra = PoseidonState(
