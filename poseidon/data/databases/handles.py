@@ -11,24 +11,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Generic, TypeVar
-
-Handle = TypeVar("Handle")
+from typing import Any
 
 
-class SharedHandles(Generic[Handle]):
-    """Handles by resolved path, each open while its reference count is positive.
+class SharedHandles:
+    """Handles by resolved path, each open while its reference count is positive."""
 
-    Args:
-        close: called with a handle after its last release.
-    """
-
-    def __init__(self, close: Callable[[Handle], None]) -> None:
-        self._close = close
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._open: dict[Path, tuple[Handle, int]] = {}
+        self._open: dict[Path, tuple[Any, int]] = {}
 
-    def acquire(self, path: Path, open_handle: Callable[[], Handle]) -> Handle:
+    def acquire(self, path: Path, open_handle: Callable[[], Any]) -> Any:
         """Return the handle of `path`, opened by `open_handle` if it is not open. Thread-safe."""
         key = path.resolve()
         with self._lock:
@@ -40,11 +33,13 @@ class SharedHandles(Generic[Handle]):
             return handle
 
     def release(self, path: Path) -> None:
-        """Release a handle that `acquire` returned. Thread-safe."""
+        """Release a handle that `acquire` returned, and close it after the last release.
+        Thread-safe.
+        """
         key = path.resolve()
         with self._lock:
             handle, holders = self._open.pop(key)
             if holders > 1:
                 self._open[key] = (handle, holders - 1)
             else:
-                self._close(handle)
+                handle.close()

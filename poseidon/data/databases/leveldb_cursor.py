@@ -58,10 +58,6 @@ def require_leveldb() -> ModuleType:
     return PLYVEL
 
 
-def _close(database: Any) -> None:
-    database.close()
-
-
 ONE_OWNER = (
     "and a LevelDB can be open in one process only: give each client its own part (poseidon "
     "partition_data and "
@@ -69,10 +65,10 @@ ONE_OWNER = (
 )
 """The end of the error for a second process."""
 
-_DATABASES: SharedHandles[Any] = SharedHandles(_close)
+_DATABASES = SharedHandles()
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """Return LevelDB's own message, which the library passes as bytes."""
     first = error.args[0] if error.args else error
     return first.decode(errors="backslashreplace") if isinstance(first, bytes) else str(first)
@@ -83,7 +79,9 @@ def _translated(path: Path) -> Iterator[None]:
     try:
         yield
     except ERRORS as error:
-        raise DataError(f"the LevelDB database {path} cannot be read: {_reason(error)}") from error
+        raise DataError(
+            f"the LevelDB database {path} cannot be read: {reason_of(error)}"
+        ) from error
 
 
 def _open(path: Path) -> Any:
@@ -97,7 +95,7 @@ def _open(path: Path) -> Any:
     try:
         return plyvel.DB(os.fsencode(path), create_if_missing=False)
     except plyvel.IOError as error:
-        if "lock" not in _reason(error).lower():
+        if "lock" not in reason_of(error).lower():
             raise
         raise DataError(
             f"the LevelDB database {path} is in use by another process, {ONE_OWNER}"

@@ -22,11 +22,7 @@ from poseidon.errors import DataError
 MAX_READERS = 1024
 
 
-def _close(environment: Any) -> None:
-    environment.close()
-
-
-_ENVIRONMENTS: SharedHandles[Any] = SharedHandles(_close)
+_ENVIRONMENTS = SharedHandles()
 
 
 @contextmanager

@@ -147,8 +147,5 @@ def translated_writes(path: Path) -> Iterator[None]:
     try:
         yield
     except _WRITE_ERRORS as error:
-        reason = error.args[0] if isinstance(error, leveldb.ERRORS) and error.args else error
-        text = (
-            reason.decode(errors="backslashreplace") if isinstance(reason, bytes) else str(reason)
-        )
-        raise DataError(f"{path} cannot be written: {text}") from error
+        why = leveldb.reason_of(error) if isinstance(error, leveldb.ERRORS) else error
+        raise DataError(f"{path} cannot be written: {why}") from error
