@@ -10,7 +10,6 @@ Source: tools/convert_annoset.cpp of SSD's branch of Caffe (Liu et al., 2016).
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,12 +23,11 @@ from poseidon.data.annotated import encode_annotated
 from poseidon.data.augment.boxes import Object
 from poseidon.data.batches.claimed_size import check_claim
 from poseidon.data.batches.images import missing_hint, read_list
-from poseidon.data.batches.lists import permutation, read_lines
+from poseidon.data.batches.lists import read_lines
 from poseidon.data.databases.kinds import Backend
-from poseidon.data.databases.writer import write_database
 from poseidon.data.label_map import check_unique, labels_of, read_label_map
 from poseidon.data.prepare.annotations import AnnotationFormat, read_objects, size_lines
-from poseidon.data.prepare.imageset import Conversion, SizeCheck, in_parallel, to_datum
+from poseidon.data.prepare.imageset import Conversion, Made, to_datum, written
 from poseidon.data.progress_reports import Report, silent
 from poseidon.durable import replace_durably
 from poseidon.errors import DataError
@@ -58,16 +56,6 @@ class _Line(NamedTuple):
     path: str
     annotation: str
     label: int
-
-
-class _Made(NamedTuple):
-    """A record: its bytes, the number of values of a raw image, and height and width of the
-    file.
-    """
-
-    content: bytes
-    values: int
-    size: tuple[int, int]
 
 
 def convert_annoset(
@@ -107,17 +95,11 @@ def convert_annoset(
             check_unique(label_map, annotations.label_map)
         labels = labels_of(label_map)
     lines = _lines(source, with_files=annotations.form is not None)
-    if conversion.shuffle:
-        lines = [lines[index] for index in permutation(conversion.seed, 0, len(lines))]
     make = partial(_record, root, source, conversion, annotations.form, labels)
-    same, sizes = SizeCheck(source) if conversion.check_size else None, []
-    with write_database(path, backend) as writer:
-        for number, (line, made) in enumerate(in_parallel(make, lines)):
-            if same is not None and made.values:
-                same.check(line.number, made.values)
-            writer.put(b"%08d_%s" % (number, os.fsencode(line.path)), made.content)
-            sizes.append((Path(line.path).stem, *made.size))
-            report("converting", number + 1, len(lines))
+    sizes = [
+        (Path(line.path).stem, *made.size)
+        for line, made in written(source, lines, make, path, backend, conversion, report)
+    ]
     if name_size_file is not None:
         _write(name_size_file, size_lines(sizes))
     return len(lines)
@@ -161,16 +143,16 @@ def _record(
     form: AnnotationFormat | None,
     labels: Mapping[str, int],
     line: _Line,
-) -> _Made:
+) -> Made:
     try:
         image = Path(root + line.path)
         datum = to_datum(image, line.label, conversion)
         size = _size(image)
         values = 0 if datum.encoded else len(datum.data)
         if form is None:
-            return _Made(AnnotatedDatum(datum=datum).SerializeToString(), values, size)
+            return Made(AnnotatedDatum(datum=datum).SerializeToString(), values, size)
         objects: Sequence[Object] = read_objects(Path(root + line.annotation), form, size, labels)
-        return _Made(encode_annotated(datum, objects), values, size)
+        return Made(encode_annotated(datum, objects), values, size)
     except DataError as error:
         raise DataError(
             f"{source}:{line.number}: {error}{missing_hint(root, line.path)}"

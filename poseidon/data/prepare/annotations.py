@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -79,31 +80,31 @@ def read_objects(
         DataError: the file cannot be read or has a different form, or a name has no label. The text
             names the file.
     """
-    content = _read(path)
-    try:
-        return _objects(_READERS[form](content), size, labels)
-    except DataError as error:
-        raise DataError(f"the annotation {path}: {error}") from error
+    found = read_marked(path, form)
+    with _located(path):
+        return _objects(found, size, labels)
 
 
-def read_voc(path: Path) -> MarkedImage:
-    """Return the content of an annotation of PASCAL VOC.
+def read_marked(path: Path, form: AnnotationFormat) -> MarkedImage:
+    """Return the content of an annotation file.
 
     Raises:
         DataError: the file cannot be read or has a different form. The text names the file.
     """
-    content = _read(path)
     try:
-        return _xml(content)
-    except DataError as error:
-        raise DataError(f"the annotation {path}: {error}") from error
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
+        content = path.read_bytes()
     except OSError as error:
         raise DataError(f"the annotation {path} cannot be read: {error.strerror}") from error
+    with _located(path):
+        return _READERS[form](content)
+
+
+@contextmanager
+def _located(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"the annotation {path}: {error}") from error
 
 
 def _objects(found: MarkedImage, size: tuple[int, int], labels: Mapping[str, int]) -> list[Object]:

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from poseidon.data.prepare.convert import Labelled
-from poseidon.data.prepare.download import file_md5
+from poseidon.data.prepare.download import file_digest
 from poseidon.errors import DataError
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
@@ -108,7 +108,7 @@ def read_cifar10(path: Path) -> Cifar10:
 def _origin(path: Path) -> str:
     if path.is_dir():
         return f"CIFAR-10 from {path}"
-    known = PUBLISHED_MD5.get(file_md5(path))
+    known = PUBLISHED_MD5.get(file_digest(path, "md5"))
     status = (
         f"the published {known}"
         if known

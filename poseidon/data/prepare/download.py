@@ -61,11 +61,6 @@ def download(
     part.replace(target)
 
 
-def file_md5(path: Path) -> str:
-    """Return the MD5 checksum of a file, in hex."""
-    return file_digest(path, "md5")
-
-
 def file_digest(path: Path, kind: str) -> str:
     """Return a checksum of a file, in hex; `kind` is `md5` or `sha1`."""
     with path.open("rb") as file:

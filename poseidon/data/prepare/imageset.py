@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import cv2
 import numpy as np
@@ -34,7 +34,20 @@ CHUNK = 256
 JPEG = ("jpg", "jpeg")
 
 Item = TypeVar("Item")
-Made = TypeVar("Made")
+Result = TypeVar("Result")
+
+
+class Listed(Protocol):
+    """A line of a list of images."""
+
+    @property
+    def number(self) -> int: ...
+
+    @property
+    def path(self) -> str: ...
+
+
+L = TypeVar("L", bound=Listed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,30 +81,14 @@ class Conversion:
     seed: int = 0
 
 
-class SizeCheck:
-    """A check that all images of a list have as many values as the first one.
-
-    Args:
-        source: the list.
+class Made(NamedTuple):
+    """A record: its bytes, the number of values of a raw image, and height and width of the file
+    where they are measured.
     """
 
-    def __init__(self, source: Path) -> None:
-        self._source = source
-        self._expected: int | None = None
-
-    def check(self, line: int, values: int) -> None:
-        """Check the image of a line.
-
-        Raises:
-            DataError: it has a different number of values.
-        """
-        if self._expected is None:
-            self._expected = values
-        if values != self._expected:
-            raise DataError(
-                f"{self._source}:{line}: image of {values} values, expected {self._expected} as "
-                "in the first"
-            )
+    content: bytes
+    values: int
+    size: tuple[int, int] = (0, 0)
 
 
 def convert_imageset(
@@ -121,26 +118,45 @@ def convert_imageset(
             database exists.
     """
     lines = read_list(source, "")
+    make = partial(_record, root, source, conversion)
+    return sum(1 for _ in written(source, lines, make, path, backend, conversion, report))
+
+
+def written(
+    source: Path,
+    lines: Sequence[L],
+    make: Callable[[L], Made],
+    path: Path,
+    backend: Backend,
+    conversion: Conversion,
+    report: Report,
+) -> Iterator[tuple[L, Made]]:
+    """Write the records that `make` returns for the lines of a list, which threads call.
+
+    The database appears after the last one.
+
+    Yields:
+        each line with its record, in the order of the database.
+    """
     if conversion.shuffle:
         lines = [lines[index] for index in permutation(conversion.seed, 0, len(lines))]
-    sizes = SizeCheck(source) if conversion.check_size else None
+    expected = 0
     with write_database(path, backend) as writer:
-        for number, (line, datum) in enumerate(_records(root, source, lines, conversion)):
-            if sizes is not None and not datum.encoded:
-                sizes.check(line.number, len(datum.data))
-            writer.put(b"%08d_%s" % (number, os.fsencode(line.path)), datum.SerializeToString())
+        for number, (line, made) in enumerate(in_parallel(make, lines)):
+            expected = expected or made.values
+            if conversion.check_size and made.values not in (0, expected):
+                raise DataError(
+                    f"{source}:{line.number}: image of {made.values} values, expected {expected} "
+                    "as in the first"
+                )
+            writer.put(b"%08d_%s" % (number, os.fsencode(line.path)), made.content)
             report("converting", number + 1, len(lines))
-    return len(lines)
+            yield line, made
 
 
-def _records(
-    root: str, source: Path, lines: Sequence[Line], conversion: Conversion
-) -> Iterator[tuple[Line, Datum]]:
-    """Yield each line with its record. Records are made in parallel."""
-    return in_parallel(partial(_record, root, source, conversion), lines)
-
-
-def in_parallel(make: Callable[[Item], Made], items: Sequence[Item]) -> Iterator[tuple[Item, Made]]:
+def in_parallel(
+    make: Callable[[Item], Result], items: Sequence[Item]
+) -> Iterator[tuple[Item, Result]]:
     """Yield each item with what `make` returns for it, which threads call."""
     with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="poseidon-convert") as pool:
         for start in range(0, len(items), CHUNK):
@@ -148,9 +164,10 @@ def in_parallel(make: Callable[[Item], Made], items: Sequence[Item]) -> Iterator
             yield from zip(chunk, pool.map(make, chunk), strict=True)
 
 
-def _record(root: str, source: Path, conversion: Conversion, line: Line) -> Datum:
+def _record(root: str, source: Path, conversion: Conversion, line: Line) -> Made:
     try:
-        return to_datum(Path(root + line.path), line.label, conversion)
+        datum = to_datum(Path(root + line.path), line.label, conversion)
+        return Made(datum.SerializeToString(), 0 if datum.encoded else len(datum.data))
     except DataError as error:
         raise DataError(
             f"{source}:{line.number}: {error}{missing_hint(root, line.path)}"

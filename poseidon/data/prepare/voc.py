@@ -16,7 +16,7 @@ from poseidon.data.batches.lists import read_lines
 from poseidon.data.databases.kinds import Backend
 from poseidon.data.label_map import label_map_text, labels_of, read_label_map
 from poseidon.data.prepare.annoset import Annotations, convert_annoset
-from poseidon.data.prepare.annotations import AnnotationFormat, read_voc
+from poseidon.data.prepare.annotations import AnnotationFormat, read_marked
 from poseidon.data.prepare.imageset import Conversion
 from poseidon.data.progress_reports import Report, silent
 from poseidon.errors import DataError
@@ -185,7 +185,7 @@ def _windows(base: Path, lines: Iterable[str], labels: Mapping[str, int]) -> str
     text = []
     for number, line in enumerate(lines):
         image, annotation = (base / name for name in line.split())
-        found = read_voc(annotation)
+        found = read_marked(annotation, AnnotationFormat.XML)
         if found.size is None:
             raise DataError(f"the annotation {annotation} has no size with height and width")
         kept = [marked for marked in found.marked if not marked.difficult]
@@ -203,7 +203,8 @@ def _write_label_map(folder: Path, base: Path, lists: Iterable[list[str]]) -> Pa
     names: set[str] = set()
     for lines in lists:
         for line in lines:
-            names |= {str(marked.label) for marked in read_voc(base / line.split()[1]).marked}
+            found = read_marked(base / line.split()[1], AnnotationFormat.XML)
+            names |= {str(marked.label) for marked in found.marked}
     path = folder / "labelmap_voc.prototxt"
     classes = CLASSES if names <= set(CLASSES) else sorted(names)
     path.write_text(label_map_text(classes), encoding="utf-8")
