@@ -10,14 +10,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from poseidon import log
-from poseidon.cli.net_requests import extraction_request, missing_weights, one_device, weight_files
+from poseidon.cli.net_requests import missing_weights, one_device, weight_files
 from poseidon.cli.progress_bar import progress_bar
 from poseidon.data.progress_reports import EXTRACTING
 from poseidon.engine.tools.extraction import Extraction
 from poseidon.engine.tools.extractor import run_extraction
 from poseidon.errors import UsageError
+from poseidon.flags.flag import values_of
 from poseidon.flags.values import parts, paths
 from poseidon.launcher.extraction_job import check_extraction, run_extraction_job
+from poseidon.launcher.request import ExtractionRequest
 from ps_server.numerics import prepare_process
 
 CAFFE_ARGUMENTS = "WEIGHTS NET BLOBS DATABASES NUM_MINI_BATCHES DB_TYPE [CPU/GPU] [DEVICE_ID]"
@@ -38,7 +40,8 @@ def run(flags: argparse.Namespace) -> int:
             raise UsageError(
                 f"--{name} is missing; or give the arguments of Caffe's tool: {CAFFE_ARGUMENTS}"
             )
-    return run_extraction_job(extraction_request(flags))
+    weight_files(flags.weights)
+    return run_extraction_job(ExtractionRequest(**values_of(ExtractionRequest, flags)))
 
 
 def from_caffe_arguments(arguments: Sequence[str]) -> Extraction:

@@ -11,22 +11,9 @@ from poseidon.cluster.job_plan import devices_from_flag
 from poseidon.data.prepare.model_folder import how_to_fetch
 from poseidon.engine.tools.solo import NetRequest
 from poseidon.errors import SnapshotError, UsageError
-from poseidon.flags.flag import values_of
 from poseidon.hints import own_command
-from poseidon.launcher.request import ExtractionRequest
 from poseidon.layers.user_modules import import_modules
 from poseidon.proto.caffe_pb2 import Phase
-
-
-def extraction_request(flags: argparse.Namespace) -> ExtractionRequest:
-    """Return what a command line asks of a job of feature extraction.
-
-    Raises:
-        UsageError: a value is out of range.
-        SnapshotError: there is no such model.
-    """
-    weight_files(flags.weights)
-    return ExtractionRequest(**values_of(ExtractionRequest, flags))
 
 
 def net_request(flags: argparse.Namespace) -> NetRequest:

@@ -211,21 +211,21 @@ class Collectives:
     def _begin(self, name: str, tensor: Tensor | None, how: str = "") -> _Call:
         self._number += 1
         what = ", ".join(filter(None, (described(tensor), how)))
-        return _Call(self, self.mesh, self._group, self._number, f"{name}({what})")
+        return _Call(self, self._group, self._number, f"{name}({what})")
 
     def _message(self, tensor: Tensor, other: int, tag: int, *, sends: bool) -> _Call:
         key = (sends, other, tag)
         self._passed[key] = number = self._passed.get(key, 0) + 1
         text = f"send({described(tensor)}, tag {tag})"
-        return _Call(self, self.mesh, f"{self._group}/{tag}", number, text)
+        return _Call(self, f"{self._group}/{tag}", number, text)
 
 
 class _Call:
     """The messages of one collective on one worker; workers are ranks of the group."""
 
-    def __init__(self, owner: Collectives, mesh: Mesh, group: str, number: int, text: str) -> None:
+    def __init__(self, owner: Collectives, group: str, number: int, text: str) -> None:
         self._owner = owner
-        self._mesh = mesh
+        self._mesh = owner.mesh
         self._group = group
         self._number = number
         self._text = text

@@ -366,12 +366,13 @@ class Checkpoint:
         if self._rank == 0:
             written = counted(state.poseidon.workers, "virtual worker")
             LOGGER.warning(
-                "%s was written by %s and this job has %d: each goes on at iteration %d "
-"of its own "
+                "%s was written by %s and this job has %d: each goes on at iteration %d of its own "
                 "share of the data, so the records differ from an uninterrupted run",
-                path, written if state.poseidon.workers else "Caffe", self._workers,
+                path,
+                written if state.poseidon.workers else "Caffe",
+                self._workers,
                 state.iteration,
-            )  # fmt: skip
+            )
         for nets in self._replica.nets:
             for _, reader in nets.train.readers():
                 reader.skip_to(state.iteration * self._solver.iter_size)
@@ -390,9 +391,12 @@ class Checkpoint:
             if state.threads and then != now:
                 LOGGER.warning(
                     "%s computed with %s when %s was written, and now with %s: the run goes on "
-"correctly, but not with the "
-                    "bits of an uninterrupted one", nets.name, then, path.name, now,
-                )  # fmt: skip
+                    "correctly, but not with the bits of an uninterrupted one",
+                    nets.name,
+                    then,
+                    path.name,
+                    now,
+                )
 
     def _own_history(self, path: Path, own: PoseidonWorkerState) -> list[History]:
         n = self._arrays_per_blob

@@ -165,7 +165,7 @@ class Trainer:
         Raises:
             Regrouped: the job is asked to continue with other workers.
         """
-        self._log_line(solving(self._settings.title))
+        self._log.write(solving(self._settings.title))
         try:
             self._end(stopped=self._loop())
             self._checkpoint.finish()
@@ -323,15 +323,12 @@ class Trainer:
                 self._log.begin_test(self._iteration, index)
             record = tester.run(self._tests_done, self._iteration, self._elapsed_s())
             if record is None:
-                self._log_line(test_interrupted())
+                self._log.write(test_interrupted())
                 return False
             for sink in self._sinks if self._rank == 0 else ():
                 sink.on_test(record)
         self._tests_done += 1
         return True
-
-    def _log_line(self, line: GlogLine) -> None:
-        self._log.write(line)
 
     def _elapsed_s(self) -> float:
         return time.monotonic() - self._began_s
@@ -392,7 +389,7 @@ class Trainer:
         if self._one_more_at_the_end():
             self._snapshot(ends=True, last=True)
         if stopped:
-            self._log_line(
+            self._log.write(
                 GlogLine(text="Optimization stopped early.", file="solver.cpp", line=224)
             )
             return
@@ -401,7 +398,7 @@ class Trainer:
         # Caffe: only where the last iteration is one to be tested
         if solver.test_interval and self._testers:
             self._test()
-        self._log_line(done())
+        self._log.write(done())
 
     def _last_loss(self) -> None:
         """Log the loss of one more forward pass with the final weights, as Caffe does.
@@ -429,4 +426,4 @@ class Trainer:
         sizes = [tensor.numel() for tensor in statistics]
         for tensor, mean in zip(statistics, torch.from_numpy(means[1:]).split(sizes), strict=True):
             tensor.copy_(mean)
-        self._log_line(last(self._iteration, float(means[0]), self._elapsed_s()))
+        self._log.write(last(self._iteration, float(means[0]), self._elapsed_s()))
