@@ -185,12 +185,10 @@ COMMANDS: Sequence[Command] = (
         name="partition_data",
         line="divide a database or a list among clients",
         description="Record i of DB_PATH (of a database in key order, of a list of pictures its "
-        "line i, of HDF5 files "
-        "row i of all) goes to <DB_PATH>_(i mod n). Client k of a job whose data layer says "
-        "shared_file_system: false "
-        "reads <DB_PATH>_k. With --distribute each part is copied to its client, checksummed; the "
-        "same command goes "
-        "on from where it broke off. Nothing is overwritten without --replace.",
+        "line i, of HDF5 files row i of all) goes to <DB_PATH>_(i mod n). Client k of a job whose "
+        "data layer says shared_file_system: false reads <DB_PATH>_k. With --distribute each part "
+        "is copied to its client, checksummed; the same command goes on from where it broke off. "
+        "Nothing is overwritten without --replace.",
         example="poseidon partition_data --num_partitions=2 cifar10_train_lmdb\n"
         "poseidon partition_data --hostfile=cluster --distribute cifar10_train_lmdb",
         declare=_partition_data,
@@ -208,10 +206,8 @@ COMMANDS: Sequence[Command] = (
         name="convert_annoset",
         line="convert pictures with objects into a database",
         description="Write the pictures that LISTFILE names, a line each with a picture and its "
-        "annotation file, into the "
-        "new database DB_NAME, for AnnotatedData layers. ROOTFOLDER is put before each path as it "
-        "is, so it ends with a "
-        "slash. As SSD's tool of that name.",
+        "annotation file, into the new database DB_NAME, for AnnotatedData layers. ROOTFOLDER is "
+        "put before each path as it is, so it ends with a slash. As SSD's tool of that name.",
         example="poseidon convert_annoset -anno_type=detection -label_type=txt pics/ list db",
         declare=_convert_annoset,
     ),
@@ -219,12 +215,9 @@ COMMANDS: Sequence[Command] = (
         name="convert_voc",
         line="convert a folder of PASCAL VOC into databases",
         description="Make a list, a file of names and sizes, a window file and a database of each "
-        "part of VOC_FOLDER, and the "
-        "label map. "
-        "VOC_FOLDER is a folder of years, such as VOCdevkit, or one with ImageSets, Annotations "
-        "and JPEGImages. With VOC2007 "
-        "and VOC2012 the databases are VOC0712_trainval_lmdb and VOC0712_test_lmdb; they are not "
-        "overwritten.",
+        "part of VOC_FOLDER, and the label map. VOC_FOLDER is a folder of years, such as "
+        "VOCdevkit, or one with ImageSets, Annotations and JPEGImages. With VOC2007 and VOC2012 "
+        "the databases are VOC0712_trainval_lmdb and VOC0712_test_lmdb; they are not overwritten.",
         example="poseidon convert_voc VOCdevkit examples/VOC0712",
         declare=_convert_voc,
     ),
@@ -232,12 +225,10 @@ COMMANDS: Sequence[Command] = (
         name="make_db",
         line="make a database for Caffe2 of folders of pictures",
         description="Write pictures and labels into the new database DB_NAME, for Caffe2's "
-        "ImageInput or for Caffe. "
-        "PICTURES is a folder with a sub-folder for each class (labels follow the order of their "
-        "names), or a file "
-        "with a line for each picture: path and label. With --generate=two_class it is the folder "
-        "in which "
-        "two_class_train and two_class_val are made, of drawn cars and boats.",
+        "ImageInput or for Caffe. PICTURES is a folder with a sub-folder for each class (labels "
+        "follow the order of their names), or a file with a line for each picture: path and label. "
+        "With --generate=two_class it is the folder in which two_class_train and two_class_val are "
+        "made, of drawn cars and boats.",
         example="poseidon make_db --shorter_side=256 pictures/ train_lmdb\nposeidon make_db "
         "--generate=two_class data/",
         declare=_make_db,
@@ -254,10 +245,8 @@ COMMANDS: Sequence[Command] = (
         name="prepare_cifar10",
         line="make the databases of the CIFAR-10 example",
         description="Make databases and mean file. Uses, in this order: databases made earlier; "
-        "CIFAR-10 under --data "
-        "or $POSEIDON_DATA; a download; and without a network a small built-in set of drawn "
-        "pictures, with a warning "
-        "that it is not CIFAR-10.",
+        "CIFAR-10 under --data or $POSEIDON_DATA; a download; and without a network a small "
+        "built-in set of drawn pictures, with a warning that it is not CIFAR-10.",
         example="poseidon prepare_cifar10 --data=cifar-10-binary.tar.gz",
         declare=_prepare_cifar10,
     ),

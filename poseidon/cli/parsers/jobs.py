@@ -54,18 +54,16 @@ COMMANDS: Sequence[Command] = (
         description="Started once for each task by torchrun, srun, mpirun or Kubernetes: reads "
         "rank and size from the "
         "environment, connects to rank 0 and runs the job on the tasks' hosts; see docs/schedulers.",
-        example="poseidon worker --new_key=$HOME/.poseidon.key\n"
-        "srun --ntasks-per-node=1 poseidon worker --key_file=$HOME/.poseidon.key \\\n"
-        "    train --solver=solver.prototxt",
+        example="poseidon worker --new_key=$HOME/.poseidon.key\nsrun --ntasks-per-node=1 poseidon "
+        "worker --key_file=$HOME/.poseidon.key \\\n    train --solver=solver.prototxt",
         declare=_later("worker"),
     ),
     Command(
         name="extract_features",
         line="write features of a trained net into databases",
         description="With the arguments of Caffe's tool, one process: WEIGHTS NET BLOBS DATABASES "
-        "NUM_MINI_BATCHES DB_TYPE "
-        "[CPU/GPU] [DEVICE_ID]. With flags, a job of all clients and their workers, which writes "
-        "<name>_<client>_<thread>. Each record is extracted once.",
+        "NUM_MINI_BATCHES DB_TYPE [CPU/GPU] [DEVICE_ID]. With flags, a job of all clients and "
+        "their workers, which writes <name>_<client>_<thread>. Each record is extracted once.",
         example="poseidon extract_features net.caffemodel net.prototxt fc7 features 100 lmdb\n"
         "poseidon extract_features --model=net.prototxt --weights=net.caffemodel \\\n"
         "    --extract_feature_blob_names=fc7 --save_feature_dataset_names=features",

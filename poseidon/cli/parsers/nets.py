@@ -170,8 +170,7 @@ INIT = Command(
     name="init",
     line="make a project folder to edit and train",
     description="Copy a net of the zoo, or an example, into a new folder that trains from there: "
-    "solver, net or script, "
-    "machinefile, README. Without PROJECT list what there is.",
+    "solver, net or script, machinefile, README. Without PROJECT list what there is.",
     example="poseidon init cifar10 mine",
     declare=_init,
 )
@@ -203,8 +202,7 @@ COMMANDS: Sequence[Command] = (
         name="draw_net",
         line="draw a net as PNG, SVG, HTML or PDF",
         description="Draw the layers and blobs of a net definition. A browser zooms and moves an "
-        "SVG or HTML file, by mouse, fingers "
-        "or keys. Needs Graphviz's program dot.",
+        "SVG or HTML file, by mouse, fingers or keys. Needs Graphviz's program dot.",
         example="poseidon draw_net net.prototxt net.png",
         declare=_draw_net,
     ),
@@ -212,8 +210,7 @@ COMMANDS: Sequence[Command] = (
         name="export",
         line="write a trained net as ONNX, safetensors or torch",
         description="Write what a net of Caffe, Caffe2 or torch computes (ONNX, .pt2), or its "
-        "weights by "
-        "name (.safetensors, .pth). Layers that need labels are left out.",
+        "weights by name (.safetensors, .pth). Layers that need labels are left out.",
         example="poseidon export deploy.prototxt net.caffemodel net.onnx",
         declare=_export,
     ),

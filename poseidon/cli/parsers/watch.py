@@ -144,8 +144,7 @@ COMMANDS: Sequence[Command] = (
         name="kill",
         line="stop the processes of a job",
         description="Stop exactly the processes of a job, on all its hosts, by its id or by the "
-        "machinefile that it "
-        "was started from.",
+        "machinefile that it was started from.",
         example="poseidon kill cifar10_quick-20260105-204016-3f9a1c\nposeidon kill "
         "machinefiles/localserver",
         declare=_kill,
@@ -169,9 +168,8 @@ COMMANDS: Sequence[Command] = (
     Command(
         name="dashboard",
         line="show jobs on a live page",
-        description="Serve a page with the curves, processes, tensors and logs of jobs, running "
-        "or ended, and with what "
-        "limits each.",
+        description="Serve a page with the curves, processes, tensors and logs of jobs, running or "
+        "ended, and with what limits each.",
         example="poseidon dashboard\nposeidon dashboard output --port=8080",
         declare=_dashboard,
     ),
@@ -179,9 +177,8 @@ COMMANDS: Sequence[Command] = (
         name="doctor",
         line="examine hosts and the links between them",
         description="Examine this machine, or all hosts of a machinefile: versions, GPUs, limits, "
-        "disk, clock, names, SSH; "
-        "and between each two hosts ports, latency, bandwidth both ways, MTU. Says what is wrong "
-        "and what to do.",
+        "disk, clock, names, SSH; and between each two hosts ports, latency, bandwidth both ways, "
+        "MTU. Says what is wrong and what to do.",
         example="poseidon doctor\nposeidon doctor --hostfile=cluster",
         declare=_doctor,
     ),
