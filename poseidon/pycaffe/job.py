@@ -22,7 +22,6 @@ from poseidon.engine.solver.worker_state import restore, state_of
 from poseidon.errors import UsageError
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.broadcast import broadcast_bytes, broadcast_parameters, gather_bytes
-from poseidon.exchange.build import build_exchange
 from poseidon.proto.caffe_pb2 import PoseidonWorkerState
 from poseidon.pycaffe.solver import Solver
 from ps_server import Rule, RuleKind
@@ -52,15 +51,9 @@ class JobMember:
             )
             for info, tensor in zip(contributions.infos, contributions.tensors(0), strict=True)
         ]
-        built = build_exchange(
-            self._tensors,
-            ExchangeSettings(start_clock=solver.iter),
-            context.member,
-            context.connect,
-            trace=context.trace,
-            schemes=context.schemes([trained.name for trained in self._tensors]),
+        built, self._observed = context.build(
+            self._tensors, ExchangeSettings(start_clock=solver.iter), solver.net._built.compiled
         )
-        self._observed = context.observe(built, solver.net._built.compiled)
         context.reducers.append(self)
         self._exchange = self._observed.exchange
         self._collections = GroupCollections(

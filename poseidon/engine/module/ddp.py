@@ -29,7 +29,6 @@ from poseidon.engine.module.tensors import looked_up
 from poseidon.engine.module.worker_context import STEP, LoopPosition, Observed, WorkerContext
 from poseidon.errors import UsageError, counted
 from poseidon.exchange.base import ExchangeSettings, Trained
-from poseidon.exchange.build import build_exchange
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.module_hooks import OfOneModule, uncompiled
 from poseidon.process_group.backend import initialize
@@ -171,26 +170,20 @@ class BucketReducer:
             for parameter in self._names
         ]
         mean, embeddings = Rule(kind=RuleKind.MEAN), looked_up(self.module.module)
-        built = build_exchange(
-            [
-                Trained(
-                    name=name,
-                    tensor=tensor,
-                    rule=mean,
-                    factor_rows=high if low else 0,
-                    looked_up=parameter in embeddings,
-                )
-                for (parameter, name), tensor, low, high in zip(
-                    self._names.items(), self._means, least.tolist(), most.tolist(), strict=True
-                )
-            ],
-            ExchangeSettings(start_clock=1),  # the first iteration is done
-            context.member,
-            context.connect,
-            trace=context.trace,
-            schemes=context.schemes(list(self._names.values())),
-        )
-        self._observed = context.observe(built, self.module.module)
+        tensors = [
+            Trained(
+                name=name,
+                tensor=tensor,
+                rule=mean,
+                factor_rows=high if low else 0,
+                looked_up=parameter in embeddings,
+            )
+            for (parameter, name), tensor, low, high in zip(
+                self._names.items(), self._means, least.tolist(), most.tolist(), strict=True
+            )
+        ]
+        settings = ExchangeSettings(start_clock=1)  # the first iteration is done
+        built, self._observed = context.build(tensors, settings, self.module.module)
         exchange = self._observed.exchange
         exchange.open(None)
         exchange.start(self._steps + 1, 0.0)

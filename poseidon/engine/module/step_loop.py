@@ -39,7 +39,6 @@ from poseidon.errors import UsageError
 from poseidon.exchange.auto.recorded import RecordedPlan
 from poseidon.exchange.base import ExchangeSettings
 from poseidon.exchange.broadcast import broadcast_parameters
-from poseidon.exchange.build import build_exchange
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.module_hooks import uncompiled
 from poseidon.exchange.observe.observer import Call
@@ -66,17 +65,11 @@ class StepLoop(ABC):
         self._plan = plan
         self._turns = turns_of(self._module, plan, context.member.virtual_workers, context.worker)
         context.on_progress(LoopPosition(collection=DISTRIBUTE))
-        built = build_exchange(
-            plan.tensors,
-            ExchangeSettings(clip=plan.clip),
-            context.member,
-            context.connect,
-            trace=context.trace,
-            schemes=context.schemes([trained.name for trained in plan.tensors]),
+        built, self._observed = context.build(
+            plan.tensors, ExchangeSettings(clip=plan.clip), module
         )
         self._recorded = RecordedPlan.of_choices(built.plan) if built.recorded else None
         self._local_steps = built.local_steps
-        self._observed = context.observe(built, module)
         self._exchange = self._observed.exchange
         self._collections = GroupCollections(
             self._exchange.control, context.on_progress, rank=self.rank, place=self._place

@@ -18,6 +18,8 @@ from poseidon.engine.module.memory import ScriptMemory
 from poseidon.engine.module.random_streams import RandomStreams
 from poseidon.engine.snapshot_writer import WrittenSnapshot
 from poseidon.errors import JobError
+from poseidon.exchange.base import ExchangeSettings, Trained
+from poseidon.exchange.build import build_exchange
 from poseidon.exchange.building.built import Built, Connect
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.kinds import ExchangeKind, Scheme
@@ -215,6 +217,20 @@ class WorkerContext:
         if self.folder is None:
             return Path("checkpoints").absolute() / self.script
         return self.folder / "checkpoint"
+
+    def build(
+        self, tensors: Sequence[Trained], settings: ExchangeSettings, module: nn.Module
+    ) -> tuple[Built, Observed]:
+        """Return the exchange of a module's tensors, and the same observed."""
+        built = build_exchange(
+            tensors,
+            settings,
+            self.member,
+            self.connect,
+            trace=self.trace,
+            schemes=self.schemes([trained.name for trained in tensors]),
+        )
+        return built, self.observe(built, module)
 
     def end_waits(self, error: BaseException | None) -> None:
         """Let no exchange wait for other workers as it closes, where the job continues after its
