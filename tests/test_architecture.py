@@ -103,6 +103,7 @@ SHARED = {
     "poseidon.log",
     "poseidon.output_lines",
     "poseidon.settings",
+    "poseidon.text_columns",
     "poseidon.text_files",
     "poseidon.version",
 }

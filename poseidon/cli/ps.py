@@ -19,6 +19,7 @@ from poseidon.launcher.site import ssh_agents
 from poseidon.metrics.job_statistics import FILE_NAME, read_statistics
 from poseidon.metrics.progress import JobProgress
 from poseidon.settings import read_settings
+from poseidon.text_columns import aligned
 
 _HEADER = ("JOB", "STARTED", "LAUNCHER", "PROCESSES", "ITERATION", "RATE", "ETA", "OUTPUT")
 _HERE = "(here)"
@@ -60,7 +61,7 @@ def _hosts_of(hostfile: Path, records: Sequence[JobRecord]) -> tuple[Host, ...]:
 def _listing(here: Sequence[HostJob], remote: Sequence[RemoteJob], with_hosts: bool) -> str:
     rows = [(_HERE if name is None else name, *_row(job)) for name, job in _by_host(here, remote)]
     lines = [("HOST", *_HEADER), *rows]
-    return table(lines if with_hosts else [line[1:] for line in lines])
+    return "\n".join(aligned(lines if with_hosts else [line[1:] for line in lines]))
 
 
 def _by_host(
@@ -123,12 +124,3 @@ def _progress(job: HostJob) -> JobProgress | None:
         return read_statistics(Path(job.record.output) / FILE_NAME).progress
     except JobError:
         return None
-
-
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows as lines, each column as wide as its widest cell, separated by two blanks."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )

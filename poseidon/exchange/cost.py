@@ -33,6 +33,7 @@ from poseidon.exchange.base import Trained
 from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.lossy.automatic import wire_bytes
 from poseidon.exchange.lossy.compression import Lossy
+from poseidon.text_columns import aligned
 from ps_server import Precision
 
 ELEMENT_BYTES = 4
@@ -225,7 +226,7 @@ class ExchangePlan:
         ps = sum(choice.server_bytes for choice in self.choices)
         ring = sum(choice.allreduce_bytes for choice in self.choices)
         foot = ("all", "", "", human_bytes(ps), "", human_bytes(ring))
-        return [*_aligned([head, *rows, foot]), f"this plan: {self._load()}"]
+        return [*aligned([head, *rows, foot], left=3), f"this plan: {self._load()}"]
 
     def summary(self) -> str:
         """Return the number of tensors of each scheme, and their bytes, for one log line.
@@ -343,13 +344,3 @@ def _scheme_and_form(choice: Choice) -> str:
         return f"{choice.scheme.value} {choice.codec}"
     rows = choice.packs_rows and choice.scheme is Scheme.SERVER
     return f"{choice.scheme.value} rows" if rows else choice.scheme.value
-
-
-def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        left = [word.ljust(width) for word, width in zip(row[:3], widths[:3], strict=True)]
-        right = [word.rjust(width) for word, width in zip(row[3:], widths[3:], strict=True)]
-        lines.append("  ".join([*left, *right]).rstrip())
-    return lines

@@ -12,7 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from poseidon.errors import counted
 from poseidon.metrics.job_statistics import JobStatistics, ShardStatistics, WorkerStatistics
+from poseidon.text_columns import aligned
 
 TENSOR_HEAD = ("tensor", "scheme", "bytes out", "bytes in", "waited ms", "hidden ms", "hidden")
 SHARD_HEAD = (
@@ -83,13 +85,13 @@ def tensor_table(rows: Sequence[TensorRow]) -> list[str]:
     """Return the lines of the table of tensors (`tensor_rows`) with a total."""
     if not rows:
         return ["no iteration has ended yet"]
-    return _lines([TENSOR_HEAD, *(_cells(row) for row in [*rows, _total(rows)])], left=2)
+    return aligned([TENSOR_HEAD, *(_cells(row) for row in [*rows, _total(rows)])], left=2)
 
 
 def held_back_table(rows: Sequence[TensorRow]) -> list[str]:
     """Return the lines of what codecs hold back; an empty list without codecs."""
     held_back = [(row.name, f"{row.held_back:.4g}") for row in rows if row.held_back is not None]
-    return _lines([("tensor", "held back"), *held_back], left=1) if held_back else []
+    return aligned([("tensor", "held back"), *held_back], left=1) if held_back else []
 
 
 def shard_table(shards: Sequence[tuple[int, ShardStatistics]]) -> list[str]:
@@ -112,7 +114,7 @@ def shard_table(shards: Sequence[tuple[int, ShardStatistics]]) -> list[str]:
         )
         for index, shard in shards
     ]
-    return _lines([SHARD_HEAD, *rows], left=0)
+    return aligned([SHARD_HEAD, *rows], left=0)
 
 
 def job_tables(statistics: JobStatistics) -> list[str]:
@@ -120,8 +122,8 @@ def job_tables(statistics: JobStatistics) -> list[str]:
     workers = list(statistics.workers.values())
     iterations = max((worker.iterations for worker in workers), default=0)
     lines = [
-        f"job {statistics.job}: {_counted(len(workers), 'worker')}, "
-        f"{_counted(iterations, 'iteration')}, {_counted(len(statistics.shards), 'shard')}"
+        f"job {statistics.job}: {counted(len(workers), 'worker')}, "
+        f"{counted(iterations, 'iteration')}, {counted(len(statistics.shards), 'shard')}"
     ]
     lines += ["", "per iteration, a client:", *tensor_table(tensor_rows(workers))]
     if held_back := held_back_table(tensor_rows(workers)):
@@ -147,15 +149,11 @@ def job_tables(statistics: JobStatistics) -> list[str]:
 def rejections(shards: Sequence[tuple[int, ShardStatistics]]) -> list[str]:
     """Return a line for each shard that has refused connections or dropped messages."""
     return [
-        f"shard {index} refused {_counted(shard.refused, 'connection')} and dropped "
-        f"{_counted(shard.dropped, 'message')}"
+        f"shard {index} refused {counted(shard.refused, 'connection')} and dropped "
+        f"{counted(shard.dropped, 'message')}"
         for index, shard in shards
         if shard.refused or shard.dropped
     ]
-
-
-def _counted(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -188,15 +186,3 @@ def _cells(row: TensorRow) -> tuple[str, ...]:
         share = f"{100 * row.hidden_s / communication_s:.0f} %" if communication_s else UNKNOWN
     waited = f"{1000 * row.waited_s:.2f}"
     return (row.name, row.scheme, count(row.bytes_out), count(row.bytes_in), waited, hidden, share)
-
-
-def _lines(rows: Sequence[Sequence[str]], *, left: int) -> list[str]:
-    """Align columns; the first `left` to the left, the others to the right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return [
-        "  ".join(
-            cell.ljust(width) if i < left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]

@@ -11,6 +11,7 @@ from poseidon.plan.costs import HostCosts
 from poseidon.plan.forecast import PlannedCluster, Prediction, Recommendation
 from poseidon.plan.shapes import elements
 from poseidon.plan.sources import Training
+from poseidon.text_columns import aligned
 
 HEAD = ("scheme", "exact", "iteration ms", "compute", "MB on a link", "x DDP")
 
@@ -46,7 +47,7 @@ def plan_lines(
         f"host to host, {costs.cores} cores{_free(costs)}{f', {costs.gpu}' if costs.gpu else ''}",
         *_virtual_workers(cluster),
         "",
-        *_aligned(rows),
+        *aligned(rows, left=1),
         "",
         f"Recommended: {chosen.flags}",
         *(f"  {reason}" for reason in chosen.reasons),
@@ -115,16 +116,3 @@ def _virtual_workers(cluster: PlannedCluster) -> list[str]:
 def _free(costs: HostCosts) -> str:
     """Return how many cores other work on the host leaves, if not all."""
     return f" ({costs.free_cores:.1f} of them free)" if costs.free_cores < costs.cores else ""
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  ".join(
-            [
-                row[0].ljust(widths[0]),
-                *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True)),
-            ]
-        )
-        for row in rows
-    ]

@@ -9,6 +9,7 @@ from typing import Any
 from poseidon.cluster.doctor.findings import Finding, Severity, format_rate, link_name, worst_link
 from poseidon.cluster.doctor.survey import HostReport, Survey
 from poseidon.errors import counted
+from poseidon.text_columns import aligned
 
 
 def survey_lines(survey: Survey, findings: Sequence[Finding]) -> list[str]:
@@ -63,7 +64,7 @@ def _host_table(hosts: Sequence[HostReport]) -> list[str]:
                 f"{host.clock_offset_s:+.2f} s" if host.address else "-",
             ]
         )
-    return _table(rows)
+    return aligned(rows)
 
 
 def _link_table(survey: Survey) -> list[str]:
@@ -81,12 +82,4 @@ def _link_table(survey: Survey) -> list[str]:
                 str(link.largest_packet or "?"),
             ]
         )
-    return ["", *_table(rows)]
-
-
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+    return ["", *aligned(rows)]

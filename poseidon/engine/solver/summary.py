@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import prod
 
 from poseidon.net.net import Net
+from poseidon.text_columns import aligned
 from ps_server import StoreSpec
 from ps_server.protocol.placement import place
 
@@ -40,11 +41,7 @@ def net_table(net: Net, tables: Sequence[Sequence[str]], store: StoreSpec | None
             )
         )
     rows.append(("total", "", "", f"{total:,} values", f"{4 * total:,}", ""))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(HEAD))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+    return aligned(rows)
 
 
 def _shards_by_name(

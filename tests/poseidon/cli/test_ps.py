@@ -5,19 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from poseidon.cli.ps import _fields, _hosts_of, _row, table
+from poseidon.cli.ps import _fields, _hosts_of, _row
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess
 from poseidon.cluster.jobs.this_host import HostJob
 from poseidon.cluster.machinefile import Host, read_machinefile
 from poseidon.metrics.job_statistics import FILE_NAME, JobStatistics, encode_statistics
 from poseidon.metrics.progress import JobProgress
-
-
-def test_columns_are_as_wide_as_their_widest_cell() -> None:
-    assert (
-        table([("JOB", "OUT"), ("a-long-one", "/x"), ("b", "")])
-        == "JOB         OUT\na-long-one  /x\nb"
-    )
 
 
 def test_hosts_that_have_joined_a_job_of_the_machinefile_are_asked_too(tmp_path: Path) -> None:
