@@ -97,17 +97,14 @@ class CNNModelHelper(ModelHelper):
 
     @property
     def XavierInit(self) -> tuple[str, dict[str, Any]]:
-        """The filler `XavierFill`."""
         return ("XavierFill", {})
 
     @property
     def MSRAInit(self) -> tuple[str, dict[str, Any]]:
-        """The filler `MSRAFill`."""
         return ("MSRAFill", {})
 
     @property
     def ZeroInit(self) -> tuple[str, dict[str, Any]]:
-        """The filler with zeros."""
         return ("ConstantFill", {})
 
     def ConstantInit(self, value: float) -> tuple[str, dict[str, Any]]:
@@ -116,10 +113,8 @@ class CNNModelHelper(ModelHelper):
 
     @property
     def CPU(self) -> Any:
-        """The device option of the CPU."""
         return core.DeviceOption(DEVICE_NUMBERS["CPU"])
 
     @property
     def GPU(self) -> Any:
-        """The device option of the first GPU."""
         return core.DeviceOption(DEVICE_NUMBERS["CUDA"], 0)

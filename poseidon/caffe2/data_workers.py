@@ -48,7 +48,6 @@ class State:
         self._lock = threading.Lock()
 
     def count(self) -> None:
-        """Count one more input."""
         with self._lock:
             self._inputs += 1
 
@@ -71,7 +70,6 @@ class WorkerCoordinator:
         ]
 
     def is_active(self) -> bool:
-        """Return whether the source is open."""
         return not self._queue.closed
 
     def _guarded(self, fetch: Callable[[], None]) -> None:
@@ -83,7 +81,6 @@ class WorkerCoordinator:
             self._queue.close()
 
     def start(self) -> None:
-        """Start the threads, once."""
         if not self._started:
             self._started = True
             for worker in self._workers:
@@ -112,7 +109,6 @@ class GlobalWorkerCoordinator:
         return self._fetcher_id_seq - 1
 
     def add(self, coordinator: WorkerCoordinator) -> None:
-        """Add a source."""
         self._coordinators.append(coordinator)
 
     def start(self) -> None:

@@ -38,7 +38,6 @@ class ReaderBuilder:
     """The base of what makes the readers of several workers."""
 
     def schema(self) -> Any:
-        """Return the schema of the records."""
         raise NotImplementedError
 
     def setup(self, **kwargs: Any) -> Any:
@@ -64,7 +63,6 @@ class PipedReaderBuilder(ReaderBuilder):
         self._piper = piper
 
     def schema(self) -> Any:
-        """Return the schema of the builder."""
         return self._builder.schema()
 
     def setup(self, **kwargs: Any) -> Any:
@@ -106,11 +104,9 @@ class Pipe:
         raise NotImplementedError
 
     def num_readers(self) -> int:
-        """Return the number of readers."""
         return self._num_readers
 
     def num_writers(self) -> int:
-        """Return the number of writers."""
         return self._num_writers
 
     def _new_writer(self, writer_schema: Field | None, writer_init_net: Any) -> None:

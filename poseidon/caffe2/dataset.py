@@ -56,15 +56,11 @@ class _CursorReader(Reader):
 
 
 class _DatasetReader(_CursorReader):
-    """Reads batches in order; see `Dataset.reader`."""
-
     def read(self, read_net: Any) -> tuple[Any, Any]:
         return self._read(read_net, "ReadNextBatch", [])
 
 
 class _DatasetRandomReader(_CursorReader):
-    """Reads batches in an order of its own; see `Dataset.random_reader`."""
-
     def __init__(
         self,
         dataset: Dataset,
@@ -118,8 +114,6 @@ class _DatasetRandomReader(_CursorReader):
 
 
 class _DatasetWriter(Writer):
-    """Appends records; see `Dataset.writer`."""
-
     def __init__(self, content: Field) -> None:
         self._content = content
         self.mutex: Any = None
@@ -202,19 +196,15 @@ class Dataset:
         return self.field_blobs
 
     def get_blobs(self) -> list[Any] | None:
-        """Return the blobs of the columns."""
         return self.field_blobs
 
     def content(self) -> Any:
-        """Return the record of the blobs."""
         return from_blob_list(self.schema, self._blobs())
 
     def field_names(self) -> list[str]:
-        """Return the names of the columns."""
         return self.fields  # type: ignore[no-any-return]
 
     def field_types(self) -> Sequence[Any]:
-        """Return the types of the columns."""
         return self._field_types  # type: ignore[no-any-return]
 
     def reader(

@@ -73,7 +73,6 @@ class ModelTrainerLog:
             logger.set_runtime_args(runtime_args)
 
     def logstr(self, line: str) -> None:
-        """Write a line."""
         with open(self.filename, "a", encoding="utf-8") as file:
             file.write(f"{line}\n")
         log.info(line)

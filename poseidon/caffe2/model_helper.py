@@ -79,7 +79,6 @@ class ModelHelper:
         return self._arg_scope
 
     def get_name(self) -> str:
-        """Return the model's name."""
         return self.name
 
     # Parameters.
@@ -294,11 +293,9 @@ class ModelHelper:
         self.net.RunAllOnGPU(*args, **kwargs)
 
     def Proto(self) -> Any:
-        """Return the NetDef of the net."""
         return self.net.Proto()
 
     def InitProto(self) -> Any:
-        """Return the NetDef of the init net."""
         return self.param_init_net.Proto()
 
     def GetCompleteNet(self) -> Any:

@@ -117,7 +117,6 @@ class Analyzer:
         assert not several, f"Error: Blobs created by multiple parallel steps: {', '.join(several)}"
 
     def task(self, task: Task) -> None:
-        """Follow a task."""
         private = task.workspace_type() != WorkspaceType.GLOBAL
         with self.set_workspace(task.node, do_copy=private):
             self.step(task.get_step())
@@ -132,12 +131,10 @@ class Analyzer:
                 self._parts([partial(self.step, task.get_step()) for task in tasks], True)
 
     def job(self, job: Job) -> None:
-        """Follow a job."""
         for group in (job.init_group, job.epoch_group, job.download_group, job.exit_group):
             self.group(group)
 
     def plan(self, plan: core.Plan) -> None:
-        """Follow a plan."""
         nets = {net.Name(): net for net in plan.Nets()}
         with self.set_workspace("local"):
             for step in plan.Steps():
@@ -210,7 +207,6 @@ class Printer(Text):
         self._factor_prefixes = factor_prefixes
 
     def operator(self, op: Any) -> None:
-        """Add an operator."""
         reads, makes = list(op.input), list(op.output)
         prefix = _common_prefix([*reads, *makes]) if self._factor_prefixes else ""
         call = (
@@ -220,14 +216,12 @@ class Printer(Text):
         self.add(f"{prefix}: {line}" if prefix else line)
 
     def net(self, net: Any) -> None:
-        """Add a net."""
         proto: Any = net if isinstance(net, Message) else net.Proto()
         with self.context(f"ops.net('{_net_name(net)}')"):
             for op in proto.op:
                 self.operator(op)
 
     def step(self, step: core.ExecutionStep, nets: dict[str, Any] | None = None) -> None:
-        """Add a step."""
         nets = _named_nets(step) if nets is None else nets
         proto = step.Proto()
         options = [
@@ -248,19 +242,16 @@ class Printer(Text):
                 self.net(nets[name]) if name in nets else self.add(f"ops.net('{name}')")
 
     def task(self, task: Task) -> None:
-        """Add a task."""
         outputs = ", ".join(map(str, task.output_names()))
         with self.context(f"Task(node='{task.node}', name='{task.name}', outputs=[{outputs}])"):
             self.step(task.get_step())
 
     def group(self, group: TaskGroup) -> None:
-        """Add a group."""
         with self.context("TaskGroup()"):
             for task in group.tasks():
                 self.task(task)
 
     def job(self, job: Job) -> None:
-        """Add a job."""
         with self.context("Job()"):
             for name in ("init_group", "epoch_group", "download_group", "exit_group"):
                 if getattr(job, name).num_registered_tasks():
@@ -268,7 +259,6 @@ class Printer(Text):
                         self.group(getattr(job, name))
 
     def plan(self, plan: core.Plan) -> None:
-        """Add a plan."""
         nets = {net.Name(): net for net in plan.Nets()}
         with self.context(f"Plan('{plan}')"):
             for step in plan.Steps():

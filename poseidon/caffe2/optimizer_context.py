@@ -36,7 +36,6 @@ class OptimizerContext:
         return OptimizerContext(merged)
 
     def has_optimizer(self, name: str) -> bool:
-        """Return whether a tag has an optimizer."""
         return name in self._optimizers
 
     def get_optimizer(self, name: str) -> Any:

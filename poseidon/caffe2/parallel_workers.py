@@ -38,7 +38,6 @@ class Metrics:
         self._lock = threading.Lock()
 
     def reset_metrics(self) -> None:
-        """Forget all values."""
         with self._lock:
             self._metrics.clear()
 
@@ -103,11 +102,9 @@ class WorkerCoordinator:
         self._started = False
 
     def is_active(self) -> bool:
-        """Return whether the threads continue."""
         return self._active
 
     def get_worker_ids(self) -> list[int]:
-        """Return the numbers of the threads."""
         return self._worker_ids
 
     def init(self, global_coordinator: GlobalWorkerCoordinator) -> None:
@@ -116,7 +113,6 @@ class WorkerCoordinator:
             self._init_fun(self, global_coordinator)
 
     def start(self) -> None:
-        """Start the threads, once."""
         if self._started:
             return
         self._active = self._started = True
@@ -171,12 +167,10 @@ class GlobalWorkerCoordinator:
         self._coordinators.append(coordinator)
 
     def get_new_worker_id(self) -> int:
-        """Return a number that no other thread has."""
         self._worker_ids.append(len(self._worker_ids))
         return self._worker_ids[-1]
 
     def get_worker_ids(self) -> list[int]:
-        """Return the numbers of all threads so far."""
         return self._worker_ids
 
     def start(self) -> None:

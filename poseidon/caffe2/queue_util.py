@@ -44,8 +44,6 @@ class _QueueReader(dataio.Reader):
 
 
 class _QueueWriter(dataio.Writer):
-    """Puts records into a queue."""
-
     def __init__(self, wrapper: Queue) -> None:
         self._wrapper = wrapper
 
@@ -99,7 +97,6 @@ class Queue(dataio.Pipe):
         )
 
     def queue(self) -> Any:
-        """Return the blob of the queue."""
         return self._queue
 
     def reader(self) -> _QueueReader:

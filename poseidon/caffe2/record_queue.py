@@ -11,8 +11,6 @@ from poseidon.caffe2.schema import Field, Struct, from_column_list
 
 
 class _QueueReader(Reader):
-    """Takes records from the queue."""
-
     def __init__(self, blobs_queue: Any, schema: Field, name: str | None = None) -> None:
         super().__init__(schema)
         self.blobs_queue = blobs_queue
@@ -27,8 +25,6 @@ class _QueueReader(Reader):
 
 
 class _QueueWriter(Writer):
-    """Puts records into the queue."""
-
     def __init__(self, blobs_queue: Any, schema: Field) -> None:
         self.blobs_queue = blobs_queue
         self._schema = schema

@@ -134,7 +134,6 @@ class _Backward:
         outputs_with_grads: Sequence[int],
         recomputed: Sequence[str],
     ) -> dict[str, Any]:
-        """Return the arguments of the operator for its gradient."""
         params = [str(blob) for blob in references if str(blob) in self.mapping]
         made: dict[str, Any] = {
             "param": [names.index(name) for name in params],

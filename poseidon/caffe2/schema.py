@@ -281,7 +281,6 @@ def FetchRecord(blob_record: Field, ws: Any = None, throw_on_type_mismatch: bool
 
 
 def attach_metadata_to_scalars(field: Field, metadata: Any) -> None:
-    """Set the metadata of all columns."""
     for scalar in field.all_scalars():
         scalar.set_metadata(metadata)
 

@@ -29,7 +29,6 @@ class Session:
         self._open = True
 
     def is_open(self) -> bool:
-        """Return whether the session is open."""
         return self._open
 
     @classmethod
@@ -81,7 +80,6 @@ class Session:
             self._open = False
 
     def fetch_output(self, output: Any) -> Any:
-        """Return the value of an output."""
         raise NotImplementedError
 
     def _run_compiled(self, compiled: Any) -> None:

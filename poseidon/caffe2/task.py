@@ -39,11 +39,9 @@ class Cluster(context.DefaultManaged):
         self._node_kwargs[str(node)] = {**node.kwargs(), **self._node_kwargs.get(str(node), {})}
 
     def nodes(self) -> list[str]:
-        """Return the names of the nodes."""
         return self._nodes
 
     def node_kwargs(self) -> dict[str, dict[str, Any]]:
-        """Return the arguments of the nodes by name."""
         return self._node_kwargs
 
 
@@ -59,7 +57,6 @@ class Node(context.DefaultManaged):
         return self._name
 
     def kwargs(self) -> dict[str, Any]:
-        """Return the node's arguments."""
         return self._kwargs
 
 
@@ -111,7 +108,6 @@ class TaskGroup(context.Managed):
         return self._tasks
 
     def num_registered_tasks(self) -> int:
-        """Return the number of tasks so far."""
         return len(self._tasks_to_add) + len(self._tasks)
 
     def used_nodes(self) -> list[str]:
@@ -303,7 +299,6 @@ class Task(context.Managed):
         return made
 
     def add_outputs(self, outputs: Any) -> Any:
-        """Add one output or several."""
         if not isinstance(outputs, (list, tuple)):
             return self.add_output(outputs)
         return [self.add_output(output) for output in outputs]
@@ -320,7 +315,6 @@ class Task(context.Managed):
         return TaskOutputList(self._outputs)
 
     def output_names(self) -> list[Any]:
-        """Return the blobs of all outputs."""
         return self.output_list().names()
 
     def get_step(self) -> Any:

@@ -103,7 +103,6 @@ def OpAlmostEqual(
 
 
 def GetArgumentDict(op: Any) -> dict[str, Any]:
-    """Return an operator's arguments as a dictionary of Python values."""
     return ArgsToDict(op.arg)
 
 
@@ -221,13 +220,11 @@ def EnumClassKeyVals(cls: type) -> dict[str, Any]:
 
 
 def ResetBlobs(blobs: Iterable[Any]) -> None:
-    """Empty blobs of the current workspace."""
     for blob in blobs:
         workspace.ResetBlob(str(blob))
 
 
 def raiseIfNotEqual(a: Any, b: Any, msg: str) -> None:
-    """Raise an exception when two values differ."""
     if a != b:
         raise Exception(f"{msg}. {a} != {b}")
 
@@ -247,7 +244,6 @@ class DebugMode:
 
     @classmethod
     def run(cls, func: Callable[[], Any]) -> Any:
-        """Call a function and return its result."""
         try:
             return func()
         except Exception:

@@ -74,7 +74,6 @@ class PatchVisualizer:
         return self.ShowMultiple(channels, cmap=cmap, bg_func=bg_func)
 
     def get_patch_shape(self, patch: Array) -> tuple[int, int]:
-        """Return height and width of a patch."""
         return int(patch.shape[0]), int(patch.shape[1])
 
 

@@ -9,7 +9,6 @@ from poseidon.caffe2.building.builder import NetBuilder
 
 
 def _current_net() -> core.Net:
-    """Return the net that operators go to now."""
     return NetBuilder.current().current_net()  # type: ignore[no-any-return]
 
 

@@ -86,7 +86,6 @@ class NetBuilder(context.Managed):
         return set(self._lexical_scope)
 
     def _take_children(self) -> list[Any]:
-        """Return the children, and forget them."""
         children, self._children, self._current_net = self._children, [], None
         self._lexical_scope = set(self._init_lexical_scope)
         return children

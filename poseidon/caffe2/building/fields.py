@@ -127,7 +127,6 @@ class Field:
     __hash__ = object.__hash__
 
     def _lines(self) -> Iterator[str]:
-        """Yield the lines that describe this."""
         yield f"{type(self).__name__}("
         for name, part in self.children():
             yield f"  {name}="

@@ -129,7 +129,6 @@ class Net(NetCopies, NetBlobs):
         return name
 
     def Name(self) -> str:
-        """Return the net's name."""
         return self._net.name
 
     def __str__(self) -> str:
@@ -236,7 +235,6 @@ class Net(NetCopies, NetBlobs):
             self._op_outputs.update(op.output)
 
     def AddOperators(self, operators: Iterable[caffe2_pb2.OperatorDef]) -> None:
-        """Append ready operators."""
         self._ExtendOps(operators)
 
     def AddGradientOperators(self, ys: Any, skip: int = 0) -> dict[Any, Any]:
@@ -282,7 +280,6 @@ class Net(NetCopies, NetBlobs):
         return {name for op in self._net.op for name in op.output}
 
     def RunAllOnGPU(self, gpu_id: int = 0, use_cudnn: bool = False) -> None:
-        """Place the net on a GPU."""
         self._RunAllOnGPU(gpu_id, use_cudnn)
 
     def RunAllOnMKL(self) -> None:
@@ -308,7 +305,6 @@ class Net(NetCopies, NetBlobs):
     AddAttribute = add_attribute
 
     def get_attributes(self, name: str) -> list[Any]:
-        """Return the values of an attribute."""
         return self._attr_dict.get(name, [])
 
     def input_record(self) -> Any:

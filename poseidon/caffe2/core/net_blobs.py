@@ -159,7 +159,6 @@ class NetBlobs:
         return [_get_blob_ref(name) for name in self._net.external_output]
 
     def RemoveExternalInput(self, blob: Any) -> None:
-        """Take a blob out of the external inputs."""
         self._net.external_input.remove(str(blob))
         self._InvalidateLookupTables()
 

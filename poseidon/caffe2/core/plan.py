@@ -59,7 +59,6 @@ class ExecutionStep:
         return next((net for net in self._nets if net.Name() == name), None)
 
     def Name(self) -> str:
-        """Return the step's name."""
         return self._step.name
 
     def __str__(self) -> str:
@@ -70,15 +69,12 @@ class ExecutionStep:
         return self._step
 
     def HasNets(self) -> bool:
-        """Return whether the step runs nets."""
         return bool(self._step.network)
 
     def HasSubsteps(self) -> bool:
-        """Return whether the step runs other steps."""
         return bool(self._step.substep)
 
     def Nets(self) -> list[Net]:
-        """Return the step's nets."""
         return self._nets
 
     def AllNets(self) -> list[Net]:
@@ -90,7 +86,6 @@ class ExecutionStep:
         return nets
 
     def Substeps(self) -> list[ExecutionStep]:
-        """Return the steps inside."""
         return self._substeps
 
     def SetIter(self, num_iter: int) -> None:
@@ -220,7 +215,6 @@ class Plan:
         return self._plan.name
 
     def Proto(self) -> caffe2_pb2.PlanDef:
-        """Return the message itself."""
         return self._plan
 
     def AddNets(self, nets: Iterable[Net]) -> None:
@@ -242,7 +236,6 @@ class Plan:
         return list(self._net_dict.values())
 
     def AddStep(self, step: ExecutionStep) -> None:
-        """Add a step and its nets."""
         assert isinstance(step, ExecutionStep), (
             f"AddStep: expected a core.ExecutionStep, found {type(step).__name__} {step!r}"
         )
@@ -256,12 +249,10 @@ class Plan:
         return self._steps
 
     def get_all_attributes(self, name: str) -> list[Any]:
-        """Return the values of an attribute of all nets."""
         return [value for net in self.Nets() for value in net.get_attributes(name)]
 
     @classmethod
     def create_from_proto(cls, plan_proto: Any) -> Plan:
-        """Return a plan for a message."""
         assert isinstance(plan_proto, caffe2_pb2.PlanDef)
         plan = cls(plan_proto.name)
         nets: dict[str, Net] = {}

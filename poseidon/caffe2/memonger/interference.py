@@ -30,7 +30,6 @@ class Graph:
         self._edges: dict[int, dict[int, set[str]]] = {}
 
     def add_node(self, index: int, op: Any) -> None:
-        """Add an operator."""
         self.nodes[index] = {"op": op}
         self._edges[index] = {}
 

@@ -61,7 +61,6 @@ class ParameterInfo:
 
     @property
     def parameter(self) -> Any:
-        """The reference to the blob."""
         return self.blob
 
     @property

@@ -308,7 +308,6 @@ def registered() -> list[str]:
 
 
 def is_registered(name: str) -> bool:
-    """Return whether there is an operator of this name."""
     return name in _all_operators()
 
 

@@ -90,7 +90,6 @@ def get_lr_injection() -> float:
 
 
 def _get_param_to_device(model: Any) -> dict[str, Any]:
-    """Return the device of each blob of both nets."""
     devices = dict(core.InferBlobDevices(model.net))
     devices.update(core.InferBlobDevices(model.param_init_net))
     return devices

@@ -96,7 +96,6 @@ class Optimizer:
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """The optimizer's settings."""
         return {key: value for key, value in vars(self).items() if not key.startswith("_")}
 
     def make_unique_blob_name(self, base_str: str) -> str:
@@ -248,7 +247,6 @@ class AlphaOptimizer(Optimizer):
         return self.build_lr(net, init_net, rate, policy=self.policy, **self.init_kwargs)
 
     def scale_learning_rate(self, scale: float) -> None:
-        """Multiply the base learning rate."""
         self.alpha *= scale
 
     def _rows(self, init_net: Any, param: Any, suffix: str, **fill: Any) -> Any:

@@ -55,7 +55,6 @@ class FtrlOptimizer(Optimizer):
             self._dense(net)([param, state, grad], [param, state], **settings)
 
     def scale_learning_rate(self, scale: float) -> None:
-        """Multiply the base learning rate."""
         self.alpha *= scale
 
 

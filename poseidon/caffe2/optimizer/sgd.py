@@ -87,7 +87,6 @@ class SgdOptimizer(Optimizer):
             net.WeightedSum([param, one, grad, rate], param)
 
     def scale_learning_rate(self, scale: float) -> None:
-        """Multiply the base learning rate."""
         self.base_learning_rate *= scale
 
 
@@ -198,7 +197,6 @@ class WeightDecayBuilder(Optimizer):
     """Adds `weight_decay * parameter` to the gradient."""
 
     def __init__(self, weight_decay: float) -> None:
-        """Take the factor."""
         super().__init__()
         self.weight_decay = weight_decay
 

@@ -95,15 +95,12 @@ class PredictorExportMeta(_Fields):
         )
 
     def inputs_name(self) -> str:
-        """Return the key of the inputs."""
         return utils.get_comp_name(predictor_constants.INPUTS_BLOB_TYPE, self.name)
 
     def outputs_name(self) -> str:
-        """Return the key of the outputs."""
         return utils.get_comp_name(predictor_constants.OUTPUTS_BLOB_TYPE, self.name)
 
     def parameters_name(self) -> str:
-        """Return the key of the parameters."""
         return utils.get_comp_name(predictor_constants.PARAMETERS_BLOB_TYPE, self.name)
 
     def global_init_name(self) -> str:

@@ -112,7 +112,6 @@ def GetApplicationSpecificInfoDict(meta_net_def: Any) -> dict[str, str]:
 
 
 def AddBlobs(meta_net_def: Any, blob_name: str, blob_def: Iterable[str]) -> None:
-    """Append names of blobs under a key."""
     blobs = _value_of(meta_net_def.blobs, blob_name)
     if blobs is None:
         blobs = meta_net_def.blobs.add(key=blob_name).value
@@ -131,12 +130,10 @@ def ReplaceBlobs(meta_net_def: Any, blob_name: str, blob_def: Iterable[str]) -> 
 
 
 def AddPlan(meta_net_def: Any, plan_name: str, plan_def: Any) -> None:
-    """Add a plan under a key."""
     meta_net_def.plans.add(key=plan_name, value=plan_def)
 
 
 def AddNet(meta_net_def: Any, net_name: str, net_def: Any) -> None:
-    """Add a NetDef under a key."""
     meta_net_def.nets.add(key=net_name, value=net_def)
 
 

@@ -188,11 +188,9 @@ class MultiRNNCell(RNNCell):
         return self.cells[-1].get_output_dim()
 
     def get_input_params(self) -> list[Any]:
-        """Return what each layer gives."""
         return [cell.get_input_params() for cell in self.cells]  # type: ignore[attr-defined]
 
     def get_recurrent_params(self) -> list[Any]:
-        """Return what each layer gives."""
         return [cell.get_recurrent_params() for cell in self.cells]  # type: ignore[attr-defined]
 
     def _sum(self, model: Any, outputs: list[Any], name: str) -> Any:
@@ -223,11 +221,9 @@ class UnrolledCell(RNNCell):
         self.T = T
 
     def get_input_params(self) -> Any:
-        """Return what the cell gives."""
         return self.cell.get_input_params()  # type: ignore[attr-defined]
 
     def get_recurrent_params(self) -> Any:
-        """Return what the cell gives."""
         return self.cell.get_recurrent_params()  # type: ignore[attr-defined]
 
     def apply_over_sequence(

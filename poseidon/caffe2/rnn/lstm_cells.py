@@ -54,11 +54,9 @@ class _Gated(RNNCell):
         return brew.fc(model, blob, name, dim_in=size_in, dim_out=size_out, axis=2)
 
     def get_input_params(self) -> dict[str, str]:
-        """Return the names of weights and biases of the input."""
         return {"weights": f"{self.scope('i2h')}_w", "biases": f"{self.scope('i2h')}_b"}
 
     def get_recurrent_params(self) -> dict[str, str]:
-        """Return the names of weights and biases of the hidden state."""
         return {"weights": f"{self.scope('gates_t')}_w", "biases": f"{self.scope('gates_t')}_b"}
 
 

@@ -69,12 +69,10 @@ class MinidbCursor:
         return len(self._records)
 
     def key(self) -> bytes:
-        """Return the key of the current record."""
         at, key, _ = self._records[self.position]
         return self._data[at : at + key]
 
     def value(self) -> bytes:
-        """Return the value of the current record."""
         at, key, value = self._records[self.position]
         return self._data[at + key : at + key + value]
 
@@ -134,7 +132,6 @@ def open_database(path: str, db_type: str) -> Cursor:
 
 
 def exists(path: str, db_type: str) -> bool:
-    """Return whether there is a database."""
     backend = backend_of(db_type)
     return Path(path).is_file() if backend is None else Path(path).is_dir()
 

@@ -19,12 +19,10 @@ class WorkspaceView:
 
     @property
     def blobs(self) -> dict[str, BlobView]:
-        """The blobs by name."""
         return {name: BlobView(name, blob) for name, blob in self._workspace.blobs.items()}
 
     @property
     def nets(self) -> dict[str, Net]:
-        """The nets by name."""
         return dict(self._workspace.nets)
 
     def create_blob(self, name: str) -> BlobView:
@@ -36,11 +34,9 @@ class WorkspaceView:
         return self._workspace.find(name) is not None
 
     def remove_blob(self, name: str) -> None:
-        """Drop a blob."""
         self._workspace.blobs.pop(name, None)
 
     def fetch_blob(self, name: str) -> Any:
-        """Return the value of a blob."""
         return BlobView(name, self._workspace.get(name)).fetch()
 
     def create_net(self, net: Any, overwrite: bool = False) -> Net:

@@ -109,7 +109,6 @@ class Reader:
         return self._cursor.position
 
     def read(self) -> Record:
-        """Return the next record."""
         with self._lock:
             return self._read()
 

@@ -98,7 +98,6 @@ class BlobView:
         return TensorView(self._blob)
 
     def is_tensor(self) -> bool:
-        """Return whether the blob holds a tensor."""
         return isinstance(self._blob.value, (torch.Tensor, np.ndarray))
 
     def as_tensor(self) -> TensorView:

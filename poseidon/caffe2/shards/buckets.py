@@ -128,7 +128,6 @@ class _Bucket:
         return self._dtype == tensor.dtype and self._world.joins(world)
 
     def add(self, tensors: Sequence[Tensor]) -> Pending:
-        """Add a sum."""
         self.bytes += tensors[0].numel() * tensors[0].element_size()
         self._parts.append(local_sum(tensors))
         self._likes.append(tensors)

@@ -41,7 +41,6 @@ def nearby_opnames(name: str) -> list[str]:
 
 
 def registered_operators() -> list[str]:
-    """Return the names of all operators."""
     return registry.registered()
 
 
@@ -73,7 +72,6 @@ class Transaction:
         self._database = database
 
     def put(self, key: bytes, value: bytes) -> None:
-        """Add a record."""
         self._database._pairs.append((_bytes(key), _bytes(value)))
 
     def commit(self) -> None:
@@ -91,11 +89,9 @@ class DBCursor:
         return self._place < len(self._pairs)
 
     def supports_seek(self) -> bool:
-        """Return True."""
         return True
 
     def seek_to_first(self) -> None:
-        """Go to the first record."""
         self._place = 0
 
     def seek(self, key: bytes) -> None:
@@ -104,15 +100,12 @@ class DBCursor:
         self._place = next((at for at, known in enumerate(keys) if known >= _bytes(key)), len(keys))
 
     def next(self) -> None:
-        """Go to the next record."""
         self._place += 1
 
     def key(self) -> bytes:
-        """Return the key of the record."""
         return self._pairs[self._place][0]
 
     def value(self) -> bytes:
-        """Return the value of the record."""
         return self._pairs[self._place][1]
 
 

@@ -24,12 +24,10 @@ def current() -> Workspace:
 
 
 def CurrentWorkspace() -> str:
-    """Return the name of the current workspace."""
     return _current_name
 
 
 def Workspaces() -> list[str]:
-    """Return the names of all workspaces."""
     return list(_workspaces)
 
 

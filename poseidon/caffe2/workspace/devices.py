@@ -21,7 +21,6 @@ def NumCudaDevices() -> int:
 
 
 def NumGpuDevices() -> int:
-    """Return the number of GPUs."""
     return NumCudaDevices()
 
 

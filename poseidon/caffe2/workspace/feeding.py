@@ -20,12 +20,10 @@ from poseidon.caffe2.workspace.nets import StringifyBlobName, parsed
 
 
 def Blobs() -> list[str]:
-    """Return the names of the blobs of the current workspace."""
     return sorted(current().blobs)
 
 
 def HasBlob(name: Any) -> bool:
-    """Return whether there is a blob."""
     return current().find(StringifyBlobName(name)) is not None
 
 
@@ -97,7 +95,6 @@ def FetchBlob(name: Any) -> Any:
 
 
 def FetchBlobs(names: Iterable[Any]) -> list[Any]:
-    """Return several blobs."""
     return [FetchBlob(name) for name in names]
 
 
@@ -147,7 +144,6 @@ class _BlobDict:
         return HasBlob(item)
 
     def keys(self) -> list[str]:
-        """Return the names."""
         return Blobs()
 
 

@@ -29,7 +29,6 @@ operator_tracebacks: defaultdict[str, dict[int, Any]] = defaultdict(dict)
 
 
 def RegisteredOperators() -> list[str]:
-    """Return the names of all operators."""
     return registry.registered()
 
 
@@ -174,7 +173,6 @@ def RunNet(name: Any, num_iter: int = 1, allow_fail: bool = False) -> bool:
 
 
 def DeleteNet(name: Any) -> None:
-    """Forget a net."""
     current().nets.pop(StringifyNetName(name), None)
 
 
@@ -187,7 +185,6 @@ def RunOperatorOnce(operator: Any) -> bool:
 
 
 def RunOperatorsOnce(operators: Iterable[Any]) -> bool:
-    """Run operators in order."""
     return all(RunOperatorOnce(operator) for operator in operators)
 
 
@@ -223,7 +220,6 @@ class BackgroundPlan:
             self._error = error
 
     def is_done(self) -> bool:
-        """Return whether the plan has ended."""
         return not self._thread.is_alive()
 
     def is_succeeded(self) -> bool:

@@ -9,7 +9,6 @@ from poseidon.caffe2.operators.registry import NO_GRADIENT, Context, operator
 
 @operator("CopyGPUToCPU", gradient="CopyCPUToGPU(GO0) -> GI0")
 def copy_gpu_to_cpu(x: Tensor) -> Tensor:
-    """Return a copy on the CPU."""
     return x.to("cpu", copy=True)
 
 

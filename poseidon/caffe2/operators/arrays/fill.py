@@ -86,7 +86,6 @@ def _given(kind: str, dtype: torch.dtype | None) -> None:
         context: Context,
         filled: Filled = NO_SHAPE,
     ) -> Any:
-        """Return the values of the argument `values`."""
         size = filled.sizes(inputs, context)
         found = [argument for argument in context.definition.arg if argument.name == "values"]
         if not found:

@@ -360,7 +360,6 @@ def boolean_mask(x: Any, mask: Tensor) -> tuple[Any, Tensor]:
 
 @operator("BooleanMaskGradient", expected="N, ?")
 def boolean_mask_gradient(mask: Tensor, dy: Tensor) -> Tensor:
-    """Return the gradient of `BooleanMask`."""
     dx = dy.new_zeros(len(mask), *dy.shape[1:])
     dx[mask] = dy
     return dx

@@ -37,7 +37,6 @@ def batch_permutation(x: Tensor, indices: Tensor) -> Tensor:
 
 @operator("BatchPermutationGradient", expected="N, N *")
 def batch_permutation_gradient(indices: Tensor, dy: Tensor) -> Tensor:
-    """Return the gradient of `BatchPermutation`."""
     return torch.zeros_like(dy).index_copy(0, indices.long(), dy)
 
 
@@ -225,7 +224,6 @@ def flexible_top_k(x: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
 
 @operator("FlexibleTopKGradient", expected="*S D, *S, M, M")
 def flexible_top_k_gradient(x: Tensor, counts: Tensor, dy: Tensor, indices: Tensor) -> Tensor:
-    """Return the gradient of `FlexibleTopK`."""
     rows = torch.repeat_interleave(
         torch.arange(counts.numel(), device=x.device), counts.reshape(-1).long()
     )

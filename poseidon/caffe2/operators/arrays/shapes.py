@@ -95,7 +95,6 @@ def flatten(x: Any, *, axis: int = 1) -> Any:
 
 @operator("FlattenToVec", gradient="ResizeLike(GO0, I0) -> GI0")
 def flatten_to_vec(x: Any) -> Any:
-    """Return x as a vector."""
     return x.reshape((-1,))
 
 

@@ -110,7 +110,6 @@ def hard_sigmoid(x: Tensor, *, alpha: float = 0.2, beta: float = 0.5) -> Tensor:
 
 @operator("HardSigmoidGradient", expected="*S, *S")
 def hard_sigmoid_gradient(y: Tensor, dy: Tensor, *, alpha: float = 0.2) -> Tensor:
-    """Return the gradient of `HardSigmoid`."""
     return torch.where((y > 0) & (y < 1), alpha * dy, 0)
 
 
@@ -122,7 +121,6 @@ def thresholded_relu(x: Tensor, *, alpha: float = 1.0) -> Tensor:
 
 @operator("ThresholdedReluGradient", expected="*S, *S")
 def thresholded_relu_gradient(y: Tensor, dy: Tensor) -> Tensor:
-    """Return the gradient of `ThresholdedRelu`."""
     return torch.where(y > 0, dy, 0)
 
 
@@ -134,7 +132,6 @@ def relu_n(x: Tensor, *, n: float = 6.0) -> Tensor:
 
 @operator("ReluNGradient", expected="*S, *S")
 def relu_n_gradient(y: Tensor, dy: Tensor, *, n: float = 6.0) -> Tensor:
-    """Return the gradient of `ReluN`."""
     return torch.where((y > 0) & (y < n), dy, 0)
 
 

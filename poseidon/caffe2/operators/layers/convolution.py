@@ -102,7 +102,6 @@ class ConvGradient:
         self.input = context.outputs == (2 if no_bias else 3)
 
     def __call__(self, x: Tensor, w: Tensor, dy: Tensor) -> tuple[Tensor, ...]:
-        """Return the gradients that are wanted."""
         last = self.windows.last
         if last:
             x, w, dy = channels_second(x), channels_second(w), channels_second(dy)
@@ -185,7 +184,6 @@ class ConvTransposeGradient(_Transposed):
         self.input = context.outputs == (2 if no_bias else 3)
 
     def __call__(self, x: Tensor, w: Tensor, dy: Tensor) -> tuple[Tensor, ...]:
-        """Return the gradients that are wanted."""
         last = self.windows.last
         if last:
             x, w, dy = channels_second(x), channels_second(w), channels_second(dy)
@@ -220,7 +218,6 @@ class Im2Col:
         self.windows = Windows(context.definition)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the windows of x."""
         last = self.windows.last
         images = channels_second(x) if last else x
         fit = self.windows.fit(images.shape[2:])
@@ -239,7 +236,6 @@ class Col2Im:
         self.windows = Windows(context.definition)
 
     def __call__(self, columns: Tensor, like: Tensor) -> Tensor:
-        """Return the images."""
         last = self.windows.last
         shape = channels_second(like).shape if last else like.shape
         fit = self.windows.fit(shape[2:])

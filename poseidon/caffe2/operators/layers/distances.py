@@ -36,7 +36,6 @@ def squared_l2_distance(x: Tensor, y: Tensor) -> Tensor:
 
 @operator("SquaredL2DistanceGradient", expected="N *S, N *S, N")
 def squared_l2_distance_gradient(x: Tensor, y: Tensor, dz: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients of `SquaredL2Distance`."""
     dx = _spread(dz, x) * (x - y)
     return dx, -dx
 
@@ -63,7 +62,6 @@ def dot_product(x: Tensor, y: Tensor) -> Tensor:
 
 @operator("DotProductGradient", expected="N *S, N *S, N")
 def dot_product_gradient(x: Tensor, y: Tensor, dz: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients of `DotProduct`."""
     spread = _spread(dz, x)
     return spread * y, spread * x
 
@@ -107,7 +105,6 @@ def dot_product_with_padding(
 def dot_product_with_padding_gradient(
     x: Tensor, y: Tensor, dz: Tensor, *, pad_value: float = 0.0, replicate: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of `DotProductWithPadding`."""
     a, b = _same_width(x, y, pad_value, replicate)
     spread = dz.reshape(-1, 1)
     return _narrowed(spread * b, x, replicate), _narrowed(spread * a, y, replicate)
@@ -140,7 +137,6 @@ def cosine_similarity(x: Tensor, y: Tensor) -> Tensor:
 
 @operator("CosineSimilarityGradient", expected="N *S, N *S, N")
 def cosine_similarity_gradient(x: Tensor, y: Tensor, dz: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients of `CosineSimilarity`."""
     a, b, given = _rows(x), _rows(y), dz.reshape(-1, 1)
     left, right = _norms(a).unsqueeze(1), _norms(b).unsqueeze(1)
     cosine = (a * b).sum(1, keepdim=True) / (left * right)
@@ -172,7 +168,6 @@ def margin_ranking_criterion(x1: Tensor, x2: Tensor, y: Tensor, *, margin: float
 def margin_ranking_criterion_gradient(
     x1: Tensor, x2: Tensor, y: Tensor, dz: Tensor, *, margin: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of `MarginRankingCriterion`."""
     second, y, dz = _in_shape_of(x1, x2=x2, y=y, gradient=dz)
     dx = torch.where(margin - y * (x1 - second) >= 0, -y * dz, 0)
     return dx, -dx.reshape(x2.shape)
@@ -194,7 +189,6 @@ def cosine_embedding_criterion(s: Tensor, y: Tensor, *, margin: float = 0.0) -> 
 def cosine_embedding_criterion_gradient(
     s: Tensor, y: Tensor, dz: Tensor, *, margin: float = 0.0
 ) -> Tensor:
-    """Return the gradient of `CosineEmbeddingCriterion`."""
     y, dz = _in_shape_of(s, y=y, gradient=dz)
     return torch.where(y == 1, -dz, torch.where(s >= margin, dz, 0))
 
@@ -234,7 +228,6 @@ def pair_wise_loss(x: Tensor, labels: Tensor, lengths: Tensor | None = None) -> 
 def pair_wise_loss_gradient(
     x: Tensor, labels: Tensor, dy: Tensor, lengths: Tensor | None = None
 ) -> Tensor:
-    """Return the gradient of `PairWiseLoss`."""
     sizes, parts = _sessions(x, lengths), []
     pieces = zip(
         x.reshape(-1).split(sizes), labels.reshape(-1).split(sizes), dy.reshape(-1), strict=True

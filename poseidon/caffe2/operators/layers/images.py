@@ -16,13 +16,11 @@ from poseidon.caffe2.operators.registry import Context, operator
 
 @operator("NCHW2NHWC", gradient="NHWC2NCHW(GO0) -> GI0", expected="N C *S")
 def nchw_to_nhwc(x: Tensor) -> Tensor:
-    """Return x with the channels last."""
     return channels_last(x).contiguous()
 
 
 @operator("NHWC2NCHW", gradient="NCHW2NHWC(GO0) -> GI0", expected="N * C")
 def nhwc_to_nchw(x: Tensor) -> Tensor:
-    """Return x with the channels second."""
     return channels_second(x).contiguous()
 
 
@@ -91,7 +89,6 @@ def resize_nearest_gradient(
     height_scale: float = 1.0,
     order: str = "NCHW",
 ) -> Tensor:
-    """Return the gradient of `ResizeNearest`."""
     resized = partial(resize_nearest, width_scale=width_scale, height_scale=height_scale)
     return pulled_back(lambda z: resized(z, scales, order=order), x.shape, dy)
 
@@ -115,7 +112,6 @@ def upsample_bilinear_gradient(
     width_scale: float = 1.0,
     height_scale: float = 1.0,
 ) -> Tensor:
-    """Return the gradient of `UpsampleBilinear`."""
     resized = partial(upsample_bilinear, width_scale=width_scale, height_scale=height_scale)
     return pulled_back(lambda z: resized(z, scales), x.shape, dy)
 
@@ -148,7 +144,6 @@ class PadImage(_Padding):
     """
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the images."""
         if self.windows.last:
             return channels_last(self.pad(channels_second(x), self.value))
         return self.pad(x, self.value)
@@ -159,7 +154,6 @@ class PadImageGradient(_Padding):
     """The gradient of `PadImage`."""
 
     def __call__(self, dy: Tensor) -> Tensor:
-        """Return the gradient of the images."""
         given = channels_second(dy) if self.windows.last else dy
         left, right, top, bottom = self.sides
         shape = (*given.shape[:2], given.shape[2] - top - bottom, given.shape[3] - left - right)
@@ -184,7 +178,6 @@ def channel_shuffle(x: Tensor, *, group: int = 1, order: str = "NCHW") -> Tensor
 
 @operator("ChannelShuffleGradient", expected="N C *S")
 def channel_shuffle_gradient(dy: Tensor, *, group: int = 1, order: str = "NCHW") -> Tensor:
-    """Return the gradient of `ChannelShuffle`."""
     return _shuffled(dy, dy.shape[-1 if order == "NHWC" else 1] // group, order)
 
 
@@ -216,7 +209,6 @@ class SpaceToBatch(_Blocks):
     """
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the images."""
         size = self.block
         padded = functional.pad(x, self.sides)
         count, channels, height, width = padded.shape
@@ -229,7 +221,6 @@ class BatchToSpace(_Blocks):
     """The inverse of `SpaceToBatch`."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the images."""
         size = self.block
         _, channels, height, width = x.shape
         parts = x.reshape(size, size, -1, channels, height, width)

@@ -86,7 +86,6 @@ def instance_norm_gradient(
     epsilon: float = 1e-5,
     order: str = "NCHW",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of `InstanceNorm`."""
     if order == "NHWC":
         x, dy = channels_second(x), channels_second(dy)
     if mean is None or inverse is None:
@@ -123,7 +122,6 @@ def group_norm_gradient(
     *,
     order: str = "NCHW",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of `GroupNorm`."""
     if order == "NHWC":
         x, dy = channels_second(x), channels_second(dy)
     dx, ds, db = _grouped_gradients(x, s, dy, mean, inverse)

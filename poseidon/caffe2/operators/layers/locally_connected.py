@@ -64,7 +64,6 @@ class LC(_Local):
     """A convolution with a filter and a bias for each place of the output."""
 
     def __call__(self, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
-        """Return the filtered images; see `_Local.apply`."""
         return self.apply(x, w, b)
 
 
@@ -82,7 +81,6 @@ class LCGradient(_Local):
         self.input = context.outputs == (2 if no_bias else 3)
 
     def __call__(self, x: Tensor, w: Tensor, dy: Tensor) -> tuple[Tensor, ...]:
-        """Return the gradients that are wanted."""
         with torch.enable_grad():
             images, filters = x.detach().requires_grad_(self.input), w.detach().requires_grad_()
             wanted = [filters, *([images] if self.input else [])]

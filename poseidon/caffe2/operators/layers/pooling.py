@@ -107,7 +107,6 @@ class MaxPool(_Pool):
         super().__init__(context)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the maxima of x."""
         (x,) = self.images(x)
         if self.windows.whole:
             return self.ordered(x.amax(tuple(range(2, x.dim())), keepdim=True))
@@ -131,7 +130,6 @@ class MaxPoolGradient(_Pool):
         super().__init__(context)
 
     def __call__(self, x: Tensor, y: Tensor, dy: Tensor) -> Tensor:
-        """Return the gradient of x."""
         x, y, dy = self.images(x, y, dy)
         if self.windows.whole:
             return self.ordered(torch.where(x == y, dy, 0))
@@ -161,7 +159,6 @@ class AveragePool(_Pool):
         self.include = count_include_pad
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the means of x."""
         (x,) = self.images(x)
         if self.windows.whole:
             return self.ordered(x.mean(tuple(range(2, x.dim())), keepdim=True))
@@ -180,7 +177,6 @@ class AveragePoolGradient(AveragePool):
     """The gradient of `AveragePool`."""
 
     def __call__(self, x: Tensor, y: Tensor, dy: Tensor) -> Tensor:  # type: ignore[override]
-        """Return the gradient of x."""
         x, dy = self.images(x, dy)
         if self.windows.whole:
             count = max(x.shape[2:].numel(), 1)
@@ -199,7 +195,6 @@ class LpPool(_Pool):
         self.p = p
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the norms of x."""
         (x,) = self.images(x)
         fit = self.windows.fit(x.shape[2:])
         return self.ordered(_sums(fit.pad(x.abs() ** self.p), fit) ** (1 / self.p))
@@ -210,7 +205,6 @@ class LpPoolGradient(LpPool):
     """The gradient of `LpPool`."""
 
     def __call__(self, x: Tensor, y: Tensor, dy: Tensor) -> Tensor:  # type: ignore[override]
-        """Return the gradient of x."""
         x, y, dy = self.images(x, y, dy)
         fit = self.windows.fit(x.shape[2:])
         fit.check_gradient(dy)

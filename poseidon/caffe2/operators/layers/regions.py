@@ -172,7 +172,6 @@ class RoIAlignGradient(_Align):
     """The gradient of `RoIAlign`."""
 
     def __call__(self, x: Tensor, regions: Tensor, dy: Tensor) -> Tensor:
-        """Return the gradient of the images."""
         if self.last:
             x, dy = channels_second(x), channels_second(dy)
         image, rows, columns = self.weights(x, regions)

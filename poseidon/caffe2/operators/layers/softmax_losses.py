@@ -38,7 +38,6 @@ def averaged_loss(x: Tensor) -> Tensor:
 
 @operator("AveragedLossGradient", expected="?, one")
 def averaged_loss_gradient(x: Tensor, dy: Tensor) -> Tensor:
-    """Return the gradient of `AveragedLoss`."""
     return (dy.reshape(()) / max(x.numel(), 1)).expand(x.shape)
 
 
@@ -193,7 +192,6 @@ def cross_entropy(x: Tensor, labels: Tensor) -> Tensor:
 
 @operator("CrossEntropyGradient", expected="N *S, N *S, N")
 def cross_entropy_gradient(x: Tensor, labels: Tensor, dy: Tensor) -> Tensor:
-    """Return the gradient of `CrossEntropy`."""
     return -dy.reshape(-1, *[1] * (x.dim() - 1)) * labels / x.clamp(min=SMALLEST)
 
 
@@ -211,7 +209,6 @@ def label_cross_entropy(x: Tensor, labels: Tensor) -> Tensor:
 
 @operator("LabelCrossEntropyGradient", expected="N D *, N *, N")
 def label_cross_entropy_gradient(x: Tensor, labels: Tensor, dy: Tensor) -> Tensor:
-    """Return the gradient of `LabelCrossEntropy`."""
     rows, picked = x.flatten(1), labels.reshape(-1, 1).long()
     values = -dy.reshape(-1, 1) / rows.gather(1, picked).clamp(min=SMALLEST)
     return torch.zeros_like(rows).scatter(1, picked, values).reshape(x.shape)
@@ -225,7 +222,6 @@ def make_two_class(x: Tensor) -> Tensor:
 
 @operator("MakeTwoClassGradient", expected="* 2")
 def make_two_class_gradient(dy: Tensor) -> Tensor:
-    """Return the gradient of `MakeTwoClass`."""
     return dy[..., 1] - dy[..., 0]
 
 
@@ -269,7 +265,6 @@ def sigmoid_cross_entropy_with_logits_gradient(
     log_D_trick: bool = False,
     unjoined_lr_loss: bool = False,
 ) -> Tensor:
-    """Return the gradient of the logits."""
     return -_by_row(dy, x) * _log_likelihood_gradient(x, targets, log_D_trick, unjoined_lr_loss)
 
 
@@ -289,5 +284,4 @@ def weighted_sigmoid_cross_entropy_with_logits(
 def weighted_sigmoid_cross_entropy_with_logits_gradient(
     dy: Tensor, x: Tensor, targets: Tensor, weights: Tensor
 ) -> Tensor:
-    """Return the gradient of the logits."""
     return -_by_row(dy, x) * weights * _log_likelihood_gradient(x, targets, False, False)

@@ -48,7 +48,6 @@ def summed_to(gradient: Tensor, like: Tensor) -> Tensor:
 
 @operator("Add", gradient="AddGradient(GO0, I0, I1) -> GI0, GI1", plain=torch.add)
 def add(a: Tensor, b: Tensor, *, rule: Broadcast = NUMPY) -> Tensor:
-    """Return a + b."""
     return a + rule.fit(a, b)
 
 
@@ -62,7 +61,6 @@ def add_gradient(
 
 @operator("Sub", gradient="SubGradient(GO0, I0, I1) -> GI0, GI1", plain=torch.sub)
 def sub(a: Tensor, b: Tensor, *, rule: Broadcast = NUMPY) -> Tensor:
-    """Return a - b."""
     return a - rule.fit(a, b)
 
 
@@ -76,7 +74,6 @@ def sub_gradient(
 
 @operator("Mul", gradient="MulGradient(GO0, I0, I1) -> GI0, GI1", plain=torch.mul)
 def mul(a: Tensor, b: Tensor, *, rule: Broadcast = NUMPY) -> Tensor:
-    """Return a * b."""
     return a * rule.fit(a, b)
 
 
@@ -138,7 +135,6 @@ class Copy:
         self.device = context.device if context.device.type == "cuda" else None
 
     def __call__(self, x: Any) -> Any:
-        """Return a copy of x."""
         if not isinstance(x, Tensor):
             return x.copy()
         return x.clone() if self.device is None else x.to(self.device, copy=True)
@@ -146,5 +142,4 @@ class Copy:
 
 @operator("CopyOnDeviceLike")
 def copy_on_device_like(x: Tensor, like: Tensor) -> Tensor:
-    """Return a copy of x on the device of another tensor."""
     return x.to(like.device, copy=True)

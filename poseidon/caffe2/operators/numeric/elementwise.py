@@ -70,19 +70,16 @@ def leaky_relu(x: Tensor, *, alpha: float = 0.01) -> Tensor:
 
 @operator("LeakyReluGradient", expected="*S, *S")
 def leaky_relu_gradient(y: Tensor, dy: Tensor, *, alpha: float = 0.01) -> Tensor:
-    """Return the gradient of `LeakyRelu`."""
     return torch.where(y > 0, dy, alpha * dy)
 
 
 @operator("Scale", gradient="Scale(GO0) -> GI0")
 def scale(x: Tensor, *, scale: float = 1.0) -> Tensor:
-    """Return scale * x."""
     return x * scale
 
 
 @operator("ScaleBlobs", inputs=(1, ANY))
 def scale_blobs(*xs: Tensor, scale: float = 1.0) -> list[Tensor]:
-    """Return scale * x for each input."""
     return [x * scale for x in xs]
 
 

@@ -225,11 +225,9 @@ def _as_strings(x: Tensor) -> Any:
 
 @operator("FloatToHalf", gradient="HalfToFloat(GO0) -> GI0")
 def float_to_half(x: Tensor) -> Tensor:
-    """Return x as 16-bit numbers."""
     return x.to(torch.float16)
 
 
 @operator("HalfToFloat", gradient="FloatToHalf(GO0) -> GI0")
 def half_to_float(x: Tensor) -> Tensor:
-    """Return x as 32-bit numbers."""
     return x.to(torch.float32)

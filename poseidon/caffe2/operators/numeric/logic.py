@@ -22,7 +22,6 @@ from poseidon.caffe2.runtime.data_types import torch_type
 def _binary(name: str, function: Callable[[Tensor, Tensor], Tensor]) -> None:
     @operator(name)
     def apply(a: Tensor, b: Tensor, *, rule: Broadcast = NUMPY) -> Tensor:
-        """Return torch's function of a and b, which is broadcast to a."""
         return function(a, rule.fit(a, b))
 
 

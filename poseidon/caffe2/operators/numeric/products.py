@@ -281,7 +281,6 @@ def dropout(
 def dropout_grad(
     dy: Tensor, mask: Tensor | None = None, *, ratio: float = 0.5, is_test: bool = False
 ) -> Tensor:
-    """Return the gradient of `Dropout`."""
     return dy.clone() if is_test or mask is None else dy * mask / (1 - ratio)
 
 

@@ -72,7 +72,6 @@ def top_k(
 
 @operator("TopKGradient", expected="*K, *K")
 def top_k_gradient(dy: Tensor, indices: Tensor, x: Tensor, *, axis: int = -1) -> Tensor:
-    """Return the gradient of `TopK`."""
     if x.dim() != dy.dim():
         raise ValueError(
             f"x has {counted(x.dim(), 'dimension')}, expected {dy.dim()} as the gradient"
@@ -99,7 +98,6 @@ def lengths_top_k(x: Tensor, lengths: Tensor, *, k: int) -> tuple[Tensor, Tensor
 
 @operator("LengthsTopKGradient", expected="M, M K, M K")
 def lengths_top_k_gradient(lengths: Tensor, indices: Tensor, dy: Tensor) -> Tensor:
-    """Return the gradient of `LengthsTopK`."""
     starts = (lengths.cumsum(0) - lengths)[:, None]
     found = indices >= 0
     dx = torch.zeros(int(lengths.sum()), dtype=dy.dtype, device=dy.device)

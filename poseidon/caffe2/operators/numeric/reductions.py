@@ -43,7 +43,6 @@ def _l2(x: Tensor, axes: list[int], keepdim: bool) -> Tensor:
 def _reduction(name: str, function: Callable[[Tensor, list[int], bool], Tensor]) -> None:
     @operator(name, gradient=f"{name}Gradient(GO0, I0, O0) -> GI0")
     def reduce(x: Tensor, *, axes: list[int] = [], keepdims: bool = True) -> Tensor:  # noqa: B006
-        """Return x reduced over the axes, by default over all."""
         return x.clone() if x.dim() == 0 else function(x, _axes(x, axes), keepdims)
 
 
@@ -60,13 +59,11 @@ for _name, _function in {
 
 @operator("ReduceSumGradient", expected="*Y, ?, *Y")
 def reduce_sum_gradient(dy: Tensor, x: Tensor, y: Tensor, *, axes: list[int] = []) -> Tensor:  # noqa: B006
-    """Return the gradient of `ReduceSum`."""
     return _kept(dy, x, axes).expand(x.shape).clone()
 
 
 @operator("ReduceMeanGradient", expected="*Y, ?, *Y")
 def reduce_mean_gradient(dy: Tensor, x: Tensor, y: Tensor, *, axes: list[int] = []) -> Tensor:  # noqa: B006
-    """Return the gradient of `ReduceMean`."""
     return (_kept(dy, x, axes) * (y.numel() / max(x.numel(), 1))).expand(x.shape).clone()
 
 
@@ -80,7 +77,6 @@ def reduce_extreme_gradient(dy: Tensor, x: Tensor, y: Tensor, *, axes: list[int]
 
 @operator("ReduceL1Gradient", expected="*Y, ?, *Y")
 def reduce_l1_gradient(dy: Tensor, x: Tensor, y: Tensor, *, axes: list[int] = []) -> Tensor:  # noqa: B006
-    """Return the gradient of `ReduceL1`."""
     return _kept(dy, x, axes) * torch.sign(x)
 
 
@@ -132,7 +128,6 @@ def _side(front: bool) -> None:
 
     @operator(f"Reduce{side}Sum", gradient=f"Reduce{side}SumGradient(GO0, I0, I1?) -> GI0")
     def reduce_sum(x: Tensor, lengths: Tensor | None = None, *, num_reduce_dim: int = 1) -> Tensor:
-        """Return the sum over the first or last dimensions."""
         rows = _matrix(x, num_reduce_dim, front)
         total = rows if lengths is None else torch.where(_used(rows, lengths), rows, 0)
         return total.sum(0, dtype=x.dtype).reshape(shape(x, num_reduce_dim))
@@ -141,7 +136,6 @@ def _side(front: bool) -> None:
     def reduce_sum_gradient(
         dy: Tensor, x: Tensor, lengths: Tensor | None = None, *, num_reduce_dim: int = 1
     ) -> Tensor:
-        """Return the gradient of the sum; x may be its shape."""
         x = dy.new_empty(_sizes(x))
         rows = _matrix(x, num_reduce_dim, front)
         check_count("the gradient", dy, rows.shape[1])
@@ -149,7 +143,6 @@ def _side(front: bool) -> None:
 
     @operator(f"Reduce{side}Mean", gradient=f"Reduce{side}MeanGradient(GO0, I0, I1?) -> GI0")
     def reduce_mean(x: Tensor, lengths: Tensor | None = None, *, num_reduce_dim: int = 1) -> Tensor:
-        """Return the mean over the first or last dimensions."""
         rows = _matrix(x, num_reduce_dim, front)
         total = torch.where(_used(rows, lengths), rows, 0).sum(0)
         return (total / _counts(rows, lengths)).reshape(shape(x, num_reduce_dim))
@@ -158,7 +151,6 @@ def _side(front: bool) -> None:
     def reduce_mean_gradient(
         dy: Tensor, x: Tensor, lengths: Tensor | None = None, *, num_reduce_dim: int = 1
     ) -> Tensor:
-        """Return the gradient of the mean; x may be its shape."""
         x = dy.new_empty(_sizes(x))
         rows = _matrix(x, num_reduce_dim, front)
         check_count("the gradient", dy, rows.shape[1])
@@ -167,7 +159,6 @@ def _side(front: bool) -> None:
 
     @operator(f"Reduce{side}Max", gradient=f"Reduce{side}MaxGradient(GO0, I0, O0, I1?) -> GI0")
     def reduce_max(x: Tensor, lengths: Tensor | None = None, *, num_reduce_dim: int = 1) -> Tensor:
-        """Return the largest over the first or last dimensions."""
         rows = _matrix(x, num_reduce_dim, front)
         if lengths is not None:
             rows = torch.where(_used(rows, lengths), rows, rows.new_full((), float("-inf")))
@@ -177,7 +168,6 @@ def _side(front: bool) -> None:
     def reduce_max_gradient(
         dy: Tensor, x: Tensor, y: Tensor, lengths: Tensor | None = None, *, num_reduce_dim: int = 1
     ) -> Tensor:
-        """Return the gradient of the largest."""
         rows = _matrix(x, num_reduce_dim, front)
         for name, value in (("the result", y), ("the gradient", dy)):
             check_count(name, value, rows.shape[1])
@@ -197,7 +187,6 @@ def colwise_max(x: Tensor) -> Tensor:
 
 @operator("ColwiseMaxGradient", "ColumnMaxGradient", expected="N R C, N C, N C")
 def colwise_max_gradient(x: Tensor, y: Tensor, dy: Tensor) -> Tensor:
-    """Return the gradient of `ColwiseMax`."""
     return torch.where(x == y.unsqueeze(1), dy.unsqueeze(1), 0)
 
 
@@ -209,7 +198,6 @@ def rowwise_max(x: Tensor) -> Tensor:
 
 @operator("RowwiseMaxGradient", expected="N R C, N R, N R")
 def rowwise_max_gradient(x: Tensor, y: Tensor, dy: Tensor) -> Tensor:
-    """Return the gradient of `RowwiseMax`."""
     return torch.where(x == y.unsqueeze(2), dy.unsqueeze(2), 0)
 
 
@@ -227,7 +215,6 @@ def sum_elements_int(x: Tensor) -> Tensor:
 
 @operator("SumElementsGradient")
 def sum_elements_gradient(x: Tensor, dy: Tensor, *, average: bool = False) -> Tensor:
-    """Return the gradient of `SumElements`."""
     share = dy / max(x.numel(), 1) if average else dy
     return share.reshape(()).expand(x.shape).clone()
 
@@ -254,7 +241,6 @@ def lp_norm(x: Tensor, *, p: int = 2, average: bool = False) -> Tensor:
 
 @operator("LpNormGradient")
 def lp_norm_gradient(x: Tensor, dy: Tensor, *, p: int = 2, average: bool = False) -> Tensor:
-    """Return the gradient of `LpNorm`."""
     slope = torch.sign(x) if p == 1 else 2 * x
     return slope * (dy.reshape(()) / max(x.numel(), 1) if average else dy.reshape(()))
 

@@ -235,7 +235,6 @@ def batch_moments(x: Tensor, *, order: str = "NCHW") -> tuple[Tensor, Tensor]:
 def batch_moments_gradient(
     dmean: Tensor, dsquares: Tensor, x: Tensor, *, order: str = "NCHW"
 ) -> Tensor:
-    """Return the gradient of `BatchMoments`."""
     axes = _other_axes(x, order)
     shape = [1 if axis in axes else size for axis, size in enumerate(x.shape)]
     share = x.numel() // max(dmean.numel(), 1)

@@ -38,7 +38,6 @@ def _packed(numbers: Tensor, bits: int) -> Tensor:
 
 
 def _restored(fused: Tensor, bits: int) -> Tensor:
-    """Return the values of fused rows."""
     shifts = torch.arange(8 // bits, dtype=torch.uint8, device=fused.device) * bits
     numbers = ((fused[:, :-4].unsqueeze(2) >> shifts) & ((1 << bits) - 1)).flatten(1)
     pairs = fused[:, -4:].clone(memory_format=torch.contiguous_format).view(torch.float16).float()
@@ -86,11 +85,9 @@ def sparse_lengths_sum_sparse_lookup(
 
 def _register(bits: int) -> None:
     def gathered(x: Tensor, rows: Tensor) -> Tensor:
-        """Return the values of the fused rows that indices name."""
         return gather_fused_8_bit_rowwise(x, rows) if bits == 8 else _restored(x[rows.long()], bits)
 
     def quantize(x: Tensor) -> Tensor:
-        """Return fused rows."""
         numbers, pairs = _numbers(x, bits)
         return torch.cat([_packed(numbers, bits), pairs.view(torch.uint8)], 1)
 
@@ -100,11 +97,9 @@ def _register(bits: int) -> None:
         return torch.cat([numbers, pairs.float().view(torch.uint8)], 1)
 
     def restore(fused: Tensor) -> Tensor:
-        """Return the values of fused rows."""
         return _restored(fused, bits)
 
     def restore_half(fused: Tensor) -> Tensor:
-        """Return the values of fused rows as 16-bit numbers."""
         return _restored(fused, bits).half()
 
     if bits < 8:
@@ -133,13 +128,9 @@ def _register_reductions(
     mean = kind == "Mean"
 
     def plain(x: Tensor, indices: Tensor, lengths: Tensor) -> Tensor:
-        """Return the sum or mean of the fused rows that the indices of each segment name."""
         return reduced_rows(gathered(x, indices), None, lengths, mean)
 
     def weighted(x: Tensor, weights: Tensor, indices: Tensor, lengths: Tensor) -> Tensor:
-        """Return the weighted sum or mean of the fused rows that the indices of each segment
-        name.
-        """
         return reduced_rows(gathered(x, indices), weights, lengths, mean)
 
     def pruned(x: Tensor, indices: Tensor, lengths: Tensor, table: Tensor) -> Tensor:

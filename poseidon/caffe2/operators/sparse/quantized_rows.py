@@ -43,14 +43,12 @@ def _register_fused(suffix: str, pairs_type: torch.dtype) -> None:
     """Register the conversions of fused rows whose scale and bias have a type."""
 
     def quantize(x: Tensor) -> Tensor:
-        """Return fused rows."""
         numbers, pairs = _quantized(x)
         if x.is_meta:
             return numbers.new_empty(len(numbers), numbers.shape[1] + 2 * pairs_type.itemsize)
         return torch.cat([numbers, pairs.to(pairs_type).view(torch.uint8)], 1)
 
     def restore(fused: Tensor) -> Tensor:
-        """Return the values of fused rows."""
         return _restored(*_split(fused, pairs_type))
 
     def restore_half(fused: Tensor) -> Tensor:
@@ -105,7 +103,6 @@ def reduced_rows(rows: Tensor, weights: Tensor | None, lengths: Tensor, mean: bo
 def _register_reductions(kind: str, mean: bool) -> None:
     @operator(f"SparseLengths{kind}Fused8BitRowwise", gradient=NO_GRADIENT, expected="N D, I, M")
     def fused(x: Tensor, indices: Tensor, lengths: Tensor) -> Tensor:
-        """Return the sum or mean of the fused rows that the indices of each segment name."""
         return reduced_rows(gather_fused_8_bit_rowwise(x, indices), None, lengths, mean)
 
     @operator(
@@ -114,14 +111,10 @@ def _register_reductions(kind: str, mean: bool) -> None:
         expected="N D, I, I, M",
     )
     def fused_weighted(x: Tensor, weights: Tensor, indices: Tensor, lengths: Tensor) -> Tensor:
-        """Return the weighted sum or mean of the fused rows that the indices of each segment
-        name.
-        """
         return reduced_rows(gather_fused_8_bit_rowwise(x, indices), weights, lengths, mean)
 
     @operator(f"SparseLengths{kind}8BitsRowwise", gradient=NO_GRADIENT, expected="N D, I, M, N 2")
     def by_pairs(x: Tensor, indices: Tensor, lengths: Tensor, pairs: Tensor) -> Tensor:
-        """Return the sum or mean of the rows that the indices of each segment name."""
         rows = indices.long()
         return reduced_rows(_restored(x[rows], pairs[rows]), None, lengths, mean)
 
@@ -133,7 +126,6 @@ def _register_reductions(kind: str, mean: bool) -> None:
     def by_pairs_weighted(
         x: Tensor, weights: Tensor, indices: Tensor, lengths: Tensor, pairs: Tensor
     ) -> Tensor:
-        """Return the weighted sum or mean of the rows that the indices of each segment name."""
         rows = indices.long()
         return reduced_rows(_restored(x[rows], pairs[rows]), weights, lengths, mean)
 

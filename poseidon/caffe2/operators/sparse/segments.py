@@ -94,19 +94,16 @@ def _by_ids(family: str) -> None:
 def _register_ids(family: str, kind: str, dense: str, sparse: str) -> None:
     @operator(f"{family}Segment{kind}", gradient=dense, expected="N *, N")
     def by_ids(x: Tensor, ids: Tensor, *, num_segments: int = -1) -> Tensor:
-        """Return the sum or mean of the rows of each id."""
         return _reduced(kind, x, ids, _count(ids, num_segments))
 
     @operator(f"Sparse{family}Segment{kind}", gradient=sparse, expected="N *, I, I")
     def sparse_by_ids(x: Tensor, indices: Tensor, ids: Tensor, *, num_segments: int = -1) -> Tensor:
-        """Return the sum or mean of the rows that the indices of each id name."""
         return _reduced(kind, _rows(x, indices), ids, _count(ids, num_segments))
 
     @operator(
         f"{family}Segment{kind}Gradient", f"Sparse{family}Segment{kind}Gradient", expected="M *, N"
     )
     def by_ids_gradient(dy: Tensor, ids: Tensor) -> Tensor:
-        """Return the gradient of each row."""
         return _spread(kind, dy, ids)
 
 
@@ -122,7 +119,6 @@ def _register_weighted_ids(family: str) -> None:
 
     @operator(name, gradient=rule, expected="N *, N, N")
     def weighted(x: Tensor, weights: Tensor, ids: Tensor, *, num_segments: int = -1) -> Tensor:
-        """Return the weighted sum of the rows of each id."""
         return _reduced("Sum", x * _column(weights, x), ids, _count(ids, num_segments))
 
     def sparse_rule(maker: GradientMaker) -> None:
@@ -136,20 +132,17 @@ def _register_weighted_ids(family: str) -> None:
     def sparse_weighted(
         x: Tensor, weights: Tensor, indices: Tensor, ids: Tensor, *, num_segments: int = -1
     ) -> Tensor:
-        """Return the weighted sum of the rows that the indices of each id name."""
         rows = _rows(x, indices)
         return _reduced("Sum", rows * _column(weights, rows), ids, _count(ids, num_segments))
 
     @operator(f"{name}Gradient", f"Sparse{name}Gradient", expected="N, M *, N")
     def weighted_gradient(weights: Tensor, dy: Tensor, ids: Tensor) -> Tensor:
-        """Return the gradient of each row."""
         return _weighted(weights, dy, ids)
 
     @operator(f"{name}WithMainInputGradient", expected="N, M *S, N, N *S")
     def weighted_gradients(
         weights: Tensor, dy: Tensor, ids: Tensor, x: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the gradients of rows and weights."""
         return _weighted(weights, dy, ids), _weights_gradient(dy, x, ids)
 
 
@@ -163,7 +156,6 @@ def _register_range(kind: str) -> None:
 
     @operator(name, gradient=f"{name}Gradient(I0, O0, GO0, I1) -> GI0", expected="N *, N")
     def range_(x: Tensor, ids: Tensor) -> Tensor:
-        """Return the reduction of each run of rows."""
         count = _count(ids)
         if not kind.startswith("Log"):
             return _reduced(kind, x, ids, count)
@@ -175,7 +167,6 @@ def _register_range(kind: str) -> None:
 
     @operator(f"{name}Gradient", expected="N *S, M *S, M *S, N")
     def range_gradient(x: Tensor, y: Tensor, dy: Tensor, ids: Tensor) -> Tensor:
-        """Return the gradient of each row."""
         if kind in ("Sum", "Mean"):
             return _spread(kind, dy, ids)
         if kind == "Max":
@@ -200,7 +191,6 @@ def _register_lengths(kind: str) -> None:
 
     @operator(f"SparseLengths{kind}", gradient=sparse, expected="N *, I, M")
     def sparse_by_lengths(x: Tensor, indices: Tensor, lengths: Tensor) -> Tensor:
-        """Return the sum or mean of the rows that the indices of each segment name."""
         return _by_lengths(kind, _rows(x, indices), lengths)
 
     @operator(
@@ -209,7 +199,6 @@ def _register_lengths(kind: str) -> None:
         expected="M *, M, I",
     )
     def by_lengths_gradient(dy: Tensor, lengths: Tensor, indices: Tensor) -> Tensor:
-        """Return the gradient of each row."""
         return _spread(kind, dy, ids_of(lengths))
 
     @operator(f"Lengths{kind}Gradient", f"SparseLengths{kind}Gradient", expected="M *, M")

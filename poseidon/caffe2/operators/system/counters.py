@@ -98,7 +98,6 @@ def check_counter_done(counter: Any) -> Tensor:
 
 @operator("RetrieveCount")
 def retrieve_count(counter: Any) -> Tensor:
-    """Return the count of a counter."""
     return _integer(counter.count)
 
 
@@ -118,7 +117,6 @@ def atomic_fetch_add(mutex: Any, value: Tensor, increment: Tensor) -> tuple[Tens
 
 @operator("CreateAtomicBool")
 def create_atomic_bool() -> Any:
-    """Return a boolean that is false."""
     return AtomicBool()
 
 
@@ -131,5 +129,4 @@ def conditional_set_atomic_bool(target: Any, condition: Tensor) -> None:
 
 @operator("CheckAtomicBool")
 def check_atomic_bool(target: Any) -> Tensor:
-    """Return the value of a boolean."""
     return torch.tensor(target.value)

@@ -115,7 +115,6 @@ class _Saving:
                 yield key.encode(), message.SerializeToString()
 
     def write(self, path: str, blobs: Sequence[Blob]) -> None:
-        """Write the blobs to a database."""
         databases.write_records(path, self.db_type, self._records(blobs))
 
 

@@ -208,6 +208,5 @@ def key_value_to_map(keys: Tensor, values: Tensor) -> Map:
 
 @operator("MapToKeyValue")
 def map_to_key_value(given: Map) -> tuple[Tensor, Tensor]:
-    """Return keys and values."""
     keys, values = list(given.pairs), list(given.pairs.values())
     return torch.tensor(keys, dtype=given.types[0]), torch.tensor(values, dtype=given.types[1])

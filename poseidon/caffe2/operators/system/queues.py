@@ -290,7 +290,6 @@ class QueueCursor:
         return _text(self._current()[self._key]) if self._key >= 0 else b""
 
     def value(self) -> bytes:
-        """Return the value of the current record."""
         return _text(self._current()[self._value])
 
     def skip(self, count: int) -> None:

@@ -42,7 +42,6 @@ COMMON = Registry()
 
 @operator("StatRegistryCreate")
 def stat_registry_create() -> Registry:
-    """Return an empty registry."""
     return Registry()
 
 
@@ -102,7 +101,6 @@ class _Put:
         return max(min(value, most), -most)
 
     def add(self, suffix: str, amount: int) -> None:
-        """Add an amount to the statistic of a name."""
         COMMON.add(f"{self.name}{suffix}".encode(), amount)
 
 
@@ -111,7 +109,6 @@ class IncrementPut(_Put):
     """Adds its input to a sum."""
 
     def __call__(self, x: Tensor) -> None:
-        """Add the first value."""
         self.add("", self.number(x))
 
 
@@ -120,7 +117,6 @@ class AveragePut(_Put):
     """Adds its input to a sum, and 1 to a count."""
 
     def __call__(self, x: Tensor) -> None:
-        """Add the first value."""
         self.add("/sum", self.number(x))
         self.add("/count", 1)
 
@@ -132,7 +128,6 @@ class StdDevPut(_Put):
     """
 
     def __call__(self, x: Tensor) -> None:
-        """Add the first value."""
         value = self.number(x)
         if f"{self.name}/count".encode() not in COMMON.values:
             self.add("/offset", value)

@@ -50,19 +50,16 @@ def string_suffix(x: Any, *, length: int = 3) -> Any:
 
 @operator("StringStartsWith")
 def string_starts_with(x: Any, *, prefix: bytes = b"") -> Tensor:
-    """Return whether each string begins with a prefix."""
     return _booleans(x, lambda text: text.startswith(prefix))
 
 
 @operator("StringEndsWith")
 def string_ends_with(x: Any, *, suffix: bytes = b"") -> Tensor:
-    """Return whether each string ends with a suffix."""
     return _booleans(x, lambda text: text.endswith(suffix))
 
 
 @operator("StringEquals")
 def string_equals(x: Any, *, text: bytes = b"") -> Tensor:
-    """Return whether each string equals a text."""
     return _booleans(x, lambda each: each == text)
 
 

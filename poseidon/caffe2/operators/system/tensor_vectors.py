@@ -18,7 +18,6 @@ from poseidon.caffe2.runtime.errors import EnforceNotMet
 
 @operator("CreateTensorVector")
 def create_tensor_vector() -> list[Any]:
-    """Return an empty vector."""
     return [[]]
 
 

@@ -25,14 +25,12 @@ class Arguments:
         self.prefix = prefix
 
     def real(self, name: str, default: float = 0.0) -> float:
-        """Return a number."""
         argument = self.given.get(self.prefix + name)
         if argument is None:
             return default
         return argument.f if argument.HasField("f") else float(argument.i)
 
     def whole(self, name: str, default: int = 0) -> int:
-        """Return a whole number."""
         return int(self.real(name, default))
 
     def text(self, name: str) -> str:
