@@ -37,13 +37,9 @@ class WorkerDocument:
     """The configuration that every worker has.
 
     Attributes:
-        kind: what the worker does.
-        job: the job's id.
         output: folder of logs and net outputs.
         rank: this worker, 0..workers-1.
-        workers: number of workers.
         client: this host, 0..clients-1.
-        clients: number of hosts.
         local_rank: this worker's rank on its host.
         local_workers: workers on each host.
         device: `cpu` or `cuda:<n>`.
@@ -228,10 +224,7 @@ class ScriptDocument(TrainingDocument):
     """The configuration of a worker of `poseidon run`.
 
     Attributes:
-        script: path of the script.
-        arguments: the script's command-line arguments.
         ddp: whether it is written for DistributedDataParallel.
-        prints: where standard output goes.
         snapshot: checkpoint to resume from, or empty.
     """
 

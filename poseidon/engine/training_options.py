@@ -15,11 +15,7 @@ from poseidon.flags.values import count
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
-    """The options.
-
-    Attributes:
-        snapshot_keep: how many snapshots of the run stay on disk, the newest; 0: all.
-    """
+    """The options."""
 
     snapshot_keep: int = option(
         0, "newest snapshots that stay; 0 (default): all", Section.OUTPUT, metavar="N", read=count

@@ -46,10 +46,7 @@ class Classifier(Net):
         model_file: the definition of a net with one input.
         pretrained_file: the weights.
         image_dims: (height, width) to which images are resized before the crop; None: the input's.
-        mean: see `Transformer.set_mean`.
-        input_scale: see `Transformer.set_input_scale`.
-        raw_scale: see `Transformer.set_raw_scale`.
-        channel_swap: see `Transformer.set_channel_swap`.
+        mean, input_scale, raw_scale, channel_swap: see `Transformer`.
     """
 
     def __init__(

@@ -31,10 +31,7 @@ class Detector(Net):
     Args:
         model_file: the definition of a net with one square input.
         pretrained_file: the weights.
-        mean: see `Transformer.set_mean`.
-        input_scale: see `Transformer.set_input_scale`.
-        raw_scale: see `Transformer.set_raw_scale`.
-        channel_swap: see `Transformer.set_channel_swap`.
+        mean, input_scale, raw_scale, channel_swap: see `Transformer`.
         context_pad: the pixels of context on each side of a warped window; None: 0.
     """
 

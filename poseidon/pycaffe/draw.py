@@ -51,7 +51,6 @@ def draw_net_to_file(
 
     Args:
         caffe_net: the net in the current format.
-        filename: the file.
         rankdir: the direction of the data flow: LR, TB, BT or RL.
         phase: draw only the layers of this phase; None: all layers.
         display_lrm: show the learning-rate multipliers of each layer.

@@ -228,7 +228,6 @@ class Net(NetBase):
         """Write a `.caffemodel`.
 
         Args:
-            path: the file.
             write_diff: write the diffs, too.
 
         Raises:
@@ -240,7 +239,6 @@ class Net(NetBase):
         """Write a `.caffemodel.h5`.
 
         Args:
-            path: the file.
             write_diff: write the diffs, too.
 
         Raises:

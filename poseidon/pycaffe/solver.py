@@ -64,7 +64,6 @@ class Solver:
     Attributes:
         net: the train net; of several virtual workers the first one's.
         nets: the train nets of the virtual workers of this process, in order.
-        test_nets: the test nets.
         iter: the number of finished iterations.
         param: the definition. Changes of its rates affect the next steps.
     """

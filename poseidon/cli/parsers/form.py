@@ -43,7 +43,6 @@ class Command:
         line: what it does, in a few words.
         description: what it does, in sentences, with the terms that its flags use.
         example: command lines that work.
-        declare: adds the flags.
         verbatim: whether all words but a first --help are another program's. `words` of the
             namespace has them.
     """

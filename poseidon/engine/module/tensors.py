@@ -99,7 +99,6 @@ class ModuleTensors:
         rest: tensors that are broadcast once.
         looked_up: the weights of its embeddings.
         rows: rows of the factors of each weight that may travel as factors.
-        tables: its row tables.
     """
 
     exchanged: dict[str, Tensor]
@@ -137,7 +136,6 @@ class GroupPlan:
         passes: backward passes of a step.
         sends_gradients: whether the exchange gets the gradients; otherwise an optimizer of this
             worker uses them.
-        tables: the row tables.
     """
 
     tensors: list[Trained]

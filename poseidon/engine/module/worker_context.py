@@ -173,7 +173,6 @@ class WorkerContext:
     """One worker and its connections to its job. The default is a process that trains alone.
 
     Attributes:
-        member: this worker's membership of the exchange.
         connect: exchanges addresses with the rest of the job.
         trace: records what is sent and received.
         observe: puts an observer around the exchange of a module.

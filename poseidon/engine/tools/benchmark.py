@@ -51,7 +51,6 @@ def time_net(
         iterations: 1 or more, after one that is not measured.
         log: receives the log lines of `caffe time`.
         clock: seconds; the device's when not given.
-        report: takes the progress.
     """
     now = clock or clock_of(net.context.device)
     inputs = zero_inputs(net)

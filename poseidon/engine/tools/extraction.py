@@ -15,9 +15,6 @@ class Extraction(WorkerDocument):
     """The extraction of one worker.
 
     Attributes:
-        model: path of the net definition.
-        weights: models, later ones over earlier ones.
-        blobs: the features.
         databases: the database of each blob; in a job, `_<client>_<thread>` is appended.
         backend: `leveldb` or `lmdb`.
         batches: most batches of one worker; 0: until the data ends.

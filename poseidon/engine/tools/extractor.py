@@ -46,7 +46,6 @@ def run_extraction(extraction: Extraction, on_batch: OnBatch = lambda *_: None) 
     """Extract the features of one worker's records.
 
     Args:
-        extraction: the configuration.
         on_batch: called after each batch; may raise to abort, which leaves no database.
 
     Returns:

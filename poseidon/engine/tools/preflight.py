@@ -58,7 +58,6 @@ def check_layers(
     and mean files.
 
     Args:
-        solver: the definition.
         contexts: of the workers to check for, one at a time.
         files_are_here: the workers run on this host. Otherwise layers that open files are left out.
 

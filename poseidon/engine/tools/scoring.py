@@ -46,7 +46,6 @@ def score(
         net: one that reads its own data; inputs are filled with zeros.
         iterations: batches, 1 or more.
         log: receives the log lines of `caffe test`, a batch's as soon as it is finished.
-        report: takes the progress.
     """
     weights, detects = net.loss_weights, evaluates_detections(net)
     inputs = None if detects else zero_inputs(net)

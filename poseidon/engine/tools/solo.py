@@ -28,12 +28,10 @@ class NetRequest:
     """A net to build, and the models to fill it from.
 
     Attributes:
-        model: path of the definition.
         weights: models, later ones over earlier ones; empty: the values of the fillers stay.
         phase: TRAIN or TEST of the schema.
         level: for rules of the definition.
         stages: for rules of the definition.
-        device: the device of the net.
     """
 
     model: Path
@@ -48,7 +46,6 @@ def open_net(request: NetRequest, context: LayerContext | None = None) -> Net:
     """Build and fill a net. The caller closes it.
 
     Args:
-        request: the net.
         context: this worker of a job; None: a single process. Phase and device are the request's,
             and the seed is 1.
 

@@ -27,7 +27,6 @@ class TableGroup:
     Args:
         planned: the tables, the same on every worker.
         tables: the row tables of this worker; None: before they are created.
-        callbacks: of the group.
     """
 
     def __init__(
