@@ -8,13 +8,13 @@ out. A net with branches is a chain here, which changes neither its bytes nor it
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from poseidon.engine.module.tensors import Example, rows_by_example
+from poseidon.engine.module.tensors import Example, rows_by_example, run_example
 from poseidon.net.net import Net
 
 WITHOUT_GRADIENT = ("BatchNorm",)
@@ -127,13 +127,6 @@ def module_layers(module: nn.Module, example: Example) -> tuple[LayerShape, ...]
             )
         )
     return tuple(found)
-
-
-def run_example(module: nn.Module, example: Example) -> object:
-    """Return the module's output for an example, see `module_layers`."""
-    if isinstance(example, Mapping):
-        return module(**example)
-    return module(example) if isinstance(example, Tensor) else module(*example)
 
 
 def _positions(part: nn.Module, output: object) -> int:

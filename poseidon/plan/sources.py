@@ -7,7 +7,7 @@ from __future__ import annotations
 import importlib.util
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from poseidon.engine.module.tensors import Example
+from poseidon.engine.module.plain_values import placed
+from poseidon.engine.module.tensors import Example, run_example, tensors_in
 from poseidon.engine.tools.benchmark import backward, clock_of
 from poseidon.engine.tools.solo import zero_inputs
 from poseidon.errors import DataError, UsageError
 from poseidon.layers.base import LayerContext
 from poseidon.net.compile import compile_net
-from poseidon.plan.shapes import LayerShape, elements, module_layers, net_layers, run_example
+from poseidon.plan.shapes import LayerShape, elements, module_layers, net_layers
 from poseidon.proto.caffe_pb2 import TRAIN, LayerParameter, NetParameter, NetState
 from poseidon.proto.definition import NetDefinition, read_net, read_solver
 
@@ -112,7 +113,7 @@ def training_of_module(text: str, *, compute_s: float | None, device: torch.devi
     """
     module, example = _call(text)
     module.to(device)
-    example = _moved(example, device)
+    example = placed(example, device)
     try:
         layers = module_layers(module, example)
         notes = []
@@ -128,7 +129,7 @@ def training_of_module(text: str, *, compute_s: float | None, device: torch.devi
         raise UsageError(
             f"--module={text}: the module does not run on its example: {error}"
         ) from error
-    tensors = _tensors(example)
+    tensors = list(tensors_in(example))
     batch = int(tensors[0].shape[0]) if tensors and tensors[0].dim() else 1
     return _training(text, layers, batch, compute_s, notes)
 
@@ -206,32 +207,8 @@ def _call(text: str) -> tuple[nn.Module, Example]:
     return returned
 
 
-def _tensors(value: object) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    values = (
-        value.values()
-        if isinstance(value, Mapping)
-        else value
-        if isinstance(value, tuple | list)
-        else ()
-    )
-    return [tensor for each in values for tensor in _tensors(each)]
-
-
-def _moved(example: Example, device: torch.device) -> Example:
-    if isinstance(example, Tensor):
-        return example.to(device)
-    if isinstance(example, Mapping):
-        return {
-            name: value.to(device) if isinstance(value, Tensor) else value
-            for name, value in example.items()
-        }
-    return tuple(value.to(device) if isinstance(value, Tensor) else value for value in example)
-
-
 def _scalar(output: object) -> Tensor:
-    tensors = [tensor for tensor in _tensors(output) if tensor.requires_grad]
+    tensors = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
     if not tensors:
         raise ValueError("no output has a gradient")
     return torch.stack([tensor.float().sum() for tensor in tensors]).sum()

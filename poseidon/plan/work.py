@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -74,28 +75,6 @@ def optimizer_s_per_byte(limit_s: float) -> float:
     return _of_chunks(step, limit_s)
 
 
-def few_rows_s(limit_s: float) -> float:
-    """Return the time to update a weight from few rows of factors."""
-    return _factors_s(FEW, limit_s)
-
-
-def many_rows_s(limit_s: float) -> float:
-    """Return the same for many rows."""
-    return _factors_s(MANY, limit_s)
-
-
-def low_rank_s(limit_s: float) -> float:
-    """Return the time of a worker for a matrix that travels by PowerSGD of the lower rank:
-    factors, product, rule.
-    """
-    return _low_rank_s(LOW, limit_s)
-
-
-def high_rank_s(limit_s: float) -> float:
-    """Return the same for the higher rank."""
-    return _low_rank_s(HIGH, limit_s)
-
-
 def of_ranks(low_s: float, high_s: float) -> tuple[float, float]:
     """Return the seconds for a byte of the matrix besides the rank, and for each rank."""
     size = 4 * OUTPUTS * INPUTS
@@ -139,6 +118,14 @@ def _factors_s(rows: int, limit_s: float) -> float:
         apply_factors(RULE, u, v, value, [history], rate=0.01, step=0, scale=1e-6, scratch=scratch)
 
     return median_s(apply, limit_s)
+
+
+few_rows_s, many_rows_s = partial(_factors_s, FEW), partial(_factors_s, MANY)
+"""The time to update a weight from few rows of factors, and from many."""
+low_rank_s, high_rank_s = partial(_low_rank_s, LOW), partial(_low_rank_s, HIGH)
+"""The time of a worker for a matrix that travels by PowerSGD of the lower rank, and of the higher:
+factors, product, rule.
+"""
 
 
 def _of_chunks(work: OfChunk, limit_s: float) -> float:

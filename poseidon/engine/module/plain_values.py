@@ -49,7 +49,7 @@ def decode(content: bytes, rank: int, device: torch.device | None) -> Any:
     Raises:
         SnapshotError: the bytes are not of `encode`.
     """
-    return _placed(unpacked(content, f"the value of worker {rank}"), device)
+    return placed(unpacked(content, f"the value of worker {rank}"), device)
 
 
 def device_of(value: object) -> torch.device | None:
@@ -121,11 +121,15 @@ def _parts(value: object) -> Iterator[object]:
         yield value
 
 
-def _placed(value: Any, device: torch.device | None) -> Any:
+def placed(value: Any, device: torch.device | None) -> Any:
+    """Return a value of nested lists, tuples and dicts with its tensors on a device; None: as they
+    are.
+    """
     if isinstance(value, Tensor):
         return value if device is None else value.to(device)
-    if isinstance(value, dict):
-        return {key: _placed(part, device) for key, part in value.items()}
+    if isinstance(value, Mapping):
+        return {key: placed(part, device) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_placed(part, device) for part in value)
+        parts = [placed(part, device) for part in value]
+        return parts if isinstance(value, list) else tuple(parts)
     return value

@@ -313,21 +313,22 @@ class _NotingUses(TorchFunctionMode):
         self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         result = function(*args, **(kwargs or {}))
-        if any(True for _ in _tensors_in(result)):
-            for tensor in _tensors_in((args, kwargs)):
+        if any(True for _ in tensors_in(result)):
+            for tensor in tensors_in((args, kwargs)):
                 if tensor in self._uses:
                     self._uses[tensor].note()
         return result
 
 
-def _tensors_in(value: object) -> Iterator[Tensor]:
+def tensors_in(value: object) -> Iterator[Tensor]:
+    """Yield the tensors of nested lists, tuples and dicts."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):
-        yield from _tensors_in(list(value.values()))
+        yield from tensors_in(list(value.values()))
     elif isinstance(value, list | tuple):
         for part in value:
-            yield from _tensors_in(part)
+            yield from tensors_in(part)
 
 
 def _run(module: nn.Module, example: Example) -> None:
@@ -335,12 +336,14 @@ def _run(module: nn.Module, example: Example) -> None:
     module.eval()
     try:
         with torch.no_grad(), torch.random.fork_rng():
-            if isinstance(example, Mapping):
-                module(**example)
-            elif isinstance(example, Tensor):
-                module(example)
-            else:
-                module(*example)
+            run_example(module, example)
     finally:
         for child, training in modes:
             child.training = training
+
+
+def run_example(module: nn.Module, example: Example) -> object:
+    """Return the module's output for an example."""
+    if isinstance(example, Mapping):
+        return module(**example)
+    return module(example) if isinstance(example, Tensor) else module(*example)
