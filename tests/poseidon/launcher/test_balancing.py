@@ -13,12 +13,11 @@ from poseidon.cluster.machinefile import parse_machinefile
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.state import RegroupRequested
 from poseidon.engine.document import TrainingDocument
-from poseidon.launcher.balance import Balance
 from poseidon.launcher.balancer import Times
 from poseidon.launcher.balancing import Balancing, times_of
 from poseidon.launcher.job import Job
 from poseidon.launcher.processes import Start
-from poseidon.launcher.request import JobRequest
+from poseidon.launcher.request import Balance, JobRequest
 from poseidon.launcher.site import Site
 
 

@@ -30,11 +30,10 @@ from poseidon.cluster.supervision.loop import JobListener
 from poseidon.engine.document import JobDocument
 from poseidon.errors import JobError
 from poseidon.launcher import runner
-from poseidon.launcher.balance import Balance
 from poseidon.launcher.job import Job
 from poseidon.launcher.listeners import Listeners
 from poseidon.launcher.processes import Start
-from poseidon.launcher.request import JobRequest
+from poseidon.launcher.request import Balance, JobRequest
 from poseidon.launcher.runner import run
 from poseidon.launcher.site import Site
 from poseidon.settings import read_settings

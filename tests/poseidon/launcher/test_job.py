@@ -15,10 +15,9 @@ from poseidon.cluster.machinefile import parse_machinefile
 from poseidon.engine.document import TrainingDocument
 from poseidon.errors import UsageError
 from poseidon.exchange.options import ExchangeOptions
-from poseidon.launcher.balance import Balance
 from poseidon.launcher.job import Job
 from poseidon.launcher.processes import Start
-from poseidon.launcher.request import JobRequest
+from poseidon.launcher.request import Balance, JobRequest
 from poseidon.launcher.site import Site
 
 TWO = "0 node0 0\n1 node1 0"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,13 @@ from poseidon.cluster.supervision.state import SignalEffect
 from poseidon.errors import UsageError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
-from poseidon.launcher.request import ExtractionRequest, JobRequest, LauncherKind, TrainRequest
+from poseidon.launcher.request import (
+    Balance,
+    ExtractionRequest,
+    JobRequest,
+    LauncherKind,
+    TrainRequest,
+)
 
 
 def test_only_an_exchange_that_chooses_takes_a_plan() -> None:
@@ -71,3 +78,29 @@ def test_settings() -> None:
     request = JobRequest(stall_timeout=8.0, sighup_effect=SignalEffect.STOP)
     settings = request.supervision_settings()
     assert (settings.stall_timeout_s, settings.sighup_effect) == (8.0, SignalEffect.STOP)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1,0.5", Balance(speeds=(1.0, 0.5))),
+        ("2", Balance(speeds=(2.0,))),
+        ("auto", Balance(measured=True)),
+        ("AUTO", Balance(measured=True)),
+    ],
+)
+def test_a_balance_is_read(text: str, expected: Balance) -> None:
+    assert Balance.read(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "1,", "0,1", "-1", "nan", "inf", "fast", "1;2"])
+def test_what_is_no_balance(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=r"expected the speed of each client, as"):
+        Balance.read(text)
+
+
+def test_each_client_has_a_speed() -> None:
+    assert Balance().of_clients([0, 3]) == {}
+    assert Balance(speeds=(1.0, 0.5)).of_clients([0, 3]) == {0: 1.0, 3: 0.5}
+    with pytest.raises(UsageError, match=r"has 2 speeds, and this job has 3 clients .* one for"):
+        Balance(speeds=(1.0, 0.5)).of_clients([0, 1, 2])

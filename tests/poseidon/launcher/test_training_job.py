@@ -22,9 +22,8 @@ from poseidon.engine.training_options import TrainingOptions
 from poseidon.errors import DefinitionError, UsageError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
-from poseidon.launcher.balance import Balance
 from poseidon.launcher.processes import Start
-from poseidon.launcher.request import TrainRequest
+from poseidon.launcher.request import Balance, TrainRequest
 from poseidon.launcher.site import Site
 from poseidon.launcher.training_job import (
     TrainingJob,

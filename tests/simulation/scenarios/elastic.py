@@ -53,11 +53,10 @@ from poseidon.errors import JobError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.launcher import host_changes, newcomers, processes, runner, training_job
-from poseidon.launcher.balance import Balance
 from poseidon.launcher.balancing import Balancing
 from poseidon.launcher.host_changes import HostChanges
 from poseidon.launcher.listeners import Listeners
-from poseidon.launcher.request import TrainRequest
+from poseidon.launcher.request import Balance, TrainRequest
 from poseidon.launcher.site import Site
 from poseidon.launcher.snapshots import SnapshotList
 from poseidon.launcher.training_job import TrainingJob
