@@ -99,13 +99,7 @@ def _exactly(kind: type, value: object) -> object:
 
 
 def _bytes(value: object) -> bytes:
-    return value if isinstance(value, bytes) else _text(value).encode()
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError
-    return value
+    return value if isinstance(value, bytes) else str(_exactly(str, value)).encode()
 
 
 def _seconds(value: object) -> float:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 import site
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 from poseidon.version import __version__
@@ -78,7 +77,8 @@ def module_folders(inherited: str) -> str:
         inherited: the value of this process.
     """
     own = {*site.getsitepackages(), site.getusersitepackages()}
-    found = [str(_PACKAGES), *_package_folders(sys.path), *inherited.split(os.pathsep)]
+    installed = (path for path in sys.path if path.endswith("site-packages"))
+    found = [str(_PACKAGES), *installed, *inherited.split(os.pathsep)]
     return os.pathsep.join(dict.fromkeys(path for path in found if path and path not in own))
 
 
@@ -87,7 +87,3 @@ def checkout() -> str:
     installed.
     """
     return "" if _PACKAGES.name in ("site-packages", "dist-packages") else str(_PACKAGES)
-
-
-def _package_folders(paths: Iterable[str]) -> list[str]:
-    return [path for path in paths if path.endswith("site-packages")]

@@ -148,7 +148,9 @@ class Site:
             JobError: another problem, on any host; `JobKilled` where the user has killed the job
                 there since the last start.
         """
-        self._check_not_killed()
+        for agent in self._agents.values():
+            if agent.killed_by_user:
+                raise JobKilled(f"{agent.label}: {agent.lost}")
         try:
             self._dial_lost()
         except JobError as error:
@@ -347,11 +349,6 @@ class Site:
         """Return whether the user has killed the job on a host."""
         agent = self._agents.get(host.id)
         return agent is not None and agent.killed_by_user
-
-    def _check_not_killed(self) -> None:
-        for agent in self._agents.values():
-            if agent.killed_by_user:
-                raise JobKilled(f"{agent.label}: {agent.lost}")
 
     def _dial_lost(self) -> None:
         """Dial lost agents again, and check what may be another machine now.

@@ -140,7 +140,7 @@ def _spawn(
 
 
 class ChildProcess:
-    """A child process and its threads.
+    """A child process and its threads: a `RunningProcess`.
 
     Args:
         spec: what was started.
@@ -190,17 +190,14 @@ class ChildProcess:
 
     @property
     def name(self) -> ProcessName:
-        """Which process it is."""
         return self._name
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self._child.pid
 
     @property
     def created_s(self) -> float:
-        """When it was created, seconds since 1970."""
         return self._created_s
 
     def send_line(self, line: bytes) -> None:
@@ -209,7 +206,6 @@ class ChildProcess:
             self._lines.put_nowait(line)
 
     def poll(self) -> int | None:
-        """Return its exit status, negative for a signal; None while it runs."""
         with self._lock:
             return self._status
 
@@ -228,7 +224,6 @@ class ChildProcess:
         self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """Send SIGKILL to its group."""
         self._signal(signal.SIGKILL)
 
     def close(self) -> None:

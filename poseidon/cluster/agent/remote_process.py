@@ -53,17 +53,14 @@ class RemoteProcess:
 
     @property
     def name(self) -> ProcessName:
-        """Which process it is."""
         return self._name
 
     @property
     def pid(self) -> int:
-        """Its process id on its own host."""
         return self._started.pid if self._started is not None else 0
 
     @property
     def created_s(self) -> float:
-        """When it was created, seconds since 1970 by its host's clock."""
         return self._started.created_s if self._started is not None else 0.0
 
     def attach(self, name: ProcessName, listener: Listener) -> None:

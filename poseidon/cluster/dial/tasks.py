@@ -148,7 +148,8 @@ class Rendezvous:
         alone = len(leaders) == self._size
 
         def asked_to_end(agent: RemoteAgent, _: str) -> None:
-            self._on_signal(agent.leave if alone else _stays)
+            # else other tasks of its host would stay
+            self._on_signal(agent.leave if alone else lambda: False)
 
         for member in self._members.values():
             agent = RemoteAgent(member.far, _label(member.join), TIMEOUTS, asked_to_end)
@@ -210,16 +211,13 @@ class Rendezvous:
         except Exception as error:  # noqa: BLE001 - `gather` raises it, and every agent counts as lost
             why = f"the rendezvous has failed: {type(error).__name__}: {error}"
             print(f"poseidon: {why}", file=sys.stderr)
-            self._fail(why)
+            with self._changed:
+                self._failure = self._failure or why
+                self._changed.notify_all()
         finally:
             for member in list(self._members.values()):
                 member.channel.close()
             self._transport.close()
-
-    def _fail(self, why: str) -> None:
-        with self._changed:
-            self._failure = self._failure or why
-            self._changed.notify_all()
 
     def _send_waiting(self, name: bytes, member: _Member) -> None:
         """Send in order what a task is to get, as far as its socket takes it."""
@@ -400,11 +398,6 @@ class _RankZeroChannel:
         finally:
             self._far.close()
             self._transport.close()
-
-
-def _stays() -> bool:
-    """See `RemoteAgent.leave`: other tasks of its host would stay."""
-    return False
 
 
 def _label(join: Join) -> str:
