@@ -8,7 +8,7 @@ import argparse
 
 from poseidon.cli.progress_bar import progress_bar
 from poseidon.data.databases.kinds import Backend
-from poseidon.data.prepare.convert import convert_mnist_siamese
+from poseidon.data.prepare.convert import convert_mnist
 from poseidon.proto.paths import repository_root
 
 
@@ -17,11 +17,11 @@ def run(arguments: argparse.Namespace) -> int:
     folder = arguments.folder or repository_root() / "examples" / "siamese"
     opening = f"preparing pairs of MNIST in {folder}: two databases; this may take minutes"
     with progress_bar(arguments.progress, opening=opening) as report:
-        made = convert_mnist_siamese(
+        made = convert_mnist(
             arguments.input_folder,
             folder,
             Backend.parse(arguments.backend),
-            seed=arguments.seed,
+            pairs_seed=arguments.seed,
             report=report,
         )
     print(f"The pairs are ready: {made[0]}, {made[1]}")

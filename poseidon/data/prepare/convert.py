@@ -9,10 +9,8 @@ from __future__ import annotations
 import gzip
 import struct
 import zlib
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -80,12 +78,19 @@ def write_labelled(
 
 
 def convert_mnist(
-    source: Path, folder: Path, backend: Backend, *, report: Report = silent
+    source: Path,
+    folder: Path,
+    backend: Backend,
+    *,
+    pairs_seed: int | None = None,
+    report: Report = silent,
 ) -> tuple[Path, Path]:
     """Create databases `mnist_train_<kind>` and `mnist_test_<kind>` in `folder`, both or none.
 
     Args:
         source: a folder with the four published files, gzipped or not, directly or in `mnist/`.
+        pairs_seed: make pairs drawn with this seed, `mnist_siamese_train_<kind>` and so on; None:
+            single images.
 
     Returns:
         the paths of the training and the test database.
@@ -93,27 +98,27 @@ def convert_mnist(
     Raises:
         DataError: a file is missing or damaged, or a database exists already.
     """
-    return _convert_mnist(source, folder, "mnist", backend, _identity, report)
-
-
-def convert_mnist_siamese(
-    source: Path, folder: Path, backend: Backend, *, seed: int = 0, report: Report = silent
-) -> tuple[Path, Path]:
-    """Create databases `mnist_siamese_train_<kind>` and `mnist_siamese_test_<kind>` of pairs in
-    `folder`, both or none.
-
-    Args:
-        source: as for `convert_mnist`.
-        seed: the seed of the random pairs.
-
-    Returns:
-        the paths of the training and the test database.
-
-    Raises:
-        DataError: as for `convert_mnist`.
-    """
-    pair = partial(random_pairs, seed=seed)
-    return _convert_mnist(source, folder, "mnist_siamese", backend, pair, report)
+    name = "mnist" if pairs_seed is None else "mnist_siamese"
+    targets = [folder / f"{name}_{part}_{backend.suffix}" for part in MNIST_FILES]
+    for target in targets:
+        refuse_existing(target)
+    sets = [
+        read_mnist(*(_mnist_file(source, file) for file in files)) for files in MNIST_FILES.values()
+    ]
+    if pairs_seed is not None:
+        sets = [random_pairs(labelled, seed=pairs_seed) for labelled in sets]
+    with translated_writes(folder), staging(folder / name) as stage:
+        for part, target, labelled in zip(MNIST_FILES, targets, sets, strict=True):
+            write_labelled(
+                stage.folder / target.name,
+                backend,
+                labelled,
+                key_digits=MNIST_KEY_DIGITS,
+                report=report,
+                activity=f"writing {part}",
+            )
+        stage.publish([target.name for target in targets])
+    return targets[0], targets[1]
 
 
 def random_pairs(labelled: Labelled, *, seed: int) -> Labelled:
@@ -131,42 +136,6 @@ def random_pairs(labelled: Labelled, *, seed: int) -> Labelled:
         images=np.concatenate([images[first], images[second]], axis=1),
         labels=(labels[first] == labels[second]).astype(np.uint8),
     )
-
-
-def _convert_mnist(
-    source: Path,
-    folder: Path,
-    name: str,
-    backend: Backend,
-    transform: Callable[[Labelled], Labelled],
-    report: Report,
-) -> tuple[Path, Path]:
-    """Create databases `<name>_<part>_<kind>` of the training and the test set after
-    `transform`.
-    """
-    targets = [folder / f"{name}_{part}_{backend.suffix}" for part in MNIST_FILES]
-    for target in targets:
-        refuse_existing(target)
-    sets = [
-        transform(read_mnist(*(_mnist_file(source, file) for file in files)))
-        for files in MNIST_FILES.values()
-    ]
-    with translated_writes(folder), staging(folder / name) as stage:
-        for part, target, labelled in zip(MNIST_FILES, targets, sets, strict=True):
-            write_labelled(
-                stage.folder / target.name,
-                backend,
-                labelled,
-                key_digits=MNIST_KEY_DIGITS,
-                report=report,
-                activity=f"writing {part}",
-            )
-        stage.publish([target.name for target in targets])
-    return targets[0], targets[1]
-
-
-def _identity(labelled: Labelled) -> Labelled:
-    return labelled
 
 
 def _mnist_file(source: Path, name: str) -> Path:

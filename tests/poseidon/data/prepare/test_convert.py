@@ -17,7 +17,6 @@ from poseidon.data.prepare.convert import (
     MNIST_FILES,
     Labelled,
     convert_mnist,
-    convert_mnist_siamese,
     random_pairs,
     read_mnist,
 )
@@ -59,7 +58,7 @@ def test_both_databases(tmp_path: Path, source: Path, backend: Backend) -> None:
 
 
 def test_pairs(tmp_path: Path, source: Path) -> None:
-    made = convert_mnist_siamese(source, tmp_path / "out", Backend.LMDB, seed=1)
+    made = convert_mnist(source, tmp_path / "out", Backend.LMDB, pairs_seed=1)
     assert [path.name for path in made] == ["mnist_siamese_train_lmdb", "mnist_siamese_test_lmdb"]
     with closing(open_cursor(made[0], Backend.LMDB)) as cursor:
         found = [decode(value) for _, value in records(cursor)]
