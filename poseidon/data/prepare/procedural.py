@@ -73,30 +73,19 @@ def _dots(u: Map, v: Map) -> Map:
     return nearest - 0.32
 
 
-SHAPES: tuple[Shape, ...] = (
-    _disc,
-    _ring,
-    _square,
-    _triangle,
-    _cross,
-    _star,
-    _crescent,
-    _bars,
-    _corners,
-    _dots,
-)
-CLASS_NAMES = (
-    "disc",
-    "ring",
-    "square",
-    "triangle",
-    "cross",
-    "star",
-    "crescent",
-    "bars",
-    "corners",
-    "dots",
-)
+SHAPES: dict[str, Shape] = {
+    "disc": _disc,
+    "ring": _ring,
+    "square": _square,
+    "triangle": _triangle,
+    "cross": _cross,
+    "star": _star,
+    "crescent": _crescent,
+    "bars": _bars,
+    "corners": _corners,
+    "dots": _dots,
+}
+"""The ten classes, in the order of their labels."""
 
 
 def draw_images(count: int, *, seed: int, report: Report = silent) -> Labelled:
@@ -140,7 +129,7 @@ def _coverage(labels: npt.NDArray[np.uint8], random: np.random.Generator) -> Map
     u = ((x - left) * np.cos(turn) + (y - top) * np.sin(turn)) / (size * stretch)
     v = ((y - top) * np.cos(turn) - (x - left) * np.sin(turn)) / (size / stretch)
     outline = np.empty_like(u)
-    for label, shape in enumerate(SHAPES):
+    for label, shape in enumerate(SHAPES.values()):
         selected = labels == label
         outline[selected] = shape(u[selected], v[selected])
     # A pixel is 2 / 32 wide, so the edge is one pixel wide.

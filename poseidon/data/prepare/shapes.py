@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from poseidon.data.label_map import label_map_text
-from poseidon.data.prepare.procedural import CLASS_NAMES, SHAPES
+from poseidon.data.prepare.procedural import SHAPES
 
 DEFAULT = ("disc", "square", "triangle")
 # The size of a shape, in fractions of the image's shorter side.
@@ -60,7 +60,7 @@ def draw_scene(
         seed: the seed of the set, >= 0.
         size: height and width.
         most: the largest number of objects; there is at least one.
-        names: the classes, of `procedural.CLASS_NAMES`; the first has label 1.
+        names: the classes, of `procedural.SHAPES`; the first has label 1.
     """
     random = np.random.default_rng((seed, number))
     height, width = size
@@ -111,7 +111,7 @@ def _inside(name: str, size: tuple[int, int], random: np.random.Generator) -> np
     y, x = np.mgrid[0 : size[0], 0 : size[1]] + 0.5
     u = ((x - left) * np.cos(turn) + (y - top) * np.sin(turn)) / radius
     v = ((y - top) * np.cos(turn) - (x - left) * np.sin(turn)) / radius
-    inside: npt.NDArray[np.bool_] = SHAPES[CLASS_NAMES.index(name)](u, v) < 0
+    inside: npt.NDArray[np.bool_] = SHAPES[name](u, v) < 0
     return inside
 
 
