@@ -5,12 +5,13 @@ from __future__ import annotations
 from poseidon.cli.upgrading import Upgrade
 from poseidon.proto.caffe_pb2 import SolverParameter
 from poseidon.proto.text import read, to_text
-from poseidon.proto.upgrade.driver import solver_needs_upgrade, upgrade_solver
+from poseidon.proto.upgrade.driver import upgrade_solver
+from poseidon.proto.upgrade.fields import has_solver_type
 
 COMMAND = Upgrade(
     what="a solver in text",
     read=lambda path: read(path, SolverParameter()),
-    needed=solver_needs_upgrade,
+    needed=has_solver_type,
     upgrade=upgrade_solver,
     write=lambda solver: to_text(solver).encode(),
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -73,8 +74,7 @@ class NetDefinition:
 
     def with_layers(self, kept: Sequence[int]) -> NetDefinition:
         """Return this definition with only the layers of these indices, in this order."""
-        param = NetParameter()
-        param.CopyFrom(self.param)
+        param = deepcopy(self.param)
         del param.layer[:]
         param.layer.extend(self.param.layer[index] for index in kept)
         lines = tuple(self.layer_lines[index] for index in kept) if self.layer_lines else ()
@@ -184,8 +184,7 @@ class SolverDefinition:
         """
         if level is None and not stages:
             return self
-        param = SolverParameter()
-        param.CopyFrom(self.param)
+        param = deepcopy(self.param)
         if level is not None:
             param.train_state.level = level
         param.train_state.stage.extend(stages)

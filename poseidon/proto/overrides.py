@@ -8,6 +8,7 @@ left out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from typing import cast
 
 from google.protobuf import text_encoding
@@ -39,8 +40,7 @@ def override(param: SolverParameter, settings: Iterable[str]) -> SolverParameter
     Raises:
         DefinitionError: there is no such field, or the value is not legal for it.
     """
-    changed = SolverParameter()
-    changed.CopyFrom(param)
+    changed = deepcopy(param)
     replaced: set[tuple[str, ...]] = set()
     for setting in settings:
         path, field, value = _read(setting)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -55,8 +56,7 @@ def to_message(
         blobs: the blobs of every layer of `net`.
         diffs: the gradients in the same form (snapshot_diff); None: no gradients.
     """
-    message = NetParameter()
-    message.CopyFrom(net)
+    message = deepcopy(net)
     for layer, (_, _, arrays) in zip(message.layer, blobs, strict=True):
         del layer.blobs[:]
         layer.blobs.extend(from_array(array) for array in arrays)

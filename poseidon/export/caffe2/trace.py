@@ -8,6 +8,7 @@ networks become the operators of their steps.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -257,8 +258,7 @@ class _Tracer:
 
     def _renamed(self, op: OperatorDef) -> OperatorDef:
         """Return an operator that is not in place."""
-        made = OperatorDef()
-        made.CopyFrom(op)
+        made = deepcopy(op)
         made.ClearField("device_option")
         made.ClearField("input")
         made.input.extend(f"{index}:{name}" for index, name in enumerate(op.input))

@@ -8,6 +8,7 @@ finds the module, the user's layer runs.
 from __future__ import annotations
 
 import re
+from copy import deepcopy
 
 from poseidon.layers.base import LayerContext, LayerError
 from poseidon.layers.registry import replaces_python
@@ -47,8 +48,7 @@ def _number(given: dict[str, list[float]], name: str) -> int:
 
 def _same(param: LayerParameter, kind: str) -> LayerParameter:
     """Return the definition with a different type and without its python_param."""
-    result = LayerParameter()
-    result.CopyFrom(param)
+    result = deepcopy(param)
     result.type = kind
     result.ClearField("python_param")
     return result

@@ -26,7 +26,6 @@ NET_UPGRADES = (
     (has_inputs, to_input_layer),
     (has_batch_norm_params, fix_batch_norm),
 )
-SOLVER_UPGRADES = ((has_solver_type, to_type),)
 
 
 def upgrade_net(net: NetParameter) -> NetParameter:
@@ -51,11 +50,6 @@ def needs_upgrade(net: NetParameter) -> bool:
     return any(needed(net) for needed, _ in NET_UPGRADES)
 
 
-def solver_needs_upgrade(solver: SolverParameter) -> bool:
-    """Return whether `upgrade_solver` would change anything."""
-    return any(needed(solver) for needed, _ in SOLVER_UPGRADES)
-
-
 def upgrade_solver(solver: SolverParameter) -> SolverParameter:
     """Return the solver in the current format, without upgrading the nets inside.
 
@@ -64,7 +58,4 @@ def upgrade_solver(solver: SolverParameter) -> SolverParameter:
     Raises:
         UpgradeError: the solver contradicts itself.
     """
-    for needed, transform in SOLVER_UPGRADES:
-        if needed(solver):
-            solver = transform(solver)
-    return solver
+    return to_type(solver) if has_solver_type(solver) else solver

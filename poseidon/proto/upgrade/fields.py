@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
 
 from google.protobuf.message import Message
 
@@ -46,8 +47,7 @@ def move_transformation(net: NetParameter) -> NetParameter:
     Raises:
         UpgradeError: a layer has a setting in both blocks, with different values.
     """
-    upgraded = NetParameter()
-    upgraded.CopyFrom(net)
+    upgraded = deepcopy(net)
     for index, layer in enumerate(upgraded.layer):
         for block_name, block, name, value in list(_old_settings(layer)):
             current = {setting.name: found for setting, found in layer.transform_param.ListFields()}
@@ -85,8 +85,7 @@ def to_input_layer(net: NetParameter) -> NetParameter:
         UpgradeError: the shapes do not match the inputs.
     """
     shapes = _shapes(net)
-    upgraded = NetParameter()
-    upgraded.CopyFrom(net)
+    upgraded = deepcopy(net)
     for name in ("input", "input_shape", "input_dim", "layer"):
         upgraded.ClearField(name)
     if shapes:
@@ -125,8 +124,7 @@ def has_batch_norm_params(net: NetParameter) -> bool:
 
 def fix_batch_norm(net: NetParameter) -> NetParameter:
     """Return the net with lr_mult and decay_mult of such layers set to 0."""
-    upgraded = NetParameter()
-    upgraded.CopyFrom(net)
+    upgraded = deepcopy(net)
     for layer in upgraded.layer:
         if _is_old_batch_norm(layer):
             for param in layer.param:
@@ -156,8 +154,7 @@ def to_type(solver: SolverParameter) -> SolverParameter:
     """
     if solver.HasField("type"):
         raise UpgradeError("solver_type and type are both set; expected type alone")
-    upgraded = SolverParameter()
-    upgraded.CopyFrom(solver)
+    upgraded = deepcopy(solver)
     upgraded.type = _SOLVER_TYPES[solver.solver_type]
     upgraded.ClearField("solver_type")
     return upgraded

@@ -9,6 +9,7 @@ it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 from poseidon.proto.caffe_pb2 import (
@@ -132,8 +133,7 @@ def from_v0(net: NetParameter) -> NetParameter:
         UpgradeError: a type that V0 does not have, or a padding layer that no convolution or
             pooling reads.
     """
-    upgraded = NetParameter()
-    upgraded.CopyFrom(net)
+    upgraded = deepcopy(net)
     del upgraded.layers[:]
     # The padding layer that produced each blob, as of the current layer.
     paddings: dict[str, V1LayerParameter] = {}

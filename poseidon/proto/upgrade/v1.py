@@ -7,6 +7,8 @@ weight_decay) become one `param` block for each blob. All other settings keep th
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 from poseidon.proto.caffe_pb2 import LayerParameter, NetParameter, ParamSpec, V1LayerParameter
 from poseidon.proto.upgrade.errors import UpgradeError
 
@@ -46,8 +48,7 @@ def from_v1(net: NetParameter) -> NetParameter:
     """
     if net.layer:
         raise UpgradeError("the net mixes `layers` blocks with `layer` blocks; expected one kind")
-    upgraded = NetParameter()
-    upgraded.CopyFrom(net)
+    upgraded = deepcopy(net)
     del upgraded.layers[:]
     upgraded.layer.extend(_layer(old) for old in net.layers)
     return upgraded
