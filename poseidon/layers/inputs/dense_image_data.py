@@ -6,6 +6,7 @@ From SegNet (Badrinarayanan et al., 2015) and DeepLab (Chen et al., 2015).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 
 from poseidon.data.batches.dense_images import (
     DenseImageMaker,
@@ -14,10 +15,10 @@ from poseidon.data.batches.dense_images import (
     Scaling,
     read_pairs,
 )
-from poseidon.data.batches.images import ImagePlan
 from poseidon.data.batches.numbered import NumberedReader
 from poseidon.data.batches.transform import STEPS
 from poseidon.layers.base import LayerError, Shape
+from poseidon.layers.inputs.image_data import check_list_param, image_plan
 from poseidon.layers.inputs.sources import ReadingSource
 from poseidon.layers.registry import register
 from poseidon.proto.caffe_pb2 import (
@@ -71,7 +72,7 @@ class DenseImageData(ReadingSource):
         Raises:
             LayerError: there are two mean files.
         """
-        transform, param = copied(self.param.transform_param), self.settings
+        transform, param = deepcopy(self.param.transform_param), self.settings
         if param.HasField("mean_file"):
             if transform.HasField("mean_file"):
                 raise LayerError(
@@ -82,30 +83,18 @@ class DenseImageData(ReadingSource):
         return transform
 
     def _open(self) -> NumberedReader[DenseImageMaker]:
-        param, labels, seed = self.settings, self.labels, self.context.seed
-        if param.batch_size < 1:
-            raise LayerError(f"batch_size is {param.batch_size}, expected at least 1")
-        if bool(param.new_height) != bool(param.new_width):
-            raise LayerError("has only one of new_height and new_width, expected both or none")
+        param, labels = self.settings, self.labels
+        check_list_param(param)
         for name in STEPS:
             if self.param.transform_param.HasField(name):
                 raise LayerError(
                     f"transform_param has {name}, which would not change the labels; leave it out"
                 )
         transform = self.own_transform()
-        scaling = Scaling(factors=tuple(transform.scale_factors), seed=seed)
+        scaling = Scaling(factors=tuple(transform.scale_factors), seed=self.context.seed)
         del transform.scale_factors[:]
         source = self.source(param)
-        plan = ImagePlan(
-            batch_size=param.batch_size,
-            transform=self.transform(transform),
-            share=self.share(param, param.batch_size),
-            seed=seed,
-            size=(param.new_height, param.new_width) if param.new_height else None,
-            color=param.is_color,
-            shuffle=param.shuffle,
-            rand_skip=param.rand_skip,
-        )
+        plan = image_plan(self, param, self.transform(transform))
         first = read_pairs(source, "", kind=labels.kind, most=1)[0].image
         root = self.images_root(source, param.root_folder, first)
         pairs = read_pairs(source, root, kind=labels.kind)
@@ -156,11 +145,4 @@ class ImageSegData(DenseImageData):
             raise LayerError(
                 "transform_param has mean_file, expected mean_value: images differ in size"
             )
-        return copied(self.param.transform_param)
-
-
-def copied(param: TransformationParameter) -> TransformationParameter:
-    """Return a copy of a transformation."""
-    copy = TransformationParameter()
-    copy.CopyFrom(param)
-    return copy
+        return deepcopy(self.param.transform_param)

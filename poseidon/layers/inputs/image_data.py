@@ -10,6 +10,35 @@ from poseidon.data.batches.transform import Transform
 from poseidon.layers.base import LayerError, Shape
 from poseidon.layers.inputs.sources import ReadingSource
 from poseidon.layers.registry import register
+from poseidon.proto.caffe_pb2 import DenseImageDataParameter, ImageDataParameter
+
+ListParameter = ImageDataParameter | DenseImageDataParameter
+
+
+def check_list_param(param: ListParameter) -> None:
+    """Check the fields of a layer that reads a list of images.
+
+    Raises:
+        LayerError: batch_size is missing, or only one side of the images is given.
+    """
+    if param.batch_size < 1:
+        raise LayerError(f"batch_size is {param.batch_size}, expected at least 1")
+    if bool(param.new_height) != bool(param.new_width):
+        raise LayerError("has only one of new_height and new_width, expected both or none")
+
+
+def image_plan(layer: ReadingSource, param: ListParameter, transform: Transform) -> ImagePlan:
+    """Return the batches of a list of images that a layer reads."""
+    return ImagePlan(
+        batch_size=param.batch_size,
+        transform=transform,
+        share=layer.share(param, param.batch_size),
+        seed=layer.context.seed,
+        size=(param.new_height, param.new_width) if param.new_height else None,
+        color=param.is_color,
+        shuffle=param.shuffle,
+        rand_skip=param.rand_skip,
+    )
 
 
 @register("ImageData")
@@ -38,20 +67,8 @@ class ImageData(ReadingSource):
 
     def _open(self, transform: Transform) -> NumberedReader[ImageMaker]:
         param = self.param.image_data_param
-        if param.batch_size < 1:
-            raise LayerError(f"batch_size is {param.batch_size}, expected at least 1")
-        if bool(param.new_height) != bool(param.new_width):
-            raise LayerError("has only one of new_height and new_width, expected both or none")
+        check_list_param(param)
         source = self.source(param)
-        plan = ImagePlan(
-            batch_size=param.batch_size,
-            transform=transform,
-            share=self.share(param, param.batch_size),
-            seed=self.context.seed,
-            size=(param.new_height, param.new_width) if param.new_height else None,
-            color=param.is_color,
-            shuffle=param.shuffle,
-            rand_skip=param.rand_skip,
-        )
+        plan = image_plan(self, param, transform)
         root = self.images_root(source, param.root_folder, read_list(source, "", most=1)[0].path)
         return NumberedReader(source, ImageMaker(source, read_list(source, root), plan))

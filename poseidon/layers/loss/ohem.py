@@ -17,9 +17,14 @@ from torch.nn import functional
 from poseidon.errors import DataError
 from poseidon.layers.base import Layer, LayerError, Shape, times, without_trailing_ones
 from poseidon.layers.common.indices import INTEGERS, outside
-from poseidon.layers.common.softmax import LOG_FLT_MIN, SoftmaxWithLoss, label_indices
+from poseidon.layers.common.softmax import (
+    LOG_FLT_MIN,
+    SoftmaxWithLoss,
+    label_indices,
+    normalization,
+    normalizer,
+)
 from poseidon.layers.registry import register
-from poseidon.proto.caffe_pb2 import LossParameter
 
 
 @register("SoftmaxWithLossOHEM")
@@ -86,10 +91,7 @@ class SmoothL1LossOHEM(Layer):
                 f"bottoms have shapes {', '.join(map(times, bottoms))}, expected equal shapes of "
                 "2 to 4 axes (NxCxHxW)"
             )
-        self.mode = param.normalization
-        if param.HasField("normalize") and not param.HasField("normalization"):
-            self.mode = LossParameter.VALID if param.normalize else LossParameter.BATCH_SIZE
-        self.fixed = param.pre_fixed_normalizer
+        self.mode, self.fixed = normalization(param), param.pre_fixed_normalizer
         trail = (*shape[2:], 1, 1)[:2]
         return [(), (shape[0], 1, *trail)][: self.top_count()]
 
@@ -102,20 +104,13 @@ class SmoothL1LossOHEM(Layer):
         losses = functional.smooth_l1_loss(
             difference, torch.zeros_like(difference), reduction="none"
         )
-        loss = losses.sum() / self._normalizer(a)
+        loss = losses.sum() / normalizer(
+            self.mode, a.shape[0], losses.select(1, 0), None, fixed=self.fixed
+        )
         if self.top_count() < 2:
             return loss
         shape = (a.shape[0], 1, *(*a.shape[2:], 1, 1)[:2])
         return loss, losses.detach().sum(1).reshape(shape)
-
-    def _normalizer(self, a: Tensor) -> float:
-        if self.mode == LossParameter.NONE:
-            return 1.0
-        if self.mode == LossParameter.PRE_FIXED:
-            return max(1.0, float(self.fixed))
-        if self.mode == LossParameter.BATCH_SIZE:
-            return max(1.0, float(a.shape[0]))
-        return max(1.0, float(a.shape[0] * math.prod(a.shape[2:])))
 
 
 @register("BoxAnnotatorOHEM")

@@ -22,6 +22,7 @@ from poseidon.errors import DataError
 from poseidon.layers.base import Layer, LayerError, Shape, times
 from poseidon.layers.common.indices import to_indices
 from poseidon.layers.registry import register
+from poseidon.proto.caffe_pb2 import ROIAlignParameter, ROIPoolingParameter
 
 # Values of a region: index of the image, and two corners.
 REGION = 5
@@ -64,8 +65,29 @@ def clipped(edges: Tensor, extent: int) -> Tensor:
     return edges.clamp(0, extent).long()
 
 
+class PooledRegions(Layer):
+    """The base class of layers that divide each region into pooled_h x pooled_w parts."""
+
+    BOTTOMS = (2, 2)
+
+    def set_up_parts(
+        self, param: ROIPoolingParameter | ROIAlignParameter, bottoms: Sequence[Shape]
+    ) -> list[Shape]:
+        """Read the parts and the scale, and return the shape of the top.
+
+        Raises:
+            LayerError: the bottoms are not a map and regions, or a number of parts is missing.
+        """
+        shape, regions = bottoms
+        check_map_and_regions(shape, regions)
+        if min(param.pooled_h, param.pooled_w) < 1:
+            raise LayerError("missing pooled_h or pooled_w, expected at least 1 each")
+        self.parts, self.scale = (param.pooled_h, param.pooled_w), param.spatial_scale
+        return [(regions[0], shape[1], *self.parts)]
+
+
 @register("ROIPooling")
-class ROIPooling(Layer):
+class ROIPooling(PooledRegions):
     """The maxima of pooled_h x pooled_w parts of each region of a feature map.
 
     A region from x1, y1 to x2, y2, both inclusive, is scaled by spatial_scale and rounded. Its part
@@ -78,15 +100,8 @@ class ROIPooling(Layer):
     pooled_w, spatial_scale.
     """
 
-    BOTTOMS = (2, 2)
-
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
-        param, (shape, regions) = self.param.roi_pooling_param, bottoms
-        check_map_and_regions(shape, regions)
-        if min(param.pooled_h, param.pooled_w) < 1:
-            raise LayerError("missing pooled_h or pooled_w, expected at least 1 each")
-        self.parts, self.scale = (param.pooled_h, param.pooled_w), param.spatial_scale
-        return [(regions[0], shape[1], *self.parts)]
+        return self.set_up_parts(self.param.roi_pooling_param, bottoms)
 
     def forward(self, feature: Tensor, regions: Tensor) -> Tensor:
         image_R, corners = split_regions(regions, feature.shape[0])
@@ -223,7 +238,7 @@ class PSROIPooling(Layer):
 
 
 @register("ROIAlign")
-class ROIAlign(Layer):
+class ROIAlign(PooledRegions):
     """The means of bilinear samples in pooled_h x pooled_w parts of each region, without rounding.
 
     A region spans x1 scale to x2 scale, at least 1 cell. Each part has sampling_ratio x
@@ -235,16 +250,9 @@ class ROIAlign(Layer):
     sampling_ratio.
     """
 
-    BOTTOMS = (2, 2)
-
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
-        param, (shape, regions) = self.param.roi_align_param, bottoms
-        check_map_and_regions(shape, regions)
-        if min(param.pooled_h, param.pooled_w) < 1:
-            raise LayerError("missing pooled_h or pooled_w, expected at least 1 each")
-        self.parts, self.scale = (param.pooled_h, param.pooled_w), param.spatial_scale
-        self.ratio = param.sampling_ratio
-        return [(regions[0], shape[1], *self.parts)]
+        self.ratio = self.param.roi_align_param.sampling_ratio
+        return self.set_up_parts(self.param.roi_align_param, bottoms)
 
     def forward(self, feature: Tensor, regions: Tensor) -> Tensor:
         image_R, corners = split_regions(regions, feature.shape[0])
