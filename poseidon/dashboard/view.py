@@ -161,10 +161,8 @@ class JobView:
                 bottleneck, sentence="The job was too short to name what limits it."
             )
         progress = self._progress
-        rate, left = (
-            progress.get("rate", 0.0),
-            progress.get("max_iter", 0) - progress.get("iteration", 0),
-        )
+        rate = progress.get("rate", 0.0)
+        left = progress.get("max_iter", 0) - progress.get("iteration", 0)
         return {
             "job": self.job.get("job", ""),
             "state": self._state(running=running),

@@ -81,11 +81,6 @@ def _roi_align(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) 
     return [graph.op("RoiAlign", bottoms[0].name, graph.slice(regions, 1, 1, 5), image, **settings)]
 
 
-def _corners(graph: Graph, boxes: str) -> Names:
-    """Return the four columns of boxes, each with a last axis of extent 1."""
-    return graph.ops("Split", boxes, outputs=4, axis=-1, num_outputs=4)
-
-
 def _decoded(graph: Graph, codes: str, center: str, size: str, half_size: str) -> tuple[str, str]:
     """Return the centers and half the sides of boxes of CENTER_SIZE codes (..., 4)."""
     middle = graph.op("Add", graph.op("Mul", graph.slice(codes, -1, 0, 2), size), center)

@@ -47,11 +47,8 @@ def train_record(event: Mapping[str, object]) -> Record | None:
 
 def test_record(event: Mapping[str, object]) -> Record | None:
     """Return the record of a `tested` event of worker 0."""
-    iteration, net, outputs = (
-        event.get("iteration"),
-        event.get("net"),
-        _outputs(event.get("scores")),
-    )
+    iteration, net = event.get("iteration"), event.get("net")
+    outputs = _outputs(event.get("scores"))
     if not isinstance(iteration, int) or not isinstance(net, int) or outputs is None:
         return None
     return {"kind": "test", "iteration": iteration, "net": net, "outputs": outputs}

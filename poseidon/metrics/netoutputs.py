@@ -26,13 +26,13 @@ import errno
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from poseidon.errors import JobError
 from poseidon.metrics.glog_lines import number
-from poseidon.metrics.record import Output, TestRecord, TrainRecord
+from poseidon.metrics.record import TestRecord, TrainRecord
 
 LOGGER = logging.getLogger("poseidon.metrics.netoutputs")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -73,14 +73,7 @@ class NetOutputs:
         Raises:
             JobError: the file cannot be written.
         """
-        _add(
-            self._train,
-            record.iteration,
-            record.elapsed_s,
-            record.loss,
-            record.outputs,
-            weighted=True,
-        )
+        _add(self._train, record, record.loss, weighted=True)
         self._write_if_due()
 
     def on_test(self, record: TestRecord) -> None:
@@ -92,7 +85,7 @@ class NetOutputs:
         rows = self._tests.setdefault(record.net, [])
         total = sum(output.value * output.loss_weight for output in record.outputs)
         loss = total if record.loss is None else record.loss
-        _add(rows, record.iteration, record.elapsed_s, loss, record.outputs, weighted=False)
+        _add(rows, record, loss, weighted=False)
         self._write_if_due()
 
     def close(self) -> None:
@@ -153,23 +146,16 @@ def _rows_before(section: str, iteration: int) -> list[str]:
     return [f"{line}\n" for line in (header, *kept)] if kept else []
 
 
-def _add(
-    rows: list[str],
-    iteration: int,
-    elapsed_s: float,
-    loss: float,
-    outputs: Sequence[Output],
-    *,
-    weighted: bool,
-) -> None:
+def _add(rows: list[str], record: TrainRecord | TestRecord, loss: float, *, weighted: bool) -> None:
     """Append a row to a section, with a header before the first one."""
     if not rows:
-        rows.append(_line("Iteration", "time", "loss", *(output.name for output in outputs)))
+        rows.append(_line("Iteration", "time", "loss", *(output.name for output in record.outputs)))
     values = [
         output.value * output.loss_weight if weighted and output.loss_weight else output.value
-        for output in outputs
+        for output in record.outputs
     ]
-    rows.append(_line(str(iteration), *(number(value) for value in (elapsed_s, loss, *values))))
+    cells = (number(value) for value in (record.elapsed_s, loss, *values))
+    rows.append(_line(str(record.iteration), *cells))
 
 
 def _line(*cells: str) -> str:

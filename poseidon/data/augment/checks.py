@@ -22,11 +22,3 @@ def check_finite(name: str, param: Message) -> None:
             for number in [value] if isinstance(value, float) else value:
                 if not math.isfinite(number):
                     raise DataError(f"{name} has {field.name} {number:g}, expected a finite number")
-
-
-def check_range(name: str, least: float, most: float, *, what: str) -> None:
-    """Raise DataError unless 0 <= least <= most."""
-    if not 0 <= least <= most:
-        raise DataError(
-            f"{name} has {what} from {least:g} to {most:g}, expected an increasing range from 0"
-        )

@@ -16,7 +16,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from poseidon.data.augment.checks import check_finite, check_range
+from poseidon.data.augment.checks import check_finite
 from poseidon.data.batches.draws import draw
 from poseidon.errors import DataError
 from poseidon.proto.caffe_pb2 import DistortionParameter, NoiseParameter
@@ -159,14 +159,13 @@ class Distort:
             )
         if param.hue_prob > 0 and param.hue_delta < 0:
             raise DataError(f"distort_param has hue_delta {param.hue_delta:g}, expected at least 0")
-        if param.contrast_prob > 0:
-            check_range(
-                "distort_param", param.contrast_lower, param.contrast_upper, what="contrast"
-            )
-        if param.saturation_prob > 0:
-            check_range(
-                "distort_param", param.saturation_lower, param.saturation_upper, what="saturation"
-            )
+        for what in ("contrast", "saturation"):
+            least, most = (getattr(param, f"{what}_{side}") for side in ("lower", "upper"))
+            if getattr(param, f"{what}_prob") > 0 and not 0 <= least <= most:
+                raise DataError(
+                    f"distort_param has {what} from {least:g} to {most:g}, expected an increasing "
+                    "range from 0"
+                )
         self._param = param
 
     def check_channels(self, channels: int) -> None:

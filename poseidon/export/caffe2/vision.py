@@ -110,9 +110,9 @@ def _max_pool(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> 
     return [x.ordered(graph.op("MaxPool", value, pads=pads, **_window(fit)))]
 
 
-def _bordered(graph: Graph, value: str, fit: Fit, border: float, mode: str = "constant") -> str:
+def _bordered(graph: Graph, value: str, fit: Fit, border: float) -> str:
     sides = graph.integers(0, 0, *fit.before, 0, 0, *fit.after)
-    return graph.op("Pad", value, sides, graph.floats(border), mode=mode)
+    return graph.op("Pad", value, sides, graph.floats(border), mode="constant")
 
 
 def _sums(graph: Graph, value: str, fit: Fit) -> str:

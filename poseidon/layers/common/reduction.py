@@ -54,11 +54,8 @@ class ArgMax(Layer):
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param, shape = self.param.argmax_param, bottoms[0]
-        self.by_axis, self.top_k, self.with_values = (
-            param.HasField("axis"),
-            param.top_k,
-            param.out_max_val,
-        )
+        self.by_axis = param.HasField("axis")
+        self.top_k, self.with_values = param.top_k, param.out_max_val
         if self.by_axis:
             self.axis = canonical_axis(param.axis, shape)
             choices = shape[self.axis]

@@ -83,12 +83,8 @@ class LRN(Layer):
         if param.local_size % 2 == 0:
             raise LayerError(f"local_size is {param.local_size}, expected an odd number")
         check_image(shape)
-        self.size, self.alpha, self.beta, self.k = (
-            param.local_size,
-            param.alpha,
-            param.beta,
-            param.k,
-        )
+        self.size, self.k = param.local_size, param.k
+        self.alpha, self.beta = param.alpha, param.beta
         self.across = param.norm_region == LRNParameter.ACROSS_CHANNELS
         return [shape]
 
@@ -145,11 +141,8 @@ class MVN(Layer):
             raise LayerError(
                 f"bottom of shape {times(shape)} has {len(shape)} axes, expected at most 4"
             )
-        self.divides, self.across, self.eps = (
-            param.normalize_variance,
-            param.across_channels,
-            param.eps,
-        )
+        self.divides, self.across = param.normalize_variance, param.across_channels
+        self.eps = param.eps
         self.trail = shape[1:] + (1,) * (4 - max(len(shape), 1))
         return [(shape[0] if shape else 1, *self.trail)]
 

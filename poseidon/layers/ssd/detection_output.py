@@ -65,10 +65,8 @@ class DetectionOutput(Layer):
         param = self.param.detection_output_param
         _check(param)
         self.settings = param
-        self.classes, self.locations = (
-            param.num_classes,
-            1 if param.share_location else param.num_classes,
-        )
+        self.classes = param.num_classes
+        self.locations = 1 if param.share_location else self.classes
         self.priors = check_bottoms(bottoms, self.locations, self.classes)
         has_threshold = param.HasField("confidence_threshold")
         self.least_score = param.confidence_threshold if has_threshold else -math.inf

@@ -76,10 +76,8 @@ class MultiBoxLoss(Layer):
         param = self.param.multibox_loss_param
         _check(param)
         self.settings = param
-        self.classes, self.locations = (
-            param.num_classes,
-            1 if param.share_location else param.num_classes,
-        )
+        self.classes = param.num_classes
+        self.locations = 1 if param.share_location else self.classes
         self.priors = check_bottoms(bottoms[:3], self.locations, self.classes)
         if len(bottoms[3]) != 4 or bottoms[3][3] != OBJECT_VALUES or bottoms[3][:2] != (1, 1):
             raise LayerError(
@@ -231,10 +229,8 @@ class MultiBoxLoss(Layer):
                     boxes = code.decode(columns)[torch.arange(len(prior_M)), prior_M]
             predicted = torch.where((boxes < 0) | (boxes > 1), target, predicted)
         if self.settings.encode_variance_in_target:
-            predicted, target = (
-                predicted / code.variances_P4[prior_M],
-                target / code.variances_P4[prior_M],
-            )
+            predicted = predicted / code.variances_P4[prior_M]
+            target = target / code.variances_P4[prior_M]
         if self.settings.loc_loss_type == MultiBoxLossParameter.L2:
             return (predicted - target).square() / 2
         return functional.smooth_l1_loss(predicted, target, reduction="none")

@@ -36,30 +36,18 @@ def base_of(param: ProposalParameter | AnchorTargetParameter) -> Tensor:
             f"feat_stride is {param.feat_stride} and base_size is {param.base_size}, expected at "
             "least 1 each"
         )
-    ratios, scales = (
-        list(param.ratio) or list(boxes_of.RATIOS),
-        list(param.scale) or list(boxes_of.SCALES),
-    )
+    ratios = list(param.ratio) or list(boxes_of.RATIOS)
+    scales = list(param.scale) or list(boxes_of.SCALES)
     if not all(0 < value < math.inf for value in (*ratios, *scales)):
         raise LayerError(f"ratio is {ratios} and scale is {scales}, expected positive numbers")
     return boxes_of.base_anchors(param.base_size, ratios, scales)
 
 
-def check_info(shape: Shape, images: int, place: int) -> None:
-    """Raise LayerError unless a bottom has height, width and scale of one image or of each."""
+def check_info(shape: Shape, images: int) -> None:
+    """Raise LayerError unless bottom 2 has height, width and scale of one image or of each."""
     if len(shape) < 2 or shape[0] not in (1, images) or math.prod(shape[1:]) < 3:
         raise LayerError(
-            f"bottom {place} has shape {times(shape)}, expected height, width and scale for each "
-            "image"
-        )
-
-
-def check_objects(shape: Shape, place: int) -> None:
-    """Raise LayerError unless a bottom has the boxes of objects."""
-    if len(shape) < 2 or math.prod(shape[1:]) != REGION:
-        raise LayerError(
-            f"bottom {place} has shape {times(shape)}, expected x1, y1, x2, y2 and class for each "
-            "object"
+            f"bottom 2 has shape {times(shape)}, expected height, width and scale for each image"
         )
 
 
@@ -100,7 +88,7 @@ class Proposal(Layer):
                     f"{times((scores[0], channels, *scores[2:]))}: "
                     f"{channels // count} values for each of {count} anchors in each cell"
                 )
-        check_info(info, scores[0], 2)
+        check_info(info, scores[0])
         if not 0 <= param.nms_thresh <= 1:
             raise LayerError(f"nms_thresh is {param.nms_thresh:g}, expected 0 to 1")
         cells = scores[0] * count * scores[2] * scores[3]
@@ -180,8 +168,12 @@ class AnchorTarget(Layer):
             raise LayerError(
                 f"bottom 0 has shape {times(shape)}, expected the map of one image, 1xCxHxW"
             )
-        check_objects(bottoms[1], 1)
-        check_info(bottoms[2], 1, 2)
+        if len(bottoms[1]) < 2 or math.prod(bottoms[1][1:]) != REGION:
+            raise LayerError(
+                f"bottom 1 has shape {times(bottoms[1])}, expected x1, y1, x2, y2 and class for "
+                "each object"
+            )
+        check_info(bottoms[2], 1)
         self.base = base_of(param).to(self.context.device)
         if param.batch_size < 1 or not 0 <= param.fg_fraction <= 1:
             raise LayerError(
