@@ -171,15 +171,11 @@ def plan_job(
         with_server: whether the job has shards at all.
 
     Raises:
-        UsageError: no host, no device, a device twice, a different number of them on one host, an
-            illegal number of channels, or several workers and no host for their shards.
+        UsageError: no host that works, a different number of devices on one host, an illegal number
+            of channels, or several workers and no host for their shards.
     """
     if not any(host.works for host in hosts):
         raise UsageError("a job needs at least one client that works")
-    if not devices_per_host:
-        raise UsageError("a job needs at least one device per client")
-    if len(set(devices_per_host) - {"cpu"}) != sum(device != "cpu" for device in devices_per_host):
-        raise UsageError(f"a device is listed twice in '{','.join(devices_per_host)}'")
     if not 1 <= channels <= 1024:
         raise UsageError(f"--num_comm_channels_per_client must be from 1 to 1024, not {channels}")
     working = [host for host in hosts if host.works]

@@ -20,6 +20,7 @@ from poseidon.cluster.jobs.registry import EXTRACTION, new_job_id
 from poseidon.cluster.machinefile import Host, is_loopback
 from poseidon.cluster.process import ProcessSpec
 from poseidon.cluster.supervision.loop import run_job
+from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.state import SupervisionSettings
 from poseidon.data.databases.kinds import Backend
 from poseidon.data.databases.leveldb_cursor import require_leveldb
@@ -144,15 +145,20 @@ def _supervise(
 
     site = Site(plan.hosts, LocalDialer())
     try:
-        with register_job(first.job, request.hostfile, plan.hosts, output) as registration:
+        settings = SupervisionSettings(start_timeout_s=START_TIMEOUT_S)
+        with (
+            register_job(first.job, request.hostfile, plan.hosts, output) as registration,
+            SignalRequests(settings) as requests,
+        ):
             site.begin(registration.record)
             run_job(
                 plan,
                 spec,
                 site,
                 listener=terminal,
-                settings=SupervisionSettings(start_timeout_s=START_TIMEOUT_S),
+                settings=settings,
                 registration=registration,
+                requests=requests,
             )
     except JobError:
         _report_databases(

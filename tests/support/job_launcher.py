@@ -35,6 +35,7 @@ from poseidon.cluster.remote_python import LauncherEnvironment
 from poseidon.cluster.ssh.config import SshSettings
 from poseidon.cluster.supervision.background import StartReport
 from poseidon.cluster.supervision.loop import JobListener, run_job
+from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.state import SupervisionSettings
 from poseidon.errors import JobError
 from poseidon.settings import read_settings
@@ -79,7 +80,11 @@ def main(state_folder: Path, job: str, hostfile: Path) -> int:
         return ProcessSpec(name=role.process, argv=child(script, "--job", job), first_line=b"{}")
 
     try:
-        with Registration(registry, record) as registration, closing(Agents(record)) as agents:
+        with (
+            Registration(registry, record) as registration,
+            closing(Agents(record)) as agents,
+            SignalRequests(SupervisionSettings()) as requests,
+        ):
             run_job(
                 plan_job(clients, devices_per_host=("cpu",), channels=1),
                 make_spec,
@@ -87,6 +92,7 @@ def main(state_folder: Path, job: str, hostfile: Path) -> int:
                 listener=Reporter(registry, job, report),
                 settings=SupervisionSettings(),
                 registration=registration,
+                requests=requests,
             )
     except JobError as error:
         print(f"{type(error).__name__}: {error}", flush=True)

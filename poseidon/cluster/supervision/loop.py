@@ -11,7 +11,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -92,8 +91,8 @@ def run_job(
     *,
     listener: JobListener,
     settings: SupervisionSettings,
-    registration: Registration | None = None,
-    requests: SignalRequests | None = None,
+    registration: Registration,
+    requests: SignalRequests,
     pausing: Pausing = Pausing.NEVER,
     kept: Callable[[Mapping[ProcessName, Paused]], object] = lambda _: None,
 ) -> JobResult:
@@ -107,7 +106,7 @@ def run_job(
         settings: timeouts and effects of signals.
         registration: the job's record; each process is added right after its start, and all are
             removed at the end.
-        requests: entered; None: signals are handled from here on.
+        requests: entered.
         pausing: when processes pause after a loss.
         kept: takes the processes that have paused when this start has ended, for the next one; they
             continue running, and have no listener until then. Not called if there are none.
@@ -118,16 +117,15 @@ def run_job(
             use. Any other exception of the listener passes through. In each case all other
             processes have ended.
     """
-    with nullcontext(requests) if requests is not None else SignalRequests(settings) as signals:
-        run = _Run(plan, listener, settings, registration, pausing)
-        try:
-            run.start_all(plan, make_spec, launcher, signals)
-            run.loop(signals)
-        finally:
-            paused = run.close()
-            if paused:
-                kept(paused)
-        run.hand_on(signals)
+    run = _Run(plan, listener, settings, registration, pausing)
+    try:
+        run.start_all(plan, make_spec, launcher, requests)
+        run.loop(requests)
+    finally:
+        paused = run.close()
+        if paused:
+            kept(paused)
+    run.hand_on(requests)
     return run.result()
 
 
@@ -165,7 +163,7 @@ class _Run:
         plan: JobPlan,
         listener: JobListener,
         settings: SupervisionSettings,
-        registration: Registration | None,
+        registration: Registration,
         pausing: Pausing,
     ) -> None:
         names = [role.process for role in plan.roles]
@@ -201,8 +199,7 @@ class _Run:
                 )
                 return
             self._running[role.process] = process
-            if self._registration is not None:
-                self._registration.add(role.process, process.pid, process.created_s)
+            self._registration.add(role.process, process.pid, process.created_s)
             self._handle(ProcessStarted(name=role.process, pid=process.pid))
 
     def loop(self, requests: SignalRequests) -> None:
@@ -231,9 +228,9 @@ class _Run:
             process.kill()
         for process in others if not paused else ():
             process.close()
-        if self._registration is not None and paused:
+        if paused:
             self._registration.keep([self._running[name] for name in paused])
-        elif self._registration is not None and all(one.poll() is not None for one in others):
+        elif all(one.poll() is not None for one in others):
             self._registration.clear()
         return paused
 

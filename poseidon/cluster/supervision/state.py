@@ -10,7 +10,6 @@ from enum import Enum, IntEnum
 
 from poseidon.cluster.events import Event, LoopPosition, Paused
 from poseidon.cluster.job_plan import ProcessName
-from poseidon.errors import UsageError
 
 RETURN_TIMEOUT_S = 180.0
 
@@ -48,14 +47,6 @@ class SupervisionSettings:
     term_deadline_s: float = 25.0  # Slurm and Kubernetes kill after 30
     sigint_effect: SignalEffect = SignalEffect.STOP
     sighup_effect: SignalEffect = SignalEffect.SNAPSHOT
-
-    def __post_init__(self) -> None:
-        for name in ("start_timeout_s", "stall_timeout_s", "finish_timeout_s", "term_deadline_s"):
-            if not getattr(self, name) > 0:
-                raise UsageError(f"{name} must be more than 0 seconds, not {getattr(self, name)}")
-        for name in ("grace_s", "collect_s"):
-            if not getattr(self, name) >= 0:
-                raise UsageError(f"{name} must not be negative, not {getattr(self, name)}")
 
 
 class JobState(Enum):

@@ -157,8 +157,6 @@ def test_several_cpu_workers_are_legal() -> None:
         ((), ("cpu",), 1, "client"),
         (machines("ss"), ("cpu",), 1, "client that works"),
         (machines("ww"), ("cpu",), 1, "every client says role=worker"),
-        (TWO, (), 1, "device"),
-        (TWO, ("cuda:0", "cuda:0"), 1, "twice"),
         (TWO, ("cpu",), 0, "from 1 to 1024, not 0"),
         (TWO, ("cpu",), 1025, "1025"),
     ],

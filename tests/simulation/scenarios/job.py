@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -125,6 +127,9 @@ class Job(Cluster):
             process.task(_Work(self, process, spec.name.index, point).run())
 
 
+_NO_RECORD: Any = SimpleNamespace(add=lambda *_: None, clear=lambda: None)
+
+
 class _Driver(JobListener):
     """See `RestartDriver`."""
 
@@ -148,6 +153,7 @@ class _Driver(JobListener):
                 job.site,
                 listener=self,
                 settings=SupervisionSettings(stall_timeout_s=STALL_S),
+                registration=_NO_RECORD,
                 requests=self,  # type: ignore[arg-type]
             )
         finally:

@@ -6,7 +6,10 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -70,6 +73,9 @@ class Remembering(JobListener):
         self.log.append((name.short, line.text))
 
 
+NO_RECORD: Any = SimpleNamespace(add=lambda *_: None, clear=lambda: None)
+
+
 def threads_of_poseidon() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("poseidon")]
 
@@ -95,16 +101,18 @@ def run(
         )
         return ProcessSpec(name=name, argv=child(script), first_line=b"{}")
 
+    settings = settings or SupervisionSettings(grace_s=1.0)
     try:
-        return run_job(
-            PLAN,
-            make_spec,
-            seen,
-            listener=seen,
-            settings=settings or SupervisionSettings(grace_s=1.0),
-            registration=registration,
-            requests=requests,
-        )
+        with nullcontext(requests) if requests else SignalRequests(settings) as entered:
+            return run_job(
+                PLAN,
+                make_spec,
+                seen,
+                listener=seen,
+                settings=settings,
+                registration=registration or NO_RECORD,
+                requests=entered,
+            )
     finally:
         left = live_pids(seen.pids.values())
         seen.close()

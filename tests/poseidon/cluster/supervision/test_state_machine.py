@@ -44,7 +44,7 @@ from poseidon.cluster.supervision.state import (
     Tick,
 )
 from poseidon.cluster.supervision.state_machine import JobStateMachine, mismatched_collections
-from poseidon.errors import JobInterrupted, UsageError
+from poseidon.errors import JobInterrupted
 
 SHARD = ProcessName(role=Role.SHARD, index=0, client=0, host="127.0.0.1")
 WORKER_0 = ProcessName(role=Role.WORKER, index=0, client=0, host="127.0.0.1")
@@ -510,20 +510,6 @@ def test_two_requests_to_stop_before_the_first_process() -> None:
     assert job.state is JobState.ENDED
     assert job.take(STOP) == []
     assert job.error == "the job was stopped before it had started"
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("stall_timeout_s", 0.0),
-        ("start_timeout_s", -1.0),
-        ("grace_s", -1.0),
-        ("grace_s", float("nan")),
-    ],
-)
-def test_settings_are_checked(name: str, value: float) -> None:
-    with pytest.raises(UsageError, match=name):
-        SupervisionSettings(**{name: value})  # type: ignore[arg-type]
 
 
 def test_a_loop_that_hangs_ends_the_job_though_its_process_shows_life() -> None:
