@@ -12,23 +12,17 @@ from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.machinefile import parse_machinefile
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.state import RegroupRequested
-from poseidon.engine.document import TrainingDocument
 from poseidon.launcher.balancer import Times
 from poseidon.launcher.balancing import Balancing, times_of
-from poseidon.launcher.job import Job
-from poseidon.launcher.processes import Start
 from poseidon.launcher.request import Balance, JobRequest
 from poseidon.launcher.site import Site
+from tests.support.fake_job import FakeJob
 
 
-class FakeJob(Job):
-    """A job of which no process is started."""
+class TwelveWorkers(FakeJob):
+    """A job with twelve virtual workers."""
 
     fixed_because = ""
-    restarts_by_itself = True
-
-    def document(self, role: object, start: Start) -> TrainingDocument:
-        raise NotImplementedError
 
     def usual_virtual_workers(self, plan: object) -> int:
         return 12
@@ -40,7 +34,7 @@ class Case:
     def __init__(self, balance: Balance) -> None:
         request = JobRequest(output=Path("out"), balance=balance)
         site = Site(parse_machinefile("0 a 0\n1 b 0\n2 c 0", source="hosts"), LocalDialer())
-        self.job = FakeJob(request, site, title="", stem="j", devices=("cpu",))
+        self.job = TwelveWorkers(request, site, title="", stem="j", devices=("cpu",))
         *two, self.third = site.hosts
         self.job.site.go_on(two)
         self.job.renew_plan()

@@ -17,15 +17,13 @@ from poseidon.cluster.remote_python import LauncherEnvironment
 from poseidon.cluster.ssh.config import SshSettings
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.state import RegroupRequested
-from poseidon.engine.document import TrainingDocument
 from poseidon.errors import JobError
 from poseidon.launcher.host_changes import HostChanges
-from poseidon.launcher.job import Job
 from poseidon.launcher.newcomers import Prepared
-from poseidon.launcher.processes import Start
 from poseidon.launcher.request import JobRequest
 from poseidon.launcher.site import Site
 from poseidon.settings import read_settings
+from tests.support.fake_job import FakeJob
 
 HOSTS = "0 node0 0\n1 node1 0\n2 node2 0 role=server"
 
@@ -55,14 +53,10 @@ class FakeSite(Site):
         self.released += hosts
 
 
-class FakeJob(Job):
-    """A job of which no process is started."""
+class ThreeWorkers(FakeJob):
+    """A job that may have three workers."""
 
     fixed_because = ""
-    restarts_by_itself = True
-
-    def document(self, role: object, start: Start) -> TrainingDocument:
-        raise NotImplementedError
 
     def usual_virtual_workers(self, plan: object) -> int:
         return 3
@@ -83,7 +77,7 @@ class Case:
         launcher = LauncherEnvironment(python="python", checkout="", folder="/")
         self.dialer = SshDialer(SshSettings(), launcher)
         self.site = FakeSite(self.dialer)
-        self.job = FakeJob(request, self.site, title="", stem="j", devices=("cpu",))
+        self.job = ThreeWorkers(request, self.site, title="", stem="j", devices=("cpu",))
         process = RecordedProcess(name="launcher", host="127.0.0.1", pid=1, created_s=1.0)
         record = JobRecord(
             job="j", launcher=process, hostfile=None, hosts=self.site.hosts, output="", started_s=1

@@ -12,13 +12,11 @@ import pytest
 
 from poseidon.cluster.dial.local import LocalDialer
 from poseidon.cluster.machinefile import parse_machinefile
-from poseidon.engine.document import TrainingDocument
 from poseidon.errors import UsageError
 from poseidon.exchange.options import ExchangeOptions
-from poseidon.launcher.job import Job
-from poseidon.launcher.processes import Start
 from poseidon.launcher.request import Balance, JobRequest
 from poseidon.launcher.site import Site
+from tests.support.fake_job import FakeJob
 
 TWO = "0 node0 0\n1 node1 0"
 
@@ -26,17 +24,13 @@ TWO = "0 node0 0\n1 node1 0"
 ALONE = "it has one host with workers and no --memory_snapshot_every"
 
 
-class FakeJob(Job):
+class FreeJob(FakeJob):
     """A job whose hosts can do the same."""
 
-    restarts_by_itself = True
     bound_because = ""
 
-    def document(self, role: object, start: Start) -> TrainingDocument:
-        raise NotImplementedError
 
-
-class BoundJob(FakeJob):
+class BoundJob(FreeJob):
     """A job whose hosts cannot."""
 
     bound_because = "each host has data of its own"
@@ -45,38 +39,38 @@ class BoundJob(FakeJob):
 @pytest.mark.parametrize(
     ("kind", "hosts", "flags", "reason"),
     [
-        (FakeJob, TWO, {}, ""),
+        (FreeJob, TWO, {}, ""),
         (BoundJob, TWO, {}, "each host has data of its own"),
-        (FakeJob, "0 node0 0", {}, ALONE),
-        (FakeJob, TWO + " role=server", {}, ALONE),
-        (FakeJob, "0 node0 0", {"memory_snapshot_every": 5}, ""),
-        (FakeJob, "0 node0 0", {"memory_snapshot_every": 0}, "--memory_snapshot_every is 0"),
-        (FakeJob, "0 127.0.0.1 0\n1 127.0.0.1 0", {}, "--max_restarts is 0"),
-        (FakeJob, "0 127.0.0.1 0\n1 127.0.0.1 0", {"max_restarts": 1}, ""),
-        (FakeJob, TWO, {"max_restarts": 0}, "--max_restarts is 0"),
-        (FakeJob, TWO, {"replicas": 0}, "--replicas is 0"),
-        (FakeJob, TWO, {"memory_snapshot_every": 0}, "--memory_snapshot_every is 0"),
-        (FakeJob, TWO, {"memory_snapshot_every": 5}, ""),
+        (FreeJob, "0 node0 0", {}, ALONE),
+        (FreeJob, TWO + " role=server", {}, ALONE),
+        (FreeJob, "0 node0 0", {"memory_snapshot_every": 5}, ""),
+        (FreeJob, "0 node0 0", {"memory_snapshot_every": 0}, "--memory_snapshot_every is 0"),
+        (FreeJob, "0 127.0.0.1 0\n1 127.0.0.1 0", {}, "--max_restarts is 0"),
+        (FreeJob, "0 127.0.0.1 0\n1 127.0.0.1 0", {"max_restarts": 1}, ""),
+        (FreeJob, TWO, {"max_restarts": 0}, "--max_restarts is 0"),
+        (FreeJob, TWO, {"replicas": 0}, "--replicas is 0"),
+        (FreeJob, TWO, {"memory_snapshot_every": 0}, "--memory_snapshot_every is 0"),
+        (FreeJob, TWO, {"memory_snapshot_every": 5}, ""),
         (
-            FakeJob,
+            FreeJob,
             TWO,
             {"exchange": ExchangeOptions(staleness=1)},
             "--table_staleness is not 0",
         ),
         (
-            FakeJob,
+            FreeJob,
             TWO,
             {"exchange": ExchangeOptions(sync_every=8)},
             "",
         ),
         (
-            FakeJob,
+            FreeJob,
             TWO,
             {"exchange": ExchangeOptions(sync_every=8, sync_fragments=2)},
             "it has --sync_fragments",
         ),
         (
-            FakeJob,
+            FreeJob,
             TWO,
             {"exchange": ExchangeOptions(sync_every=8, sync_delay=1)},
             "it has --sync_delay",
@@ -84,7 +78,7 @@ class BoundJob(FakeJob):
     ],
 )
 def test_why_the_hosts_of_a_job_stay(
-    kind: type[FakeJob], hosts: str, flags: dict[str, Any], reason: str
+    kind: type[FreeJob], hosts: str, flags: dict[str, Any], reason: str
 ) -> None:
     site = Site(parse_machinefile(hosts, source="hosts"), LocalDialer())
     request = JobRequest(output=Path("out"), **flags)
@@ -110,4 +104,4 @@ def test_a_job_with_too_few_hosts_is_refused(
 ) -> None:
     site = Site(parse_machinefile(hosts, source="hosts"), LocalDialer())
     with pytest.raises(UsageError, match=re.escape(refusal)) if refusal else nullcontext():
-        FakeJob(JobRequest(output=Path("out"), **flags), site, title="", stem="j", devices=("cpu",))
+        FreeJob(JobRequest(output=Path("out"), **flags), site, title="", stem="j", devices=("cpu",))

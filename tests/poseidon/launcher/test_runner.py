@@ -17,7 +17,7 @@ import pytest
 
 from poseidon.cluster.dial.dialer import Needs
 from poseidon.cluster.dial.local import LocalDialer
-from poseidon.cluster.job_plan import ProcessName, Role, WorkerPlan
+from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.jobs.registry import JobRecord
 from poseidon.cluster.machinefile import Host, parse_machinefile
 from poseidon.cluster.supervision.background import StartReport
@@ -25,14 +25,12 @@ from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.restarts import RestartedJob, Restarts, StartingPoint
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.state import Outcome
-from poseidon.engine.document import TrainingDocument
 from poseidon.errors import JobError
-from poseidon.launcher.job import Job
-from poseidon.launcher.processes import Start
 from poseidon.launcher.request import JobRequest
 from poseidon.launcher.runner import _Run, run
 from poseidon.launcher.site import FileSet, Site
 from poseidon.launcher.snapshots import SnapshotCopies
+from tests.support.fake_job import FakeJob
 
 DONE = JobResult(outcome=Outcome.FINISHED, iteration=9)
 
@@ -88,14 +86,10 @@ class FakeSite(Site):
         self.calls.append("close")
 
 
-class FakeJob(Job):
-    """A job of which no process is started."""
+class SharingJob(FakeJob):
+    """A job whose hosts may read the same data."""
 
-    restarts_by_itself = True
     shared = False
-
-    def document(self, role: WorkerPlan, start: Start) -> TrainingDocument:
-        return self.worker_document(role, start)
 
     def shares_data(self) -> bool:
         return self.shared
@@ -107,9 +101,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def make_job(machinefile: str = "0 a 0", *, shared: bool = False) -> tuple[FakeJob, FakeSite]:
+def make_job(machinefile: str = "0 a 0", *, shared: bool = False) -> tuple[SharingJob, FakeSite]:
     site = FakeSite(machinefile)
-    job = FakeJob(JobRequest(output=Path("out")), site, title="fake", stem="fake", devices=("cpu",))
+    job = SharingJob(
+        JobRequest(output=Path("out")), site, title="fake", stem="fake", devices=("cpu",)
+    )
     job.shared = shared
     return job, site
 
@@ -159,7 +155,7 @@ def test_a_failed_job_with_a_snapshot_prints_how_to_resume(
 
 
 @contextmanager
-def running(job: FakeJob) -> Iterator[_Run]:
+def running(job: SharingJob) -> Iterator[_Run]:
     found = _Run(job, None, StartReport(None))  # type: ignore[arg-type]
     with found._requests:
         yield found
