@@ -235,7 +235,8 @@ def recommend(
 ) -> Recommendation:
     """Return the flags to choose, and why."""
     ours = [prediction for prediction in found if prediction.way.flags and prediction.way.exact]
-    best = ours[chosen([prediction.iteration_s for prediction in ours], _default_of(ours))]
+    # the default is the first of `WAYS`
+    best = ours[chosen([prediction.iteration_s for prediction in ours], default=0)]
     lossy = [
         prediction
         for prediction in found
@@ -249,10 +250,6 @@ def recommend(
         reasons=tuple(_reasons(training, cluster, best, found)),
         alternatives=tuple((p.way.flags, best.iteration_s / p.iteration_s) for p in lossy),
     )
-
-
-def _default_of(found: Sequence[Prediction]) -> int:
-    return next(index for index, prediction in enumerate(found) if prediction.way is DEFAULT)
 
 
 def chosen(seconds: Sequence[float], default: int | None) -> int:

@@ -79,11 +79,7 @@ class Detector(Net):
         Raises:
             DataError: an image is missing or damaged.
         """
-        named = [
-            (filename, window)
-            for filename, windows in _listed(images_windows)
-            for window in windows
-        ]
+        named = [(filename, window) for filename, windows in images_windows for window in windows]
         if not named:
             return []
         name = self.inputs[0]
@@ -147,9 +143,3 @@ class Detector(Net):
         part = resize_image(im[box[0] : box[2], box[1] : box[3]], (rows, columns))
         crop[first[0] : first[0] + rows, first[1] : first[1] + columns] = part
         return crop
-
-
-def _listed(
-    images_windows: Iterable[tuple[str, Iterable[Window]]],
-) -> list[tuple[str, list[Window]]]:
-    return [(filename, list(windows)) for filename, windows in images_windows]

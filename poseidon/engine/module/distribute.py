@@ -35,7 +35,7 @@ from poseidon.engine.module.local_optimizer_group import LocalOptimizerGroup, is
 from poseidon.engine.module.optimizer_group import OptimizerGroup
 from poseidon.engine.module.rule_group import RuleGroup
 from poseidon.engine.module.shard_optimizer_group import ShardOptimizerGroup
-from poseidon.engine.module.tables.plan import check_tables, plan_tables
+from poseidon.engine.module.tables.plan import check_tables, optimizers_of, plan_tables
 from poseidon.engine.module.tensors import (
     Buffers,
     DistributeOptions,
@@ -269,7 +269,7 @@ def join(
         tensors = replace(tensors, rows=_rows(module, options))
     if isinstance(how, UpdateRule):
         return RuleGroup(module, how, tensors, options, context)
-    if options.on is RunsOn.SHARDS and (optimizers := _optimizers(how)):
+    if options.on is RunsOn.SHARDS and (optimizers := optimizers_of(how)):
         context = _through_shards(context)
         return ShardOptimizerGroup(module, optimizers, tensors, options, context)
     if isinstance(how, torch.optim.Optimizer):
@@ -283,13 +283,6 @@ def join(
         "poseidon.SGD(lr=0.1), a torch.optim optimizer, or several of one module with "
         'on="shards"'
     )
-
-
-def _optimizers(how: object) -> list[torch.optim.Optimizer]:
-    """Return the optimizers that `distribute` was given; none if it was given something else."""
-    given = list(how) if isinstance(how, Sequence) else [how]
-    found = [one for one in given if isinstance(one, torch.optim.Optimizer)]
-    return found if len(found) == len(given) else []
 
 
 def _compressed(context: WorkerContext, compress: str) -> WorkerContext:

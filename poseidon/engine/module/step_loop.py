@@ -43,7 +43,7 @@ from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.module_hooks import uncompiled
 from poseidon.exchange.observe.observer import Call
 from poseidon.exchange.replicas import NO_CHECK, ReplicaCheck
-from poseidon.exchange.row_tables import AloneRowTables
+from poseidon.exchange.row_tables import AloneRowTables, RowTables
 from ps_server import ServerError
 
 Self = TypeVar("Self", bound="StepLoop")
@@ -100,17 +100,7 @@ class StepLoop(ABC):
                     broadcast_parameters(rest, self._collections.gather, rank=self.rank)
             self._turns.buffers.restart()
             self._open_streams()
-            self._tables = TableGroup(
-                plan.tables,
-                AloneRowTables() if built.client is None else built.client.rows,
-                Callbacks(
-                    on_forward=self._on_lookup,
-                    on_gradient=self._on_gradient,
-                    passes_left=lambda: plan.passes - self._passes,
-                    around_wait=lambda: self._exchange.observing(Call.GATHER),
-                ),
-            )
-            self._open_tables()
+            self._open_tables(AloneRowTables() if built.client is None else built.client.rows)
             self._watch = ModuleWatch(
                 module,
                 plan,
@@ -144,8 +134,14 @@ class StepLoop(ABC):
             self._context.loops.streams = streams
         self._turns.open(streams)
 
-    def _open_tables(self) -> None:
-        self._tables.open(root=self.rank == 0)
+    def _open_tables(self, tables: RowTables) -> None:
+        callbacks = Callbacks(
+            on_forward=self._on_lookup,
+            on_gradient=self._on_gradient,
+            passes_left=lambda: self._plan.passes - self._passes,
+            around_wait=lambda: self._exchange.observing(Call.GATHER),
+        )
+        self._tables.open(self._plan.tables, tables, callbacks, root=self.rank == 0)
         if self._plan.tables and self.size > 1:
             with self._collections.calling(DISTRIBUTE):
                 self._collections.gather(b"")

@@ -22,26 +22,25 @@ from poseidon.exchange.row_tables import RowTables
 
 
 class TableGroup:
-    """All row tables of a group.
+    """All row tables of a group."""
 
-    Args:
-        planned: the tables, the same on every worker.
-        tables: the row tables of this worker; None: before they are created.
-    """
-
-    def __init__(
-        self,
-        planned: Sequence[PlannedTable] = (),
-        tables: RowTables | None = None,
-        callbacks: Callbacks | None = None,
-    ) -> None:
+    def __init__(self) -> None:
         self.links: list[TableLink] = []
-        if tables is not None and callbacks is not None:
-            self.links += [link_of(table, tables, callbacks) for table in planned]
 
-    def open(self, *, root: bool) -> None:
-        """Give the weights of sparse embeddings to the shards. A collection follows."""
-        for link in self.links:
+    def open(
+        self,
+        planned: Sequence[PlannedTable],
+        tables: RowTables,
+        callbacks: Callbacks,
+        *,
+        root: bool,
+    ) -> None:
+        """Create the tables, the same on every worker, and give the weights of sparse embeddings to
+        the shards. A collection follows.
+        """
+        for table in planned:
+            link = link_of(table, tables, callbacks)
+            self.links.append(link)
             if isinstance(link, EmbeddingRows):
                 link.restore(0, link.first_values() if root else None)
 

@@ -50,7 +50,7 @@ def plan_tables(module: nn.Module, how: object, options: ExchangeOptions) -> lis
     Raises:
         UsageError: a table cannot be trained as its arguments say.
     """
-    optimizers = [one for one in _several(how) if isinstance(one, Optimizer)]
+    optimizers = optimizers_of(how)
     rule = how if isinstance(how, UpdateRule) else None
     found, users = [], users_of_parameters(module)
     for name, child in module.named_modules():
@@ -69,8 +69,11 @@ def plan_tables(module: nn.Module, how: object, options: ExchangeOptions) -> lis
     return [replace(t, spec=replace(t.spec, staleness=of_job)) for t in found]
 
 
-def _several(how: object) -> Sequence[object]:
-    return how if isinstance(how, Sequence) else [how]
+def optimizers_of(how: object) -> list[Optimizer]:
+    """Return the optimizers that `distribute` was given; none if it was given something else."""
+    given = list(how) if isinstance(how, Sequence) else [how]
+    found = [one for one in given if isinstance(one, Optimizer)]
+    return found if len(found) == len(given) else []
 
 
 def _of_table(name: str, table: Table, rule: UpdateRule | None) -> PlannedTable:
