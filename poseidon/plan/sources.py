@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from poseidon.engine.module.plain_values import placed
+from poseidon.engine.module.checkpoint_file import mapped
 from poseidon.engine.module.tensors import Example, run_example, tensors_in
 from poseidon.engine.tools.benchmark import backward, clock_of
 from poseidon.engine.tools.solo import zero_inputs
@@ -113,7 +113,7 @@ def training_of_module(text: str, *, compute_s: float | None, device: torch.devi
     """
     module, example = _call(text)
     module.to(device)
-    example = placed(example, device)
+    example = mapped(example, lambda tensor: tensor.to(device))
     try:
         layers = module_layers(module, example)
         notes = []

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,12 +65,17 @@ def on_host(value: Any) -> Any:
     """Return a copy of a value of dicts, lists, tuples and tensors, with all
     tensors on the CPU; others stay as they are.
     """
+    return mapped(value, lambda tensor: tensor.detach().cpu().clone())
+
+
+def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return a value of dicts, lists, tuples and tensors with changed tensors."""
     if isinstance(value, Tensor):
-        return value.detach().cpu().clone()
+        return change(value)
     if isinstance(value, Mapping):
-        return {key: on_host(part) for key, part in value.items()}
+        return {key: mapped(part, change) for key, part in value.items()}
     if isinstance(value, tuple | list):
-        parts = [on_host(part) for part in value]
+        parts = [mapped(part, change) for part in value]
         return parts if isinstance(value, list) else tuple(parts)
     return value
 

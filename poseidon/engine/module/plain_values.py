@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from poseidon.engine.module.checkpoint_file import on_host, packed, unpacked
+from poseidon.engine.module.checkpoint_file import mapped, on_host, packed, unpacked
 from poseidon.errors import UsageError
 from poseidon.process_group.collectives import Reduction
 
@@ -49,7 +49,8 @@ def decode(content: bytes, rank: int, device: torch.device | None) -> Any:
     Raises:
         SnapshotError: the bytes are not of `encode`.
     """
-    return placed(unpacked(content, f"the value of worker {rank}"), device)
+    value = unpacked(content, f"the value of worker {rank}")
+    return value if device is None else mapped(value, lambda tensor: tensor.to(device))
 
 
 def device_of(value: object) -> torch.device | None:
@@ -119,17 +120,3 @@ def _parts(value: object) -> Iterator[object]:
             yield from _parts(part)
     else:
         yield value
-
-
-def placed(value: Any, device: torch.device | None) -> Any:
-    """Return a value of nested lists, tuples and dicts with its tensors on a device; None: as they
-    are.
-    """
-    if isinstance(value, Tensor):
-        return value if device is None else value.to(device)
-    if isinstance(value, Mapping):
-        return {key: placed(part, device) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        parts = [placed(part, device) for part in value]
-        return parts if isinstance(value, list) else tuple(parts)
-    return value
