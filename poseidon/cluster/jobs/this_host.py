@@ -58,8 +58,6 @@ class Kill:
     def __post_init__(self) -> None:
         for job in self.jobs:
             check_job_id(job)
-        if max(self.timeouts.launcher_s, self.timeouts.grace_s) > LONGEST_WAIT_S:
-            raise UsageError(f"a kill waits for at most {LONGEST_WAIT_S:g} seconds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +151,13 @@ def list_jobs(registry: Registry) -> Listed:
 
 
 def kill_jobs(kill: Kill, registry: Registry) -> Killed:
-    """Stop jobs of this user on this host."""
+    """Stop jobs of this user on this host.
+
+    Raises:
+        UsageError: another machine asks for a longer wait than `LONGEST_WAIT_S`.
+    """
+    if max(kill.timeouts.launcher_s, kill.timeouts.grace_s) > LONGEST_WAIT_S:
+        raise UsageError(f"a kill waits for at most {LONGEST_WAIT_S:g} seconds")
     counts: dict[str, int] = {}
     problems: list[str] = []
     for job in kill.jobs:
