@@ -10,7 +10,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 import torch
 
@@ -23,13 +23,15 @@ from poseidon.engine.snapshot_writer import WrittenSnapshot
 from poseidon.exchange.auto.recorded import RecordedPlan
 from poseidon.exchange.building.built import Built
 from poseidon.exchange.membership import Membership
-from poseidon.layers.base import LayerContext
 from ps_server import PeerLost, ServerError, StalenessTimeout
 from ps_server.interruption import Interruption
 from ps_server.keys import Keyring
 from ps_server.network import Network
 from ps_server.protocol.virtual_workers import VirtualWorkers
 from ps_server.trace import NO_TRACE, Tracer
+
+if TYPE_CHECKING:
+    from poseidon.layers.base import LayerContext
 
 LOGGER = logging.getLogger(__name__)
 Document = TypeVar("Document", bound=WorkerDocument)
@@ -149,6 +151,8 @@ class TrainingWork(Work[Training]):
 
 
 def layer_context(document: WorkerDocument, *, phase: int, seed: int) -> LayerContext:
+    from poseidon.layers.base import LayerContext  # scripts need no layers
+
     return LayerContext(
         phase=phase,
         seed=seed,
