@@ -6,7 +6,8 @@ Laws:
 * A rule is a function of (gradient, history, value, rate, step). It works in place on the flat
   tensors it is given, and reads nothing else. It treats elements alike, so cutting a table into
   chunks changes no bit. Muon alone sees a matrix, which is never cut.
-* SGD with momentum is one compiled pass (`ps_server.native`) where an example has torch's bits.
+* SGD with momentum, Adam and AdamW of torch are one compiled pass (`ps_server.native`) where an
+  example has torch's bits.
 * The rules of torch.optim make its operations in its order. On a CPU their bits are torch's, save
   where torch's square root is not correctly rounded.
 
@@ -63,8 +64,13 @@ def update(
     """Bring a value to its next one, in place; arguments as for `change`, which does it for all
     but `MEAN`.
     """
-    if update_in_one_pass(rule, Halves(gradient), history, value, rate=rate, step=step):
-        return
+    if not update_in_one_pass(rule, Halves(gradient), history, value, rate=rate, step=step):
+        _update_by_torch(rule, gradient, history, value, rate=rate, step=step)
+
+
+def _update_by_torch(
+    rule: Rule, gradient: Tensor, history: History, value: Tensor, *, rate: float, step: int
+) -> None:
     if rule.kind is RuleKind.MEAN:
         value.copy_(gradient)
     elif rule.kind is RuleKind.SGD:  # the same bits, and the gradient's memory is not written to
@@ -110,9 +116,14 @@ class Halves(NamedTuple):
 def _has_one_pass(rule: Rule) -> bool:
     if rule.decay and rule.regularization is not Regularization.L2:
         return False
-    if rule.kind is RuleKind.TORCH_SGD:
-        return rule.momentum != 0.0 and not rule.nesterov
-    return rule.kind is RuleKind.SGD
+    match rule.kind:
+        case RuleKind.SGD:
+            return True
+        case RuleKind.TORCH_SGD:
+            return rule.momentum != 0.0 and not rule.nesterov
+        case RuleKind.TORCH_ADAM | RuleKind.ADAMW:
+            return rule.momentum > 0.5  # torch's `lerp` has another formula up to there
+    return False
 
 
 def update_in_one_pass(
@@ -121,40 +132,63 @@ def update_in_one_pass(
     """Bring a value to its next one by compiled code, as `update` does; return False, and do
     nothing, where there is none, or torch has threads for it.
     """
-    library = _one_pass_library() if _has_one_pass(rule) else None
+    library = _one_pass_library(rule.kind) if _has_one_pass(rule) else None
     shared = value.numel() >= _PARALLEL_ELEMENTS and torch.get_num_threads() > 1
-    halves = [half for half in (gradient.left, gradient.right) if half is not None]
-    if library is None or shared or not (at := _addresses(value, *history, *halves)):
+    if library is None or shared:
         return False
-    own_value, own_history, left, *right = at
-    factors = (gradient.divisor, *_factors(rule, rate * rule.rate_factor, step))
-    library.sgd(own_value, own_history, (left, right[0] if right else None), value.numel(), factors)
+    return _apply(library, rule, gradient, history, value, rate * rule.rate_factor, step)
+
+
+def _apply(
+    library: native.Library,
+    rule: Rule,
+    gradient: Halves,
+    history: History,
+    value: Tensor,
+    r: float,
+    step: int,
+) -> bool:
+    halves = [half for half in (gradient.left, gradient.right) if half is not None]
+    if not (at := _addresses(value, *history, *halves)):
+        return False
+    own_value, own_history, (left, *right) = at[0], at[1 : -len(halves)], at[-len(halves) :]
+    function = library.adam if len(history) == 2 else library.sgd
+    factors = (gradient.divisor, *_factors(rule, r, step))
+    function(own_value, own_history, (left, right[0] if right else None), value.numel(), factors)
     return True
 
 
-def _factors(rule: Rule, r: float, step: int) -> tuple[float, float, float, float]:
-    """Return the factors of `native.Library.sgd`."""
+def _factors(rule: Rule, r: float, step: int) -> tuple[float, ...]:
+    """Return the factors of `native.Library.sgd` or `adam`, without the first."""
+    b1, b2 = rule.momentum, rule.momentum2
     if rule.kind is RuleKind.SGD:
-        return rule.decay, rule.momentum, r, -1.0
-    return rule.decay, rule.momentum, 1 - rule.dampening if step else 1.0, -r * _scale(rule)
+        return rule.decay, b1, r, -1.0
+    if rule.kind is RuleKind.TORCH_SGD:
+        return rule.decay, b1, 1 - rule.dampening if step else 1.0, -r * _scale(rule)
+    decays = (0.0, 1 - r * rule.decay) if rule.kind.decouples_decay else (rule.decay, 1.0)
+    corrections = (1 - b1 ** (step + 1), (1 - b2 ** (step + 1)) ** 0.5)
+    return (*decays, 1 - b1, b2, 1 - b2, corrections[1], rule.delta, -(r / corrections[0]))
 
 
 @functools.cache
-def _one_pass_library() -> native.Library | None:
+def _one_pass_library(kind: RuleKind) -> native.Library | None:
     """Return the compiled code if an example has the bits of torch, which multiplies and adds in
     one rounding on some processors only.
     """
     if native.LIBRARY is None:
         return None
-    rule = Rule(momentum=0.9, decay=0.1)
-    numbers = torch.from_numpy(np.random.default_rng(0).standard_normal((3, 101), np.float32))
-    (g, h, w), (own_g, own_h, own_w) = numbers.clone(), numbers.clone()
-    _regularize(rule, g, w)
-    w.sub_(_velocity(rule, g, (h,), 0.3))
-    own_w_at, own_h_at, own_g_at = _addresses(own_w, own_h, own_g)
-    factors = (1.0, *_factors(rule, 0.3, 0))
-    native.LIBRARY.sgd(own_w_at, own_h_at, (own_g_at, None), own_w.numel(), factors)
-    return native.LIBRARY if torch.equal(w, own_w) and torch.equal(h, own_h) else None
+    rule = Rule(kind=kind, momentum=0.9, decay=0.1)
+    numbers = torch.from_numpy(np.random.default_rng(0).standard_normal((4, 4_099), np.float32))
+    results = []
+    for library in (native.LIBRARY, None):
+        g, w, *history = numbers.clone().abs()
+        history = history[: history_count(kind)]
+        if library is not None:
+            _apply(library, rule, Halves(g), history, w, 0.3, 3)
+        else:
+            _update_by_torch(rule, g, history, w, rate=0.3, step=3)
+        results.append(torch.stack([w, *history]))
+    return native.LIBRARY if torch.equal(*results) else None
 
 
 def _addresses(*tensors: Tensor) -> tuple[int, ...]:

@@ -90,9 +90,10 @@ class Library:
         self._orthonormal = _function(
             code.low_rank_orthonormal, 3, [*sides, ctypes.c_double], numbers=1
         )
-        floats = [ctypes.c_float] * 5
-        self._mean = _function(code.rules_mean, 4, [ctypes.c_size_t, *floats[:1]], numbers=1)
-        self._sgd = _function(code.rules_sgd, 4, [ctypes.c_size_t, *floats], numbers=1)
+        number, size = ctypes.c_float, ctypes.c_size_t
+        self._mean = _function(code.rules_mean, 4, [size, number], numbers=1)
+        self._sgd = _function(code.rules_sgd, 4, [size, *[number] * 5], numbers=1)
+        self._adam = _function(code.rules_adam, 5, [size, *[number] * 9], numbers=1)
         self._product = _function(code.low_rank_product, 4, [*sides, ctypes.c_size_t], numbers=1)
 
     def compress(self, kind: Kind, left: Array, given: Array, out: Encoded, part: Part) -> None:
@@ -137,10 +138,10 @@ class Library:
     def sgd(
         self,
         value: int,
-        history: int,
+        history: Sequence[int],
         gradient: tuple[int, int | None],
         size: int,
-        factors: tuple[float, ...],
+        factors: Sequence[float],
     ) -> None:
         """Apply SGD with momentum to a value and its history: addresses of so many floats.
 
@@ -152,7 +153,28 @@ class Library:
             factors: that number, decay d, momentum m, a and b of g' = g + d w, h <- m h + a g',
                 w <- w + b h.
         """
-        self._sgd(self.level, value, history, *gradient, size, *factors)
+        self._sgd(self.level, value, *history, *gradient, size, *factors)
+
+    def adam(
+        self,
+        value: int,
+        history: Sequence[int],
+        gradient: tuple[int, int | None],
+        size: int,
+        factors: Sequence[float],
+    ) -> None:
+        """Apply Adam or AdamW to a value and its two histories, as `sgd` does.
+
+        Args:
+            value: w.
+            history: m, v.
+            gradient: as of `sgd`.
+            size: elements of each.
+            factors: the number that divides the halves, decay d, k, a, b, c, e, delta and f of
+                g' = g + d w, m <- m + a (g' - m), v <- b v + c g'^2, w <- k w + f m / (sqrt(v) / e
+                + delta).
+        """
+        self._adam(self.level, value, *history, *gradient, size, *factors)
 
 
 def _function(function: Any, pointers: int, others: list[Any], *, numbers: int = 2) -> Any:

@@ -2,7 +2,7 @@
    operations in ps_server/rules.py.
 
    Bits: torch multiplies and adds in one rounding where it uses AVX2 or later, and so does this
-   code at these levels. Callers take `rules_sgd` only where torch does. */
+   code at these levels. Callers take a rule only where torch does. */
 
 #include <stddef.h>
 
@@ -31,12 +31,31 @@ INLINE void sgd(
     }
 }
 
+INLINE void adam(
+    float *restrict value, float *restrict first, float *restrict second,
+    const float *restrict left, const float *restrict right, size_t n, int halves, int decays,
+    float count, float decay, float keep, float into, float keep2, float into2, float correction,
+    float delta, float along) {
+    for (size_t i = 0; i < n; i++) {
+        float g = halves ? (left[i] + right[i]) / count : left[i];
+        g = decays ? __builtin_fmaf(value[i], decay, g) : g;
+        float m = __builtin_fmaf(into, g - first[i], first[i]);
+        float v = __builtin_fmaf(into2 * g, g, second[i] * keep2);
+        first[i] = m;
+        second[i] = v;
+        value[i] = value[i] * keep + m * along / (__builtin_sqrtf(v) / correction + delta);
+    }
+}
+
 #define MEAN(again)                                                                               \
     (left == out ? mean(out, again, NULL, right, n, count)                                        \
      : right == out ? mean(out, again, left, NULL, n, count)                                      \
                     : mean(out, again, left, right, n, count))
 #define SGD(halves, decays)                                                                       \
     sgd(value, history, left, right, n, halves, decays, count, decay, momentum, into, along)
+#define ADAM(halves, decays)                                                                      \
+    adam(value, first, second, left, right, n, halves, decays, count, decay, keep, into, keep2,   \
+         into2, correction, delta, along)
 #define LEVEL(name, target)                                                                       \
     target static void mean_##name(                                                               \
         float *out, float *again, const float *left, const float *right, size_t n, float count)   \
@@ -52,6 +71,16 @@ INLINE void sgd(
         else if (right) SGD(1, 0);                                                                \
         else if (decay != 0.0f) SGD(0, 1);                                                        \
         else SGD(0, 0);                                                                           \
+    }                                                                                             \
+    target static void adam_##name(                                                               \
+        float *value, float *first, float *second, const float *left, const float *right,         \
+        size_t n, float count, float decay, float keep, float into, float keep2, float into2,     \
+        float correction, float delta, float along)                                               \
+    {                                                                                             \
+        if (right && decay != 0.0f) ADAM(1, 1);                                                   \
+        else if (right) ADAM(1, 0);                                                               \
+        else if (decay != 0.0f) ADAM(0, 1);                                                       \
+        else ADAM(0, 0);                                                                          \
     }
 LEVELS(LEVEL)
 
@@ -70,4 +99,15 @@ EXPORT void rules_sgd(
     float count, float decay, float momentum, float into, float along) {
     (void)level;
     PICK(sgd)(value, history, left, right, n, count, decay, momentum, into, along);
+}
+
+/* g as in `rules_sgd`; first += into (g - first), second = keep2 second + into2 g^2,
+   value = keep value + along first / (sqrt(second) / correction + delta) */
+EXPORT void rules_adam(
+    int level, float *value, float *first, float *second, const float *left, const float *right,
+    size_t n, float count, float decay, float keep, float into, float keep2, float into2,
+    float correction, float delta, float along) {
+    (void)level;
+    PICK(adam)(value, first, second, left, right, n, count, decay, keep, into, keep2, into2,
+               correction, delta, along);
 }

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from ps_server import CodecSpec, Rule, native, rules
 from ps_server.native.compile import compile_codecs
@@ -40,12 +41,18 @@ ONE_PASS = (
     Rule(momentum=0.9),
     Rule(momentum=0.0, decay=1e-3),
     Rule(kind=RuleKind.TORCH_SGD, momentum=0.9, decay=0.1, dampening=0.3),
+    Rule(kind=RuleKind.TORCH_ADAM, momentum=0.9, decay=0.1, delta=1e-8),
+    Rule(kind=RuleKind.TORCH_ADAM, momentum=0.6, momentum2=0.9),
+    Rule(kind=RuleKind.ADAMW, momentum=0.9, decay=0.1, delta=1e-8),
+    Rule(kind=RuleKind.ADAMW, momentum=0.9, momentum2=0.95),
 )
 SEVERAL_PASSES = (
     Rule(momentum=0.9, decay=0.1, regularization=Regularization.L1),
     Rule(kind=RuleKind.TORCH_SGD),
     Rule(kind=RuleKind.TORCH_SGD, momentum=0.9, nesterov=True),
     Rule(kind=RuleKind.NESTEROV, momentum=0.9),
+    Rule(kind=RuleKind.ADAMW, momentum=0.5),
+    Rule(kind=RuleKind.ADAM, momentum=0.9),
 )
 
 
@@ -206,22 +213,28 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[native.Library | 
 def updated(make: Make, size: int, shift: int = 0) -> list[bytes]:
     """What three updates by each rule of one pass write, and a mean, with one NaN for all."""
     written = []
+
+    def state(rule: Rule) -> tuple[Tensor, list[Tensor]]:
+        count = 1 + rules.history_count(rule.kind)
+        made = [torch.from_numpy(shifted(make(size, seed), shift)) for seed in range(1, 1 + count)]
+        return made[0], [tensor.abs_() for tensor in made[1:]]
+
     for rule in ONE_PASS:
-        value, history = (torch.from_numpy(shifted(make(size, seed), shift)) for seed in (1, 2))
+        value, history = state(rule)
         for step in range(3):
             gradient = torch.from_numpy(shifted(make(size, 10 + step), shift))
-            rules.update(rule, gradient, (history,), value, rate=0.3, step=step)
-        written += [value, history]
+            rules.update(rule, gradient, history, value, rate=0.3, step=step)
+        written += [value, *history]
     halves = (torch.from_numpy(shifted(make(size, seed), shift)) for seed in (3, 4))
     mean = rules.Halves(*halves, 3)
     assert mean.right is not None
     for rule in ONE_PASS:
-        value, history = (torch.from_numpy(shifted(make(size, seed), shift)) for seed in (1, 2))
-        if not rules.update_in_one_pass(rule, mean, (history,), value, rate=0.3, step=1):
+        value, history = state(rule)
+        if not rules.update_in_one_pass(rule, mean, history, value, rate=0.3, step=1):
             gradient = torch.empty(size)
             mean.write_mean(gradient)
-            rules.update(rule, gradient, (history,), value, rate=0.3, step=1)
-        written += [value, history]
+            rules.update(rule, gradient, history, value, rate=0.3, step=1)
+        written += [value, *history]
     elsewhere, again, right = torch.empty(size), torch.empty(size), mean.right.clone()
     mean.write_mean(elsewhere)
     mean.write_mean(mean.right, again)
@@ -231,9 +244,8 @@ def updated(make: Make, size: int, shift: int = 0) -> list[bytes]:
 
 
 def is_one_pass(rule: Rule) -> bool:
-    value, history, gradient = torch.ones(3, 4)
-    halves = rules.Halves(gradient)
-    return rules.update_in_one_pass(rule, halves, (history,), value, rate=0.1, step=0)
+    value, gradient, *history = torch.ones(2 + rules.history_count(rule.kind), 4)
+    return rules.update_in_one_pass(rule, rules.Halves(gradient), history, value, rate=0.1, step=0)
 
 
 @pytest.mark.parametrize("flush", [False, True], ids=["with denormals", "without denormals"])
@@ -267,7 +279,8 @@ def test_a_processor_with_other_bits_leaves_rules_to_torch(
     use: Callable[[native.Library | None], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(libraries[0], "sgd", lambda *_: None)
+    for function in ("sgd", "adam"):
+        monkeypatch.setattr(libraries[0], function, lambda *_: None)
     use(libraries[0])
     assert not any(map(is_one_pass, ONE_PASS))
 
