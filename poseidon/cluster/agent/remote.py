@@ -337,17 +337,16 @@ class RemoteAgent:
         """Have the agent end what still runs there and exit; return at once."""
         self._request(m.Shutdown())
 
-    def close(self, status: int = 0, reason: str = "") -> None:
+    def close(self, status: int = 0) -> None:
         """Have the agent end what still runs there and exit; return when the channel has ended.
 
         May be called twice.
 
         Args:
             status: the exit status of an agent that a scheduler has started.
-            reason: why there is no job for it; empty where there was one.
         """
         if not self._closed.is_set() and self._lost is None and self._threads[0].is_alive():
-            self._request(m.Shutdown(status=status, reason=reason))
+            self._request(m.Shutdown(status=status))
             self._threads[0].join(self._timeouts.grace_s + HEARTBEAT_S)
         self._closed.set()
         self._channel.close()

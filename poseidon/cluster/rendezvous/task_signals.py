@@ -20,19 +20,15 @@ from contextlib import suppress
 
 LOGGER = logging.getLogger("poseidon.cluster.rendezvous")
 WAIT_S = 3.0
+"""How long this process's own signal may come after another task's."""
 _POLL_S = 0.05
 _ENDING = frozenset({signal.SIGTERM, signal.SIGINT})
 
 
 class TaskSignals:
-    """Watches the signals of this process. Entered in the main thread, while a job runs.
+    """Watches the signals of this process. Entered in the main thread, while a job runs."""
 
-    Args:
-        wait_s: how long this process's own signal may come after another task's.
-    """
-
-    def __init__(self, *, wait_s: float = WAIT_S) -> None:
-        self._wait_s = wait_s
+    def __init__(self) -> None:
         self._others: queue.SimpleQueue[tuple[float, Callable[[], bool]] | None]
         self._others = queue.SimpleQueue()
         """Other tasks that were asked to end: until when this process's own signal may come, and
@@ -64,7 +60,7 @@ class TaskSignals:
         Args:
             leave: lets the host of the task leave the job; returns False if it cannot.
         """
-        self._others.put((time.monotonic() + self._wait_s, leave))
+        self._others.put((time.monotonic() + WAIT_S, leave))
 
     def _decide(self) -> None:
         try:

@@ -284,8 +284,8 @@ def test_what_is_known_of_a_host() -> None:
     assert channel.requests[1] == Register(record=RECORD)
     assert isinstance(channel.requests[2], EndAll)
     assert not agent.closed
-    agent.close(75, "no job")
-    assert channel.requests[-1] == Shutdown(status=75, reason="no job")
+    agent.close(75)
+    assert channel.requests[-1] == Shutdown(status=75)
     assert agent.closed
 
 

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[4]
 SCRIPT = """
 import os, signal, sys, threading
-from poseidon.cluster.rendezvous.task_signals import TaskSignals
+from poseidon.cluster.rendezvous import task_signals
 
 taken = []
 came = threading.Event()
@@ -21,7 +21,8 @@ def take(*_):
     taken.append(1)
     came.set()
 signal.signal(signal.SIGTERM, take)
-with TaskSignals(wait_s=float(sys.argv[2])) as signals:
+task_signals.WAIT_S = float(sys.argv[2])
+with task_signals.TaskSignals() as signals:
     if sys.argv[1] == "both":
         os.kill(os.getpid(), signal.SIGTERM)
     signals.other_task_signalled(lambda: False)
@@ -48,12 +49,13 @@ def test_one_request_reaches_the_launcher(who: str, wait_s: str) -> None:
 
 LEAVES = """
 import queue, signal
-from poseidon.cluster.rendezvous.task_signals import TaskSignals
+from poseidon.cluster.rendezvous import task_signals
 
 taken = []
 signal.signal(signal.SIGTERM, lambda *_: taken.append(1))
 left = queue.SimpleQueue()
-with TaskSignals(wait_s=0.0) as signals:
+task_signals.WAIT_S = 0.0
+with task_signals.TaskSignals() as signals:
     for task in "ab":
         signals.other_task_signalled(lambda task=task: left.put(task) is None)
     print(left.get(timeout=30), left.get(timeout=30), len(taken))
@@ -75,11 +77,12 @@ def test_hosts_of_other_tasks_leave_where_they_can() -> None:
 
 ENDED = """
 import os, signal, time
-from poseidon.cluster.rendezvous.task_signals import TaskSignals
+from poseidon.cluster.rendezvous import task_signals
 
 taken = []
 signal.signal(signal.SIGTERM, lambda *_: taken.append(1))
-with TaskSignals(wait_s=0.3) as signals:
+task_signals.WAIT_S = 0.3
+with task_signals.TaskSignals() as signals:
     signals.other_task_signalled(lambda: False)
 time.sleep(1.0)
 print(len(taken))
@@ -101,7 +104,7 @@ def test_a_job_that_has_ended_is_not_signalled() -> None:
 
 BROKEN = """
 import logging, os, signal, threading
-from poseidon.cluster.rendezvous.task_signals import TaskSignals
+from poseidon.cluster.rendezvous import task_signals
 
 logging.basicConfig(format="%(message)s")
 came = threading.Event()
@@ -109,7 +112,8 @@ signal.signal(signal.SIGTERM, lambda *_: came.set())
 def fail(*_):
     raise ValueError("negative argument")
 os.read = fail
-with TaskSignals(wait_s=30.0) as signals:
+task_signals.WAIT_S = 30.0
+with task_signals.TaskSignals() as signals:
     signals.other_task_signalled(lambda: False)
     came.wait(30)
 print(came.is_set())
