@@ -10,9 +10,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
-
-import torch
+from typing import ClassVar, Generic, TypeVar
 
 from poseidon import log
 from poseidon.engine.document import TrainingDocument, WorkerDocument, read_document
@@ -29,9 +27,6 @@ from ps_server.keys import Keyring
 from ps_server.network import Network
 from ps_server.protocol.virtual_workers import VirtualWorkers
 from ps_server.trace import NO_TRACE, Tracer
-
-if TYPE_CHECKING:
-    from poseidon.layers.base import LayerContext
 
 LOGGER = logging.getLogger(__name__)
 Document = TypeVar("Document", bound=WorkerDocument)
@@ -148,22 +143,6 @@ class TrainingWork(Work[Training]):
             self.launcher.send("exchange_plan", plan=RecordedPlan.of_choices(built.plan).to_json())
         if not membership_of(self.document).alone:
             log_plan(built.plan, Path(self.document.output), number)
-
-
-def layer_context(document: WorkerDocument, *, phase: int, seed: int) -> LayerContext:
-    from poseidon.layers.base import LayerContext  # scripts need no layers
-
-    return LayerContext(
-        phase=phase,
-        seed=seed,
-        rank=document.rank,
-        workers=document.workers,
-        client=document.client,
-        clients=document.clients,
-        local_rank=document.local_rank,
-        local_workers=document.local_workers,
-        device=torch.device(document.device),
-    )
 
 
 def membership_of(

@@ -17,6 +17,7 @@ from poseidon.engine.averages import SmoothedLoss
 from poseidon.engine.document import JobDocument
 from poseidon.engine.elastic import SnapshotInterval
 from poseidon.engine.launcher_connection import LauncherConnection
+from poseidon.engine.layer_context import layer_context
 from poseidon.engine.observation import Observation
 from poseidon.engine.own_time import OwnTime
 from poseidon.engine.snapshot_writer import SnapshotSettings, SnapshotWriter
@@ -27,7 +28,7 @@ from poseidon.engine.solver.summary import net_table
 from poseidon.engine.solver.tester import Tester
 from poseidon.engine.solver.trainer import LoopSettings, Trainer
 from poseidon.engine.tools.preflight import weight_files
-from poseidon.engine.work import NOTHING, TrainingWork, layer_context, membership_of
+from poseidon.engine.work import NOTHING, TrainingWork, membership_of
 from poseidon.errors import JobError, counted
 from poseidon.exchange.base import ExchangeSettings
 from poseidon.exchange.build import build_exchange

@@ -25,9 +25,10 @@ from numpy.typing import NDArray
 from poseidon.data.databases.kinds import Backend
 from poseidon.data.databases.writer import DatabaseWriter, write_database
 from poseidon.data.datum import encode_datum
+from poseidon.engine.layer_context import layer_context
 from poseidon.engine.tools.extraction import Extraction
 from poseidon.engine.tools.solo import NetRequest, open_net, zero_inputs
-from poseidon.engine.work import NOTHING, Work, layer_context
+from poseidon.engine.work import NOTHING, Work
 from poseidon.errors import DataError, JobError, UsageError, unknown
 from poseidon.layers.common.indices import INTEGERS, outside
 from poseidon.layers.user_modules import import_modules, location_in
