@@ -377,7 +377,7 @@ class _Driver(runner._Run):
         job = self._job
         try:
             self._changes.start()
-            return Restarts(self, 3, job.request.return_timeout).run()
+            return Restarts(self, job.max_restarts, job.request.return_timeout).run()
         except JobError as error:
             return error
         finally:
