@@ -96,7 +96,7 @@ for stream, piece in ((1, b"a"), (2, b"\\r 50%"), (1, b"\\xff\\xc3"), (1, b"\\xa
         for expected in PIECES[own_stdout]:
             assert listener.pieces.get(timeout=WAIT_S) == expected
             process.send_line(b"")
-        assert listener.until("exited")[0] == ("ready", {"event": "ready"})
+        assert ("ready", {"event": "ready"}) in listener.until("exited")
     finally:
         process.close()
 
