@@ -17,15 +17,18 @@ save for `traffic`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from torch import Tensor
 
 from poseidon.exchange.base import Array, History
 from poseidon.exchange.observe.statistics import Traffic
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class Step(NamedTuple):
@@ -56,24 +59,27 @@ class Kept:
 
     @classmethod
     def of(cls, parts: Sequence[Kept]) -> Kept:
-        """Return what several parts have."""
+        """Return what several parts have, in the order of indices."""
 
         def poll() -> Mapping[int, History] | None:
-            found: dict[int, History] = {}
-            for part in parts:
-                came = part.poll()
-                if came is None:
-                    return None
-                found |= came
-            return found
+            found = [came for part in parts if (came := part.poll()) is not None]
+            return in_order(merged(found)) if len(found) == len(parts) else None
 
-        def result() -> Mapping[int, History]:
-            return {index: history for part in parts for index, history in part.result().items()}
+        return cls(
+            poll,
+            lambda: in_order(merged(part.result() for part in parts)),
+            lambda: merged(part.held_back() for part in parts),
+        )
 
-        def held_back() -> Mapping[str, Array]:
-            return {name: array for part in parts for name, array in part.held_back().items()}
 
-        return cls(poll, result, held_back)
+def merged(parts: Iterable[Mapping[K, V]]) -> dict[K, V]:
+    """Return the entries of several mappings, which have no key in common."""
+    return {key: value for part in parts for key, value in part.items()}
+
+
+def in_order(histories: Mapping[int, History]) -> dict[int, History]:
+    """Return histories in the order of their tensors."""
+    return dict(sorted(histories.items()))
 
 
 class CarrierState:
@@ -99,12 +105,12 @@ class CarrierState:
 
     def parts(self) -> Mapping[str, Tensor]:
         """Return live tensors of what belongs to single virtual workers of this process and is as
-        large as the tensors, by name.
+        large as the tensors, by name: what codecs hold back, and inner histories.
         """
         return {}
 
     def replicated(self) -> Mapping[str, Tensor]:
-        """Return what the carrier keeps equal on all replicas beside the tensors, by name."""
+        """Return live tensors of what is equal on all replicas beside the tensors, by name."""
         return {}
 
     def held_back(self) -> Mapping[str, Array]:
@@ -112,9 +118,43 @@ class CarrierState:
         return {}
 
     def hold_back(self, held_back: Mapping[str, Array]) -> None:
-        """Continue at the next `open` from what `held_back` has returned, and `parts`; on rank 0 of
-        all virtual workers.
+        """Continue at the next `open` from what `held_back` has returned, its histories given, and
+        from copies of `parts`.
+
+        A worker that is not given what belongs to its virtual workers gets it from rank 0, if that
+        is given it. Other names are ignored.
+
+        Raises:
+            SnapshotError: an array has a different size than its tensor.
         """
+
+
+class UnitedState(CarrierState):
+    """The state of several parts together."""
+
+    def __init__(self, united: Sequence[CarrierState]) -> None:
+        self._united = united
+        self.private = any(part.private for part in united)
+        self.overtaken = any(part.overtaken for part in united)
+
+    def histories(self) -> Mapping[int, History]:
+        return in_order(merged(part.histories() for part in self._united))
+
+    def keep(self, into: Mapping[int, History]) -> Kept:
+        return Kept.of([part.keep(into) for part in self._united])
+
+    def parts(self) -> Mapping[str, Tensor]:
+        return merged(part.parts() for part in self._united)
+
+    def replicated(self) -> Mapping[str, Tensor]:
+        return merged(part.replicated() for part in self._united)
+
+    def held_back(self) -> Mapping[str, Array]:
+        return merged(part.held_back() for part in self._united)
+
+    def hold_back(self, held_back: Mapping[str, Array]) -> None:
+        for part in self._united:
+            part.hold_back(held_back)
 
 
 class Carrier(ABC):

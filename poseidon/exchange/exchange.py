@@ -34,11 +34,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 
 from torch import Tensor
 
 from poseidon.exchange.base import Array, ExchangeSettings, History
-from poseidon.exchange.carrier import Carrier, FactoredCarrier, GradientCarrier, Kept, Step
+from poseidon.exchange.carrier import (
+    Carrier,
+    FactoredCarrier,
+    GradientCarrier,
+    Kept,
+    Step,
+    UnitedState,
+    merged,
+)
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.observe.observer import Call, Observer
 from poseidon.exchange.observe.statistics import Traffic
@@ -240,10 +249,7 @@ class Exchange:
 
         Any thread may call this.
         """
-        found: dict[int, Traffic] = {}
-        for carrier in self.carriers:
-            found |= carrier.traffic()
-        return found
+        return merged(carrier.traffic() for carrier in self.carriers)
 
     def interrupt(self, error: ServerError) -> None:
         """End every wait, now and later, with an error: of this exchange, and of its `control`.
@@ -284,38 +290,7 @@ class Exchange:
             after(call, index, began_ns, ended_ns)
 
 
-class KeptState:
-    """The state of an exchange after one iteration, on its way to this replica.
-
-    Args:
-        kept: of all tensors.
-    """
-
-    def __init__(self, kept: Kept) -> None:
-        self._kept = kept
-
-    def poll(self) -> list[History] | None:
-        """Return the histories, in the order of `ExchangeState.histories`, once all are here;
-        None before.
-        """
-        found = self._kept.poll()
-        return None if found is None else _in_order(found)
-
-    def result(self) -> list[History]:
-        """Wait for the histories, and return them."""
-        return _in_order(self._kept.result())
-
-    @property
-    def held_back(self) -> Mapping[str, Array]:
-        """What the shards hold back, by the names of `ExchangeState.held_back`; it waits for it."""
-        return self._kept.held_back()
-
-
-def _in_order(histories: Mapping[int, History]) -> list[History]:
-    return [histories[index] for index in sorted(histories)]
-
-
-class ExchangeState:
+class ExchangeState(UnitedState):
     """What a snapshot holds of an exchange beside the tensors. It may be read after `settle`.
 
     Args:
@@ -328,13 +303,11 @@ class ExchangeState:
     """
 
     def __init__(self, exchange: Exchange) -> None:
+        super().__init__([carrier.state for carrier in exchange.carriers])
         self._exchange = exchange
-        self._parts = [carrier.state for carrier in exchange.carriers]
-        self.private = any(part.private for part in self._parts)
-        self.overtaken = any(part.overtaken for part in self._parts)
 
-    def histories(self) -> list[History]:
-        """Return each tensor's history.
+    def histories(self) -> Mapping[int, History]:
+        """Return each tensor's history, by index and in the order of indices.
 
         Private histories: all replicas call it together, and each gets its host's. A shared
         history: only rank 0 calls it.
@@ -344,12 +317,9 @@ class ExchangeState:
                 hosts itself.
         """
         with self._exchange.observing(Call.HISTORIES):
-            found: dict[int, History] = {}
-            for part in self._parts:
-                found |= part.histories()
-            return _in_order(found)
+            return super().histories()
 
-    def keep(self, into: Sequence[History] = ()) -> KeptState:
+    def keep(self, into: Mapping[int, History] = MappingProxyType({})) -> Kept:
         """Begin to copy the state after the iterations that are finished; return at once.
 
         Any replica that exchanges with other hosts itself may call it, after `settle` and before
@@ -359,28 +329,8 @@ class ExchangeState:
         Args:
             into: histories of an earlier call, which may be written to; empty: new memory.
         """
-        return KeptState(self.begin_to_keep(dict(enumerate(into))))
-
-    def begin_to_keep(self, into: Mapping[int, History]) -> Kept:
-        """Do what `keep` does, by the index of the tensors."""
         with self._exchange.observing(Call.HISTORIES):
-            return Kept.of([part.keep(into) for part in self._parts])
-
-    def parts(self) -> Mapping[str, Tensor]:
-        """Return what belongs to single virtual workers of this process and is as large as the
-        tensors: live tensors by name. It is what codecs hold back, and inner histories.
-        """
-        found: dict[str, Tensor] = {}
-        for part in self._parts:
-            found |= part.parts()
-        return found
-
-    def replicated(self) -> Mapping[str, Tensor]:
-        """Return what is equal on all replicas beside the tensors: live tensors by name."""
-        found: dict[str, Tensor] = {}
-        for part in self._parts:
-            found |= part.replicated()
-        return found
+            return super().keep(into)
 
     def held_back(self) -> Mapping[str, Array]:
         """Return what lossy codecs have held back, flat and by name.
@@ -389,20 +339,4 @@ class ExchangeState:
         includes what the shards hold back.
         """
         with self._exchange.observing(Call.HISTORIES):
-            found: dict[str, Array] = {}
-            for part in self._parts:
-                found |= part.held_back()
-            return found
-
-    def hold_back(self, held_back: Mapping[str, Array]) -> None:
-        """Continue at the next `open` from what `held_back` has returned, its histories given, and
-        from copies of `parts`.
-
-        A worker that is not given what belongs to its virtual workers gets it from rank 0, if that
-        is given it. Other names are ignored.
-
-        Raises:
-            SnapshotError: an array has a different size than its tensor.
-        """
-        for part in self._parts:
-            part.hold_back(held_back)
+            return super().held_back()

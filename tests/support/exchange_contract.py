@@ -133,7 +133,8 @@ def _train_one(
         exchange.settle()
         if save is not None and (rank == 0 or exchange.state.private):
             save.histories[rank] = [
-                [array.copy() for array in history] for history in exchange.state.histories()
+                [array.copy() for array in history]
+                for history in exchange.state.histories().values()
             ]
         if save is not None and rank == 0:
             save.values = [p.detach().numpy().copy() for p in net.parameters()]
@@ -189,7 +190,7 @@ def check_reopen_without_histories(make: Make, workers: int) -> None:
         exchange.settle()
         assert torch.equal(trained.tensor, torch.full(shape, 2.0))
         if rank == 0:
-            found.extend(exchange.state.histories())
+            found.extend(exchange.state.histories().values())
         exchange.close()
 
     with ThreadPoolExecutor(workers) as pool:

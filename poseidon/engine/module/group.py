@@ -445,7 +445,7 @@ class Group(SharedLoop):
         own: list[dict[str, list[Tensor]]] = [{} for _ in range(workers)]
         outer: dict[str, list[Tensor]] = {}
         for trained, history in zip(
-            self._plan.tensors, self._exchange.state.histories(), strict=True
+            self._plan.tensors, self._exchange.state.histories().values(), strict=True
         ):
             count = history_count(trained.rule.kind)
             arrays = [torch.tensor(array) for array in history]

@@ -167,7 +167,7 @@ class Checkpoint:
         if exchange.state.private:
             histories = self._averaged(states)
         elif histories is None:
-            histories = exchange.state.histories()
+            histories = list(exchange.state.histories().values())
         diffs = None if before is None else self._replica.changes_since(before)
         contents = self._contents(prefix, progress, states, histories, diffs)
         if not self._is_finite(contents):
@@ -215,7 +215,7 @@ class Checkpoint:
             first.held_back.add(name=name, values=from_array(array))
         if exchange.state.private:
             n = self._arrays_per_blob
-            for history in exchange.state.histories():
+            for history in exchange.state.histories().values():
                 for at, state in enumerate(states):
                     state.history.extend(map(from_array, history[n * at : n * (at + 1)]))
                 first.outer_history.extend(map(from_array, history[n * len(states) :]))

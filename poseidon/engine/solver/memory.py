@@ -29,7 +29,8 @@ from poseidon.engine.solver.replica import Replica
 from poseidon.engine.solver.worker_state import restore, state_of
 from poseidon.exchange.base import Array, History
 from poseidon.exchange.broadcast import broadcast_bytes
-from poseidon.exchange.exchange import Exchange, KeptState
+from poseidon.exchange.carrier import Kept
+from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.job_control import JobControl, join, split
 from poseidon.exchange.kinds import Scheme
 from poseidon.proto.caffe_pb2 import PoseidonState, PoseidonWorkerState
@@ -102,7 +103,7 @@ class _Begun:
     tests_done: int
     states: Collection
     values: Sequence[Tensor]
-    kept: KeptState | None
+    kept: Kept | None
     large: OwnParts
 
 
@@ -165,7 +166,7 @@ class MemorySnapshots:
         self._begun = _Begun(
             iteration=iteration,
             tests_done=tests_done,
-            kept=exchange.state.keep(spare) if self._holds else None,
+            kept=exchange.state.keep(dict(enumerate(spare))) if self._holds else None,
             states=exchange.control.gather(
                 join(
                     [
@@ -237,8 +238,8 @@ class MemorySnapshots:
             frozen=next((frozen for *_, frozen, _ in sent if frozen), b""),
             schemes=self._schemes,
             values=begun.values,
-            histories=() if begun.kept is None else begun.kept.result(),
-            held_back={**large, **({} if begun.kept is None else begun.kept.held_back)},
+            histories=() if begun.kept is None else list(begun.kept.result().values()),
+            held_back={**large, **({} if begun.kept is None else begun.kept.held_back())},
         )
         self._begun = self._coming = None
         if before is not None:

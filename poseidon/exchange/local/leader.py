@@ -18,13 +18,12 @@ from collections.abc import Set as AbstractSet
 import torch
 from torch import Tensor
 
-from poseidon.exchange.base import Array, History, Trained
+from poseidon.exchange.base import History, Trained
 from poseidon.exchange.carrier import (
-    CarrierState,
     FactoredCarrier,
     GradientCarrier,
-    Kept,
     Step,
+    UnitedState,
 )
 from poseidon.exchange.exchange import Exchange, ExchangeState
 from poseidon.exchange.job_control import JobControl
@@ -267,7 +266,7 @@ class LeaderCarrier(GradientCarrier, FactoredCarrier):
             self._monitor.fail(error)
 
 
-class LeaderState(CarrierState):
+class LeaderState(UnitedState):
     """Private histories belong to the host, so they are sent to the followers, too.
 
     Args:
@@ -276,28 +275,12 @@ class LeaderState(CarrierState):
     """
 
     def __init__(self, inner: ExchangeState, connections: Sequence[Connection]) -> None:
-        self._inner = inner
+        super().__init__([inner])
         self._connections = connections
-        self.private = inner.private
 
     def histories(self) -> Mapping[int, History]:
-        found = self._inner.histories()
+        found = super().histories()
         if self.private:
-            arrays = [array.reshape(-1).data for history in found for array in history]
+            arrays = [array.reshape(-1).data for history in found.values() for array in history]
             send_all(self._connections, Kind.HISTORIES, *arrays)
-        return dict(enumerate(found))
-
-    def keep(self, into: Mapping[int, History]) -> Kept:
-        return self._inner.begin_to_keep(into)
-
-    def parts(self) -> Mapping[str, Tensor]:
-        return self._inner.parts()
-
-    def held_back(self) -> Mapping[str, Array]:
-        return self._inner.held_back()
-
-    def hold_back(self, held_back: Mapping[str, Array]) -> None:
-        self._inner.hold_back(held_back)
-
-    def replicated(self) -> Mapping[str, Tensor]:
-        return self._inner.replicated()
+        return found

@@ -87,9 +87,7 @@ class DelayedMomentum:
         self._moved[index].add_(seen).sub_(anchor).sub_(self._extra[index])
         seen.copy_(anchor)
 
-    def histories(self) -> list[History]:
-        """Return h and t of each tensor."""
-        return [
-            [tensor.cpu().numpy().copy() for tensor in pair]
-            for pair in zip(self._history, self._moved, strict=True)
-        ]
+    def histories(self) -> dict[int, History]:
+        """Return h and t of each tensor, by index."""
+        pairs = enumerate(zip(self._history, self._moved, strict=True))
+        return {index: [tensor.cpu().numpy().copy() for tensor in pair] for index, pair in pairs}

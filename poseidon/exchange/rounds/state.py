@@ -9,13 +9,13 @@ from torch import Tensor
 
 from poseidon.exchange.base import Array, History, Trained
 from poseidon.exchange.broadcast import bring_parts
-from poseidon.exchange.carrier import CarrierState, Kept
+from poseidon.exchange.carrier import Kept, UnitedState
 from poseidon.exchange.exchange import ExchangeState
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.local_histories import LocalHistories
 
 
-class RoundsState(CarrierState):
+class RoundsState(UnitedState):
     """Each worker has inner histories of its own; the outer history is the outer exchange's.
 
     Args:
@@ -32,8 +32,6 @@ class RoundsState(CarrierState):
             the outer histories (`rounds/quorum.py`); None: they may not.
     """
 
-    private = True
-
     def __init__(
         self,
         inner: Sequence[LocalHistories],
@@ -42,14 +40,14 @@ class RoundsState(CarrierState):
         counts: Sequence[int],
         *,
         own: range,
-        outer_histories: Callable[[], Sequence[History]] | None,
+        outer_histories: Callable[[], Mapping[int, History]] | None,
         outer_arrays: int = 1,
         barrier: Callable[[], object] | None = None,
     ) -> None:
+        super().__init__([outer])
+        self.private, self.overtaken = True, barrier is not None
         self._barrier = barrier
-        self.overtaken = barrier is not None
         self._inner = inner
-        self._outer = outer
         self._anchors = anchors
         self._own = own
         self._given: Mapping[str, Array] = {}
@@ -117,19 +115,16 @@ class RoundsState(CarrierState):
 
     def keep(self, into: Mapping[int, History]) -> Kept:
         """See `CarrierState`: the outer histories; `parts` has the inner ones."""
-        kept = self._outer.begin_to_keep(into)
+        kept = super().keep(into)
         return Kept.here(kept.result()) if self.overtaken else kept
 
     def parts(self) -> Mapping[str, Tensor]:
-        return {**self._outer.parts(), **self._parts()}
+        return {**super().parts(), **self._parts()}
 
     def replicated(self) -> Mapping[str, Tensor]:
         anchors = {f"{anchor.name}, anchor": anchor.tensor for anchor in self._anchors}
-        return {**anchors, **self._outer.replicated()}
-
-    def held_back(self) -> Mapping[str, Array]:
-        return self._outer.held_back()
+        return {**anchors, **super().replicated()}
 
     def hold_back(self, held_back: Mapping[str, Array]) -> None:
-        self._outer.hold_back(held_back)
+        super().hold_back(held_back)
         self._given = held_back

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from poseidon.exchange.base import Array, ExchangeSettings, History
 from poseidon.exchange.broadcast import bring_histories, bring_parts
-from poseidon.exchange.carrier import CarrierState, GradientCarrier, Kept, Step
+from poseidon.exchange.carrier import GradientCarrier, Kept, Step, UnitedState, merged
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.observe.statistics import Traffic
 from poseidon.exchange.server.low_rank import LowRankTensors, compare_rules
@@ -152,16 +152,13 @@ class ServerCarrier(GradientCarrier):
 
     def traffic(self) -> Mapping[int, Traffic]:
         tables = self._tables.traffic()
-        found: dict[int, Traffic] = {}
-        for placed in self._placed:
-            found |= placed.traffic(tables)
-        return found
+        return merged(placed.traffic(tables) for placed in self._placed)
 
     def close(self) -> None:
         self._tables.close()
 
 
-class ServerState(CarrierState):
+class ServerState(UnitedState):
     """At staleness 0 the shards keep the histories, above it each worker keeps its own.
 
     Args:
@@ -170,46 +167,20 @@ class ServerState(CarrierState):
     """
 
     def __init__(self, tables: ServerTables, placed: Sequence[Placed]) -> None:
+        super().__init__([tables, *placed])
         self._tables = tables
         self._placed = placed
-        self.private = tables.are_stale
         self._given: Mapping[str, Array] = {}
-
-    def histories(self) -> Mapping[int, History]:
-        found: dict[int, History] = {}
-        for placed in self._placed:
-            found |= placed.histories()
-        return found
 
     def keep(self, into: Mapping[int, History]) -> Kept:
         memory = {placed.table: placed.memory_of(into) for placed in self._placed}
-        coming = self._tables.keep(memory)
+        coming = self._tables.ask(memory)
         kept = Kept.of([placed.kept(coming.get(placed.table)) for placed in self._placed])
 
         return replace(kept, held_back=lambda: self._tables.held_back_there(coming))
 
-    def parts(self) -> Mapping[str, Tensor]:
-        found = self._tables.parts()
-        for placed in self._placed:
-            found |= placed.parts()
-        return found
-
-    def replicated(self) -> Mapping[str, Tensor]:
-        found: dict[str, Tensor] = {}
-        for placed in self._placed:
-            found |= placed.replicated()
-        return found
-
-    def held_back(self) -> Mapping[str, Array]:
-        found = dict(self._tables.held_back())
-        for placed in self._placed:
-            found |= placed.held_back()
-        return found
-
     def hold_back(self, held_back: Mapping[str, Array]) -> None:
-        for placed in self._placed:
-            placed.hold_back(held_back)
-        self._tables.hold_back(held_back)
+        super().hold_back(held_back)
         self._given = held_back
 
     def take_given(self) -> Mapping[str, Array]:

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from poseidon.errors import SnapshotError
 from poseidon.exchange.base import Array, ExchangeSettings, History, Trained
-from poseidon.exchange.carrier import Step
+from poseidon.exchange.carrier import CarrierState, Step
 from poseidon.exchange.observe.statistics import Traffic
 from poseidon.exchange.server.table import ServerTable
 from poseidon.exchange.side_stream import Event, SerialExecutor, SideStream
@@ -41,8 +41,9 @@ from ps_server.protocol.virtual_workers import Node
 from ps_server.rules import change, history_count, plain_sum, sum_of_squares
 
 
-class ServerTables:
-    """All tables of a store. They are named by their place in it.
+class ServerTables(CarrierState):
+    """All tables of a store. They are named by their place in it. As a state they have what codecs
+    hold back; `Placed` has the histories.
 
     Args:
         client: connected to every shard; this closes it.
@@ -80,7 +81,7 @@ class ServerTables:
             for trained, spec in zip(held, store.tables, strict=True)
         ]
         self._held_back: Mapping[str, Array] = {}
-        self.are_stale = any(table.staleness > 0 for table in self._tables)
+        self.private = any(table.staleness > 0 for table in self._tables)
 
     def __len__(self) -> int:
         return len(self._tables)
@@ -232,7 +233,7 @@ class ServerTables:
                 self.push(
                     index, torch.zeros(table.value.size, dtype=table.tensor.dtype, device="cpu")
                 )
-        if self._settings.clip is not None and self.are_stale:
+        if self._settings.clip is not None and self.private:
             self._push_limited(limit)
         self._pushes.call(self._client.clock)
 
@@ -250,7 +251,7 @@ class ServerTables:
         for index, table in enumerate(self._tables):
             if not table.is_copy:
                 self.read(index, staleness=0)
-        if self.are_stale:
+        if self.private:
             # no worker may add to the tables again before all have read them
             self._client.barrier()
 
@@ -263,7 +264,7 @@ class ServerTables:
             return self.history_in(index, self._client.history(index))
         return [history.numpy().copy() for history in table.history]
 
-    def keep(self, into: Mapping[int, Sequence[Array] | None]) -> dict[int, ComingHistory]:
+    def ask(self, into: Mapping[int, Sequence[Array] | None]) -> dict[int, ComingHistory]:
         """Ask for what the shards keep of each table beside its value, as it is after `settle`.
 
         Args:
@@ -306,7 +307,6 @@ class ServerTables:
         return {t.of_values: each.result()[-1] for t, each in tables if t.has_own_value}
 
     def hold_back(self, held_back: Mapping[str, Array]) -> None:
-        """Continue at the next `open` from what `held_back` has returned."""
         for table in self._tables:
             workers = range(self._store.placed.count) if table.encodes_pushes else ()
             for name in (table.of_values, *map(table.of_pushes, workers)):

@@ -159,7 +159,7 @@ def test_states_and_traffic_are_merged_by_tensor() -> None:
     carriers = [Noted((0, 2), []), Noted((1,), [], private=True)]
     exchange = Exchange(carriers, control(), ExchangeSettings())
     assert exchange.state.private
-    assert [float(history[0][0]) for history in exchange.state.histories()] == [0, 1, 2]
+    assert [float(history[0][0]) for history in exchange.state.histories().values()] == [0, 1, 2]
     assert sorted(exchange.state.replicated()) == ["r0", "r1", "r2"]
     assert sorted(exchange.state.held_back()) == ["h0", "h1", "h2"]
     given = {"h1": np.ones(1, np.float32)}

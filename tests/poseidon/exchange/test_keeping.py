@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from poseidon.exchange.base import Array, History
-from poseidon.exchange.exchange import KeptState
+from poseidon.exchange.carrier import Kept as State
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
 from ps_server import Interrupted, LocalProtocolError
@@ -45,7 +45,7 @@ class Kept:
     """The state after one iteration, on the worker that holds it."""
 
     values: list[torch.Tensor] = field(default_factory=list)
-    state: KeptState | None = None
+    state: State | None = None
     histories: Sequence[History] = ()
     held_back: dict[str, Array] = field(default_factory=dict)
     """Of all workers."""
@@ -83,9 +83,9 @@ def interrupted(case: Case, workers: list[Worker], holder: int) -> Kept:
         train(part, KEPT_AT, KEPT_AT + 2)
         if part.worker is workers[holder]:
             assert kept.state is not None
-            kept.histories = kept.state.result()
+            kept.histories = list(kept.state.result().values())
             assert kept.state.poll() is not None
-            own |= kept.state.held_back
+            own |= kept.state.held_back()
         ready.wait()
         kept.held_back |= own
         exchange.interrupt(Interrupted("a worker is lost"))
@@ -185,7 +185,7 @@ def test_the_leader_of_a_host_keeps_the_state_and_no_follower_does() -> None:
         else:
             kept = exchange.state.keep()
             part.train(1)
-            assert any(array.any() for history in kept.result() for array in history)
+            assert any(array.any() for history in kept.result().values() for array in history)
             return
         part.train(1)
 

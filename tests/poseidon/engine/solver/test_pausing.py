@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -284,7 +284,7 @@ def test_snapshots_on_disk_are_written_from_those_in_memory(
     collected = [0]
     histories = ExchangeState.histories
 
-    def counted(state: ExchangeState) -> list[History]:
+    def counted(state: ExchangeState) -> Mapping[int, History]:
         collected[-1] += 1
         return histories(state)
 

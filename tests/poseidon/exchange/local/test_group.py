@@ -273,7 +273,7 @@ def test_with_staleness_every_worker_brings_its_machines_history() -> None:
         exchange.open(None)
         step(exchange, 0, float(rank))
         exchange.settle()
-        told[rank] = [array for history in exchange.state.histories() for array in history]
+        told[rank] = [array for history in exchange.state.histories().values() for array in history]
 
     with server(2, 1, staleness=1) as inner, machines(inner, 2) as make:
         run_workers(make, 4, run, tensors=two_tensors)

@@ -157,7 +157,7 @@ def train(case: Case, rank: int, build: Callable[..., Built]) -> End:
             ]
             if iteration + 1 in case.settles:
                 exchange.settle()
-                saved[iteration + 1] = (values_of(net), exchange.state.histories())
+                saved[iteration + 1] = (values_of(net), list(exchange.state.histories().values()))
             if rank == 0 and case.request is not None and case.request[0] == iteration + 1:
                 exchange.control.request(case.request[1])
         exchange.settle()

@@ -188,11 +188,13 @@ def test_histories_are_of_one_round() -> None:
     def act(exchange: Exchange, rank: int, iterations: int) -> None:
         if iterations == 4 * H:
             exchange.settle()
-            found[rank] = [np.asarray(history[-1]) for history in exchange.state.histories()]
+            found[rank] = [
+                np.asarray(history[-1]) for history in exchange.state.histories().values()
+            ]
             kept = exchange.state.keep().result()
             exchange.control.all_gather(b"")
             if rank == 0:
-                for own, other in zip(found[0], kept, strict=True):
+                for own, other in zip(found[0], kept.values(), strict=True):
                     assert np.array_equal(own, other[-1])
 
     assert_equal(train(QUORUM, Late(until=2 * H), act))

@@ -275,7 +275,7 @@ def test_adam_on_the_workers_and_its_history() -> None:
             iterate(exchange, tensors, iteration, rank)
         exchange.settle()
         if rank == 0:
-            histories = exchange.state.histories()
+            histories = exchange.state.histories().values()
             shapes = [[array.shape for array in history] for history in histories]
             assert shapes == [[(7,)] * 2, [(N, 5, M // 5)] * 2, [(200, 100)] * 2]
             assert all(np.abs(array).max() > 0 for history in histories for array in history)

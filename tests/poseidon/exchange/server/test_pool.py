@@ -215,7 +215,7 @@ def test_histories_go_in_and_come_out_by_tensor() -> None:
                 exchange.begin(index, torch.full_like(trained.tensor, 2.0))
             exchange.finish()
             exchange.settle()
-            found = exchange.state.histories()
+            found = exchange.state.histories().values()
         finally:
             exchange.close()
     for size, (first, second) in zip((3, 4), found, strict=True):
