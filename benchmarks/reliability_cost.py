@@ -52,7 +52,7 @@ from poseidon.exchange.alone import AloneCarrier
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.job_control import JobControl
-from poseidon.exchange.observe.watchdog import Watchdog, WatchdogObserver
+from poseidon.exchange.observe.watchdog import Watchdog
 from poseidon.launcher.processes import child_environment
 from poseidon.layers.base import LayerContext
 from poseidon.metrics.glog_lines import GlogSink
@@ -104,7 +104,7 @@ class EveryOther(Exchange):
     def __init__(self, tensors: Sequence[Trained], watchdog: Watchdog) -> None:
         carrier, settings = AloneCarrier(tensors, ExchangeSettings()), ExchangeSettings()
         super().__init__([carrier], JobControl(carrier.delivery, root=True), settings)
-        self._observer = WatchdogObserver(watchdog)
+        self._observer = watchdog
 
     def start(self, iteration: int, rate: float) -> None:
         self.observe([self._observer] if iteration % 2 else [])

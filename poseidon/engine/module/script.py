@@ -44,7 +44,7 @@ from poseidon.errors import JobError, PoseidonError
 from poseidon.exchange.building.built import Built
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.observe.tracing import named_layers
-from poseidon.exchange.observe.watchdog import Watchdog, WatchdogObserver
+from poseidon.exchange.observe.watchdog import Watchdog
 from poseidon.process_group.backend import register
 from poseidon.process_group.mesh import Mesh
 from ps_server import ServerError
@@ -291,7 +291,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
             self._statistics[number] = fields
             self.launcher.send(event, **combined_statistics(self._statistics))
 
-        observers = [] if self._own_time is None else [WatchdogObserver(self._waits)]
+        observers = [] if self._own_time is None else [self._waits]
         return Observation(built, named_layers(module), trace, send, observers=observers)
 
     def _on_progress(self, position: LoopPosition) -> None:

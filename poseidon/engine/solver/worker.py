@@ -35,7 +35,6 @@ from poseidon.exchange.build import build_exchange
 from poseidon.exchange.building.built import Built
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.kinds import ExchangeKind, Scheme
-from poseidon.exchange.observe.watchdog import WatchdogObserver
 from poseidon.layers.base import LayerContext
 from poseidon.layers.user_modules import import_modules, location_in
 from poseidon.metrics.glog_lines import GlogSink, number
@@ -254,7 +253,7 @@ class SolverWork(TrainingWork[JobDocument]):
             _layers_of(replica),
             trace,
             self.launcher.send,
-            observers=[WatchdogObserver(watchdog)],
+            observers=[watchdog],
         )
         exchange = seen.exchange
         self._watch(replica)

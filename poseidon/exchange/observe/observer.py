@@ -34,7 +34,6 @@ class Observer:
         """Note that a call begins.
 
         Args:
-            call: which one.
             index: of the tensor (BEGIN, WAIT); of the iteration (START); else -1.
         """
 
@@ -42,7 +41,6 @@ class Observer:
         """Note that a call has ended, with a result or an error.
 
         Args:
-            call: which one.
             index: as for `before`.
             began_ns: when it began, by `time.perf_counter_ns`.
             ended_ns: when it ended.

@@ -18,11 +18,7 @@ class WaitTimes(Observer):
 
     It is always measured: two reads of the clock for each wait.
 
-    Args:
-        tensors: number of tensors.
-
     Attributes:
-        iterations: finished iterations.
         waited_s: for each tensor the total time of its waits, in seconds.
     """
 
@@ -59,7 +55,6 @@ class TransitTimes:
     """Times in transit by kind. Within a kind, arrivals have the order of departures.
 
     Args:
-        kinds: number of kinds.
         now: seconds, monotonic.
     """
 

@@ -41,7 +41,6 @@ class ExchangeTrace(Observer):
 
     Args:
         names: of the tensors, by index.
-        trace: where spans go.
     """
 
     def __init__(self, names: Sequence[str], trace: Tracer) -> None:
@@ -67,7 +66,6 @@ class TracingHooks:
 
     Args:
         layers: name and module of each layer; a module and one that holds it may both be listed.
-        trace: where spans go.
     """
 
     def __init__(self, layers: Sequence[tuple[str, nn.Module]], trace: Tracer) -> None:

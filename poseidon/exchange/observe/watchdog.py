@@ -30,8 +30,11 @@ class Reading:
     waited_s: float
 
 
-class Watchdog:
+class Watchdog(Observer):
     """Watches one loop. Until `start` it reads as if the loop had just made progress.
+
+    As an observer of the loop's exchange it takes a gradient that begins as progress, and every
+    other call as a wait.
 
     Args:
         now: seconds, monotonic.
@@ -60,20 +63,28 @@ class Watchdog:
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Note that the loop waits for other workers. It may be entered within itself."""
-        self.begin_wait()
+        self._begin_wait()
         try:
             yield
         finally:
-            self.end_wait()
+            self._end_wait()
 
-    def begin_wait(self) -> None:
-        """Begin a wait, as `waiting` does; `end_wait` ends it. Cheaper than a context manager."""
+    def before(self, call: Call, index: int) -> None:
+        if call is Call.BEGIN:
+            self.progress()
+        else:
+            self._begin_wait()
+
+    def after(self, call: Call, index: int, began_ns: int, ended_ns: int) -> None:
+        if call is not Call.BEGIN:
+            self._end_wait()
+
+    def _begin_wait(self) -> None:
         if self._depth == 0:
             self._waiting_since_s = self._now()
         self._depth += 1
 
-    def end_wait(self) -> None:
-        """End the wait that `begin_wait` began last."""
+    def _end_wait(self) -> None:
         self._depth -= 1
         if self._depth:
             return
@@ -91,25 +102,3 @@ class Watchdog:
         still_s = 0.0 if progress_s is None or waiting else max(0.0, self._now() - progress_s)
         waited_s = self._waited_s + (self._now() - since_s if since_s is not None else 0.0)
         return Reading(still_s=still_s, waiting=waiting, waited_s=waited_s)
-
-
-class WatchdogObserver(Observer):
-    """Notifies a watchdog of an exchange's calls: a gradient that begins is progress, every
-    other call is a wait.
-
-    Args:
-        watchdog: of the loop that makes the calls.
-    """
-
-    def __init__(self, watchdog: Watchdog) -> None:
-        self._watchdog = watchdog
-
-    def before(self, call: Call, index: int) -> None:
-        if call is Call.BEGIN:
-            self._watchdog.progress()
-        else:
-            self._watchdog.begin_wait()
-
-    def after(self, call: Call, index: int, began_ns: int, ended_ns: int) -> None:
-        if call is not Call.BEGIN:
-            self._watchdog.end_wait()

@@ -11,7 +11,7 @@ from poseidon.exchange.base import ExchangeSettings
 from poseidon.exchange.carrier import CarrierState, FactoredCarrier, GradientCarrier
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.job_control import AloneDelivery, JobControl
-from poseidon.exchange.observe.watchdog import Reading, Watchdog, WatchdogObserver
+from poseidon.exchange.observe.watchdog import Reading, Watchdog
 from ps_server import Collection
 
 
@@ -93,7 +93,7 @@ def test_every_call_of_an_exchange_is_a_wait_or_progress(clock: Clock) -> None:
     carrier = Slow(clock)
     control = JobControl(SlowDelivery(carrier.slow), root=True)
     exchange = Exchange([carrier], control, ExchangeSettings())
-    exchange.observe([WatchdogObserver(watchdog)])
+    exchange.observe([watchdog])
     watchdog.start()
     waits = [
         lambda: exchange.open(None),
