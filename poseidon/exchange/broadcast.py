@@ -30,8 +30,6 @@ def broadcast_bytes(
 
     Args:
         payload: the root's payload, sent in pieces; ignored on other workers.
-        gather: collects payloads.
-        rank: this worker.
         root: the rank whose payload counts.
     """
     whole, sends = payload or b"", rank == root
@@ -55,7 +53,6 @@ def gather_bytes(payload: bytes, gather: Gather, *, keeps: bool) -> list[bytes]:
 
     Args:
         payload: of this worker, of any size.
-        gather: collects payloads.
         keeps: whether this worker keeps them.
     """
     sizes = [
@@ -75,8 +72,6 @@ def broadcast_parameters(tensors: Sequence[Tensor], gather: Gather, *, rank: int
 
     Args:
         tensors: of any type and on any device, the same shapes on every worker.
-        gather: collects payloads.
-        rank: this worker.
     """
     for tensor in tensors:
         flat = tensor.detach().reshape(-1).cpu().contiguous().view(torch.uint8)
@@ -96,7 +91,6 @@ def bring_histories(histories: Sequence[Tensor], control: JobControl, *, given: 
 
     Args:
         histories: of this worker, the same shapes on every worker.
-        control: of the exchange.
         given: whether this worker continues from histories; otherwise they are zero.
     """
     found = control.all_gather(b"given" if given else b"")
@@ -115,8 +109,6 @@ def bring_parts(
     Args:
         parts: of the virtual workers of this worker, by name: float32, to be written to.
         given: what this worker begins with, by name; its own parts have this already.
-        control: of the exchange.
-        rank: of this worker.
     """
     lacking = sorted(parts.keys() - given.keys())
     sizes = {name: array.size for name, array in given.items()} if rank == 0 else {}

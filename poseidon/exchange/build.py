@@ -27,7 +27,6 @@ from poseidon.errors import UsageError
 from poseidon.exchange.allreduce.carrier import AllReduceCarrier
 from poseidon.exchange.allreduce.links_delivery import LinksDelivery
 from poseidon.exchange.allreduce.peers import Peers
-from poseidon.exchange.alone import exchange_alone
 from poseidon.exchange.auto.rates import fastest_schemes
 from poseidon.exchange.auto.trial import is_worth_measuring, measure, trial_store
 from poseidon.exchange.base import ExchangeSettings, Trained
@@ -35,8 +34,8 @@ from poseidon.exchange.building.built import Built, Connect
 from poseidon.exchange.building.rounds_exchange import build_local_steps
 from poseidon.exchange.building.server_exchange import (
     BuildArguments,
+    build_alone,
     build_server,
-    check_unencoded,
     layout_of,
     low_rank_of,
 )
@@ -68,7 +67,6 @@ def plan_exchange(
 
     Args:
         tensors: in the order of the store's tables.
-        member: of the job.
         schemes: of each tensor, where they are chosen already; empty: they follow from the bytes.
     """
     options = member.options
@@ -118,7 +116,6 @@ def build_exchange(
 
     Args:
         tensors: what to keep together, the same on every worker.
-        settings: common to all tensors.
         member: this worker and its job. `Network.interruption` may end all waits, also the waits of
             this call, except `connect`.
         connect: exchanges addresses with the rest of the job.
@@ -149,16 +146,19 @@ def build_exchange(
         return build_local_steps(arguments, build, plan_exchange)
     if member.local_workers > 1:
         return _build_local_group(arguments, build)
-    if member.alone and member.placed.count > 1:
-        return _build_virtual(arguments, schemes)
-    if schemes and not member.alone:
+    if schemes and (member.placed.count > 1 or not member.alone):
         _check_schemes(schemes, arguments)
-        plan = replace(plan_exchange(tensors, member, schemes), basis="the plan of an earlier run")
+        arguments = replace(arguments, plan=plan_exchange(tensors, member, schemes))
+    if member.alone:
+        return replace(build_alone(arguments), recorded=_keeps_plan(member))
+    if schemes:
+        plan = replace(arguments.plan, basis="the plan of an earlier run")
         built = build_server(replace(arguments, plan=plan))
         return replace(built, recorded=member.options.chooses)
+    if member.options.kind is ExchangeKind.ALLREDUCE:
+        return _build_allreduce(arguments)
     if not member.chooses:
-        kind = ExchangeKind.LOCAL if member.alone else member.options.kind
-        return replace(_BUILDERS[kind](arguments), recorded=_keeps_plan(member))
+        return replace(build_server(arguments), recorded=_keeps_plan(member))
     if is_worth_measuring(tensors):
         return _build_measured(arguments)
     return replace(build_server(arguments), recorded=True)
@@ -233,39 +233,6 @@ def _build_measured(arguments: BuildArguments) -> Built:
     return replace(built, recorded=True)
 
 
-def _build_alone(arguments: BuildArguments) -> Built:
-    interruption = arguments.member.network.interruption
-    exchange = exchange_alone(arguments.tensors, arguments.settings, interruption=interruption)
-    return Built(exchange=exchange, plan=arguments.plan)
-
-
-def _build_virtual(arguments: BuildArguments, schemes: Sequence[Scheme]) -> Built:
-    """Build the exchange of a process that computes for all virtual workers of a job: any number of
-    processes gets the same bits.
-
-    Args:
-        arguments: of one worker.
-        schemes: of each tensor, that an earlier run has chosen; empty: they follow from the bytes.
-
-    Raises:
-        UsageError: a tensor has a codec or few bits, which shards encode.
-    """
-    tensors, member = arguments.tensors, arguments.member
-    plan = arguments.plan
-    if schemes:
-        _check_schemes(schemes, arguments)
-        plan = plan_exchange(tensors, member, schemes)
-    check_unencoded(plan, member)
-    exchange = exchange_alone(
-        tensors,
-        arguments.settings,
-        virtual_workers=member.placed.count,
-        by_factors=frozenset(plan.of(Scheme.FACTORS)),
-        interruption=member.network.interruption,
-    )
-    return Built(exchange=exchange, plan=plan, recorded=_keeps_plan(member))
-
-
 def _build_allreduce(arguments: BuildArguments) -> Built:
     network, placed = arguments.member.network, arguments.member.placed
     peers = Peers(network)
@@ -281,7 +248,7 @@ def _build_allreduce(arguments: BuildArguments) -> Built:
         equal_bits=arguments.member.equal_bits,
     )
     try:
-        peers.connect(arguments.connect(peers.address))
+        peers.links.connect(arguments.connect(peers.links.address))
     except BaseException:
         carrier.close()
         raise
@@ -290,17 +257,6 @@ def _build_allreduce(arguments: BuildArguments) -> Built:
         [carrier], control, arguments.settings, turns=turns, interruption=network.interruption
     )
     return Built(exchange=exchange, plan=arguments.plan)
-
-
-_BUILDERS: dict[ExchangeKind, Callable[[BuildArguments], Built]] = {
-    ExchangeKind.AUTO: build_server,
-    ExchangeKind.HYBRID: build_server,
-    ExchangeKind.SERVER: build_server,
-    ExchangeKind.FACTORS: build_server,
-    ExchangeKind.ALLREDUCE: _build_allreduce,
-    ExchangeKind.LOCAL: _build_alone,
-}
-"""What builds the exchange of each kind, once its plan is made."""
 
 
 def _build_local_group(
@@ -315,19 +271,18 @@ def _build_local_group(
     group = LocalGroup(
         address=member.local_address,
         rank=member.local_rank,
-        workers=member.local_workers,
+        tree=_host_tree(member),
         timeout_s=member.network.timeout_s,
-        virtual=_host_tree(member),
         interruption=member.network.interruption,
     )
     # virtual workers have a plan of their own rows
-    workers = group.workers if group.virtual is None else 1
+    workers = group.workers if group.tree.averages else 1
     of_host = [replace(t, factor_rows=t.factor_rows * workers) for t in tensors]
     one = replace(
         member,
         local_rank=0,
         local_workers=1,
-        virtual_workers=None if group.virtual is None else member.placed,
+        virtual_workers=None if group.tree.averages else member.placed,
     )
     placed = member.virtual_workers
     if placed is not None and low_rank_of(arguments):
@@ -368,9 +323,9 @@ def _build_local_group(
     return replace(built, exchange=exchange(leader))
 
 
-def _host_tree(member: Membership) -> HostTree | None:
+def _host_tree(member: Membership) -> HostTree:
     if member.virtual_workers is None:
-        return None
+        return HostTree.mean(member.local_workers)
     return HostTree(
         placed=member.virtual_workers,
         first=member.network.rank * member.local_workers,

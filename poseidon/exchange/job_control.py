@@ -17,8 +17,8 @@ after the same one. Each delivery says why this holds for it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Container, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Container, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from ps_server import Client, Collection, LocalProtocolError, Signal, SignalKind
@@ -31,13 +31,7 @@ class Delivery(Protocol):
     """How collections and requests travel."""
 
     def gather(self, payload: bytes, to: Container[int] | None = None) -> Collection:
-        """Contribute to the next collection. All workers take part in each, in the same order.
-
-        Args:
-            payload: the contribution.
-            to: the ranks that need the payloads, the same on all workers: others may get none.
-                None: all.
-        """
+        """Contribute to the next collection; see `JobControl.gather`."""
 
     def request(self, kind: SignalKind) -> None:
         """Request something of all workers; called on rank 0."""
@@ -47,16 +41,10 @@ class Delivery(Protocol):
         """The requests of rank 0 that this worker has received so far."""
 
 
-@contextmanager
-def _unobserved() -> Iterator[None]:
-    yield
-
-
 class JobControl:
     """Collections among all workers, and requests of rank 0.
 
     Args:
-        delivery: how they travel.
         root: whether this is rank 0, the only one that may request.
 
     Attributes:
@@ -66,7 +54,7 @@ class JobControl:
     def __init__(self, delivery: Delivery, *, root: bool) -> None:
         self.root = root
         self._delivery = delivery
-        self.around_wait: Callable[[], AbstractContextManager[None]] = _unobserved
+        self.around_wait: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def gather(self, payload: bytes, to: Container[int] | None = None) -> Collection:
         """Contribute to the next collection, and return at once.
@@ -75,7 +63,6 @@ class JobControl:
         `Collection.result` give the payloads of all workers by rank.
 
         Args:
-            payload: the contribution.
             to: the ranks that need the payloads, the same on all workers: others may get none.
                 None: all.
         """
@@ -160,9 +147,6 @@ class ShardDelivery(Delivery):
 
     `Session.signal` of the store proves that every worker sees a request in time: each shard passes
     it on before any value that depends on a later push of rank 0.
-
-    Args:
-        client: connected to every shard.
     """
 
     def __init__(self, client: Client) -> None:

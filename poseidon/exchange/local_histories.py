@@ -13,15 +13,6 @@ from poseidon.exchange.carrier import CarrierState, Kept
 from ps_server.rules import history_count
 
 
-def copied(own: Sequence[Tensor], into: History | None, shape: Sequence[int]) -> History:
-    """Return copies of a history on the host, of a shape; in this memory, if there is any."""
-    if into is None or len(into) != len(own):
-        into = [np.empty(tuple(shape), np.float32) for _ in own]
-    for array, tensor in zip(into, own, strict=True):
-        torch.from_numpy(array).view(tensor.shape).copy_(tensor)
-    return into
-
-
 class LocalHistories(CarrierState):
     """The histories of a carrier's tensors.
 
@@ -55,17 +46,18 @@ class LocalHistories(CarrierState):
                     tensor.zero_()
 
     def histories(self) -> Mapping[int, History]:
-        return {
-            index: [h.cpu().numpy().reshape(self._tensors[index].tensor.shape).copy() for h in own]
-            for index, own in self.of.items()
-        }
+        return {index: self._copied(index, None) for index in self.of}
 
     def keep(self, into: Mapping[int, History]) -> Kept:
-        found = {
-            index: copied(own, into.get(index), self._tensors[index].tensor.shape)
-            for index, own in self.of.items()
-        }
-        return Kept.here(found)
+        return Kept.here({index: self._copied(index, into.get(index)) for index in self.of})
+
+    def _copied(self, index: int, into: History | None) -> History:
+        own, shape = self.of[index], tuple(self._tensors[index].tensor.shape)
+        if into is None or len(into) != len(own):
+            into = [np.empty(shape, np.float32) for _ in own]
+        for array, tensor in zip(into, own, strict=True):
+            torch.from_numpy(array).view(-1).copy_(tensor)
+        return into
 
     def replicated(self) -> Mapping[str, Tensor]:
         if not self._replicated:

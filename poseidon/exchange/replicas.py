@@ -28,6 +28,7 @@ from torch import Tensor
 
 from poseidon.errors import JobError
 from poseidon.exchange.base import Trained
+from poseidon.exchange.broadcast import broadcast_bytes
 from poseidon.exchange.factors.products import ONEDNN_LINEAR, Kernel, Scratch, apply_factors
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.options import ExchangeOptions, OnDivergence
@@ -42,7 +43,6 @@ code.
 """
 PORTABLE_ROWS, PORTABLE_INPUTS = 16, 300
 """Fewer: the portable kernel is slow, and treats all rows alike."""
-PIECE_BYTES = 2**22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,17 +64,16 @@ class Arithmetic:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, fields: Mapping[str, object]) -> Arithmetic:
+    def from_json(cls, fields: Mapping[str, Any]) -> Arithmetic:
         """Return what `to_json` has encoded.
 
         Raises:
-            TypeError, KeyError, AttributeError: these are not its fields.
+            TypeError, KeyError, ValueError: these are not its fields.
         """
-        products = fields["products"]
-        if not isinstance(products, dict):
-            raise TypeError(products)
         return cls(
-            processor=str(fields["processor"]), rules=str(fields["rules"]), products=products
+            processor=str(fields["processor"]),
+            rules=str(fields["rules"]),
+            products={str(name): str(found) for name, found in dict(fields["products"]).items()},
         )
 
 
@@ -125,7 +124,6 @@ def introduce(
     All workers call it together.
 
     Args:
-        control: of the exchange.
         tensors: whose rules the workers apply.
         own: what this worker offers, as JSON.
         more: other results that must be equal on all workers; compared beside the rules' results.
@@ -151,16 +149,17 @@ def introduce(
     return offers, samples
 
 
-def offered_address(offers: Sequence[Mapping[str, Any]], name: str, rank: int) -> str:
-    """Return the address that a worker has offered under a name.
+def offered_addresses(offers: Sequence[Mapping[str, Any]], name: str) -> list[str]:
+    """Return the addresses that all workers have offered under a name, by rank.
 
     Raises:
-        RemoteProtocolError: there is none.
+        RemoteProtocolError: one has not.
     """
-    address = offers[rank].get(name)
-    if not isinstance(address, str) or not address.startswith("tcp://"):
-        raise RemoteProtocolError(f"worker {rank} sent no address at the rendezvous")
-    return address
+    addresses: list[Any] = [offer.get(name) for offer in offers]
+    for rank, address in enumerate(addresses):
+        if not isinstance(address, str) or not address.startswith("tcp://"):
+            raise RemoteProtocolError(f"worker {rank} sent no address at the rendezvous")
+    return addresses
 
 
 def common_kernel(samples: Sequence[Arithmetic], *, required: bool) -> Kernel:
@@ -188,8 +187,7 @@ def common_kernel(samples: Sequence[Arithmetic], *, required: bool) -> Kernel:
                 return kernel
     message = (
         f"{unequal} compute different bits from the same numbers, so their replicas would drift "
-        "apart. "
-        f"Use --exchange=ps, where the shards compute every value, or --on_divergence=mend."
+        "apart. Use --exchange=ps, where the shards compute every value, or --on_divergence=mend."
     )
     if required:
         raise JobError(message)
@@ -213,11 +211,9 @@ def check_rules(samples: Sequence[Arithmetic], *, required: bool) -> None:
     if len(set(rules)) == 1:
         return
     message = (
-        f"{_unequal(samples, rules)} compute different bits by the update rule. With PowerSGD "
-        "each worker applies the rule "
-        "itself, so the replicas would drift apart. Use another codec of --compress, whose rules "
-        "the shards apply, or "
-        "--on_divergence=mend."
+        f"{_unequal(samples, rules)} compute different bits by the update rule. With PowerSGD each "
+        "worker applies the rule itself, so the replicas would drift apart. Use another codec of "
+        "--compress, whose rules the shards apply, or --on_divergence=mend."
     )
     if required:
         raise JobError(message)
@@ -236,7 +232,6 @@ class ReplicaCheck:
         options: how often, and what a difference does.
         state: returns what is equal on all replicas, by name: live tensors.
         collect: `JobControl.all_gather`.
-        rank: of this worker.
         start: the iteration at which all replicas were made equal.
     """
 
@@ -299,7 +294,7 @@ class ReplicaCheck:
                     remedy = "Change parameters on all workers alike or before distribute()"
                 raise JobError(f"{message} {remedy}, or use --on_divergence=mend.")
             for name in unequal:
-                self._broadcast(state.get(name))
+                self._take_values(state.get(name))
             if self._rank == 0:
                 LOGGER.warning("%s They now have the values of worker 0.", message)
         self._equal_at = iteration
@@ -315,19 +310,16 @@ class ReplicaCheck:
             f"after iteration {iteration} (equal after iteration {self._equal_at})."
         )
 
-    def _broadcast(self, tensor: Tensor | None) -> None:
+    def _take_values(self, tensor: Tensor | None) -> None:
         """Copy worker 0's tensor to all workers.
 
         A worker without the tensor takes part in the collections only.
         """
-        own = torch.empty(0, dtype=torch.uint8) if tensor is None else _bytes_of(tensor)
-        size = int.from_bytes(self._collect(own.numel().to_bytes(8, "big"))[0], "big")
-        received = bytearray()
-        for start in range(0, size, PIECE_BYTES):
-            piece = own[start : start + PIECE_BYTES] if self._rank == 0 else own[:0]
-            received += self._collect(piece.numpy().tobytes())[0]
-        if tensor is not None and self._rank:
-            tensor.detach().copy_(torch.frombuffer(received, dtype=tensor.dtype).view(tensor.shape))
+        own = None if tensor is None or self._rank else _bytes_of(tensor).numpy().tobytes()
+        received = broadcast_bytes(own, self._collect, rank=self._rank)
+        if tensor is not None and received and self._rank:
+            values = torch.frombuffer(bytearray(received), dtype=tensor.dtype)
+            tensor.detach().copy_(values.view(tensor.shape))
 
 
 def _numbers(rows: int, columns: int) -> Tensor:
@@ -365,23 +357,13 @@ def _bytes_of(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
-def _groups(values: Sequence[object]) -> list[list[int]]:
-    """Return the indices of equal values, in the order of their first occurrence."""
-    found: list[tuple[object, list[int]]] = []
-    for index, value in enumerate(values):
-        for known, indices in found:
-            if known == value:
-                indices.append(index)
-                break
-        else:
-            found.append((value, [index]))
-    return [indices for _, indices in found]
-
-
 def _unequal(samples: Sequence[Arithmetic], results: Sequence[object]) -> str:
     """Return the workers, grouped by equal results, with their processors."""
+    groups: dict[object, list[int]] = {}
+    for rank, result in enumerate(results):
+        groups.setdefault(result, []).append(rank)
     return " and ".join(
-        f"{_workers(ranks)} ({samples[ranks[0]].processor})" for ranks in _groups(results)
+        f"{_workers(ranks)} ({samples[ranks[0]].processor})" for ranks in groups.values()
     )
 
 

@@ -22,9 +22,7 @@ class Turns:
     """Adds what the virtual workers of a process contribute.
 
     Args:
-        tensors: of the exchange.
         placed: the virtual workers of the job.
-        process: this process.
         leaves: indices of the tensors whose gradients leave by themselves, since each virtual
             worker holds back what a codec has lost of its own.
         in_parts: whether a tensor that has not begun takes no part in an iteration.
@@ -93,11 +91,11 @@ class Turns:
             kept.append((u_KN.detach().clone(), v_KM.detach().clone()))
             return None
         kept.append((u_KN.detach(), v_KM.detach()))
-        return _stacked(self._factors.pop(index))
+        return stacked(self._factors.pop(index))
 
     def rest_of_factors(self) -> list[tuple[int, Factors]]:
         """Return the factors of tensors that the last turn had none of."""
-        rest = [(index, _stacked(kept)) for index, kept in self._factors.items()]
+        rest = [(index, stacked(kept)) for index, kept in self._factors.items()]
         self._factors.clear()
         return rest
 
@@ -121,7 +119,8 @@ class Turns:
             self._tensors[index].tensor.detach().copy_(value)
 
 
-def _stacked(parts: Sequence[Factors]) -> Factors:
+def stacked(parts: Sequence[Factors]) -> Factors:
+    """Return the factors of several passes below each other."""
     if len(parts) == 1:
         return parts[0]
     return torch.cat([u for u, _ in parts]), torch.cat([v for _, v in parts])

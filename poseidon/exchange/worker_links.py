@@ -80,7 +80,6 @@ class WorkerLinks:
 
     Args:
         network: how they reach each other; this worker listens on a free port of its host.
-        name: of the thread.
         monitor: guards what is to be sent and what `receive` changes; it fails with the
             connections.
         receive: takes each message of another worker, by rank, under the monitor. It raises
@@ -111,8 +110,9 @@ class WorkerLinks:
         self._network = network
         self._wire = network.wire or ZmqWire()
         self._listening = self._wire.listen(network.host, network.keys)
-        self._others = [(network.rank + i) % network.size for i in range(1, network.size)]
-        self._outboxes = {rank: Outbox() for rank in self._others}
+        self.others = [(network.rank + i) % network.size for i in range(1, network.size)]
+        """The ranks of the other workers, in the order in which messages for all are sent."""
+        self._outboxes = {rank: Outbox() for rank in self.others}
         self._sending: TrackedTransport | None = None
         self._ranks: dict[bytes, int] = {}
         self._lost_s: dict[int, float] = {}
@@ -123,16 +123,6 @@ class WorkerLinks:
     def address(self) -> str:
         """Where the others reach this worker."""
         return self._listening.address
-
-    @property
-    def refused(self) -> int:
-        """The number of peers that have tried to connect and were not admitted."""
-        return self._listening.refused
-
-    @property
-    def others(self) -> Sequence[int]:
-        """The ranks of the other workers, in the order in which messages for all are sent."""
-        return self._others
 
     def connect(self, addresses: Sequence[str]) -> None:
         """Connect to every other worker; from now on messages move.
@@ -147,8 +137,8 @@ class WorkerLinks:
         """Connect; whoever calls this makes the `steps`."""
         keys = self._network.keys
         if keys is not None:
-            keys = replace(keys, expect=tuple(keys.admit[rank] for rank in self._others))
-        self._sending = self._wire.connect([addresses[rank] for rank in self._others], keys)
+            keys = replace(keys, expect=tuple(keys.admit[rank] for rank in self.others))
+        self._sending = self._wire.connect([addresses[rank] for rank in self.others], keys)
         for outbox in self._outboxes.values():
             outbox.add(FIRST, join_message(self._network.rank, self._network.token))
 
@@ -158,7 +148,6 @@ class WorkerLinks:
         The frames must not be written to until it is certain that every receiver has them.
 
         Args:
-            ranks: the receivers.
             priority: messages with a lower number overtake others; with one number they keep their
                 order.
             frames: two or more.
@@ -303,7 +292,7 @@ class WorkerLinks:
         """
         assert self._sending is not None
         for peer in lost:
-            rank = self._others[peer]
+            rank = self.others[peer]
             if rank in self.left:
                 continue
             lost_s = now - self._lost_s.setdefault(rank, now)
@@ -316,7 +305,7 @@ class WorkerLinks:
     @property
     def _all_stand(self) -> bool:
         """Whether all workers that have not left may still be connected to this one."""
-        return self._listening.connections >= len(self._others) - len(self.left)
+        return self._listening.connections >= len(self.others) - len(self.left)
 
     def _receive(self, timeout_s: float) -> None:
         batch = self._listening.receive(timeout_s)
@@ -350,7 +339,7 @@ class WorkerLinks:
                 if rank not in self._outboxes or rank in self._ranks.values():
                     raise RemoteProtocolError(f"a peer joins as worker {rank}")
                 self._ranks[peer] = rank
-                if len(self._ranks) == len(self._others):
+                if len(self._ranks) == len(self.others):
                     self._listening.admit_no_more()
             case _:
                 raise RemoteProtocolError("a peer sent something that is neither join nor leave")

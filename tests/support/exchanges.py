@@ -14,7 +14,7 @@ from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.server.store import Layout
-from ps_server import Client, StoreSpec
+from ps_server import Client, Keeping, StoreSpec
 from ps_server.network import Network
 from tests.support.cluster import TIMEOUT_S, TOKEN
 
@@ -37,7 +37,14 @@ def plain_exchange(
         shards=store.shards,
         options=ExchangeOptions(staleness=staleness),
     )
-    layout = Layout.plain(tensors, store)
+    copies = (i for i, table in enumerate(store.tables) if table.keeping is Keeping.COPY)
+    layout = Layout(
+        tensors=tensors,
+        store=store,
+        pools=[(index,) for index in range(len(tensors))],
+        pooled=tensors,
+        elsewhere=frozenset(copies),
+    )
     by_allreduce = layout.elsewhere & set(by_allreduce)
     return through_server(client, layout, settings, member, by_allreduce=by_allreduce)
 

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.local.follower import FollowerCarrier
-from poseidon.exchange.local.group import LocalGroup
+from poseidon.exchange.local.group import HostTree, LocalGroup
 from poseidon.exchange.local.leader import LeaderCarrier
 from poseidon.exchange.local.reduction import ReductionKind
 from tests.support.exchange_contract import Make
@@ -38,7 +38,7 @@ def machines(
             group = LocalGroup(
                 address=str(folder_of_host / "workers"),
                 rank=local,
-                workers=local_workers,
+                tree=HostTree.mean(local_workers),
                 timeout_s=TIMEOUT_S,
             )
             if local:

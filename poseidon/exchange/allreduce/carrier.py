@@ -29,7 +29,7 @@ from poseidon.exchange.carrier import GradientCarrier, Step
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.local_histories import LocalHistories
 from poseidon.exchange.observe.statistics import Traffic
-from poseidon.exchange.replicas import common_kernel, introduce, offered_address
+from poseidon.exchange.replicas import common_kernel, introduce, offered_addresses
 from poseidon.exchange.shared_norm import SharedNorm
 from poseidon.exchange.side_stream import Event, SerialExecutor, SideStream
 from ps_server import SpecError
@@ -43,9 +43,7 @@ class AllReduceCarrier(GradientCarrier):
 
     Args:
         tensors: by their index in the exchange.
-        settings: common to all tensors.
         peers: the connections to the other workers, which this closes.
-        control: of the exchange.
         workers: who computes for which virtual worker.
         delivery: of `control`, where it uses these connections; None: beside the server, and the
             carrier connects them when it opens.
@@ -130,21 +128,18 @@ class AllReduceCarrier(GradientCarrier):
             "resumed": resumed,
             "tensors": len(sizes),
             "checksum": zlib.crc32(repr(sizes).encode()),
-            "sums": self._peers.address,
+            "sums": self._peers.links.address,
         }
         offers, samples = introduce(self._control, list(self._tensors.values()), own)
         for rank, offer in enumerate(offers):
             if any(offer.get(key) != offers[0].get(key) for key in ("tensors", "checksum")):
                 raise SpecError(
-                    f"the tensors of worker {rank} ({offer.get('tensors')}) differ from "
-                    f"worker 0's ({offers[0].get('tensors')}); expected the same tensors on all "
-                    "workers"
+                    f"the tensors of worker {rank} ({offer.get('tensors')}) differ from worker 0's "
+                    f"({offers[0].get('tensors')}); expected the same tensors on all workers"
                 )
         common_kernel(samples, required=self._equal_bits)
         if self._delivery is None:
-            self._peers.connect(
-                [offered_address(offers, "sums", rank) for rank in range(len(offers))]
-            )
+            self._peers.links.connect(offered_addresses(offers, "sums"))
         return bool(offers[0].get("resumed"))
 
     def _send_values(self, values: Mapping[int, Tensor]) -> None:
@@ -181,7 +176,7 @@ class AllReduceCarrier(GradientCarrier):
         self._sums.filled(index)
 
     def _copying_failed(self, error: Exception) -> None:
-        self._peers.fail(as_server_error(error, "sending gradients failed"))
+        self._peers.links.fail(as_server_error(error, "sending gradients failed"))
 
     def wait(self, index: int) -> None:
         if index in self._due:

@@ -23,9 +23,6 @@ class LinksDelivery(Delivery):
     them, which it sends after the request, on the same connection. So every worker has the request
     before it ends iteration t + 1. A worker that passes values on to others of its host
     (`local/host_delivery.py`) has it before it passes on the last value that they need.
-
-    Args:
-        peers: the connections.
     """
 
     def __init__(self, peers: Peers) -> None:
@@ -46,7 +43,7 @@ class LinksDelivery(Delivery):
             if targets:
                 peers.send(targets, "Gather", number, payload=payload)
             self._payloads.setdefault(number, {})[peers.rank] = payload
-        peers.wake()
+        peers.links.wake()
 
         if to is not None and peers.rank not in to:
             del self._payloads[number]

@@ -34,9 +34,6 @@ under the monitor, and raises `RemoteProtocolError` for a message that is not le
 class Peers:
     """The connections to all other workers.
 
-    Args:
-        network: how they reach each other.
-
     Attributes:
         monitor: guards what is to be sent and what receivers change; it fails with the connections.
         others: the ranks of the other workers, in the order in which messages for all are sent.
@@ -48,26 +45,20 @@ class Peers:
         self.monitor = network.new_monitor(
             closed="the connections to the other workers are closed", hangs=""
         )
-        self._links = WorkerLinks(
+        self.links = WorkerLinks(
             network, f"sums-{network.rank}", monitor=self.monitor, receive=self._receive
         )
-        self.others = self._links.others
+        self.others = self.links.others
         self._receivers: dict[str, Receive] = {}
         self._finished: dict[int, int] = {}
         self.on("Finished", 1, self._note_finished)
 
-    @property
-    def address(self) -> str:
-        """Where the others reach this worker."""
-        return self._links.address
-
     def on(self, kind: str, numbers: int, receive: Receive) -> None:
-        """Pass messages of a kind to a receiver, before `connect`.
+        """Pass messages of a kind to a receiver, before `links` are connected.
 
         Args:
             kind: as in the header.
             numbers: how many numbers follow it.
-            receive: takes them.
         """
 
         def checked(sender: int, fields: Sequence[int], payload: Buffer) -> None:
@@ -77,14 +68,6 @@ class Peers:
 
         self._receivers[kind] = checked
 
-    def connect(self, addresses: Sequence[str]) -> None:
-        """Connect to every other worker; from now on messages move.
-
-        Args:
-            addresses: of all workers, by rank.
-        """
-        self._links.connect(addresses)
-
     def send(
         self,
         receivers: Sequence[int],
@@ -93,23 +76,17 @@ class Peers:
         payload: Buffer,
         priority: int = FIRST,
     ) -> None:
-        """Send a message; returns at once. Called under the monitor; `wake` follows.
+        """Send a message; returns at once. Called under the monitor; `links.wake` follows.
 
         The payload must not be written to until it is certain that every receiver has it.
 
         Args:
-            receivers: ranks of other workers.
             kind: of the message.
             numbers: the rest of its header.
-            payload: bytes.
             priority: messages of a lower number overtake others.
         """
         header = msgpack.packb([VERSION, kind, *numbers])
-        self._links.send(receivers, priority, [header, payload])
-
-    def wake(self) -> None:
-        """Make the thread of the connections look at what is to be sent."""
-        self._links.wake()
+        self.links.send(receivers, priority, [header, payload])
 
     def check_left(self, iteration: int, of: Sequence[int] = ()) -> None:
         """Raise an error if a worker has left before it has contributed.
@@ -121,21 +98,17 @@ class Peers:
         Raises:
             PeerLeft: names the first such worker.
         """
-        for rank in sorted(self._links.left):
+        for rank in sorted(self.links.left):
             finished = self._finished.get(rank, 0)
             if finished <= iteration or rank in of:
                 raise PeerLeft(rank, finished, rank=self.rank)
-
-    def fail(self, error: ServerError) -> None:
-        """Make every waiting and later call raise `error`."""
-        self._links.fail(error)
 
     def close(self, iterations: int) -> None:
         """Leave after so many iterations. Safe to call twice."""
         with self.monitor, contextlib.suppress(ServerError):
             if self.others:
                 self.send(self.others, "Finished", iterations, payload=b"", priority=LAST)
-        self._links.close()
+        self.links.close()
 
     def _receive(self, sender: int, frames: Frames) -> None:
         match read_header(frames[0]), len(frames):

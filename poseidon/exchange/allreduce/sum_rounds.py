@@ -43,9 +43,7 @@ class SumRounds:
     """The rounds of all buckets on one worker.
 
     Args:
-        rank: of this worker.
         workers: who computes for which virtual worker.
-        buckets: the layout.
     """
 
     def __init__(self, rank: int, workers: VirtualWorkers, buckets: Buckets) -> None:
@@ -76,8 +74,6 @@ class SumRounds:
 
         Args:
             sender: its rank.
-            bucket: the bucket.
-            round_: the number of the round.
             number: of the node among the sender's.
 
         Raises:

@@ -138,7 +138,7 @@ class Sums:
                 own = self._slice(self._rank, bucket, node)
                 self._work.append(partial(self._add, bucket, of_tree, own))
             peers.monitor.notify()
-        peers.wake()
+        peers.links.wake()
 
     def expect_values(self) -> None:
         """Begin a round of rank 0's values. All workers do so before rank 0 sends them."""
@@ -160,7 +160,7 @@ class Sums:
                 self._rounds.take_values(self._rank, bucket, number)
                 self._work.append(partial(self._pass_on, bucket, self._slice(self._rank, bucket)))
             self._peers.monitor.notify()
-        self._peers.wake()
+        self._peers.links.wake()
 
     def _send_slices(self, kind: str, bucket: int, number: int, node: int = 0) -> None:
         """Send the other owners of a bucket their slices of this worker's copy of a node."""
@@ -188,7 +188,6 @@ class Sums:
         """Wait for the mean of a tensor, and return it: it may be written to.
 
         Args:
-            index: of the tensor.
             iteration: whose gradients are summed.
 
         Raises:
@@ -247,7 +246,7 @@ class Sums:
                     work()
         except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
             if not self._peers.monitor.closed:
-                self._peers.fail(as_server_error(error, "adding gradients failed"))
+                self._peers.links.fail(as_server_error(error, "adding gradients failed"))
 
     def _next_work(self) -> Work | None:
         def found() -> tuple[Work | None] | None:
@@ -316,7 +315,7 @@ class Sums:
             self._rounds.take_mean(self._rank, bucket, number)
             if peers.others:
                 self._send(peers.others, "Mean", bucket, (bucket, number), self._sent[bucket])
-        peers.wake()
+        peers.links.wake()
         self._note_in_place(bucket)
 
     def _put(self, bucket: int, place: slice, mean: Tensor) -> None:

@@ -34,7 +34,7 @@ from poseidon.exchange.base import Trained
 from poseidon.exchange.cost import ELEMENT_BYTES, server_bytes
 from poseidon.exchange.factors.products import Scratch, apply_factors
 from poseidon.exchange.membership import Membership
-from poseidon.exchange.replicas import offered_address
+from poseidon.exchange.replicas import offered_addresses
 from poseidon.exchange.side_stream import SideStream
 from ps_server import Client, RemoteProtocolError, Rule, RuleKind, StoreSpec, TableSpec
 from ps_server.numerics import prepare_thread
@@ -110,8 +110,6 @@ def measure(client: Client, tensors: Sequence[Trained], member: Membership) -> R
 
     Args:
         client: not yet started, with the trial store.
-        tensors: of the job.
-        member: this worker.
     """
     sizes = trial_sizes(tensors)
     values = [np.zeros(size, np.float32) for size in sizes]
@@ -176,7 +174,6 @@ class _ProcessorMeter:
     """Measures which part of the processors that compute an exchange uses.
 
     Args:
-        exchange: exchanges tensors.
         computed_s: of `computing`.
     """
 
@@ -245,8 +242,8 @@ def _sums(
         _synchronize(device)
 
     try:
-        offers = _collect(client, {"sums": peers.address})
-        peers.connect([offered_address(offers, "sums", rank) for rank in range(len(offers))])
+        offers = _collect(client, {"sums": peers.links.address})
+        peers.links.connect(offered_addresses(offers, "sums"))
         yield exchange
         client.barrier()  # a worker that leaves at once ends sums that others still wait for
     finally:

@@ -21,8 +21,6 @@ class Built:
     """An exchange that is not yet opened, with its parts.
 
     Attributes:
-        exchange: the exchange.
-        plan: the scheme of each tensor.
         store: the store that workers and shards agree on; None without shards.
         tables: for each table of the store the indices of its tensors.
         client: this worker's connection to the shards; None without shards.

@@ -8,13 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from poseidon.errors import UsageError
-from poseidon.exchange.alone import exchange_alone
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.building.built import Built
 from poseidon.exchange.building.server_exchange import (
     BuildArguments,
-    check_unencoded,
-    codec_of,
+    build_alone,
+    layout_of,
     low_rank_of,
     through_server,
 )
@@ -29,7 +28,6 @@ from poseidon.exchange.rounds.local_steps import (
 )
 from poseidon.exchange.rounds.quorum import QuorumRounds
 from poseidon.exchange.server.carrier import Parts
-from poseidon.exchange.server.store import Layout
 
 Build = Callable[[Sequence[Trained], ExchangeSettings, Membership], Built]
 Plan = Callable[[Sequence[Trained], Membership], ExchangePlan]
@@ -39,11 +37,6 @@ def build_local_steps(arguments: BuildArguments, build: Build, plan: Plan) -> Bu
     """Build an exchange of one iteration for rounds.
 
     A wait is as long as a round of another worker may take longer.
-
-    Args:
-        arguments: of one worker.
-        build: builds the exchange of one iteration.
-        plan: chooses the scheme of each tensor.
     """
     tensors, settings, member = arguments.tensors, arguments.settings, arguments.member
     network = member.network
@@ -102,28 +95,15 @@ def _rounds_of_quorum(built: Built, workers: int) -> QuorumRounds:
 
 def _build_parts(arguments: BuildArguments, *, in_background: bool) -> Built:
     """Build an exchange in whose iterations some tensors take no part. They share no tables."""
-    tensors, settings, member = arguments.tensors, arguments.settings, arguments.member
-    if member.alone:
-        count = member.placed.count
-        if count > 1:
-            check_unencoded(arguments.plan, member)
-        exchange = exchange_alone(
-            tensors,
-            settings,
-            in_parts=True,
-            virtual_workers=count,
-            interruption=member.network.interruption,
-        )
-        return Built(exchange=exchange, plan=arguments.plan)
+    if arguments.member.alone:
+        return build_alone(arguments, in_parts=True)
     if low_rank_of(arguments):
         raise UsageError(
             "--compress=powersgd takes two rounds through the shards for each exchange; expected "
-            "another codec, or no "
-            "--sync_fragments and --sync_delay"
+            "another codec, or no --sync_fragments and --sync_delay"
         )
-    store = arguments.store(tensors, codecs=[codec_of(choice) for choice in arguments.plan.choices])
-    client = arguments.client(store, table_clocks=True)
-    layout = Layout.plain(tensors, store)
+    layout = layout_of(arguments, shares_tables=False)
+    client = arguments.client(layout.store, table_clocks=True)
     parts = Parts.IN_BACKGROUND if in_background else Parts.AT_ONCE
-    exchange = through_server(client, layout, settings, member, parts=parts)
+    exchange = through_server(client, layout, arguments.settings, arguments.member, parts=parts)
     return arguments.built(exchange, layout, client)

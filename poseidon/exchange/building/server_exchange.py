@@ -1,16 +1,18 @@
-"""The builder of an exchange through the server: the plan's store, and the carriers."""
+"""The builders of an exchange through the server, with the plan's store and the carriers, and of a
+single process.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import torch
 
 from poseidon.errors import UsageError
 from poseidon.exchange.allreduce.carrier import AllReduceCarrier
 from poseidon.exchange.allreduce.peers import Peers
+from poseidon.exchange.alone import exchange_alone
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.building.built import Built, Connect
 from poseidon.exchange.carrier import Carrier
@@ -44,18 +46,6 @@ class BuildArguments:
     joined: Client | None = None
     """Has measured the shards with a trial store; None: not connected."""
 
-    def store(
-        self,
-        tensors: Sequence[Trained],
-        codecs: Sequence[CodecPair | None],
-        copies: Collection[int] = (),
-        parts: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
-    ) -> StoreSpec:
-        """Return the store that holds these tensors; see `store_spec`."""
-        return store_spec(
-            tensors, self.settings, self.member, copies=copies, codecs=codecs, parts=parts
-        )
-
     def built(self, exchange: Exchange, layout: Layout, client: Client) -> Built:
         """Return an exchange through the server."""
         return Built(
@@ -87,15 +77,15 @@ class BuildArguments:
         )
 
 
-def layout_of(arguments: BuildArguments) -> Layout:
-    """Return the tables of a plan. Small tensors that go through the server share some."""
+def layout_of(arguments: BuildArguments, *, shares_tables: bool = True) -> Layout:
+    """Return the tables of a plan. Small tensors that go through the server may share some."""
     tensors, plan, low_rank = arguments.tensors, arguments.plan, low_rank_of(arguments)
     codecs = [codec_of(choice) for choice in plan.choices]
     elsewhere = frozenset(plan.of(Scheme.FACTORS) + plan.of(Scheme.ALLREDUCE))
     copies = elsewhere | low_rank.keys()
     pools: Sequence[Sequence[int]] = [(index,) for index in range(len(tensors))]
     # tables that are to be cut into so many pieces are not shared
-    if not arguments.member.options.rows:
+    if shares_tables and not arguments.member.options.rows:
         pools = pools_of(
             tensors,
             apart=copies
@@ -115,8 +105,10 @@ def layout_of(arguments: BuildArguments) -> Layout:
         for table, pool in enumerate(pools)
         if len(pool) > 1
     }
-    store = arguments.store(
+    store = store_spec(
         [*parts, *pooled],  # P and Q come first: their two rounds are the longest way
+        arguments.settings,
+        arguments.member,
         codecs=[*of_parts, *(codecs[pool[0]] for pool in pools)],
         copies={len(parts) + table for table, pool in enumerate(pools) if pool[0] in copies},
         parts=sizes,
@@ -167,13 +159,9 @@ def through_server(
     wait for, so both share the link.
 
     Args:
-        client: connected to every shard.
         layout: what the tables hold. Tensors elsewhere travel as factors, unless by all-reduce.
-        settings: common to all tensors.
-        member: this worker and its job.
         by_allreduce: indices of tensors elsewhere that travel by all-reduce. Staleness 0.
         parts: see `ServerCarrier`.
-        trace: where spans of factors go.
     """
     control = JobControl(ShardDelivery(client), root=client.rank == 0)
     by_factors = sorted(layout.elsewhere - set(by_allreduce))
@@ -233,19 +221,34 @@ def _turns(layout: Layout, member: Membership, parts: Parts) -> Turns | None:
     )
 
 
-def check_unencoded(plan: ExchangePlan, member: Membership) -> None:
-    """Refuse codecs of several virtual workers on one process, which has no shards to encode for.
+def build_alone(arguments: BuildArguments, *, in_parts: bool = False) -> Built:
+    """Build the exchange of a process that computes for all virtual workers of a job: any number of
+    processes gets the same bits.
+
+    Args:
+        in_parts: see `AloneCarrier`.
 
     Raises:
-        UsageError: a tensor has a codec, or few bits.
+        UsageError: there are several virtual workers, and a tensor has a codec or few bits, which
+            shards encode.
     """
+    member, plan, count = arguments.member, arguments.plan, arguments.member.placed.count
     few_bits = member.options.precision is not Precision.FLOAT32
-    if few_bits or any(choice.is_compressed for choice in plan.choices):
+    if count > 1 and (few_bits or any(choice.is_compressed for choice in plan.choices)):
         raise UsageError(
             "several virtual workers on one process without shards send nothing, so nothing is "
             "rounded or encoded, as it is on several processes; expected no --compress and no "
             "--wire_precision, or a job with shards (`poseidon run`)"
         )
+    exchange = exchange_alone(
+        arguments.tensors,
+        arguments.settings,
+        in_parts=in_parts,
+        virtual_workers=count,
+        by_factors=frozenset(plan.of(Scheme.FACTORS)),
+        interruption=member.network.interruption,
+    )
+    return Built(exchange=exchange, plan=plan)
 
 
 def low_rank_of(arguments: BuildArguments) -> dict[int, LowRank]:
@@ -262,8 +265,7 @@ def low_rank_of(arguments: BuildArguments) -> dict[int, LowRank]:
     if found and arguments.settings.clip is not None:
         raise UsageError(
             "--compress=powersgd has no limit on the gradients' norm; expected no clip_gradients "
-            "or clip=, another codec, "
-            "or with --compress=auto a smaller loss budget"
+            "or clip=, another codec, or with --compress=auto a smaller loss budget"
         )
     return found
 

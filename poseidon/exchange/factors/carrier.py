@@ -27,17 +27,17 @@ from torch import Tensor
 
 from poseidon.exchange.base import ExchangeSettings, History, Trained
 from poseidon.exchange.broadcast import bring_histories
-from poseidon.exchange.carrier import CarrierState, FactoredCarrier, Kept, Step
+from poseidon.exchange.carrier import FactoredCarrier, Step
 from poseidon.exchange.factors.factor_rounds import FactorSession, FactorTable
 from poseidon.exchange.factors.peers import Peers
 from poseidon.exchange.factors.products import Kernel, Scratch, factors_sum_of_squares
 from poseidon.exchange.factors.weight import FactorWeight
 from poseidon.exchange.factors.weight_progress import RoundStep
 from poseidon.exchange.job_control import JobControl
-from poseidon.exchange.local_histories import copied
+from poseidon.exchange.local_histories import LocalHistories
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.observe.statistics import Traffic, TransitTimes
-from poseidon.exchange.replicas import common_kernel, introduce, offered_address
+from poseidon.exchange.replicas import common_kernel, introduce, offered_addresses
 from poseidon.exchange.shared_norm import SharedNorm
 from poseidon.exchange.side_stream import SerialExecutor, SideStream, join_within
 from ps_server.errors import as_server_error
@@ -52,13 +52,11 @@ class FactorCarrier(FactoredCarrier):
 
     Args:
         tensors: by their index in the exchange.
-        settings: common to all tensors.
-        member: this worker and its job.
-        control: of the exchange.
         norms: used with `settings.clip` at staleness 0.
         link: taken as long as pairs have to leave this host; None: no other sender waits for it.
-        trace: where spans of factors go.
     """
+
+    state: FactorState
 
     def __init__(
         self,
@@ -89,10 +87,12 @@ class FactorCarrier(FactoredCarrier):
         self._side = SideStream(device)
         self._scratch = Scratch(device)
         self._kernel = Kernel.FUSED
+        self.state = FactorState(tensors)
         self._weights = {
             index: FactorWeight(
                 table,
                 tensors[index],
+                self.state.of[index],
                 clock=settings.start_clock,
                 staleness=staleness,
                 side=self._side,
@@ -100,7 +100,8 @@ class FactorCarrier(FactoredCarrier):
             )
             for table, index in enumerate(self.indices)
         }
-        self.state = FactorState(self._weights)
+        if staleness:
+            self.state.bases = {f"{w.name}, base": w.base for w in self._weights.values()}
         tables = [
             FactorTable(
                 name=w.name,
@@ -127,14 +128,15 @@ class FactorCarrier(FactoredCarrier):
         if clock is None:
             offer = {"factors": self.peers.links.address}
             offers, samples = introduce(self._control, list(self._tensors.values()), offer)
-            addresses = [offered_address(offers, "factors", rank) for rank in range(len(offers))]
+            addresses = offered_addresses(offers, "factors")
             self._kernel = common_kernel(samples, required=self._equal_bits)
         else:
             self._rewind(clock)
-        for index, weight in self._weights.items():
-            weight.open(histories[index] if histories else ())
+        for weight in self._weights.values():
+            weight.open()
+        self.state.load(histories)
         # no worker sends factors before all have come here
-        own = [history for weight in self._weights.values() for history in weight.history]
+        own = [history for of in self.state.of.values() for history in of]
         bring_histories(own, self._control, given=bool(histories))
         if clock is None:
             self.peers.links.connect(addresses)
@@ -356,37 +358,14 @@ class _Stacked:
     v_BM: Tensor
 
 
-class FactorState(CarrierState):
-    """The histories of the weights, the same on all workers.
-
-    At staleness > 0 the weights without this worker's changes ahead of the others are equal, too.
-
-    Args:
-        weights: by their index in the exchange.
+class FactorState(LocalHistories):
+    """The histories of the weights, and at staleness > 0 the weights without this worker's changes
+    ahead of the others: both are the same on all workers.
     """
 
-    def __init__(self, weights: Mapping[int, FactorWeight]) -> None:
-        self._weights = weights
-
-    def histories(self) -> Mapping[int, History]:
-        return {
-            index: [part.cpu().numpy().copy() for part in weight.history]
-            for index, weight in self._weights.items()
-        }
-
-    def keep(self, into: Mapping[int, History]) -> Kept:
-        found = {
-            index: copied(weight.history, into.get(index), weight.tensor.shape)
-            for index, weight in self._weights.items()
-        }
-        return Kept.here(found)
+    def __init__(self, tensors: Mapping[int, Trained]) -> None:
+        super().__init__(tensors, replicated=True)
+        self.bases: dict[str, Tensor] = {}
 
     def replicated(self) -> Mapping[str, Tensor]:
-        state: dict[str, Tensor] = {}
-        for weight in self._weights.values():
-            state |= {
-                f"{weight.name}, history {number}": h for number, h in enumerate(weight.history)
-            }
-            if weight.base is not weight.tensor:
-                state[f"{weight.name}, base"] = weight.base
-        return state
+        return {**super().replicated(), **self.bases}

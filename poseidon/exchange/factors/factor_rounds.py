@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ps_server import LocalProtocolError, RemoteProtocolError
+from ps_server import RemoteProtocolError
 
 Array = NDArray[np.float32]
 
@@ -45,7 +45,6 @@ class FactorTable:
     """A weight that travels as factors.
 
     Args:
-        name: for error messages.
         outputs: N.
         inputs: M.
         staleness: the bound s of its reads.
@@ -79,8 +78,6 @@ class FactorSession:
     """One worker's view of all rounds.
 
     Args:
-        rank: this worker.
-        workers: number of workers.
         tables: the tables, by id; the same on every worker.
         start_clock: the iteration to begin at.
     """
@@ -96,24 +93,15 @@ class FactorSession:
     def send(self, table: int, pair: Pair) -> Factors:
         """Store this worker's own next pair; return the message for every other worker."""
         clock = self._rounds[table].sent[self.rank]
-        if not self._fits(table, pair):
-            raise LocalProtocolError(
-                f"factors of '{self.tables[table].name}' do not have its shape"
-            )
         self._store(self.rank, table, pair)
         return Factors(table, clock, pair)
 
     def receive(self, sender: int, factors: Factors) -> None:
-        """Store another worker's pair.
+        """Store another worker's pair, which fits its table.
 
         Raises:
-            RemoteProtocolError: it is not that worker's next pair, or does not fit the table;
-                nothing is changed.
+            RemoteProtocolError: it is not that worker's next pair; nothing is changed.
         """
-        if not (
-            0 <= sender < self.workers and sender != self.rank and factors.table < len(self.tables)
-        ):
-            raise RemoteProtocolError(f"factors of table {factors.table} came from worker {sender}")
         rounds, spec = self._rounds[factors.table], self.tables[factors.table]
         if factors.clock != rounds.sent[sender]:
             raise RemoteProtocolError(
@@ -123,10 +111,6 @@ class FactorSession:
         if factors.clock > rounds.sent[self.rank] + spec.staleness:
             raise RemoteProtocolError(
                 f"worker {sender} is too far ahead with factors of '{spec.name}'"
-            )
-        if not self._fits(factors.table, factors.pair):
-            raise RemoteProtocolError(
-                f"worker {sender} sent factors of '{spec.name}' that do not have its shape"
             )
         self._store(sender, factors.table, factors.pair)
 
@@ -146,10 +130,6 @@ class FactorSession:
         rounds = self._rounds[table]
         return min(rounds.sent) > rounds.taken
 
-    def taken(self, table: int) -> int:
-        """Return the clock below which all rounds are taken."""
-        return self._rounds[table].taken
-
     def own(self, table: int) -> list[tuple[int, Pair]]:
         """Return this worker's pairs in rounds that are not taken, as (iteration, pair)."""
         rounds = self._rounds[table]
@@ -160,11 +140,6 @@ class FactorSession:
         """Return the workers whose pair is missing in the next round."""
         rounds = self._rounds[table]
         return [worker for worker, sent in enumerate(rounds.sent) if sent <= rounds.taken]
-
-    def _fits(self, table: int, pair: Pair) -> bool:
-        spec = self.tables[table]
-        rows = len(pair.u)
-        return pair.u.shape == (rows, spec.outputs) and pair.v.shape == (rows, spec.inputs)
 
     def _store(self, worker: int, table: int, pair: Pair) -> None:
         rounds = self._rounds[table]

@@ -23,12 +23,10 @@ class Peers:
 
     Args:
         session: what has come and gone.
-        network: how workers reach each other.
         trace: where spans of factors that are sent, received and applied go.
         link: taken as long as factors have to leave this host; None: no other sender waits for it.
 
     Attributes:
-        links: the connections.
         monitor: guards the session and what is to be sent.
     """
 

@@ -134,7 +134,6 @@ def apply_factors(
     """Apply a rule to the gradient `scale * u^T v`, tile by tile.
 
     Args:
-        rule: the rule and its constants.
         u_BN: gradients at the outputs, stacked.
         v_BM: inputs, stacked alike.
         value_NM: the weight; updated in place.
@@ -142,7 +141,6 @@ def apply_factors(
         rate: the solver's rate.
         step: 0-based number of this update.
         scale: multiplies the gradient before decay (1 / workers, limits, 1 / iter_size).
-        scratch: memory for a tile.
         kernel: how the products are computed; the same on all workers.
     """
     add_product = _PRODUCTS[kernel]

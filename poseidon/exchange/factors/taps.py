@@ -30,8 +30,8 @@ from torch.utils.hooks import RemovableHandle
 from poseidon.errors import UsageError
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.module_hooks import OfOneModule
+from poseidon.exchange.turns import Factors, stacked
 
-Factors = tuple[Tensor, Tensor]
 WHOLE = "no example= and batch_size= of distribute(), or --exchange=ps"
 """What makes a gradient travel as a whole."""
 
@@ -43,7 +43,6 @@ class FactorTap:
         modules: the layer, in each of the nets that share its weight and run one after another.
         name: of its weight, for messages.
         index: of its weight in the exchange.
-        exchange: where the factors go.
         on_backward: called when a backward pass reaches the layer.
     """
 
@@ -104,14 +103,13 @@ class FactorTap:
         if self._kept:
             kept, self._kept = self._kept, []
             self._has_sent = True
-            self._exchange.begin_factors(self.index, *_stacked(kept))
+            self._exchange.begin_factors(self.index, *stacked(kept))
 
     def _used_beside(self, gradient: Tensor | None) -> None:
         if gradient is not None:  # the tap itself returns none
             raise UsageError(
                 f"'{self._name}' is used beside the forward pass of its own layer, so it cannot "
-                "travel as factors; "
-                "expected a weight of that layer alone, or --exchange=ps"
+                "travel as factors; expected a weight of that layer alone, or --exchange=ps"
             )
 
     def _before(self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -122,9 +120,8 @@ class FactorTap:
             return None
         if hooks_on(self._weight) > self._weight_hooks:
             raise UsageError(
-                f"'{self._name}' was given a hook after distribute(); it travels as factors, so "
-                "no hook will see a "
-                "gradient; expected the hook before distribute(), or --exchange=ps"
+                f"'{self._name}' was given a hook after distribute(); it travels as factors, so no "
+                "hook will see a gradient; expected the hook before distribute(), or --exchange=ps"
             )
         self._weight.requires_grad_(False)
         self._taken_out = True
@@ -234,13 +231,8 @@ def _is_for_leaves(weight: Node) -> bool:
         # torch cannot decide this where autograd.grad is called for the weight itself
         raise UsageError(
             "torch.autograd.grad was called for the gradient of a weight that travels as factors; "
-            "expected backward(), or "
-            "--exchange=ps"
+            "expected backward(), or --exchange=ps"
         ) from error
-
-
-def _stacked(parts: Sequence[Factors]) -> Factors:
-    return torch.cat([u for u, _ in parts]), torch.cat([v for _, v in parts])
 
 
 def _input(arguments: Sequence[Any], named: Mapping[str, Any]) -> Tensor:

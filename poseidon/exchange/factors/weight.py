@@ -9,12 +9,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from poseidon.exchange.base import History, Trained
+from poseidon.exchange.base import Trained
 from poseidon.exchange.factors.factor_rounds import Pair
 from poseidon.exchange.factors.products import Kernel, Scratch, apply_factors
 from poseidon.exchange.factors.weight_progress import WeightProgress
 from poseidon.exchange.side_stream import SideStream
-from ps_server.rules import history_count
 
 
 class FactorWeight:
@@ -23,8 +22,8 @@ class FactorWeight:
     Args:
         table: its id among the weights that travel as factors.
         trained: the tensor, N x M.
+        history: what the rule keeps, flat.
         clock: the iteration to begin at.
-        staleness: the bound.
         side: where pairs are copied and rounds applied.
         scratch: memory for products, of all weights.
     """
@@ -33,6 +32,7 @@ class FactorWeight:
         self,
         table: int,
         trained: Trained,
+        history: Sequence[Tensor],
         *,
         clock: int,
         staleness: int,
@@ -45,9 +45,7 @@ class FactorWeight:
         self.tensor = trained.tensor.detach()
         self.base = torch.empty_like(self.tensor) if staleness else self.tensor
         """The weight after all rounds that are applied."""
-        self.history = [
-            torch.zeros_like(self.tensor) for _ in range(history_count(trained.rule.kind))
-        ]
+        self.history = [own.view_as(self.tensor) for own in history]
         """What the rule keeps, after the same rounds."""
         self.progress = WeightProgress(clock, staleness)
         self._rule = trained.rule
@@ -59,15 +57,10 @@ class FactorWeight:
         # worker that had all of < c - 2s - 1.
         self._buffers: list[tuple[Tensor, Tensor] | None] = [None] * (2 * staleness + 2)
 
-    def open(self, history: History) -> None:
-        """Take the tensor as the first value, and `history`, or zeros where it is empty."""
+    def open(self) -> None:
+        """Take the tensor as the first value."""
         if self.base is not self.tensor:
             self.base.copy_(self.tensor)
-        if not history:
-            for own in self.history:
-                own.zero_()
-        for own, first in zip(self.history, history, strict=False):
-            own.copy_(torch.from_numpy(first).reshape(own.shape))
 
     def copy(self, iteration: int, u_KN: Tensor, v_KM: Tensor) -> Pair:
         """Copy a pair into memory on the host that is kept and reused; on the current stream."""
@@ -96,7 +89,6 @@ class FactorWeight:
             v_BM: the right factors.
             rate: the solver's rate.
             scale: what to multiply the product by.
-            kernel: computes the product.
         """
         apply_factors(
             self._rule,
@@ -119,7 +111,6 @@ class FactorWeight:
         Args:
             own: this worker's pairs, in their order, as (iteration, rate, pair).
             scale: what to multiply each product by.
-            kernel: computes the products.
         """
         self.tensor.copy_(self.base)
         if not own:

@@ -39,7 +39,6 @@ class WeightProgress:
 
     Args:
         clock: the iteration to begin at.
-        staleness: the bound of the weight.
     """
 
     def __init__(self, clock: int, staleness: int) -> None:
@@ -52,7 +51,8 @@ class WeightProgress:
         self.done: Event = None
         """After which the rounds below `applied` are in the base."""
         self._left: Event = None
-        self._held: Pair | None = None
+        self.held: Pair | None = None
+        """The pair that is kept back, if any."""
         self._rates: dict[int, float] = {}
 
     def start(self, iteration: int, rate: float) -> None:
@@ -65,24 +65,18 @@ class WeightProgress:
 
     def hold(self, pair: Pair) -> None:
         """Keep the pair back until the limit on the gradients' norm is known."""
-        assert self._held is None, "a pair is held already"
-        self._held = pair
-
-    @property
-    def held(self) -> Pair | None:
-        """The pair that is kept back, if any."""
-        return self._held
+        assert self.held is None, "a pair is held already"
+        self.held = pair
 
     def take_held(self) -> Pair | None:
         """Return the pair that is kept back, if any, and keep it no longer."""
-        held, self._held = self._held, None
+        held, self.held = self.held, None
         return held
 
     def release(self, iteration: int, left: Event) -> None:
         """Note that the iteration's backward pass has left the weight.
 
         Args:
-            iteration: the iteration.
             left: after which it has, on a GPU.
         """
         self.released, self._left = iteration + 1, left

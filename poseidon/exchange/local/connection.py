@@ -68,8 +68,6 @@ class Message:
     """One message.
 
     Args:
-        kind: the kind of message.
-        index: the tensor that it is about.
         number: see `Kind`.
         payload: see `Kind`.
     """
@@ -110,9 +108,7 @@ class Connection:
         """Send one message.
 
         Args:
-            kind: the kind of message.
             payload: flat pieces of bytes.
-            index: the tensor that it is about.
             number: see `Kind`.
             files: open files to pass on.
 
@@ -211,7 +207,6 @@ def connect(address: str, timeout_s: float, interruption: Interruption) -> Conne
     """Connect to the leader, which may not listen yet.
 
     Args:
-        address: the path of its socket.
         timeout_s: longest time to try.
         interruption: may end the attempts, and later the calls that wait for the leader.
 

@@ -20,49 +20,46 @@ class Contributions:
     """
 
     def __init__(self, by_factors: Sequence[bool], parts: Sequence[int]) -> None:
-        self._by_factors = by_factors
-        self._parts = [
-            [1] * len(parts) if is_by_factors else list(parts) for is_by_factors in by_factors
-        ]
-        self._contributions: list[list[int]] = []
-        self._releases: list[list[int]] = []
-        self._left = 0
+        self._owed = {
+            (index, False): [1] * len(parts) if is_by_factors else list(parts)
+            for index, is_by_factors in enumerate(by_factors)
+        }
+        """By tensor, and whether it is for its release: how often each worker has to note it."""
+        for index, is_by_factors in enumerate(by_factors):
+            if is_by_factors:
+                self._owed[index, True] = [1] * len(parts)
         self.start()
 
     def start(self) -> None:
         """Begin a new iteration."""
-        self._contributions = [list(parts) for parts in self._parts]
-        self._releases = [
-            [int(needed)] * len(parts)
-            for parts, needed in zip(self._parts, self._by_factors, strict=True)
-        ]
-        self._left = len(self._by_factors) + sum(self._by_factors)
+        self._left = {key: list(owed) for key, owed in self._owed.items()}
 
     def contribute(self, index: int, worker: int) -> bool:
         """Note that a worker has contributed its next part of a tensor; return whether it is the
         last of all.
         """
-        return self._note(self._contributions[index], worker)
+        return self._note((index, False), worker)
 
     def release(self, index: int, worker: int) -> bool:
         """Note that a worker has released a tensor; return whether it is the last."""
-        return self._note(self._releases[index], worker)
+        return self._note((index, True), worker)
 
     def owes(self, worker: int) -> bool:
         """Return whether a contribution or release of a worker is missing."""
-        return any(left[worker] for left in (*self._contributions, *self._releases))
+        return any(left[worker] for left in self._left.values())
 
     @property
     def complete(self) -> bool:
         """Whether nothing is missing."""
-        return self._left == 0
+        return not self._left
 
-    def _note(self, left: list[int], worker: int) -> bool:
-        assert left[worker], f"worker {worker} contributes too often"
+    def _note(self, key: tuple[int, bool], worker: int) -> bool:
+        left = self._left.get(key)
+        assert left and left[worker], f"worker {worker} contributes too often"
         left[worker] -= 1
         if any(left):
             return False
-        self._left -= 1
+        del self._left[key]
         return True
 
 

@@ -7,41 +7,37 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from torch import Tensor
 
 from poseidon.exchange.base import History, Trained
-from poseidon.exchange.carrier import CarrierState, FactoredCarrier, GradientCarrier, Step
+from poseidon.exchange.carrier import CarrierState
 from poseidon.exchange.job_control import JobControl
+from poseidon.exchange.local.carrier import HostCarrier
 from poseidon.exchange.local.connection import Buffer, Kind, Message, connect
 from poseidon.exchange.local.group import LocalGroup
 from poseidon.exchange.local.host_delivery import FollowerDelivery
 from poseidon.exchange.local.reduction import Hello, Reduction, Welcome, join
+from poseidon.exchange.turns import Factors
 from ps_server import LocalProtocolError, PeerLost, ServerError
 from ps_server.errors import as_server_error
 from ps_server.monitor import Monitor
 from ps_server.rules import history_count
 
 
-class FollowerCarrier(GradientCarrier, FactoredCarrier):
+class FollowerCarrier(HostCarrier):
     """Contributes to its leader, and takes the values that the leader publishes.
 
     Args:
         tensors: the same on all workers.
-        group: the local group of this worker.
-
-    Attributes:
-        control: of the exchange of this carrier.
     """
 
     state: FollowerState
 
     def __init__(self, tensors: Sequence[Trained], group: LocalGroup) -> None:
-        self.indices = range(len(tensors))
-        self._tensors = tensors
+        super().__init__(tensors)
         self._group = group
         self._monitor = group.new_monitor()
         self._connection = connect(group.address, group.timeout_s, group.interruption)
@@ -52,11 +48,6 @@ class FollowerCarrier(GradientCarrier, FactoredCarrier):
             group.interruption.check()
             raise
         self._published = [0] * len(tensors)
-        self._taken = [0] * len(tensors)
-        self._round = 0
-        self._parts: Counter[int] = Counter()  # of each tensor, contributed in this iteration
-        self._begun: set[int] = set()
-        self._released: set[int] = set()
         self._delivery = FollowerDelivery(self._send, self._monitor)
         self.control = JobControl(self._delivery, root=False)
         self.state = FollowerState(tensors, self._monitor, private=self._private)
@@ -79,50 +70,30 @@ class FollowerCarrier(GradientCarrier, FactoredCarrier):
 
     def open(self, histories: Sequence[History] | None, clock: int | None) -> None:
         """Take the first values; the leader's histories and clock are used."""
-        self._take_all()
-
-    def start(self, step: Step) -> None:
-        """Begin an iteration; the leader's rate is used."""
-        self._round += 1
-        self._parts.clear()
-        self._begun.clear()
-        self._released.clear()
-
-    def begin(self, index: int, gradient: Tensor) -> None:
-        self._contribute(index, gradient.detach().reshape(-1))
-
-    def begin_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
-        self.wait(index)
-        self._begun.add(index)
-        pieces = [factor.detach().cpu().contiguous().numpy().data for factor in (u_KN, v_KM)]
-        self._send(Kind.FACTORS, *pieces, index=index, number=u_KN.shape[0])
-
-    def release(self, index: int) -> None:
-        if index not in self._released:
-            self._released.add(index)
-            self._send(Kind.RELEASED, index=index)
-
-    def wait(self, index: int) -> None:
-        if self._taken[index] == self._round:
-            return
-        self._wait_for_value(index)
-        self._reduction.receive(index)
-        self._taken[index] = self._round
-
-    def finish(self, limit: float) -> None:
-        for index, trained in enumerate(self._tensors):
-            self.wait(index)
-            if trained.statistics and index not in self._parts:
-                self._contribute(index, trained.tensor.detach().reshape(-1))
-            elif index in self.by_factors:
-                if index not in self._begun:
-                    self._send(Kind.FACTORS, index=index)
-                self.release(index)
-            elif index not in self._parts:
-                self._contribute(index, None)
+        self.settle(0)
 
     def settle(self, clock: int) -> None:
         self._take_all()
+        self._send(Kind.TAKEN)
+
+    def _take(self, index: int) -> None:
+        self._monitor.wait_for(
+            lambda: True if self._published[index] >= self._round else None,
+            f"tensor '{self._tensors[index].name}' did not come from the leading worker",
+        )
+        self._reduction.receive(index)
+
+    def _add(self, index: int, part: Tensor | None, number: int) -> None:
+        self._reduction.contribute(index, part, number)
+        self._send(Kind.PART, index=index)
+
+    def _add_factors(self, index: int, factors: Factors | None) -> None:
+        pieces = [factor.cpu().contiguous().numpy().data for factor in factors or ()]
+        rows = len(factors[0]) if factors else 0
+        self._send(Kind.FACTORS, *pieces, index=index, number=rows)
+
+    def _add_release(self, index: int) -> None:
+        self._send(Kind.RELEASED, index=index)
 
     def close(self) -> None:
         if self._monitor.closed:
@@ -134,19 +105,6 @@ class FollowerCarrier(GradientCarrier, FactoredCarrier):
         self._thread.join()
         self._reduction.close()
 
-    def _contribute(self, index: int, part: Tensor | None) -> None:
-        self.wait(index)  # before it has the value, a worker would overwrite its last part
-        self._reduction.contribute(index, part, self._parts[index])
-        self._parts[index] += 1
-        self._send(Kind.PART, index=index)
-
-    def _take_all(self) -> None:
-        """Take every value of `open` or `settle`, in which no tensor begins."""
-        self._round += 1
-        for index in range(len(self._tensors)):
-            self.wait(index)
-        self._send(Kind.TAKEN)
-
     def _send(self, kind: Kind, *payload: Buffer, index: int = 0, number: int = 0) -> None:
         try:
             self._connection.send(kind, *payload, index=index, number=number)
@@ -155,12 +113,6 @@ class FollowerCarrier(GradientCarrier, FactoredCarrier):
             self._thread.join(self._group.timeout_s)
             self._monitor.check()
             raise
-
-    def _wait_for_value(self, index: int) -> None:
-        self._monitor.wait_for(
-            lambda: True if self._published[index] >= self._round else None,
-            f"tensor '{self._tensors[index].name}' did not come from the leading worker",
-        )
 
     def _listen(self) -> None:
         try:

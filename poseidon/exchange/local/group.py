@@ -85,23 +85,21 @@ class LocalGroup:
         address: path of a socket in a folder that only this user can enter; the same for all
             workers of the host, and of no other job.
         rank: this worker's local rank; 0 leads.
-        workers: number of workers on the host, the same on every host.
+        tree: how parts are added; it has as many workers on every host.
         timeout_s: longest time that any call waits for another worker of the host.
-        virtual: the tree of virtual workers; None: the host contributes its mean.
         interruption: may end all waits of this worker.
     """
 
     address: str
     rank: int
-    workers: int
+    tree: HostTree
     timeout_s: float = 600.0
-    virtual: HostTree | None = None
     interruption: Interruption = field(default_factory=Interruption, repr=False, compare=False)
 
     @property
-    def tree(self) -> HostTree:
-        """How parts are added."""
-        return self.virtual or HostTree.mean(self.workers)
+    def workers(self) -> int:
+        """The number of workers on the host."""
+        return self.tree.workers
 
     def new_monitor(self) -> Monitor:
         """Return a monitor for the state that the threads of one worker's exchange share."""

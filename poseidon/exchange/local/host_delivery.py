@@ -15,7 +15,7 @@ from collections.abc import Callable, Container, Sequence
 from poseidon.exchange.job_control import Delivery, JobControl, join, split
 from poseidon.exchange.local.connection import Buffer, Connection, Kind, Message, send_all
 from poseidon.exchange.local.group import pack_signals, unpack_signals
-from ps_server import Collection, LocalProtocolError, PeerLost, ServerError, Signal, SignalKind
+from ps_server import Collection, PeerLost, ServerError, Signal, SignalKind
 from ps_server.errors import as_server_error
 from ps_server.monitor import Monitor
 
@@ -54,7 +54,6 @@ class LeaderDelivery(Delivery):
     the request, so it has the request before it can end that iteration.
 
     Args:
-        inner: job control among the hosts.
         connections: to the followers, by local rank.
         monitor: guards the state that the threads of this worker share.
         failed: called with the error that ends the collections.
@@ -173,7 +172,6 @@ class FollowerDelivery(Delivery):
     """`LeaderDelivery` proves that a request comes in time.
 
     Args:
-        send: sends a message to the leader.
         monitor: guards the state that the threads of this worker share.
     """
 
@@ -188,20 +186,15 @@ class FollowerDelivery(Delivery):
         return self._gathered.collection(number)
 
     def request(self, kind: SignalKind) -> None:
-        """Raise an error: rank 0 is a leader."""
-        raise LocalProtocolError(f"only worker 0 may request '{kind.name.lower()}' of all workers")
+        raise AssertionError("rank 0 is a leader")
 
     @property
     def requests(self) -> tuple[Signal, ...]:
         return self._requests
 
-    def receive(self, message: Message) -> bool:
-        """Take a message of the leader, if it is one of job control. Return whether it is."""
-        match message.kind:
-            case Kind.SIGNALS:
-                self._requests = unpack_signals(message.payload)
-            case Kind.GATHERED:
-                self._gathered.put(message.number, tuple(split(message.payload)))
-            case _:
-                return False
-        return True
+    def receive(self, message: Message) -> None:
+        """Take requests or a collection from the leader."""
+        if message.kind is Kind.SIGNALS:
+            self._requests = unpack_signals(message.payload)
+        else:
+            self._gathered.put(message.number, tuple(split(message.payload)))

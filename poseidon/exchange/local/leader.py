@@ -19,37 +19,38 @@ import torch
 from torch import Tensor
 
 from poseidon.exchange.base import History, Trained
-from poseidon.exchange.carrier import (
-    FactoredCarrier,
-    GradientCarrier,
-    Step,
-    UnitedState,
-)
+from poseidon.exchange.carrier import Step, UnitedState
 from poseidon.exchange.exchange import Exchange, ExchangeState
 from poseidon.exchange.job_control import JobControl
+from poseidon.exchange.local.carrier import HostCarrier
 from poseidon.exchange.local.connection import Connection, Kind, Message, accept, refuse, send_all
 from poseidon.exchange.local.group import LocalGroup
 from poseidon.exchange.local.host_delivery import LeaderDelivery
 from poseidon.exchange.local.leader_loop import Contribution, LeaderLoop
-from poseidon.exchange.local.reduction import Hello, ReductionKind, default_kind, offer
+from poseidon.exchange.local.process_group import Rendezvous
+from poseidon.exchange.local.reduction import (
+    Hello,
+    ReductionKind,
+    Welcome,
+    default_kind,
+    ground_of,
+    reduction_over,
+)
 from poseidon.exchange.observe.statistics import Traffic
+from poseidon.exchange.turns import Factors
 from ps_server import PeerLost, ServerError
 from ps_server.errors import as_server_error
 
 
-class LeaderCarrier(GradientCarrier, FactoredCarrier):
+class LeaderCarrier(HostCarrier):
     """Adds what the workers of its host contribute, and passes it to an exchange between hosts.
 
     Args:
         inner: the exchange between hosts; its replicas are hosts. This carrier closes it.
         tensors: what to keep together, the same on all workers.
-        group: the local group of this worker.
         reduction: how tensors move within the host; None: the default for their devices.
         encoded: indices of the tensors that a codec takes of each virtual worker by itself.
         schemes: of each tensor, as `Scheme` names them, for the plans of the followers.
-
-    Attributes:
-        control: of the exchange of this carrier.
     """
 
     def __init__(
@@ -62,13 +63,12 @@ class LeaderCarrier(GradientCarrier, FactoredCarrier):
         encoded: AbstractSet[int] = frozenset(),
         schemes: Sequence[str] = (),
     ) -> None:
+        super().__init__(tensors)
         self._schemes = schemes
         self._encoded = encoded
         self._inner = inner
-        self._tensors = tensors
-        self.indices = range(len(tensors))
         self._monitor = group.new_monitor()
-        if group.virtual is not None:
+        if not group.tree.averages:
             inner.take_nodes()
         self.by_factors = frozenset(i for i in inner.by_factors if not tensors[i].statistics)
         try:
@@ -78,10 +78,6 @@ class LeaderCarrier(GradientCarrier, FactoredCarrier):
             raise
         self._failing = threading.Lock()
         self._failed = False
-        self._round = 0
-        self._used = [0] * len(tensors)
-        self._begun: set[int] = set()
-        self._released: set[int] = set()
         self._delivery = LeaderDelivery(inner.control, self._connections, self._monitor, self._fail)
         self.control = JobControl(self._delivery, root=inner.control.root)
         self.state = LeaderState(inner.state, self._connections)
@@ -121,18 +117,21 @@ class LeaderCarrier(GradientCarrier, FactoredCarrier):
             group.address, group.workers - 1, group.timeout_s, check, group.interruption
         )
         try:
-            offered = offer(
-                self._tensors,
-                group,
-                reduction or default_kind(devices, group.tree),
-                self.by_factors,
-                encoded=self._encoded,
+            kind = reduction or default_kind(devices, group.tree)
+            ground = ground_of(kind, group)
+            welcome = Welcome(
+                kind=kind,
+                address=ground.address if isinstance(ground, Rendezvous) else "",
+                by_factors=self.by_factors,
                 private_histories=self._inner.state.private,
                 schemes=self._schemes,
             )
             for connection in self._connections:
-                connection.send(Kind.WELCOME, offered.welcome.pack(), files=offered.files)
-            self._reduction = offered.accepted()
+                files = [] if isinstance(ground, Rendezvous) else [ground]
+                connection.send(Kind.WELCOME, welcome.pack(), files=files)
+            self._reduction = reduction_over(
+                ground, self._tensors, group, self.by_factors, self._encoded
+            )
         except ServerError as error:
             refuse(self._connections, error)
             group.interruption.check()
@@ -142,50 +141,32 @@ class LeaderCarrier(GradientCarrier, FactoredCarrier):
         self._settle(lambda: self._inner.open(histories, clock))
 
     def start(self, step: Step) -> None:
-        self._begun.clear()
-        self._released.clear()
-        self._round += 1
+        super().start(step)
         self._loop.iterate(step)
 
-    def begin(self, index: int, gradient: Tensor) -> None:
-        self._begin(index, gradient.detach().reshape(-1))
-
-    def begin_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
-        self.wait(index)
-        self._begun.add(index)
-        self._loop.stacks[index].own(u_KN.detach(), v_KM.detach())
-        self._contribute(
-            Contribution(
-                kind=Kind.FACTORS, worker=0, index=index, ready=self._loop.side.record_event()
-            )
-        )
-
-    def release(self, index: int) -> None:
-        if index not in self._released:
-            self._released.add(index)
-            self._contribute(
-                Contribution(
-                    kind=Kind.RELEASED, worker=0, index=index, ready=self._loop.side.record_event()
-                )
-            )
-
-    def wait(self, index: int) -> None:
-        if self._used[index] == self._round:
-            return
+    def _take(self, index: int) -> None:
         self._loop.wait(index, self._round)
-        self._used[index] = self._round
         self._reduction.published(index)
 
-    def finish(self, limit: float) -> None:
-        for index, trained in enumerate(self._tensors):
-            if trained.statistics and index not in self._begun:
-                self._begin(index, trained.tensor.detach().view(-1))
-            elif index in self.by_factors:
-                if index not in self._begun:
-                    self._contribute(Contribution(kind=Kind.FACTORS, worker=0, index=index))
-                self.release(index)
-            elif index not in self._begun:
-                self._begin(index, torch.zeros_like(trained.tensor.detach().view(-1)))
+    def _add(self, index: int, part: Tensor | None, number: int) -> None:
+        if part is None:
+            part = torch.zeros_like(self._tensors[index].tensor.detach().view(-1))
+        self._hand_in(Kind.PART, index, part)
+
+    def _add_factors(self, index: int, factors: Factors | None) -> None:
+        if factors is not None:
+            self._loop.stacks[index].own(*factors)
+        self._hand_in(Kind.FACTORS, index)
+
+    def _add_release(self, index: int) -> None:
+        self._hand_in(Kind.RELEASED, index)
+
+    def _hand_in(self, kind: Kind, index: int, part: Tensor | None = None) -> None:
+        self._monitor.check()
+        ready = self._loop.side.record_event()
+        self._loop.contribute(
+            Contribution(kind=kind, worker=0, index=index, part=part, ready=ready)
+        )
 
     def settle(self, clock: int) -> None:
         self._settle(self._inner.settle)
@@ -207,28 +188,9 @@ class LeaderCarrier(GradientCarrier, FactoredCarrier):
         self._inner.close()
         self._delivery.join()
 
-    def _begin(self, index: int, part: Tensor) -> None:
-        self.wait(index)
-        self._begun.add(index)
-        self._contribute(
-            Contribution(
-                kind=Kind.PART,
-                worker=0,
-                index=index,
-                part=part,
-                ready=self._loop.side.record_event(),
-            )
-        )
-
-    def _contribute(self, contribution: Contribution) -> None:
-        self._monitor.check()
-        self._loop.contribute(contribution)
-
     def _settle(self, step: Callable[[], None]) -> None:
-        self._round += 1
         self._loop.settle(step)
-        for index in range(len(self._tensors)):
-            self.wait(index)
+        self._take_all()
 
     def _listen(self, worker: int, connection: Connection) -> None:
         try:
@@ -270,7 +232,6 @@ class LeaderState(UnitedState):
     """Private histories belong to the host, so they are sent to the followers, too.
 
     Args:
-        inner: the state of the exchange between hosts.
         connections: to the followers.
     """
 

@@ -42,7 +42,6 @@ class Contribution:
     Args:
         kind: PART, FACTORS, RELEASED, TAKEN or LEAVE.
         worker: its local rank.
-        index: of the tensor.
         rows: number of rows of the factors.
         factors: of a follower, as bytes; None: the leader's, which are in their stack.
         part: the leader's part of the sum; a follower's is in the reduction.
@@ -64,12 +63,9 @@ class LeaderLoop:
 
     Args:
         inner: the exchange between hosts.
-        tensors: what to keep together.
         by_factors: indices of the tensors that travel as factors.
         connections: to the followers, by local rank.
         control: passes requests on to the other hosts and to the followers.
-        reduction: moves tensors between the workers of the host.
-        tree: how parts are added.
         monitor: guards the state that the threads of this worker share.
         failed: called with the error that ends the loop.
     """

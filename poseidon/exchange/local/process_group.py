@@ -48,13 +48,11 @@ class Rendezvous:
     """Where the processes of groups find each other: torch's key-value store on the host of rank 0.
 
     Args:
-        network: of the processes.
         address: `address` of rank 0's rendezvous, `tcp://host:port`; empty on rank 0, which listens
             on a free port.
 
     Attributes:
         address: where rank 0 listens.
-        store: the key-value store.
     """
 
     def __init__(self, network: Network, address: str = "") -> None:
@@ -94,10 +92,7 @@ class ProcessGroup:
     All of them call the same operations in the same order.
 
     Args:
-        rendezvous: where its processes find each other.
         name: of this group, the same in all its processes. Several groups may use one rendezvous.
-        network: of the processes.
-        backend: carries out its operations.
         watch: called every second while an operation of gloo waits; what it raises ends the wait.
     """
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass
 from enum import Enum
@@ -25,6 +25,11 @@ from ps_server.network import Network
 
 LOOPBACK = "127.0.0.1"
 
+Ground = Rendezvous | int
+"""Over what tensors move: where the processes of a group find each other, or the open file of
+shared memory.
+"""
+
 
 class Reduction(Protocol):
     """Moves flat tensors among the workers of one host.
@@ -39,7 +44,6 @@ class Reduction(Protocol):
         The leader's part must stay as it is until `sums`.
 
         Args:
-            index: the tensor.
             part: the sum of one of this worker's nodes.
             number: of the node among them.
         """
@@ -54,7 +58,6 @@ class Reduction(Protocol):
         Leader.
 
         Args:
-            index: the tensor.
             own: the leader's parts; overwritten.
         """
 
@@ -189,21 +192,6 @@ def _check(fits: bool) -> None:
         raise TypeError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
-    """The leader's half of the agreement.
-
-    Args:
-        welcome: to be sent to the followers.
-        files: to be passed on with it.
-        accepted: to be called then; returns the leader's reduction.
-    """
-
-    welcome: Welcome
-    files: Sequence[int]
-    accepted: Callable[[], Reduction]
-
-
 def default_kind(devices: Sequence[str], tree: HostTree) -> ReductionKind:
     """Return a process group where each worker has a GPU of its own; NCCL takes no two processes
     on one, and its sum has no fixed tree, which virtual workers need.
@@ -214,93 +202,55 @@ def default_kind(devices: Sequence[str], tree: HostTree) -> ReductionKind:
     return ReductionKind.PROCESS_GROUP if own else ReductionKind.SHARED_MEMORY
 
 
-def offer(
-    tensors: Sequence[Trained],
-    group: LocalGroup,
-    kind: ReductionKind,
-    by_factors: AbstractSet[int],
-    *,
-    encoded: AbstractSet[int] = frozenset(),
-    private_histories: bool,
-    schemes: Sequence[str] = (),
-) -> Offer:
-    """Return what the leader offers its followers.
-
-    Args:
-        tensors: the same on all workers.
-        group: the workers of this host.
-        kind: how tensors are to be reduced.
-        by_factors: indices of the tensors that travel as factors.
-        encoded: indices of the tensors whose parts are not added.
-        private_histories: see `ExchangeState.private`.
-        schemes: of each tensor, as `Scheme` names them.
-    """
-    rendezvous = None if kind is ReductionKind.SHARED_MEMORY else Rendezvous(_network_of(group))
-    welcome = Welcome(
-        kind=kind,
-        address=rendezvous.address if rendezvous else "",
-        by_factors=by_factors,
-        private_histories=private_histories,
-        schemes=tuple(schemes),
-    )
-    if rendezvous is None:
-        file = new_file()
-        return Offer(
-            welcome=welcome,
-            files=[file],
-            accepted=lambda: _shared(tensors, group, by_factors, file, encoded),
-        )
-    return Offer(
-        welcome=welcome,
-        files=[],
-        accepted=lambda: _collective(tensors, group, by_factors, rendezvous),
-    )
+def ground_of(kind: ReductionKind, group: LocalGroup) -> Ground:
+    """Return what the leader makes for the reduction of its host."""
+    return new_file() if kind is ReductionKind.SHARED_MEMORY else Rendezvous(_network_of(group))
 
 
 def join(
     tensors: Sequence[Trained], group: LocalGroup, welcome: Welcome, files: Sequence[int]
 ) -> Reduction:
     """Return a follower's reduction, as the leader's welcome says."""
-    if welcome.kind is ReductionKind.SHARED_MEMORY:
-        if not files:
-            raise RemoteProtocolError("the leader of this machine sent no shared memory")
-        return _shared(tensors, group, welcome.by_factors, files[0])
-    return _collective(
-        tensors, group, welcome.by_factors, Rendezvous(_network_of(group), welcome.address)
-    )
+    if welcome.kind is ReductionKind.PROCESS_GROUP:
+        rendezvous = Rendezvous(_network_of(group), welcome.address)
+        return reduction_over(rendezvous, tensors, group, welcome.by_factors)
+    if not files:
+        raise RemoteProtocolError("the leader of this machine sent no shared memory")
+    return reduction_over(files[0], tensors, group, welcome.by_factors)
 
 
-def _shared(
+def reduction_over(
+    ground: Ground,
     tensors: Sequence[Trained],
     group: LocalGroup,
     by_factors: AbstractSet[int],
-    file: int,
     encoded: AbstractSet[int] = frozenset(),
-) -> SharedTensors:
-    return SharedTensors(
-        _flat(tensors),
-        with_parts=[index not in by_factors for index in range(len(tensors))],
-        local_rank=group.rank,
-        tree=group.tree,
-        encoded=encoded,
-        file=file,
-    )
+) -> Reduction:
+    """Return the reduction of a worker. All workers of the host call it together.
 
-
-def _collective(
-    tensors: Sequence[Trained],
-    group: LocalGroup,
-    by_factors: AbstractSet[int],
-    rendezvous: Rendezvous,
-) -> GroupTensors:
+    Args:
+        ground: made by the leader.
+        tensors: the same on all workers.
+        by_factors: indices of the tensors that travel as factors.
+        encoded: on the leader, indices of the tensors whose parts are not added.
+    """
+    flat = [trained.tensor.detach().view(-1) for trained in tensors]
+    if not isinstance(ground, Rendezvous):
+        return SharedTensors(
+            flat,
+            with_parts=[index not in by_factors for index in range(len(tensors))],
+            local_rank=group.rank,
+            tree=group.tree,
+            encoded=encoded,
+            file=ground,
+        )
     gradients = [i for i, t in enumerate(tensors) if not t.statistics and i not in by_factors]
     statistics = [i for i, t in enumerate(tensors) if t.statistics]
-    flat = _flat(tensors)
     return GroupTensors(
         flat,
         order=[*reversed(gradients), *statistics],
         network=_network_of(group),
-        rendezvous=rendezvous,
+        rendezvous=ground,
         backend=Backend.of(flat[0].device),
         watch=group.interruption.check,
     )
@@ -308,10 +258,6 @@ def _collective(
 
 def _network_of(group: LocalGroup) -> Network:
     return Network(rank=group.rank, size=group.workers, host=LOOPBACK, timeout_s=group.timeout_s)
-
-
-def _flat(tensors: Sequence[Trained]) -> list[Tensor]:
-    return [trained.tensor.detach().view(-1) for trained in tensors]
 
 
 def _device_name(tensors: Sequence[Trained]) -> str:

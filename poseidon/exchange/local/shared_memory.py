@@ -32,7 +32,6 @@ class SharedTensors:
         tensors: flat views of this worker's tensors.
         with_parts: whether a tensor has places for parts (those that travel as factors have none).
         local_rank: this worker's local rank; 0 is the leader.
-        tree: how parts are added.
         encoded: indices of the tensors whose parts are not added.
         file: the memory's descriptor, which this takes over; the leader makes one with `new_file`.
     """

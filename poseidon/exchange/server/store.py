@@ -43,7 +43,6 @@ def store_spec(
 
     Args:
         tensors: one table each, in this order.
-        settings: common to all tensors.
         member: of the job; all members share the store.
         copies: indices of the tensors of which the shards only keep a copy.
         codecs: of each tensor; empty: none has one.
@@ -95,7 +94,6 @@ class Layout:
     """What the tables of a store hold.
 
     Attributes:
-        tensors: of the exchange.
         store: the tables: first the factors of tensors that travel by PowerSGD, then the pools.
         pools: the indices of the tensors in each of the other tables.
         pooled: what each table holds.
@@ -109,18 +107,6 @@ class Layout:
     pooled: Sequence[Trained]
     elsewhere: frozenset[int] = frozenset()
     factors: Sequence[FactorTables] = ()
-
-    @classmethod
-    def plain(cls, tensors: Sequence[Trained], store: StoreSpec) -> Layout:
-        """Return the layout of a table for each tensor.
-
-        Other carriers move the tensors of which the store has a copy.
-        """
-        copies = (i for i, table in enumerate(store.tables) if table.keeping is Keeping.COPY)
-        pools = [(index,) for index in range(len(tensors))]
-        return cls(
-            tensors=tensors, store=store, pools=pools, pooled=tensors, elsewhere=frozenset(copies)
-        )
 
     @property
     def owners(self) -> list[Sequence[int]]:

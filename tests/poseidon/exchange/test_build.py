@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from poseidon.exchange import build
 from poseidon.exchange.allreduce.carrier import AllReduceCarrier
 from poseidon.exchange.alone import AloneCarrier
 from poseidon.exchange.base import ExchangeSettings, Trained
@@ -36,10 +35,6 @@ def tensors(*, bias: bool = True, rows: int = 8) -> list[Trained]:
         if bias
         else [weight]
     )
-
-
-def test_each_kind_has_a_builder() -> None:
-    assert list(build._BUILDERS) == list(ExchangeKind)
 
 
 @pytest.mark.parametrize(

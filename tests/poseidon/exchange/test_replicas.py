@@ -170,7 +170,7 @@ def three(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, torch.Tensor]]:
     """Three replicas, of which 1 has another weight and 2 another history; worker 2 does not
     keep all that the others do.
     """
-    monkeypatch.setattr("poseidon.exchange.replicas.PIECE_BYTES", 20)
+    monkeypatch.setattr("poseidon.exchange.broadcast.PIECE_BYTES", 20)
     states = [
         {
             "fc.weight": torch.arange(12.0).view(4, 3).t(),

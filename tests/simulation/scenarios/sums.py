@@ -172,7 +172,7 @@ class _Worker:
         yield from self._leave()
 
     def _connect(self) -> Waits:
-        job, links = self._job, self._peers._links
+        job, links = self._job, self._peers.links
         job.addresses[self._rank] = links.address
         self._tell_all()
         known = lambda: True if len(job.addresses) == job.settings.processes else None  # noqa: E731
@@ -235,7 +235,7 @@ class _Worker:
     def _check_memory(self) -> None:
         buckets, workers = len(self._sums._layout), self._job.settings.workers
         most = 2 * buckets * (workers.count + self._job.settings.processes)
-        queued = max((len(each) for each in self._peers._links._outboxes.values()), default=0)
+        queued = max((len(each) for each in self._peers.links._outboxes.values()), default=0)
         if max(queued, len(self._sums._work)) > most:
             raise Violation(f"{queued} messages of worker {self._rank} wait to be sent")
 
@@ -256,17 +256,17 @@ class _Worker:
         if peers.others:
             finished = self._job.settings.iterations
             peers.send(peers.others, "Finished", finished, payload=b"", priority=LAST)
-        peers._links.leave()
+        peers.links.leave()
         self._closing = True
         yield Question(lambda: True if self._left else None, "its last messages", TIMEOUT_S)
 
     def _failed(self, error: Exception) -> None:
-        self._peers.fail(as_server_error(error, "the connections failed"))
+        self._peers.links.fail(as_server_error(error, "the connections failed"))
         self._ended()
 
     def _ended(self) -> None:
         self._left = True
-        self._peers._links.release()
+        self._peers.links.release()
 
     def _wait_for(self, question: Any, text: str, timeout_s: float = TIMEOUT_S) -> Waits:
         def ask() -> object:

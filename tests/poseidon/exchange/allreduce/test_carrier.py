@@ -56,7 +56,7 @@ def allreduce(workers: int, *, bucket_bytes: int = 100) -> Iterator[Make]:
                 delivery=delivery,
                 bucket_bytes=bucket_bytes,
             )
-            peers.connect(connect.of(rank)(peers.address))
+            peers.links.connect(connect.of(rank)(peers.links.address))
             return Exchange([carrier], control, settings)
 
         yield make
@@ -245,7 +245,7 @@ def test_a_worker_whose_connections_end_is_named() -> None:
         (carrier,) = exchange.carriers
         assert isinstance(carrier, AllReduceCarrier)
         if rank == 1:
-            links = carrier._peers._links
+            links = carrier._peers.links
             links.fail(PeerLost("it is killed"))  # it says nothing when it leaves
             links._monitor.closed = True
             links._thread.join()

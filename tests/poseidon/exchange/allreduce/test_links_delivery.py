@@ -22,9 +22,9 @@ def deliveries(workers: int, timeout_s: float = 20.0) -> Iterator[list[End]]:
     for network in networks(workers, timeout_s=timeout_s):
         peers = Peers(network)
         ends.append((peers, LinksDelivery(peers)))
-    addresses = [peers.address for peers, _ in ends]
+    addresses = [peers.links.address for peers, _ in ends]
     for peers, _ in ends:
-        peers.connect(addresses)
+        peers.links.connect(addresses)
     try:
         yield ends
     finally:

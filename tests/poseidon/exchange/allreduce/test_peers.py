@@ -62,9 +62,9 @@ def test_a_request_of_no_kind_is_refused() -> None:
 def test_a_worker_that_has_left_is_named_where_it_is_missing() -> None:
     first, second = (Peers(network) for network in networks(2))
     for peers in (first, second):
-        peers.connect([first.address, second.address])
+        peers.links.connect([first.links.address, second.links.address])
     second.close(4)
-    first.monitor.wait_for(lambda: True if 1 in first._links.left else None, "it did not leave")
+    first.monitor.wait_for(lambda: True if 1 in first.links.left else None, "it did not leave")
     first.check_left(3)
     for iteration, missing in ((4, ()), (0, (1,))):
         with pytest.raises(PeerLeft, match=r"^worker 1 has left after 4 iterations, and worker 0 "):

@@ -50,9 +50,9 @@ def together(
         peers = Peers(network)
         side = SideStream(torch.device("cpu"))
         ends.append((peers, Sums(SIZES, peers, workers, side, bucket_bytes=bucket_bytes)))
-    addresses = [peers.address for peers, _ in ends]
+    addresses = [peers.links.address for peers, _ in ends]
     for peers, _ in ends:
-        peers.connect(addresses)
+        peers.links.connect(addresses)
 
     def run(rank: int) -> None:
         peers, sums = ends[rank]

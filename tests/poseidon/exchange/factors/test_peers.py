@@ -138,7 +138,7 @@ def test_with_keys_only_those_of_the_job_are_heard() -> None:
         for stranger in strangers:
             stranger.send(0, join_message(2, TOKEN))
         peers[0].wait_for(
-            lambda: True if peers[0].links.refused >= 2 else None,
+            lambda: True if peers[0].links._listening.refused >= 2 else None,
             "the strangers did not knock",
             table=0,
         )

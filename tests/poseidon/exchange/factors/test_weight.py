@@ -19,9 +19,15 @@ CPU = torch.device("cpu")
 def weight_of(staleness: int) -> FactorWeight:
     trained = Trained(name="fc", tensor=nn.Parameter(torch.ones(2, 3)), rule=Rule(momentum=0.5))
     weight = FactorWeight(
-        0, trained, clock=0, staleness=staleness, side=SideStream(CPU), scratch=Scratch(CPU)
+        0,
+        trained,
+        [torch.zeros(6)],
+        clock=0,
+        staleness=staleness,
+        side=SideStream(CPU),
+        scratch=Scratch(CPU),
     )
-    weight.open(())
+    weight.open()
     return weight
 
 

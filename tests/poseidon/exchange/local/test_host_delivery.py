@@ -9,7 +9,7 @@ import pytest
 
 from poseidon.exchange.job_control import JobControl, join, split
 from poseidon.exchange.local.connection import Connection, Kind
-from poseidon.exchange.local.group import LocalGroup
+from poseidon.exchange.local.group import HostTree, LocalGroup
 from poseidon.exchange.local.host_delivery import LeaderDelivery
 from ps_server import Collection, PeerLost, ServerError, Signal, SignalKind
 from ps_server.monitor import Monitor
@@ -48,7 +48,7 @@ def rig() -> Iterator[Rig]:
     a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     own, other = Connection(a, "worker 1", 20.0), Connection(b, "the leading worker", 20.0)
     monitor, inner = (
-        LocalGroup(address="", rank=0, workers=2, timeout_s=20.0).new_monitor(),
+        LocalGroup(address="", rank=0, tree=HostTree.mean(2), timeout_s=20.0).new_monitor(),
         Inner(),
     )
     delivery = LeaderDelivery(JobControl(inner, root=True), [own], monitor, monitor.fail)

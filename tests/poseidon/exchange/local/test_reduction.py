@@ -101,4 +101,4 @@ def test_a_welcome_without_its_memory_is_one_sentence() -> None:
     with pytest.raises(
         RemoteProtocolError, match=r"^the leader of this machine sent no shared memory$"
     ):
-        join([], LocalGroup(address="", rank=1, workers=2), welcome, [])
+        join([], LocalGroup(address="", rank=1, tree=HostTree.mean(2)), welcome, [])
