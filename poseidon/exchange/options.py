@@ -40,6 +40,10 @@ LOCAL_STEPS = frozenset(
 """The options that only local steps use."""
 
 
+def _option(default: Any, text: str, /, **settings: Any) -> Any:
+    return option(default, text, Section.EXCHANGE, **settings)
+
+
 class OnDivergence(Enum):
     """The effect of a difference between replicas."""
 
@@ -85,114 +89,73 @@ class ExchangeOptions:
             their flags.
     """
 
-    kind: ExchangeKind = option(
-        ExchangeKind.AUTO,
-        "{choices}",
-        Section.EXCHANGE,
-        name="exchange",
-        metavar="KIND",
-        default=None,
+    kind: ExchangeKind = _option(
+        ExchangeKind.AUTO, "{choices}", name="exchange", metavar="KIND", default=None
     )
-    staleness: int = option(
+    staleness: int = _option(
         0,
         "bound of staleness, in iterations or rounds ({default})",
-        Section.EXCHANGE,
         name="table_staleness",
         metavar="S",
         read=count,
     )
-    rows: int = option(
+    rows: int = _option(
         0,
         "pieces of a tensor; {default} (default): by size",
-        Section.EXCHANGE,
         name="num_rows_per_table",
         metavar="N",
         read=count,
     )
-    consistency: Consistency = option(
+    consistency: Consistency = _option(
         Consistency.SSP_PUSH,
         "SSP (pull), SSPPush (push), SSPAggr",
-        Section.EXCHANGE,
         name="consistency_model",
         metavar="NAME",
         instead={"bsp": "--consistency_model=SSPPush --table_staleness=0"},
     )
-    bandwidth_mbps: float | None = option(
+    bandwidth_mbps: float | None = _option(
         None,
         "Mbit/s for changes sent early (SSPAggr)",
-        Section.EXCHANGE,
         name="client_bandwidth_mbps",
         metavar="F",
         read=positive,
     )
-    precision: Precision = option(
-        Precision.FLOAT32, "{choices}", Section.EXCHANGE, name="wire_precision", metavar="TYPE"
+    precision: Precision = _option(
+        Precision.FLOAT32, "{choices}", name="wire_precision", metavar="TYPE"
     )
-    compress: str = option(
-        "", "lossy codecs: int8, 'fc*=topk:0.01'; see docs", Section.EXCHANGE, metavar="SCHEMES"
+    compress: str = _option("", "lossy codecs: int8, 'fc*=topk:0.01'; see docs", metavar="SCHEMES")
+    loss_budget: float | None = _option(
+        None, "--compress=auto: largest share of loss, as 0.01", metavar="F", read=positive
     )
-    loss_budget: float | None = option(
-        None,
-        "--compress=auto: largest share of loss, as 0.01",
-        Section.EXCHANGE,
-        metavar="F",
-        read=positive,
+    sync_every: int = _option(
+        0, "local steps between exchanges; {default} (default): none", metavar="H", read=count
     )
-    sync_every: int = option(
-        0,
-        "local steps between exchanges; {default} (default): none",
-        Section.EXCHANGE,
-        metavar="H",
-        read=count,
+    outer_lr: float = _option(0.7, "rate of the outer rule ({default})", metavar="F")
+    outer_momentum: float = _option(0.9, "its momentum ({default})", metavar="F")
+    outer_nesterov: bool = _option(True, "its momentum is Nesterov's ({default})")
+    sync_fragments: int = _option(
+        1, "parts sent at different iterations of a round ({default})", metavar="P", read=count
     )
-    outer_lr: float = option(
-        0.7, "rate of the outer rule ({default})", Section.EXCHANGE, metavar="F"
+    sync_delay: int = _option(
+        0, "local steps made while a part travels ({default})", metavar="D", read=count
     )
-    outer_momentum: float = option(0.9, "its momentum ({default})", Section.EXCHANGE, metavar="F")
-    outer_nesterov: bool = option(True, "its momentum is Nesterov's ({default})", Section.EXCHANGE)
-    sync_fragments: int = option(
-        1,
-        "parts sent at different iterations of a round ({default})",
-        Section.EXCHANGE,
-        metavar="P",
-        read=count,
+    sync_mix: float = _option(0.5, "weight of the own value after a delay ({default})", metavar="F")
+    quorum: int = _option(
+        0, "workers that end a round; {default} (default): all", metavar="K", read=count
     )
-    sync_delay: int = option(
-        0,
-        "local steps made while a part travels ({default})",
-        Section.EXCHANGE,
-        metavar="D",
-        read=count,
+    quorum_grace: float = _option(
+        0.0, "seconds that it then waits for the others ({default})", metavar="SECONDS"
     )
-    sync_mix: float = option(
-        0.5, "weight of the own value after a delay ({default})", Section.EXCHANGE, metavar="F"
-    )
-    quorum: int = option(
-        0,
-        "workers that end a round; {default} (default): all",
-        Section.EXCHANGE,
-        metavar="K",
-        read=count,
-    )
-    quorum_grace: float = option(
-        0.0,
-        "seconds that it then waits for the others ({default})",
-        Section.EXCHANGE,
-        metavar="SECONDS",
-    )
-    wait_free: bool = option(
-        True, "send gradients during the backward pass ({default})", Section.EXCHANGE
-    )
-    check_every: int = option(
+    wait_free: bool = _option(True, "send gradients during the backward pass ({default})")
+    check_every: int = _option(
         1000,
         "iterations between comparisons of weights ({default})",
-        Section.EXCHANGE,
         name="check_replicas",
         metavar="N",
         read=count,
     )
-    on_divergence: OnDivergence = option(
-        OnDivergence.STOP, "weights differ: {choices}", Section.EXCHANGE, metavar="WHAT"
+    on_divergence: OnDivergence = _option(
+        OnDivergence.STOP, "weights differ: {choices}", metavar="WHAT"
     )
 
     def __post_init__(self) -> None:
@@ -222,8 +185,7 @@ class ExchangeOptions:
         if self.sync_every and self.kind is ExchangeKind.FACTORS:
             raise UsageError(
                 f"--sync_every={self.sync_every} sends what many iterations have changed, which "
-                "has no factors; expected "
-                "--exchange=hybrid, ps or allreduce, not svb"
+                "has no factors; expected --exchange=hybrid, ps or allreduce, not svb"
             )
         if not (self.outer_lr > 0 and math.isfinite(self.outer_lr)):
             raise UsageError(f"--outer_lr={self.outer_lr:g}: expected a number above 0")
@@ -253,8 +215,7 @@ class ExchangeOptions:
         if self.streams and (self.kind is ExchangeKind.ALLREDUCE or self.staleness):
             raise UsageError(
                 "--sync_fragments and --sync_delay need the parameter server at "
-                "--table_staleness=0; expected "
-                "--exchange=hybrid or ps"
+                "--table_staleness=0; expected --exchange=hybrid or ps"
             )
 
     def _check_quorum(self) -> None:
@@ -319,9 +280,8 @@ class ExchangeOptions:
             )
         if self.streams and count > 1:
             raise UsageError(
-                f"--sync_fragments and --sync_delay need one worker on each host, not {count}: "
-                "the workers of a host "
-                "exchange all tensors together"
+                f"--sync_fragments and --sync_delay need one worker on each host, not {count}: the "
+                "workers of a host exchange all tensors together"
             )
 
     @property
@@ -399,8 +359,7 @@ class ExchangeOptions:
         if self.kind is ExchangeKind.ALLREDUCE:
             raise UsageError(
                 "--compress is for tensors that go through the parameter server; expected "
-                "--exchange=hybrid, ps or svb, "
-                "not allreduce"
+                "--exchange=hybrid, ps or svb, not allreduce"
             )
         if self.staleness:
             raise UsageError(f"--compress needs --table_staleness=0, not {self.staleness}")
@@ -415,8 +374,7 @@ class ExchangeOptions:
         if self.streams and self.names_powersgd:
             raise UsageError(
                 "--compress=powersgd takes two rounds through the shards for each exchange; "
-                "expected another codec, or no "
-                "--sync_fragments and --sync_delay"
+                "expected another codec, or no --sync_fragments and --sync_delay"
             )
 
     def to_json(self) -> dict[str, object]:
@@ -477,7 +435,6 @@ def check_virtual_workers(
     Args:
         placed: the virtual workers, and the workers that compute for them; None: one each, and bits
             may depend on the cluster.
-        options: of the exchange.
         local_workers: workers on each host.
 
     Raises:
