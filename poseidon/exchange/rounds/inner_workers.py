@@ -24,14 +24,8 @@ class InnerWorkers:
     One virtual worker has its values in the module alone. Several have a copy each besides.
 
     Args:
-        tensors: of the module.
         settings: common to all tensors; the limit is for the gradients of each virtual worker.
-        count: of virtual workers.
         by_caller: whether an optimizer of the caller changes the values, which keeps its own state.
-
-    Attributes:
-        count: of virtual workers.
-        histories: of each virtual worker.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ and no momentum, averages of the workers.
 
 Streaming (Streaming DiLoCo: Douillard et al., 2025) spreads the exchange over the round:
 
-* The tensors form P fragments (`fragments.py`), with rounds of their own. Fragment p sends its
+* The tensors form P fragments, with rounds of their own. Fragment p sends its
   outer gradient after the iterations that are (p + 1) H / P, rounded down, plus multiples of H. So
   the link carries a part of the bytes at a time.
 * D local steps are made while a fragment travels. Then each worker mixes what has come with what it
@@ -45,6 +45,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -56,13 +57,11 @@ from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.observe.statistics import Traffic
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.rounds.delayed_momentum import DelayedMomentum
-from poseidon.exchange.rounds.fragments import Fragment, fragments_of
 from poseidon.exchange.rounds.inner_workers import InnerWorkers
 from poseidon.exchange.rounds.quorum import QuorumRounds
 from poseidon.exchange.rounds.requests import RoundDelivery
 from poseidon.exchange.rounds.state import RoundsState
 from ps_server import Rule, RuleKind
-from ps_server.rules import history_count
 
 _PLAIN = (RuleKind.SGD, RuleKind.TORCH_SGD)
 
@@ -113,6 +112,41 @@ def is_synchronous(
     )
 
 
+def fragments_of(sizes: Sequence[int], count: int) -> list[range]:
+    """Return the indices of the tensors of each fragment: consecutive ones, at least one, about
+    equally many elements.
+
+    Args:
+        sizes: elements of each tensor.
+        count: number of fragments; fewer if there are fewer tensors.
+    """
+    count = max(1, min(count, len(sizes)))
+    ends = list(accumulate(sizes))
+    starts = [0]
+    for fragment in range(1, count):
+        share = ends[-1] * fragment / count
+        nearest = min(range(len(sizes)), key=lambda i: abs(ends[i] - share)) + 1
+        starts.append(min(max(nearest, starts[-1] + 1), len(sizes) - (count - fragment)))
+    return [
+        range(start, stop) for start, stop in zip(starts, [*starts[1:], len(sizes)], strict=True)
+    ]
+
+
+class Fragment:
+    """The state of one fragment.
+
+    Args:
+        offset: it sends after iterations of this number, modulo the steps of a round.
+    """
+
+    def __init__(self, indices: range, offset: int) -> None:
+        self.indices = indices
+        self.offset = offset
+        self.steps = 0  # since the values were the anchors
+        self.sent_at: int | None = None  # the iteration, while it travels
+        self.exact = True  # whether what comes takes the place of the values
+
+
 class RoundsCarrier(GradientCarrier):
     """Trains alone for a round, then exchanges the anchors.
 
@@ -126,19 +160,13 @@ class RoundsCarrier(GradientCarrier):
 
     Args:
         outer: the exchange of the anchors, which this carrier closes.
-        tensors: the tensors of this worker.
         anchors: made by `anchors_of`.
         settings: common to all tensors. The limit on the gradients' norm is for this worker's own
             gradients.
         options: steps of a round, fragments, delay and mix, and the outer rate.
         delayed: number of all workers, where rank 0 adds the outer momentum
             (`delayed_momentum.py`); 0: the outer rule has it.
-        rank: of this worker.
-        own: the virtual workers of this process.
         quorum: the rounds, where a quorum of the workers ends them; None: all do.
-
-    Attributes:
-        control: of the exchange of this carrier.
     """
 
     state: RoundsState
@@ -206,9 +234,6 @@ class RoundsCarrier(GradientCarrier):
             outer.state,
             anchors,
             own=own,
-            counts=[
-                0 if self._by_caller else history_count(trained.rule.kind) for trained in tensors
-            ],
             outer_histories=self._momentum.histories if self._momentum else outer_histories,
             outer_arrays=2 if delayed else 1,
             barrier=None if quorum is None else lambda: outer.control.all_gather(b""),
@@ -309,7 +334,6 @@ class RoundsCarrier(GradientCarrier):
         """End a round; continue from the job's iterations once this worker's changes have counted.
 
         Args:
-            quorum: the rounds.
             whole: whether it waits for all workers.
         """
         self._last_weight, self._weight = self._weight or self._last_weight, 0.0
@@ -389,7 +413,6 @@ class RoundsCarrier(GradientCarrier):
         none for `finish`.
 
         Args:
-            index: of the tensor.
             worker: place of the virtual worker among this process's.
         """
         anchor, value = self._anchors[index], self._inner.values(index)[worker]

@@ -34,11 +34,6 @@ _ITERATION = struct.Struct("<q")
 class QuorumRounds(Delivery):
     """The rounds of one worker, and its collections and requests.
 
-    Args:
-        client: connected to the shards.
-        outer: the job control of the exchange of rounds.
-        workers: number of workers.
-
     Attributes:
         settle: lets all workers settle; set by who makes the rounds.
         complete: whether all workers were in this worker's last round.

@@ -16,7 +16,6 @@ class RoundDelivery(Delivery):
     same iteration, before they end it.
 
     Args:
-        outer: the job control of the outer exchange.
         lag: rounds by which a worker may be further ahead of the others than the outer exchange
             knows.
 

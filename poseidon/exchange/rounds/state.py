@@ -21,10 +21,7 @@ class RoundsState(UnitedState):
     Args:
         inner: the histories of the rules of each virtual worker of this process; none where an
             optimizer of the caller keeps them.
-        outer: the state of the outer exchange.
         anchors: the tensors of the outer exchange.
-        own: the virtual workers of this process.
-        counts: for each tensor the number of its inner history arrays.
         outer_arrays: the most arrays of a tensor's outer history.
         outer_histories: returns the outer histories; None where this worker does not read them:
             rank 0 does.
@@ -37,7 +34,6 @@ class RoundsState(UnitedState):
         inner: Sequence[LocalHistories],
         outer: ExchangeState,
         anchors: Sequence[Trained],
-        counts: Sequence[int],
         *,
         own: range,
         outer_histories: Callable[[], Mapping[int, History]] | None,
@@ -51,7 +47,8 @@ class RoundsState(UnitedState):
         self._anchors = anchors
         self._own = own
         self._given: Mapping[str, Array] = {}
-        self._counts = counts
+        self._counts = [len(inner[0].of.get(index, ())) for index in range(len(anchors))]
+        """For each tensor the number of its inner history arrays."""
         self._outer_arrays = outer_arrays
         self._outer_histories = outer_histories
 
@@ -94,10 +91,6 @@ class RoundsState(UnitedState):
     def bring(self, control: JobControl, rank: int) -> None:
         """Take the inner histories that `hold_back` was given, here or on rank 0, once the exchange
         is open. All workers call it together.
-
-        Args:
-            control: of the outer exchange.
-            rank: of this worker.
         """
         parts, given = self._parts(), self._given
         self._given = {}

@@ -20,7 +20,7 @@ from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
-from poseidon.exchange.rounds.fragments import fragments_of
+from poseidon.exchange.rounds.local_steps import fragments_of
 from poseidon.exchange.server.store import store_spec
 from poseidon.exchange.server.tables import ServerTables
 from ps_server import Client, Consistency, Precision, RuleKind, SignalKind
