@@ -31,15 +31,10 @@ class AloneCarrier(GradientCarrier, FactoredCarrier):
     """Applies the gradients of an iteration together in `finish`.
 
     Args:
-        tensors: of the exchange.
-        settings: common to all tensors.
         in_parts: whether a tensor that has not begun takes no part in an iteration; otherwise its
             gradient is zero.
         virtual_workers: V, by which the sums of gradients are divided.
         by_factors: indices of the tensors whose factors it takes.
-
-    Attributes:
-        delivery: of the job control of this worker.
     """
 
     state: LocalHistories

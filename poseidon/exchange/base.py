@@ -24,7 +24,6 @@ class Trained:
     """One tensor that the exchange keeps equal on all replicas.
 
     Args:
-        name: for messages.
         tensor: the parameter, or statistics; contiguous; updated in place. float32; or of 16 bits
             where the shards alone have its float32 value: then its gradients are of its type.
         rule: how its values follow from its gradients.

@@ -161,7 +161,6 @@ class Carrier(ABC):
     """Moves some tensors of an exchange. It takes gradients or factors, or both.
 
     Attributes:
-        indices: its tensors.
         state: what a snapshot holds of it.
         reached: iterations that the job has finished, where it may continue without this worker; it
             continues from there. 0: all workers make each iteration.

@@ -69,13 +69,6 @@ class Topology:
         return cls(workers=workers, worker_loads=(1,) * workers)
 
     @classmethod
-    def dedicated(cls, workers: int, servers: int) -> Topology:
-        """Return a cluster whose hosts either have workers or serve; all servers have the same
-        load.
-        """
-        return cls(workers=workers, worker_loads=(0,) * workers, server_loads=(1,) * servers)
-
-    @classmethod
     def of_shards(cls, workers: int, homes: Sequence[int], loads: Sequence[int] = ()) -> Topology:
         """Return the cluster of these shards.
 
@@ -99,11 +92,6 @@ class Topology:
     def total_load(self) -> int:
         """The load of the whole model; 0 without shards."""
         return sum(self.worker_loads) + sum(self.server_loads)
-
-    @property
-    def servers(self) -> int:
-        """P2, the number of hosts with shards."""
-        return sum(load > 0 for load in self.worker_loads) + len(self.server_loads)
 
 
 def server_bytes(elements: int, topology: Topology, element_bytes: int = 2 * ELEMENT_BYTES) -> int:
@@ -150,10 +138,6 @@ class Choice:
     """The scheme of one tensor, and its cost by every scheme.
 
     Attributes:
-        index: of the tensor.
-        name: for messages.
-        shape: of the tensor.
-        scheme: how it is exchanged.
         server_bytes: on the busiest link through the server; 0 where there is none.
         factor_bytes: on each worker's link as factors; None where its gradient has no factors.
         allreduce_bytes: on each worker's link by a ring all-reduce.

@@ -63,16 +63,13 @@ class Exchange:
     Args:
         carriers: which move the tensors; each tensor has one. They are called in this order.
         control: collections among all workers, and requests of rank 0.
-        settings: common to all tensors.
         turns: of the virtual workers of this process; None: it computes for one.
         interruption: may end all waits of the carriers and of `control`; None: they have none.
         now_ns: the time in nanoseconds, for observers.
 
     Attributes:
         by_factors: indices of the tensors that come by `begin_factors`, never by `begin`.
-        control: as given.
         state: what a snapshot holds beside the tensors.
-        closed: whether `close` was called.
     """
 
     def __init__(

@@ -33,7 +33,6 @@ class Hooks:
         modules: the net; any `nn.Module`. Several share their parameters: one for each virtual
             worker of the process.
         tensors: what the exchange keeps together, by its index.
-        exchange: the exchange.
         passes: forward and backward passes an iteration (iter_size); gradients leave in the last
             one.
         wait_free: if False, no gradient leaves before the last backward pass has ended, and the
@@ -201,9 +200,8 @@ class Hooks:
                 raise UsageError(
                     f"the gradient of '{self._names[index]}' was changed after backward() had sent "
                     "it, for example by clip_grad_norm_; expected the clip= of distribute(), or "
-                    "under "
-                    "a torch.optim optimizer on the workers average_gradients() before the change "
-                    "and before a GradScaler's unscale_()"
+                    "under a torch.optim optimizer on the workers average_gradients() before the "
+                    "change and before a GradScaler's unscale_()"
                 )
 
     def finish(self) -> None:
@@ -241,8 +239,7 @@ class Hooks:
         if index in self._waiting and self._iterations:
             raise UsageError(
                 f"'{self._names[index]}' was used before its new value had come: the forward pass "
-                "of its own module "
-                "has not run, though it has in the first iteration"
+                "of its own module has not run, though it has in the first iteration"
             )
         assert tensor.grad is not None
         if not self._sends:
@@ -251,9 +248,8 @@ class Hooks:
         if index in self._begun:
             raise UsageError(
                 f"the gradient of '{self._names[index]}' came twice in a pass, and the first has "
-                "left; expected "
-                "use_reentrant=False where checkpoints share a parameter, and no second try of a "
-                "backward() that has failed"
+                "left; expected use_reentrant=False where checkpoints share a parameter, and no "
+                "second try of a backward() that has failed"
             )
         self._accumulated[index] = tensor.grad, tensor.grad._version
         if self._wait_free and self._pass == self._passes - 1:

@@ -31,7 +31,6 @@ class Membership:
             order of ranks. None: each computes for one, and the plan follows from the cluster.
         quorum: hosts whose changes end a round, and the seconds that it then waits for others: of
             the exchange of rounds. 0: all, in each iteration.
-        options: of the exchange.
     """
 
     network: Network = ALONE

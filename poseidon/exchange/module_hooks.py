@@ -22,11 +22,7 @@ from torch._C._dynamo import eval_frame
 
 
 class OfOneModule:
-    """A hook, on the module that it was registered on.
-
-    Args:
-        hook: called there.
-    """
+    """A hook, on the module that it was registered on."""
 
     def __init__(self, hook: Callable[..., Any]) -> None:
         self._hook = hook
@@ -59,7 +55,6 @@ def leave_out_of_graphs(function: Any, reason: str) -> None:
     What torch.compiler.disable does to a function, without its import, which takes seconds.
 
     Args:
-        function: of a class.
         reason: what torch says where there may be no break in a graph.
     """
     function._torchdynamo_disable = True

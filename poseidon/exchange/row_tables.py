@@ -1,15 +1,12 @@
-"""Row tables of one worker: the contract, which `ps_server.client_rows.ClientRows` keeps for a job,
-and the tables of a process that trains alone.
-"""
+"""Row tables of one worker: a job's, and those of a process that trains alone."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
 
 import numpy as np
 
-from ps_server.client_rows import PIECE_ROWS
+from ps_server.client_rows import PIECE_ROWS, ClientRows
 from ps_server.protocol import messages as m
 from ps_server.protocol.messages import Array, RowIds
 from ps_server.protocol.row_cell import RowCell
@@ -19,30 +16,8 @@ from ps_server.row_rules import NO_ROWS
 Pieces = Iterable[tuple[RowIds, Sequence[Array]]]
 
 
-class RowTables(Protocol):
-    """Row tables; `ClientRows` says what each method does. Rows are uint32 in increasing order."""
-
-    def create(self, spec: RowTableSpec) -> int: ...
-
-    def clock(self, table: int) -> int: ...
-
-    def request(
-        self, table: int, rows_N: RowIds, *, ahead: int = 0, staleness: int | None = None
-    ) -> int: ...
-
-    def read(self, number: int) -> Array: ...
-
-    def forget(self, number: int) -> None: ...
-
-    def push(self, table: int, rows_N: RowIds, gradient_Nd: Array, *, rate: float) -> None: ...
-
-    def stored(self, table: int) -> Iterator[tuple[RowIds, list[Array]]]: ...
-
-    def restore(self, table: int, clock: int, pieces: Pieces | None) -> None: ...
-
-
-class AloneRowTables(RowTables):
-    """The row tables of a process that trains alone."""
+class AloneRowTables:
+    """The row tables of a process that trains alone; `ClientRows` says what each method does."""
 
     def __init__(self) -> None:
         self._cells: list[RowCell] = []
@@ -88,3 +63,6 @@ class AloneRowTables(RowTables):
         for rows_N, arrays in (*(pieces or ()), (NO_ROWS, empty)):
             flat = [array.reshape(-1) for array in arrays]
             cell.restore(0, m.KeptRows(table, clock, rows_N, flat))
+
+
+RowTables = ClientRows | AloneRowTables

@@ -17,7 +17,6 @@ class SharedNorm:
     """The norm that carriers share: one sum for the server.
 
     Args:
-        client: of the server.
         carriers: their names. Each adds once an iteration, on rank 0, and takes each total once.
     """
 

@@ -27,11 +27,7 @@ Event = torch.cuda.Event | None
 
 
 class SideStream:
-    """A stream beside the one that computes.
-
-    Args:
-        device: of the tensors.
-    """
+    """A stream beside the one that computes."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -78,8 +74,6 @@ class SerialExecutor:
     thread of its own.
 
     Args:
-        device: of the tensors.
-        name: of the thread.
         threaded: whether a CPU has a thread, too.
         failed: called with what a call on the thread raised; later calls are dropped.
         timeout_s: longest time that `drain` and `close` wait for the calls.

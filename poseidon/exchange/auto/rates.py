@@ -115,7 +115,6 @@ def fastest_schemes(
         choices: of all tensors; their schemes do not matter.
         rows: K of each tensor, `Trained.factor_rows`.
         workers: P.
-        rates: as measured.
     """
 
     def schemes(dense: Scheme) -> tuple[Scheme, ...]:

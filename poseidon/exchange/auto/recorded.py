@@ -47,7 +47,6 @@ class RecordedPlan:
         """Return the plan that `to_json` has written.
 
         Args:
-            text: of the file.
             source: the file, for messages.
 
         Raises:

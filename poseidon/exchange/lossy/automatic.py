@@ -73,8 +73,7 @@ class Auto:
         if not (math.isfinite(self.budget) and self.budget >= least):
             raise UsageError(
                 f"a loss budget of {self.budget:g} is below the measured loss of every codec; "
-                f"expected {least:g} or more, or "
-                "no --compress"
+                f"expected {least:g} or more, or no --compress"
             )
 
     def __str__(self) -> str:

@@ -166,9 +166,8 @@ def codecs_of(
             names = [trained.name for trained in gradients]
             shown = ", ".join(names[:NAMES_SHOWN]) + (", ..." if len(names) > NAMES_SHOWN else "")
             raise UsageError(
-                f"--compress={text:.80}: no tensor that {scheme.codec or NONE} can take has a "
-                f"name like '{scheme.pattern}'; "
-                f"the tensors are {shown}"
+                f"--compress={text:.80}: no tensor that {scheme.codec or NONE} can take has a name "
+                f"like '{scheme.pattern}'; the tensors are {shown}"
             )
     return [_first(schemes, trained) for trained in tensors]
 

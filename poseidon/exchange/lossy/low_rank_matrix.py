@@ -79,7 +79,6 @@ class FactorTables:
     """The tables of tensors that travel by PowerSGD together, with means as values.
 
     Attributes:
-        indices: of the tensors.
         how: they travel.
         held: P of all, Q of all, and where they start later G of each, the gradient.
     """
@@ -97,7 +96,6 @@ def factor_tables(tensors: Sequence[Trained], chosen: Mapping[int, LowRank]) -> 
     of the codec has elements of two.
 
     Args:
-        tensors: all of them.
         chosen: those that travel so, by index.
     """
     groups: list[list[int]] = []
@@ -152,8 +150,6 @@ def matrices_of(
 
     Args:
         tables: that they share.
-        tensors: of the exchange.
-        own: the virtual workers of this worker.
     """
     members = [tensors[index] for index in tables.indices]
     p, q = (
@@ -184,12 +180,10 @@ class LowRankMatrix:
     """One tensor that travels as P and Q.
 
     Args:
-        trained: the tensor.
         p: its mean P, r x n.
         q: its mean Q, r x m.
         exact: if it starts later its mean gradient G.
         start: `LowRank.start`.
-        own: the virtual workers of this worker.
     """
 
     def __init__(

@@ -40,8 +40,6 @@ class ServerCarrier(GradientCarrier):
     Args:
         client: connected to every shard; this carrier closes it.
         layout: what the tables hold.
-        settings: common to all tensors.
-        control: of the exchange.
         parts: which tensors take part in an iteration.
         equal_bits: whether the job ends where the processors of the replicas compute different
             bits.
@@ -162,7 +160,6 @@ class ServerState(UnitedState):
     """At staleness 0 the shards keep the histories, above it each worker keeps its own.
 
     Args:
-        tables: of the store.
         placed: the tensors in them.
     """
 

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,22 +47,11 @@ from ps_server.protocol.virtual_workers import Node, TreeSum
 from ps_server.rules import sum_of_squares
 
 
-class _Factors:
-    """P or Q of one virtual worker.
+class _Factors(NamedTuple):
+    """P or Q of one virtual worker: the memory of all tensors, and each tensor's part of it."""
 
-    Args:
-        shared: the tables that tensors share.
-        trained: these tensors.
-        side: 0 for P, 1 for Q.
-        flat: the memory of all of them.
-    """
-
-    def __init__(
-        self, shared: FactorTables, trained: Sequence[Trained], side: int, flat: Tensor
-    ) -> None:
-        self.flat = flat
-        parts = factors_in(flat, trained, side, shared.how.rank)
-        self.of = dict(zip(shared.indices, parts, strict=True))
+    flat: Tensor
+    of: Mapping[int, Tensor]
 
 
 class LowRankTensors(Placed):
@@ -71,9 +61,7 @@ class LowRankTensors(Placed):
         shared: their tables.
         place: of the first of these in the store.
         table: the copy of the first tensor.
-        tensors: all of the exchange.
         settings: common to all tensors; without a limit of the norm.
-        tables: of the store.
     """
 
     def __init__(
@@ -100,7 +88,7 @@ class LowRankTensors(Placed):
         self._first_iteration = shared.how.start
         self._factors = [
             {
-                worker: _Factors(shared, self.trained, side, torch.empty_like(held.tensor))
+                worker: self._new_factors(shared, side, torch.empty_like(held.tensor))
                 for worker in self._own
             }
             for side, held in enumerate(shared.held[:2])
@@ -113,6 +101,10 @@ class LowRankTensors(Placed):
         self._skipped: Sequence[int] = ()
         """The tables that the iteration which has ended last did not use."""
         self._held_back: Mapping[str, Array] = {}
+
+    def _new_factors(self, shared: FactorTables, side: int, flat: Tensor) -> _Factors:
+        parts = factors_in(flat, self.trained, side, shared.how.rank)
+        return _Factors(flat, dict(zip(shared.indices, parts, strict=True)))
 
     def open(self, histories: Sequence[History] | None) -> History:
         """Continue from this history, and from what `hold_back` was given since the last call;
@@ -260,7 +252,6 @@ def compare_rules(own: Sequence[LowRankTensors], control: JobControl, *, require
 
     Args:
         own: the tensors whose rules the workers apply.
-        control: of the exchange.
         required: whether all workers must compute the same bits; if not, a difference is a warning.
     """
     first_q = "-".join(checksum(matrix.first_q) for placed in own for matrix in placed.matrices)

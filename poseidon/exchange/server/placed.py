@@ -5,7 +5,7 @@ its own.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -70,32 +70,34 @@ class Placed(CarrierState, ABC):
         """Return the traffic of each tensor, from the traffic of all tables."""
 
 
-def from_shards(
-    coming: ComingHistory, shaped: Callable[[Sequence[Array]], Mapping[int, History]]
-) -> Kept:
-    """Return histories that come from the shards.
+class InTable(Placed):
+    """Tensors whose values and histories are in one table."""
 
-    Args:
-        coming: of a table.
-        shaped: makes the histories of the table's tensors of it.
-    """
+    _tables: ServerTables
 
-    def poll() -> Mapping[int, History] | None:
-        arrays = coming.poll()
-        return None if arrays is None else shaped(arrays)
+    @abstractmethod
+    def shaped(self, history: Sequence[Array]) -> Mapping[int, History]:
+        """Return the tensors' histories, from the table's, which is flat."""
 
-    return Kept(poll, lambda: shaped(coming.result()))
+    def histories(self) -> Mapping[int, History]:
+        return self.shaped(self._tables.history(self.table))
+
+    def kept(self, coming: ComingHistory | None) -> Kept:
+        if coming is None:
+            return super().kept(None)
+
+        def found(arrays: Sequence[Array]) -> Mapping[int, History]:
+            return self.shaped(self._tables.history_in(self.table, arrays))
+
+        def poll() -> Mapping[int, History] | None:
+            arrays = coming.poll()
+            return None if arrays is None else found(arrays)
+
+        return Kept(poll, lambda: found(coming.result()))
 
 
-class PlacedAlone(Placed):
-    """A tensor with a table of its own.
-
-    Args:
-        index: of the tensor.
-        table: its table.
-        trained: the tensor.
-        tables: of the store.
-    """
+class PlacedAlone(InTable):
+    """A tensor with a table of its own."""
 
     def __init__(self, index: int, table: int, trained: Trained, tables: ServerTables) -> None:
         self.indices = (index,)
@@ -112,20 +114,12 @@ class PlacedAlone(Placed):
     def wait(self, index: int) -> None:
         self._tables.read(self.table)
 
-    def histories(self) -> Mapping[int, History]:
-        history: list[Array] = [a.reshape(self._shape) for a in self._tables.history(self.table)]
-        return {self.indices[0]: history}
+    def shaped(self, history: Sequence[Array]) -> Mapping[int, History]:
+        return {self.indices[0]: [array.reshape(self._shape) for array in history]}
 
     def memory_of(self, into: Mapping[int, History]) -> Sequence[Array] | None:
         history = into.get(self.indices[0])
         return None if history is None else [array.reshape(-1) for array in history]
-
-    def kept(self, coming: ComingHistory | None) -> Kept:
-        def shaped(arrays: Sequence[Array]) -> Mapping[int, History]:
-            history = self._tables.history_in(self.table, arrays)
-            return {self.indices[0]: [array.reshape(self._shape) for array in history]}
-
-        return super().kept(None) if coming is None else from_shards(coming, shaped)
 
     def traffic(self, tables: Sequence[Traffic]) -> Mapping[int, Traffic]:
         return {self.indices[0]: tables[self.table]}

@@ -23,11 +23,10 @@ import torch
 from torch import Tensor
 
 from poseidon.exchange.base import Array, History, Trained
-from poseidon.exchange.carrier import Kept, Step
+from poseidon.exchange.carrier import Step
 from poseidon.exchange.observe.statistics import Traffic
-from poseidon.exchange.server.placed import Placed, Push, from_shards
+from poseidon.exchange.server.placed import InTable, Push
 from poseidon.exchange.server.tables import ServerTables
-from ps_server.client import ComingHistory
 
 SMALL_TENSOR_ELEMENTS = 4 * 1024
 """Largest tensor that shares a table: 16 KiB."""
@@ -78,15 +77,11 @@ def _concatenated(members: Sequence[Trained]) -> Trained:
     return replace(first, name=name, tensor=flat, factor_rows=0, looked_up=False)
 
 
-class Pool(Placed):
+class Pool(InTable):
     """Tensors that share a table, their flat tensor, and the gradients that have come.
 
     Args:
-        indices: of the tensors.
-        table: their table.
-        tensors: all tensors of the exchange.
         pooled: their flat tensor, made by `pool_tensors`.
-        tables: of the store.
     """
 
     def __init__(
@@ -161,16 +156,13 @@ class Pool(Placed):
         if self._statistics:
             self._pack()
 
-    def histories(self) -> Mapping[int, History]:
-        parts = _split_history(self._tables.history(self.table), self._shapes)
-        return dict(zip(self.indices, parts, strict=True))
-
-    def kept(self, coming: ComingHistory | None) -> Kept:
-        def shaped(arrays: Sequence[Array]) -> Mapping[int, History]:
-            history = self._tables.history_in(self.table, arrays)
-            return dict(zip(self.indices, _split_history(history, self._shapes), strict=True))
-
-        return super().kept(None) if coming is None else from_shards(coming, shaped)
+    def shaped(self, history: Sequence[Array]) -> Mapping[int, History]:
+        sizes = [part.numel() for part in self._own]
+        columns = [np.split(array, list(accumulate(sizes))[:-1]) for array in history]
+        return {
+            index: [column[place].reshape(self._shapes[place]) for column in columns]
+            for place, index in enumerate(self.indices)
+        }
 
     def traffic(self, tables: Sequence[Traffic]) -> Mapping[int, Traffic]:
         """Divide the bytes among the tensors by their sizes."""
@@ -198,10 +190,3 @@ def _concatenated_history(histories: Sequence[History]) -> History:
         np.concatenate([np.asarray(array, np.float32).reshape(-1) for array in column])
         for column in zip(*histories, strict=True)
     ]
-
-
-def _split_history(history: History, shapes: Sequence[tuple[int, ...]]) -> list[list[Array]]:
-    sizes = [int(np.prod(shape)) for shape in shapes]
-    ends = list(accumulate(sizes))[:-1]
-    columns = [np.split(array.reshape(-1), ends) for array in history]
-    return [[column[i].reshape(shape) for column in columns] for i, shape in enumerate(shapes)]

@@ -27,7 +27,6 @@ class ServerTable:
 
     Args:
         trained: what the table holds.
-        spec: the table.
         side: where tensors are copied to and from a GPU.
     """
 
@@ -41,7 +40,6 @@ class ServerTable:
         self._name = spec.name
         self.of_values = of_values(spec.name)
         self.statistics = trained.statistics
-        self.shape = tuple(trained.tensor.shape)
         self.tensor = trained.tensor
         self._on_cpu = trained.tensor.device.type == "cpu"
         flat = trained.tensor.detach().reshape(-1)

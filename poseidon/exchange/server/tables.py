@@ -48,8 +48,6 @@ class ServerTables(CarrierState):
     Args:
         client: connected to every shard; this closes it.
         held: what each table holds.
-        store: the store.
-        settings: common to all tensors.
         in_background: whether pushes are encoded on a thread also where tensors are on a CPU, and a
             read waits for the pushes of its own table only. For a client with table clocks: its
             next read does not depend on the end of an iteration.
@@ -204,7 +202,6 @@ class ServerTables(CarrierState):
         """Wait for the value of a table, and copy it to what the table holds.
 
         Args:
-            index: of the table.
             staleness: a bound to use in place of the table's own; see `Client.read`.
         """
         self._drain(self._last_push[index] if self._in_background else None)
