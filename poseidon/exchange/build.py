@@ -119,7 +119,6 @@ def build_exchange(
         member: this worker and its job. `Network.interruption` may end all waits, also the waits of
             this call, except `connect`.
         connect: exchanges addresses with the rest of the job.
-        trace: where spans of messages go.
         schemes: of each tensor, that `--exchange=auto` has chosen in an earlier run; empty: it
             chooses.
 

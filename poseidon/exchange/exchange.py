@@ -290,9 +290,6 @@ class Exchange:
 class ExchangeState(UnitedState):
     """What a snapshot holds of an exchange beside the tensors. It may be read after `settle`.
 
-    Args:
-        exchange: whose carriers have its parts.
-
     Attributes:
         private: whether each host has histories of its own (staleness > 0), or all replicas share
             one.

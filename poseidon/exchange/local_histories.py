@@ -17,7 +17,6 @@ class LocalHistories(CarrierState):
     """The histories of a carrier's tensors.
 
     Args:
-        tensors: one history each.
         replicated: whether other replicas keep the same history.
 
     Attributes:

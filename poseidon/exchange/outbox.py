@@ -36,12 +36,7 @@ class Outbox:
         return len(self._heap)
 
     def add(self, priority: int, frames: list[Buffer]) -> None:
-        """Add a message.
-
-        Args:
-            priority: a number; or `FIRST`, `LAST`.
-            frames: what goes on the wire.
-        """
+        """Add a message."""
         heapq.heappush(self._heap, Waiting(priority, self._number, frames))
         self._number += 1
 

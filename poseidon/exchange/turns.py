@@ -22,7 +22,6 @@ class Turns:
     """Adds what the virtual workers of a process contribute.
 
     Args:
-        placed: the virtual workers of the job.
         leaves: indices of the tensors whose gradients leave by themselves, since each virtual
             worker holds back what a codec has lost of its own.
         in_parts: whether a tensor that has not begun takes no part in an iteration.

@@ -44,7 +44,6 @@ class AllReduceCarrier(GradientCarrier):
     Args:
         tensors: by their index in the exchange.
         peers: the connections to the other workers, which this closes.
-        workers: who computes for which virtual worker.
         delivery: of `control`, where it uses these connections; None: beside the server, and the
             carrier connects them when it opens.
         norms: used with `settings.clip` where there are other gradients; None: there are none.

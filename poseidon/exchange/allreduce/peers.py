@@ -57,7 +57,6 @@ class Peers:
         """Pass messages of a kind to a receiver, before `links` are connected.
 
         Args:
-            kind: as in the header.
             numbers: how many numbers follow it.
         """
 
@@ -81,8 +80,6 @@ class Peers:
         The payload must not be written to until it is certain that every receiver has it.
 
         Args:
-            kind: of the message.
-            numbers: the rest of its header.
             priority: messages of a lower number overtake others.
         """
         header = msgpack.packb([VERSION, kind, *numbers])

@@ -40,11 +40,7 @@ class _Bucket:
 
 
 class SumRounds:
-    """The rounds of all buckets on one worker.
-
-    Args:
-        workers: who computes for which virtual worker.
-    """
+    """The rounds of all buckets on one worker."""
 
     def __init__(self, rank: int, workers: VirtualWorkers, buckets: Buckets) -> None:
         self._rank = rank
@@ -73,7 +69,6 @@ class SumRounds:
         """Take a worker's part of this worker's slice; return the node whose sum it is.
 
         Args:
-            sender: its rank.
             number: of the node among the sender's.
 
         Raises:

@@ -47,7 +47,6 @@ class Sums:
         sizes: elements of each tensor, by index, in the order in which their gradients come; the
             same on all workers.
         peers: the connections, not connected yet.
-        workers: who computes for which virtual worker.
         side: gives the memory.
         bucket_bytes: see `Buckets`.
     """

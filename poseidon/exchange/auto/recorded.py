@@ -46,9 +46,6 @@ class RecordedPlan:
     def from_json(cls, text: str, source: str) -> RecordedPlan:
         """Return the plan that `to_json` has written.
 
-        Args:
-            source: the file, for messages.
-
         Raises:
             UsageError: it is something else.
         """

@@ -161,7 +161,6 @@ def through_server(
     Args:
         layout: what the tables hold. Tensors elsewhere travel as factors, unless by all-reduce.
         by_allreduce: indices of tensors elsewhere that travel by all-reduce. Staleness 0.
-        parts: see `ServerCarrier`.
     """
     control = JobControl(ShardDelivery(client), root=client.rank == 0)
     by_factors = sorted(layout.elsewhere - set(by_allreduce))
@@ -224,9 +223,6 @@ def _turns(layout: Layout, member: Membership, parts: Parts) -> Turns | None:
 def build_alone(arguments: BuildArguments, *, in_parts: bool = False) -> Built:
     """Build the exchange of a process that computes for all virtual workers of a job: any number of
     processes gets the same bits.
-
-    Args:
-        in_parts: see `AloneCarrier`.
 
     Raises:
         UsageError: there are several virtual workers, and a tensor has a codec or few bits, which

@@ -258,23 +258,22 @@ class FactorCarrier(FactoredCarrier):
             )
 
     def _rebuild_next(self) -> bool:
-        """Wait for a round that can be applied, and apply it; returns False once closed."""
+        """Wait for a round that can be applied, and apply it; with a limit on the norm for those of
+        all weights. Return False once closed.
+        """
 
         def found() -> list[FactorWeight] | None:
             return [] if self._closing else self._ready() or None
 
         ready = self.peers.monitor.wait_for(found, "there is nothing to apply", limited=False)
-        if ready:
-            self._rebuild_one(ready[0])
-        return bool(ready)
-
-    def _rebuild_one(self, urgent: FactorWeight) -> None:
-        """Apply the next round of a weight; with a limit on the norm, of all weights."""
-        if self._is_limited:
-            self._apply_limited()
-            return
+        if not ready:
+            return False
         with self._rebuilding:  # `wait` must not run between taking a round and having applied it
-            self._apply(self._take(urgent), 1.0)
+            rounds = [self._take(w) for w in (ready if self._is_limited else ready[:1])]
+            factor = self._limit(rounds) if self._is_limited else 1.0
+            for stacked in rounds:
+                self._apply(stacked, factor)
+        return True
 
     @property
     def _is_limited(self) -> bool:
@@ -284,20 +283,19 @@ class FactorCarrier(FactoredCarrier):
         return self._staleness == 0 and self._settings.clip is not None
 
     def _ready(self) -> list[FactorWeight]:
-        """Return the weights whose next round can be applied, most urgent first."""
+        """Return the weights whose next round can be applied, most urgent first: all, or with a
+        limit on the norm all or none.
+        """
         is_ready = self.peers.session.is_ready
         ready = [w for w in self._weights.values() if w.progress.may_apply and is_ready(w.table)]
         return [] if self._is_limited and len(ready) < len(self._weights) else ready
 
-    def _apply_limited(self) -> None:
-        rounds = [self._take(weight) for weight in self._weights.values()]
+    def _limit(self, rounds: Sequence[_Stacked]) -> float:
         clock = rounds[0].clock
         if self._rank == 0:
             squares = [factors_sum_of_squares(r.u_BN, r.v_BM) / self._workers**2 for r in rounds]
             self._norms.add("factors", clock, squares)
-        factor = clip_factor(self._norms.total(clock), self._settings.clip)
-        for stacked in rounds:
-            self._apply(stacked, factor)
+        return clip_factor(self._norms.total(clock), self._settings.clip)
 
     def _take(self, weight: FactorWeight) -> _Stacked:
         """Take the weight's next round, and stack its pairs on the weight's device."""

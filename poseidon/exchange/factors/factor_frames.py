@@ -17,7 +17,8 @@ from collections.abc import Sequence
 import msgpack
 import numpy as np
 
-from poseidon.exchange.factors.factor_rounds import Array, Factors, FactorTable, Pair
+from poseidon.exchange.base import Array
+from poseidon.exchange.factors.factor_rounds import Factors, FactorTable, Pair
 from poseidon.exchange.worker_links import VERSION, read_header
 from ps_server import RemoteProtocolError
 from ps_server.transport.base import Buffer

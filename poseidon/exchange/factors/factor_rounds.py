@@ -18,12 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
+from poseidon.exchange.base import Array
 from ps_server import RemoteProtocolError
-
-Array = NDArray[np.float32]
 
 
 class Pair(NamedTuple):

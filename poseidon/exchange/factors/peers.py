@@ -22,7 +22,6 @@ class Peers:
     """The factors of one worker.
 
     Args:
-        session: what has come and gone.
         trace: where spans of factors that are sent, received and applied go.
         link: taken as long as factors have to leave this host; None: no other sender waits for it.
 

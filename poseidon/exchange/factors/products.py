@@ -51,9 +51,6 @@ DEVICE_TILE_ELEMENTS = 2**20
 class Scratch:
     """Memory for one tile and for stacked factors, kept and reused; it grows to the largest that
     is needed.
-
-    Args:
-        device: where the weights are.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -82,7 +79,6 @@ class Scratch:
         Args:
             name: of the memory where the result lives until the next call with this name.
             parts: each rows x columns, on the host; any may have no rows.
-            columns: their width.
         """
         rows = sum(len(part) for part in parts)
         on_host = self._take(f"{name} on the host", rows, columns, torch.device("cpu"))

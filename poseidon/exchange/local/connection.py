@@ -82,7 +82,6 @@ class Connection:
     """One end of a connection. Sending is safe from any thread; one thread receives.
 
     Args:
-        stream: a connected stream socket of the file system.
         peer: the name of the other end in error messages.
         timeout_s: longest time that a send waits for the other side to read.
     """
@@ -108,9 +107,7 @@ class Connection:
         """Send one message.
 
         Args:
-            payload: flat pieces of bytes.
             number: see `Kind`.
-            files: open files to pass on.
 
         Raises:
             PeerLost: the other side has closed the connection, or does not read.
@@ -254,7 +251,6 @@ def accept(
         address: the path of the socket, in a folder that only this user can enter. The folder is
             made if it does not exist (its parent does). The socket is removed on return, and so is
             the folder if it is empty.
-        others: number of followers.
         timeout_s: longest time to wait.
         check: raises where a HELLO does not fit.
         interruption: may end the wait, and later the calls that wait for a follower.

@@ -144,8 +144,6 @@ class FollowerState(CarrierState):
     """Private histories come from the leader (`LeaderState`).
 
     Args:
-        tensors: one history each.
-        monitor: guards the state that the threads of this worker share.
         private: as on the leader.
     """
 

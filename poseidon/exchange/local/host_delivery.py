@@ -55,7 +55,6 @@ class LeaderDelivery(Delivery):
 
     Args:
         connections: to the followers, by local rank.
-        monitor: guards the state that the threads of this worker share.
         failed: called with the error that ends the collections.
     """
 
@@ -169,11 +168,7 @@ class LeaderDelivery(Delivery):
 
 
 class FollowerDelivery(Delivery):
-    """`LeaderDelivery` proves that a request comes in time.
-
-    Args:
-        monitor: guards the state that the threads of this worker share.
-    """
+    """`LeaderDelivery` proves that a request comes in time."""
 
     def __init__(self, send: Send, monitor: Monitor) -> None:
         self._send = send

@@ -229,11 +229,7 @@ class LeaderCarrier(HostCarrier):
 
 
 class LeaderState(UnitedState):
-    """Private histories belong to the host, so they are sent to the followers, too.
-
-    Args:
-        connections: to the followers.
-    """
+    """Private histories belong to the host, so they are sent to the followers, too."""
 
     def __init__(self, inner: ExchangeState, connections: Sequence[Connection]) -> None:
         super().__init__([inner])

@@ -62,11 +62,8 @@ class LeaderLoop:
     exchange.
 
     Args:
-        inner: the exchange between hosts.
-        by_factors: indices of the tensors that travel as factors.
         connections: to the followers, by local rank.
         control: passes requests on to the other hosts and to the followers.
-        monitor: guards the state that the threads of this worker share.
         failed: called with the error that ends the loop.
     """
 

@@ -25,7 +25,6 @@ class GroupTensors:
         order: in which parts are reduced; tensors that have no parts are not in it.
         network: this worker's rank and the group's size; rank 0 is the leader.
         rendezvous: the store through which the group is formed.
-        backend: the library that carries the operations.
         watch: see `ProcessGroup`.
     """
 

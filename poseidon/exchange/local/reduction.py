@@ -45,7 +45,6 @@ class Reduction(Protocol):
 
         Args:
             part: the sum of one of this worker's nodes.
-            number: of the node among them.
         """
 
     def due(self, index: int) -> Sequence[int]:
@@ -133,8 +132,6 @@ class Welcome:
     Args:
         kind: how tensors are reduced.
         address: of the store of a process group.
-        by_factors: indices of the tensors that travel as factors.
-        private_histories: see `ExchangeState.private`.
         schemes: of each tensor, as `Scheme` names them.
     """
 
@@ -231,7 +228,6 @@ def reduction_over(
     Args:
         ground: made by the leader.
         tensors: the same on all workers.
-        by_factors: indices of the tensors that travel as factors.
         encoded: on the leader, indices of the tensors whose parts are not added.
     """
     flat = [trained.tensor.detach().view(-1) for trained in tensors]

@@ -93,7 +93,3 @@ class Auto:
             codec for codec in allowed if not isinstance(codec, LowRank) or codec.fits(tensor)
         ]
         return min(fitting, key=lambda codec: wire_bytes(codec, tensor))
-
-    def bytes(self, tensor: Tensor) -> int:
-        """Return the bytes of a tensor with its codec, gradient and value together."""
-        return wire_bytes(self.choose(tensor), tensor)

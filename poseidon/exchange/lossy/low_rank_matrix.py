@@ -146,11 +146,7 @@ def _first_q(index: int, m: int, rank: int) -> Tensor:
 def matrices_of(
     tables: FactorTables, tensors: Sequence[Trained], own: range
 ) -> list[LowRankMatrix]:
-    """Return the tensors of shared tables, over the memory of these.
-
-    Args:
-        tables: that they share.
-    """
+    """Return the tensors of shared tables, over the memory of these."""
     members = [tensors[index] for index in tables.indices]
     p, q = (
         factors_in(held.tensor, members, side, tables.how.rank)

@@ -39,8 +39,6 @@ class ServerCarrier(GradientCarrier):
 
     Args:
         client: connected to every shard; this carrier closes it.
-        layout: what the tables hold.
-        parts: which tensors take part in an iteration.
         equal_bits: whether the job ends where the processors of the replicas compute different
             bits.
     """
@@ -157,11 +155,7 @@ class ServerCarrier(GradientCarrier):
 
 
 class ServerState(UnitedState):
-    """At staleness 0 the shards keep the histories, above it each worker keeps its own.
-
-    Args:
-        placed: the tensors in them.
-    """
+    """At staleness 0 the shards keep the histories, above it each worker keeps its own."""
 
     def __init__(self, tables: ServerTables, placed: Sequence[Placed]) -> None:
         super().__init__([tables, *placed])

@@ -58,7 +58,6 @@ class LowRankTensors(Placed):
     """Tensors that travel by PowerSGD, and share tables of P and Q.
 
     Args:
-        shared: their tables.
         place: of the first of these in the store.
         table: the copy of the first tensor.
         settings: common to all tensors; without a limit of the norm.

@@ -43,7 +43,6 @@ def pools_of(
     first tensors.
 
     Args:
-        tensors: to be pooled.
         apart: indices of tensors that share no table.
     """
     pools: list[list[int]] = []

@@ -96,7 +96,6 @@ class Layout:
     Attributes:
         store: the tables: first the factors of tensors that travel by PowerSGD, then the pools.
         pools: the indices of the tensors in each of the other tables.
-        pooled: what each table holds.
         elsewhere: indices of the tensors that other carriers move.
         factors: the tables of tensors that travel by PowerSGD.
     """

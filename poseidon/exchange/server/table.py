@@ -26,7 +26,6 @@ class ServerTable:
     `publish` copies to it.
 
     Args:
-        trained: what the table holds.
         side: where tensors are copied to and from a GPU.
     """
 

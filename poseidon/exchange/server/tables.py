@@ -47,7 +47,6 @@ class ServerTables(CarrierState):
 
     Args:
         client: connected to every shard; this closes it.
-        held: what each table holds.
         in_background: whether pushes are encoded on a thread also where tensors are on a CPU, and a
             read waits for the pushes of its own table only. For a client with table clocks: its
             next read does not depend on the end of an iteration.

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from poseidon.errors import UsageError
-from poseidon.exchange.lossy.automatic import MEASURED, Auto
+from poseidon.exchange.lossy.automatic import MEASURED, Auto, wire_bytes
 
 SHAPES = [(64, 32, 5, 5), (1024, 1024), (10, 500), (8192,)]
 BUDGETS = sorted(loss for _, loss in MEASURED)
@@ -19,7 +19,7 @@ def test_the_codec_is_within_the_budget_and_more_budget_buys_fewer_bytes(
 ) -> None:
     tensor = torch.empty(shape)
     assert dict(MEASURED)[Auto(budget).choose(tensor)] <= budget
-    sizes = [Auto(other).bytes(tensor) for other in BUDGETS if other <= budget]
+    sizes = [wire_bytes(Auto(other).choose(tensor), tensor) for other in BUDGETS if other <= budget]
     assert sizes == sorted(sizes, reverse=True)
 
 
