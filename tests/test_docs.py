@@ -16,7 +16,7 @@ from poseidon.caffe2.training.flags import flags as trainer_flags
 from poseidon.cli.main import COMMANDS
 from poseidon.cluster import events
 from poseidon.cluster.agent import messages
-from poseidon.exchange.factors import factor_frames
+from poseidon.exchange import worker_links
 from ps_server.protocol import fields, frames
 from ps_server.protocol.members import LEGAL
 from ps_server.protocol.settings import MAX_TABLES, MAX_WORKERS
@@ -228,7 +228,7 @@ def test_the_wire_page_has_the_legal_messages_of_each_state() -> None:
 
 def test_the_wire_page_has_the_versions_and_limits() -> None:
     versions = [int(row[3]) for row in _rows(WIRE_PAGE, "# Wire protocol") if row[3].isdecimal()]
-    assert versions == [frames.PROTOCOL_VERSION, factor_frames.VERSION, messages.PROTOCOL]
+    assert versions == [frames.PROTOCOL_VERSION, worker_links.VERSION, messages.PROTOCOL]
     limits = {row[0]: row[1] for row in _rows(WIRE_PAGE, "### Frames")}
     assert limits["frames of a packet"] == f"{frames.MAX_FRAMES:,}"
     assert limits["header"] == f"{frames.MAX_HEADER_BYTES >> 20} MiB"

@@ -39,8 +39,9 @@ class LocalHistories(CarrierState):
         for index, own in self.of.items():
             history = histories[index] if histories else ()
             for number, tensor in enumerate(own):
-                if len(history):
-                    tensor.copy_(torch.from_numpy(history[number]).reshape(-1))
+                if number < len(history):
+                    array = np.ascontiguousarray(history[number], np.float32)
+                    tensor.copy_(torch.from_numpy(array).view(-1))
                 else:
                     tensor.zero_()
 

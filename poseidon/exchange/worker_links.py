@@ -13,15 +13,16 @@ and counted, and changes nothing.
 
 from __future__ import annotations
 
+import heapq
 import hmac
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import msgpack
 
-from poseidon.exchange.outbox import FIRST, LAST, Outbox
 from ps_server import PeerLost, RemoteProtocolError, ServerError
 from ps_server.errors import as_server_error
 from ps_server.keys import Keyring
@@ -52,7 +53,51 @@ factors get most of a link which the shards' values need as well; pushes wait un
 left (`LinkPriority`).
 """
 
+FIRST = -1
+"""A priority before all others."""
+LAST = 2**62
+"""A priority after all others."""
+
 LEAVE_MESSAGE: list[Buffer] = [msgpack.packb([VERSION, "Leave"])]
+
+
+class Waiting(NamedTuple):
+    """A queued message. Compared by priority and number, which no two share."""
+
+    priority: int
+    number: int
+    frames: list[Buffer]
+
+
+class Outbox:
+    """The queued messages for one peer. Laws: a message with a lower priority number overtakes
+    others; messages with one number keep their order. `FIRST` comes before all of them, `LAST`
+    after them.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[Waiting] = []
+        self._number = 0
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, priority: int, frames: list[Buffer]) -> None:
+        """Add a message."""
+        heapq.heappush(self._heap, Waiting(priority, self._number, frames))
+        self._number += 1
+
+    def take(self) -> Waiting:
+        """Take the next message; there must be one. `put_back` it when it could not be sent."""
+        return heapq.heappop(self._heap)
+
+    def put_back(self, waiting: Waiting) -> None:
+        """Put a message back where it was."""
+        heapq.heappush(self._heap, waiting)
+
+    def clear(self) -> None:
+        """Drop all messages: the peer has gone."""
+        self._heap.clear()
 
 
 class ZmqWire:

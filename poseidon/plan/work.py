@@ -18,6 +18,7 @@ from torch import Tensor
 
 from poseidon.exchange.base import Trained
 from poseidon.exchange.factors.products import Scratch, apply_factors
+from poseidon.exchange.local_histories import LocalHistories
 from poseidon.exchange.lossy.low_rank_matrix import LowRank, factor_tables, matrices_of
 from ps_server import Rule
 from ps_server.rules import update
@@ -93,7 +94,9 @@ def products(few_s: float, many_s: float) -> tuple[float, float]:
 def _low_rank_s(rank: int, limit_s: float) -> float:
     trained = Trained(name="matrix", tensor=torch.zeros(OUTPUTS, INPUTS), rule=RULE)
     (shared,) = factor_tables([trained], {0: LowRank(rank)})
-    (matrix,), gradient = matrices_of(shared, [trained], range(1)), torch.ones(OUTPUTS, INPUTS)
+    histories = LocalHistories({0: trained}, replicated=True).of
+    (matrix,) = matrices_of(shared, [trained], histories, range(1))
+    gradient = torch.ones(OUTPUTS, INPUTS)
     p, q = (held.tensor.view(rank, -1) for held in shared.held)
 
     def iteration() -> None:

@@ -19,8 +19,8 @@ from zmq.utils.monitor import recv_monitor_message
 from poseidon import __version__
 from poseidon.cluster.agent.messages import Exited, Heartbeat, Join
 from poseidon.cluster.agent.wire import REPORTS
-from poseidon.exchange.factors.factor_frames import encode as encode_factors
 from poseidon.exchange.factors.factor_rounds import Factors, Pair
+from poseidon.exchange.factors.peers import encode as encode_factors
 from poseidon.exchange.worker_links import LEAVE_MESSAGE, join_message
 from ps_server import StoreSpec, TableSpec
 from ps_server.protocol.frames import encode

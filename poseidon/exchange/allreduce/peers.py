@@ -19,8 +19,7 @@ from collections.abc import Callable, Sequence
 
 import msgpack
 
-from poseidon.exchange.outbox import FIRST, LAST
-from poseidon.exchange.worker_links import VERSION, WorkerLinks, read_header
+from poseidon.exchange.worker_links import FIRST, LAST, VERSION, WorkerLinks, read_header
 from ps_server import PeerLeft, RemoteProtocolError, ServerError
 from ps_server.network import Network
 from ps_server.transport.base import Buffer, Frames

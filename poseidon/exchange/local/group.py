@@ -19,13 +19,11 @@ memory that the processes share, or by a process group (NCCL on GPUs). Messages 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ps_server import Signal, SignalKind
 from ps_server.interruption import Interruption
 from ps_server.monitor import Monitor
 from ps_server.protocol.virtual_workers import Node, TreeSum, VirtualWorkers
@@ -110,13 +108,3 @@ class LocalGroup:
         )
         self.interruption.on_interrupt(monitor.interrupt)
         return monitor
-
-
-def pack_signals(signals: Sequence[Signal]) -> bytes:
-    """Encode signals."""
-    return json.dumps([[signal.kind.value, signal.clock] for signal in signals]).encode()
-
-
-def unpack_signals(packed: bytes | bytearray) -> tuple[Signal, ...]:
-    """Decode what `pack_signals` has encoded."""
-    return tuple(Signal(SignalKind(kind), clock) for kind, clock in json.loads(packed))

@@ -7,6 +7,7 @@ hosts, and the followers through the leader.
 
 from __future__ import annotations
 
+import json
 import queue
 import threading
 from collections import deque
@@ -14,7 +15,6 @@ from collections.abc import Callable, Container, Sequence
 
 from poseidon.exchange.job_control import Delivery, JobControl, join, split
 from poseidon.exchange.local.connection import Buffer, Connection, Kind, Message, send_all
-from poseidon.exchange.local.group import pack_signals, unpack_signals
 from ps_server import Collection, PeerLost, ServerError, Signal, SignalKind
 from ps_server.errors import as_server_error
 from ps_server.monitor import Monitor
@@ -159,7 +159,8 @@ class LeaderDelivery(Delivery):
         """Send new requests to the followers; called before each value."""
         requests = self._inner.requests
         if requests != self._announced:
-            send_all(self._connections, Kind.SIGNALS, pack_signals(requests))
+            packed = json.dumps([[signal.kind.value, signal.clock] for signal in requests])
+            send_all(self._connections, Kind.SIGNALS, packed.encode())
             self._announced = requests
 
     @property
@@ -190,6 +191,7 @@ class FollowerDelivery(Delivery):
     def receive(self, message: Message) -> None:
         """Take requests or a collection from the leader."""
         if message.kind is Kind.SIGNALS:
-            self._requests = unpack_signals(message.payload)
+            signals = json.loads(message.payload)
+            self._requests = tuple(Signal(SignalKind(kind), clock) for kind, clock in signals)
         else:
             self._gathered.put(message.number, tuple(split(message.payload)))

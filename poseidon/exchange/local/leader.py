@@ -164,9 +164,7 @@ class LeaderCarrier(HostCarrier):
     def _hand_in(self, kind: Kind, index: int, part: Tensor | None = None) -> None:
         self._monitor.check()
         ready = self._loop.side.record_event()
-        self._loop.contribute(
-            Contribution(kind=kind, worker=0, index=index, part=part, ready=ready)
-        )
+        self._loop.contribute(Contribution(0, Message(kind=kind, index=index), part, ready))
 
     def settle(self, clock: int) -> None:
         self._settle(self._inner.settle)
@@ -199,14 +197,7 @@ class LeaderCarrier(HostCarrier):
                 if message.kind is Kind.GATHER:
                     self._delivery.contribute(worker, message.number, message.payload)
                     continue
-                contribution = Contribution(
-                    kind=message.kind,
-                    worker=worker,
-                    index=message.index,
-                    rows=message.number,
-                    factors=message.payload,
-                )
-                self._loop.contribute(contribution)
+                self._loop.contribute(Contribution(worker, message))
                 if message.kind is Kind.LEAVE:
                     self._delivery.leave(worker)
                     return

@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from torch import Tensor
 from poseidon.exchange.base import Trained
 from poseidon.exchange.carrier import Step
 from poseidon.exchange.exchange import Exchange
-from poseidon.exchange.local.connection import Connection, Kind, send_all
+from poseidon.exchange.local.connection import Connection, Kind, Message, send_all
 from poseidon.exchange.local.contributions import Contributions, FactorStack
 from poseidon.exchange.local.group import HostTree
 from poseidon.exchange.local.host_delivery import LeaderDelivery
@@ -35,24 +35,18 @@ in.
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contribution:
+class Contribution(NamedTuple):
     """What one worker of the host contributes.
 
-    Args:
-        kind: PART, FACTORS, RELEASED, TAKEN or LEAVE.
+    Attributes:
         worker: its local rank.
-        rows: number of rows of the factors.
-        factors: of a follower, as bytes; None: the leader's, which are in their stack.
+        message: PART, FACTORS, RELEASED, TAKEN or LEAVE. The leader's factors are in their stack.
         part: the leader's part of the sum; a follower's is in the reduction.
         ready: the event after which the leader's part or factors may be read.
     """
 
-    kind: Kind
     worker: int
-    index: int = 0
-    rows: int = 0
-    factors: bytearray | None = None
+    message: Message
     part: Tensor | None = None
     ready: Event = None
 
@@ -202,7 +196,7 @@ class LeaderLoop:
             if not self._received:
                 return None
             contribution = self._received.popleft()
-            if contribution.kind is not Kind.LEAVE:
+            if contribution.message.kind is not Kind.LEAVE:
                 return contribution
             self._left.add(contribution.worker)
 
@@ -227,7 +221,7 @@ class LeaderLoop:
         while owing:
             contribution = self._next_contribution(owing.__contains__)
             assert contribution is not None, "the leader itself owes nothing"
-            if contribution.kind is not Kind.TAKEN:
+            if contribution.message.kind is not Kind.TAKEN:
                 raise _unexpected(contribution)
             owing.discard(contribution.worker)
         with self._monitor:
@@ -246,8 +240,9 @@ class LeaderLoop:
                 self._monitor.notify()
 
     def _take(self, contribution: Contribution) -> None:
-        index, worker = contribution.index, contribution.worker
-        match contribution.kind:
+        worker, message = contribution.worker, contribution.message
+        index = message.index
+        match message.kind:
             case Kind.PART:
                 if contribution.part is not None:
                     self._own.setdefault(index, []).append(contribution.part)
@@ -256,8 +251,8 @@ class LeaderLoop:
                     for due in self._reduction.due(index):
                         self._begin_inner(due)
             case Kind.FACTORS:
-                if contribution.factors is not None:
-                    self.stacks[index].add(worker, contribution.rows, contribution.factors)
+                if worker:
+                    self.stacks[index].add(worker, message.number, message.payload)
                 if self._contributions.contribute(index, worker):
                     self._begin_inner_factors(index)
             case Kind.RELEASED:
@@ -284,4 +279,6 @@ class LeaderLoop:
 
 
 def _unexpected(contribution: Contribution) -> PeerLost:
-    return PeerLost(f"worker {contribution.worker} sent an unexpected {contribution.kind.name}")
+    return PeerLost(
+        f"worker {contribution.worker} sent an unexpected {contribution.message.kind.name}"
+    )

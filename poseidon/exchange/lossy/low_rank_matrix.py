@@ -23,10 +23,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from poseidon.exchange.base import Array, History, Trained
+from poseidon.exchange.base import Array, Trained
 from ps_server import CodecSpec, Rule, RuleKind, native
 from ps_server.protocol.codecs import codec_of
-from ps_server.rules import history_count, update
+from ps_server.rules import update
 
 ELEMENT_BYTES = 4
 POWERSGD = "powersgd"
@@ -144,7 +144,10 @@ def _first_q(index: int, m: int, rank: int) -> Tensor:
 
 
 def matrices_of(
-    tables: FactorTables, tensors: Sequence[Trained], own: range
+    tables: FactorTables,
+    tensors: Sequence[Trained],
+    histories: Mapping[int, Sequence[Tensor]],
+    own: range,
 ) -> list[LowRankMatrix]:
     """Return the tensors of shared tables, over the memory of these."""
     members = [tensors[index] for index in tables.indices]
@@ -155,8 +158,16 @@ def matrices_of(
     later = [held.tensor for held in tables.held[2:]]
     exact: Sequence[Tensor | None] = later or [None] * len(members)
     return [
-        LowRankMatrix(member, mean_p, mean_q, exact=mean, start=tables.how.start, own=own)
-        for member, mean_p, mean_q, mean in zip(members, p, q, exact, strict=True)
+        LowRankMatrix(
+            tensors[index],
+            histories[index],
+            mean_p,
+            mean_q,
+            exact=mean,
+            start=tables.how.start,
+            own=own,
+        )
+        for index, mean_p, mean_q, mean in zip(tables.indices, p, q, exact, strict=True)
     ]
 
 
@@ -176,6 +187,7 @@ class LowRankMatrix:
     """One tensor that travels as P and Q.
 
     Args:
+        history: what its rule keeps, flat.
         p: its mean P, r x n.
         q: its mean Q, r x m.
         exact: if it starts later its mean gradient G.
@@ -185,6 +197,7 @@ class LowRankMatrix:
     def __init__(
         self,
         trained: Trained,
+        history: Sequence[Tensor],
         p: Tensor,
         q: Tensor,
         *,
@@ -193,15 +206,12 @@ class LowRankMatrix:
         own: range,
     ) -> None:
         self.name = trained.name
-        self.shape = tuple(trained.tensor.shape)
         self.value = trained.tensor.detach().view(matrix_shape(trained.tensor))
         self.held_back = {worker: torch.zeros_like(self.value) for worker in own}
         """What was not sent of each virtual worker's gradients; while an iteration is under way
         M.
         """
-        self.history = [
-            torch.zeros_like(self.value.view(-1)) for _ in range(history_count(trained.rule.kind))
-        ]
+        self.history = history
         self.start = start
         self.begun = self.is_due = self.is_exact = False
         self._rule = trained.rule
@@ -212,19 +222,12 @@ class LowRankMatrix:
         self._basis = torch.zeros_like(self._p.t().contiguous())
         self._rate, self._iteration = 0.0, 0
 
-    def reset(self, history: History) -> None:
-        """Begin with this history, and nothing held back."""
+    def reset(self) -> None:
+        """Begin with nothing held back."""
         self.begun = self.is_due = False
         for held_back in self.held_back.values():
             held_back.zero_()
         self._q.copy_(self.first_q)
-        for number, tensor in enumerate(self.history):
-            if number < len(history):
-                tensor.copy_(
-                    torch.from_numpy(np.ascontiguousarray(history[number], np.float32)).view(-1)
-                )
-            else:
-                tensor.zero_()
 
     def kept(self) -> list[tuple[str, Tensor]]:
         """Return the tensors that a snapshot holds, by name."""

@@ -38,6 +38,7 @@ from poseidon.errors import SnapshotError
 from poseidon.exchange.base import Array, ExchangeSettings, History, Trained
 from poseidon.exchange.carrier import Step
 from poseidon.exchange.job_control import JobControl
+from poseidon.exchange.local_histories import LocalHistories
 from poseidon.exchange.lossy.low_rank_matrix import FactorTables, factors_in, matrices_of
 from poseidon.exchange.observe.statistics import Traffic
 from poseidon.exchange.replicas import check_rules, checksum, introduce
@@ -54,8 +55,9 @@ class _Factors(NamedTuple):
     of: Mapping[int, Tensor]
 
 
-class LowRankTensors(Placed):
-    """Tensors that travel by PowerSGD, and share tables of P and Q.
+class LowRankTensors(LocalHistories, Placed):
+    """Tensors that travel by PowerSGD, and share tables of P and Q. All workers keep their
+    histories.
 
     Args:
         place: of the first of these in the store.
@@ -72,12 +74,13 @@ class LowRankTensors(Placed):
         settings: ExchangeSettings,
         tables: ServerTables,
     ) -> None:
+        super().__init__({index: tensors[index] for index in shared.indices}, replicated=True)
         self.indices = shared.indices
         self.table = table
         self.trained = [tensors[index] for index in shared.indices]
         self._own = tables.own
         self._turn = self._own.start
-        self.matrices = matrices_of(shared, tensors, self._own)
+        self.matrices = matrices_of(shared, tensors, self.of, self._own)
         self._of = dict(zip(shared.indices, self.matrices, strict=True))
         self._p, self._q = place, place + 1
         self._exact = {
@@ -110,8 +113,9 @@ class LowRankTensors(Placed):
         else from zeros.
         """
         self._skipped = ()
-        for index, matrix in self._of.items():
-            matrix.reset(histories[index] if histories else ())
+        self.load(histories)
+        for matrix in self.matrices:
+            matrix.reset()
             for name, tensor in matrix.kept():
                 if name in self._held_back:
                     tensor.copy_(torch.from_numpy(self._held_back[name]).view(tensor.shape))
@@ -214,19 +218,6 @@ class LowRankTensors(Placed):
                 held_back=math.sqrt(sum_of_squares(sum(others, first).view(-1))),
             )
         return found
-
-    def histories(self) -> Mapping[int, History]:
-        return {
-            index: [part.cpu().numpy().reshape(matrix.shape).copy() for part in matrix.history]
-            for index, matrix in self._of.items()
-        }
-
-    def replicated(self) -> Mapping[str, Tensor]:
-        return {
-            f"{matrix.name}, history {number}": history
-            for matrix in self.matrices
-            for number, history in enumerate(matrix.history)
-        }
 
     def parts(self) -> Mapping[str, Tensor]:
         return dict(pair for matrix in self.matrices for pair in matrix.kept())

@@ -21,8 +21,8 @@ from torch import Tensor
 from poseidon.exchange.allreduce import sums as sums_module
 from poseidon.exchange.allreduce.peers import Peers
 from poseidon.exchange.allreduce.sums import Sums
-from poseidon.exchange.outbox import LAST
 from poseidon.exchange.side_stream import SideStream
+from poseidon.exchange.worker_links import LAST
 from ps_server.errors import StalenessTimeout, as_server_error
 from ps_server.network import Network
 from ps_server.protocol.virtual_workers import Node, TreeSum, VirtualWorkers

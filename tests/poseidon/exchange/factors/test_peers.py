@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 import zmq
 
-from poseidon.exchange.factors.factor_frames import encode
 from poseidon.exchange.factors.factor_rounds import Factors, FactorSession, FactorTable, Pair, Round
-from poseidon.exchange.factors.peers import Peers
+from poseidon.exchange.factors.peers import Peers, encode
 from poseidon.exchange.worker_links import LEAVE_MESSAGE, join_message
 from ps_server import LocalProtocolError, PeerLost, StalenessTimeout
 from ps_server.keys import JobKeys, KeyPair, Keyring

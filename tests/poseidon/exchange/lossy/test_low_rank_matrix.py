@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from poseidon.exchange.base import Trained
+from poseidon.exchange.local_histories import LocalHistories
 from poseidon.exchange.lossy.low_rank_matrix import (
     LowRank,
     factor_tables,
@@ -89,11 +90,12 @@ def test_neighbours_share_tables() -> None:
     assert [shared.indices for shared in tables] == [(0, 1), (2,), (3,), (4,)]
     assert [held.name for held in tables[0].held] == ["w0 and 1 more, P", "w0 and 1 more, Q"]
     assert [held.tensor.numel() for held in tables[0].held] == [4 * 4000, 4 * 110]
-    first, second = matrices_of(tables[0], tensors, range(1))
+    histories = LocalHistories(dict(enumerate(tensors)), replicated=True).of
+    first, second = matrices_of(tables[0], tensors, histories, range(1))
     assert torch.equal(
         torch.cat([first.first_q.view(-1), second.first_q.view(-1)]), tables[0].held[1].tensor
     )
-    (alone,) = matrices_of(factor_tables(tensors, {1: LowRank(4)})[0], tensors, range(1))
+    (alone,) = matrices_of(factor_tables(tensors, {1: LowRank(4)})[0], tensors, histories, range(1))
     assert torch.equal(second.first_q, alone.first_q)
     later = factor_tables(tensors, {0: LowRank(1, start=3), 2: LowRank(1, start=3)})
     assert [held.name for held in later[0].held][2:] == ["w0, G", "w2, G"]

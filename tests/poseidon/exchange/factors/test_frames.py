@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poseidon.exchange.factors.factor_frames import (
+from poseidon.exchange.factors.factor_rounds import Factors, FactorTable, Pair
+from poseidon.exchange.factors.peers import (
     decode,
     encode,
 )
-from poseidon.exchange.factors.factor_rounds import Factors, FactorTable, Pair
 from poseidon.exchange.worker_links import MAX_HEADER_BYTES, VERSION
 from ps_server import RemoteProtocolError
 
