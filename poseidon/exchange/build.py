@@ -308,16 +308,15 @@ def _build_local_group(
         if not one.alone:
             arguments.connect("")  # as its leader does: all workers take part in each exchange
         follower = FollowerCarrier(tensors, group)
-        schemes = [Scheme(value) for value in follower.schemes]
-        return Built(exchange=exchange(follower), plan=plan_exchange(of_host, one, schemes))
+        plan = plan_exchange(of_host, one, follower.schemes)
+        return Built(exchange=exchange(follower), plan=plan)
     built = build(of_host, arguments.settings, one)
-    schemes = [choice.scheme for choice in built.plan.choices]
     leader = LeaderCarrier(
         built.exchange,
         tensors,
         group,
         encoded=built.encoded if group.tree.leaves else frozenset(),
-        schemes=[scheme.value for scheme in schemes],
+        schemes=[choice.scheme for choice in built.plan.choices],
     )
     return replace(built, exchange=exchange(leader))
 

@@ -22,6 +22,7 @@ from poseidon.exchange.base import History, Trained
 from poseidon.exchange.carrier import Step, UnitedState
 from poseidon.exchange.exchange import Exchange, ExchangeState
 from poseidon.exchange.job_control import JobControl
+from poseidon.exchange.kinds import Scheme
 from poseidon.exchange.local.carrier import HostCarrier
 from poseidon.exchange.local.connection import Connection, Kind, Message, accept, refuse, send_all
 from poseidon.exchange.local.group import LocalGroup
@@ -50,7 +51,7 @@ class LeaderCarrier(HostCarrier):
         tensors: what to keep together, the same on all workers.
         reduction: how tensors move within the host; None: the default for their devices.
         encoded: indices of the tensors that a codec takes of each virtual worker by itself.
-        schemes: of each tensor, as `Scheme` names them, for the plans of the followers.
+        schemes: of each tensor, for the plans of the followers.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class LeaderCarrier(HostCarrier):
         *,
         reduction: ReductionKind | None = None,
         encoded: AbstractSet[int] = frozenset(),
-        schemes: Sequence[str] = (),
+        schemes: Sequence[Scheme] = (),
     ) -> None:
         super().__init__(tensors)
         self._schemes = schemes

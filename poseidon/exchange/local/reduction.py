@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from poseidon.exchange.base import Trained
+from poseidon.exchange.kinds import Scheme
 from poseidon.exchange.local.group import HostTree, LocalGroup
 from poseidon.exchange.local.nccl import GroupTensors
 from poseidon.exchange.local.process_group import Backend, Rendezvous
@@ -132,14 +133,14 @@ class Welcome:
     Args:
         kind: how tensors are reduced.
         address: of the store of a process group.
-        schemes: of each tensor, as `Scheme` names them.
+        schemes: of each tensor.
     """
 
     kind: ReductionKind
     address: str
     by_factors: AbstractSet[int]
     private_histories: bool
-    schemes: Sequence[str] = ()
+    schemes: Sequence[Scheme] = ()
 
     def pack(self) -> bytes:
         fields = {
@@ -147,7 +148,7 @@ class Welcome:
             "address": self.address,
             "by_factors": sorted(self.by_factors),
             "private_histories": self.private_histories,
-            "schemes": list(self.schemes),
+            "schemes": [scheme.value for scheme in self.schemes],
         }
         return json.dumps(fields).encode()
 
@@ -165,9 +166,8 @@ class Welcome:
                 address=fields["address"],
                 by_factors=frozenset(fields["by_factors"]),
                 private_histories=fields["private_histories"],
-                schemes=tuple(fields["schemes"]),
+                schemes=tuple(map(Scheme, fields["schemes"])),
             )
-            _check(all(isinstance(scheme, str) for scheme in welcome.schemes))
             _check(isinstance(welcome.address, str) and isinstance(welcome.private_histories, bool))
             _check(all(type(index) is int for index in welcome.by_factors))
             return welcome

@@ -90,11 +90,6 @@ class InnerWorkers:
         for own in (self._values, *self._copies[1:]):
             torch._foreach_copy_(own, values)
 
-    def close(self) -> None:
-        """Leave. A second call does nothing."""
-        for carrier in self._carriers:
-            carrier.close()
-
     def _enter(self, turn: int) -> None:
         if turn != self._turn:
             torch._foreach_copy_(self._copies[self._turn], self._values)

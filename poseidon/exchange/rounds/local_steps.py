@@ -377,7 +377,6 @@ class RoundsCarrier(GradientCarrier):
         return self._outer.traffic()
 
     def close(self) -> None:
-        self._inner.close()
         self._outer.close()
 
     def _next_end(self) -> int:
