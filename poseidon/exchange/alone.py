@@ -16,14 +16,11 @@ from torch import Tensor
 
 from poseidon.exchange.base import ExchangeSettings, History, Trained
 from poseidon.exchange.carrier import FactoredCarrier, GradientCarrier, Step
-from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.factors.products import Scratch, apply_factors, factors_sum_of_squares
-from poseidon.exchange.job_control import AloneDelivery, JobControl
+from poseidon.exchange.job_control import AloneDelivery
 from poseidon.exchange.local_histories import LocalHistories
 from poseidon.exchange.replicas import arithmetic_sample, common_kernel
-from poseidon.exchange.turns import Factors, Turns
-from ps_server.interruption import Interruption
-from ps_server.protocol.virtual_workers import VirtualWorkers
+from poseidon.exchange.turns import Factors
 from ps_server.rules import clip_factor, squares_of, update
 
 
@@ -154,30 +151,3 @@ class AloneCarrier(GradientCarrier, FactoredCarrier):
 
     def close(self) -> None:
         pass
-
-
-def exchange_alone(
-    tensors: Sequence[Trained],
-    settings: ExchangeSettings,
-    *,
-    in_parts: bool = False,
-    virtual_workers: int = 1,
-    by_factors: AbstractSet[int] = frozenset(),
-    interruption: Interruption | None = None,
-) -> Exchange:
-    """Return the exchange of a single process; the other arguments are as for its carrier.
-
-    Args:
-        interruption: see `Exchange`.
-    """
-    carrier = AloneCarrier(
-        tensors,
-        settings,
-        in_parts=in_parts,
-        virtual_workers=virtual_workers,
-        by_factors=by_factors,
-    )
-    placed = VirtualWorkers((0, virtual_workers))
-    turns = None if virtual_workers == 1 else Turns(tensors, placed, 0, in_parts=in_parts)
-    control = JobControl(carrier.delivery, root=True)
-    return Exchange([carrier], control, settings, turns=turns, interruption=interruption)

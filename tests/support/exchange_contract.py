@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from poseidon.exchange.alone import exchange_alone
 from poseidon.exchange.base import ExchangeSettings, History, Trained
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.hooks import Hooks
 from ps_server import Rule, RuleKind, SignalKind
 from ps_server.rules import history_count
+from tests.support.exchanges import AloneExchange
 from tests.support.threads import on_threads
 
 BATCH = 12
@@ -149,7 +149,7 @@ def _train_one(
 def reference(scenario: Scenario) -> list[np.ndarray]:
     """Train in one process with the whole batch. Return the weights."""
     (weights,) = train(
-        lambda rank, tensors, settings: exchange_alone(tensors, settings), 1, scenario
+        lambda rank, tensors, settings: AloneExchange(tensors, settings), 1, scenario
     )
     return weights
 

@@ -18,7 +18,6 @@ from poseidon.engine.solver.checkpoint import Checkpoint, Progress
 from poseidon.engine.solver.replica import Replica
 from poseidon.engine.solver.tester import Tester
 from poseidon.engine.solver.trainer import LoopSettings, Trainer
-from poseidon.exchange.alone import exchange_alone
 from poseidon.exchange.base import ExchangeSettings
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.exchange import Exchange
@@ -38,7 +37,7 @@ from ps_server.network import Network
 from ps_server.protocol.virtual_workers import VirtualWorkers
 from tests.support.cluster import TIMEOUT_S, TOKEN, Addresses, job_addresses, memory_store
 from tests.support.cluster import Connect as ClientOfRank
-from tests.support.exchanges import plain_exchange
+from tests.support.exchanges import AloneExchange, plain_exchange
 from tests.support.threads import on_threads
 
 SMALL_NET = """
@@ -206,7 +205,7 @@ def _exchange(
     schemes: Sequence[Scheme] = (),
 ) -> Exchange:
     if connect is None:
-        return exchange_alone(replica.trained, settings)
+        return AloneExchange(replica.trained, settings)
     if job.kind is None:
         store = store_spec(
             replica.trained,

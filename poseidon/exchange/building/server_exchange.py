@@ -12,7 +12,7 @@ import torch
 from poseidon.errors import UsageError
 from poseidon.exchange.allreduce.carrier import AllReduceCarrier
 from poseidon.exchange.allreduce.peers import Peers
-from poseidon.exchange.alone import exchange_alone
+from poseidon.exchange.alone import AloneCarrier
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.building.built import Built, Connect
 from poseidon.exchange.carrier import Carrier
@@ -30,6 +30,7 @@ from poseidon.exchange.shared_norm import SharedNorm
 from poseidon.exchange.turns import Turns
 from ps_server import Client, CodecPair, Precision, StoreSpec
 from ps_server.link import LinkPriority
+from ps_server.protocol.virtual_workers import VirtualWorkers
 from ps_server.trace import NO_TRACE, Tracer
 
 
@@ -236,12 +237,20 @@ def build_alone(arguments: BuildArguments, *, in_parts: bool = False) -> Built:
             "rounded or encoded, as it is on several processes; expected no --compress and no "
             "--wire_precision, or a job with shards (`poseidon run`)"
         )
-    exchange = exchange_alone(
+    carrier = AloneCarrier(
         arguments.tensors,
         arguments.settings,
         in_parts=in_parts,
         virtual_workers=count,
         by_factors=frozenset(plan.of(Scheme.FACTORS)),
+    )
+    placed = VirtualWorkers((0, count))
+    turns = Turns(arguments.tensors, placed, 0, in_parts=in_parts) if count > 1 else None
+    exchange = Exchange(
+        [carrier],
+        JobControl(carrier.delivery, root=True),
+        arguments.settings,
+        turns=turns,
         interruption=member.network.interruption,
     )
     return Built(exchange=exchange, plan=plan)

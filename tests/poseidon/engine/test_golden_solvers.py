@@ -12,7 +12,6 @@ import pytest
 import torch
 from google.protobuf import text_format
 
-from poseidon.exchange.alone import exchange_alone
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.hooks import Hooks
@@ -27,7 +26,7 @@ from poseidon.proto.definition import SolverDefinition, read_net
 from poseidon.solvers.settings import SolverSettings, solver_settings
 from ps_server.network import Network
 from tests.support.cluster import memory_store
-from tests.support.exchanges import plain_exchange
+from tests.support.exchanges import AloneExchange, plain_exchange
 from tests.support.threads import on_threads
 
 CASES = [
@@ -104,7 +103,7 @@ def replay(shared: Path, case: str, make: Make, part: slice) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_one_process_takes_caffes_steps(shared: Path, case: str) -> None:
-    replay(shared, case, exchange_alone, slice(None))
+    replay(shared, case, AloneExchange, slice(None))
 
 
 @pytest.mark.parametrize("case", CASES)

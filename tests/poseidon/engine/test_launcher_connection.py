@@ -14,9 +14,9 @@ import pytest
 from poseidon.engine.launcher_connection import WORKERS, LauncherConnection
 from poseidon.engine.module.worker_context import LoopPosition
 from poseidon.errors import JobError
-from poseidon.exchange.alone import exchange_alone
 from poseidon.exchange.base import ExchangeSettings
 from ps_server import Interrupted, SignalKind
+from tests.support.exchanges import AloneExchange
 
 
 def connection(*commands: object) -> tuple[LauncherConnection, io.StringIO]:
@@ -160,7 +160,7 @@ def until(outlet: io.StringIO) -> list[str]:
 
 def test_a_failure_while_requests_are_forwarded_reaches_the_launcher() -> None:
     launcher, outlet = connection()
-    exchange = exchange_alone([], ExchangeSettings())
+    exchange = AloneExchange([], ExchangeSettings())
 
     def fail(kind: SignalKind) -> None:
         raise RuntimeError(f"no {kind.name}")
@@ -173,7 +173,7 @@ def test_a_failure_while_requests_are_forwarded_reaches_the_launcher() -> None:
 
 def test_a_stop_goes_to_the_first_exchange_that_is_open_and_to_one_that_comes_later() -> None:
     launcher, outlet = connection()
-    exchanges = [exchange_alone([], ExchangeSettings()) for _ in range(3)]
+    exchanges = [AloneExchange([], ExchangeSettings()) for _ in range(3)]
     asked: list[tuple[int, SignalKind]] = []
     for number, exchange in enumerate(exchanges):
         exchange.control.request = partial(  # type: ignore[method-assign]
@@ -199,7 +199,7 @@ def test_a_stop_goes_to_the_first_exchange_that_is_open_and_to_one_that_comes_la
 def test_a_request_that_comes_before_the_exchange_of_the_next_start_waits_for_it() -> None:
     launcher, _ = connection()
     asked: queue.Queue[tuple[int, SignalKind]] = queue.Queue()
-    exchanges = [exchange_alone([], ExchangeSettings()) for _ in range(2)]
+    exchanges = [AloneExchange([], ExchangeSettings()) for _ in range(2)]
     for number, exchange in enumerate(exchanges):
         exchange.control.request = partial(  # type: ignore[method-assign]
             lambda number, kind: asked.put((number, kind)), number

@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import pytest
 
-from poseidon.exchange.alone import exchange_alone
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.options import ExchangeOptions
@@ -18,6 +17,7 @@ from tests.poseidon.exchange.building.test_server_exchange import THREE_SCHEMES,
 from tests.poseidon.exchange.server.test_pool import pooled
 from tests.poseidon.exchange.test_contract import server
 from tests.support.exchange_contract import Make, Scenario, check_calls, check_exact, check_reopen
+from tests.support.exchanges import AloneExchange
 from tests.support.machines import machines
 
 ONE_STEP = ExchangeOptions(sync_every=1, outer_lr=1.0, outer_momentum=0.0)
@@ -55,7 +55,7 @@ def rounds(outer: AbstractContextManager[Make]) -> Iterator[Make]:
 
 
 def alone() -> AbstractContextManager[Make]:
-    return nullcontext(lambda rank, tensors, settings: exchange_alone(tensors, settings))
+    return nullcontext(lambda rank, tensors, settings: AloneExchange(tensors, settings))
 
 
 EXCHANGES: dict[str, tuple[Callable[[], AbstractContextManager[Make]], int, Scenario]] = {

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from poseidon.exchange.alone import exchange_alone
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.job_control import AloneDelivery, JobControl
 from ps_server import LocalProtocolError, Signal, SignalKind
+from tests.support.exchanges import AloneExchange
 
 
 def test_only_the_root_requests() -> None:
@@ -42,7 +42,7 @@ def test_a_request_after_the_end_of_an_iteration_names_the_next_one(
     and take long.
     """
     trained = Trained(name="w", tensor=torch.zeros(2))
-    exchange = exchange_alone([trained], ExchangeSettings(start_clock=7))
+    exchange = AloneExchange([trained], ExchangeSettings(start_clock=7))
     exchange.open(None)
     exchange.start(7, 1.0)
     if ended:

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from poseidon.exchange.alone import exchange_alone
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.hooks import Hooks
@@ -21,7 +20,7 @@ from poseidon.exchange.server.store import store_spec
 from ps_server import Rule, RuleKind
 from ps_server.network import Network
 from tests.support.cluster import memory_store
-from tests.support.exchanges import plain_exchange
+from tests.support.exchanges import AloneExchange, plain_exchange
 from tests.support.threads import on_threads
 
 ITERATIONS = 5
@@ -122,7 +121,7 @@ def test_replicas_take_the_mean_bit_for_bit(workers: int, passes: int) -> None:
 
 def test_without_a_server_they_are_as_forward_left_them() -> None:
     net = Counting()
-    body(exchange_alone(tensors_of(net), SETTINGS), net, tensors_of(net), 0, 1)
+    body(AloneExchange(tensors_of(net), SETTINGS), net, tensors_of(net), 0, 1)
     assert np.array_equal(net.seen.numpy(), expected(1))
 
 

@@ -139,7 +139,7 @@ class _Worker:
             self._process.world.after(0.001, process.ask_all)
         yield from self._wait_for(known, "the addresses")
         for weight in carrier._weights.values():
-            weight.open(())
+            weight.open()
         links.begin([job.addresses[rank] for rank in range(settings.workers)])
         self._wire.serve(links.steps(), self._failed, self._ended)
         self._process.task(self._rebuild())

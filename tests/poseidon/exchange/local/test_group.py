@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from poseidon.exchange.alone import exchange_alone
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.local import leader
@@ -42,7 +41,7 @@ from tests.support.machines import machines, run_workers
 
 
 def alone(rank: int, tensors: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
-    return exchange_alone(tensors, settings)
+    return AloneExchange(tensors, settings)
 
 
 def leader_of(exchange: Exchange) -> LeaderCarrier:

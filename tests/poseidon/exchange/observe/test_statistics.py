@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from poseidon.exchange.alone import exchange_alone
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.observe.observer import Call
 from poseidon.exchange.observe.statistics import TransitTimes, WaitTimes
 from tests.support.exchange_contract import ITERATIONS, Scenario, train
+from tests.support.exchanges import AloneExchange
 
 
 def test_waits_add_up_by_tensor() -> None:
@@ -26,7 +26,7 @@ def test_numbers_stay_and_iterations_are_counted() -> None:
     waits = WaitTimes(8)
 
     def plain(rank: int, tensors: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
-        return exchange_alone(tensors, settings)
+        return AloneExchange(tensors, settings)
 
     def measured(rank: int, tensors: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
         exchange = plain(rank, tensors, settings)

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from poseidon.exchange.alone import exchange_alone
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.observe.tracing import ExchangeTrace, TracingHooks, named_layers
 from tests.support.exchange_contract import ITERATIONS, Scenario, train
+from tests.support.exchanges import AloneExchange
 from tests.support.tracing import Recorded, nested
 
 
@@ -20,7 +20,7 @@ def test_numbers_stay_and_each_tensor_is_seen_in_each_iteration() -> None:
     trace, names = Recorded(), list[str]()
 
     def plain(rank: int, tensors: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
-        return exchange_alone(tensors, settings)
+        return AloneExchange(tensors, settings)
 
     def traced(rank: int, tensors: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
         names.extend(trained.name for trained in tensors)

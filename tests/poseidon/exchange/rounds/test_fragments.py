@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from poseidon.errors import UsageError
-from poseidon.exchange.alone import exchange_alone
 from poseidon.exchange.base import Array, ExchangeSettings, Trained
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.hooks import Hooks
@@ -40,6 +39,7 @@ from tests.poseidon.exchange.rounds.test_local_steps import (
     tensors_of,
     values_of,
 )
+from tests.support.exchanges import AloneExchange
 
 
 @pytest.mark.parametrize(
@@ -74,9 +74,7 @@ class Simulation:
     def __init__(self, case: Case) -> None:
         self.case, self.options = case, case.options
         self.nets = [Net() for _ in range(case.workers)]
-        self.exchanges = [
-            exchange_alone(tensors_of(n, case.rule), case.settings) for n in self.nets
-        ]
+        self.exchanges = [AloneExchange(tensors_of(n, case.rule), case.settings) for n in self.nets]
         self.hooks = [
             Hooks([n], tensors_of(n, case.rule), e)
             for n, e in zip(self.nets, self.exchanges, strict=True)

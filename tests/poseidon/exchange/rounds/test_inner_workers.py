@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from poseidon.exchange.alone import exchange_alone
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.carrier import Step
 from poseidon.exchange.rounds.inner_workers import InnerWorkers
 from ps_server import Rule, RuleKind
+from tests.support.exchanges import AloneExchange
 
 WORKERS, STEPS, RATE = 3, 4, 0.1
 CLIPPED = ExchangeSettings(clip=1.0, gradient_scale=0.5)
@@ -28,7 +28,7 @@ def test_each_has_the_steps_of_a_process_of_its_own(rule: Rule) -> None:
     expected = []
     for worker in range(WORKERS):
         own = Trained(name="w", tensor=torch.ones(2, 3), rule=rule)
-        exchange = exchange_alone([own], CLIPPED)
+        exchange = AloneExchange([own], CLIPPED)
         exchange.open(None)
         for step in range(STEPS):
             exchange.start(step, RATE)

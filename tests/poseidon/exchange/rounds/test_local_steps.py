@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from poseidon.exchange.alone import exchange_alone
 from poseidon.exchange.base import ExchangeSettings, History, Trained
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.building.built import Built, Connect
@@ -26,6 +25,7 @@ from poseidon.exchange.options import ExchangeOptions
 from ps_server import Precision, Rule, RuleKind, SignalKind
 from ps_server.network import Network
 from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses
+from tests.support.exchanges import AloneExchange
 from tests.support.threads import on_threads
 
 BATCH = 4
@@ -197,7 +197,7 @@ def run_in(case: Case, folder: Path) -> list[End]:
 def simulate(case: Case) -> list[np.ndarray]:
     """Train all workers one after the other in this thread, and apply the outer rule in float64."""
     options, nets = case.options, [Net() for _ in range(case.workers)]
-    exchanges = [exchange_alone(tensors_of(net, case.rule), case.settings) for net in nets]
+    exchanges = [AloneExchange(tensors_of(net, case.rule), case.settings) for net in nets]
     hooks = [
         Hooks([net], tensors_of(net, case.rule), e) for net, e in zip(nets, exchanges, strict=True)
     ]
