@@ -258,22 +258,23 @@ class FactorCarrier(FactoredCarrier):
             )
 
     def _rebuild_next(self) -> bool:
-        """Wait for a round that can be applied, and apply it; with a limit on the norm for those of
-        all weights. Return False once closed.
-        """
+        """Wait for a round that can be applied, and apply it; returns False once closed."""
 
         def found() -> list[FactorWeight] | None:
             return [] if self._closing else self._ready() or None
 
         ready = self.peers.monitor.wait_for(found, "there is nothing to apply", limited=False)
-        if not ready:
-            return False
+        if ready:
+            self._rebuild_first(ready)
+        return bool(ready)
+
+    def _rebuild_first(self, ready: Sequence[FactorWeight]) -> None:
+        """Apply the next round of the most urgent weight; with a limit on the norm, of all."""
         with self._rebuilding:  # `wait` must not run between taking a round and having applied it
             rounds = [self._take(w) for w in (ready if self._is_limited else ready[:1])]
             factor = self._limit(rounds) if self._is_limited else 1.0
             for stacked in rounds:
                 self._apply(stacked, factor)
-        return True
 
     @property
     def _is_limited(self) -> bool:

@@ -163,7 +163,7 @@ class _Worker:
 
         while ready := (yield from self._wait_for(found, "a round", RUN_S)):
             yield self._random.random() * 0.003
-            carrier._rebuild_one(ready[0])
+            carrier._rebuild_first(ready)
             self._process.ask_all()
 
     def _failed(self, error: Exception) -> None:
