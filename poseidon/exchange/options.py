@@ -44,6 +44,12 @@ def _option(default: Any, text: str, /, **settings: Any) -> Any:
     return option(default, text, Section.EXCHANGE, **settings)
 
 
+POWERSGD_IN_PARTS = (
+    "--compress=powersgd takes two rounds through the shards for each exchange; expected another "
+    "codec, or no --sync_fragments and --sync_delay"
+)
+
+
 class OnDivergence(Enum):
     """The effect of a difference between replicas."""
 
@@ -372,10 +378,7 @@ class ExchangeOptions:
                 f"--compress needs --wire_precision=float32, not {self.precision.value}"
             )
         if self.streams and self.names_powersgd:
-            raise UsageError(
-                "--compress=powersgd takes two rounds through the shards for each exchange; "
-                "expected another codec, or no --sync_fragments and --sync_delay"
-            )
+            raise UsageError(POWERSGD_IN_PARTS)
 
     def to_json(self) -> dict[str, object]:
         """Return values for `json.dumps`, by field."""

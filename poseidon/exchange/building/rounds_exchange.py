@@ -13,13 +13,13 @@ from poseidon.exchange.building.built import Built
 from poseidon.exchange.building.server_exchange import (
     BuildArguments,
     build_alone,
-    layout_of,
+    build_server,
     low_rank_of,
-    through_server,
 )
 from poseidon.exchange.cost import ExchangePlan
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.membership import Membership
+from poseidon.exchange.options import POWERSGD_IN_PARTS
 from poseidon.exchange.rounds.local_steps import (
     RoundsCarrier,
     anchors_of,
@@ -98,12 +98,5 @@ def _build_parts(arguments: BuildArguments, *, in_background: bool) -> Built:
     if arguments.member.alone:
         return build_alone(arguments, in_parts=True)
     if low_rank_of(arguments):
-        raise UsageError(
-            "--compress=powersgd takes two rounds through the shards for each exchange; expected "
-            "another codec, or no --sync_fragments and --sync_delay"
-        )
-    layout = layout_of(arguments, shares_tables=False)
-    client = arguments.client(layout.store, table_clocks=True)
-    parts = Parts.IN_BACKGROUND if in_background else Parts.AT_ONCE
-    exchange = through_server(client, layout, arguments.settings, arguments.member, parts=parts)
-    return arguments.built(exchange, layout, client)
+        raise UsageError(POWERSGD_IN_PARTS)
+    return build_server(arguments, Parts.IN_BACKGROUND if in_background else Parts.AT_ONCE)

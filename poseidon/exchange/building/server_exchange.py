@@ -47,16 +47,6 @@ class BuildArguments:
     joined: Client | None = None
     """Has measured the shards with a trial store; None: not connected."""
 
-    def built(self, exchange: Exchange, layout: Layout, client: Client) -> Built:
-        """Return an exchange through the server."""
-        return Built(
-            exchange=exchange,
-            plan=self.plan,
-            store=layout.store,
-            tables=layout.owners,
-            client=client,
-        )
-
     def client(
         self, store: StoreSpec, *, table_clocks: bool = False, memory_for: StoreSpec | None = None
     ) -> Client:
@@ -124,21 +114,29 @@ def layout_of(arguments: BuildArguments, *, shares_tables: bool = True) -> Layou
     )
 
 
-def build_server(arguments: BuildArguments) -> Built:
-    """Build the exchange through the shards, with factors and all-reduce where the plan has
-    them.
+def build_server(arguments: BuildArguments, parts: Parts = Parts.WHOLE) -> Built:
+    """Build the exchange through the shards, with factors and all-reduce where the plan has them.
+    Tensors share no tables where only some of them take part in an iteration.
     """
-    layout = layout_of(arguments)
-    client = arguments.client(layout.store)
+    in_parts = parts is not Parts.WHOLE
+    layout = layout_of(arguments, shares_tables=not in_parts)
+    client = arguments.client(layout.store, table_clocks=in_parts)
     exchange = through_server(
         client,
         layout,
         arguments.settings,
         arguments.member,
         by_allreduce=arguments.plan.of(Scheme.ALLREDUCE),
+        parts=parts,
         trace=arguments.trace,
     )
-    return arguments.built(exchange, layout, client)
+    return Built(
+        exchange=exchange,
+        plan=arguments.plan,
+        store=layout.store,
+        tables=layout.owners,
+        client=client,
+    )
 
 
 def through_server(

@@ -65,12 +65,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One message.
-
-    Args:
-        number: see `Kind`.
-        payload: see `Kind`.
-    """
+    """One message; `Kind` says what its number and payload are. `index` is of a tensor."""
 
     kind: Kind
     index: int = 0
@@ -105,9 +100,6 @@ class Connection:
         files: Sequence[int] = (),
     ) -> None:
         """Send one message.
-
-        Args:
-            number: see `Kind`.
 
         Raises:
             PeerLost: the other side has closed the connection, or does not read.
