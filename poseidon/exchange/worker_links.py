@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import NamedTuple
 
 import msgpack
@@ -62,42 +63,13 @@ LEAVE_MESSAGE: list[Buffer] = [msgpack.packb([VERSION, "Leave"])]
 
 
 class Waiting(NamedTuple):
-    """A queued message. Compared by priority and number, which no two share."""
+    """A message in the queue of a peer, which is a heap: one with a lower priority number overtakes
+    others, and those with one number keep their order. No two share a number.
+    """
 
     priority: int
     number: int
     frames: list[Buffer]
-
-
-class Outbox:
-    """The queued messages for one peer. Laws: a message with a lower priority number overtakes
-    others; messages with one number keep their order. `FIRST` comes before all of them, `LAST`
-    after them.
-    """
-
-    def __init__(self) -> None:
-        self._heap: list[Waiting] = []
-        self._number = 0
-
-    def __len__(self) -> int:
-        return len(self._heap)
-
-    def add(self, priority: int, frames: list[Buffer]) -> None:
-        """Add a message."""
-        heapq.heappush(self._heap, Waiting(priority, self._number, frames))
-        self._number += 1
-
-    def take(self) -> Waiting:
-        """Take the next message; there must be one. `put_back` it when it could not be sent."""
-        return heapq.heappop(self._heap)
-
-    def put_back(self, waiting: Waiting) -> None:
-        """Put a message back where it was."""
-        heapq.heappush(self._heap, waiting)
-
-    def clear(self) -> None:
-        """Drop all messages: the peer has gone."""
-        self._heap.clear()
 
 
 class ZmqWire:
@@ -157,7 +129,8 @@ class WorkerLinks:
         self._listening = self._wire.listen(network.host, network.keys)
         self.others = [(network.rank + i) % network.size for i in range(1, network.size)]
         """The ranks of the other workers, in the order in which messages for all are sent."""
-        self._outboxes = {rank: Outbox() for rank in self.others}
+        self._outboxes: dict[int, list[Waiting]] = {rank: [] for rank in self.others}
+        self._numbers = count()
         self._sending: TrackedTransport | None = None
         self._ranks: dict[bytes, int] = {}
         self._lost_s: dict[int, float] = {}
@@ -184,8 +157,9 @@ class WorkerLinks:
         if keys is not None:
             keys = replace(keys, expect=tuple(keys.admit[rank] for rank in self.others))
         self._sending = self._wire.connect([addresses[rank] for rank in self.others], keys)
-        for outbox in self._outboxes.values():
-            outbox.add(FIRST, join_message(self._network.rank, self._network.token))
+        join = join_message(self._network.rank, self._network.token)
+        for rank in self.others:
+            self._queue(rank, FIRST, join)
 
     def send(self, ranks: Sequence[int], priority: int, frames: list[Buffer]) -> None:
         """Send a message to some others; returns at once. Called under the monitor.
@@ -199,9 +173,12 @@ class WorkerLinks:
         """
         self._monitor.check()
         for rank in ranks:
-            self._outboxes[rank].add(priority, frames)
+            self._queue(rank, priority, frames)
         self._all_left = False
         self._link.take()
+
+    def _queue(self, rank: int, priority: int, frames: list[Buffer]) -> None:
+        heapq.heappush(self._outboxes[rank], Waiting(priority, next(self._numbers), frames))
 
     def wake(self) -> None:
         """Make the thread look at what is to be sent."""
@@ -239,11 +216,11 @@ class WorkerLinks:
         with self._monitor:
             if self._monitor.closed:
                 return False
-            for outbox in self._outboxes.values():
+            for rank, outbox in self._outboxes.items():
                 if self._monitor.interrupted:
                     outbox.clear()
                 else:
-                    outbox.add(LAST, LEAVE_MESSAGE)
+                    self._queue(rank, LAST, LEAVE_MESSAGE)
             self._monitor.close()
         self._listening.wake()
         return True
@@ -297,17 +274,17 @@ class WorkerLinks:
             blocked = not self._send_to(peer, rank, outbox) or blocked
         return blocked
 
-    def _send_to(self, peer: int, rank: int, outbox: Outbox) -> bool:
+    def _send_to(self, peer: int, rank: int, outbox: list[Waiting]) -> bool:
         """Send a peer what its queue takes; returns whether that was all."""
         assert self._sending is not None
         while True:
             with self._monitor:  # `send` adds to it
                 if not outbox:
                     return True
-                waiting, began_ns = outbox.take(), time.perf_counter_ns()
+                waiting, began_ns = heapq.heappop(outbox), time.perf_counter_ns()
             if not self._sending.send(peer, waiting.frames):
                 with self._monitor:
-                    outbox.put_back(waiting)
+                    heapq.heappush(outbox, waiting)
                 return False
             if self._on_sent is not None and FIRST < waiting.priority < LAST:
                 self._on_sent(waiting.priority, rank, began_ns)
