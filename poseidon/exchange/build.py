@@ -267,15 +267,12 @@ def _build_local_group(
     The factors of all of them leave together.
     """
     tensors, member = arguments.tensors, arguments.member
-    group = LocalGroup(
-        address=member.local_address,
-        rank=member.local_rank,
-        tree=_host_tree(member),
-        timeout_s=member.network.timeout_s,
-        interruption=member.network.interruption,
+    network = replace(
+        member.network, rank=member.local_rank, size=member.local_workers, host="127.0.0.1"
     )
+    group = LocalGroup(address=member.local_address, network=network, tree=_host_tree(member))
     # virtual workers have a plan of their own rows
-    workers = group.workers if group.tree.averages else 1
+    workers = network.size if group.tree.averages else 1
     of_host = [replace(t, factor_rows=t.factor_rows * workers) for t in tensors]
     one = replace(
         member,
@@ -285,13 +282,13 @@ def _build_local_group(
     )
     placed = member.virtual_workers
     if placed is not None and low_rank_of(arguments):
-        raise UsageError(no_powersgd(placed, group.workers))
+        raise UsageError(no_powersgd(placed, network.size))
     turns = None
     if placed is not None and not placed.is_one_each:
         turns = Turns(
             tensors,
             placed,
-            member.network.rank * group.workers + group.rank,
+            member.network.rank * network.size + network.rank,
             leaves=range(len(tensors)) if group.tree.leaves else (),
         )
 
@@ -301,10 +298,10 @@ def _build_local_group(
             carrier.control,
             arguments.settings,
             turns=turns,
-            interruption=group.interruption,
+            interruption=network.interruption,
         )
 
-    if group.rank:
+    if network.rank:
         if not one.alone:
             arguments.connect("")  # as its leader does: all workers take part in each exchange
         follower = FollowerCarrier(tensors, group)

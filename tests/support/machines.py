@@ -13,6 +13,7 @@ from poseidon.exchange.local.follower import FollowerCarrier
 from poseidon.exchange.local.group import HostTree, LocalGroup
 from poseidon.exchange.local.leader import LeaderCarrier
 from poseidon.exchange.local.reduction import ReductionKind
+from ps_server.network import Network
 from tests.support.exchange_contract import Make
 from tests.support.threads import on_threads
 
@@ -37,18 +38,19 @@ def machines(
             folder_of_host.mkdir(exist_ok=True)
             group = LocalGroup(
                 address=str(folder_of_host / "workers"),
-                rank=local,
+                network=Network(rank=local, size=local_workers, timeout_s=TIMEOUT_S),
                 tree=HostTree.mean(local_workers),
-                timeout_s=TIMEOUT_S,
             )
             if local:
                 follower = FollowerCarrier(tensors, group)
                 return Exchange(
-                    [follower], follower.control, settings, interruption=group.interruption
+                    [follower], follower.control, settings, interruption=group.network.interruption
                 )
             between = inner(machine, tensors, settings)
             leader = LeaderCarrier(between, tensors, group, reduction=reduction)
-            return Exchange([leader], leader.control, settings, interruption=group.interruption)
+            return Exchange(
+                [leader], leader.control, settings, interruption=group.network.interruption
+            )
 
         yield make
         assert list(Path(folder).iterdir()) == []  # every socket's name has gone, and its folder

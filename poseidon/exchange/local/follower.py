@@ -40,25 +40,28 @@ class FollowerCarrier(HostCarrier):
         super().__init__(tensors)
         self._group = group
         self._monitor = group.new_monitor()
-        self._connection = connect(group.address, group.timeout_s, group.interruption)
+        network = group.network
+        self._connection = connect(group.address, network.timeout_s, network.interruption)
         try:
             self._reduction = self._join()
         except ServerError:
             self._connection.close()
-            group.interruption.check()
+            network.interruption.check()
             raise
         self._published = [0] * len(tensors)
         self._delivery = FollowerDelivery(self._send, self._monitor)
         self.control = JobControl(self._delivery, root=False)
         self.state = FollowerState(tensors, self._monitor, private=self._private)
         self._thread = threading.Thread(
-            target=self._listen, name=f"local-{group.rank}", daemon=True
+            target=self._listen, name=f"local-{network.rank}", daemon=True
         )
         self._thread.start()
 
     def _join(self) -> Reduction:
-        self._connection.send(Kind.HELLO, Hello.of(self._tensors).pack(), number=self._group.rank)
-        message, files = self._connection.receive_files(self._group.timeout_s)
+        self._connection.send(
+            Kind.HELLO, Hello.of(self._tensors).pack(), number=self._group.network.rank
+        )
+        message, files = self._connection.receive_files(self._group.network.timeout_s)
         if message.kind is Kind.FAILED:
             raise PeerLost(message.payload.decode())
         welcome = Welcome.unpack(message.payload)
@@ -110,7 +113,7 @@ class FollowerCarrier(HostCarrier):
             self._connection.send(kind, *payload, index=index, number=number)
         except PeerLost:
             # the leader may have sent the reason before it left
-            self._thread.join(self._group.timeout_s)
+            self._thread.join(self._group.network.timeout_s)
             self._monitor.check()
             raise
 

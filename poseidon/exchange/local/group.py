@@ -20,12 +20,12 @@ memory that the processes share, or by a process group (NCCL on GPUs). Messages 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch import Tensor
 
-from ps_server.interruption import Interruption
 from ps_server.monitor import Monitor
+from ps_server.network import Network
 from ps_server.protocol.virtual_workers import Node, TreeSum, VirtualWorkers
 
 
@@ -82,29 +82,16 @@ class LocalGroup:
     Args:
         address: path of a socket in a folder that only this user can enter; the same for all
             workers of the host, and of no other job.
-        rank: this worker's local rank; 0 leads.
+        network: the place of this worker among them; rank 0 leads.
         tree: how parts are added; it has as many workers on every host.
-        timeout_s: longest time that any call waits for another worker of the host.
-        interruption: may end all waits of this worker.
     """
 
     address: str
-    rank: int
+    network: Network
     tree: HostTree
-    timeout_s: float = 600.0
-    interruption: Interruption = field(default_factory=Interruption, repr=False, compare=False)
-
-    @property
-    def workers(self) -> int:
-        """The number of workers on the host."""
-        return self.tree.workers
 
     def new_monitor(self) -> Monitor:
         """Return a monitor for the state that the threads of one worker's exchange share."""
-        monitor = Monitor(
-            self.timeout_s,
-            closed="the exchange is closed",
-            hangs=": a worker of this machine hangs",
+        return self.network.new_monitor(
+            closed="the exchange is closed", hangs=": a worker of this machine hangs"
         )
-        self.interruption.on_interrupt(monitor.interrupt)
-        return monitor

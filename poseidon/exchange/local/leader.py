@@ -103,7 +103,7 @@ class LeaderCarrier(HostCarrier):
             listener.start()
 
     def _accept_followers(self, group: LocalGroup, reduction: ReductionKind | None) -> None:
-        own = Hello.of(self._tensors)
+        own, network = Hello.of(self._tensors), group.network
         devices = [own.device]
 
         def check(message: Message) -> None:
@@ -115,7 +115,7 @@ class LeaderCarrier(HostCarrier):
                 )
 
         self._connections = accept(
-            group.address, group.workers - 1, group.timeout_s, check, group.interruption
+            group.address, network.size - 1, network.timeout_s, check, network.interruption
         )
         try:
             kind = reduction or default_kind(devices, group.tree)
@@ -135,7 +135,7 @@ class LeaderCarrier(HostCarrier):
             )
         except ServerError as error:
             refuse(self._connections, error)
-            group.interruption.check()
+            network.interruption.check()
             raise
 
     def open(self, histories: Sequence[History] | None, clock: int | None) -> None:

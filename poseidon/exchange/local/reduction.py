@@ -22,9 +22,6 @@ from poseidon.exchange.local.nccl import GroupTensors
 from poseidon.exchange.local.process_group import Backend, Rendezvous
 from poseidon.exchange.local.shared_memory import SharedTensors, new_file
 from ps_server import RemoteProtocolError
-from ps_server.network import Network
-
-LOOPBACK = "127.0.0.1"
 
 Ground = Rendezvous | int
 """Over what tensors move: where the processes of a group find each other, or the open file of
@@ -201,7 +198,7 @@ def default_kind(devices: Sequence[str], tree: HostTree) -> ReductionKind:
 
 def ground_of(kind: ReductionKind, group: LocalGroup) -> Ground:
     """Return what the leader makes for the reduction of its host."""
-    return new_file() if kind is ReductionKind.SHARED_MEMORY else Rendezvous(_network_of(group))
+    return new_file() if kind is ReductionKind.SHARED_MEMORY else Rendezvous(group.network)
 
 
 def join(
@@ -209,7 +206,7 @@ def join(
 ) -> Reduction:
     """Return a follower's reduction, as the leader's welcome says."""
     if welcome.kind is ReductionKind.PROCESS_GROUP:
-        rendezvous = Rendezvous(_network_of(group), welcome.address)
+        rendezvous = Rendezvous(group.network, welcome.address)
         return reduction_over(rendezvous, tensors, group, welcome.by_factors)
     if not files:
         raise RemoteProtocolError("the leader of this machine sent no shared memory")
@@ -235,7 +232,7 @@ def reduction_over(
         return SharedTensors(
             flat,
             with_parts=[index not in by_factors for index in range(len(tensors))],
-            local_rank=group.rank,
+            local_rank=group.network.rank,
             tree=group.tree,
             encoded=encoded,
             file=ground,
@@ -245,15 +242,11 @@ def reduction_over(
     return GroupTensors(
         flat,
         order=[*reversed(gradients), *statistics],
-        network=_network_of(group),
+        network=group.network,
         rendezvous=ground,
         backend=Backend.of(flat[0].device),
-        watch=group.interruption.check,
+        watch=group.network.interruption.check,
     )
-
-
-def _network_of(group: LocalGroup) -> Network:
-    return Network(rank=group.rank, size=group.workers, host=LOOPBACK, timeout_s=group.timeout_s)
 
 
 def _device_name(tensors: Sequence[Trained]) -> str:

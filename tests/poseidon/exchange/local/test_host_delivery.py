@@ -13,6 +13,7 @@ from poseidon.exchange.local.group import HostTree, LocalGroup
 from poseidon.exchange.local.host_delivery import LeaderDelivery
 from ps_server import Collection, PeerLost, ServerError, Signal, SignalKind
 from ps_server.monitor import Monitor
+from ps_server.network import Network
 
 
 class Inner:
@@ -48,7 +49,9 @@ def rig() -> Iterator[Rig]:
     a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     own, other = Connection(a, "worker 1", 20.0), Connection(b, "the leading worker", 20.0)
     monitor, inner = (
-        LocalGroup(address="", rank=0, tree=HostTree.mean(2), timeout_s=20.0).new_monitor(),
+        LocalGroup(
+            address="", network=Network(size=2, timeout_s=20.0), tree=HostTree.mean(2)
+        ).new_monitor(),
         Inner(),
     )
     delivery = LeaderDelivery(JobControl(inner, root=True), [own], monitor, monitor.fail)

@@ -12,6 +12,7 @@ from poseidon.exchange.base import Trained
 from poseidon.exchange.local.group import HostTree, LocalGroup
 from poseidon.exchange.local.reduction import Hello, ReductionKind, Welcome, default_kind, join
 from ps_server import RemoteProtocolError
+from ps_server.network import Network
 from ps_server.protocol.virtual_workers import VirtualWorkers
 
 
@@ -101,4 +102,9 @@ def test_a_welcome_without_its_memory_is_one_sentence() -> None:
     with pytest.raises(
         RemoteProtocolError, match=r"^the leader of this machine sent no shared memory$"
     ):
-        join([], LocalGroup(address="", rank=1, tree=HostTree.mean(2)), welcome, [])
+        join(
+            [],
+            LocalGroup(address="", network=Network(rank=1, size=2), tree=HostTree.mean(2)),
+            welcome,
+            [],
+        )
