@@ -48,7 +48,7 @@ class Peers:
             network, f"sums-{network.rank}", monitor=self.monitor, receive=self._receive
         )
         self.others = self.links.others
-        self._receivers: dict[str, Receive] = {}
+        self._receivers: dict[str, tuple[int, Receive]] = {}
         self._finished: dict[int, int] = {}
         self.on("Finished", 1, self._note_finished)
 
@@ -58,13 +58,7 @@ class Peers:
         Args:
             numbers: how many numbers follow it.
         """
-
-        def checked(sender: int, fields: Sequence[int], payload: Buffer) -> None:
-            if len(fields) != numbers:
-                raise RemoteProtocolError(f"worker {sender} sends a {kind} with other fields")
-            receive(sender, fields, payload)
-
-        self._receivers[kind] = checked
+        self._receivers[kind] = numbers, receive
 
     def send(
         self,
@@ -109,8 +103,11 @@ class Peers:
     def _receive(self, sender: int, frames: Frames) -> None:
         match read_header(frames[0]), len(frames):
             case [_, str(kind), *numbers], 2 if kind in self._receivers:
+                expected, receive = self._receivers[kind]
                 fields = [number for number in numbers if type(number) is int]
-                self._receivers[kind](sender, fields, frames[1])
+                if len(fields) != expected:
+                    raise RemoteProtocolError(f"worker {sender} sends a {kind} with other fields")
+                receive(sender, fields, frames[1])
             case _:
                 raise RemoteProtocolError("a peer sent something that is not a message of a sum")
 

@@ -218,7 +218,7 @@ class Sums:
             index: Traffic(
                 bytes_out=self._of_tensor(index, self._bytes_out),
                 bytes_in=self._of_tensor(index, self._bytes_in),
-                on_way_s=self._transit.total_s(index),
+                on_way_s=self._transit.total_s[index],
             )
             for index in self._layout.places
         }

@@ -23,6 +23,7 @@ class Built:
     Attributes:
         store: the store that workers and shards agree on; None without shards.
         tables: for each table of the store the indices of its tensors.
+        encoded: indices of the tensors whose gradients lose bits on the way to the shards.
         client: this worker's connection to the shards; None without shards.
         local_steps: iterations of a round of local steps; 0: workers exchange in every iteration.
         recorded: whether `--exchange=auto` has chosen the plan: a resumed run needs the same one.
@@ -32,14 +33,7 @@ class Built:
     plan: ExchangePlan
     store: StoreSpec | None = None
     tables: Sequence[Sequence[int]] = ()
+    encoded: frozenset[int] = frozenset()
     client: Client | None = None
     local_steps: int = 0
     recorded: bool = False
-
-    @property
-    def encoded(self) -> frozenset[int]:
-        """The indices of the tensors whose gradients lose bits on the way to the shards."""
-        if self.store is None:
-            return frozenset()
-        tables = zip(self.store.tables, self.tables, strict=True)
-        return frozenset(i for table, own in tables if self.store.is_lossy(table) for i in own)

@@ -135,6 +135,7 @@ def build_server(arguments: BuildArguments, parts: Parts = Parts.WHOLE) -> Built
         plan=arguments.plan,
         store=layout.store,
         tables=layout.owners,
+        encoded=layout.encoded,
         client=client,
     )
 
@@ -206,15 +207,11 @@ def through_server(
 def _turns(layout: Layout, member: Membership, parts: Parts) -> Turns | None:
     if member.placed.is_one_each:
         return None
-    lossy = {index for shared in layout.factors for index in shared.indices}
-    for table, indices in zip(layout.store.tables, layout.owners, strict=True):
-        if layout.store.is_lossy(table):
-            lossy.update(indices)
     return Turns(
         layout.tensors,
         member.placed,
         member.network.rank,
-        leaves=lossy,
+        leaves=layout.encoded | layout.by_low_rank,
         in_parts=parts is not Parts.WHOLE,
     )
 

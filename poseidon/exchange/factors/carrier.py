@@ -216,7 +216,7 @@ class FactorCarrier(FactoredCarrier):
             index: Traffic(
                 bytes_out=peers.bytes_out[w.table],
                 bytes_in=peers.bytes_in[w.table],
-                on_way_s=self._flights.total_s(w.table),
+                on_way_s=self._flights.total_s[w.table],
             )
             for index, w in self._weights.items()
         }

@@ -23,7 +23,7 @@ from enum import Enum
 
 from ps_server import PeerLost, RemoteProtocolError, ServerError, StalenessTimeout, TransportError
 from ps_server.errors import as_server_error
-from ps_server.interruption import Interruption
+from ps_server.network import Network
 
 HEAD = struct.Struct("<BIQI")
 RETRY_S = 0.02
@@ -192,20 +192,20 @@ def send_all(
             connection.send(kind, *payload, index=index, number=number)
 
 
-def connect(address: str, timeout_s: float, interruption: Interruption) -> Connection:
+def connect(address: str, network: Network) -> Connection:
     """Connect to the leader, which may not listen yet.
 
     Args:
-        timeout_s: longest time to try.
-        interruption: may end the attempts, and later the calls that wait for the leader.
+        address: the path of its socket.
+        network: its interruption may end the attempts, and later the calls that wait for the leader.
 
     Raises:
         StalenessTimeout: it did not listen in time.
         ServerError: the interruption's.
     """
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + network.timeout_s
     while True:
-        interruption.check()
+        network.interruption.check()
         stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             stream.connect(address)
@@ -220,39 +220,31 @@ def connect(address: str, timeout_s: float, interruption: Interruption) -> Conne
             if _user_of(stream) != os.getuid():
                 stream.close()
                 raise TransportError(f"another user of this machine listens at {address}")
-            connection = Connection(stream, "the leading worker", timeout_s)
-            interruption.on_interrupt(_breaking_off(connection))
-            return connection
+            return _connection(stream, "the leading worker", network)
         if time.monotonic() > deadline:
             raise StalenessTimeout(
-                f"the leading worker did not listen at {address} within {timeout_s:g} s"
+                f"the leading worker did not listen at {address} within {network.timeout_s:g} s"
             )
         time.sleep(RETRY_S)
 
 
-def accept(
-    address: str,
-    others: int,
-    timeout_s: float,
-    check: Callable[[Message], None],
-    interruption: Interruption,
-) -> list[Connection]:
+def accept(address: str, network: Network, check: Callable[[Message], None]) -> list[Connection]:
     """Listen until all followers of this host are connected.
 
     Args:
         address: the path of the socket, in a folder that only this user can enter. The folder is
             made if it does not exist (its parent does). The socket is removed on return, and so is
             the folder if it is empty.
-        timeout_s: longest time to wait.
+        network: of the host's workers. Its interruption may end the wait, and later the calls that
+            wait for a follower.
         check: raises where a HELLO does not fit.
-        interruption: may end the wait, and later the calls that wait for a follower.
 
     Returns:
         Their connections, by local rank: the first is worker 1's.
     """
     connections: dict[int, Connection] = {}
     accepted: list[Connection] = []
-    deadline = time.monotonic() + timeout_s
+    others, deadline = network.size - 1, time.monotonic() + network.timeout_s
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         try:
             with contextlib.suppress(FileExistsError):
@@ -264,13 +256,12 @@ def accept(
             ) from error
         try:
             listener.listen(others)
-            interruption.on_interrupt(lambda _: _shut(listener))
+            network.interruption.on_interrupt(lambda _: _shut(listener))
             while len(connections) < others:
-                stream = _accept_one(listener, deadline, timeout_s)
-                connection = Connection(stream, "a worker", timeout_s)
-                interruption.on_interrupt(_breaking_off(connection))
+                stream = _accept_one(listener, deadline, network.timeout_s)
+                connection = _connection(stream, "a worker", network)
                 accepted.append(connection)
-                hello, _ = connection.receive_files(timeout_s)
+                hello, _ = connection.receive_files(network.timeout_s)
                 if hello.number in connections or not 1 <= hello.number <= others:
                     raise PeerLost(
                         f"a worker of this machine came as number {hello.number} of {others + 1}"
@@ -280,7 +271,7 @@ def accept(
                 connections[hello.number] = connection
         except Exception as error:
             refuse(accepted, as_server_error(error, "a follower could not be admitted"))
-            interruption.check()
+            network.interruption.check()
             raise
         finally:
             os.unlink(address)
@@ -295,8 +286,10 @@ def _shut(listener: socket.socket) -> None:
         listener.shutdown(socket.SHUT_RDWR)
 
 
-def _breaking_off(connection: Connection) -> Callable[[ServerError], None]:
-    return lambda _: connection.break_off()
+def _connection(stream: socket.socket, peer: str, network: Network) -> Connection:
+    connection = Connection(stream, peer, network.timeout_s)
+    network.interruption.on_interrupt(lambda _: connection.break_off())
+    return connection
 
 
 def refuse(connections: Sequence[Connection], error: ServerError) -> None:

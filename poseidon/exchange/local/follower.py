@@ -41,7 +41,7 @@ class FollowerCarrier(HostCarrier):
         self._group = group
         self._monitor = group.new_monitor()
         network = group.network
-        self._connection = connect(group.address, network.timeout_s, network.interruption)
+        self._connection = connect(group.address, network)
         try:
             self._reduction = self._join()
         except ServerError:

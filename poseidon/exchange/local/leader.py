@@ -114,14 +114,10 @@ class LeaderCarrier(HostCarrier):
                     f"worker {message.number} of this machine has other tensors than its leader"
                 )
 
-        self._connections = accept(
-            group.address, network.size - 1, network.timeout_s, check, network.interruption
-        )
+        self._connections = accept(group.address, network, check)
         try:
-            kind = reduction or default_kind(devices, group.tree)
-            ground = ground_of(kind, group)
+            ground = ground_of(reduction or default_kind(devices, group.tree), group)
             welcome = Welcome(
-                kind=kind,
                 address=ground.address if isinstance(ground, Rendezvous) else "",
                 by_factors=self.by_factors,
                 private_histories=self._inner.state.private,

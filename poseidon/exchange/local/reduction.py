@@ -128,12 +128,10 @@ class Welcome:
     """The leader's answer to every follower.
 
     Args:
-        kind: how tensors are reduced.
-        address: of the store of a process group.
+        address: of the store of a process group; empty: shared memory.
         schemes: of each tensor.
     """
 
-    kind: ReductionKind
     address: str
     by_factors: AbstractSet[int]
     private_histories: bool
@@ -141,7 +139,6 @@ class Welcome:
 
     def pack(self) -> bytes:
         fields = {
-            "means": self.kind.value,
             "address": self.address,
             "by_factors": sorted(self.by_factors),
             "private_histories": self.private_histories,
@@ -159,7 +156,6 @@ class Welcome:
         with _readable("the leader", "a welcome"):
             fields = json.loads(packed)
             welcome = cls(
-                kind=ReductionKind(fields["means"]),
                 address=fields["address"],
                 by_factors=frozenset(fields["by_factors"]),
                 private_histories=fields["private_histories"],
@@ -205,7 +201,7 @@ def join(
     tensors: Sequence[Trained], group: LocalGroup, welcome: Welcome, files: Sequence[int]
 ) -> Reduction:
     """Return a follower's reduction, as the leader's welcome says."""
-    if welcome.kind is ReductionKind.PROCESS_GROUP:
+    if welcome.address:
         rendezvous = Rendezvous(group.network, welcome.address)
         return reduction_over(rendezvous, tensors, group, welcome.by_factors)
     if not files:

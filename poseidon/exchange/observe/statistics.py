@@ -61,7 +61,8 @@ class TransitTimes:
     def __init__(self, kinds: int, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now
         self._under_way: list[deque[float]] = [deque() for _ in range(kinds)]
-        self._total_s = [0.0] * kinds
+        self.total_s = [0.0] * kinds
+        """The total time in transit of all that have arrived, by kind."""
 
     def depart(self, kind: int) -> None:
         """Note a departure of this kind."""
@@ -72,8 +73,4 @@ class TransitTimes:
         nothing.
         """
         if self._under_way[kind]:
-            self._total_s[kind] += self._now() - self._under_way[kind].popleft()
-
-    def total_s(self, kind: int) -> float:
-        """Return the total time in transit of all that have arrived."""
-        return self._total_s[kind]
+            self.total_s[kind] += self._now() - self._under_way[kind].popleft()

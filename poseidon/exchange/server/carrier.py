@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 
@@ -67,35 +67,26 @@ class ServerCarrier(GradientCarrier):
             settings,
             in_background=parts is Parts.IN_BACKGROUND,
         )
-        self._low_rank = self._place_low_rank(layout)
-        self._placed = [*self._low_rank, *self._place_others(layout)]
+        self._placed = list(self._place(layout))
+        self._low_rank = [each for each in self._placed if isinstance(each, LowRankTensors)]
         self._of = {index: placed for placed in self._placed for index in placed.indices}
         self._special = [placed for placed in self._placed if not isinstance(placed, PlacedAlone)]
         self.indices = tuple(sorted(self._of))
         self.state = ServerState(self._tables, self._placed)
 
-    def _place_low_rank(self, layout: Layout) -> list[LowRankTensors]:
-        found, place = [], 0
-        table_of = {pool[0]: table for table, pool in enumerate(layout.owners)}
+    def _place(self, layout: Layout) -> Iterator[Placed]:
+        place, tables = 0, self._tables
+        table_of = {own[0]: table for table, own in enumerate(layout.owners)}  # pools come last
         for shared in layout.factors:
             copy = table_of[shared.indices[0]]
-            found.append(
-                LowRankTensors(shared, place, copy, layout.tensors, self._settings, self._tables)
-            )
+            yield LowRankTensors(shared, place, copy, layout.tensors, self._settings, tables)
             place += len(shared.held)
-        return found
-
-    def _place_others(self, layout: Layout) -> list[Placed]:
-        found: list[Placed] = []
-        first = len(layout.store.tables) - len(layout.pools)
-        by_low_rank = {index for shared in layout.factors for index in shared.indices}
-        for table, pool in enumerate(layout.pools, start=first):
-            index = pool[0]
+        elsewhere = layout.elsewhere | layout.by_low_rank
+        for table, pool in enumerate(layout.pools, start=place):
             if len(pool) > 1:
-                found.append(Pool(pool, table, layout.tensors, layout.pooled[table], self._tables))
-            elif index not in layout.elsewhere and index not in by_low_rank:
-                found.append(PlacedAlone(index, table, layout.tensors[index], self._tables))
-        return found
+                yield Pool(pool, table, layout.tensors, layout.pooled[table], tables)
+            elif pool[0] not in elsewhere:
+                yield PlacedAlone(pool[0], table, layout.tensors[pool[0]], tables)
 
     def open(self, histories: Sequence[History] | None, clock: int | None) -> None:
         of_tables: list[History] = [()] * len(self._tables)

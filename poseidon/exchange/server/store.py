@@ -115,3 +115,14 @@ class Layout:
             exact = shared.indices if shared.how.start else ()
             found += [shared.indices, shared.indices, *((index,) for index in exact)]
         return [*found, *self.pools]
+
+    @property
+    def by_low_rank(self) -> frozenset[int]:
+        """Indices of the tensors that travel by PowerSGD."""
+        return frozenset(index for shared in self.factors for index in shared.indices)
+
+    @property
+    def encoded(self) -> frozenset[int]:
+        """Indices of the tensors whose gradients lose bits on the way to the shards."""
+        tables = zip(self.store.tables, self.owners, strict=True)
+        return frozenset(i for table, own in tables if self.store.is_lossy(table) for i in own)

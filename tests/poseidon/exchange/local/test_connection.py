@@ -25,7 +25,7 @@ from poseidon.exchange.local.connection import (
     send_all,
 )
 from ps_server import PeerLost, RemoteProtocolError, StalenessTimeout, TransportError
-from ps_server.interruption import Interruption
+from ps_server.network import Network
 from tests.support.unauthenticated import another_user
 
 Pair = tuple[Connection, Connection]
@@ -124,7 +124,7 @@ def test_a_first_message_that_does_not_end_is_not_waited_for(
 
 
 def come(address: str, number: int) -> None:
-    connection = connect(address, 20.0, Interruption())
+    connection = connect(address, Network(timeout_s=20.0))
     connection.send(Kind.HELLO, b"hello", number=number)
     connection.receive_files(20.0)
     connection.close()
@@ -135,7 +135,9 @@ def test_all_workers_of_a_machine_meet_whoever_comes_first(address: str) -> None
     for thread in threads:
         thread.start()
     heard: list[int] = []
-    connections = accept(address, 2, 20.0, lambda hello: heard.append(hello.number), Interruption())
+    connections = accept(
+        address, Network(size=3, timeout_s=20.0), lambda hello: heard.append(hello.number)
+    )
     assert sorted(heard) == [1, 2]
     assert [connection.peer for connection in connections] == ["worker 1", "worker 2"]
     assert not Path(address).parent.exists()
@@ -150,7 +152,7 @@ def test_all_workers_of_a_machine_meet_whoever_comes_first(address: str) -> None
 def test_a_folder_that_holds_something_else_stays(address: str) -> None:
     Path(address).parent.mkdir(exist_ok=True)
     Path(address).with_name("other").touch()
-    assert accept(address, 0, 20.0, lambda hello: None, Interruption()) == []
+    assert accept(address, Network(size=1, timeout_s=20.0), lambda hello: None) == []
     assert [path.name for path in Path(address).parent.iterdir()] == ["other"]
 
 
@@ -158,7 +160,7 @@ def test_a_number_out_of_range_is_refused_and_told_so(address: str) -> None:
     said: list[str] = []
 
     def stranger() -> None:
-        connection = connect(address, 20.0, Interruption())
+        connection = connect(address, Network(timeout_s=20.0))
         connection.send(Kind.HELLO, number=2)
         message = connection.receive()
         said.append(message.payload.decode())
@@ -167,7 +169,7 @@ def test_a_number_out_of_range_is_refused_and_told_so(address: str) -> None:
     thread = threading.Thread(target=stranger)
     thread.start()
     with pytest.raises(PeerLost, match=r"^a worker of this machine came as number 2 of 2$"):
-        accept(address, 1, 20.0, lambda hello: None, Interruption())
+        accept(address, Network(size=2, timeout_s=20.0), lambda hello: None)
     thread.join()
     assert said == ["a worker of this machine came as number 2 of 2"]
 
@@ -181,24 +183,22 @@ def test_who_does_not_come_in_time_is_one_sentence(address: str) -> None:
     with pytest.raises(
         StalenessTimeout, match=r"^not every worker of this machine came within 0\.01 s$"
     ):
-        accept(address, 1, 0.01, lambda hello: None, Interruption())
+        accept(address, Network(size=2, timeout_s=0.01), lambda hello: None)
     with pytest.raises(
         StalenessTimeout, match=r"^the leading worker did not listen at .* within 0\.01 s$"
     ):
-        connect(address, 0.01, Interruption())
+        connect(address, Network(timeout_s=0.01))
 
 
 def test_an_address_that_cannot_be_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(TransportError, match=r"^cannot listen on .*nowhere"):
         accept(
             str(tmp_path / "nowhere" / "one" / "workers"),
-            1,
-            1.0,
+            Network(size=2, timeout_s=1.0),
             lambda hello: None,
-            Interruption(),
         )
     with pytest.raises(TransportError, match=r"^cannot connect to .*: AF_UNIX path too long$"):
-        connect("/" + "x" * 200, 1.0, Interruption())
+        connect("/" + "x" * 200, Network(timeout_s=1.0))
 
 
 def open_to_all(folder: Path) -> None:
@@ -214,7 +214,9 @@ def test_another_user_is_turned_away_even_where_the_folder_is_open(address: str)
     open_to_all(Path(address).parent)
     found: list[Connection] = []
     leader = threading.Thread(
-        target=lambda: found.extend(accept(address, 1, 20.0, lambda hello: None, Interruption()))
+        target=lambda: found.extend(
+            accept(address, Network(size=2, timeout_s=20.0), lambda hello: None)
+        )
     )
     leader.start()
     stranger = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -225,7 +227,7 @@ def test_another_user_is_turned_away_even_where_the_folder_is_open(address: str)
     with another_user():
         stranger.connect(address)
     assert stranger.recv(1) == b"", "the connection was not cut"
-    worker = connect(address, 20.0, Interruption())
+    worker = connect(address, Network(timeout_s=20.0))
     worker.send(Kind.HELLO, number=1)
     leader.join()
     assert len(found) == 1
@@ -255,4 +257,4 @@ def test_a_leader_that_is_another_user_is_not_believed(address: str) -> None:
             listener.bind(address)
             listener.listen(1)
         with pytest.raises(TransportError, match="another user of this machine listens at"):
-            connect(address, 20.0, Interruption())
+            connect(address, Network(timeout_s=20.0))

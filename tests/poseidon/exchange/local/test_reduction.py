@@ -36,7 +36,6 @@ def test_messages_are_unpacked_as_they_were_packed() -> None:
     hello = Hello.of([Trained(name="w", tensor=nn.Parameter(torch.zeros(2, 3)))])
     assert hello == Hello(sizes=[6], device="") == Hello.unpack(hello.pack())
     welcome = Welcome(
-        kind=ReductionKind.PROCESS_GROUP,
         address="127.0.0.1 5",
         by_factors=frozenset({0, 2}),
         private_histories=True,
@@ -45,7 +44,6 @@ def test_messages_are_unpacked_as_they_were_packed() -> None:
 
 
 WELCOME = {
-    "means": "shared memory",
     "address": "",
     "by_factors": [0],
     "private_histories": False,
@@ -77,7 +75,6 @@ def test_a_malformed_hello_is_one_sentence(packed: bytes) -> None:
 @pytest.mark.parametrize(
     "changed",
     [
-        {"means": "paper"},
         {"address": 1},
         {"by_factors": 3},
         {"by_factors": ["0"]},

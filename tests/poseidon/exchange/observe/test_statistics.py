@@ -57,14 +57,14 @@ def test_flights_of_a_kind_arrive_in_order_and_may_overlap() -> None:
     flights.depart(1)
     clock.s = 3
     flights.arrive(0)
-    assert flights.total_s(0) == pytest.approx(3)
+    assert flights.total_s[0] == pytest.approx(3)
     clock.s = 6
     flights.arrive(0)
-    assert flights.total_s(0) == pytest.approx(8)
-    assert flights.total_s(1) == 0
+    assert flights.total_s[0] == pytest.approx(8)
+    assert flights.total_s[1] == 0
 
 
 def test_what_never_departed_does_not_arrive() -> None:
     flights = TransitTimes(1, Hand())
     flights.arrive(0)
-    assert flights.total_s(0) == 0
+    assert flights.total_s[0] == 0
