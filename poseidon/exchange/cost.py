@@ -286,19 +286,15 @@ def choose(
 def _scheme(
     kind: ExchangeKind, topology: Topology, by_server: int, by_factors: int | None
 ) -> Scheme:
-    if topology.workers == 1 or kind is ExchangeKind.LOCAL:
-        return (
-            Scheme.SERVER
-            if topology.total_load and kind is not ExchangeKind.LOCAL
-            else Scheme.LOCAL
-        )
-    if kind is ExchangeKind.ALLREDUCE:
+    alone = topology.workers == 1
+    if kind is ExchangeKind.LOCAL or (alone and not topology.total_load):
+        return Scheme.LOCAL
+    if kind is ExchangeKind.ALLREDUCE and not alone:
         return Scheme.ALLREDUCE
-    if by_factors is None or kind is ExchangeKind.SERVER:
+    if alone or by_factors is None or kind is ExchangeKind.SERVER:
         return Scheme.SERVER
-    return (
-        Scheme.FACTORS if kind is ExchangeKind.FACTORS or by_factors <= by_server else Scheme.SERVER
-    )
+    is_cheaper = by_factors <= by_server
+    return Scheme.FACTORS if is_cheaper or kind is ExchangeKind.FACTORS else Scheme.SERVER
 
 
 def human_bytes(count: int) -> str:

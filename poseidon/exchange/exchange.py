@@ -70,6 +70,9 @@ class Exchange:
     Attributes:
         by_factors: indices of the tensors that come by `begin_factors`, never by `begin`.
         state: what a snapshot holds beside the tensors.
+        finished: iterations finished: the number of the next one. With a quorum
+            (`rounds/quorum.py`) `finish` may leave out those that the job has made without this
+            worker.
     """
 
     def __init__(
@@ -99,7 +102,7 @@ class Exchange:
         self._turns = turns
         self._interruption = interruption or Interruption()
         self._clip = settings.clip
-        self._iteration = self._finished = settings.start_clock
+        self._iteration = self.finished = settings.start_clock
         self._now_ns = now_ns
         self._before: list[Callable[[Call, int], None]] = []
         self._after: list[Callable[[Call, int, int, int], None]] = []
@@ -125,7 +128,7 @@ class Exchange:
         """
         with self.observing(Call.OPEN):
             if clock is not None:
-                self._iteration = self._finished = clock
+                self._iteration = self.finished = clock
             for carrier in self.carriers:
                 carrier.open(histories, clock)
 
@@ -215,14 +218,7 @@ class Exchange:
             for carrier in self.carriers:
                 carrier.finish(limit)
             reached = (carrier.reached for carrier in self.carriers)
-            self._finished = max(self._iteration + 1, *reached)
-
-    @property
-    def finished(self) -> int:
-        """Iterations finished: the number of the next one. With a quorum (`rounds/quorum.py`)
-        `finish` may leave out those that the job has made without this worker.
-        """
-        return self._finished
+            self.finished = max(self._iteration + 1, *reached)
 
     def note_records(self, count: float) -> None:
         """Note that this worker computes so many records in the next iteration, or so many more.
@@ -239,7 +235,7 @@ class Exchange:
         """
         with self.observing(Call.SETTLE):
             for carrier in self.carriers:
-                carrier.settle(self._finished)
+                carrier.settle(self.finished)
 
     def traffic(self) -> Mapping[int, Traffic]:
         """Return the traffic of the tensors so far, where it is counted.

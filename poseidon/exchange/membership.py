@@ -55,9 +55,8 @@ class Membership:
     def own(self) -> range:
         """The virtual workers of this worker."""
         rank = self.network.rank * self.local_workers + self.local_rank
-        return (
-            range(rank, rank + 1) if self.virtual_workers is None else self.virtual_workers.of(rank)
-        )
+        virtual = self.virtual_workers
+        return range(rank, rank + 1) if virtual is None else virtual.of(rank)
 
     @property
     def alone(self) -> bool:

@@ -59,16 +59,12 @@ class Arithmetic:
     rules: str
     products: Mapping[str, str]
 
-    def to_json(self) -> dict[str, object]:
-        """Return values for `json.dumps`."""
-        return asdict(self)
-
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Arithmetic:
-        """Return what `to_json` has encoded.
+        """Return what has these fields.
 
         Raises:
-            TypeError, KeyError, ValueError: these are not its fields.
+            TypeError, KeyError, ValueError: they are others.
         """
         return cls(
             processor=str(fields["processor"]),
@@ -135,7 +131,7 @@ def introduce(
         RemoteProtocolError: a worker has sent something else.
     """
     sample = arithmetic_sample(tensors)
-    payload = {**own, "arithmetic": replace(sample, rules=f"{sample.rules}{more}").to_json()}
+    payload = {**own, "arithmetic": asdict(replace(sample, rules=f"{sample.rules}{more}"))}
     offers, samples = [], []
     for rank, received in enumerate(control.all_gather(json.dumps(payload).encode())):
         try:

@@ -73,16 +73,12 @@ class Rates:
             **{entry.name: max(getattr(one, entry.name) for one in rates) for entry in fields(cls)}
         )
 
-    def to_json(self) -> dict[str, float]:
-        """Return values for `json.dumps`, which writes each float exactly."""
-        return asdict(self)
-
     @classmethod
     def from_json(cls, values: Mapping[str, object]) -> Rates:
-        """Return what `to_json` has encoded.
+        """Return what has these fields; JSON writes each float exactly.
 
         Raises:
-            TypeError, ValueError: it is something else.
+            TypeError, ValueError: they are others.
         """
         found = cls(**{name: float(value) for name, value in values.items()})  # type: ignore[arg-type]
         if any(math.isnan(value) or value < 0 for value in asdict(found).values()):

@@ -104,7 +104,10 @@ class Hello:
     @classmethod
     def of(cls, tensors: Sequence[Trained]) -> Hello:
         """Return the hello of a worker with these tensors."""
-        return cls(sizes=[t.tensor.numel() for t in tensors], device=_device_name(tensors))
+        device = tensors[0].tensor.device if tensors else torch.device("cpu")
+        is_gpu = device.type == "cuda"
+        name = str(torch.cuda.get_device_properties(device).uuid) if is_gpu else ""
+        return cls(sizes=[t.tensor.numel() for t in tensors], device=name)
 
     def pack(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -243,10 +246,3 @@ def reduction_over(
         backend=Backend.of(flat[0].device),
         watch=group.network.interruption.check,
     )
-
-
-def _device_name(tensors: Sequence[Trained]) -> str:
-    device = tensors[0].tensor.device if tensors else torch.device("cpu")
-    if device.type != "cuda":
-        return ""
-    return str(torch.cuda.get_device_properties(device).uuid)

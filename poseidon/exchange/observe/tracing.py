@@ -78,12 +78,11 @@ class TracingHooks:
         self._backward_began_ns = 0
         self._handles: list[RemovableHandle] = []
         for index, (_, layer) in enumerate(layers):
-            self._handles.append(
-                layer.register_forward_pre_hook(OfOneModule(self._before(index)), prepend=True)
-            )
-            self._handles.append(
-                layer.register_forward_hook(OfOneModule(self._after(index)), prepend=True)
-            )
+            before, after = OfOneModule(self._before(index)), OfOneModule(self._after(index))
+            self._handles += [
+                layer.register_forward_pre_hook(before, prepend=True),
+                layer.register_forward_hook(after, prepend=True),
+            ]
 
     def close(self) -> None:
         """Remove the hooks."""

@@ -41,6 +41,7 @@ class InnerWorkers:
         self._carriers = [
             AloneCarrier([] if by_caller else tensors, settings) for _ in range(count)
         ]
+        self.histories: list[LocalHistories] = [carrier.state for carrier in self._carriers]
         self._by_caller = by_caller
         self._copies = (
             [[torch.empty_like(value) for value in self._values] for _ in range(count)]
@@ -48,10 +49,6 @@ class InnerWorkers:
             else []
         )
         self._turn = 0
-
-    @property
-    def histories(self) -> list[LocalHistories]:
-        return [carrier.state for carrier in self._carriers]
 
     def values(self, index: int) -> list[Tensor]:
         """Return the values of a tensor, of each virtual worker. Between two iterations, or in the

@@ -79,19 +79,13 @@ class ServerTables(CarrierState):
         ]
         self._held_back: Mapping[str, Array] = {}
         self.private = any(table.staleness > 0 for table in self._tables)
+        self.encodes_pushes = any(table.encodes_pushes for table in self._tables)
+        self.virtual_workers = store.placed.count
+        self.own = store.placed.of(client.rank)
+        """The virtual workers of this worker."""
 
     def __len__(self) -> int:
         return len(self._tables)
-
-    @property
-    def virtual_workers(self) -> int:
-        """V, the number of virtual workers."""
-        return self._store.placed.count
-
-    @property
-    def own(self) -> range:
-        """The virtual workers of this worker."""
-        return self._store.placed.of(self._client.rank)
 
     def nodes(self, index: int) -> tuple[Node, ...]:
         """Return the nodes whose sums are pushed to a table in an iteration."""
@@ -284,11 +278,6 @@ class ServerTables(CarrierState):
             found |= self.held_back_there({i: self._client.ask_history(i) for i in encoded})
         return found
 
-    @property
-    def encodes_pushes(self) -> bool:
-        """Whether a table has a codec of pushes, on all workers alike."""
-        return any(table.encodes_pushes for table in self._tables)
-
     def parts(self) -> dict[str, Tensor]:
         """Return live tensors of what this worker's codecs have held back, by name."""
         return {
@@ -304,7 +293,7 @@ class ServerTables(CarrierState):
 
     def hold_back(self, held_back: Mapping[str, Array]) -> None:
         for table in self._tables:
-            workers = range(self._store.placed.count) if table.encodes_pushes else ()
+            workers = range(self.virtual_workers) if table.encodes_pushes else ()
             for name in (table.of_values, *map(table.of_pushes, workers)):
                 if name in held_back and held_back[name].size != table.value.size:
                     raise SnapshotError(

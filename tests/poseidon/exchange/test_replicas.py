@@ -28,12 +28,13 @@ from ps_server import NewtonSchulz, Rule, RuleKind
 ROOT = Path(__file__).parents[3]
 PROGRAM = """
 import json, sys, torch
+from dataclasses import asdict
 from poseidon.exchange.base import Trained
 from poseidon.exchange.replicas import arithmetic_sample
 from ps_server import Rule, RuleKind
 torch.set_num_threads(int(sys.argv[1]))
 tensors = [Trained(name=k.value, tensor=torch.zeros(2), rule=Rule(kind=k)) for k in RuleKind if k is not RuleKind.MUON]
-print(json.dumps(arithmetic_sample(tensors).to_json()))
+print(json.dumps(asdict(arithmetic_sample(tensors))))
 """
 
 

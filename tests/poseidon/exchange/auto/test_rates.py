@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -97,7 +97,7 @@ def test_a_latency_counts_once() -> None:
 
 def test_all_workers_have_the_rates_of_the_slowest_to_the_bit() -> None:
     mine = replace(SLOW, server_s=1 / 3, product_s_per_flop=1e-11)
-    sent = [Rates.from_json(json.loads(json.dumps(rates.to_json()))) for rates in (SLOW, mine)]
+    sent = [Rates.from_json(json.loads(json.dumps(asdict(rates)))) for rates in (SLOW, mine)]
     assert sent == [SLOW, mine]
     assert Rates.slowest(sent) == replace(SLOW, server_s=1 / 3)
     for order in itertools.permutations([SLOW, FAST, mine]):
@@ -109,7 +109,7 @@ def test_all_workers_have_the_rates_of_the_slowest_to_the_bit() -> None:
 )
 def test_what_is_no_rate_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises((TypeError, ValueError)):
-        Rates.from_json({**SLOW.to_json(), **wrong})
+        Rates.from_json({**asdict(SLOW), **wrong})
 
 
 def test_the_summary_names_what_was_measured() -> None:
