@@ -266,7 +266,8 @@ def test_survivors_go_on_from_memory_and_take_in_a_newcomer(
             times = worker.wait_for("timed")
             assert 0 < times["own_s"] <= times["whole_s"]
         workers[0].send("regroup")
-        iteration = workers[0].wait_for("paused", regrouped=True)["snapshot"]
+        paused = [worker.wait_for("paused", regrouped=True) for worker in workers]
+        iteration = paused[0]["snapshot"]
     goes_on = replace(first, goes_on=True)
     with start(goes_on, 3, rewind=iteration, speeds=(1, 1, 3)) as (own, addresses):
         assert own[0].virtual_workers == (0, 1, 2, 6)
