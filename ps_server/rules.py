@@ -152,14 +152,14 @@ def _apply(
     if not (at := _addresses(value, *history, *halves)):
         return False
     own_value, own_history, (left, *right) = at[0], at[1 : -len(halves)], at[-len(halves) :]
-    function = library.adam if len(history) == 2 else library.sgd
+    given = (left, right[0] if right else None)
     factors = (gradient.divisor, *_factors(rule, r, step))
-    function(own_value, own_history, (left, right[0] if right else None), value.numel(), factors)
+    library.update(own_value, own_history, given, value.numel(), factors)
     return True
 
 
 def _factors(rule: Rule, r: float, step: int) -> tuple[float, ...]:
-    """Return the factors of `native.Library.sgd` or `adam`, without the first."""
+    """Return the factors of `native.Library.update`, without the first."""
     b1, b2 = rule.momentum, rule.momentum2
     if rule.kind is RuleKind.SGD:
         return rule.decay, b1, r, -1.0

@@ -135,7 +135,7 @@ class Library:
         """
         self._mean(self.level, out, again, left, right, size, count)
 
-    def sgd(
+    def update(
         self,
         value: int,
         history: Sequence[int],
@@ -143,38 +143,20 @@ class Library:
         size: int,
         factors: Sequence[float],
     ) -> None:
-        """Apply SGD with momentum to a value and its history: addresses of so many floats.
+        """Apply SGD with momentum, or Adam where there are two histories: addresses of so many
+        floats.
 
         Args:
             value: w.
-            history: h.
+            history: h; or m and v.
             gradient: g; or two halves, for their sum divided by a number.
             size: elements of each.
-            factors: that number, decay d, momentum m, a and b of g' = g + d w, h <- m h + a g',
-                w <- w + b h.
+            factors: that number and decay d of g' = g + d w. Then m, a and b of h <- m h + a g',
+                w <- w + b h. Or k, a, b, c, e, delta and f of m <- m + a (g' - m), v <- b v + c
+                g'^2, w <- k w + f m / (sqrt(v) / e + delta).
         """
-        self._sgd(self.level, value, *history, *gradient, size, *factors)
-
-    def adam(
-        self,
-        value: int,
-        history: Sequence[int],
-        gradient: tuple[int, int | None],
-        size: int,
-        factors: Sequence[float],
-    ) -> None:
-        """Apply Adam or AdamW to a value and its two histories, as `sgd` does.
-
-        Args:
-            value: w.
-            history: m, v.
-            gradient: as of `sgd`.
-            size: elements of each.
-            factors: the number that divides the halves, decay d, k, a, b, c, e, delta and f of
-                g' = g + d w, m <- m + a (g' - m), v <- b v + c g'^2, w <- k w + f m / (sqrt(v) / e
-                + delta).
-        """
-        self._adam(self.level, value, *history, *gradient, size, *factors)
+        function = self._sgd if len(history) == 1 else self._adam
+        function(self.level, value, *history, *gradient, size, *factors)
 
 
 def _function(function: Any, pointers: int, others: list[Any], *, numbers: int = 2) -> Any:
