@@ -24,10 +24,10 @@ Laws:
   waits for the workers that have not created the new store.
 * Memory is allocated when the store is created, and shared with a worker of this host (`allocate`)
   at the first update; an iteration allocates only the memory of its messages. The first gradient
-  becomes the sum, in the memory in which it arrived. The
-  transport sends a value from its own memory, without a copy: at staleness 0 the next change of the
-  chunk needs a push of every worker, and a worker pushes only after it has received the value. Where
-  a quorum ends a round it may not have it yet, so a copy is sent.
+  becomes the sum, in the memory in which it arrived. The transport sends a value from its own
+  memory, without a copy: at staleness 0 the next change of the chunk needs a push of every worker,
+  and a worker pushes only after it has received the value. Where a quorum ends a round it may not
+  have it yet, so a copy is sent.
 * A history is sent from its own memory, too. The chunk's next change is made in a copy of it, and
   the memory goes with the messages: one copy a chunk, however many workers ask.
 """
