@@ -12,8 +12,9 @@ gradients underflow is slower there. The mode is a property of each thread, too.
 from the one that starts it, also the threads of OpenMP, of autograd, and those that make batches
 ahead; one that is there already does not get it.
 
-Law: every process of a job is started with `process_environment.environment`, and every thread that computes calls
-`prepare_thread` first, for processes that another program has started.
+Law: every process of a job is started with `process_environment.environment`, and every thread that
+computes calls `prepare_thread` first: a shard has the environment of the workers of its host, and
+computes with one thread; other processes are started by other programs.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 
 from ps_server.errors import ServerError, as_server_error
+from ps_server.numerics import prepare_thread
 from ps_server.protocol.shard import Counts
 from ps_server.server import Server
 from ps_server.statistics import ShardStatistics
@@ -56,6 +57,7 @@ class Rounds:
         return server.address
 
     def _serve(self, server: Server) -> None:
+        prepare_thread()
         try:
             server.serve()
         except Exception as error:  # noqa: BLE001 - the thread's outermost frame: `wait` raises the error

@@ -49,6 +49,8 @@ class ProcessSpec:
             from the descriptor whose number is in $POSEIDON_STDIN_FD.
         ignore_signals: whether the process starts ignoring the signals by which a machine or a
             scheduler ends all processes: its agent alone handles them.
+        imports: modules that the process and others of its host with the same environment import;
+            empty: it shares them with none.
     """
 
     name: ProcessName
@@ -59,6 +61,7 @@ class ProcessSpec:
     own_stdout: bool = False
     own_stdin: bool = False
     ignore_signals: bool = False
+    imports: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.argv:

@@ -52,7 +52,14 @@ def module_arguments(module: str, *arguments: str) -> tuple[str, ...]:
     """Return the arguments of an interpreter that runs a module, as `-m` would, with its
     arguments.
     """
-    return ("-c", _FOLDER_LAST + _RUN_MODULE, module, *arguments)
+    return program_arguments(_RUN_MODULE, module, *arguments)
+
+
+def program_arguments(program: str, *arguments: str) -> tuple[str, ...]:
+    """Return the arguments of an interpreter that runs a program, as `-c` would, with its
+    arguments.
+    """
+    return ("-c", _FOLDER_LAST + program, *arguments)
 
 
 def agent_arguments(job: str) -> tuple[str, ...]:

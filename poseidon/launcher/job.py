@@ -9,12 +9,14 @@ from __future__ import annotations
 import secrets
 import shlex
 import statistics
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import ClassVar
 
 from poseidon.cluster.host_probe import HostNeeds
 from poseidon.cluster.job_plan import JobPlan, ShardPlan, WorkerPlan, plan_job
@@ -24,7 +26,7 @@ from poseidon.cluster.process import ProcessSpec
 from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.durable import obstacle_to
-from poseidon.engine.document import TrainingDocument
+from poseidon.engine.document import TrainingDocument, WorkKind
 from poseidon.errors import JobError, UsageError, counted
 from poseidon.exchange.auto.recorded import RecordedPlan
 from poseidon.exchange.kinds import ExchangeKind
@@ -32,7 +34,13 @@ from poseidon.exchange.options import check_virtual_workers
 from poseidon.hints import own_command, short_path
 from poseidon.launcher.closing_lines import resume_command, without_flags
 from poseidon.launcher.job_folder import OUTPUT
-from poseidon.launcher.processes import Start, shard_spec, worker_spec
+from poseidon.launcher.processes import (
+    Start,
+    child_environment,
+    imports_of,
+    shard_spec,
+    worker_spec,
+)
 from poseidon.launcher.request import JobRequest
 from poseidon.launcher.site import FileSet, Site
 from poseidon.snapshot.rotation import COPIES
@@ -54,6 +62,8 @@ class Job(ABC):
         devices: of the workers of each host; `cpu` alone stands for `num_app_threads` of them.
     """
 
+    kind: ClassVar[WorkKind]
+    """What its workers do."""
     own_stdout = False
     """Whether a worker's standard output is its own; see `ProcessSpec`."""
     restarts_by_itself: bool
@@ -352,7 +362,15 @@ class Job(ABC):
                 if self.request.trace
                 else ""
             )
-            spec = shard_spec(role, start, self.id, workers=self.plan.working_hosts, trace=trace)
+            spec = shard_spec(
+                role,
+                start,
+                self.id,
+                self.kind,
+                workers=self.plan.working_hosts,
+                threads=self._threads_on(role.host),
+                trace=trace,
+            )
         else:
             spec = worker_spec(
                 role,
@@ -362,6 +380,11 @@ class Job(ABC):
             )
         # on a machine that shuts down they compute until their host leaves the job
         return replace(spec, ignore_signals=self.elastic and not self.site.opens_files_here)
+
+    def import_ahead(self) -> Sequence[threading.Event]:
+        """Let all hosts import what the processes of a start need; see `Site.import_ahead`."""
+        environments = {host: child_environment(self._threads_on(host)) for host in self.plan.hosts}
+        return self.site.import_ahead(environments, imports_of(self.kind))
 
     def worker_document(self, role: WorkerPlan, start: Start) -> TrainingDocument:
         """Return the part of a worker's document that every job has."""
@@ -413,6 +436,11 @@ class Job(ABC):
         if host not in self._threads_of:
             self._threads_of[host] = self.request.threads or self.usual_threads(role)
         return self._threads_of[host]
+
+    def _threads_on(self, host: Host) -> int:
+        """Return the CPU threads of each worker of a host; 1 if it has none."""
+        workers = (worker for worker in self.plan.workers if worker.host.id == host.id)
+        return max(map(self._threads, workers), default=1)
 
     def usual_threads(self, role: WorkerPlan) -> int:
         """Return the CPU threads of a worker without --threads: one where the bits are to be the

@@ -18,7 +18,7 @@ from poseidon.cluster.machinefile import Host, has_remote_hosts
 from poseidon.cluster.process import ProcessSpec
 from poseidon.cluster.python_command import module_arguments
 from poseidon.cluster.supervision.restarts import StartingPoint
-from poseidon.engine.document import WorkerDocument
+from poseidon.engine.document import WorkerDocument, WorkKind
 from poseidon.launcher.request import Encrypt
 from poseidon.settings import inherited_environment
 from ps_server.keys import JobKeys
@@ -26,6 +26,13 @@ from ps_server.process_environment import environment
 
 PROCESS = "poseidon.engine.process"
 """The module that every worker runs."""
+IMPORTS = {
+    WorkKind.SOLVER: ("poseidon.engine.solver.worker",),
+    WorkKind.SCRIPT: ("poseidon.engine.module.script",),
+    WorkKind.EXTRACTION: ("poseidon.engine.tools.extractor",),
+}
+"""What the workers of a job import, besides what its shards do."""
+SHARD_IMPORTS = ("ps_server.rounds", "ps_server.transport.zmq_sockets")
 MERGE_AT_ONCE = "glibc.malloc.mxfast=0"
 """A tunable of glibc: small freed blocks are merged with free neighbours at once."""
 PAST_CACHES = "glibc.cpu.x86_non_temporal_threshold=0x100000"
@@ -138,18 +145,35 @@ def worker_spec(
         (PROCESS, document.kind.value, "--job", document.job, "--rank", str(role.rank)),
         document.threads,
         document.to_json(),
+        document.kind,
     )
     return replace(spec, slot=role.local_rank, own_stdout=own_stdout, own_stdin=own_stdin)
 
 
-def shard_spec(role: ShardPlan, start: Start, job: str, *, workers: int, trace: str) -> ProcessSpec:
+def imports_of(kind: WorkKind) -> tuple[str, ...]:
+    """Return the modules that the processes of a job import."""
+    return (*IMPORTS[kind], *SHARD_IMPORTS)
+
+
+def shard_spec(
+    role: ShardPlan,
+    start: Start,
+    job: str,
+    kind: WorkKind,
+    *,
+    workers: int,
+    threads: int,
+    trace: str,
+) -> ProcessSpec:
     """Return how to start a server shard.
 
     Args:
         role: the shard.
         start: of the job.
         job: the job's id.
+        kind: of its work.
         workers: how many connect to it: one for each host that works.
+        threads: of its environment, the same as the workers' of its host. It computes with one.
         trace: the file of its trace, on its host; empty: none.
     """
     line: dict[str, object] = {
@@ -164,8 +188,9 @@ def shard_spec(role: ShardPlan, start: Start, job: str, *, workers: int, trace: 
     spec = _spec(
         role,
         ("ps_server", "--job", job, "--stdin", "--shard", str(role.index)),
-        1,
+        threads,
         json.dumps(line).encode(),
+        kind,
     )
     return replace(spec, slot=role.channel)
 
@@ -175,10 +200,12 @@ def _spec(
     arguments: tuple[str, ...],
     threads: int,
     first_line: bytes,
+    kind: WorkKind,
 ) -> ProcessSpec:
     return ProcessSpec(
         name=role.process,
         argv=(sys.executable, *module_arguments(*arguments)),
         environment=child_environment(threads),
         first_line=first_line,
+        imports=imports_of(kind),
     )

@@ -88,6 +88,7 @@ def run(job: Job, report: StartReport) -> int:
     try:
         job.site.prepare(job.id, job.needs)
         job.renew_plan()  # now with the addresses of the hosts
+        job.import_ahead()
         with (
             output_folder(job.output),
             register_job(
@@ -228,6 +229,9 @@ class _Run:
         job.site.begin(self._registration.record, job.files(point))
         if job.site.hosts != job.plan.hosts:  # a client is on another node now
             job.renew_plan()
+        for imported in job.import_ahead():
+            while not (imported.wait(_POLL_S) or self._requests.stop_wanted()):
+                pass
         if self._requests.stop_wanted():  # while hosts were connected and files sent
             error = JobError("the job was stopped before it had started")
             error.exit_code = self._requests.stop_code

@@ -11,7 +11,7 @@ from poseidon.cluster.job_plan import JobPlan, WorkerPlan, devices_from_flag
 from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.cluster.supervision.state import Outcome
-from poseidon.engine.document import Prints, ScriptDocument
+from poseidon.engine.document import Prints, ScriptDocument, WorkKind
 from poseidon.errors import UsageError, counted
 from poseidon.hints import short_path
 from poseidon.launcher.closing_lines import resume_command, without_flags
@@ -35,6 +35,7 @@ class ScriptJob(Job):
         PoseidonError: there is no such script or checkpoint, or a mistake in the flags.
     """
 
+    kind = WorkKind.SCRIPT
     own_stdout = True
     restarts_by_itself = False  # a script that saves nothing starts from its own beginning
     takes_snapshots = False

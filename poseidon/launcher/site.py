@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -163,6 +164,20 @@ class Site:
                 agent.register(record)
         if self._dialer.takes_files:
             self._send([[sent_file(path, "") for path in paths] for paths in files])
+
+    def import_ahead(
+        self, environments: Mapping[Host, Mapping[str, str]], imports: Sequence[str]
+    ) -> Sequence[threading.Event]:
+        """Let hosts import modules for processes; return at once what is set when they have.
+
+        Args:
+            environments: of the processes of each host, as `ProcessSpec` has them.
+            imports: the modules.
+        """
+        return [
+            self._agents[host.id].import_ahead(environment, imports)
+            for host, environment in environments.items()
+        ]
 
     def start(self, spec: ProcessSpec, host: Host, listener: Listener) -> RemoteProcess:
         """Start a process on a host, or let one that waits there continue; see `Launcher.start`."""

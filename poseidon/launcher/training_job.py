@@ -18,7 +18,7 @@ from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.data.batches.partition import part_path
 from poseidon.data.prepare.model_folder import how_to_fetch
-from poseidon.engine.document import JobDocument
+from poseidon.engine.document import JobDocument, WorkKind
 from poseidon.engine.tools.preflight import (
     check_layers,
     check_nets,
@@ -62,6 +62,7 @@ class TrainingJob(Job):
         PoseidonError: a mistake in the definitions, or a file is missing.
     """
 
+    kind = WorkKind.SOLVER
     restarts_by_itself = True
     request: TrainRequest
 

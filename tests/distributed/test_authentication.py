@@ -4,7 +4,6 @@ such a peer.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -14,7 +13,7 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -126,25 +125,12 @@ def meeting_places(processes: Iterable[psutil.Process]) -> set[Path]:
     return {Path(path) for path in named if path in accepting}
 
 
-@contextlib.contextmanager
-def held_back(jobs: Iterable[Training], names: Iterable[str]) -> Iterator[None]:
-    """Stop some workers as soon as they exist, before they send anything, until the block ends."""
-    held: dict[str, psutil.Process] = {}
-
-    def hold() -> bool:
-        for job in jobs:
-            with contextlib.suppress(psutil.Error):  # it has just ended
-                for name in job.children().keys() & (set(names) - held.keys()):
-                    held[name] = job.children()[name]
-                    held[name].suspend()
-        return held.keys() == set(names)
-
-    until(hold, "the workers were not started", WAIT_S)
-    try:
-        yield
-    finally:
-        for process in held.values():
-            process.resume()
+WAITS = """
+import pathlib, sys, time
+while sys.argv[-2:] in (["--rank", "1"], ["--rank", "3"]) and not pathlib.Path("go").exists():
+    time.sleep(0.01)
+"""
+"""A module of the user's: it holds two workers back before they connect."""
 
 
 def test_every_socket_refuses_unauthenticated_peers_while_workers_are_missing(
@@ -167,7 +153,8 @@ def test_every_socket_refuses_unauthenticated_peers_while_workers_are_missing(
         "--encrypt=on",
         "--num_app_threads=2",
     )
-    words = (f"--key_file={folder / 'key'}", *job, "--output=out")
+    (folder / "waits.py").write_text(WAITS, encoding="ascii")
+    words = (f"--key_file={folder / 'key'}", *job, "--import=waits", "--output=out")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         meeting = probe.getsockname()
@@ -181,24 +168,24 @@ def test_every_socket_refuses_unauthenticated_peers_while_workers_are_missing(
         monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
         with training(folder, *words, command="worker") as second:
             jobs = (first, second)
-            with held_back(jobs, ["worker 1", "worker 3"]):
-                until(
-                    lambda: len(listening(of(jobs))) == 5,
-                    "two shards and two workers did not listen",
-                    WAIT_S,
-                )
-                until(
-                    lambda: len(meeting_places(of(jobs))) == 2,
-                    "the machines' first workers do not listen",
-                    WAIT_S,
-                )
-                assert_shut(meeting)
-                sockets = set(listening(of(jobs))) - {meeting}
-                assert {host for host, _ in sockets} == {"127.0.0.1"}
-                with ThreadPoolExecutor() as pool:  # each waits for the limit of a handshake
-                    refusals = [*pool.map(lambda place: count_refusals(*place), sockets)]
-                for place in meeting_places(of(jobs)):
-                    assert_private(place)
+            until(
+                lambda: len(listening(of(jobs))) == 5,
+                "two shards and two workers did not listen",
+                WAIT_S,
+            )
+            until(
+                lambda: len(meeting_places(of(jobs))) == 2,
+                "the machines' first workers do not listen",
+                WAIT_S,
+            )
+            assert_shut(meeting)
+            sockets = set(listening(of(jobs))) - {meeting}
+            assert {host for host, _ in sockets} == {"127.0.0.1"}
+            with ThreadPoolExecutor() as pool:  # each waits for the limit of a handshake
+                refusals = [*pool.map(lambda place: count_refusals(*place), sockets)]
+            for place in meeting_places(of(jobs)):
+                assert_private(place)
+            (folder / "go").touch()
             assert [second.end(), first.end()] == [0, 0], "".join(first.lines)
     assert largest_difference(weights(folder, 6), undisturbed) <= 1e-5
     shards = json.loads((folder / "out" / "statistics.json").read_text())["shards"]

@@ -97,7 +97,7 @@ def test_a_script_starts_an_extraction_and_one_stops_it_and_nothing_else(folder:
         assert job.stderr is not None
         assert any("Extracted features" in line for line in job.stderr)
         workers = psutil.Process(job.pid).children(recursive=True)
-        assert len(workers) == 2
+        assert len(workers) == 3  # with their template
         assert "no job that was started from" in run_script(folder, "kill_caffe.py", hosts)
         assert job.poll() is None
         assert "processes stopped" in run_script(folder, "kill_feature_extractor.py", hosts)

@@ -21,7 +21,7 @@ from poseidon.cli.main import main
 from poseidon.data.databases.kinds import Backend
 from poseidon.data.datum import encode_datum
 from tests.support.databases import make_database, picture
-from tests.support.forked_children import forked_children
+from tests.support.shared_templates import shared_templates
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 90.0
@@ -86,7 +86,7 @@ def poseidon_here(folder: Path, *arguments: object) -> subprocess.CompletedProce
     before = Path.cwd()
     with (
         mock.patch.dict(os.environ, environment(folder)),
-        forked_children(),
+        shared_templates(),
         redirect_stdout(out),
         redirect_stderr(err),
     ):

@@ -23,7 +23,7 @@ import subprocess
 import termios
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -32,6 +32,7 @@ from typing import IO
 
 import psutil
 
+from poseidon.cluster.agent.template import Fork, Templates
 from poseidon.cluster.events import decode_line
 from poseidon.cluster.job_plan import ProcessName
 from poseidon.cluster.process import Listener, OutputStream, ProcessSpec
@@ -83,9 +84,18 @@ class ChildSettings:
 
 
 def start_child(
-    spec: ProcessSpec, listener: Listener, settings: ChildSettings | None = None
+    spec: ProcessSpec,
+    listener: Listener,
+    settings: ChildSettings | None = None,
+    templates: Templates | None = None,
 ) -> ChildProcess:
     """Start a child.
+
+    Args:
+        spec: of the process.
+        listener: see `ChildProcess`.
+        settings: of this agent's children.
+        templates: of this agent; None: the child imports its modules itself.
 
     Raises:
         JobError: it cannot be started; the message has the process and the reason.
@@ -93,7 +103,7 @@ def start_child(
     settings = settings or ChildSettings()
     ignores = spec.ignore_signals or settings.ignore_signals
     try:
-        child, events = _spawn(replace(spec, ignore_signals=ignores), settings)
+        child, events = _spawn(replace(spec, ignore_signals=ignores), settings, templates)
     except (OSError, ValueError) as error:
         why = out_of_files(error) or error
         raise JobError(
@@ -103,11 +113,10 @@ def start_child(
 
 
 def _spawn(
-    spec: ProcessSpec, settings: ChildSettings
-) -> tuple[subprocess.Popen[bytes], IO[bytes] | None]:
+    spec: ProcessSpec, settings: ChildSettings, templates: Templates | None
+) -> tuple[subprocess.Popen[bytes] | Fork, IO[bytes] | None]:
     """Start a child; return it, and the pipe of its events if that is not its standard output."""
     environment = {**settings.environment, **spec.environment}
-    argv = [*(_IGNORE_SIGNALS if spec.ignore_signals else ()), *spec.argv]
     with ExitStack() as opened:
         passed = []
         events: IO[bytes] | None = None
@@ -122,8 +131,8 @@ def _spawn(
             passed.append(write_fd)
             environment[EVENTS_FD_VARIABLE] = str(write_fd)
         try:
-            child = subprocess.Popen(
-                argv,
+            child = _fork(spec, environment, settings, passed, templates) or subprocess.Popen(
+                [*(_IGNORE_SIGNALS if spec.ignore_signals else ()), *spec.argv],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -137,6 +146,29 @@ def _spawn(
                 events.close()
             raise
         return child, events
+
+
+def _fork(
+    spec: ProcessSpec,
+    environment: Mapping[str, str],
+    settings: ChildSettings,
+    passed: Sequence[int],
+    templates: Templates | None,
+) -> Fork | None:
+    """Return a child from a template; None where there is none."""
+    if templates is None or not spec.imports:
+        return None
+    try:
+        template = templates.of(spec.argv[0], spec.imports, environment, settings.folder)
+        return template.fork(
+            spec.argv,
+            environment=environment,
+            folder=settings.folder,
+            passed=passed,
+            ignores_signals=spec.ignore_signals,
+        )
+    except OSError:
+        return None
 
 
 class ChildProcess:
@@ -153,7 +185,7 @@ class ChildProcess:
     def __init__(
         self,
         spec: ProcessSpec,
-        child: subprocess.Popen[bytes],
+        child: subprocess.Popen[bytes] | Fork,
         listener: Listener,
         *,
         events: IO[bytes] | None = None,

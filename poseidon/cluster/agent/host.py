@@ -27,6 +27,7 @@ from poseidon.cluster.agent import files
 from poseidon.cluster.agent import messages as m
 from poseidon.cluster.agent.agent import Action, AgentState, Leave, Send
 from poseidon.cluster.agent.child import ChildProcess, ChildSettings, start_child
+from poseidon.cluster.agent.template import Templates
 from poseidon.cluster.agent.wire import REPORTS, REQUESTS, WireError
 from poseidon.cluster.dial.channel import Channel
 from poseidon.cluster.doctor.probe import Probe
@@ -94,6 +95,7 @@ class Agent:
         self._lost = threading.Event()
         self._lost_why = ""
         self._links = Probe()
+        self._templates = Templates()
         self._perform: dict[type[m.Request], Callable[[Any], None]] = {
             m.Hello: self._welcome,
             m.Register: self._take_record,
@@ -128,6 +130,7 @@ class Agent:
         finally:
             self._end_processes()
             self._links.close()
+            self._templates.close()
             if self._scratch:
                 shutil.rmtree(self._scratch, ignore_errors=True)
             self._file_requests.put(None)
@@ -193,7 +196,7 @@ class Agent:
             spec = replace(spec, argv=(self._settings.python, *spec.argv[1:]))
         forwarder = _Forwarder(self, request.id)
         try:
-            process = start_child(spec, forwarder, self._settings.children)
+            process = start_child(spec, forwarder, self._settings.children, self._templates)
         except JobError as error:
             self._reply(m.Refused(id=request.id, message=str(error)))
             return
@@ -230,6 +233,18 @@ class Agent:
             self.report(m.Refused(id=ask.id, message=why))
             return
         self.report(m.Answer(id=ask.id, answer=answer))
+
+    def _make_template(self, request: Mapping[str, Any]) -> Mapping[str, object]:
+        """Import modules; processes in this environment that need them are forked from then on."""
+        children = self._settings.children
+        with suppress(OSError):  # they are started
+            self._templates.of(
+                self._settings.python,
+                request["imports"],
+                {**children.environment, **request["environment"]},
+                children.folder,
+            ).wait()
+        return {}
 
     def _serve_files(self) -> None:
         while (part := self._file_requests.get()) is not None:
@@ -348,6 +363,7 @@ _SERVICES: Mapping[m.Service, Callable[[Agent, Mapping[str, Any]], Mapping[str, 
     m.Service.KILL: lambda agent, request: fields_of(
         kill_jobs(value_of(Kill, request), agent._registry)
     ),
+    m.Service.TEMPLATE: Agent._make_template,
     m.Service.LINKS: lambda agent, request: agent._links.answer(dict(request)),
 }
 

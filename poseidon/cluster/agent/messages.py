@@ -42,6 +42,8 @@ class Service(Enum):
     """The same: stops some of them."""
     LINKS = "links"
     """`poseidon.cluster.doctor.probe`: the links to other hosts."""
+    TEMPLATE = "template"
+    """`poseidon.cluster.agent.template`: imports what processes will need."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -187,16 +187,27 @@ class RemoteAgent:
             self._processes[process.id] = process
         program, *arguments = spec.argv
         argv = (m.OWN_INTERPRETER if program == sys.executable else program, *arguments)
-        environment = {
-            name: value for name, value in spec.environment.items() if name not in _NOT_SENT
-        }
-        self._request(
-            m.Start(id=process.id, spec=replace(spec, argv=argv, environment=environment))
-        )
+        sent = replace(spec, argv=argv, environment=_sent(spec.environment))
+        self._request(m.Start(id=process.id, spec=sent))
         if self._lost is not None:  # it was added after the loss was reported
             process.lose(self._lost, killed_by_user=self._killed_by_user)
         process.await_start(START_S)
         return process
+
+    def import_ahead(
+        self, environment: Mapping[str, str], imports: Sequence[str]
+    ) -> threading.Event:
+        """Let the host import modules for processes; return at once what is set when it has, or
+        cannot.
+
+        Args:
+            environment: of these processes, as `ProcessSpec` has it.
+            imports: the modules.
+        """
+        number, question = self._question()
+        request = {"environment": _sent(environment), "imports": list(imports)}
+        self._request(m.Ask(id=number, service=m.Service.TEMPLATE, request=request))
+        return question.done
 
     def ask(
         self, service: m.Service, request: Mapping[str, object], timeout_s: float = ANSWER_S
@@ -509,3 +520,7 @@ class RemoteAgent:
             for number, question in questions.items():
                 stack.callback(question.answer, m.Refused(id=number, message=why))
             stack.callback(self._channel.close)
+
+
+def _sent(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name not in _NOT_SENT}

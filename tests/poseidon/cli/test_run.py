@@ -45,6 +45,7 @@ def documents(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[ScriptDocum
         return JobResult(outcome=Outcome.FINISHED, iteration=0)
 
     monkeypatch.setattr("poseidon.launcher.runner.run_job", run_job)
+    monkeypatch.setattr("poseidon.launcher.job.Job.import_ahead", lambda _: ())
     return found
 
 
@@ -101,6 +102,7 @@ def run_job(plan, spec, *_, **__):
     return JobResult(outcome=Outcome.FINISHED, iteration=0)
 
 runner.run_job = run_job
+runner.Job.import_ahead = lambda _: ()
 code = main(["run", "--hostfile=hosts", "train.py"])
 sys.exit(" ".join({"torch", "numpy", "paramiko", "cv2", "h5py", "asyncio"} & {*sys.modules}) or code)
 """

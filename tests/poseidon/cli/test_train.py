@@ -100,6 +100,7 @@ def train(solver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
             return JobResult(outcome=Outcome.FINISHED, iteration=0)
 
         monkeypatch.setattr("poseidon.launcher.runner.run_job", run_job)
+        monkeypatch.setattr("poseidon.launcher.job.Job.import_ahead", lambda _: ())
         (tmp_path / "hosts").write_text("\n".join(lines), encoding="utf-8")
         words = ["train", f"--solver={solver}", "--output=out", *flags]
         assert main([*words, f"--hostfile={tmp_path}/hosts"] if lines else words) == 0

@@ -27,7 +27,7 @@ from poseidon.cluster.machinefile import Host, parse_machinefile
 from poseidon.cluster.process import Listener, ProcessSpec
 from poseidon.cluster.supervision.background import StartReport
 from poseidon.cluster.supervision.loop import JobListener
-from poseidon.engine.document import JobDocument
+from poseidon.engine.document import JobDocument, WorkKind
 from poseidon.errors import JobError
 from poseidon.launcher import runner
 from poseidon.launcher.job import Job
@@ -47,6 +47,7 @@ pytestmark = pytest.mark.processes
 class ElasticJob(Job):
     """A job of processes that compute nothing."""
 
+    kind = WorkKind.SOLVER
     restarts_by_itself = True
     fixed_because = ""
 
@@ -57,7 +58,10 @@ class ElasticJob(Job):
     def spec(self, role: WorkerPlan | ShardPlan, start: Start) -> ProcessSpec:
         script = ELASTIC_SHARD if isinstance(role, ShardPlan) else ELASTIC_WORKER
         spec = super().spec(role, start)
-        return replace(spec, argv=child(script, "--job", self.id))
+        return replace(spec, argv=child(script, "--job", self.id), imports=())
+
+    def import_ahead(self) -> Sequence[threading.Event]:
+        return ()
 
     def shares_data(self) -> bool:
         return True

@@ -10,9 +10,11 @@ from poseidon.cluster.job_plan import JobPlan, plan_job
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.python_command import module_arguments
 from poseidon.cluster.supervision.restarts import StartingPoint
+from poseidon.engine.document import WorkKind
 from poseidon.launcher.processes import (
     Start,
     child_environment,
+    imports_of,
     is_encrypted,
     shard_spec,
 )
@@ -84,8 +86,11 @@ def test_no_process_has_keys_where_nothing_is_encrypted() -> None:
 def test_a_shard_gets_its_secrets_on_standard_input(trace: str) -> None:
     made = plan(FAR)
     start = start_of(made)
-    spec = shard_spec(made.shards[1], start, "j-1", workers=2, trace=trace)
+    spec = shard_spec(
+        made.shards[1], start, "j-1", WorkKind.SOLVER, workers=2, threads=3, trace=trace
+    )
     assert spec.argv[1:] == module_arguments("ps_server", "--job", "j-1", "--stdin", "--shard", "1")
+    assert (spec.environment, spec.imports) == (child_environment(3), imports_of(WorkKind.SOLVER))
     line = json.loads(spec.first_line)
     assert line.pop("trace", "") == trace
     assert line == {

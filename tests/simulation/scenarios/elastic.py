@@ -349,6 +349,10 @@ class _Job(TrainingJob):
         )
         super().__init__(request, site)
 
+    def import_ahead(self) -> tuple[()]:
+        """Nothing: simulated processes import nothing."""
+        return ()
+
 
 class _Driver(runner._Run):
     """The driver of the job's starts; the parts of the real one that serve users are left out."""
