@@ -124,9 +124,9 @@ def _become(request: dict[str, Any], files: Sequence[int]) -> str:
     if request["ignores"]:
         for ignored in IGNORED:
             signal.signal(ignored, signal.SIG_IGN)
-    python, _, program, *arguments = map(str, request["argv"])
-    sys.argv = ["-c", *arguments]
-    sys.orig_argv = [python, "-c", program, *arguments]
+    python, option, program, *arguments = map(str, request["argv"])
+    sys.argv = [option, *arguments]
+    sys.orig_argv = [python, option, program, *arguments]
     _show(*sys.orig_argv)
     if "numpy" in sys.modules:  # its state is not made anew in a fork, as Python's own is
         sys.modules["numpy"].random.seed()
