@@ -37,7 +37,9 @@ def test_one_that_ends_well_has_said_its_lines(tmp_path: Path) -> None:
 
 def test_all_are_ended_with_what_they_started(tmp_path: Path) -> None:
     program = (
-        "import subprocess as s; c = s.Popen(['sleep', '1000']); print(c.pid, flush=True); c.wait()"
+        "import subprocess as s, time\n"
+        "while time.process_time() < 0.1: pass\n"
+        "c = s.Popen(['sleep', '1000']); print(c.pid, flush=True); c.wait()"
     )
     with Processes(tmp_path) as processes:
         processes.start("parent", python(program))
