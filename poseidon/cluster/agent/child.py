@@ -33,6 +33,7 @@ from typing import IO
 import psutil
 
 from poseidon.cluster.agent.template import Fork, Templates
+from poseidon.cluster.agent.template_process import IGNORED
 from poseidon.cluster.events import decode_line
 from poseidon.cluster.job_plan import ProcessName
 from poseidon.cluster.process import Listener, OutputStream, ProcessSpec
@@ -48,7 +49,8 @@ MAX_QUEUED_LINES = 100
 # How long an output of a dead process may stay open and empty: a process that has left its session
 # may hold it.
 DRAIN_S = 2.0
-_IGNORE_SIGNALS = ("sh", "-c", 'trap "" TERM INT HUP USR1 USR2; exec "$@"', "sh")
+_IGNORED_NAMES = " ".join(number.name.removeprefix("SIG") for number in IGNORED)
+_IGNORE_SIGNALS = ("sh", "-c", f'trap "" {_IGNORED_NAMES}; exec "$@"', "sh")
 
 
 def base_environment(inherited: Mapping[str, str] | None = None) -> dict[str, str]:
