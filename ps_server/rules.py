@@ -96,7 +96,7 @@ class Halves(NamedTuple):
     divisor: int = 1
 
     def write_mean(self, out: Tensor, again: Tensor | None = None) -> None:
-        """Write the gradient to a tensor, which may be one of the halves, and to another one."""
+        """Write the gradient to a tensor, which may be one of the halves, and to a second one."""
         more = () if again is None else (again,)
         if self.right is None:
             out.copy_(self.left)

@@ -188,7 +188,7 @@ class HostChanges(JobListener):
         return True
 
     def _join(self, address: str) -> Host:
-        """Let another host take part; return it, or raise why it cannot. The job goes on as it was."""
+        """Let another host take part; return it, or raise why it cannot. The job continues as before."""
         job, site = self._job, self._job.site
         self._check_snapshots()
         workers = job.plan.worker_count + job.plan.workers_per_host

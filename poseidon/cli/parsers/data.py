@@ -187,7 +187,7 @@ COMMANDS: Sequence[Command] = (
         description="Record i of DB_PATH (of a database in key order, of a list of pictures its "
         "line i, of HDF5 files row i of all) goes to <DB_PATH>_(i mod n). Client k of a job whose "
         "data layer says shared_file_system: false reads <DB_PATH>_k. With --distribute each part "
-        "is copied to its client, checksummed; the same command goes on from where it broke off. "
+        "is copied to its client, checksummed; the same command continues where it broke off. "
         "Nothing is overwritten without --replace.",
         example="poseidon partition_data --num_partitions=2 cifar10_train_lmdb\n"
         "poseidon partition_data --hostfile=cluster --distribute cifar10_train_lmdb",

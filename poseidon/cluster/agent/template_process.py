@@ -128,7 +128,7 @@ def _become(request: dict[str, Any], files: Sequence[int]) -> str:
     sys.argv = [option, *arguments]
     sys.orig_argv = [python, option, program, *arguments]
     _show(*sys.orig_argv)
-    if "numpy" in sys.modules:  # its state is not made anew in a fork, as Python's own is
+    if "numpy" in sys.modules:  # Python seeds its own generator again in a fork, numpy does not
         sys.modules["numpy"].random.seed()
     gc.enable()
     return program

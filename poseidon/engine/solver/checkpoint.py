@@ -366,7 +366,7 @@ class Checkpoint:
         if self._rank == 0:
             written = counted(state.poseidon.workers, "virtual worker")
             LOGGER.warning(
-                "%s was written by %s and this job has %d: each goes on at iteration %d of its own "
+                "%s was written by %s and this job has %d: each continues at iteration %d of its own "
                 "share of the data, so the records differ from an uninterrupted run",
                 path,
                 written if state.poseidon.workers else "Caffe",

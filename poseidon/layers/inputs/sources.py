@@ -63,7 +63,7 @@ class ReadingSource(Source):
             self.reader.close()
 
     def transform(self, param: TransformationParameter | None = None) -> Transform:
-        """Return the transformation of the definition, or another one, for this phase."""
+        """Return the transformation of the definition, or a different one for this phase."""
         return Transform(
             self.param.transform_param if param is None else param,
             train=self.context.phase == TRAIN,
