@@ -502,7 +502,10 @@ class RemoteAgent:
         if self._on_signal is not None:
             self._on_signal(self, name)
         elif not self.leave():
-            self._lose(f"its agent was ended by {name}")
+            # `_send` finds it lost, after all has been taken that is here already: where this
+            # process was stopped meanwhile, that may be that the user has killed the job there.
+            self._broken = f"its agent was ended by {name}"
+            self._broken_s = time.monotonic() - HEARTBEAT_S
 
     def _lose(self, why: str, *, killed_by_user: bool = False) -> None:
         with self._lock:

@@ -327,11 +327,28 @@ def test_a_host_that_is_asked_to_end_leaves_or_is_lost(leaves: bool) -> None:
     agent, _ = start(channel, listener)
     agent.leave = lambda: leaves
     channel.report(Signaled(signal="SIGTERM"))
-    channel.report(Heartbeat())
-    assert agent.is_heard(LIMIT_S) is leaves
-    if not leaves:
+    if leaves:
+        channel.report(Heartbeat())
+        assert agent.is_heard(LIMIT_S)
+    else:
         why = "ml@node1: its agent was ended by SIGTERM; the job was stopped"
         assert loss(listener) == why
+    agent.close()
+
+
+def test_a_host_is_killed_by_the_user_after_it_was_asked_to_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A launcher that is stopped meanwhile finds both."""
+    monkeypatch.setattr("poseidon.cluster.agent.remote.HEARTBEAT_S", 300.0)
+    channel, listener = FakeChannel(), RecordingListener()
+    agent, _ = start(channel, listener)
+    channel.report(Signaled(signal="SIGTERM"))
+    channel.report(KilledByUser())
+    assert "the job was killed there" in loss(listener)
+    assert agent.killed_by_user
+    agent.register(RECORD)  # wakes the sender
+    monkeypatch.setattr("poseidon.cluster.agent.remote.HEARTBEAT_S", LIMIT_S)
     agent.close()
 
 
