@@ -46,6 +46,19 @@ class _Gathered:
         return Collection.guarded(self._monitor, lambda: self._payloads.pop(number, None))
 
 
+class _HostsOf(Container[int]):
+    """The hosts of some workers, by their ranks among the hosts."""
+
+    def __init__(self, workers: Container[int], local_workers: int) -> None:
+        self._workers = workers
+        self._local = local_workers
+
+    def __contains__(self, host: object) -> bool:
+        assert isinstance(host, int)
+        first = host * self._local
+        return any(rank in self._workers for rank in range(first, first + self._local))
+
+
 class LeaderDelivery(Delivery):
     """Collections are passed on in their order, whichever worker of the host contributes last.
 
@@ -71,6 +84,7 @@ class LeaderDelivery(Delivery):
         self._failed = failed
         self._order = threading.Lock()
         self._contributed: dict[int, dict[int, bytes]] = {}
+        self._to: dict[int, Container[int] | None] = {}
         self._left: set[int] = set()
         self._under_way: queue.Queue[tuple[int, Collection] | None] = queue.Queue()
         self._gathered = _Gathered(monitor)
@@ -81,6 +95,8 @@ class LeaderDelivery(Delivery):
 
     def gather(self, payload: bytes, to: Container[int] | None = None) -> Collection:
         number = self._gathered.begin()
+        local_workers = len(self._connections) + 1
+        self._to[number] = None if to is None else _HostsOf(to, local_workers)
         self.contribute(0, number, payload)
         return self._gathered.collection(number)
 
@@ -92,7 +108,7 @@ class LeaderDelivery(Delivery):
             complete = len(parts) == len(self._connections) + 1
             if complete:
                 packed = join(parts[rank] for rank in sorted(parts))
-                self._under_way.put((number, self._inner.gather(packed)))
+                self._under_way.put((number, self._inner.gather(packed, self._to.pop(number))))
                 del self._contributed[number]
         if complete:
             self._monitor.notify()
@@ -177,7 +193,7 @@ class FollowerDelivery(Delivery):
         self._requests: tuple[Signal, ...] = ()
 
     def gather(self, payload: bytes, to: Container[int] | None = None) -> Collection:
-        number = self._gathered.begin()
+        number = self._gathered.begin()  # the leader, which has the same `to`, passes it on
         self._send(Kind.GATHER, payload, number=number)
         return self._gathered.collection(number)
 

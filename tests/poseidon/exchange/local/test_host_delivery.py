@@ -23,12 +23,14 @@ class Inner:
 
     def __init__(self) -> None:
         self.contributed: list[bytes] = []
+        self.to: list[Container[int] | None] = []
         self.broken: ServerError | None = None
         self.requests: tuple[Signal, ...] = ()
 
     def gather(self, payload: bytes, to: Container[int] | None = None) -> Collection:
         self.contributed.append(payload)
-        found = (payload, join([b"x", b""]))
+        self.to.append(to)
+        found = (payload, join([b"x", b""])) if to is None or 0 in to else ()
 
         def result() -> tuple[bytes, ...]:
             if self.broken is not None:
@@ -70,6 +72,22 @@ def test_payloads_travel_as_one_and_come_back_as_all(rig: Rig) -> None:
     assert inner.contributed == [join([b"leader's", b"follower's"])]
     sent = other.receive()
     assert (sent.kind, sent.number, tuple(split(sent.payload))) == (Kind.GATHERED, 0, expected)
+
+
+@pytest.mark.parametrize(
+    "workers, hosts, received",
+    [({1, 5}, {0, 2}, (b"leader's", b"follower's", b"x", b"")), ({2}, {1}, ())],
+)
+def test_only_hosts_of_workers_that_need_the_payloads_get_them(
+    rig: Rig, workers: set[int], hosts: set[int], received: tuple[bytes, ...]
+) -> None:
+    delivery, inner, other, _ = rig
+    collection = delivery.gather(b"leader's", workers)
+    delivery.contribute(1, 0, b"follower's")
+    assert collection.result() == tuple(split(other.receive().payload)) == received
+    (to,) = inner.to
+    assert to is not None
+    assert {host for host in range(4) if host in to} == hosts
 
 
 def test_collections_are_passed_on_in_their_order(rig: Rig) -> None:
