@@ -234,10 +234,13 @@ def ask_agent_to_end(cluster: Cluster, draw: float, for_s: float) -> None:
 
 def part(cluster: Cluster, draw: float, for_s: float) -> None:
     """Let the processes of a host reach none of the others for a while; the launcher reaches all."""
-    here = cluster.some_host(draw).processes
-    others = [process for process in cluster.processes if process not in here]
+    host = cluster.some_host(draw)
     cluster.note()
-    cluster.fabric.part(here, others, for_s)
+    cluster.fabric.part(
+        lambda process: process in host.processes,
+        lambda process: process in cluster.processes and process not in host.processes,
+        for_s,
+    )
 
 
 Fault = Callable[[Cluster, float, float], None]

@@ -8,7 +8,8 @@ Deviations: a frame is late, a host's links carry nothing for a while, a connect
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from ps_server.errors import PeerLost
 from ps_server.keys import Keyring
@@ -73,6 +74,8 @@ class Link:
         self._arrives_s = 0.0
         self._taking = False
         self.stalled_until_s = 0.0
+        self.made_s = world.now
+        """When its connection is made: later, where the hosts do not reach each other."""
         self.cut = False
         self.travelling = 0
 
@@ -138,6 +141,19 @@ class Link:
         return bool(self._waiting or self.travelling)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Processes that do not reach each other for a while, those that start meanwhile too."""
+
+    here: Callable[[Process], bool]
+    there: Callable[[Process], bool]
+    until_s: float
+
+    def separates(self, one: Process, other: Process) -> bool:
+        """Return whether two processes are on different sides."""
+        return (self.here(one) and self.there(other)) or (self.there(one) and self.here(other))
+
+
 class Fabric:
     """The links of a run.
 
@@ -151,6 +167,7 @@ class Fabric:
         self._bytes_s = bytes_s
         self._links: dict[tuple[str, str], Link] = {}
         self._ends: dict[str, End] = {}
+        self._parts: list[Part] = []
 
     def end(self, process: Process, name: str, *, relayed: bool = False) -> End:
         """Return a new end of a process; `relayed`: see `End`."""
@@ -164,6 +181,11 @@ class Fabric:
         if found is None:
             ends = self._ends[source], self._ends[target]
             found = self._links[source, target] = Link(self.world, *ends, self._bytes_s)
+            for part in self._parts:
+                if part.separates(ends[0].process, ends[1].process):
+                    # who connects tries again until the others can be reached
+                    found.made_s = max(found.made_s, part.until_s)
+            found.stalled_until_s = found.made_s
         return found
 
     def connect(self, source: str, target: str) -> None:
@@ -173,25 +195,32 @@ class Fabric:
 
     def connected_to(self, name: str) -> int:
         """Return how many connections of others an end has."""
-        return sum(target == name and not link.cut for (_, target), link in self._links.items())
+        return sum(
+            target == name and not link.cut and link.made_s <= self.world.now
+            for (_, target), link in self._links.items()
+        )
 
     def stall(self, process: Process, seconds: float) -> None:
         """Let the links of a process carry nothing for a while; all of it arrives later."""
         for (source, target), link in self._links.items():
             if process in (self._ends[source].process, self._ends[target].process):
-                link.stalled_until_s = self.world.now + seconds
+                link.stalled_until_s = max(link.stalled_until_s, self.world.now + seconds)
 
-    def part(self, here: Collection[Process], there: Collection[Process], seconds: float) -> None:
-        """Let the links between some processes and others carry nothing for a while; after
-        `SILENCE_S` their connections are lost for good.
+    def part(
+        self, here: Callable[[Process], bool], there: Callable[[Process], bool], seconds: float
+    ) -> None:
+        """Let processes and others not reach each other for a while. Their links carry nothing;
+        after `SILENCE_S` their connections are lost for good. A new connection is made afterwards.
         """
+        part = Part(here=here, there=there, until_s=self.world.now + seconds)
+        self._parts.append(part)
         for (source, target), link in list(self._links.items()):
-            ends = self._ends[source].process, self._ends[target].process
-            if (ends[0] in here and ends[1] in there) or (ends[0] in there and ends[1] in here):
-                if seconds > SILENCE_S:
-                    self.lose(source, target, SILENCE_S)
-                else:
-                    link.stalled_until_s = self.world.now + seconds
+            if not part.separates(self._ends[source].process, self._ends[target].process):
+                continue
+            if seconds > SILENCE_S and link.made_s <= self.world.now:
+                self.lose(source, target, SILENCE_S)
+            else:
+                link.stalled_until_s = max(link.stalled_until_s, part.until_s)
 
     def lose(self, source: str, target: str, noticed_s: float) -> None:
         """Lose the connection of two ends for good."""
