@@ -10,6 +10,7 @@ import itertools
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import init_process_group
 
 from poseidon.errors import UsageError
+from poseidon.exchange.module_hooks import leave_out_of_graphs
 from poseidon.process_group.collectives import Collectives, Reduction
 from poseidon.process_group.mesh import Mesh
 
@@ -99,6 +101,7 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._collectives = collectives
         self._calls: queue.SimpleQueue[PoseidonWork | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._name = self._description = ""
 
     @property
     def mesh(self) -> Mesh:
@@ -107,6 +110,18 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def getBackendName(self) -> str:
         return NAME
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+
+    def getGroupDesc(self) -> str:
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:
+        self._description = description
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> PoseidonWork:
         reduction = _reduction(opts)
@@ -274,6 +289,12 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
     def _serve(self) -> None:
         while (work := self._calls.get()) is not None:
             work.run()
+
+
+# torch calls them within the forward pass of a compiled DistributedDataParallel
+for _method in (*vars(PoseidonWork).values(), *vars(PoseidonGroup).values()):
+    if isinstance(_method, FunctionType):
+        leave_out_of_graphs(_method, "a collective of the process group 'poseidon'")
 
 
 def _flat(tensor: Tensor) -> Tensor:

@@ -8,15 +8,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
+from torch.nn.parallel import DistributedDataParallel
 
 import poseidon
+from poseidon.engine.module.ddp import default_group
 from poseidon.engine.module.group import Group
 from poseidon.engine.module.update_rules import SGD
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.module_hooks import uncompiled
+from poseidon.process_group.mesh import Mesh
 from ps_server.network import Network
+from tests.poseidon.engine.module.test_ddp import destroyed_at_end, mesh
 from tests.support.cluster import TIMEOUT_S
 from tests.support.module_groups import How, together
+
+__all__ = ["mesh"]  # a fixture
 
 X = torch.linspace(-1, 1, 48).view(8, 6)
 RULE = SGD(lr=lambda step: 0.1 / (1 + step), momentum=0.9)
@@ -121,3 +127,10 @@ def test_a_state_has_the_names_of_the_module_within() -> None:
     again = poseidon.distribute(Net(), RULE)  # which need not be compiled
     again.load_state_dict(state)
     assert again.steps == 1
+
+
+def test_a_compiled_module_of_ddp_broadcasts_its_buffers_outside_of_graphs(mesh: Mesh) -> None:
+    with default_group(mesh), destroyed_at_end():
+        module = torch.compile(DistributedDataParallel(Net()), backend="eager")
+        module(X).square().mean().backward()
+    assert counters["stats"]["unique_graphs"] == 1

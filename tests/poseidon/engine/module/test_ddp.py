@@ -46,6 +46,12 @@ def test_a_script_has_a_default_group(mesh: Mesh) -> None:
         tensor = torch.ones(3)
         torch.distributed.all_reduce(tensor)
         assert tensor.tolist() == [1, 1, 1]
+        of_graphs = torch.ops._c10d_functional.wait_tensor(
+            torch.ops._c10d_functional.all_reduce(
+                tensor, "sum", torch.distributed.group.WORLD.group_name
+            )
+        )
+        assert of_graphs.tolist() == [1, 1, 1]
         assert len(DistributedSampler(range(5))) == 5  # type: ignore[arg-type]
         with pytest.raises(UsageError, match=r"have a process group already; expected .* --ddp"):
             torch.distributed.init_process_group("gloo")
