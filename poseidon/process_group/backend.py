@@ -278,6 +278,10 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def _submit(self, run: Callable[[], None], result: Any) -> PoseidonWork:
         work = PoseidonWork(run, result)
+        if threading.current_thread() is self._thread:
+            # a callback of the collective that has just ended, which may wait for this one
+            work.run()
+            return work
         if self._thread is None:
             self._thread = threading.Thread(
                 target=self._serve, name="poseidon-collectives", daemon=True

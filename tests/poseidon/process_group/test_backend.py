@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -56,6 +57,27 @@ def test_calls_return_before_they_are_done_and_run_in_their_order() -> None:
                 assert tensor.tolist() == [3.0 + 3 * step] * 4
 
     with meshes(SIZE) as made:
+        on_all(made, run)
+
+
+def test_a_callback_of_a_collective_may_wait_for_its_own() -> None:
+    """As torch's hook of PowerSGD does: its own comes before those that the script calls next."""
+    callbacks_are_set = threading.Event()
+
+    def run(mesh: Mesh) -> None:
+        with group_of(mesh) as group:
+            if mesh.rank:
+                assert callbacks_are_set.wait(20)
+            tensors = [torch.full((4,), float(mesh.rank)) for _ in range(3)]
+            first = group.allreduce([tensors[0]]).get_future()
+            nested = first.then(lambda _: group.allreduce([tensors[1]]).get_future().wait())
+            last = group.allreduce([tensors[2]])
+            callbacks_are_set.set()
+            last.wait()
+            assert nested.wait()[0] is tensors[1]
+            assert all(tensor.tolist() == [1.0] * 4 for tensor in tensors)
+
+    with meshes(2) as made:
         on_all(made, run)
 
 
