@@ -31,6 +31,7 @@ from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.lossy.compression import Lossy, codecs_of
 from poseidon.exchange.lossy.low_rank_matrix import LowRank
 from poseidon.exchange.options import ExchangeOptions
+from poseidon.flags.values import parts
 from poseidon.hints import own_command, short_path
 from poseidon.launcher.closing_lines import model_of, test_commands
 from poseidon.launcher.job import FRAGMENTS_TRAVEL, Job, check_folder, other_iteration
@@ -304,8 +305,8 @@ def needed_files(solver: SolverDefinition, *, client: int, clients: int) -> tupl
         clients: how many work.
     """
     folder = portable(solver.folder)
-    weights = [part.strip() for model in solver.param.weights for part in model.split(",")]
-    found = [NeededFile(name=name, folder=folder) for name in weights if name]
+    weights = [name for text in solver.param.weights for name in parts(text)]
+    found = [NeededFile(name=name, folder=folder) for name in weights]
     definition = solver.net_definition()
     nets = [(definition, solver.train_state(definition))]
     nets += [(test.definition, test.state) for test in solver.test_nets()]

@@ -22,6 +22,7 @@ from poseidon.data.databases.kinds import Backend
 from poseidon.data.databases.leveldb_cursor import ONE_OWNER
 from poseidon.durable import obstacle_to
 from poseidon.errors import DataError, DefinitionError
+from poseidon.flags.values import parts
 from poseidon.layers.base import Layer, LayerContext
 from poseidon.layers.inputs.annotated_data import AnnotatedData
 from poseidon.layers.inputs.data import Data
@@ -120,7 +121,7 @@ def weight_files(solver: SolverDefinition, given: Sequence[str]) -> list[Path]:
         solver: each entry of its `weights` may name several, separated by commas.
         given: likewise, from the flag.
     """
-    names = [part.strip() for names in (*solver.param.weights, *given) for part in names.split(",")]
+    names = [name for text in (*solver.param.weights, *given) for name in parts(text)]
     return [Path(name) if Path(name).exists() else solver.resolve(name) for name in names]
 
 
