@@ -401,7 +401,8 @@ class Trainer:
         self._log.write(done())
 
     def _last_loss(self) -> None:
-        """Log the loss of one more forward pass with the final weights, as Caffe does.
+        """Log the mean of the last losses, with one more forward pass with the final weights, as
+        Caffe does.
 
         The pass changes statistics once more, and the test that follows reads them: all workers
         take the mean over the virtual workers, each of which has begun with the same values.
@@ -419,7 +420,10 @@ class Trainer:
             loss = nets.train.loss
             losses.add(self._iteration, loss)
             losses.check()
-            numbers = torch.cat([loss.view(1).double(), *(s.double() for s in statistics)])
+            smoothed = self._smoothed[nets.number]
+            smoothed.add(loss)
+            value_1 = loss.new_tensor([smoothed.value], dtype=torch.float64)
+            numbers = torch.cat([value_1, *(s.double() for s in statistics)])
             found.append(numbers.cpu().numpy().tobytes())
         payloads = self._exchange.control.all_gather(join(found))
         means = total(parts(payloads)) / self._workers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -205,6 +206,25 @@ def test_losses_are_averaged_over_workers_and_iterations(folder: Path) -> None:
         assert a.loss == pytest.approx(b.loss, rel=1e-4)
         assert a.outputs[0].value == pytest.approx(b.outputs[0].value, rel=1e-4)
     assert [r.iteration for r in one.sink.train] == [0, 4, 8]
+
+
+@pytest.mark.parametrize("job", [Job(), Job(workers=2, shards=1)])
+def test_the_last_loss_is_averaged_with_those_before_it(
+    folder: Path, caplog: pytest.LogCaptureFixture, job: Job
+) -> None:
+    """At rate 0 both runs see the same losses."""
+
+    def losses(window: int) -> list[float]:
+        caplog.clear()
+        extra = f"base_lr: 0\nmax_iter: 5\ndisplay: 1\naverage_loss: {window}"
+        with caplog.at_level("INFO"):
+            ended = train(folder, job, batch=5, extra=extra)
+        (last,) = set(re.findall(r"Iteration 5, loss = (\S+),", caplog.text))
+        return [*(record.loss for record in ended.sink.train), float(last)]
+
+    own = losses(1)
+    assert losses(3)[-1] == pytest.approx(sum(own[-3:]) / 3, rel=1e-5)
+    assert own[-1] != pytest.approx(sum(own[-3:]) / 3, rel=1e-3)
 
 
 @pytest.mark.parametrize("staleness", [0, 2])
