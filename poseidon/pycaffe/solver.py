@@ -24,6 +24,7 @@ from poseidon.engine.averages import SmoothedLoss, accumulate, named_values
 from poseidon.engine.detection import Classes, DetectionTally
 from poseidon.engine.module.random_streams import seed_generators
 from poseidon.engine.solver.replica import draws_from_process
+from poseidon.engine.tools.preflight import weight_files
 from poseidon.errors import UsageError
 from poseidon.metrics.glog_lines import GlogSink, done, last, snapshotting, solving
 from poseidon.metrics.record import TestRecord, TrainRecord
@@ -112,9 +113,8 @@ class Solver:
             context = context_of(state.phase, self._seed, rank=number, workers=placed.count)
             self.nets.append(Net.from_definition(train, state, context))
         self.net = self.nets[0]
-        for weights in self.param.weights:
-            for part in filter(None, weights.split(",")):
-                self.net.copy_from(definition.resolve(part))
+        for model in weight_files(definition, ()):
+            self.net.copy_from(model)
         self.test_nets = [
             Net.from_definition(
                 test.definition,
@@ -177,14 +177,16 @@ class Solver:
         ):
             self._snapshot_of_all()
         if settings.display and self.iter % settings.display == 0:
-            LOG.write(last(self.iter, self._last_loss(), self._elapsed_s()))
+            self._smoothed.add(torch.tensor(self._last_loss()))
+            LOG.write(last(self.iter, self._smoothed.value, self._elapsed_s()))
         if self._test_is_due(first=True):
             self.test_all()
         LOG.write(done())
 
     def apply_update(self) -> None:
-        """Update the weights from the diffs as in iteration `iter`, without changing `iter`."""
+        """Update the weights from the diffs, as the end of iteration `iter`."""
         self._updater.apply(self.iter)
+        self.iter += 1
 
     def add_callback(self, on_start: Any, on_gradients_ready: Callback | None = None) -> None:
         """Register functions to be called in each iteration, before its forward pass and before
@@ -277,7 +279,6 @@ class Solver:
             on_gradients_ready()
         self._average_alone()
         self.apply_update()
-        self.iter += 1
         if settings.snapshot and self.iter % settings.snapshot == 0:
             self._snapshot_of_all()
 
@@ -304,7 +305,7 @@ class Solver:
         self._contributions.average(total_alone)
 
     def _last_loss(self) -> float:
-        """Return the mean loss of one more forward pass, as Caffe displays it at the end."""
+        """Return the mean loss of one more forward pass, which Caffe's last line counts."""
         self._contributions.begin()
         numbers = self._contributions.placed.of(self._process)
         losses = []

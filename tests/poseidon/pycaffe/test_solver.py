@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -143,13 +144,33 @@ def test_solve_ends_at_max_iter_and_tests_on_the_way(
     assert solver.iter == 20
 
 
+def test_the_last_loss_is_averaged_with_those_before_it(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    def losses(window: int) -> list[float]:
+        caplog.clear()
+        caffe.set_random_seed(4)
+        solver = make(
+            f'base_lr: 0 lr_policy: "fixed" max_iter: 5 display: 1 average_loss: {window} '
+            "random_seed: 4 snapshot_after_train: false"
+        )
+        with caplog.at_level(logging.INFO, logger="poseidon.solver"):
+            solver.solve()
+        found = re.findall(r"Iteration \d, loss(?: =|:) ([\d.]+)", caplog.text)
+        return [float(loss) for loss in found]
+
+    own = losses(1)
+    assert len(own) == 6
+    assert losses(3)[-1] == pytest.approx(sum(own[-3:]) / 3, rel=1e-5)
+
+
 def test_a_script_that_counts_its_steps_needs_no_max_iter(make: Make) -> None:
     solver = make('base_lr: 0.01 lr_policy: "fixed" snapshot_prefix: "model"')
     solver.step(2)
     assert solver.iter == 2
 
 
-def test_apply_update_takes_the_diffs_as_they_are(make: Make) -> None:
+def test_apply_update_takes_the_diffs_and_ends_the_iteration(make: Make) -> None:
     solver = make()
     blob = solver.net.layers[1].blobs[0]
     blob.data[...] = 0
@@ -157,7 +178,7 @@ def test_apply_update_takes_the_diffs_as_they_are(make: Make) -> None:
     solver.apply_update()
     np.testing.assert_allclose(blob.data, -0.01, rtol=1e-6)
     np.testing.assert_allclose(blob.diff, 0.01, rtol=1e-6)
-    assert solver.iter == 0
+    assert solver.iter == 1
 
 
 def test_rates_of_param_count_while_running(make: Make) -> None:
@@ -249,7 +270,7 @@ def test_weights_of_the_solver_file(make: Make, tmp_path: Path) -> None:
     first = make()
     path = tmp_path / "start.caffemodel"
     first.net.save(path)
-    second = make(f'{SETTINGS} weights: "{path}"')
+    second = make(f'{SETTINGS} weights: "{path}, {path},"')
     np.testing.assert_array_equal(first.net.params["ip"][0].data, second.net.params["ip"][0].data)
 
 
