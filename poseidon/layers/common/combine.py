@@ -112,8 +112,9 @@ class Eltwise(Layer):
 
     Bottoms: two or more of one shape. Top: the same.
 
-    Fields (eltwise_param): operation; coeff, one a bottom, for SUM. `stable_prod_grad` selects one
-    of two roundings of the same gradient in Caffe; torch's product is the stable one.
+    Fields (eltwise_param): operation; coeff, one a bottom, for SUM (MAX does not read it, as in
+    Caffe). `stable_prod_grad` selects one of two roundings of the same gradient in Caffe; torch's
+    product is the stable one.
     """
 
     BOTTOMS = (2, None)
@@ -127,8 +128,8 @@ class Eltwise(Layer):
                     f"bottom '{name}' has shape {times(shape)}, expected {times(bottoms[0])} as "
                     "the first"
                 )
-        if param.coeff and param.operation != EltwiseParameter.SUM:
-            raise LayerError("coeff is for operation: SUM only")
+        if param.coeff and param.operation == EltwiseParameter.PROD:
+            raise LayerError("has coeff, but operation: PROD, expected SUM")
         if param.coeff and len(param.coeff) != len(bottoms):
             raise LayerError(
                 f"has {len(param.coeff)} coeff for {len(bottoms)} bottoms, expected one each"

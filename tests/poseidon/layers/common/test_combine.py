@@ -38,6 +38,7 @@ def test_old_fields_of_concat_and_slice() -> None:
         ("coeff: 1 coeff: -0.5 coeff: 2", lambda a, b, c: a - 0.5 * b + 2 * c),
         ("operation: PROD", lambda a, b, c: a * b * c),
         ("operation: MAX", lambda a, b, c: a.maximum(b).maximum(c)),
+        ("operation: MAX coeff: 1 coeff: 2 coeff: 3", lambda a, b, c: a.maximum(b).maximum(c)),
     ],
 )
 def test_eltwise(body: str, expected: object) -> None:
