@@ -36,6 +36,7 @@ from poseidon.pycaffe.solver import (
     SGDSolver,
     get_solver,
 )
+from poseidon.pycaffe.timer import Timer
 from ps_server.numerics import prepare_process as _prepare_process
 
 __version__ = "1.0.0"
@@ -60,6 +61,7 @@ __all__ = [
     "NetSpec",
     "RMSPropSolver",
     "SGDSolver",
+    "Timer",
     "coord_map",
     "draw",
     "get_solver",

@@ -7,7 +7,7 @@ import poseidon.pycaffe as caffe
 # What BVLC's `caffe/__init__.py` offers, in the parts of this package that it has always had.
 OF_CAFFE = {
     "AdaDeltaSolver", "AdaGradSolver", "AdamSolver", "Classifier", "Detector", "Layer", "NCCL", "NesterovSolver", "Net",
-    "RMSPropSolver", "SGDSolver", "TEST", "TRAIN", "get_solver", "has_nccl", "init_log", "io", "layer_type_list", "log",
+    "RMSPropSolver", "SGDSolver", "TEST", "TRAIN", "Timer", "get_solver", "has_nccl", "init_log", "io", "layer_type_list", "log",
     "set_device", "set_mode_cpu", "set_mode_gpu", "set_multiprocess", "set_random_seed", "set_solver_count",
     "set_solver_rank", "solver_count", "solver_rank", "NetSpec", "layers", "params", "to_proto",
 }  # fmt: skip
