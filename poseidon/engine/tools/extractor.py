@@ -121,22 +121,22 @@ def fresh_counts(net: Net, extraction: Extraction) -> tuple[int, Iterable[int]]:
             one row a record.
     """
     limit = extraction.batches
-    readers = [reader for _, reader in net.readers()]
-    if not readers:
-        if not limit:
+    reader = next((reader for _, reader in net.readers()), None)
+    if reader is None and not limit:
+        raise UsageError(
+            f"{extraction.model} reads no database, so its data has no end; expected a "
+            "num_mini_batches"
+        )
+    rows = {name: net.blob_shapes[name][:1] for name in extraction.blobs}
+    batch = reader.shape[:1] if reader is not None else max(rows.values())
+    for name, found in rows.items():
+        if not found or found != batch:
+            where = f" for a batch of {batch[0]} records" if batch else ""
             raise UsageError(
-                f"{extraction.model} reads no database, so its data has no end; expected a "
-                "num_mini_batches"
+                f"blob '{name}' has {found[0] if found else 'no'} rows{where}, expected one a record"
             )
-        return limit, repeat(net.blob_shapes[extraction.blobs[0]][0], limit)
-    reader = readers[0]
-    for name in extraction.blobs:
-        rows = net.blob_shapes[name][:1]
-        if rows != (reader.shape[0],):
-            raise UsageError(
-                f"blob '{name}' has {rows[0] if rows else 'no'} rows for a batch of "
-                f"{reader.shape[0]} records, expected one a record"
-            )
+    if reader is None:
+        return limit, repeat(batch[0], limit)
     counts: list[int] = []
     while (not limit or len(counts) < limit) and (count := reader.fresh_records(len(counts))):
         counts.append(count)

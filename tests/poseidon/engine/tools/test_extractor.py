@@ -155,13 +155,15 @@ def test_data_without_an_end_needs_a_number(tmp_path: Path) -> None:
     net = tmp_path / "net.prototxt"
     net.write_text(
         'layer { name: "d" type: "DummyData" top: "d" dummy_data_param { shape { dim: 3 dim: 2 } '
-        "} }",
+        '} } layer { name: "r" type: "Reduction" bottom: "d" top: "r" }',
         encoding="utf-8",
     )
     one = Extraction(model=str(net), weights=(), blobs=("d",), databases=(str(tmp_path / "f"),))
     with pytest.raises(UsageError, match="its data has no end; expected a num_mini_batches"):
         run_extraction(one)
     assert run_extraction(replace(one, batches=2)) == 6
+    with pytest.raises(UsageError, match="blob 'r' has no rows, expected one a record"):
+        run_extraction(replace(one, batches=2, blobs=("r",)))
 
 
 def test_breaking_off_leaves_nothing(whole: Extraction, tmp_path: Path) -> None:
