@@ -31,15 +31,14 @@ from ps_server.link import LinkPriority
 from ps_server.monitor import Monitor
 from ps_server.network import Network
 from ps_server.transport.base import Buffer, Frames, TrackedTransport
+from ps_server.transport.retries import Retries
 from ps_server.transport.zmq_sockets import ZmqClientTransport, ZmqServerTransport
 
 VERSION = 1
 MAX_HEADER_BYTES = 1_024
 POLL_S = 0.5
-RETRY_S = 0.002
-"""Between two attempts to send to a peer whose queue was full, and between two looks whether all
-messages have left.
-"""
+LOOK_S = 0.002
+"""Between two looks whether all messages have left, while somebody waits for that."""
 LEAVE_S = 1.0
 """How long after the end of both connections with a peer its `Leave` may be handled."""
 LATE_S = 10.0
@@ -123,13 +122,15 @@ class WorkerLinks:
         self._monitor = monitor
         self._deliver = receive
         self._on_sent = on_sent
-        self._link = link or LinkPriority()
+        self._link = link
+        self._flushes = 0
         self._network = network
         self._wire = network.wire or ZmqWire()
         self._listening = self._wire.listen(network.host, network.keys)
         self.others = [(network.rank + i) % network.size for i in range(1, network.size)]
         """The ranks of the other workers, in the order in which messages for all are sent."""
         self._outboxes: dict[int, list[Waiting]] = {rank: [] for rank in self.others}
+        self._blocked: Retries[int] = Retries()
         self._numbers = count()
         self._sending: TrackedTransport | None = None
         self._ranks: dict[bytes, int] = {}
@@ -175,7 +176,8 @@ class WorkerLinks:
         for rank in ranks:
             self._queue(rank, priority, frames)
         self._all_left = False
-        self._link.take()
+        if self._link:
+            self._link.take()
 
     def _queue(self, rank: int, priority: int, frames: list[Buffer]) -> None:
         heapq.heappush(self._outboxes[rank], Waiting(priority, next(self._numbers), frames))
@@ -191,15 +193,22 @@ class WorkerLinks:
             PeerLost: the connections have failed.
             StalenessTimeout: they did not leave in time.
         """
-        self._monitor.wait_for(
-            lambda: True if self._all_left else None, "messages have not left this host"
-        )
+        with self._monitor:
+            self._flushes += 1
+        self.wake()
+        try:
+            self._monitor.wait_for(
+                lambda: True if self._all_left else None, "messages have not left this host"
+            )
+        finally:
+            with self._monitor:
+                self._flushes -= 1
 
     def fail(self, error: ServerError) -> None:
         """Make every waiting and later call raise `error`."""
         with self._monitor:
             self._monitor.fail(error)
-            self._link.free()
+            self._free_link()
 
     def close(self) -> None:
         """Send what is queued, and disconnect. After an interruption it drops what is queued.
@@ -232,7 +241,7 @@ class WorkerLinks:
             self._sending.close(drops=drops)
         self._listening.close(drops=drops)
         with self._monitor:
-            self._link.free()
+            self._free_link()
 
     def _pump(self) -> None:
         try:
@@ -254,43 +263,47 @@ class WorkerLinks:
         while True:
             closing = self._monitor.closed
             gone = self._sending.lost
-            blocked = self._send(gone)
-            before, unsent = unsent, self._free_link(gone)
+            self._send(gone)
+            before, unsent = unsent, self._count_unsent(gone)
             self._check_losses(gone, now())
             if closing and (give_up_s == float("inf") or unsent < before):
                 give_up_s = now() + LINGER_S
             if closing and (not unsent or now() > give_up_s):
                 return
-            wait_s = RETRY_S if blocked or unsent else POLL_S
+            wait_s = min(POLL_S, self._blocked.wait_s(now()))
+            if unsent and (closing or self._link or self._flushes):
+                wait_s = min(wait_s, LOOK_S)
             yield wait_s
             self._receive(wait_s)
 
-    def _send(self, lost: Collection[int]) -> bool:
-        """Send what the peers' queues take; returns whether anything is left."""
-        blocked = False
+    def _send(self, lost: Collection[int]) -> None:
+        """Send what the peers' queues take."""
         for peer, (rank, outbox) in enumerate(self._outboxes.items()):
             if peer in lost:
                 outbox.clear()  # ZeroMQ would keep it for a peer that comes back
-            blocked = not self._send_to(peer, rank, outbox) or blocked
-        return blocked
+            if not outbox and peer in self._blocked.peers:  # it was dropped
+                self._blocked.forget(peer)
+            self._send_to(peer, rank, outbox)
 
-    def _send_to(self, peer: int, rank: int, outbox: list[Waiting]) -> bool:
-        """Send a peer what its queue takes; returns whether that was all."""
+    def _send_to(self, peer: int, rank: int, outbox: list[Waiting]) -> None:
         assert self._sending is not None
-        while True:
+        while outbox and not self._blocked.is_early(peer, self._wire.now()):
+            if self._sending.blocks(peer):
+                self._blocked.add(peer, self._wire.now())
+                return
             with self._monitor:  # `send` adds to it
-                if not outbox:
-                    return True
                 waiting, began_ns = heapq.heappop(outbox), time.perf_counter_ns()
             if not self._sending.send(peer, waiting.frames):
                 with self._monitor:
                     heapq.heappush(outbox, waiting)
-                return False
+                self._blocked.add(peer, self._wire.now())
+                return
+            self._blocked.taken(peer, self._wire.now())
             if self._on_sent is not None and FIRST < waiting.priority < LAST:
                 self._on_sent(waiting.priority, rank, began_ns)
 
-    def _free_link(self, lost: Collection[int]) -> int:
-        """Free the link if all has left this host; return how many messages have not."""
+    def _count_unsent(self, lost: Collection[int]) -> int:
+        """Return how many messages have not left this host; free the link if all have."""
         assert self._sending is not None
         with self._monitor:  # `send` takes the link
             unsent = sum(
@@ -303,8 +316,12 @@ class WorkerLinks:
                 self._all_left = True
                 self._monitor.notify()
             if all_left:
-                self._link.free()
+                self._free_link()
         return 0 if all_left else unsent
+
+    def _free_link(self) -> None:
+        if self._link:
+            self._link.free()
 
     def _check_losses(self, lost: Collection[int], now: float) -> None:
         """Fail once the connections with a peer have ended without `Leave`.

@@ -7,6 +7,10 @@ costs few attempts, a fast one no pause.
 
 from __future__ import annotations
 
+from typing import Generic, TypeVar
+
+Peer = TypeVar("Peer")
+
 LEAST_S = 0.001
 MOST_S = 0.02
 """A link of 100 Mbit/s takes 256 KiB in this time."""
@@ -14,17 +18,17 @@ _PART = 0.5
 _GROWTH = 1.5
 
 
-class Retries:
+class Retries(Generic[Peer]):
     """The peers that block, and when to try each again. All times are seconds on one clock."""
 
     def __init__(self) -> None:
-        self.peers: set[bytes] = set()
+        self.peers: set[Peer] = set()
         """The peers that block."""
-        self._due_s: dict[bytes, float] = {}
-        self._taken_s: dict[bytes, float] = {}
-        self._pause_s: dict[bytes, float] = {}
+        self._due_s: dict[Peer, float] = {}
+        self._taken_s: dict[Peer, float] = {}
+        self._pause_s: dict[Peer, float] = {}
 
-    def add(self, peer: bytes, now_s: float) -> None:
+    def add(self, peer: Peer, now_s: float) -> None:
         """Note that a peer took nothing."""
         pause_s = self._pause_s.get(peer, LEAST_S)
         if peer in self.peers:  # slower than it was
@@ -32,7 +36,7 @@ class Retries:
         self.peers.add(peer)
         self._due_s[peer] = now_s + pause_s
 
-    def taken(self, peer: bytes, now_s: float) -> None:
+    def taken(self, peer: Peer, now_s: float) -> None:
         """Note that a peer took a message."""
         if peer in self.peers:
             took_s = now_s - self._taken_s[peer] if peer in self._taken_s else LEAST_S
@@ -40,13 +44,13 @@ class Retries:
             self.peers.discard(peer)
         self._taken_s[peer] = now_s
 
-    def forget(self, peer: bytes) -> None:
+    def forget(self, peer: Peer) -> None:
         """Forget a peer that has gone."""
         self.peers.discard(peer)
         for times in (self._due_s, self._taken_s, self._pause_s):
             times.pop(peer, None)
 
-    def is_early(self, peer: bytes, now_s: float) -> bool:
+    def is_early(self, peer: Peer, now_s: float) -> bool:
         """Return whether it is too early to try a peer again."""
         return peer in self.peers and now_s < self._due_s[peer]
 

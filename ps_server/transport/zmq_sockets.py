@@ -147,7 +147,7 @@ class ZmqServerTransport:
         self._socket.setsockopt(zmq.USE_FD, self._listening.descriptor())
         self._socket.bind(self._listening.address)
         self._peers: set[bytes] = set()
-        self._blocked = Retries()
+        self._blocked: Retries[bytes] = Retries()
         self._waker = _Waker()
         self._poller = zmq.Poller()
         self._watched = frozenset(self._authenticator.sockets)
@@ -411,12 +411,13 @@ class ZmqClientTransport:
         return f"the connection to {self._addresses[shard]}: the process there has ended, or the network has failed"
 
     def blocks(self, shard: int) -> bool:
-        if shard in self._blocked or not self._agree(shard):
+        if not self._agree(shard):
             return True
-        events = int(self._sockets[shard].getsockopt(_EVENTS))
-        if not events & _WRITABLE:  # reading the event costs far less than a failed attempt
-            self._block(shard)
-        return shard in self._blocked
+        # reading the event costs far less than a failed attempt
+        takes = bool(int(self._sockets[shard].getsockopt(_EVENTS)) & _WRITABLE)
+        if takes == (shard in self._blocked):
+            (self._unblock if takes else self._block)(shard)
+        return not takes
 
     def send(self, shard: int, frames: Frames) -> bool:
         if not self._agree(shard):

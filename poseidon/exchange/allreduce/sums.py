@@ -200,7 +200,8 @@ class Sums:
         def has_come() -> bool | None:
             if all(self._rounds.has_ended(bucket) for bucket in buckets):
                 return True
-            self._peers.check_left(iteration)
+            if self._peers.links.left and any(self._rounds.missing(bucket) for bucket in buckets):
+                self._peers.check_left(iteration)  # what has come may still be put in its place
             return None
 
         def hangs() -> str:

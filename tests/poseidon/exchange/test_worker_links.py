@@ -14,15 +14,19 @@ from poseidon.exchange.worker_links import (
     FIRST,
     LAST,
     LEAVE_MESSAGE,
+    LOOK_S,
+    POLL_S,
     Waiting,
     WorkerLinks,
     join_message,
 )
 from ps_server.errors import PeerLost
 from ps_server.keys import Keyring
+from ps_server.link import LinkPriority
 from ps_server.monitor import Monitor
 from ps_server.network import Network
 from ps_server.transport.base import Frames
+from ps_server.transport.retries import MOST_S
 
 
 class HandFed:
@@ -50,6 +54,9 @@ class HandFed:
     def receive(self, timeout_s: float) -> list[tuple[bytes, Frames]]:
         return [self.inbox.popleft() for _ in range(len(self.inbox))]
 
+    def blocks(self, peer: int) -> bool:
+        return not self.takes
+
     def send(self, peer: int, frames: Frames) -> bool:
         return self.takes
 
@@ -76,9 +83,15 @@ def wire() -> HandFed:
 
 @pytest.fixture
 def links(wire: HandFed) -> WorkerLinks:
+    return links_over(wire)
+
+
+def links_over(wire: HandFed, link: LinkPriority | None = None) -> WorkerLinks:
     network = Network(rank=0, size=2, token=b"secret", wire=wire)  # type: ignore[arg-type]
     monitor = Monitor(1.0, closed="closed", hangs="")
-    links = WorkerLinks(network, "test", monitor=monitor, receive=lambda rank, frames: None)
+    links = WorkerLinks(
+        network, "test", monitor=monitor, receive=lambda rank, frames: None, link=link
+    )
     links.begin(["here", "there"])
     wire.inbox.append((b"1", join_message(1, b"secret")))
     return links
@@ -128,6 +141,34 @@ def test_what_is_queued_at_the_end_survives_a_link_that_is_down_for_five_seconds
     assert not steps_until(links, wire, wire.now_s + 5)
     setattr(wire, stuck, True)
     assert steps_until(links, wire, wire.now_s + 1)
+
+
+@pytest.mark.parametrize(("link", "wait_s"), [(None, POLL_S), (LinkPriority(), LOOK_S)])
+def test_it_looks_often_whether_all_has_left_where_another_sender_waits_for_the_link(
+    wire: HandFed, link: LinkPriority | None, wait_s: float
+) -> None:
+    links = links_over(wire, link)
+    wire.with_kernel = False
+    assert next(links.steps()) == wait_s
+    links.leave()
+    assert next(links.steps()) == LOOK_S
+
+
+def test_a_peer_that_takes_nothing_is_tried_ever_more_rarely(
+    wire: HandFed, links: WorkerLinks
+) -> None:
+    wire.takes = False
+    waits_s = []
+    steps = links.steps()
+    for _ in range(20):
+        wait_s = next(steps)
+        waits_s.append(round(wait_s, 9))
+        wire.now_s += wait_s
+    assert waits_s == sorted(waits_s)
+    assert waits_s[0] < waits_s[-1] == MOST_S
+    wire.lost.add(0)
+    next(steps)
+    assert next(steps) == POLL_S
 
 
 def test_the_end_does_not_wait_for_ever(wire: HandFed, links: WorkerLinks) -> None:
