@@ -103,6 +103,8 @@ class LinearFactors:
         )
 
     def _after(self, _: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor | None:
+        if torch._C._are_functorch_transforms_active():  # whose gradients the script gets
+            return None
         if not (torch.is_grad_enabled() and output.requires_grad and self._weight.requires_grad):
             return None
         watched: Tensor = _Watch.apply(output, arguments[0].detach(), self._note)  # type: ignore[no-untyped-call]

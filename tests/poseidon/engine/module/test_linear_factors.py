@@ -53,6 +53,15 @@ def beside(net: Layer, x: Tensor) -> Tensor:
     return once(net, x) + nn.functional.linear(x, net.layer.weight)
 
 
+def after_a_transform(net: Layer, x: Tensor) -> Tensor:
+    def loss(weights: dict[str, Tensor]) -> Tensor:
+        result: Tensor = torch.func.functional_call(net.layer, weights, (x,))
+        return result.sum()
+
+    torch.func.grad(loss)(dict(net.layer.named_parameters()))
+    return once(net, x)
+
+
 def never(net: Layer, x: Tensor) -> Tensor:
     return nn.functional.linear(x, net.layer.weight)
 
@@ -63,6 +72,7 @@ def never(net: Layer, x: Tensor) -> Tensor:
         (once, ROWS),
         (twice, 2 * ROWS),
         (in_a_checkpoint, ROWS),
+        (after_a_transform, ROWS),
         (in_bfloat16, None),
         (beside, None),
         (never, None),
