@@ -57,6 +57,22 @@ for _ in range(2):
     loss(half).backward()
     near(half, mean_of(lambda: build(torch.bfloat16), losses), 2e-2)
 
+# parameters of types that no exchange carries
+class Wide(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(4)
+        self.first = nn.Parameter(torch.randn(6, 3, dtype=torch.complex64))
+        self.last = nn.Linear(3, 2, dtype=torch.float64)
+    def forward(self, x):
+        return self.last((x.to(torch.complex64) @ self.first).abs().double())
+wide = DistributedDataParallel(Wide())
+expected = mean_of(Wide, [lambda m, own=own: m(own).pow(2).mean() for own in x])
+for _ in range(2):
+    wide.zero_grad()
+    wide(x[rank]).pow(2).mean().backward()
+    torch.testing.assert_close([p.grad for p in wide.parameters()], expected)
+
 # a part of the model that some workers do not use
 class Parts(nn.Module):
     def __init__(self):

@@ -6,6 +6,8 @@ the gradients: a communication hook of DistributedDataParallel hands it each buc
 Laws:
 * After `backward()` a gradient is the mean over all workers, added in the order of their ranks:
   what `poseidon.distribute` gives a torch optimizer, with the same bits.
+* Of gradients of float64 and complex numbers the exchange would keep a part: the process group
+  reduces them.
 * The last bucket's hook waits for all means. By then the backward pass has computed all gradients,
   so nothing waits for it, and an error is raised in the script's `backward()`.
 """
@@ -25,6 +27,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from poseidon.engine.module.linear_factors import watch_layers
+from poseidon.engine.module.masters import TYPES
 from poseidon.engine.module.tensors import looked_up
 from poseidon.engine.module.worker_context import STEP, LoopPosition, Observed, WorkerContext
 from poseidon.errors import UsageError, counted
@@ -70,7 +73,9 @@ class BucketReducer:
             for name, parameter in module.module.named_parameters()
             if parameter.requires_grad and name not in module.parameters_to_ignore
         }
-        self._index = {parameter: index for index, parameter in enumerate(self._names)}
+        self._sent = [parameter for parameter in self._names if parameter.dtype in TYPES]
+        """The parameters whose gradients the exchange reduces."""
+        self._index = {parameter: index for index, parameter in enumerate(self._sent)}
         is_compiled = uncompiled(module.module) is not module.module
         may_send_factors = context.member.options.kind.sends_factors and not is_compiled
         self._layers = watch_layers(module.module) if may_send_factors else {}
@@ -105,7 +110,7 @@ class BucketReducer:
             )
         future: torch.futures.Future[Tensor] = torch.futures.Future()
         self._waiting.append((bucket, future))
-        if self._observed is not None:
+        if self._observed is not None and self._sends(bucket):
             self._send(bucket, self._observed.exchange)
         if bucket.is_last():
             if self._observed is None:
@@ -123,6 +128,9 @@ class BucketReducer:
             for done, one in waiting:
                 one.set_result(done.buffer())
         return future
+
+    def _sends(self, bucket: Any) -> bool:
+        return bucket.parameters()[0] in self._index  # those of a bucket have one type
 
     def _send(self, bucket: Any, exchange: Exchange) -> None:
         for parameter, gradient in _gradients(bucket):
@@ -143,6 +151,9 @@ class BucketReducer:
         exchange.finish()
         exchange.start(self._steps + 1, 0.0)
         for bucket, _ in self._waiting:
+            if not self._sends(bucket):
+                _average(bucket)
+                continue
             for parameter, gradient in _gradients(bucket):
                 index = self._index[parameter]
                 exchange.wait(index)
@@ -153,7 +164,7 @@ class BucketReducer:
 
     def _open(self, context: WorkerContext) -> None:
         """Reduce the first buckets by the process group, and open the exchange."""
-        rows = [0] * len(self._names)
+        rows = [0] * len(self._sent)
         for bucket, _ in self._waiting:
             for parameter, gradient in _gradients(bucket):
                 layer = self._layers.get(parameter)
@@ -164,22 +175,22 @@ class BucketReducer:
         distributed.all_reduce(least, op=distributed.ReduceOp.MIN)
         distributed.all_reduce(most, op=distributed.ReduceOp.MAX)
         for bucket, _ in self._waiting:
-            distributed.all_reduce(bucket.buffer(), op=distributed.ReduceOp.AVG)
+            _average(bucket)
         self._means = [
             torch.zeros(parameter.shape, dtype=torch.float32, device=parameter.device)
-            for parameter in self._names
+            for parameter in self._sent
         ]
         mean, embeddings = Rule(kind=RuleKind.MEAN), looked_up(self.module.module)
         tensors = [
             Trained(
-                name=name,
+                name=self._names[parameter],
                 tensor=tensor,
                 rule=mean,
                 factor_rows=high if low else 0,
                 looked_up=parameter in embeddings,
             )
-            for (parameter, name), tensor, low, high in zip(
-                self._names.items(), self._means, least.tolist(), most.tolist(), strict=True
+            for parameter, tensor, low, high in zip(
+                self._sent, self._means, least.tolist(), most.tolist(), strict=True
             )
         ]
         settings = ExchangeSettings(start_clock=1)  # the first iteration is done
@@ -201,6 +212,11 @@ class BucketReducer:
 
 def _gradients(bucket: Any) -> Iterator[tuple[nn.Parameter, Tensor]]:
     return zip(bucket.parameters(), bucket.gradients(), strict=True)
+
+
+def _average(bucket: Any) -> None:
+    distributed: Any = torch.distributed
+    distributed.all_reduce(bucket.buffer(), op=distributed.ReduceOp.AVG)
 
 
 def reduce_by_exchange(module: DistributedDataParallel, context: WorkerContext) -> None:
