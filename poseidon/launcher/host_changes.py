@@ -63,6 +63,7 @@ class HostChanges(JobListener):
 
     def on_started(self) -> None:
         self._running = True
+        self._check_leaving()
         if self._leaving or not self._arrived.empty():  # since the last start has ended
             self._requests.regroup()
 
@@ -153,19 +154,35 @@ class HostChanges(JobListener):
 
     def _leave(self, hosts: Sequence[Host]) -> None:
         """Let hosts leave the job, or raise why it cannot continue without them."""
-        job, names = self._job, named(hosts)
         self._check_snapshots()
         with self._lock:
             leaving = self._leaving | {host.id for host in hosts}
-            left = [host for host in job.site.hosts if host.id not in leaving]
-            workers = sum(host.works for host in left) * job.plan.workers_per_host
-            if not workers:
-                raise JobError(f"{names} is the last host of the job; poseidon kill ends the job")
-            if workers < job.request.min_workers:
-                raise JobError(f"without {names} the job has fewer workers than --min_workers")
-            job.with_hosts(left)  # raises what keeps it from continuing
+            self._check_goes_on(leaving, named(hosts))
             self._leaving = leaving
         self._requests.regroup()
+
+    def _check_goes_on(self, leaving: frozenset[int], names: str) -> None:
+        """Raise why the job cannot continue without hosts; `names` are those that are to leave."""
+        job = self._job
+        left = [host for host in job.site.hosts if host.id not in leaving]
+        workers = sum(host.works for host in left) * job.plan.workers_per_host
+        if not workers:
+            raise JobError(f"{names} is the last host of the job; poseidon kill ends the job")
+        if workers < job.request.min_workers:
+            raise JobError(f"without {names} the job has fewer workers than --min_workers")
+        job.with_hosts(left)  # raises what keeps it from continuing
+
+    def _check_leaving(self) -> None:
+        """Let the hosts stay that are still to leave, if others that were lost meanwhile keep the
+        job from continuing without them.
+        """
+        with self._lock:
+            leaving = [host for host in self._job.site.hosts if host.id in self._leaving]
+            try:
+                self._check_goes_on(self._leaving, named(leaving))
+            except PoseidonError as error:
+                self._leaving = frozenset()
+                self._report(f"{named(leaving)} was to leave, and stays: {error}")
 
     def _check_snapshots(self) -> None:
         """Refuse changes of a job that cannot regroup."""

@@ -239,9 +239,12 @@ class _Run:
 
     def memory_point(self) -> tuple[StartingPoint, str] | None:
         job, leaving = self._job, self._changes.leaving
-        waiting = job.site.paused.of(job.plan).items()
-        paused = {name: at for name, at in waiting if name.client not in leaving}
-        found = find_survivors(job.plan, paused, min_workers=job.request.min_workers)
+        found = find_survivors(
+            job.plan,
+            job.site.paused.of(job.plan),
+            min_workers=job.request.min_workers,
+            leaving=leaving,
+        )
         if found is None:
             return None
         before = job.site.hosts
@@ -253,7 +256,7 @@ class _Run:
             job.site.go_on(before)
             job.renew_plan()
             return None
-        self._changes.go_on(without=leaving)
+        self._changes.go_on(without=leaving - {host.id for host in found.hosts})
         groups = [("without", found.lost), ("with", new)]
         changes = [f"{word} {named(hosts)}" for word, hosts in groups if hosts]
         phrase = f"{' and '.join(changes) or 'with the same clients'}: {job.description()}"

@@ -8,7 +8,7 @@ outlives it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 
 from poseidon.cluster.agent.remote_process import RemoteProcess
@@ -38,9 +38,16 @@ class Survivors:
 
 
 def find_survivors(
-    plan: JobPlan, paused: Mapping[ProcessName, Paused], *, min_workers: int
+    plan: JobPlan,
+    paused: Mapping[ProcessName, Paused],
+    *,
+    min_workers: int,
+    leaving: Set[int] = frozenset(),
 ) -> Survivors | None:
     """Return what a job can continue with from memory; None: nothing that it needs is left.
+
+    Hosts that are to leave are left out. If the others cannot continue without them, because none
+    has a memory snapshot or they are too few, as many of them as needed stay for one more start.
 
     A host stays with all of its processes, or not at all: what it has lost is prepared beside the
     job. If no such host has a memory snapshot, one with all of its workers that has it stays, else
@@ -50,7 +57,22 @@ def find_survivors(
         plan: of the start that has ended.
         paused: its processes that are left.
         min_workers: the fewest that the job continues with.
+        leaving: the ids of the hosts that are to leave.
     """
+    while True:
+        others = {name: at for name, at in paused.items() if name.client not in leaving}
+        found = _survivors(plan, others, min_workers)
+        if found is not None or not leaving:
+            return found
+        with_all = _survivors(plan, paused, min_workers)
+        if with_all is None:
+            return None
+        leaving = leaving - {next(host.id for host in with_all.hosts if host.id in leaving)}
+
+
+def _survivors(
+    plan: JobPlan, paused: Mapping[ProcessName, Paused], min_workers: int
+) -> Survivors | None:
     live = [worker for worker in plan.workers if worker.process in paused]
     count = {host: sum(one.host is host for one in live) for host in plan.hosts}
     snapshots = {

@@ -229,6 +229,17 @@ def test_the_second_of_two_hosts_stays() -> None:
     assert case.requests.take() == [RegroupRequested()]
 
 
+def test_a_host_that_is_to_leave_stays_where_the_others_were_lost_meanwhile() -> None:
+    case = Case()
+    assert case.changes._asked_to_end(case.site.hosts[:1])
+    case.requests.forget_regroup()
+    case.site.go_on([case.site.hosts[0], case.site.hosts[2]])
+    case.changes.on_started()
+    assert case.changes.leaving == frozenset()
+    assert case.requests.take() == []
+    assert case.said[-1].startswith("client 0 (node0) was to leave, and stays: client 0 (node0) is")
+
+
 @pytest.mark.parametrize("most", [1, 2])
 def test_a_lost_host_is_tried_again(most: int) -> None:
     case = Case(max_rejoins=most)

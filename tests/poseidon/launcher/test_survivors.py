@@ -87,6 +87,30 @@ def test_the_fewest_workers(least: int, goes_on: bool) -> None:
     assert (found is not None) is goes_on
 
 
+@pytest.mark.parametrize(
+    ("workers", "leaving", "least", "hosts"),
+    [
+        ({0: 8, 1: 8, 2: None}, {0}, 1, [1, 2]),
+        ({0: 8, 1: 8, 2: None}, {0, 1}, 1, [0, 2]),  # one with a snapshot stays
+        ({0: 6, 1: 8, 2: None}, {0, 1}, 1, [1, 2]),  # the newest
+        ({0: 8, 1: 8, 2: None}, {1, 2}, 1, [0]),
+        ({0: 8, 2: None}, {2}, 2, [0, 2]),  # another host was lost
+        ({0: 8, 1: 8, 2: None}, {1, 2}, 2, [0, 1]),
+        ({1: None, 2: None}, {1}, 1, None),
+    ],
+)
+def test_hosts_leave_unless_the_others_cannot_go_on(
+    workers: dict[int, int | None], leaving: set[int], least: int, hosts: list[int] | None
+) -> None:
+    plan = plan_of(THREE)
+    shards = "".join(map(str, workers))
+    found = find_survivors(
+        plan, paused(plan, workers, shards), min_workers=least, leaving=frozenset(leaving)
+    )
+    assert (found and [host.id for host in found.hosts]) == hosts
+    assert not found or {host.id for host in found.lost} == {0, 1, 2} - set(hosts or ())
+
+
 OLD = ProcessName(role=Role.WORKER, index=1, client=1, host="b")
 NEW = ProcessName(role=Role.WORKER, index=0, client=1, host="b")
 

@@ -433,8 +433,7 @@ class _Driver(runner._Run):
         sound = [
             host
             for host in plan.hosts
-            if host.id not in self._changes.leaving
-            and host.address not in course.died
+            if host.address not in course.died
             and any(agent.process.alive for agent in course.machines[host.address].agents)
             and not course.touched & set(course.machines[host.address].everything)
         ]
