@@ -10,7 +10,6 @@ from poseidon.engine.tools.preflight import runs_users_code
 from poseidon.errors import UsageError
 from poseidon.layers.base import LayerContext, Shape
 from poseidon.net.compile import checked_layers
-from poseidon.proto.caffe_pb2 import NetState
 from poseidon.proto.definition import NetDefinition, read_net
 from poseidon.proto.phase import filter_net
 from poseidon.pycaffe.draw import extension_of, get_pydot_graph, render
@@ -45,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _phase_graph(definition: NetDefinition, arguments: argparse.Namespace) -> pydot.Dot:
-    state = NetState(phase=arguments.phase)
+    state = definition.state(arguments.phase)
     shapes: dict[str, Shape] | None = None
     if arguments.shapes:
         context = LayerContext(phase=state.phase, seed=0)

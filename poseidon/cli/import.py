@@ -9,7 +9,7 @@ from poseidon.errors import counted
 from poseidon.export.formats import import_weights, read_tensors
 from poseidon.export.net import inference_definition
 from poseidon.net.compile import filter_phase
-from poseidon.proto.caffe_pb2 import TEST, NetState
+from poseidon.proto.caffe_pb2 import TEST
 from poseidon.proto.definition import read_net
 
 LOGGER = logging.getLogger(__name__)
@@ -17,7 +17,8 @@ LOGGER = logging.getLogger(__name__)
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the model, and print how many tensors it has; 0 when it is written."""
-    definition = filter_phase(read_net(arguments.model), NetState(phase=TEST))
+    definition = read_net(arguments.model)
+    definition = filter_phase(definition, definition.state(TEST))
     definition = inference_definition(definition, dict(arguments.input))
     taken, unused = import_weights(
         definition, read_tensors(arguments.weights), dict(arguments.name), arguments.output

@@ -27,7 +27,7 @@ from poseidon.layers.base import LayerContext, times
 from poseidon.layers.neuron.batch_norm import BatchNorm
 from poseidon.net.compile import compile_net, filter_phase
 from poseidon.net.net import Net
-from poseidon.proto.caffe_pb2 import TEST, NetState
+from poseidon.proto.caffe_pb2 import TEST
 from poseidon.proto.definition import NetDefinition, read_net
 from poseidon.snapshot.caffemodel import write_model
 from poseidon.snapshot.files import write_atomically
@@ -54,8 +54,9 @@ def open_for_inference(
         SnapshotError: a model cannot be read, or does not fit.
         UsageError: a shape is missing, or belongs to no data.
     """
-    state = NetState(phase=TEST, stage=stages)
-    definition = inference_definition(filter_phase(read_net(model), state), shapes)
+    definition = read_net(model)
+    state = definition.state(TEST, stages=stages)
+    definition = inference_definition(filter_phase(definition, state), shapes)
     net = compile_net(definition, LayerContext(phase=TEST, seed=1), state=state)
     load_models(net, weights)
     return net
@@ -246,8 +247,8 @@ def import_weights(
     Raises:
         SnapshotError: a tensor of the net is missing, or has a different number of values.
     """
-    state = NetState(phase=TEST)
-    net = compile_net(definition, LayerContext(phase=TEST, seed=1), state=state)
+    context = LayerContext(phase=TEST, seed=1)
+    net = compile_net(definition, context, state=definition.state(TEST))
     wanted = named_tensors(net)
     unknown = [name for name in names if name not in wanted]
     if unknown:

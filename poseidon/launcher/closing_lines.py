@@ -11,8 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from poseidon.hints import own_command, short_path
-from poseidon.proto.caffe_pb2 import NetState
-from poseidon.proto.definition import SolverDefinition
+from poseidon.proto.definition import SolverDefinition, TestNet
 
 OF_ONE_RUN = frozenset({"snapshot", "weights", "output", "job", "background", "net_outputs"})
 """Flags that a resumed job does not take over."""
@@ -71,7 +70,7 @@ def test_commands(solver: SolverDefinition, model: Path) -> list[str]:
             "-iterations",
             str(test.iterations),
         ]
-        commands.append(f"{own_command()} {shlex.join([*argv, *_state_flags(test.state)])}")
+        commands.append(f"{own_command()} {shlex.join([*argv, *_state_flags(test)])}")
     return list(dict.fromkeys(commands))
 
 
@@ -120,6 +119,8 @@ def _shortened(argument: str) -> str:
     return f"{flag}{equals}{short_path(Path(value))}"
 
 
-def _state_flags(state: NetState) -> list[str]:
-    level = ["-level", str(state.level)] if state.level else []
-    return [*level, *(["-stage", ",".join(state.stage)] if state.stage else [])]
+def _state_flags(test: TestNet) -> list[str]:
+    """Return the flags for the level and for the stages that the file of the net does not have."""
+    level, stages = test.state.level, test.state.stage[len(test.definition.param.state.stage) :]
+    flags = ["-level", str(level)] if level else []
+    return [*flags, *(["-stage", ",".join(stages)] if stages else [])]

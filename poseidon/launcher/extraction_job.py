@@ -36,7 +36,7 @@ from poseidon.launcher.site import Site, read_hosts
 from poseidon.launcher.terminal import Terminal
 from poseidon.layers.user_modules import import_modules
 from poseidon.net.compile import plan_phase
-from poseidon.proto.caffe_pb2 import TEST, NetState
+from poseidon.proto.caffe_pb2 import TEST
 from poseidon.proto.definition import read_net
 
 
@@ -84,7 +84,8 @@ def check_extraction(extraction: Extraction, databases: Sequence[Path]) -> None:
         PoseidonError: a mistake in the definition, or a database cannot be written.
     """
     import_modules(extraction.imports)
-    plan_phase(read_net(extraction.model), NetState(phase=TEST))
+    definition = read_net(extraction.model)
+    plan_phase(definition, definition.state(TEST))
     if Backend.parse(extraction.backend) is Backend.LEVELDB:
         require_leveldb()
     for path in databases:

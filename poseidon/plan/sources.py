@@ -147,7 +147,8 @@ def _read(path: Path, is_solver: bool) -> tuple[NetDefinition, NetState]:
         solver = read_solver(path)
         definition = solver.net_definition()
         return definition, solver.train_state(definition)
-    return read_net(path), NetState(phase=TRAIN)
+    definition = read_net(path)
+    return definition, definition.state(TRAIN)
 
 
 def _without_data(definition: NetDefinition) -> tuple[NetDefinition, str]:

@@ -72,6 +72,12 @@ class NetDefinition:
                 raise
             raise self.error(index, error.message) from error
 
+    def state(self, phase: int, *, level: int = 0, stages: Iterable[str] = ()) -> NetState:
+        """Return the state to build the net for without a solver: its own stages and these, as in
+        Caffe's Net.
+        """
+        return NetState(phase=phase, level=level, stage=[*self.param.state.stage, *stages])  # type: ignore[arg-type]
+
     def with_layers(self, kept: Sequence[int]) -> NetDefinition:
         """Return this definition with only the layers of these indices, in this order."""
         param = deepcopy(self.param)

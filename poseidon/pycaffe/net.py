@@ -82,10 +82,8 @@ class Net(NetBase):
             raise FileMissing("there is no such net definition", source=str(path))
         if weights is not None and not Path(weights).is_file():
             raise ModelMissing(f"{weights}: there is no such model")
-        state = NetState(phase=phase, level=level, stage=list(stages or ()))
         definition = read_net(path)
-        # The definition can set a level and stages, too.
-        self._build(definition, _merged(definition, state))
+        self._build(definition, definition.state(phase, level=level, stages=stages or ()))
         if weights is not None:
             self.copy_from(weights)
 
@@ -324,13 +322,6 @@ class Net(NetBase):
                     f"{what} '{name}' has shape {times(array.shape)}, expected "
                     f"{times(target.shape)}"
                 ) from error
-
-
-def _merged(definition: NetDefinition, state: NetState) -> NetState:
-    merged = NetState()
-    merged.CopyFrom(definition.param.state)
-    merged.MergeFrom(state)
-    return merged
 
 
 def count_of(arrays: Mapping[str, Array]) -> int:

@@ -18,7 +18,6 @@ from poseidon.layers.base import CPU, LayerContext
 from poseidon.net.compile import compile_net
 from poseidon.net.load import LoadReport
 from poseidon.net.net import Net
-from poseidon.proto.caffe_pb2 import NetState
 from poseidon.proto.definition import read_net
 from poseidon.snapshot.caffemodel import read_model
 
@@ -54,10 +53,11 @@ def open_net(request: NetRequest, context: LayerContext | None = None) -> Net:
         DataError: its data is missing or broken.
         SnapshotError: a model cannot be read, or does not fit.
     """
-    state = NetState(phase=request.phase, level=request.level, stage=request.stages)  # type: ignore[arg-type]
+    definition = read_net(request.model)
+    state = definition.state(request.phase, level=request.level, stages=request.stages)
     if context is None:
         context = LayerContext(phase=request.phase, seed=1, device=request.device)
-    net = compile_net(read_net(request.model), context, state=state)
+    net = compile_net(definition, context, state=state)
     try:
         load_models(net, request.weights)
     except BaseException:

@@ -110,6 +110,8 @@ def test_the_command_that_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     extra = 'test_iter: 7\ntest_state: { stage: "a" stage: "b" level: 2 }'
     solver = read_solver(write_definitions(tmp_path, batch=4, extra=extra))
+    net = tmp_path / "net.prototxt"
+    net.write_text(f'state {{ stage: "own" }}\n{net.read_text(encoding="utf-8")}', encoding="utf-8")
     model = model_of(tmp_path / "snap_iter_3.solverstate.h5")
     assert test_commands(solver, model) == [
         "poseidon test -model net.prototxt -weights snap_iter_3.caffemodel.h5 -iterations 7 "

@@ -54,17 +54,21 @@ def test_later_models_go_over_earlier_ones(net_file: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("phase", "level", "stages", "there"),
+    ("state", "phase", "level", "stages", "there"),
     [
-        (TEST, 2, ("s", "t"), True),
-        (TEST, 1, ("s",), False),
-        (TEST, 2, (), False),
-        (TRAIN, 2, ("s",), False),
+        ("", TEST, 2, ("s", "t"), True),
+        ("", TEST, 1, ("s",), False),
+        ("", TEST, 2, (), False),
+        ("", TRAIN, 2, ("s",), False),
+        ('state { stage: "s" }', TEST, 2, ("t",), True),
+        ('state { phase: TRAIN stage: "s" level: 2 }', TEST, 0, (), False),
     ],
 )
 def test_phase_level_and_stages(
-    net_file: Path, phase: int, level: int, stages: tuple[str, ...], there: bool
+    net_file: Path, state: str, phase: int, level: int, stages: tuple[str, ...], there: bool
 ) -> None:
+    """As by Caffe's Net: a file's stages hold, its phase and level do not."""
+    net_file.write_text(state + NET, encoding="utf-8")
     net = open_net(NetRequest(model=net_file, phase=phase, level=level, stages=stages))
     assert ("deep" in net.blob_shapes) is there
 
