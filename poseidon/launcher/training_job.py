@@ -74,6 +74,8 @@ class TrainingJob(Job):
             level=request.level, stages=request.stage
         )
         self._changes = changes(file.param, self._solver.param, request.settings)
+        if request.weights or request.snapshot:
+            self._solver = self._solver.without_weights()
         self._settings = solver_settings(self._solver)
         check_local_steps(self._solver.param, request.exchange.sync_every)
         title = check_nets(self._solver, self._settings).param.name or request.solver.stem

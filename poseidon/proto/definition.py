@@ -196,6 +196,12 @@ class SolverDefinition:
         param.train_state.stage.extend(stages)
         return replace(self, param=param)
 
+    def without_weights(self) -> SolverDefinition:
+        """Return this solver without the models that it starts from."""
+        param = deepcopy(self.param)
+        param.ClearField("weights")
+        return replace(self, param=param)
+
     def test_nets(self) -> tuple[TestNet, ...]:
         """Return the test nets in Caffe's order: each test_net_param, each test_net, then the
         common net.

@@ -115,13 +115,14 @@ def _check_owners(net: NetDefinition, layers: Iterable[Layer]) -> None:
 
 
 def weight_files(solver: SolverDefinition, given: Sequence[str]) -> list[Path]:
-    """Return the models that a run starts from: the solver's, then the flag's.
+    """Return the models that a run starts from: the flag's, or without it the solver's, as in
+    Caffe.
 
     Args:
         solver: each entry of its `weights` may name several, separated by commas.
         given: likewise, from the flag.
     """
-    names = [name for text in (*solver.param.weights, *given) for name in parts(text)]
+    names = [name for text in given or solver.param.weights for name in parts(text)]
     return [Path(name) if Path(name).exists() else solver.resolve(name) for name in names]
 
 

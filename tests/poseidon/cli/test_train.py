@@ -17,8 +17,11 @@ from poseidon.cluster.python_command import module_arguments
 from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.state import Outcome
 from poseidon.engine.document import JobDocument, read_document
+from poseidon.engine.tools.preflight import weight_files
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
+from poseidon.proto.caffe_pb2 import LayerParameter, NetParameter
+from poseidon.proto.definition import read_solver
 from poseidon.snapshot.files import model_path, state_path
 from poseidon.snapshot.solverstate import RunState, write_state
 from tests.support.databases import make_pictures
@@ -231,6 +234,20 @@ def test_a_job_goes_on_from_the_newest_snapshot_of_another(
         write_state(state_path(folder / "quick", iteration), state)
     (document,) = train(f"--snapshot={word}", lines=()).documents
     assert document.snapshot == str(state_path(folder / "quick", 10))
+
+
+def test_weights_on_the_command_line_replace_the_solvers(
+    train: Callable[..., Planned], solver: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The solver's are not looked for, as by Caffe."""
+    model = tmp_path / "a.caffemodel"
+    model.write_bytes(NetParameter(layer=[LayerParameter(name="a")]).SerializeToString())
+    with solver.open("a", encoding="utf-8") as text:
+        text.write('weights: "nosuch.caffemodel"')
+    (document,) = train(f"--weights={model}", lines=()).documents
+    assert weight_files(read_solver(solver), document.weights) == [model]
+    assert main(["train", f"--solver={solver}", "--output=other"]) == 1
+    assert "weights: there is no file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
