@@ -7,17 +7,18 @@ the device or the number of workers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from poseidon.errors import DataError, DefinitionError
 from poseidon.layers.base import Layer, LayerContext, LayerError, Shape, new_blob, times
 from poseidon.layers.registry import create, layer_class
+from poseidon.net.load import first_values
 from poseidon.net.net import Compiled, Net
 from poseidon.net.net_plan import NetPlan, Step, plan_net
 from poseidon.net.params import ParamInfo, ParamTable
@@ -257,16 +258,18 @@ class _Compiler:
             factors=layer.offers_factors,
             statistics=layer.updates_statistics,
         )
-        donated = self._donated(layer)
+        donated, given = self._donated(layer), first_values(layer)
         for index, entry in enumerate(entries):
             if entry.parameter is None:
-                entry.parameter = donated[index] if donated else self._new(layer, index)
+                entry.parameter = donated[index] if donated else self._new(layer, index, given)
             layer.install(index, entry.parameter)
         self.blobs_seen += len(entries)
 
-    def _new(self, layer: Layer, index: int) -> nn.Parameter:
+    def _new(self, layer: Layer, index: int, given: Sequence[Tensor]) -> nn.Parameter:
         if self.context.device == META:
             return nn.Parameter(torch.empty(layer.blob_specs[index].shape, device=META))
+        if given:
+            return nn.Parameter(given[index].to(self.context.device))
         seed = derive_seed(self.context.seed, "blob", self.blobs_seen + index)
         return nn.Parameter(new_blob(layer.blob_specs[index], seed).to(self.context.device))
 

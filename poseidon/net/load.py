@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from poseidon.errors import SnapshotError
-from poseidon.layers.base import Layer, Shape, times
+from poseidon.layers.base import Layer, LayerError, Shape, times
+from poseidon.proto.blob import to_array
 
 # Old files give every blob four axes, with leading ones.
 LEGACY_AXES = 4
@@ -108,6 +109,30 @@ def _match(
                 "to keep the layer's initial weights, give it another name"
             )
     return [(blobs[index], array) for index, array in present.items()]
+
+
+def first_values(layer: Layer) -> list[Tensor]:
+    """Return the values that a layer's definition has for its blobs; an empty list: none.
+
+    Raises:
+        LayerError: they differ from the blobs in number or shape.
+    """
+    if not layer.param.blobs:
+        return []
+    try:
+        arrays = [to_array(blob) for blob in layer.param.blobs]
+    except ValueError as error:
+        raise LayerError(str(error)) from error
+    found = [tuple(array.shape) for array in arrays]
+    wanted = [spec.shape for spec in layer.blob_specs]
+    if len(found) != len(wanted) or not all(map(same_shape, found, wanted)):
+        raise LayerError(
+            f"the definition has blobs of shape {', '.join(map(times, found))}, expected "
+            f"{', '.join(map(times, wanted)) or 'none'}"
+        )
+    return [
+        torch.from_numpy(array).view(shape) for array, shape in zip(arrays, wanted, strict=True)
+    ]
 
 
 def same_shape(saved: Shape, wanted: Shape) -> bool:

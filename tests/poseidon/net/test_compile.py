@@ -278,6 +278,18 @@ WRONG = {
         FLAT + layer("InnerProduct", "x", "a", IP) + layer("InnerProduct", "x", "b", IP),
         "another layer with blobs has the same name",
     ),
+    "blobs of another number": (
+        FLAT + layer("InnerProduct", "x", "y", f"{IP} blobs {{ shape {{ dim: 1 }} data: 1 }}"),
+        "the definition has blobs of shape 1, expected 3x6, 3",
+    ),
+    "blobs of another shape": (
+        FLAT + layer("Bias", "x", "y", "blobs { shape { dim: 2 } data: [1, 2] }"),
+        "the definition has blobs of shape 2, expected 6",
+    ),
+    "blobs without values": (
+        FLAT + layer("Bias", "x", "y", "blobs { shape { dim: 6 } }"),
+        "blob of shape (6,) has 0 values, expected 6",
+    ),
     "filter in place": (
         inputs(x=(4, 6), s=(4,)) + layer("Filter", "x s", "x"),
         "runs in place on 'x', whose shape it changes; give the top a name of its own",

@@ -89,3 +89,26 @@ def test_permissive_sharing_under_another_shape() -> None:
     net.load_blobs([("i2", [np.arange(12.0).reshape(4, 3)])])
     torch.testing.assert_close(info.parameter.detach(), torch.arange(12.0).reshape(3, 4))
     assert [blob.shape for _, _, blobs in net.layer_blobs() for blob in blobs] == [(3, 4), (4, 3)]
+
+
+def test_a_definition_may_hold_the_first_values() -> None:
+    """In the shapes of every format; not of a blob that another layer owns, or another net."""
+    text = inputs(x=(2, 3)) + layer(
+        "InnerProduct",
+        "x",
+        "y",
+        "inner_product_param { num_output: 1 } blobs { num: 1 channels: 1 height: 1 width: 3 "
+        "data: [1, 2, 3] } blobs { shape { dim: 1 } double_data: 4 }",
+        name="i",
+    )
+    net = build(text)
+    weight, bias = net.layer_modules[1][1].blobs()
+    assert (weight.tolist(), bias.tolist()) == ([[1, 2, 3]], [4])
+    weight.data.zero_()
+    assert build(text, share_with=net).layer_modules[1][1].blobs()[0] is weight
+    owner = layer("Bias", "x", "a", "param { name: 'b' }", name="owner")
+    sharer = layer(
+        "Bias", "x", "b", "param { name: 'b' } blobs { shape { dim: 3 } data: [1, 2, 3] }", name="s"
+    )
+    net = build(inputs(x=(2, 3)) + owner + sharer)
+    assert net.layer_modules[2][1].blobs()[0].tolist() == [0, 0, 0]
