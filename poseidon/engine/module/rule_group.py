@@ -153,6 +153,15 @@ class RuleGroup(Group):
                 "none can stay; expected step(), or a torch.optim optimizer on the workers"
             )
 
+    def _on_gradient(self, parameter: Tensor | None = None) -> None:
+        if not (self._in_backward or self._begun or self._settled):
+            raise UsageError(
+                f"backward() comes without a forward pass of the module since step {self.steps}, "
+                "so its loss was computed before the new values had come; expected the loss of "
+                "model(x), or settle() after step() where a loss uses parameters directly"
+            )
+        super()._on_gradient(parameter)
+
     def _backward_is_over(self) -> None:
         super()._backward_is_over()
         self._sent.note(reversed(self._trained.values()))

@@ -120,14 +120,28 @@ def test_the_module_is_not_used_between_backward_and_step() -> None:
         together(1, build, SGD(lr=0.1), body)
 
 
-def test_a_graph_of_an_earlier_step_is_refused_by_torch() -> None:
-    def body(module: nn.Module, group: Group) -> None:
-        loss: Tensor = module(torch.ones(2, 3)).square().mean()
-        loss.backward(retain_graph=True)
-        group.step()
-        loss.backward()
+def of_an_earlier_graph(module: nn.Module, group: Group) -> None:
+    loss: Tensor = module(torch.ones(2, 3)).square().mean()
+    loss.backward(retain_graph=True)
+    group.step()
+    loss.backward()
 
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+
+def without_forward(module: nn.Module, group: Group) -> None:
+    for settles in (True, True, False):
+        weights = [p for name, p in module.named_parameters() if name.endswith("weight")]
+        torch.linalg.multi_dot([*reversed(weights), torch.ones(3, 2)]).sum().backward()
+        group.step()
+        if settles:
+            group.settle()
+    weights[0].sum().backward()
+
+
+@pytest.mark.parametrize("body", [of_an_earlier_graph, without_forward])
+def test_a_loss_of_values_that_may_be_from_before_the_step_is_refused(
+    body: Callable[[nn.Module, Group], None],
+) -> None:
+    with pytest.raises(UsageError, match=r"without a forward pass of the module since step \d, so"):
         together(1, build, SGD(lr=0.1), body)
 
 
