@@ -77,7 +77,8 @@ def broadcast_parameters(tensors: Sequence[Tensor], gather: Gather, *, rank: int
         flat = tensor.detach().reshape(-1).cpu().contiguous().view(torch.uint8)
         for start in range(0, flat.numel(), PIECE_BYTES):
             piece = flat[start : start + PIECE_BYTES]
-            mine = piece.numpy().tobytes() if rank == 0 else b""
+            # a copy: memory that numpy has seen cannot be resized, as observers of quantization do
+            mine = piece.clone().numpy().tobytes() if rank == 0 else b""
             piece.copy_(torch.frombuffer(bytearray(gather(mine)[0]), dtype=torch.uint8))
         with torch.no_grad():
             tensor.copy_(flat.view(tensor.dtype).view(tensor.shape))

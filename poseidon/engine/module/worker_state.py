@@ -205,7 +205,8 @@ def _at(digests: bytes, index: int) -> bytes:
 
 
 def _bytes(tensor: Tensor) -> bytes:
-    return tensor.detach().reshape(-1).cpu().contiguous().view(torch.uint8).numpy().tobytes()
+    flat = tensor.detach().reshape(-1).cpu().contiguous().view(torch.uint8)
+    return flat.clone().numpy().tobytes()  # memory that numpy has seen cannot be resized
 
 
 def _in_a_line(error: BaseException) -> str:

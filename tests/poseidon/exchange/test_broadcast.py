@@ -46,6 +46,7 @@ def test_a_worker_receives_the_tensors_of_rank_0(first: Tensor, other: Tensor) -
     assert torch.equal(first, expected)
     assert torch.equal(other, expected)
     assert not sent
+    assert first.untyped_storage().resizable()
 
 
 @pytest.mark.parametrize(
