@@ -444,6 +444,11 @@ class StepLoop(ABC):
             raise UsageError(CLOSED.format("step"))
         if self.is_asked_to_stop():
             raise KeyboardInterrupt(f"the job was asked to stop after step {self.steps}")
+        if self._in_backward:
+            raise UsageError(
+                "step() or average_gradients() within a backward pass, for example in a hook of a "
+                "parameter; expected after backward()"
+            )
         if not self._passes:
             raise UsageError("step() or average_gradients() without a backward pass before it")
 

@@ -173,6 +173,15 @@ def rate_within(module: nn.Module, group: Group) -> None:
     group.lr = 0.5
 
 
+def steps_within(module: nn.Module, group: Group) -> None:
+    """As an optimizer that runs in a hook of its parameter."""
+    loss = module(torch.ones(2, 3)).sum()
+    list(module.parameters())[-1].register_post_accumulate_grad_hook(
+        lambda _: group.step() and None
+    )
+    loss.backward()
+
+
 def calls_the_group(module: nn.Module, group: Group) -> None:
     """As a module that DDP has wrapped."""
     group(torch.ones(2, 3))
@@ -189,6 +198,7 @@ def by_closure(module: nn.Module, group: Group) -> None:
         (twice, r"1 (time|backward pass).*expected step\(\)"),
         (never, "without a backward pass"),
         (settles_within, "between a backward pass"),
+        (steps_within, "within a backward pass, for example in a hook of a parameter"),
         (
             calls_the_group,
             r"a group is not a module; expected the one that distribute\(\) was given",
