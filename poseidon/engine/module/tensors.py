@@ -163,6 +163,11 @@ def module_tensors(
     Raises:
         UsageError: there is nothing to train, or a parameter that cannot be exchanged.
     """
+    if any(isinstance(child, torch.jit.RecursiveScriptModule) for child in module.modules()):
+        raise UsageError(
+            f"{type(module).__name__} has layers of torch.jit.script, which take no hooks; expected "
+            "the module before torch.jit.script, or torch.compile of it"
+        )
     found = ModuleTensors(exchanged={}, rest={}, looked_up=looked_up(module), tables=tables)
     of_tables = {parameter for table in tables for parameter in table.module.parameters()}
     seen: set[Tensor] = set()
@@ -223,7 +228,9 @@ def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
         for name, parameter in child.named_parameters(recurse=False):
             yield _joined(path, name), parameter, False
         for name, buffer in child.named_buffers(recurse=False):
-            yield _joined(path, name), buffer, isinstance(child, _NormBase) and name in RUNNING
+            # torch.jit.trace gives all layers one class
+            normalizes = isinstance(child, _NormBase | torch.jit.ScriptModule)
+            yield _joined(path, name), buffer, normalizes and name in RUNNING
 
 
 def _joined(path: str, name: str) -> str:

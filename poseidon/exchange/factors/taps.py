@@ -265,6 +265,5 @@ def _is_linear(module: nn.Module) -> bool:
     # factors to be had.
     if isinstance(module, NonDynamicallyQuantizableLinear):
         return False
-    return type(module).forward is nn.Linear.forward or bool(
-        getattr(module, "offers_factors", False)
-    )
+    forward = getattr(type(module), "forward", None)  # modules of torch.jit have none
+    return forward is nn.Linear.forward or bool(getattr(module, "offers_factors", False))
