@@ -29,7 +29,8 @@ _PROGRAMS = (
     r"\w+:)|python3?|redis-server|sbatch|scp|sh"
     r"|srun|ssh(?:-[\w-]+)?|sudo|torchrun|(?:examples|scripts)/[\w/]+\.(?:sh|py)|--[a-z]\w+"
 )
-_COMMAND = re.compile(rf"\s*(?:\$ )?(?:\w+=\S+ )*(?:{_PROGRAMS})(?=\s|$)")
+COMMAND = re.compile(rf"\s*(?:\$ )?(?:\w+=\S+ )*(?:{_PROGRAMS})(?=\s|$)")
+"""The begin of a line that is a command."""
 _SHELL = ("sh", "bash", "console")
 _FENCE = re.compile(r"( *)```(\w*)\s*$")
 _ITEM = re.compile(r"\s*(?:[-*]|\d+\.) ")
@@ -83,7 +84,7 @@ def blocks(page: str) -> Iterator[Block]:
         text = re.sub(
             r"^\$ ", "", textwrap.dedent("\n".join(lines[start:end])).rstrip(), flags=re.MULTILINE
         )
-        if language in _SHELL or (not language and any(map(_COMMAND.match, text.splitlines()))):
+        if language in _SHELL or (not language and any(map(COMMAND.match, text.splitlines()))):
             mark = _mark(lines, start - 1)
             reason = mark.removeprefix("not run: ") if mark.startswith("not run") else ""
             test = mark.removeprefix("run by ") if mark.startswith("run by") else ""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.page_runner import BEFORE, CONTINUED, REPLACED, TRAINED_BY_PAGE, run_page
-from website.blocks import ROOT, Block, blocks, report, shell_pages
+from website.blocks import COMMAND, ROOT, Block, blocks, report, shell_pages
 
 PAGES = shell_pages()
 RUN = [page for page in PAGES if any(not block.reason and not block.test for block in blocks(page))]
@@ -56,6 +56,16 @@ def test_a_mark_names_what_is_there() -> None:
             assert Path(block.page).name in text, (
                 f"{block.page}:{block.line}: {block.test} does not read the page"
             )
+
+
+def test_each_line_of_a_shell_block_is_a_command() -> None:
+    """A text formatter that joins or cuts lines leaves words where a command is expected."""
+    first = re.compile(rf"{COMMAND.pattern}|(?:\w+=\S+ )*(?:pkill|scripts/(?:check|test))\s")
+    for page in PAGES:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        for block in re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+            for line in re.sub(r"\\\n", "", block).splitlines():
+                assert not line or line.startswith("#") or first.match(line), f"{page}: {line}"
 
 
 def test_preparations_are_for_pages_that_run() -> None:
