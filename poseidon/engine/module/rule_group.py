@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from poseidon.engine.module.group import Group
 from poseidon.engine.module.masters import as_float32, under_a_rule

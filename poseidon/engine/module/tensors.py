@@ -163,7 +163,9 @@ def module_tensors(
     Raises:
         UsageError: there is nothing to train, or a parameter that cannot be exchanged.
     """
-    if any(isinstance(child, torch.jit.RecursiveScriptModule) for child in module.modules()):
+    if any(
+        isinstance(child, torch.jit._script.RecursiveScriptModule) for child in module.modules()
+    ):
         raise UsageError(
             f"{type(module).__name__} has layers of torch.jit.script, which take no hooks; expected "
             "the module before torch.jit.script, or torch.compile of it"
