@@ -21,12 +21,14 @@ from poseidon.errors import UsageError
 from poseidon.settings import put_on_python_path
 
 NAMES = {
+    "caffe.pycaffe": "poseidon.pycaffe",  # Net and the solvers
+    "caffe._caffe": "poseidon.pycaffe",  # Layer, log and others
     "caffe": "poseidon.pycaffe",
     "caffe2.python": "poseidon.caffe2",
     "caffe2.proto": "poseidon.caffe2.proto",
     "caffe_pb2": "poseidon.proto.caffe_pb2",  # two modules with Caffe's messages exclude each other
 }
-"""Packages and modules by the names that scripts import."""
+"""Packages and modules by the names that scripts import; the first that fits counts."""
 _PACKAGE = Path(__file__).parent
 STARTUP = _PACKAGE / "startup"
 """The folder of `sitecustomize.py`, which binds the names when a Python starts."""
