@@ -94,7 +94,6 @@ def _check_test_mode(op: Any) -> None:
     for argument in op.arg:
         if argument.name == "is_test" and argument.i == 0:
             raise Exception(
-                "An operator had is_test=0, did you try to extract a predictor from a train "
-                "model (instead of test "
-                f"model)? Op was: {op}"
+                "An operator had is_test=0, did you try to extract a predictor from a train model "
+                f"(instead of test model)? Op was: {op}"
             )

@@ -51,8 +51,7 @@ PERIOD_S = 1.0
 COOKIE = "poseidon_dashboard"
 _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; style-src 'self' "
-    "'unsafe-inline'; "
-    "frame-ancestors 'none'",
+    "'unsafe-inline'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
@@ -267,8 +266,7 @@ def _check_host(request: Request) -> Response | None:
         return None
     return Response(
         f"this page is for localhost, 127.0.0.1 and [::1], not for host '{host[:99]}': open it by "
-        "one of these names; "
-        "a server in front must pass one of them on as Host\n",
+        "one of these names; a server in front must pass one of them on as Host\n",
         403,
         media_type="text/plain",
     )

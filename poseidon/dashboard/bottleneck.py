@@ -154,8 +154,7 @@ def _data(worker: WorkerLoad) -> Bottleneck:
         cause=Cause.DATA,
         where=f"worker {worker.rank}",
         sentence=f"The data reader is the limit: worker {worker.rank} on {worker.host} waits for "
-        "data "
-        f"{_percent(worker.read)} of the time.",
+        f"data {_percent(worker.read)} of the time.",
         advice="Convert the data to LMDB, make the images smaller, or move the data to a faster "
         "disk.",
     )
@@ -169,8 +168,7 @@ def _straggler(worker: WorkerLoad, usual_s: float) -> Bottleneck:
         f"{worker.own_s * 1e3:.0f} ms of its own "
         f"for an iteration, and the others {usual_s * 1e3:.0f} ms.",
         advice="Look for other programs on that host. Bounded staleness (--table_staleness) helps "
-        "if it is not always the same "
-        "worker.",
+        "if it is not always the same worker.",
     )
 
 
@@ -179,8 +177,7 @@ def _shard(shard: ShardLoad, waiting: float) -> Bottleneck:
         cause=Cause.SHARD,
         where=f"shard {shard.index}",
         sentence=f"Shard {shard.index} on {shard.host} is the limit: it is busy "
-        f"{_percent(shard.busy)} of the time, "
-        f"and workers wait {_percent(waiting)}.",
+        f"{_percent(shard.busy)} of the time, and workers wait {_percent(waiting)}.",
         advice="Use more shards (--num_comm_channels_per_client), or hosts that only serve "
         "(role=server).",
     )
@@ -199,15 +196,13 @@ def _link(links: Mapping[frozenset[str], float], waiting: float) -> Bottleneck:
             cause=Cause.LINK,
             where=worst,
             sentence=f"The link of {worst} is the limit: it carries data {_percent(carrying)} of "
-            "the time, and the "
-            f"others {_percent(rest[worst])}.",
+            f"the time, and the others {_percent(rest[worst])}.",
             advice=advice,
         )
     return Bottleneck(
         cause=Cause.LINK,
         sentence=f"The links are the limit: they carry data {_percent(max(links.values()))} of "
-        "the time, and workers wait "
-        f"{_percent(waiting)}.",
+        f"the time, and workers wait {_percent(waiting)}.",
         advice=advice,
     )
 
@@ -220,8 +215,7 @@ def _processors(workers: Sequence[WorkerLoad], waiting: float) -> Bottleneck:
             cause=Cause.COMPUTE,
             where=loaded.host,
             sentence=f"Compute is the limit: the processors of {loaded.host} are busy "
-            f"{_percent(loaded.host_busy)} of the "
-            f"time, and workers wait {_percent(waiting)}.",
+            f"{_percent(loaded.host_busy)} of the time, and workers wait {_percent(waiting)}.",
             advice="Start fewer processes there, or use more hosts.",
         )
     return Bottleneck(

@@ -98,8 +98,7 @@ def compute_mean(cursor: Cursor, *, report: Report = silent) -> npt.NDArray[np.f
         if array.shape != total.shape:
             raise DataError(
                 f"{cursor.path}: the record with key '{key}' has shape {array.shape}, the first "
-                f"one {total.shape}: "
-                "a mean needs records of one shape"
+                f"one {total.shape}: a mean needs records of one shape"
             )
         total += array
         count += 1

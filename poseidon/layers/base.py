@@ -190,9 +190,8 @@ class Layer(nn.Module):
         for index, (bottom, top) in enumerate(names):
             if bottom == top and bottoms[index] != tops[index]:
                 raise LayerError(
-                    f"runs in place on '{top}', but its top has shape {times(tops[index])} and "
-                    "its bottom "
-                    f"{times(bottoms[index])}; give the top a name of its own"
+                    f"runs in place on '{top}', but its top has shape {times(tops[index])} and its "
+                    f"bottom {times(bottoms[index])}; give the top a name of its own"
                 )
 
     def blobs(self) -> list[Tensor]:
@@ -277,8 +276,7 @@ class Layer(nn.Module):
             if spec.shape != old.shape:
                 raise LayerError(
                     f"{spec.name} would have shape {times(spec.shape)} for bottoms of this shape, "
-                    "expected "
-                    f"{times(old.shape)}: the shape of a blob cannot change"
+                    f"expected {times(old.shape)}: the shape of a blob cannot change"
                 )
 
     def run_pre_hooks(self) -> None:

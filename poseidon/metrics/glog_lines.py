@@ -134,9 +134,8 @@ def backward_param(layer: str, index: int, mean: float) -> GlogLine:
 def all_params(data_l1: float, data_l2: float, diff_l1: float, diff_l2: float) -> GlogLine:
     """Return the debug_info line of the norms over all learnable blobs."""
     text = (
-        "    [Backward] All net params (data, diff): "
-        f"L1 norm = ({number(data_l1)}, {number(diff_l1)}); L2 norm = ({number(data_l2)}, "
-        f"{number(diff_l2)})"
+        f"    [Backward] All net params (data, diff): L1 norm = ({number(data_l1)}, "
+        f"{number(diff_l1)}); L2 norm = ({number(data_l2)}, {number(diff_l2)})"
     )
     return GlogLine(text=text, file=_NET, line=547)
 

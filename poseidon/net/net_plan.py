@@ -170,9 +170,8 @@ class _Planner:
             if name in self.names and not in_place:
                 first = self.definition.param.layer[self.writer[self.names[name]]].name
                 raise LayerError(
-                    f"top '{name}' is already produced by layer '{first}', expected a new name "
-                    "(or the bottom "
-                    "with the same index, to run in place)"
+                    f"top '{name}' is already produced by layer '{first}', expected a new name (or "
+                    "the bottom with the same index, to run in place)"
                 )
             self.names[name] = slot
             self.available.add(name)

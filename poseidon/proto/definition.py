@@ -292,8 +292,7 @@ class SolverDefinition:
             raise self.error(
                 "test_interval",
                 f"expected a positive number, found {self.param.test_interval}; one above "
-                "max_iter leaves out all tests but "
-                "the first and the last",
+                "max_iter leaves out all tests but the first and the last",
             )
 
     def _net(self, name: str) -> NetDefinition:

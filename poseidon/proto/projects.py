@@ -28,10 +28,8 @@ EXAMPLES = {
     "resnet50": (
         "poseidon make_db --generate=two_class data/",
         "python resnet50_trainer.py --train_data data/two_class_train --test_data "
-        "data/two_class_val --num_labels 2 "
-        "--epoch_size 640 --num_epochs 3 --batch_size 16 --base_learning_rate 0.001 --num_layers "
-        "18 --image_size 64 "
-        "--image_scale 72",
+        "data/two_class_val --num_labels 2 --epoch_size 640 --num_epochs 3 --batch_size 16 "
+        "--base_learning_rate 0.001 --num_layers 18 --image_size 64 --image_scale 72",
     ),
     "torch_cnn": ("poseidon run --hostfile=machinefile train.py",),
     "torch_resume": ("poseidon run --hostfile=machinefile --max_restarts=1 train.py --lose_at=45",),
@@ -58,8 +56,7 @@ CROPPED = 0.875
 """The part of an image that a crop takes: 224 of 256."""
 WINDOWS = (
     "The definitions read a window file, `data/*_windows.txt`. `poseidon convert_voc` writes one "
-    "of PASCAL VOC as "
-    "`trainval_windows.txt`."
+    "of PASCAL VOC as `trainval_windows.txt`."
 )
 LISTS = "The definitions read the lists `data/*.txt`. A line has the paths of an image and of its label image."
 DATA_NOTES = {
@@ -68,21 +65,18 @@ DATA_NOTES = {
     "segnet": f"{LISTS}\nTraining starts from VGG-16 for ImageNet: `--weights=MODEL`.",
     "pspnet": LISTS,
     "fcn": "The definitions read databases of `poseidon convert_imageset`. Record k of a label "
-    "database is one channel of "
-    "class numbers\n(255: ignored), as large as image k. Training starts from VGG-16 as "
-    "convolutions: `--weights=MODEL`.",
+    "database is one channel of class numbers\n(255: ignored), as large as image k. Training "
+    "starts from VGG-16 as convolutions: `--weights=MODEL`.",
 }
 """What nets read that need other data than a database of images with a label."""
 SCRIPT_NOTES = {
     "net_surgery": "`convolve.py` turns LeNet's fully-connected layers into convolutions with the "
-    "same weights\n"
-    "(`lenet_conv.prototxt`), and compares both nets on a larger image. Without a model the "
-    "weights are random.",
+    "same weights\n(`lenet_conv.prototxt`), and compares both nets on a larger image. Without a "
+    "model the weights are random.",
     "resnet50": "The log is written to this folder, a checkpoint of each epoch to "
     "`--file_store_path` (`/tmp`).\n"
     "`poseidon run --hostfile=machinefile resnet50_trainer.py` with the same flags trains on all "
-    "hosts of `machinefile`,\n"
-    "one a line: `<id> <host> <port>`. `python resnet50_trainer.py --help` lists the flags.",
+    "hosts of `machinefile`,\none a line: `<id> <host> <port>`. `python resnet50_trainer.py --help` lists the flags.",
 }
 """What the scripts do that start no job of themselves."""
 CHECKOUT_LINES = re.compile(
@@ -263,9 +257,8 @@ def _job_notes(*, trains: bool) -> str:
     curves = "; `poseidon plot -o curves.png` draws the curves of the last one" if trains else ""
     return (
         f"`machinefile` lists the hosts, one a line: `<id> <host> <port>`. {files} are in "
-        "`output/<job>/`.\n"
-        f"`poseidon {'train' if trains else 'run'} --help` lists the flags; `poseidon ps`, `logs` "
-        "and `kill` manage "
-        f"running jobs.\n`poseidon dashboard` shows them on a page{curves}.\n"
-        "Before you train on other hosts, `poseidon doctor --hostfile=machinefile` examines them."
+        f"`output/<job>/`.\n`poseidon {'train' if trains else 'run'} --help` lists the flags; "
+        "`poseidon ps`, `logs` and `kill` manage running jobs.\n`poseidon dashboard` shows them on "
+        f"a page{curves}.\nBefore you train on other hosts, `poseidon doctor "
+        "--hostfile=machinefile` examines them."
     )

@@ -142,8 +142,7 @@ def _without_layers(path: Path) -> SnapshotError:
         return SnapshotError(f"{path} is not a model: it has no layers")
     return SnapshotError(
         f"{path} is not a model: it has 0 bytes. Caffe takes such a file for a model without "
-        "layers and silently keeps the "
-        "initial weights; leave the file out if that is wanted"
+        "layers and silently keeps the initial weights; leave the file out if that is wanted"
     )
 
 

@@ -151,8 +151,7 @@ def InjectCrossDeviceCopies(
             if name in devices and not device_equal(devices[name], made):
                 raise RuntimeError(
                     f"In-place blob: {name} is not supported between operators with different "
-                    "device option "
-                    f"previous:{devices[name]} now: {made}. Failed op:\n {op}"
+                    f"device option previous:{devices[name]} now: {made}. Failed op:\n {op}"
                 )
             devices[name] = copy.deepcopy(made)
             copies.pop(name, None)

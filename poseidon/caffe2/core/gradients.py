@@ -79,9 +79,8 @@ class IR:
         for operator, _, _ in self.ssa:
             if operator.type == "StopGradient" and operator.output[0] not in self.input_usages:
                 raise ValueError(
-                    f"StopGradient's output '{operator.output[0]}' is orphan.\n"
-                    "You typically want to specify same input and output for StopGradient. "
-                    f"Op:\n\n{operator}"
+                    f"StopGradient's output '{operator.output[0]}' is orphan.\nYou typically want "
+                    f"to specify same input and output for StopGradient. Op:\n\n{operator}"
                 )
 
     def Play(self, op: OperatorDef) -> None:
@@ -228,9 +227,8 @@ class IR:
                 if expected != now:
                     raise RuntimeError(
                         f'Gradient name "{grad_op_input}" is expected to correspond to version '
-                        f"{expected} of the blob "
-                        f"that {forward.type} used, but its version is {now} now: it is "
-                        "overwritten later on."
+                        f"{expected} of the blob that {forward.type} used, but its version is "
+                        f"{now} now: it is overwritten later on."
                     )
                 return
         index = GetIndexFromGradientList(g_output, grad_op_input)

@@ -107,8 +107,7 @@ class Format:
             expected = "a Caffe Datum with an image (use_caffe_datum=1)" if self.datum else _IMAGES
             raise EnforceNotMet(
                 f"the record {record.key.decode(errors='backslashreplace')!r} of the database "
-                f"{database}: {error}; "
-                f"expected {expected}"
+                f"{database}: {error}; expected {expected}"
             ) from error
 
     def _from_datum(self, value: bytes) -> Labelled:

@@ -29,9 +29,8 @@ def to_value(given: Any, device: torch.device) -> Any:
         return given.detach().to(device) if given.requires_grad else given.to(device)
     if not isinstance(given, np.ndarray):
         raise EnforceNotMet(
-            f"No feeder is registered for a value of type {type(given).__name__}: expected a "
-            "numpy array, such as "
-            "np.array(value), a torch tensor or a string"
+            f"No feeder is registered for a value of type {type(given).__name__}: expected a numpy "
+            "array, such as np.array(value), a torch tensor or a string"
         )
     if given.dtype.kind in "SUO":
         return _strings(given)

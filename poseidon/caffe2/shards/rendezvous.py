@@ -182,8 +182,7 @@ def _await_all(store: Store, run: str, own: Member, timeout_s: float) -> list[Me
         if member.shards != own.shards:
             raise JobError(
                 f"shard {member.shard} on {member.host} has --num_shards={member.shards}, and "
-                f"shard {own.shard} on "
-                f"{own.host} has {own.shards}; expected the same on all shards"
+                f"shard {own.shard} on {own.host} has {own.shards}; expected the same on all shards"
             )
     return members
 
@@ -205,11 +204,10 @@ def _check_addresses(members: list[Member]) -> None:
     for member in members:
         if is_loopback(member.address):
             raise JobError(
-                f"shard {member.shard} on {member.host} publishes {member.address}, since the "
-                f"name {member.host} resolves to "
-                "a loopback address there, which other hosts cannot reach; start it with "
-                "--distributed_interfaces set to one of its "
-                f"networks: {member.networks or 'it has none'}"
+                f"shard {member.shard} on {member.host} publishes {member.address}, since the name "
+                f"{member.host} resolves to a loopback address there, which other hosts cannot "
+                "reach; start it with --distributed_interfaces set to one of its networks: "
+                f"{member.networks or 'it has none'}"
             )
 
 
@@ -288,8 +286,7 @@ def check_own(address: str) -> None:
         known = ", ".join(f"{name} ({own})" for name, own in interfaces().items())
         raise UsageError(
             f"this host, {socket.gethostname()}, would publish {address}, which is none of its "
-            "addresses; set "
-            f"--distributed_interfaces to one of its networks: {known}"
+            f"addresses; set --distributed_interfaces to one of its networks: {known}"
         ) from error
 
 

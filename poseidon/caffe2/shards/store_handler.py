@@ -69,9 +69,8 @@ class StoreHandler:
             known = self._shards
             if (known.rank, known.size) != (rank, size):
                 raise CollectiveError(
-                    f"a common world of run '{self.run}' has rank {rank} of {size}, and an "
-                    "earlier one of this process "
-                    f"{known.rank} of {known.size}; expected the same"
+                    f"a common world of run '{self.run}' has rank {rank} of {size}, and an earlier "
+                    f"one of this process {known.rank} of {known.size}; expected the same"
                 )
             return known
 
@@ -172,9 +171,8 @@ class Shards:
         lost = [member for member in others if _answer_key(member.shard) in missing]
         if not lost:
             return (
-                "all shards still run: check the network between them, and that each runs the "
-                "same nets "
-                "equally often"
+                "all shards still run: check the network between them, and that each runs the same "
+                "nets equally often"
             )
         return f"{' and '.join(map(_describe, lost))} ended, or cannot be reached"
 

@@ -127,9 +127,8 @@ class TcpStore(Store):
                 if time.monotonic() >= deadline:
                     raise JobError(
                         f"the rendezvous at {self._host}:{self._port} cannot be reached within "
-                        f"{timeout_s:g} s "
-                        f"({error.strerror or error}); check the host, the port, and that shard 0 "
-                        "runs there"
+                        f"{timeout_s:g} s ({error.strerror or error}); check the host, the port, "
+                        "and that shard 0 runs there"
                     ) from error
             time.sleep(LAST_POLL_S)
 

@@ -65,8 +65,7 @@ def FeedBlob(name: Any, arr: Any, device_option: caffe2_pb2.DeviceOption | None 
     if isinstance(arr, np.ndarray) and arr.dtype == np.float64 and device.type == "cuda":
         log.warning(
             "CUDA operators do not support 64-bit doubles, please use arr.astype(np.float32) or "
-            "np.int32 for ints. "
-            "Blob: %s type: %s",
+            "np.int32 for ints. Blob: %s type: %s",
             name,
             arr.dtype,
         )

@@ -73,8 +73,7 @@ class Resize:
         if len(self._values) not in (0, 1, channels):
             raise DataError(
                 f"resize_param has {len(self._values)} values of pad_value, but the images have "
-                f"{channels} channels: "
-                f"expected 1 or {channels}"
+                f"{channels} channels: expected 1 or {channels}"
             )
 
     def size(self, height: int, width: int) -> tuple[int, int]:
@@ -115,8 +114,7 @@ class Resize:
         if max(sides) > LARGEST_SIDE:
             raise DataError(
                 f"an image of height {height} and width {width} would be resized to {sides[0]} x "
-                f"{sides[1]}, expected at "
-                f"most {LARGEST_SIDE}"
+                f"{sides[1]}, expected at most {LARGEST_SIDE}"
             )
         return max(1, sides[0]), max(1, sides[1])
 
@@ -171,8 +169,7 @@ class Resize:
         if wide < param.width_scale or high < param.height_scale:
             raise DataError(
                 f"a crop is {high:g} x {wide:g}, smaller than height_scale {param.height_scale} x "
-                "width_scale "
-                f"{param.width_scale} of resize_param"
+                f"width_scale {param.width_scale} of resize_param"
             )
         across, down = wide / param.width_scale, high / param.height_scale
         return Box(box.xmin * across, box.ymin * down, box.xmax * across, box.ymax * down)

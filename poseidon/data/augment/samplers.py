@@ -123,8 +123,7 @@ def _check(param: BatchSampler) -> None:
     if not 0 < sampler.min_aspect_ratio <= sampler.max_aspect_ratio:
         raise DataError(
             f"sampler has aspect ratios from {sampler.min_aspect_ratio:g} to "
-            f"{sampler.max_aspect_ratio:g}, expected an "
-            "increasing range of positive numbers"
+            f"{sampler.max_aspect_ratio:g}, expected an increasing range of positive numbers"
         )
     if param.max_trials > MOST_TRIALS:
         raise DataError(

@@ -240,8 +240,7 @@ class ImageMaker(ListMaker[Line]):
             if outcome != shape:
                 raise DataError(
                     f"{self._location(line)}: image of {_shape_text(outcome)} in a batch whose "
-                    f"first is {_shape_text(shape)}; set new_height and new_width, or "
-                    "batch_size: 1"
+                    f"first is {_shape_text(shape)}; set new_height and new_width, or batch_size: 1"
                 )
             plan.transform.one(image, choice, target)
         labels = np.array([line.label for line in lines], np.float32)

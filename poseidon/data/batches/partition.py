@@ -90,8 +90,7 @@ def source_for(source: Path, *, shared_file_system: bool, client: int, clients: 
             return source
         raise DataError(
             f"client {client} of {clients} reads {part} (shared_file_system is false), which does "
-            "not exist"
-            f"{_instead_of_parts(source, clients)}"
+            f"not exist{_instead_of_parts(source, clients)}"
         )
     if part_path(source, clients).exists():
         raise DataError(
@@ -113,8 +112,7 @@ def _instead_of_parts(source: Path, clients: int) -> str:
         )
     return (
         f", nor does {source}: make it first; then write shared_file_system: true if all clients "
-        "can read it, "
-        f"or divide it with: {_division(source, clients)}"
+        f"can read it, or divide it with: {_division(source, clients)}"
     )
 
 

@@ -101,9 +101,8 @@ class Transform:
         self._mean = self._load_mean(param)
         if self.augmentation is not None and self.augmentation.expands and not self.has_fixed_size:
             raise DataError(
-                "transform_param has expand_param, so that images differ in size: set "
-                "resize_param with a different mode than "
-                "FIT_SMALL_SIZE, or a crop"
+                "transform_param has expand_param, so that images differ in size: set resize_param "
+                "with a different mode than FIT_SMALL_SIZE, or a crop"
             )
 
     def _load_mean(self, param: TransformationParameter) -> Floats | None:
@@ -144,8 +143,7 @@ class Transform:
             if sizes[0] not in (1, channels):
                 raise DataError(
                     f"transform_param has {sizes[0]} values of mean_value, but the images have "
-                    f"{channels} "
-                    f"channels: expected 1 or {channels}"
+                    f"{channels} channels: expected 1 or {channels}"
                 )
         if self._crop is None:
             return channels, height, width
@@ -155,8 +153,7 @@ class Transform:
             )
             raise DataError(
                 f"crop_size {crop} is larger than the images, which are {extents}; make larger "
-                "ones (poseidon "
-                "convert_imageset --resize_height=H --resize_width=W), or crop less"
+                "ones (poseidon convert_imageset --resize_height=H --resize_width=W), or crop less"
             )
         return channels, *self._crop
 

@@ -74,8 +74,7 @@ def require(path: Path) -> Backend:
     if not path.exists():
         raise DataError(
             f"the database {path} does not exist: create it first with {own_command()} "
-            f"{_maker(path.name)} "
-            f"({IN_README})"
+            f"{_maker(path.name)} ({IN_README})"
         )
     found = detect(path)
     if found is None:

@@ -60,8 +60,7 @@ def require_leveldb() -> ModuleType:
 
 ONE_OWNER = (
     "and a LevelDB can be open in one process only: give each client its own part (poseidon "
-    "partition_data and "
-    "shared_file_system: false), or use LMDB"
+    "partition_data and shared_file_system: false), or use LMDB"
 )
 """The end of the error for a second process."""
 
@@ -88,8 +87,7 @@ def _open(path: Path) -> Any:
     if not os.access(path, os.W_OK):
         raise DataError(
             f"the LevelDB database {path} is in a folder that is not writable, and LevelDB writes "
-            "to its "
-            "folder even for reading: copy it to a writable folder, or use LMDB"
+            "to its folder even for reading: copy it to a writable folder, or use LMDB"
         )
     plyvel = require_leveldb()
     try:

@@ -69,9 +69,8 @@ class Prepared:
         usual = folder.absolute() == default_folder()
         where = "" if usual else f"--folder={shlex.quote(short_path(folder))} "
         return (
-            f"*** THIS IS NOT CIFAR-10 *** but pictures that Poseidon draws{because}; for the "
-            "real data: "
-            f"{own_command()} prepare_cifar10 {where}--data=DIR"
+            f"*** THIS IS NOT CIFAR-10 *** but pictures that Poseidon draws{because}; for the real "
+            f"data: {own_command()} prepare_cifar10 {where}--data=DIR"
         )
 
 
@@ -174,8 +173,7 @@ def _find(request: Cifar10Request) -> Path | None:
         if path is not None and path is request.data and not made_earlier:
             raise DataError(
                 f"no CIFAR-10 at {path}: expected an archive like cifar-10-binary.tar.gz or an "
-                "unpacked folder like "
-                "cifar-10-batches-bin, there or in its folder cifar10/"
+                "unpacked folder like cifar-10-batches-bin, there or in its folder cifar10/"
             )
     return None
 

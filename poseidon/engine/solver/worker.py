@@ -389,8 +389,7 @@ class SolverWork(TrainingWork[JobDocument]):
             "no server"
             if membership_of(document).alone
             else f"{document.exchange.kind.value}, {counted(document.shards, 'shard')}, "
-            f"{document.exchange.consistency.value}, "
-            f"staleness {document.exchange.staleness}"
+            f"{document.exchange.consistency.value}, staleness {document.exchange.staleness}"
             + (f", {built.local_steps} local steps a round" if built.local_steps else ""),
             document.seed,
         )

@@ -106,9 +106,8 @@ class Crop(Layer):
         cropped = len(shape) - axis
         if len(param.offset) > 1 and len(param.offset) != cropped:
             raise LayerError(
-                f"offset occurs {len(param.offset)} times, expected once, or {cropped} times: "
-                "once for each axis "
-                f"from {axis} on"
+                f"offset occurs {len(param.offset)} times, expected once, or {cropped} times: once "
+                f"for each axis from {axis} on"
             )
         offsets = list(param.offset) or [0]
         self.axis = axis

@@ -37,8 +37,7 @@ class MemoryData(Source):
         if min(shape) < 1:
             raise LayerError(
                 f"memory_data_param has batch_size x channels x height x width = {times(shape)}, "
-                "expected all four "
-                "to be positive"
+                "expected all four to be positive"
             )
         self.shape = shape
         return [shape, shape[:1]]

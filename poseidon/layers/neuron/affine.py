@@ -52,8 +52,7 @@ def broadcast_shape(operand: Shape, param: ScaleParameter | BiasParameter, botto
     if bottom[axis : axis + len(operand)] != operand:
         raise LayerError(
             f"bottom 1 has shape {times(operand)}, expected "
-            f"{times(bottom[axis : axis + len(operand)])} "
-            f"as in bottom 0 from axis {axis} on"
+            f"{times(bottom[axis : axis + len(operand)])} as in bottom 0 from axis {axis} on"
         )
     return operand + (1,) * (len(bottom) - axis - len(operand))
 

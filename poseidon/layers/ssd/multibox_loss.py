@@ -365,8 +365,7 @@ def _check(param: MultiBoxLossParameter) -> None:
     if param.map_object_to_agnostic and (param.num_classes != 2 or param.background_label_id > 0):
         raise LayerError(
             f"num_classes is {param.num_classes} and background_label_id "
-            f"{param.background_label_id}, expected 2 and 0 with "
-            "map_object_to_agnostic"
+            f"{param.background_label_id}, expected 2 and 0 with map_object_to_agnostic"
         )
     if not math.isfinite(param.loc_weight):
         raise LayerError(f"loc_weight is {param.loc_weight:g}, expected a finite number")

@@ -51,9 +51,8 @@ def pooled_extents(
             raise LayerError(f"kernel {times(kernel)} larger than padded input {times(padded)}")
         if (count - 1) * s - p >= size and not empty:
             raise LayerError(
-                f"stride {times(stride)} with kernel {times(kernel)} puts the last window "
-                "entirely outside the "
-                f"{times(image)} input; use round_mode: FLOOR"
+                f"stride {times(stride)} with kernel {times(kernel)} puts the last window entirely "
+                f"outside the {times(image)} input; use round_mode: FLOOR"
             )
         extents.append(count)
     return extents[0], extents[1]

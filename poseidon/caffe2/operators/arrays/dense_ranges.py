@@ -73,8 +73,7 @@ class GatherRangesToDense:
             for place in np.flatnonzero(self.found[kind] > allowed) if limit < 1 else ():
                 raise ValueError(
                     f"{self.found[kind][place]} of {self.seen} ranges of the output {place} are "
-                    f"{kind}; "
-                    f"at most {allowed:g} are allowed"
+                    f"{kind}; at most {allowed:g} are allowed"
                 )
 
 

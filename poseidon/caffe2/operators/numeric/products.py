@@ -29,9 +29,8 @@ def _check_columns(x: Tensor, axis: int, columns: int) -> None:
     found = x.shape[axis:].numel()
     if x.numel() and found != columns:
         raise ValueError(
-            f"Dimension mismatch: X {list(x.shape)} has {counted(found, 'value')} from axis "
-            f"{axis} on, "
-            f"W takes {columns}"
+            f"Dimension mismatch: X {list(x.shape)} has {counted(found, 'value')} from axis {axis} "
+            f"on, W takes {columns}"
         )
 
 

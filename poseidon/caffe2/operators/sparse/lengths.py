@@ -225,8 +225,7 @@ def gather_by_key(keys: Tensor, *parts: Tensor) -> Tensor:
         if part.shape != (int(chosen.sum()), *made.shape[1:]):
             raise ValueError(
                 f"the part {index} has the shape {tuple(part.shape)}, expected a row for each of "
-                "its "
-                f"{counted(int(chosen.sum()), 'key')}"
+                f"its {counted(int(chosen.sum()), 'key')}"
             )
         made[chosen] = part
     return made.reshape(*keys.shape, *parts[0].shape[1:])

@@ -52,7 +52,6 @@ def gradient_rows(gradient: Tensor, indices: Tensor, table: Tensor) -> Tensor:
     if gradient.shape[:places] != indices.shape or gradient.shape[places:].numel() != row.numel():
         raise ValueError(
             f"the gradient has the shape {tuple(gradient.shape)}, expected "
-            f"{(*indices.shape, *row)}: "
-            "a row for each index"
+            f"{(*indices.shape, *row)}: a row for each index"
         )
     return gradient.reshape(indices.numel(), *row)

@@ -335,8 +335,7 @@ class TensorProtosDBInput:
             if len(shapes) > 1:
                 raise EnforceNotMet(
                     f"the records of a batch of {reader.path} ({reader.db_type}) have tensors of "
-                    f"the shapes {shapes[0]} and "
-                    f"{shapes[1]}: expected one shape, or batch_size=0"
+                    f"the shapes {shapes[0]} and {shapes[1]}: expected one shape, or batch_size=0"
                 )
         return tuple(
             _on(_stacked(list(column)), self.context) for column in zip(*rows, strict=True)

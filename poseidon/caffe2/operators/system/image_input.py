@@ -184,9 +184,8 @@ class ImageInput:
                 if value.dtype != column[0].dtype:
                     raise EnforceNotMet(
                         f"the record {key.decode(errors='backslashreplace')!r} of the database "
-                        f"{batch.database} has "
-                        f"values of type {value.dtype}, not {column[0].dtype} as the first of its "
-                        "batch"
+                        f"{batch.database} has values of type {value.dtype}, not {column[0].dtype} "
+                        "as the first of its batch"
                     )
         vectors = [torch.from_numpy(np.stack(column)).to(self.context.device) for column in columns]
         return (self._images(batch.images), *vectors)
