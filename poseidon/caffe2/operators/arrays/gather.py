@@ -13,6 +13,7 @@ from torch import Tensor
 from poseidon.caffe2.operators.gradients import GradientMaker
 from poseidon.caffe2.operators.input_shapes import axis_of, check_count
 from poseidon.caffe2.operators.registry import NO_GRADIENT, operator
+from poseidon.caffe2.operators.sparse.segments import ids_of
 
 
 def taken(x: Any, indices: Tensor, axis: int = 0) -> Any:
@@ -179,10 +180,7 @@ def one_hot(indices: Tensor, size: Tensor) -> Tensor:
 def segment_one_hot(lengths: Tensor, indices: Tensor, size: Tensor) -> Tensor:
     """Return a row of `size` for each segment, 1 at the indices of the segment."""
     rows = torch.zeros(len(lengths), int(size.item()), device=indices.device)
-    segments = torch.repeat_interleave(
-        torch.arange(len(lengths), device=indices.device), lengths.long()
-    )
-    rows[segments, indices.long()] = 1
+    rows[ids_of(lengths), indices.long()] = 1
     return rows
 
 
@@ -191,10 +189,7 @@ def batch_one_hot(x: Any, lengths: Tensor, values: Any) -> Any:
     """Return for each column of x as many columns as its length: whether x is each of the
     values.
     """
-    columns = torch.repeat_interleave(
-        torch.arange(len(lengths), device=lengths.device), lengths.long()
-    )
-    wide = taken(x, columns, 1)
+    wide = taken(x, ids_of(lengths), 1)
     if isinstance(wide, np.ndarray):
         return torch.from_numpy((wide == values[None, :]).astype(np.uint8))
     return (wide == values[None, :]).to(x.dtype)
@@ -268,12 +263,7 @@ def _mask_places(
     """Return which entries the mask names, and their row and column."""
     wanted = torch.tensor(list(mask), device=indices.device)
     same = indices[:, None] == wanted
-    if lengths is None:
-        rows = torch.zeros_like(indices, dtype=torch.int64)
-    else:
-        rows = torch.repeat_interleave(
-            torch.arange(len(lengths), device=indices.device), lengths.long()
-        )
+    rows = torch.zeros_like(indices, dtype=torch.int64) if lengths is None else ids_of(lengths)
     found = same.any(1)
     return found, rows[found], same.long().argmax(1)[found]
 
@@ -368,10 +358,7 @@ def boolean_mask_gradient(mask: Tensor, dy: Tensor) -> Tensor:
 @operator("BooleanMaskLengths", gradient=NO_GRADIENT, expected="N, M")
 def boolean_mask_lengths(lengths: Tensor, mask: Tensor) -> Tensor:
     """Return how many elements of each segment the mask keeps."""
-    segments = torch.repeat_interleave(
-        torch.arange(len(lengths), device=lengths.device), lengths.long()
-    )
-    return torch.zeros_like(lengths).index_add(0, segments, mask.to(lengths.dtype))
+    return torch.zeros_like(lengths).index_add(0, ids_of(lengths), mask.to(lengths.dtype))
 
 
 @operator("BooleanUnmask", gradient=NO_GRADIENT, expected="N, _, ...")

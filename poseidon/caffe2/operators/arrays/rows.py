@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from poseidon.caffe2.operators.registry import Context, operator
+from poseidon.caffe2.operators.sparse.segments import ids_of
 from poseidon.caffe2.operators.system.indexes import Map
 
 
@@ -224,11 +225,8 @@ def flexible_top_k(x: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
 
 @operator("FlexibleTopKGradient", expected="*S D, *S, M, M")
 def flexible_top_k_gradient(x: Tensor, counts: Tensor, dy: Tensor, indices: Tensor) -> Tensor:
-    rows = torch.repeat_interleave(
-        torch.arange(counts.numel(), device=x.device), counts.reshape(-1).long()
-    )
     dx = torch.zeros_like(x).reshape(-1, x.shape[-1])
-    dx[rows, indices] = dy
+    dx[ids_of(counts.reshape(-1)), indices] = dy
     return dx.reshape(x.shape)
 
 

@@ -102,22 +102,16 @@ def _register(bits: int) -> None:
     def restore_half(fused: Tensor) -> Tensor:
         return _restored(fused, bits).half()
 
-    if bits < 8:
-        for source in ("Float", "Half"):
-            operator(
-                f"{source}ToFused{bits}BitRowwiseQuantized", gradient=NO_GRADIENT, expected="N D"
-            )(quantize)
-            operator(
-                f"{source}ToFused{bits}BitFakeRowwiseQuantized",
-                gradient=NO_GRADIENT,
-                expected="N D",
-            )(fake)
-        operator(f"Fused{bits}BitRowwiseQuantizedToFloat", gradient=NO_GRADIENT, expected="N D")(
-            restore
-        )
-        operator(f"Fused{bits}BitRowwiseQuantizedToHalf", gradient=NO_GRADIENT, expected="N D")(
-            restore_half
-        )
+    forms: dict[str, Callable[[Tensor], Tensor]] = {
+        f"FloatToFused{bits}BitRowwiseQuantized": quantize,
+        f"HalfToFused{bits}BitRowwiseQuantized": quantize,
+        f"FloatToFused{bits}BitFakeRowwiseQuantized": fake,
+        f"HalfToFused{bits}BitFakeRowwiseQuantized": fake,
+        f"Fused{bits}BitRowwiseQuantizedToFloat": restore,
+        f"Fused{bits}BitRowwiseQuantizedToHalf": restore_half,
+    }
+    for name, form in forms.items() if bits < 8 else ():
+        operator(name, gradient=NO_GRADIENT, expected="N D")(form)
     for kind in ("Sum", "Mean"):
         _register_reductions(bits, kind, gathered)
 

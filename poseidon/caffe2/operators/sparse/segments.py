@@ -8,6 +8,8 @@ index; their gradients are sparse. `...WeightedSum` has a weight for each row, a
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -78,46 +80,41 @@ def _rows(x: Tensor, indices: Tensor) -> Tensor:
     return torch.index_select(x, 0, indices.to(torch.int64))
 
 
-def _by_ids(family: str) -> None:
+def _register_ids(family: str, kind: str) -> None:
     """Register the forms that have an id for each row."""
+    name = f"{family}Segment{kind}Gradient"
 
-    def dense_gradient(kind: str) -> str:
-        return f"{family}Segment{kind}Gradient(GO0, I1) -> GI0"
-
-    def sparse_gradient(kind: str) -> str:
-        return f"{family}Segment{kind}Gradient(GO0, I2) -> GI0_values; GI0 = (I1, GI0_values)"
-
-    for each in ("Sum", "Mean"):
-        _register_ids(family, each, dense_gradient(each), sparse_gradient(each))
-
-
-def _register_ids(family: str, kind: str, dense: str, sparse: str) -> None:
-    @operator(f"{family}Segment{kind}", gradient=dense, expected="N *, N")
+    @operator(f"{family}Segment{kind}", gradient=f"{name}(GO0, I1) -> GI0", expected="N *, N")
     def by_ids(x: Tensor, ids: Tensor, *, num_segments: int = -1) -> Tensor:
         return _reduced(kind, x, ids, _count(ids, num_segments))
+
+    sparse = f"{name}(GO0, I2) -> GI0_values; GI0 = (I1, GI0_values)"
 
     @operator(f"Sparse{family}Segment{kind}", gradient=sparse, expected="N *, I, I")
     def sparse_by_ids(x: Tensor, indices: Tensor, ids: Tensor, *, num_segments: int = -1) -> Tensor:
         return _reduced(kind, _rows(x, indices), ids, _count(ids, num_segments))
 
-    @operator(
-        f"{family}Segment{kind}Gradient", f"Sparse{family}Segment{kind}Gradient", expected="M *, N"
-    )
+    @operator(name, f"Sparse{name}", expected="M *, N")
     def by_ids_gradient(dy: Tensor, ids: Tensor) -> Tensor:
         return _spread(kind, dy, ids)
+
+
+def _weighted_rule(name: str) -> Callable[[GradientMaker], None]:
+    def rule(maker: GradientMaker) -> None:
+        inputs = [maker.I(1), maker.GO(0), maker.I(2)]
+        if maker.argument("grad_on_weights", 0):
+            inputs.append(maker.I(0))
+            maker.op(f"{name}WithMainInputGradient", inputs, [maker.GI(0), maker.GI(1)])
+        else:
+            maker.op(f"{name}Gradient", inputs, [maker.GI(0)])
+
+    return rule
 
 
 def _register_weighted_ids(family: str) -> None:
     name = f"{family}SegmentWeightedSum"
 
-    def rule(maker: GradientMaker) -> None:
-        if maker.argument("grad_on_weights", 0):
-            inputs = [maker.I(1), maker.GO(0), maker.I(2), maker.I(0)]
-            maker.op(f"{name}WithMainInputGradient", inputs, [maker.GI(0), maker.GI(1)])
-        else:
-            maker.op(f"{name}Gradient", [maker.I(1), maker.GO(0), maker.I(2)], [maker.GI(0)])
-
-    @operator(name, gradient=rule, expected="N *, N, N")
+    @operator(name, gradient=_weighted_rule(name), expected="N *, N, N")
     def weighted(x: Tensor, weights: Tensor, ids: Tensor, *, num_segments: int = -1) -> Tensor:
         return _reduced("Sum", x * _column(weights, x), ids, _count(ids, num_segments))
 
@@ -147,7 +144,8 @@ def _register_weighted_ids(family: str) -> None:
 
 
 for _family in ("Sorted", "Unsorted"):
-    _by_ids(_family)
+    for _kind in ("Sum", "Mean"):
+        _register_ids(_family, _kind)
     _register_weighted_ids(_family)
 
 
@@ -234,17 +232,7 @@ def lengths_max_gradient(y: Tensor, dy: Tensor, lengths: Tensor, x: Tensor) -> T
     return torch.where(x == y[ids], dy[ids], 0)
 
 
-def _lengths_weighted_rule(maker: GradientMaker) -> None:
-    if maker.argument("grad_on_weights", 0):
-        inputs = [maker.I(1), maker.GO(0), maker.I(2), maker.I(0)]
-        outputs = [maker.GI(0), maker.GI(1)]
-        maker.op("LengthsWeightedSumWithMainInputGradient", inputs, outputs)
-    else:
-        inputs = [maker.I(1), maker.GO(0), maker.I(2)]
-        maker.op("LengthsWeightedSumGradient", inputs, [maker.GI(0)])
-
-
-@operator("LengthsWeightedSum", gradient=_lengths_weighted_rule, shapes="N *, N, M")
+@operator("LengthsWeightedSum", gradient=_weighted_rule("LengthsWeightedSum"), shapes="N *, N, M")
 def lengths_weighted_sum(x: Tensor, weights: Tensor, lengths: Tensor) -> Tensor:
     """Return the weighted sum of each segment."""
     return _by_lengths("Sum", x * _column(weights, x), lengths)
