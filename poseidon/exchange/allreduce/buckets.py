@@ -11,9 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import accumulate, pairwise
 
-BUCKET_BYTES = 8 * 2**20
-"""Large enough that the cost of a message does not count, and small enough that one bucket is
-summed while the next ones travel.
+SLICE_BYTES = 4 * 2**20
+"""A worker's slice of a bucket at most: large enough that the cost of a message does not count."""
+LEAST_BYTES = 2**20
+BUCKETS = 6
+"""At least, where they are not smaller than `LEAST_BYTES`: one bucket is summed while the next ones
+travel, and the first leaves while the gradients of others are computed.
 """
 FLOAT_BYTES = 4
 
@@ -24,7 +27,7 @@ class Buckets:
     Args:
         sizes: elements of each tensor, by index, in the order in which their gradients come.
         workers: P, the number of workers.
-        bucket_bytes: of each bucket but the last.
+        bucket_bytes: of each bucket but the last; None: see `bytes_of_buckets`.
 
     Attributes:
         elements: of the flat memory.
@@ -35,7 +38,7 @@ class Buckets:
     """
 
     def __init__(
-        self, sizes: Mapping[int, int], workers: int, bucket_bytes: int = BUCKET_BYTES
+        self, sizes: Mapping[int, int], workers: int, bucket_bytes: int | None = None
     ) -> None:
         ends = list(accumulate(sizes.values()))
         self.elements = ends[-1] if ends else 0
@@ -43,6 +46,8 @@ class Buckets:
             index: slice(end - size, end)
             for (index, size), end in zip(sizes.items(), ends, strict=True)
         }
+        if bucket_bytes is None:
+            bucket_bytes = bytes_of_buckets(self.elements, workers)
         step = max(1, bucket_bytes // FLOAT_BYTES)
         bounds = [*range(0, self.elements, step), self.elements]
         self.of = {
@@ -67,6 +72,14 @@ class Buckets:
         place, slices = self.places[index], self.slices[bucket]
         shared = min(place.stop, slices[-1].stop) - max(place.start, slices[0].start)
         return int(shared)
+
+
+def bytes_of_buckets(elements: int, workers: int) -> int:
+    """Return the bytes of each bucket but the last."""
+    size = SLICE_BYTES * workers
+    while size > LEAST_BYTES and elements * FLOAT_BYTES < BUCKETS * size:
+        size //= 2
+    return size
 
 
 def _cut(start: int, stop: int, parts: int) -> list[slice]:

@@ -19,7 +19,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from poseidon.exchange.allreduce.buckets import BUCKET_BYTES
 from poseidon.exchange.allreduce.links_delivery import LinksDelivery
 from poseidon.exchange.allreduce.peers import Peers
 from poseidon.exchange.allreduce.sums import Sums
@@ -65,7 +64,7 @@ class AllReduceCarrier(GradientCarrier):
         delivery: LinksDelivery | None = None,
         norms: SharedNorm | None = None,
         equal_bits: bool = True,
-        bucket_bytes: int = BUCKET_BYTES,
+        bucket_bytes: int | None = None,
     ) -> None:
         self.indices = tuple(tensors)
         self._tensors = tensors

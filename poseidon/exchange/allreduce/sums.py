@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from poseidon.exchange.allreduce.buckets import BUCKET_BYTES, FLOAT_BYTES, Buckets
+from poseidon.exchange.allreduce.buckets import FLOAT_BYTES, Buckets
 from poseidon.exchange.allreduce.peers import Peers
 from poseidon.exchange.allreduce.sum_rounds import SumRounds
 from poseidon.exchange.observe.statistics import Traffic, TransitTimes
@@ -58,7 +58,7 @@ class Sums:
         workers: VirtualWorkers,
         side: SideStream,
         *,
-        bucket_bytes: int = BUCKET_BYTES,
+        bucket_bytes: int | None = None,
     ) -> None:
         self._peers = peers
         self._rank = peers.rank

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from poseidon.exchange.allreduce.buckets import Buckets
+from poseidon.exchange.allreduce.buckets import Buckets, bytes_of_buckets
 
 
 def test_buckets_cut_tensors_and_slices_cut_buckets() -> None:
@@ -31,3 +31,22 @@ def test_nothing_to_sum_has_no_bucket(sizes: dict[int, int]) -> None:
     buckets = Buckets(sizes, workers=2)
     assert len(buckets) == 0
     assert all(not of for of in buckets.of.values())
+
+
+@pytest.mark.parametrize(
+    ("elements", "workers", "expected"),
+    [
+        (1, 2, 2**20),
+        (1_900_000, 2, 2**20),  # a GPT of 7.6 MB
+        (19_200_000, 2, 2**23),  # of 77 MB
+        (25_600_000, 4, 2**24),  # ResNet-50
+        (25_600_000, 8, 2**24),
+        (10**9, 4, 2**24),
+        (10**9, 3, 3 * 2**22),
+    ],
+)
+def test_small_models_have_several_buckets_too(elements: int, workers: int, expected: int) -> None:
+    assert bytes_of_buckets(elements, workers) == expected
+    buckets = Buckets({0: elements}, workers)
+    whole = buckets.slices[0]
+    assert 4 * (whole[-1].stop - whole[0].start) == min(expected, 4 * elements)
