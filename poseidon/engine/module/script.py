@@ -22,7 +22,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed
@@ -223,7 +223,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         try:
             with closing(trace), running_in(context), self._process_group(context):
                 try:
-                    runpy.run_path(document.script, run_name="__main__")
+                    run_script(document.script)
                 except ServerError as error:
                     context.end_waits(error)
                     raise
@@ -306,6 +306,40 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         if self.document.rank == 0:
             self.report_plan(built, self._opened)
         self._opened += 1
+
+
+def run_script(path: str) -> None:
+    """Run a script as `python SCRIPT` does.
+
+    A process that the script forks ends here: what follows in the worker is not its work.
+    """
+    worker = os.getpid()
+    try:
+        runpy.run_path(path, run_name="__main__")
+    except BaseException as error:
+        if os.getpid() != worker:
+            _end_fork(error)
+        raise
+    if os.getpid() != worker:
+        _end_fork(SystemExit())
+
+
+def _end_fork(error: BaseException) -> NoReturn:
+    """End this process as Python does after an exception, save for what is registered for the
+    worker's exit.
+    """
+    status, text = 1, None
+    if isinstance(error, SystemExit):
+        text = error.code if not isinstance(error.code, int | None) else None
+        status = 1 if text is not None else int(error.code or 0) & 0xFF
+    with suppress(OSError, ValueError):  # the script may have closed them
+        if not isinstance(error, SystemExit):
+            sys.excepthook(type(error), error, error.__traceback__)
+        elif text is not None:
+            print(text, file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(status)
 
 
 def combined_statistics(of_groups: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:

@@ -181,6 +181,33 @@ def test_a_good_end(end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert run(tmp_path, text, monkeypatch) == (0, {"event": "done"})
 
 
+@pytest.mark.parametrize(
+    ("end", "status", "said"),
+    [
+        ("", 0, ""),
+        ("sys.exit()", 0, ""),
+        ("sys.exit(3)", 3, ""),
+        ("sys.exit('no data')", 1, "no data\n"),
+        ("os._exit(4)", 4, ""),
+        ("raise ValueError('odd')", 1, "ValueError: odd\n"),
+    ],
+)
+def test_a_process_that_a_script_forks_ends_as_one_of_plain_python(
+    end: str, status: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f"""
+import os, sys
+child = os.fork()
+if child == 0:
+    sys.stderr = open("{tmp_path}/said", "w")
+    {end or "pass"}
+else:
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == {status}
+"""
+    assert run(tmp_path, text, monkeypatch)[0] == 0
+    assert (tmp_path / "said").read_text().endswith(said)
+
+
 def test_a_script_has_its_own_folder_first_and_not_the_current_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
