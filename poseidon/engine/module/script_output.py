@@ -35,8 +35,11 @@ class ScriptLog:
         return self._file.fileno()
 
     def add(self, lines: Sequence[OutputLine]) -> None:
-        """Add lines; of one that was redrawn, the last state. The log stays UTF-8."""
-        if not lines:
+        """Add lines; of one that was redrawn, the last state. The log stays UTF-8.
+
+        Lines of a thread that outlives its script are dropped.
+        """
+        if not lines or self._file.closed:
             return
         text = "".join(f"{line.text}\n" for line in lines)
         try:

@@ -106,3 +106,12 @@ def test_after_the_launcher_has_gone_the_log_has_the_output(tmp_path: Path) -> N
         log.close()
         os.close(write_fd)
     assert (tmp_path / "log").read_text() == "a\n"
+
+
+def test_what_a_thread_writes_after_the_end_of_its_script_is_dropped(tmp_path: Path) -> None:
+    log = ScriptLog(tmp_path / "log")
+    with stream_to(log, None) as stream:
+        print("first", file=stream)
+        log.close()
+        print("late", file=stream)
+    assert (tmp_path / "log").read_text() == "first\n"
