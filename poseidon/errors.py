@@ -146,14 +146,20 @@ def out_of_memory(error: BaseException) -> str | None:
     )
 
 
-def out_of_files(error: BaseException) -> str | None:
-    """Return what to do about an error that says that too many files are open; None for another
-    error.
+def limit_reached(error: BaseException) -> str | None:
+    """Return what to do about an error that says that this process may have no further file,
+    thread or process; None for another error.
     """
-    if getattr(error, "errno", None) != errno.EMFILE:
-        return None
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return f"too many open files and connections: ulimit -n allows {limit}; set a higher limit, as ulimit -n 4096"
+    number = getattr(error, "errno", None)
+    if number == errno.EMFILE:
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return f"too many open files and connections: ulimit -n allows {limit}; set a higher limit, as ulimit -n 4096"
+    if number == errno.EAGAIN or "can't start new thread" in str(error):
+        return (
+            "no further thread or process can be started; set higher limits (ulimit -u, ulimit -v, or "
+            "of the container), or put fewer workers on this machine"
+        )
+    return None
 
 
 def described(error: BaseException) -> str:

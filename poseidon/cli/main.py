@@ -22,7 +22,7 @@ from poseidon.cli.checkout import PACKAGES, is_checkout, use_environment
 from poseidon.cli.parsers import data, jobs, nets, watch
 from poseidon.cli.parsers.form import Command
 from poseidon.cli.parsers.layout import overview
-from poseidon.errors import PoseidonError, described, nearest, out_of_files, out_of_memory
+from poseidon.errors import PoseidonError, described, nearest, limit_reached, out_of_memory
 from poseidon.hints import own_command
 from poseidon.settings import let_waiting_threads_sleep
 from poseidon.version import __version__
@@ -127,14 +127,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         place = f"{error.filename}: " if error.filename is not None else ""
         sentence = (
             _problem_of_own_layers(parsed, error)
-            or f"{place}{out_of_files(error) or error.strerror or error}"
+            or f"{place}{limit_reached(error) or error.strerror or error}"
         )
         print(f"poseidon {parsed.command}: {sentence}", file=sys.stderr)
         _drop_output()
         return 1
     except Exception as error:  # memory ran out, or a layer of the user failed
         problem = (
-            out_of_memory(error) or out_of_files(error) or _problem_of_own_layers(parsed, error)
+            out_of_memory(error) or limit_reached(error) or _problem_of_own_layers(parsed, error)
         )
         if problem is None:
             raise

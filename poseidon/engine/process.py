@@ -27,7 +27,7 @@ from poseidon import log
 from poseidon.engine.document import WorkKind, read_document
 from poseidon.engine.launcher_connection import LauncherConnection, launcher_streams
 from poseidon.engine.work import Work
-from poseidon.errors import PoseidonError, described, out_of_files, out_of_memory
+from poseidon.errors import PoseidonError, described, limit_reached, out_of_memory
 from ps_server import PeerLost, ServerError, StalenessTimeout
 from ps_server.numerics import prepare_process
 
@@ -94,7 +94,7 @@ def _report(error: Exception, work: Work[Any]) -> None:
         sentence = f"{place}: {error}" if location else str(error)
         exit_code = getattr(error, "exit_code", 1)
     else:
-        problem = out_of_memory(error) or out_of_files(error) or described(error)
+        problem = out_of_memory(error) or limit_reached(error) or described(error)
         sentence, exit_code = f"{place}: {problem} (details in {document.log_file})", 1
         trace = "".join(traceback.format_exception(error))
         with (

@@ -18,7 +18,7 @@ from poseidon.errors import (
     SnapshotError,
     counted,
     nearest,
-    out_of_files,
+    limit_reached,
     out_of_memory,
     printable,
 )
@@ -45,13 +45,15 @@ def test_memory_that_runs_out_is_told_from_other_errors() -> None:
     assert out_of_memory(RuntimeError("CUDA error: an illegal memory access")) is None
 
 
-def test_files_that_run_out_are_told_from_other_errors() -> None:
+def test_limits_are_told_from_other_errors() -> None:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     says = f"too many open files and connections: ulimit -n allows {limit}; set a higher limit, as ulimit -n 4096"
-    assert out_of_files(OSError(errno.EMFILE, "Too many open files")) == says
-    assert out_of_files(zmq.ZMQError(errno.EMFILE)) == says
-    assert out_of_files(OSError(errno.ENOENT, "No such file")) is None
-    assert out_of_files(ValueError("x")) is None
+    assert limit_reached(OSError(errno.EMFILE, "Too many open files")) == says
+    assert limit_reached(zmq.ZMQError(errno.EMFILE)) == says
+    for error in (RuntimeError("can't start new thread"), BlockingIOError(errno.EAGAIN, "Resource")):
+        assert (limit_reached(error) or "").startswith("no further thread or process can be started;")
+    assert limit_reached(OSError(errno.ENOENT, "No such file")) is None
+    assert limit_reached(ValueError("x")) is None
 
 
 def test_one_thing_is_in_the_singular() -> None:

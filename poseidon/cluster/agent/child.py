@@ -38,7 +38,7 @@ from poseidon.cluster.events import decode_line
 from poseidon.cluster.job_plan import ProcessName
 from poseidon.cluster.process import Listener, OutputStream, ProcessSpec
 from poseidon.cluster.python_command import module_folders
-from poseidon.errors import JobError, out_of_files
+from poseidon.errors import JobError, limit_reached
 from poseidon.settings import EVENTS_FD_VARIABLE, STDIN_FD_VARIABLE, inherited_environment
 
 # A longer event is cut: a process that writes without line ends must not fill our memory.
@@ -106,12 +106,20 @@ def start_child(
     ignores = spec.ignore_signals or settings.ignore_signals
     try:
         child, events = _spawn(replace(spec, ignore_signals=ignores), settings, templates)
-    except (OSError, ValueError) as error:
-        why = out_of_files(error) or error
+        try:
+            return ChildProcess(spec, child, listener, events=events, ignores_signals=ignores)
+        except RuntimeError:  # no thread can be started
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+            for pipe in (child.stdin, child.stdout, child.stderr, events):
+                if pipe is not None:
+                    pipe.close()
+            raise
+    except (OSError, ValueError, RuntimeError) as error:
+        why = limit_reached(error) or error
         raise JobError(
             f"cannot start {spec.name.describe()} with '{spec.argv[0]}': {why}"
         ) from error
-    return ChildProcess(spec, child, listener, events=events, ignores_signals=ignores)
 
 
 def _spawn(

@@ -41,7 +41,7 @@ from poseidon.cluster.jobs.registry import (
 from poseidon.cluster.jobs.this_host import Kill, kill_jobs, list_jobs
 from poseidon.cluster.json_fields import fields_of, value_of
 from poseidon.cluster.process import OutputStream
-from poseidon.errors import JobError, PoseidonError
+from poseidon.errors import JobError, PoseidonError, limit_reached
 from poseidon.settings import read_settings
 from poseidon.version import __version__
 
@@ -120,13 +120,18 @@ class Agent:
             self._thread("send", self._send),
             self._thread("files", self._serve_files),
         )
-        for thread in (receiver, sender, filer):
-            thread.start()
+        sender.start()
         try:
+            receiver.start()
+            filer.start()
             while self._leave is None:
                 for action in self._next_actions():
                     self._do(action)
             return self._leave
+        except (OSError, RuntimeError) as error:  # no room, or no thread can be started
+            why = limit_reached(error) or str(error)
+            self.report(m.Refused(id=m.AGENT_ITSELF, message=why), timeout_s=HEARTBEAT_S)
+            return Leave(status=1, reason=why)
         finally:
             self._end_processes()
             self._links.close()
@@ -139,7 +144,8 @@ class Agent:
             sender.join(HEARTBEAT_S)  # it sends the last reports
             self._lost.set()
             self._channel.close()
-            receiver.join(TICK_S)  # it may wait in a read that only the launcher's end can end
+            if receiver.ident is not None:
+                receiver.join(TICK_S)  # it may wait in a read that only the launcher's end can end
 
     def stop(self, reason: str) -> None:
         """End everything and return from `serve`. Signal handlers may call it."""

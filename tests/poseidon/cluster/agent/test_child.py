@@ -10,10 +10,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import poseidon
+from poseidon.cluster.agent import child as child_module
 from poseidon.cluster.agent.child import (
     ChildProcess,
     ChildSettings,
@@ -280,6 +282,27 @@ def test_cannot_be_started() -> None:
         JobError, match=r"cannot start worker 0 \(client 0, 127.0.0.1\) with '/no/such/python'"
     ):
         start_child(spec, RecordingListener())
+
+
+def test_a_child_that_no_thread_can_follow_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    spawned: list[int] = []
+    spawn = child_module._spawn
+
+    def recorded(*arguments: Any) -> Any:
+        child, events = spawn(*arguments)
+        spawned.append(child.pid)
+        return child, events
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(child_module, "_spawn", recorded)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    spec = ProcessSpec(name=NAME, argv=child("forever()"), first_line=b"{}")
+    with pytest.raises(JobError, match=r"^cannot start worker 0 .*: no further thread or process"):
+        start_child(spec, RecordingListener())
+    assert len(spawned) == 1
+    assert none_left(spawned)
 
 
 def test_a_child_finds_what_its_settings_say(tmp_path: Path) -> None:

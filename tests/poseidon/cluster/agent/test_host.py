@@ -4,6 +4,7 @@ channel; files and checks travel over the same channel.
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import queue
@@ -173,6 +174,29 @@ def test_what_cannot_be_started(tmp_path: Path) -> None:
         spec = ProcessSpec(name=NAME, argv=("/no/such/program",), first_line=b"")
         with pytest.raises(JobError, match=r"ml@node1: cannot start worker 3 .*'/no/such/program'"):
             link.start(spec, RecordingListener())
+
+
+@pytest.mark.parametrize(
+    ("what", "error", "why"),
+    [
+        ("tempfile.mkdtemp", OSError(errno.ENOSPC, "No space left on device"), "No space left on"),
+        ("threading.Thread.start", RuntimeError("can't start new thread"), "no further thread or"),
+    ],
+)
+def test_an_agent_that_cannot_serve_says_why(
+    monkeypatch: pytest.MonkeyPatch, what: str, error: Exception, why: str
+) -> None:
+    start = threading.Thread.start
+
+    def refuse(thread: object = None, **_: object) -> None:
+        if isinstance(thread, threading.Thread) and thread.name != "poseidon agent files":
+            start(thread)
+        else:
+            raise error
+
+    monkeypatch.setattr(what, refuse)
+    with pytest.raises(JobError, match=rf"^this machine: .*{why}"):
+        dial_here()
 
 
 def test_signals(tmp_path: Path) -> None:
