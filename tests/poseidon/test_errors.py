@@ -50,8 +50,13 @@ def test_limits_are_told_from_other_errors() -> None:
     says = f"too many open files and connections: ulimit -n allows {limit}; set a higher limit, as ulimit -n 4096"
     assert limit_reached(OSError(errno.EMFILE, "Too many open files")) == says
     assert limit_reached(zmq.ZMQError(errno.EMFILE)) == says
-    for error in (RuntimeError("can't start new thread"), BlockingIOError(errno.EAGAIN, "Resource")):
-        assert (limit_reached(error) or "").startswith("no further thread or process can be started;")
+    for error in (
+        RuntimeError("can't start new thread"),
+        BlockingIOError(errno.EAGAIN, "Resource"),
+    ):
+        assert (limit_reached(error) or "").startswith(
+            "no further thread or process can be started;"
+        )
     assert limit_reached(OSError(errno.ENOENT, "No such file")) is None
     assert limit_reached(ValueError("x")) is None
 

@@ -37,7 +37,8 @@ class Cluster(ABC):
         started: whether the job has run.
         disturbed: whether anything has happened to a process, a host or a link.
         disturbed_early: whether that was before the job had started.
-        touched: the processes that were stopped or whose links carried nothing for a while.
+        touched: the processes that were stopped, waited for a disk, or whose links carried nothing
+            for a while.
         killed: the agents of hosts on which the user has killed the job.
         cut_off: whether a host was: then the launcher may not have heard of that.
         gone: the hosts that never come back.

@@ -264,6 +264,8 @@ class Course(Cluster):
         self._files += 1
         kind, draw = random.choices(DISK, DISK_WEIGHTS)[0], random.random()
         slow = kind == "slow" and self.world.deviates(f"file {number} slow")
+        if slow:  # it may not pause in time
+            self.touched.add(process)
         self.primitives.time.sleep(30 * draw if slow else 0.03)
         if kind == "full" and self.world.deviates(f"file {number} on a full disk"):
             self.full = True
