@@ -22,7 +22,7 @@ from poseidon.cli.checkout import PACKAGES, is_checkout, use_environment
 from poseidon.cli.parsers import data, jobs, nets, watch
 from poseidon.cli.parsers.form import Command
 from poseidon.cli.parsers.layout import overview
-from poseidon.errors import PoseidonError, described, nearest, limit_reached, out_of_memory
+from poseidon.errors import PoseidonError, described, limit_reached, nearest, out_of_memory
 from poseidon.hints import own_command
 from poseidon.settings import let_waiting_threads_sleep
 from poseidon.version import __version__
@@ -103,6 +103,9 @@ def run_command(parsed: argparse.Namespace) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return the exit code."""
     _prepare_streams()
+    if threading.current_thread() is threading.main_thread():
+        # whoever started this process may ignore it, and then no child's end could be followed
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     parsed = parse_arguments(list(sys.argv[1:] if arguments is None else arguments))
     for note in parsed.notes:
         print(f"note: {note}", file=sys.stderr)

@@ -17,8 +17,8 @@ from poseidon.errors import (
     PoseidonError,
     SnapshotError,
     counted,
-    nearest,
     limit_reached,
+    nearest,
     out_of_memory,
     printable,
 )

@@ -47,6 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
         else:
             agent.stop(f"it was ended by {signal.Signals(number).name}")
 
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # an agent follows its children's ends
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, USER_KILL):
         signal.signal(number, stop)
     return agent.serve().status

@@ -116,6 +116,19 @@ def test_a_file_does_not_get_the_descriptor_of_a_closed_stream(closed: str, tmp_
     assert done.returncode > 2
 
 
+def test_ends_of_children_are_followed_though_the_parent_ignored_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    handlers: list[object] = []
+    monkeypatch.setattr(ps, "run", lambda _: handlers.append(signal.getsignal(signal.SIGCHLD)) or 0)
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert main(["ps"]) == 0
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert handlers == [signal.SIG_DFL]
+
+
 def test_closed_output_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("POSEIDON_HOME", str(tmp_path))
     monkeypatch.setattr("sys.stdout", None)
