@@ -1,11 +1,12 @@
 """Resolution of the paths in a definition.
 
 Law: an absolute path is used as it is. A relative path is searched for in the folder of the file
-that names it, then under the repository root, then under the current folder; the first that exists
-is used. A path that exists nowhere is resolved against the repository root if the file is in the
-repository, otherwise against the folder of the file: a job writes to the same path wherever it is
-started, and other projects write nothing into the checkout. The leading folder names POSEIDON_ROOT
-and CAFFE_ROOT of older definitions mean the repository root.
+that names it, then under the repository root, then under the current folder, in the other order if
+the file is outside the repository; the first that exists is used. A path that exists nowhere is
+resolved against the repository root if the file is in the repository, otherwise against the folder
+of the file: a job writes to the same path wherever it is started, and other projects write nothing
+into the checkout. The leading folder names POSEIDON_ROOT and CAFFE_ROOT of older definitions mean
+the repository root.
 """
 
 from __future__ import annotations
@@ -87,5 +88,8 @@ def _candidates(path: str, folder: Path) -> list[Path]:
     if written.parts and written.parts[0] in PLACEHOLDERS:
         return [root.joinpath(*written.parts[1:])]
     beside = (folder / written).absolute()
-    own_project = folder.is_dir() and not folder.resolve().is_relative_to(root.resolve())
-    return [beside, root / written, Path.cwd() / written, beside if own_project else root / written]
+    below_root, below_current = root / written, Path.cwd() / written
+    if folder.resolve().is_relative_to(root.resolve()):
+        return [beside, below_root, below_current, below_root]
+    # as in Caffe, which knows the current folder alone
+    return [beside, below_current, below_root, beside if folder.is_dir() else below_root]

@@ -24,32 +24,32 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    "existing, expected",
+    "folder, existing, expected",
     [
-        (("folder", "root", "cwd"), "folder"),
-        (("root", "cwd"), "root"),
-        (("cwd",), "cwd"),
-        ((), "folder"),
+        ("folder", ("folder", "root", "cwd"), "folder"),
+        ("folder", ("root", "cwd"), "cwd"),
+        ("folder", ("root",), "root"),
+        ("folder", (), "folder"),
+        ("absent", ("root", "cwd"), "cwd"),
+        ("root/zoo", ("root/zoo", "root", "cwd"), "root/zoo"),
+        ("root/zoo", ("root", "cwd"), "root"),
+        ("root/zoo", ("cwd",), "cwd"),
+        ("root/zoo", (), "root"),
     ],
 )
-def test_the_first_that_exists(places: Path, existing: tuple[str, ...], expected: str) -> None:
+def test_the_first_that_exists(
+    places: Path, folder: str, existing: tuple[str, ...], expected: str
+) -> None:
+    (places / "root" / "zoo").mkdir()
     for place in existing:
         (places / place / "data").mkdir()
-    assert resolve("data", folder=places / "folder") == places / expected / "data"
-    assert (
-        resolve_prefix("data/snap", folder=places / "folder") == places / expected / "data" / "snap"
-    )
-
-
-def test_what_exists_nowhere_is_meant_in_the_repository_by_its_own_files(places: Path) -> None:
-    inside = places / "root" / "zoo"
-    inside.mkdir()
-    assert resolve("data", folder=inside) == places / "root" / "data"
-    assert resolve_prefix("data/snap", folder=inside) == places / "root" / "data" / "snap"
+    assert resolve("data", folder=places / folder) == places / expected / "data"
+    found = resolve_prefix("data/snap", folder=places / folder)
+    assert found == places / expected / "data" / "snap"
 
 
 def test_each_place_that_is_looked_at_is_named_once(places: Path) -> None:
-    expected = [places / place / "data" for place in PLACES]
+    expected = [places / place / "data" for place in ("folder", "cwd", "root")]
     assert candidates("data", folder=places / "folder") == expected
     assert candidates("data", folder=places / "root") == [
         places / "root" / "data",
