@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
@@ -37,18 +38,53 @@ _REDUCTIONS = {
 }
 
 
+class Calls:
+    """The calls of a script that need all workers, in the order of the script.
+
+    All workers make them in the same order, and after equally many steps. Other threads than the
+    script's own have no such order, so their calls do not count.
+
+    Args:
+        report: called with the number of calls that have begun, and the name of the one that is
+            waited for, or an empty text.
+    """
+
+    def __init__(self, report: Callable[[int, str], None] = lambda _number, _name: None) -> None:
+        self._report = report
+        self._begun = 0
+
+    def begin(self) -> None:
+        """Count a call."""
+        self._begun += _is_main_thread()
+
+    @contextmanager
+    def waiting(self, name: str) -> Iterator[None]:
+        """Report that the script waits inside the block; an empty name: for one worker only."""
+        reports = bool(name) and _is_main_thread()
+        if reports:
+            self._report(self._begun, name)
+        yield
+        if reports:
+            self._report(self._begun, "")
+
+
 class PoseidonWork(dist.Work):  # type: ignore[misc]
     """A call that runs in the background.
 
     Args:
         run: does it; its error is raised in `wait`.
         result: what `result` and the future have.
+        name: of a call that needs all workers.
     """
 
-    def __init__(self, run: Callable[[], None], result: Any) -> None:
+    def __init__(
+        self, run: Callable[[], None], result: Any, calls: Calls, name: str = ""
+    ) -> None:
         super().__init__()
         self._run = run
         self._result = result
+        self._calls = calls
+        self._name = name
         self._error: BaseException | None = None
         self._done = threading.Event()
         self._future: torch.futures.Future[Any] = torch.futures.Future()
@@ -66,7 +102,8 @@ class PoseidonWork(dist.Work):  # type: ignore[misc]
             self._future.set_result(self._result)
 
     def wait(self, timeout: Any = None) -> bool:
-        self._done.wait()
+        with self._calls.waiting(self._name):
+            self._done.wait()
         if self._error is not None:
             raise self._error
         return True
@@ -94,11 +131,17 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
     """A process group whose collectives travel over a `Mesh`.
 
     It has the methods of torch's ProcessGroup; torch.distributed calls them.
+
+    Args:
+        script: the calls of the script, of which those of this group are part if it has all
+            workers.
     """
 
-    def __init__(self, collectives: Collectives) -> None:
+    def __init__(self, collectives: Collectives, script: Calls | None = None) -> None:
         super().__init__(collectives.rank, collectives.size)
         self._collectives = collectives
+        has_all = collectives.size == collectives.mesh.size
+        self._script = script if script is not None and has_all else Calls()
         self._calls: queue.SimpleQueue[PoseidonWork | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._name = self._description = ""
@@ -126,7 +169,7 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> PoseidonWork:
         reduction = _reduction(opts)
         return self._start(
-            lambda flat: self._collectives.all_reduce(flat, reduction), tensors, tensors
+            lambda flat: self._collectives.all_reduce(flat, reduction), tensors, tensors, "all_reduce"
         )
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> PoseidonWork:
@@ -134,12 +177,14 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def broadcast(self, tensors: list[Tensor], opts: Any) -> PoseidonWork:
         root = opts.rootRank
-        return self._start(lambda flat: self._collectives.broadcast(flat, root), tensors, tensors)
+        return self._start(
+            lambda flat: self._collectives.broadcast(flat, root), tensors, tensors, "broadcast"
+        )
 
     def reduce(self, tensors: list[Tensor], opts: Any) -> PoseidonWork:
         reduction, root = _reduction(opts), opts.rootRank
         return self._start(
-            lambda flat: self._collectives.reduce(flat, reduction, root), tensors, tensors
+            lambda flat: self._collectives.reduce(flat, reduction, root), tensors, tensors, "reduce"
         )
 
     def allgather(
@@ -150,7 +195,7 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
                 _fill(results, self._collectives.all_gather(own))
 
         flats = [_flat(tensor) for tensor in inputs]
-        return self._submit(run, outputs)
+        return self._submit(run, outputs, "all_gather")
 
     def allgather_coalesced(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
@@ -174,13 +219,13 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
                 _fill(outputs[0], parts)
 
         own = _flat(inputs[0])
-        return self._submit(run, outputs)
+        return self._submit(run, outputs, "gather")
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> PoseidonWork:
         root = opts.rootRank
         parts = [_flat(tensor) for tensor in inputs[0]] if inputs else []
         return self._start(
-            lambda flat: self._collectives.scatter(flat, parts, root), outputs, outputs
+            lambda flat: self._collectives.scatter(flat, parts, root), outputs, outputs, "scatter"
         )
 
     def reduce_scatter(
@@ -192,7 +237,7 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
 
         reduction = _reduction(opts)
         flats = [[_flat(tensor) for tensor in parts] for parts in inputs]
-        return self._submit(run, outputs)
+        return self._submit(run, outputs, "reduce_scatter")
 
     def reduce_scatter_single(
         self, output: Tensor, whole: Tensor, opts: Any = None
@@ -214,7 +259,7 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
             _fill(outputs, results)
 
         parts = [_flat(tensor) for tensor in inputs]
-        return self._submit(run, outputs)
+        return self._submit(run, outputs, "all_to_all")
 
     def all_to_all_single(
         self,
@@ -230,11 +275,11 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
         return self.alltoall(list(results), list(parts), opts)
 
     def barrier(self, opts: Any = None) -> PoseidonWork:
-        return self._submit(self._collectives.barrier, [])
+        return self._submit(self._collectives.barrier, [], "barrier")
 
     def send(self, tensors: list[Tensor], receiver: int, tag: int) -> PoseidonWork:
         self._collectives.send(_flat(tensors[0]), receiver, tag)
-        work = PoseidonWork(lambda: None, tensors)
+        work = PoseidonWork(lambda: None, tensors, self._script)
         work.run()
         return work
 
@@ -246,7 +291,7 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
             receive()
             _fill(tensors, [flat])
 
-        work = PoseidonWork(run, tensors)
+        work = PoseidonWork(run, tensors, self._script)
         # a thread of its own: a later message may have to leave before this one can come
         threading.Thread(target=work.run, name="poseidon-receive", daemon=True).start()
         return work
@@ -263,7 +308,7 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
     alltoall_base = all_to_all_single
 
     def _start(
-        self, collective: Callable[[Tensor], None], tensors: list[Tensor], result: Any
+        self, collective: Callable[[Tensor], None], tensors: list[Tensor], result: Any, name: str
     ) -> PoseidonWork:
         """Start a collective in place on each of these tensors."""
 
@@ -274,10 +319,11 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
                     _fill([tensor], [flat])
 
         flats = [_flat(tensor) for tensor in tensors]
-        return self._submit(run, result)
+        return self._submit(run, result, name)
 
-    def _submit(self, run: Callable[[], None], result: Any) -> PoseidonWork:
-        work = PoseidonWork(run, result)
+    def _submit(self, run: Callable[[], None], result: Any, name: str) -> PoseidonWork:
+        self._script.begin()
+        work = PoseidonWork(run, result, self._script, name)
         if threading.current_thread() is self._thread:
             # a callback of the collective that has just ended, which may wait for this one
             work.run()
@@ -299,6 +345,10 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
 for _method in (*vars(PoseidonWork).values(), *vars(PoseidonGroup).values()):
     if isinstance(_method, FunctionType):
         leave_out_of_graphs(_method, "a collective of the process group 'poseidon'")
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def _flat(tensor: Tensor) -> Tensor:
@@ -325,8 +375,12 @@ def _reduction(options: Any) -> Reduction:
     )
 
 
-def register(mesh: Mesh) -> None:
-    """Make the backend "poseidon" known to torch.distributed, with the messages of a job."""
+def register(mesh: Mesh, script: Calls | None = None) -> None:
+    """Make the backend "poseidon" known to torch.distributed, with the messages of a job.
+
+    Args:
+        script: notes the calls of groups of all workers.
+    """
 
     generation = itertools.count()
     """Of default groups: a script may destroy one and make the next, whose groups have the same
@@ -340,7 +394,7 @@ def register(mesh: Mesh) -> None:
         if not ranks:
             current = next(generation)
             ranks = list(range(mesh.size))
-        return PoseidonGroup(Collectives(mesh, f"{current}.{options.group_id}", ranks))
+        return PoseidonGroup(Collectives(mesh, f"{current}.{options.group_id}", ranks), script)
 
     dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", "cuda"])
 

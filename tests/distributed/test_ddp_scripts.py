@@ -173,3 +173,25 @@ def test_what_a_script_of_ddp_may_do(tmp_path: Path) -> None:
         "and --ddp is for scripts in which each worker holds the whole model; expected "
         "DistributedDataParallel, or torchrun"
     ) in done.stdout
+
+
+UNEVEN = """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(2, 1))
+for _ in range(2 + dist.get_rank()):
+    model(torch.ones(1, 2)).sum().backward()
+dist.barrier()
+"""
+
+
+def test_a_worker_that_waits_for_another_step_ends_the_job(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(UNEVEN, encoding="utf-8")
+    hosts = f"--hostfile={machinefile(tmp_path, 2, 1)}"
+    done = poseidon_here(tmp_path, "run", "--ddp", hosts, "train.py")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "poseidon run: worker 0 waits in barrier() after step 2, and worker 1 has gone on to step "
+        "3 without it: all workers must call barrier(), after equally many steps"
+    )

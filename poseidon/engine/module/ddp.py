@@ -113,11 +113,14 @@ class BucketReducer:
         if self._observed is not None and self._sends(bucket):
             self._send(bucket, self._observed.exchange)
         if bucket.is_last():
+            # a call of the process group does not belong to what is reported as a step
             if self._observed is None:
                 self._context = self._context.of_next_loop()
-                self._report(STEP)
                 self._open(self._context)
             else:
+                for own, _ in self._waiting:
+                    if not self._sends(own):
+                        _average(own)
                 self._report(STEP)
                 self._finish(self._observed.exchange)
             self._steps += 1
@@ -151,10 +154,7 @@ class BucketReducer:
         exchange.finish()
         exchange.start(self._steps + 1, 0.0)
         for bucket, _ in self._waiting:
-            if not self._sends(bucket):
-                _average(bucket)
-                continue
-            for parameter, gradient in _gradients(bucket):
+            for parameter, gradient in _gradients(bucket) if self._sends(bucket) else ():
                 index = self._index[parameter]
                 exchange.wait(index)
                 gradient.copy_(self._means[index])

@@ -45,7 +45,7 @@ from poseidon.exchange.building.built import Built
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.observe.tracing import named_layers
 from poseidon.exchange.observe.watchdog import Watchdog
-from poseidon.process_group.backend import register
+from poseidon.process_group.backend import Calls, register
 from poseidon.process_group.mesh import Mesh
 from ps_server import ServerError
 from ps_server.trace import NO_TRACE, Tracer
@@ -251,7 +251,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         mesh = Mesh(
             network, self._addresses(partial(self.launcher.exchange_addresses, among=WORKERS))
         )
-        register(mesh)
+        register(mesh, Calls(context.report_call))
         try:
             with ddp_script(mesh, context) if self.document.ddp else default_group(mesh):
                 yield

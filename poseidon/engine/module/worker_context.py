@@ -46,6 +46,8 @@ class ThisWorker:
 LOGGER = logging.getLogger(__name__)
 DISTRIBUTE, STEP, LEAVING = "distribute", "step", "close"
 """Names of calls: the beginning, the end of an iteration, and the end of a group's `with` block."""
+OF_NO_LOOP = -1
+"""The number of calls of torch.distributed beside those of loops."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,6 +249,16 @@ class WorkerContext:
         error = self.member.network.interruption.error
         if self.memory is not None and error is not None:
             raise StartEnded(error)
+
+    def report_call(self, begun: int, name: str) -> None:
+        """Report a call of torch.distributed that waits for all workers.
+
+        Args:
+            begun: the number of such calls so far.
+            name: of the one that is waited for; empty: none.
+        """
+        position = LoopPosition(collections=begun, collection=name)
+        self.on_progress(self.loops.together(OF_NO_LOOP, position))
 
     def of_next_loop(self) -> WorkerContext:
         """Return the context of the next training loop of a job, which has an exchange of its own.

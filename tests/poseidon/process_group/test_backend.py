@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from poseidon.errors import UsageError
-from poseidon.process_group.backend import PoseidonGroup
+from poseidon.process_group.backend import Calls, PoseidonGroup
 from poseidon.process_group.collectives import Collectives
 from poseidon.process_group.mesh import Mesh
 from tests.poseidon.process_group.test_collectives import meshes, on_all
@@ -79,6 +79,19 @@ def test_a_callback_of_a_collective_may_wait_for_its_own() -> None:
 
     with meshes(2) as made:
         on_all(made, run)
+
+
+def test_waits_of_the_script_for_all_workers_are_reported() -> None:
+    reported: list[tuple[int, str]] = []
+    calls = Calls(lambda begun, name: reported.append((begun, name)))
+
+    with meshes(1) as (mesh,):
+        group = PoseidonGroup(Collectives(mesh, "0", [0]), calls)
+        group.barrier()
+        group.allreduce([torch.zeros(2)]).wait()
+        on_all([group], lambda group: group.barrier().wait())  # of another thread
+        group.shutdown()
+    assert reported == [(2, "all_reduce"), (2, "")]
 
 
 def test_an_error_of_the_background_is_raised_where_the_result_is_wanted() -> None:
