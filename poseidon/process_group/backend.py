@@ -77,9 +77,7 @@ class PoseidonWork(dist.Work):  # type: ignore[misc]
         name: of a call that needs all workers.
     """
 
-    def __init__(
-        self, run: Callable[[], None], result: Any, calls: Calls, name: str = ""
-    ) -> None:
+    def __init__(self, run: Callable[[], None], result: Any, calls: Calls, name: str = "") -> None:
         super().__init__()
         self._run = run
         self._result = result
@@ -169,7 +167,10 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> PoseidonWork:
         reduction = _reduction(opts)
         return self._start(
-            lambda flat: self._collectives.all_reduce(flat, reduction), tensors, tensors, "all_reduce"
+            lambda flat: self._collectives.all_reduce(flat, reduction),
+            tensors,
+            tensors,
+            "all_reduce",
         )
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> PoseidonWork:

@@ -11,7 +11,7 @@ from tests.support.training_processes import machinefile, poseidon_here
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
 
 TRAINS = '''
-import sys, torch, torch.distributed as dist
+import io, sys, torch, torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
@@ -49,6 +49,7 @@ for _ in range(3):
     near(ddp, [2 * g for g in mean_of(build, losses)])
 loss(ddp).backward()
 near(ddp, [3 * g for g in mean_of(build, losses)])
+torch.save(ddp, io.BytesIO())
 
 # parameters of 16 bits
 half = DistributedDataParallel(build(torch.bfloat16))

@@ -82,7 +82,8 @@ class BucketReducer:
         self._observed: Observed | None = None
         self._means: list[Tensor] = []
         module.register_forward_pre_hook(OfOneModule(self._before_forward))
-        self._hook = lambda _, bucket: self._reduce(bucket)
+        self._reduce_bucket = lambda _, bucket: self._reduce(bucket)
+        self._is_hook = False
 
     def close(self) -> None:
         if self._observed is not None:
@@ -95,8 +96,10 @@ class BucketReducer:
             KeyboardInterrupt: the job was asked to stop.
         """
         assert isinstance(module, DistributedDataParallel)
-        if not module._comm_hooks:
-            module.register_comm_hook(None, self._hook)
+        if not (self._is_hook or module._comm_hooks):
+            self._is_hook = True
+            module.register_comm_hook(None, self._reduce_bucket)
+            module._comm_hooks.clear()  # what torch pickles: copies are reduced by torch itself
         observed = self._observed
         if observed is not None and observed.exchange.control.is_asked_to_stop(self._steps):
             raise KeyboardInterrupt(f"the job was asked to stop after step {self._steps}")
