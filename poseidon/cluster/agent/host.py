@@ -129,7 +129,7 @@ class Agent:
                     self._do(action)
             return self._leave
         except (OSError, RuntimeError) as error:  # no room, or no thread can be started
-            why = limit_reached(error) or str(error)
+            why = limit_reached(error) or getattr(error, "strerror", None) or str(error)
             self.report(m.Refused(id=m.AGENT_ITSELF, message=why), timeout_s=HEARTBEAT_S)
             return Leave(status=1, reason=why)
         finally:

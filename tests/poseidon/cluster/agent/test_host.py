@@ -195,7 +195,7 @@ def test_an_agent_that_cannot_serve_says_why(
             raise error
 
     monkeypatch.setattr(what, refuse)
-    with pytest.raises(JobError, match=rf"^this machine: .*{why}"):
+    with pytest.raises(JobError, match=rf"^this machine: {why}"):
         dial_here()
 
 
