@@ -181,7 +181,10 @@ class StreamChannel:
         if size > MAX_MESSAGE_BYTES:
             with suppress(OSError):
                 head += self._read(80)
-            raise OSError(f"what answers there is not an agent of Poseidon: {head!r}")
+            raise OSError(
+                f"what answers there is not an agent of Poseidon: {head!r}; commands there must print "
+                "nothing of their own (~/.bashrc)"
+            )
         return self._exactly(size)
 
     def close(self) -> None:

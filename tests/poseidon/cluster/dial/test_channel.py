@@ -160,7 +160,10 @@ def test_what_is_no_agent_is_shown(stream: tuple[StreamChannel, int], garbage: b
     os.write(theirs, garbage)
     with pytest.raises(OSError) as caught:
         channel.receive()
-    assert str(caught.value) == f"what answers there is not an agent of Poseidon: {garbage!r}"
+    assert str(caught.value) == (
+        f"what answers there is not an agent of Poseidon: {garbage!r}; commands there must print "
+        "nothing of their own (~/.bashrc)"
+    )
 
 
 def test_the_largest_message_is_legal(stream: tuple[StreamChannel, int]) -> None:
