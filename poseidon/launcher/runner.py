@@ -230,9 +230,12 @@ class _Run:
         if job.site.hosts != job.plan.hosts:  # a client is on another node now
             job.renew_plan()
         for imported in job.import_ahead():
-            while not (imported.wait(_POLL_S) or self._requests.stop_wanted()):
-                pass
-        if self._requests.stop_wanted():  # while hosts were connected and files sent
+            while not imported.wait(_POLL_S):
+                self._check_not_stopped()
+        self._check_not_stopped()  # while hosts were connected and files sent
+
+    def _check_not_stopped(self) -> None:
+        if self._requests.stop_wanted():
             error = JobError("the job was stopped before it had started")
             error.exit_code = self._requests.stop_code
             raise error

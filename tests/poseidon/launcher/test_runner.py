@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -170,9 +171,14 @@ def test_a_signal_in_the_pause(number: signal.Signals, stops: bool) -> None:
         assert found.pause(600.0 if stops else 0.15) is stops
 
 
-def test_a_job_that_is_stopped_while_its_hosts_are_made_ready_starts_nothing() -> None:
+@pytest.mark.parametrize("importing", [False, True])
+def test_a_job_that_is_stopped_while_its_hosts_are_made_ready_starts_nothing(
+    importing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job, site = make_job("0 127.0.0.1 0")
     site.began = lambda: os.kill(os.getpid(), signal.SIGTERM)
+    unfinished = [threading.Event()] if importing else []
+    monkeypatch.setattr(job, "import_ahead", lambda: unfinished)
     with running(job) as found:
         found._registration = SimpleNamespace(record=None)  # type: ignore[assignment]
         with pytest.raises(JobError, match="the job was stopped before") as caught:
