@@ -23,6 +23,7 @@ from typing import Any
 import torch
 import torch.distributed
 import torch.distributed.device_mesh
+import torch.multiprocessing
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -47,6 +48,12 @@ SHARDED = (
 TAKES_TURNS = (
     "{virtual} virtual workers on {workers} take turns, and DistributedDataParallel has one batch "
     "of each worker at a time; expected as many workers as virtual workers, or poseidon.distribute"
+)
+
+SPAWNS = (
+    "the script starts its workers by torch.multiprocessing.spawn, and `poseidon run --ddp` has "
+    "started them, as torchrun does; expected the function that it spawns, called once by each "
+    "with rank int(os.environ['RANK']) of int(os.environ['WORLD_SIZE'])"
 )
 
 HAS_GROUP = (
@@ -272,6 +279,7 @@ def ddp_script(mesh: Mesh, context: WorkerContext) -> Iterator[None]:
         undo.enter_context(_replaced(DistributedDataParallel, "__init__", make))
         mesh_class = torch.distributed.device_mesh.DeviceMesh
         undo.enter_context(_replaced(mesh_class, "__init__", _refusal(SHARDED)))
+        undo.enter_context(_replaced(torch.multiprocessing, "spawn", _refusal(SPAWNS)))
         undo.enter_context(_environment(mesh, context))
         yield
 

@@ -72,6 +72,8 @@ def test_a_script_of_ddp_makes_the_group_itself(
             assert copy.deepcopy(model)(torch.ones(1, 2)).shape == (1, 1)
             with pytest.raises(UsageError, match=r"a DeviceMesh .* divides the model"):
                 torch.distributed.init_device_mesh("cpu", (1,))
+            with pytest.raises(UsageError, match=r"`poseidon run --ddp` has started them"):
+                torch.multiprocessing.spawn(print, nprocs=1)
     assert (torch.distributed.init_process_group, DistributedDataParallel.__init__) == before
 
 
