@@ -280,8 +280,10 @@ class Hooks:
 
     def _wait(self, index: int) -> None:
         self._waiting.discard(index)
-        self._exchange.wait(index)
-        self._on_value(index)
+        # a value may be written here, which torch.func refuses within a transform
+        with torch._C._DisableFuncTorch():
+            self._exchange.wait(index)
+            self._on_value(index)
 
 
 def _is_cleared(source: Tensor, gradient: Tensor, version: int) -> bool:

@@ -163,6 +163,24 @@ def test_gradients_of_torch_func_are_handed_over(
     assert_same(together(2, build, how, body), alone(functional_call))
 
 
+def test_values_of_16_bits_come_within_a_transform() -> None:
+    def body(module: nn.Module, group: Group) -> None:
+        parameters = dict(module.named_parameters())
+
+        def loss(values: dict[str, Tensor]) -> Tensor:
+            x = torch.ones(2, 3, dtype=torch.bfloat16)
+            result: Tensor = torch.func.functional_call(module, values, (x,))
+            return result.sum()
+
+        for _ in range(2):
+            gradients = torch.func.grad(loss)(parameters)
+            torch.autograd.backward(list(parameters.values()), list(gradients.values()))
+            group.step()
+
+    (end,) = together(1, lambda _: nn.Linear(3, 1, bias=False).bfloat16(), SGD(lr=RATE), body)
+    assert end["weight"].isfinite().all()
+
+
 def test_a_module_is_trained_in_phases() -> None:
     def phases(module: nn.Module, step: int) -> None:
         assert isinstance(module, nn.Sequential)
