@@ -135,12 +135,12 @@ def read_machinefile(path: Path, *, channels: int = 1) -> tuple[Host, ...]:
             f"{path}: there is no such machinefile; expected a file with a line `<id> <host> "
             "<port>` for each client"
         ) from error
-    except UnicodeDecodeError as error:
-        raise MachinefileError(
-            f"{path}: a machinefile is UTF-8 text; this is something else"
-        ) from error
+    except UnicodeDecodeError:
+        text = "\0"
     except OSError as error:
         raise MachinefileError(f"{path}: cannot read the machinefile: {error.strerror}") from error
+    if "\0" in text:
+        raise MachinefileError(f"{path}: a machinefile is UTF-8 text; this is something else")
     return parse_machinefile(text, source=str(path), channels=channels)
 
 

@@ -128,9 +128,10 @@ def test_unreadable_files(tmp_path: Path) -> None:
         read_machinefile(tmp_path / "absent")
     with pytest.raises(MachinefileError, match="cannot read the machinefile"):
         read_machinefile(tmp_path)
-    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(MachinefileError, match="UTF-8"):
-        read_machinefile(tmp_path / "binary")
+    for content in (b"\xff\xfe\x00", b"\x7fELF\x02\x00\x9c"):
+        (tmp_path / "binary").write_bytes(content)
+        with pytest.raises(MachinefileError, match=r"^\S+: a machinefile is UTF-8 text"):
+            read_machinefile(tmp_path / "binary")
 
 
 def test_the_samples_are_legal() -> None:
