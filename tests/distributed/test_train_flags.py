@@ -83,8 +83,14 @@ def test_level_and_stage_reach_the_processes_of_two_clients(folder: Path) -> Non
 
 
 @pytest.mark.usefixtures("in_threads")
-def test_models_of_the_solver_and_of_the_flag_in_order(folder: Path) -> None:
-    """weights, repeated and with commas, then --weights; what comes later wins layer by layer."""
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [((), [3, 2, 2]), (("--weights=m3.caffemodel,m4.caffemodel,m5.caffemodel",), [3, 3, 5])],
+)
+def test_models_of_the_solver_or_of_the_flag_in_order(
+    folder: Path, flags: tuple[str, ...], expected: list[float]
+) -> None:
+    """weights, repeated and with commas, or --weights; what comes later wins layer by layer."""
     model(folder / "m1.caffemodel", 1, "wide", "more", "top")
     model(folder / "m3.caffemodel", 3, "wide", "more", "top")
     model(folder / "m2.caffemodel", 2, "wide", "top")
@@ -93,7 +99,7 @@ def test_models_of_the_solver_and_of_the_flag_in_order(folder: Path) -> None:
     (folder / "solver.prototxt").write_text(
         SOLVER + 'weights: "m1.caffemodel,m3.caffemodel" weights: "m2.caffemodel"', encoding="utf-8"
     )
-    blobs = train(folder, "--weights=m4.caffemodel,m5.caffemodel")
+    blobs = train(folder, *flags)
     assert list(blobs) == ["data", "wide", "more", "top", "loss"]
-    assert [float(blobs[name][0].max()) for name in ("more", "wide", "top")] == [3, 2, 5]
+    assert [float(blobs[name][0].max()) for name in ("more", "wide", "top")] == expected
     assert all(np.all(blobs[name][0] == blobs[name][0].max()) for name in ("more", "wide", "top"))
