@@ -30,7 +30,7 @@ _PROGRAMS = (
     r"|srun|ssh(?:-[\w-]+)?|sudo|torchrun|(?:examples|scripts)/[\w/]+\.(?:sh|py)|--[a-z]\w+"
 )
 COMMAND = re.compile(rf"\s*(?:\$ )?(?:\w+=\S+ )*(?:{_PROGRAMS})(?=\s|$)")
-"""The begin of a line that is a command."""
+"""The beginning of a line that is a command."""
 _SHELL = ("sh", "bash", "console")
 _FENCE = re.compile(r"( *)```(\w*)\s*$")
 _ITEM = re.compile(r"\s*(?:[-*]|\d+\.) ")

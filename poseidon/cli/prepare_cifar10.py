@@ -9,7 +9,7 @@ from poseidon.cli.progress_bar import progress_bar
 from poseidon.data.databases.kinds import Backend
 from poseidon.data.prepare.cifar10 import Cifar10Request, Prepared, default_folder, fetch, prepare
 from poseidon.data.prepare.cifar10_source import URL, URL_MD5
-from poseidon.errors import DataError
+from poseidon.errors import DataError, UsageError
 from poseidon.hints import own_command
 from poseidon.settings import read_settings
 
@@ -30,6 +30,8 @@ def prepare_and_print(request: Cifar10Request, progress: str = "auto") -> Prepar
 
 def run(arguments: argparse.Namespace) -> int:
     """Prepare, or only download; 0 when it is there."""
+    if arguments.clients < 1:
+        raise UsageError(f"--clients={arguments.clients}: expected 1 or more")
     request = Cifar10Request(
         folder=arguments.folder or default_folder(),
         backend=Backend.parse(arguments.backend),

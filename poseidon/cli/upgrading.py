@@ -52,6 +52,10 @@ class Upgrade(Generic[M]):
     def run(self, arguments: argparse.Namespace) -> int:
         """Upgrade; 0 when all of it is written."""
         message = self.read(arguments.input)
+        if not message.ByteSize():
+            raise DefinitionError(
+                "the file is empty: there is nothing to upgrade", source=str(arguments.input)
+            )
         strays = self.left_out(message)
         for index, sentence in strays:
             print(f"{arguments.input}: layer {index + 1} of the file: {sentence}", file=sys.stderr)

@@ -112,7 +112,7 @@ class Balancer:
         self._seen = seen
         self._from: dict[int, Times] = {}
         """The first report of each worker, before which caches and readers fill; later the one at
-        the begin of the measurement."""
+        the beginning of the measurement."""
         self._newest: dict[int, Times] = {}
         self._decided_s = 0.0
 

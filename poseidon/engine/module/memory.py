@@ -64,7 +64,7 @@ class ScriptMemory:
         self._since_s = time.perf_counter()
 
     def enters(self, iteration: int) -> bool:
-        """Return whether the loop has come to the begin of an iteration; called with as many
+        """Return whether the loop has come to the beginning of an iteration; called with as many
         iterations finished as the group counts, also by loops that do not train.
         """
         if not self.resumes:

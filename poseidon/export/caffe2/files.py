@@ -86,6 +86,8 @@ def read_predictor(model: Path, weights: Path | None, shapes: Mapping[str, Shape
     if weights is None and model.suffix.lower() == ".prototxt":
         raise UsageError(f"the weights of {model} are missing: name a .caffemodel behind it")
     if weights is None:
+        if not model.exists():
+            raise SnapshotError(f"{model}: there is no such file")
         return _from_database(model, typed)
     net, init = read_net(model), read_net(weights)
     if net.op and not any(op.input for op in net.op) and any(op.input for op in init.op):

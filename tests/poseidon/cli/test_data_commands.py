@@ -15,7 +15,7 @@ from poseidon.data.mean import read_mean
 from poseidon.data.prepare import cifar10, cifar10_source
 from poseidon.data.prepare.cifar10_source import TEST_BATCH, TRAIN_BATCHES
 from poseidon.data.prepare.convert import MNIST_FILES
-from poseidon.errors import DataError
+from poseidon.errors import DataError, UsageError
 from tests.support.databases import BACKENDS, make_pictures, picture
 
 
@@ -100,6 +100,12 @@ def test_prepare_cifar10_from_the_environment(
     assert run(*command) == 0
     assert "NOT CIFAR-10" not in capsys.readouterr().err
     assert detect(tmp_path / "out" / "cifar10_test_leveldb_1") is Backend.LEVELDB
+
+
+def test_prepare_cifar10_for_no_client(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"^--clients=0: expected 1 or more$"):
+        run("prepare_cifar10", "--clients=0", f"--folder={tmp_path / 'out'}", "--url=")
+    assert not (tmp_path / "out").exists()
 
 
 def test_prepare_cifar10_says_loudly_that_it_is_not(

@@ -60,6 +60,7 @@ def test_solver_text(tmp_path: Path) -> None:
         ),
         ("upgrade_net_proto_text", b"layers { } layer { }", "mixes"),
         ("upgrade_net_proto_binary", b"layer { }", "is not a binary net"),
+        ("upgrade_net_proto_binary", b"", "old: the file is empty"),
         ("upgrade_solver_proto_text", b"solver_type: SGD type: 'Adam'", "type"),
     ],
 )

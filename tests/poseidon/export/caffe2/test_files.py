@@ -141,6 +141,8 @@ def test_refusals(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
             (files / name).write_bytes(content)
         with pytest.raises(SnapshotError, match=text):
             read_predictor(files / name, init, {})
+    with pytest.raises(SnapshotError, match=r"absent.minidb: there is no such file$"):
+        read_predictor(files / "absent.minidb", None, {})
     (files / "odd.minidb").write_bytes(b"nothing")
     with pytest.raises(SnapshotError, match=r"odd.minidb holds no predictor of Caffe2"):
         read_predictor(files / "odd.minidb", None, {})
