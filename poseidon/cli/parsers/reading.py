@@ -80,8 +80,6 @@ class Reading:
             if not self._rest or _is_flag(self._rest[0]):
                 raise Mistake(f"{flag.title}: expected a value")
             text = self._rest.popleft()
-        if flag.required and not text:
-            raise Mistake(f"{flag.title}: expected a value")
         self._given[flag.name] = flag
         self._set(flag, text)
 
