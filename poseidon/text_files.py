@@ -8,7 +8,6 @@ a message a surrogate is written as an escape (`backslashreplace`).
 from __future__ import annotations
 
 import codecs
-from pathlib import Path
 
 _UTF_16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 
@@ -43,11 +42,10 @@ def escaped(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-def read_text(path: Path) -> str:
-    """Return the text of a file; see `decoded`.
-
-    Raises:
-        OSError: it cannot be read.
-        UnicodeDecodeError: as in `decoded`.
-    """
-    return decoded(path.read_bytes())
+def text_of(content: bytes) -> str | None:
+    """Return the text of a file; see `decoded`. None: the file is binary."""
+    try:
+        text = decoded(content)
+    except UnicodeDecodeError:
+        return None
+    return None if "\0" in text else text

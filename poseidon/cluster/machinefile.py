@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from poseidon.errors import MachinefileError
-from poseidon.text_files import read_text
+from poseidon.text_files import text_of
 
 HIGHEST_PORT = 65535
 LAYOUT = "'<id> <host> <port>'"
@@ -129,17 +129,15 @@ def read_machinefile(path: Path, *, channels: int = 1) -> tuple[Host, ...]:
         MachinefileError: the file cannot be read, or a line is wrong.
     """
     try:
-        text = read_text(path)
+        text = text_of(path.read_bytes())
     except FileNotFoundError as error:
         raise MachinefileError(
             f"{path}: there is no such machinefile; expected a file with a line `<id> <host> "
             "<port>` for each client"
         ) from error
-    except UnicodeDecodeError:
-        text = "\0"
     except OSError as error:
         raise MachinefileError(f"{path}: cannot read the machinefile: {error.strerror}") from error
-    if "\0" in text:
+    if text is None:
         raise MachinefileError(f"{path}: a machinefile is UTF-8 text; this is something else")
     return parse_machinefile(text, source=str(path), channels=channels)
 

@@ -18,7 +18,7 @@ from poseidon.errors import DefinitionError
 from poseidon.proto.caffe_pb2 import BlobProto
 from poseidon.proto.diagnosis import diagnose
 from poseidon.proto.tokens import map_comments, settings
-from poseidon.text_files import decoded
+from poseidon.text_files import text_of
 
 M = TypeVar("M", bound=Message)
 # Bytes that no ASCII prototxt has: control characters, and those above 0x7f, such as the tag of
@@ -102,11 +102,8 @@ def decode(content: bytes, *, source: str) -> str:
     Raises:
         DefinitionError: the content is not UTF-8 text.
     """
-    try:
-        text = decoded(content)
-    except UnicodeDecodeError:
-        text = "\0"
-    if "\0" in text:
+    text = text_of(content)
+    if text is None:
         raise DefinitionError("this is a binary file; prototxt text is expected", source=source)
     invalid = _NOT_UTF8.search(text)
     if invalid is not None:

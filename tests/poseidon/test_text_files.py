@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from poseidon.text_files import decoded, read_text
+from poseidon.text_files import decoded, text_of
 
 TEXT = "café 1\nb 2\n"
 MARK = "\ufeff"
@@ -25,11 +23,15 @@ MARK = "\ufeff"
         (b"", ""),
     ],
 )
-def test_every_form_of_a_text(tmp_path: Path, content: bytes, text: str) -> None:
-    (tmp_path / "file").write_bytes(content)
-    assert read_text(tmp_path / "file") == decoded(content) == text
+def test_every_form_of_a_text(content: bytes, text: str) -> None:
+    assert text_of(content) == decoded(content) == text
 
 
 def test_half_a_character_of_utf_16() -> None:
     with pytest.raises(UnicodeDecodeError):
         decoded(b"\xff\xfea")
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfea", b"\x7fELF\x02\0", b"a\0"])
+def test_a_binary_file_has_no_text(content: bytes) -> None:
+    assert text_of(content) is None

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from poseidon import text_files
 from poseidon.data.batches.draws import draw
 from poseidon.errors import DataError
+from poseidon.text_files import text_of
 
 # Separates these numbers from the numbers of crops, mirrors and skips, which start at -1.
 SALT = 1 << 62
@@ -37,14 +37,12 @@ def read_lines(source: Path, what: str) -> list[str]:
 
 def read_text(source: Path, what: str) -> str:
     """Read a text file; see `read_lines`."""
-    reason = "it is not text"
     try:
-        text = text_files.read_text(source)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else reason
-        raise DataError(f"cannot read the {what} {source}: {reason}") from error
-    if "\0" in text:
-        raise DataError(f"cannot read the {what} {source}: {reason}")
+        text = text_of(source.read_bytes())
+    except OSError as error:
+        raise DataError(f"cannot read the {what} {source}: {error.strerror}") from error
+    if text is None:
+        raise DataError(f"cannot read the {what} {source}: it is not text")
     return text
 
 
