@@ -122,7 +122,8 @@ class WorkerLinks:
         self._monitor = monitor
         self._deliver = receive
         self._on_sent = on_sent
-        self._link = link
+        self._link = link or LinkPriority()
+        self._is_shared = link is not None
         self._flushes = 0
         self._network = network
         self._wire = network.wire or ZmqWire()
@@ -176,8 +177,7 @@ class WorkerLinks:
         for rank in ranks:
             self._queue(rank, priority, frames)
         self._all_left = False
-        if self._link:
-            self._link.take()
+        self._link.take()
 
     def _queue(self, rank: int, priority: int, frames: list[Buffer]) -> None:
         heapq.heappush(self._outboxes[rank], Waiting(priority, next(self._numbers), frames))
@@ -208,7 +208,7 @@ class WorkerLinks:
         """Make every waiting and later call raise `error`."""
         with self._monitor:
             self._monitor.fail(error)
-            self._free_link()
+            self._link.free()
 
     def close(self) -> None:
         """Send what is queued, and disconnect. After an interruption it drops what is queued.
@@ -241,7 +241,7 @@ class WorkerLinks:
             self._sending.close(drops=drops)
         self._listening.close(drops=drops)
         with self._monitor:
-            self._free_link()
+            self._link.free()
 
     def _pump(self) -> None:
         try:
@@ -271,7 +271,7 @@ class WorkerLinks:
             if closing and (not unsent or now() > give_up_s):
                 return
             wait_s = min(POLL_S, self._blocked.wait_s(now()))
-            if unsent and (closing or self._link or self._flushes):
+            if unsent and (closing or self._is_shared or self._flushes):
                 wait_s = min(wait_s, LOOK_S)
             yield wait_s
             self._receive(wait_s)
@@ -316,12 +316,8 @@ class WorkerLinks:
                 self._all_left = True
                 self._monitor.notify()
             if all_left:
-                self._free_link()
+                self._link.free()
         return 0 if all_left else unsent
-
-    def _free_link(self) -> None:
-        if self._link:
-            self._link.free()
 
     def _check_losses(self, lost: Collection[int], now: float) -> None:
         """Fail once the connections with a peer have ended without `Leave`.
