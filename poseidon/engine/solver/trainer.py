@@ -422,8 +422,8 @@ class Trainer:
             losses.check()
             smoothed = self._smoothed[nets.number]
             smoothed.add(loss)
-            value_1 = loss.new_tensor([smoothed.value], dtype=torch.float64)
-            numbers = torch.cat([value_1, *(s.double() for s in statistics)])
+            mean = loss.new_tensor([smoothed.value], dtype=torch.float64)
+            numbers = torch.cat([mean, *(s.double() for s in statistics)])
             found.append(numbers.cpu().numpy().tobytes())
         payloads = self._exchange.control.all_gather(join(found))
         means = total(parts(payloads)) / self._workers
