@@ -104,11 +104,14 @@ def let_waiting_threads_sleep() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-def disable_ray_statistics() -> None:
-    """Keep Ray from collecting usage statistics, unless the user has set
-    RAY_USAGE_STATS_ENABLED. Call it before ray is imported.
+def restrain_ray() -> None:
+    """Keep Ray from collecting usage statistics, and from starting a cluster where a call finds
+    none, as after `ray.shutdown`. Call it before ray is imported.
+
+    RAY_USAGE_STATS_ENABLED and RAY_ENABLE_AUTO_CONNECT stay as the user has set them.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
 
 
 def variable_of_tasks(environment: Mapping[str, str] | None = None) -> str:

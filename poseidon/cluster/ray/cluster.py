@@ -23,7 +23,7 @@ from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.parallel import for_each_host
 from poseidon.cluster.ray.resources import RayNode, Resources, describe_lack
 from poseidon.errors import JobError, UsageError, printable
-from poseidon.settings import disable_ray_statistics, read_settings
+from poseidon.settings import read_settings, restrain_ray
 
 LISTEN_S = 5.0
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
@@ -212,7 +212,7 @@ def connect_to_cluster(address: str | None) -> RayCluster:
         UsageError: Ray is not installed, there is no cluster, or it has a different version of Ray
             or Python.
     """
-    disable_ray_statistics()
+    restrain_ray()
     try:
         import ray
     except ImportError as error:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import socket
+import subprocess
 import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,21 @@ def test_ray_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError, match=re.escape("pip install 'poseidon[ray]'")):
         connect_to_cluster(None)
+
+
+@pytest.mark.needs("ray")
+@pytest.mark.processes
+def test_a_call_without_a_connection_starts_no_cluster() -> None:
+    """The threads that carry messages may call Ray after `close`."""
+    calls = (
+        "from poseidon.cluster.ray.cluster import connect_to_cluster; import contextlib\n"
+        "with contextlib.suppress(Exception): connect_to_cluster('node0')\n"
+        "import ray\n"
+        "with contextlib.suppress(Exception): ray.kill(None)\n"
+        "print(ray.is_initialized())"
+    )
+    done = subprocess.run([sys.executable, "-c", calls], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n", done.stderr
 
 
 @pytest.mark.parametrize("address", ["node0", "node0:port", ":6379", "ray://node0:10001"])
