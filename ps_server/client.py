@@ -122,8 +122,7 @@ class Client:
         self._monitor = network.new_monitor(
             closed="the client is closed", hangs=": a worker or a shard hangs"
         )
-        memory_for = memory_for or store
-        self._placement = place(memory_for.tables, memory_for.shards, memory_for.loads)
+        self._placement = place(memory_for or store)
         self._offered = False
         self._pending: tuple[SignalKind, ...] = ()
         self._pump = Pump(

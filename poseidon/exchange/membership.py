@@ -8,6 +8,7 @@ from poseidon.exchange.cost import Topology
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions, OnDivergence
 from ps_server.network import Network
+from ps_server.protocol.settings import CHUNKS_A_SERVER, CHUNKS_A_SHARD
 from ps_server.protocol.virtual_workers import VirtualWorkers
 
 ALONE = Network()
@@ -64,6 +65,11 @@ class Membership:
         return self.options.kind is ExchangeKind.LOCAL or (
             self.network.size == 1 and self.shards == 0
         )
+
+    @property
+    def chunks(self) -> int:
+        """Least chunks that a shard's part is cut into."""
+        return CHUNKS_A_SERVER if min(self.homes, default=0) < 0 else CHUNKS_A_SHARD
 
     @property
     def chooses(self) -> bool:

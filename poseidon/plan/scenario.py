@@ -23,7 +23,7 @@ from poseidon.plan.machine import MIB, Machine
 from poseidon.plan.shapes import LayerShape, Shape, shares_of_work
 from ps_server import CodecKind, CodecSpec, Precision
 from ps_server.protocol.placement import SMALLEST_ELEMENTS, chunk_elements
-from ps_server.protocol.settings import CodecPair
+from ps_server.protocol.settings import CHUNKS_A_SERVER, CHUNKS_A_SHARD, CodecPair
 from ps_server.protocol.virtual_workers import VirtualWorkers
 
 
@@ -332,7 +332,8 @@ def _chunk_bytes(scenario: Scenario, by_factors: Collection[int]) -> int:
         for index, layer in enumerate(scenario.layers)
         for table in _tables(scenario, layer, index in by_factors)
     )
-    chunk = chunk_elements(total // ELEMENT_BYTES, shards) * ELEMENT_BYTES
+    chunks = CHUNKS_A_SERVER if part.serving else CHUNKS_A_SHARD
+    chunk = chunk_elements(total // ELEMENT_BYTES, shards, chunks) * ELEMENT_BYTES
     while chunk > SMALLEST_ELEMENTS * ELEMENT_BYTES and total < chunk * shards:
         chunk //= 2
     return chunk

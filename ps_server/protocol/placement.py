@@ -16,18 +16,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from ps_server.errors import SpecError
 from ps_server.protocol.settings import (
     CHUNK_ELEMENTS,
     NORM_SEGMENT_ELEMENTS,
     SEGMENT_ELEMENTS,
     Keeping,
+    StoreSpec,
     TableSpec,
 )
 
 BALANCE = 1.05
 CHUNKS_FOR_BALANCE = 10
-CHUNKS_A_SHARD = 24
 LEAST_CHUNK_ELEMENTS = 64 * 1024
 SMALLEST_ELEMENTS = 8 * 1024
 """Of few chunks only those from here on (32 KiB) are halved: a chunk's message must be worth its
@@ -81,36 +80,27 @@ class Placement:
         return tuple(load)
 
 
-def place(tables: Sequence[TableSpec], shards: int, loads: Sequence[int] = ()) -> Placement:
-    """Cut tables into chunks and deal the chunks to shards.
-
-    Args:
-        tables: the tables, by id.
-        shards: number of shards; >= 1.
-        loads: relative load that each shard is to carry, > 0; empty: all alike.
+def place(store: StoreSpec) -> Placement:
+    """Cut the tables of a store into chunks and deal the chunks to its shards.
 
     Returns:
-        The placement: the same for the same arguments, on every machine.
+        The placement: the same for the same store, on every machine.
     """
-    if shards < 1:
-        raise SpecError(f"shards is {shards}; expected 1 or more")
-    weights = tuple(loads) or (1,) * shards
-    copies = {table for table, spec in enumerate(tables) if spec.keeping is Keeping.COPY}
-    dealt = _deal_evenly([t for t in range(len(tables)) if t not in copies], tables, weights)
-    dealt += _deal_evenly(sorted(copies), tables, weights)
-    chunks: list[list[Chunk]] = [[] for _ in tables]
+    copies = {t for t, spec in enumerate(store.tables) if spec.keeping is Keeping.COPY}
+    dealt = _deal_evenly(store, [t for t in range(len(store.tables)) if t not in copies])
+    dealt += _deal_evenly(store, sorted(copies))
+    chunks: list[list[Chunk]] = [[] for _ in store.tables]
     for (table, start, stop), shard in dealt:
         chunks[table].append(
             Chunk(table=table, index=len(chunks[table]), start=start, stop=stop, shard=shard)
         )
-    return Placement(chunks, shards)
+    return Placement(chunks, store.shards)
 
 
-def _deal_evenly(
-    chosen: Sequence[int], tables: Sequence[TableSpec], weights: Sequence[int]
-) -> list[tuple[Piece, int]]:
+def _deal_evenly(store: StoreSpec, chosen: Sequence[int]) -> list[tuple[Piece, int]]:
     """Cut these tables into pieces, small enough for an even load, with the shard of each."""
-    step = chunk_elements(sum(tables[table].size for table in chosen), len(weights))
+    tables, weights = store.tables, store.loads or (1,) * store.shards
+    step = chunk_elements(sum(tables[t].size for t in chosen), store.shards, store.chunks)
     pieces = [(table, start, stop) for table in chosen for start, stop in _cut(tables[table], step)]
     homes = _deal(pieces, weights)
     while not _balanced(pieces, homes, weights) and _may_help(pieces, homes, weights, tables):
@@ -128,18 +118,24 @@ def _deal_evenly(
     return list(zip(pieces, homes, strict=True))
 
 
-def chunk_elements(elements: int, shards: int) -> int:
+def chunk_elements(elements: int, shards: int, chunks: int) -> int:
     """Return the elements of a chunk of tables whose rows are not given: a power of two, 256 KiB
     to 2 MiB of float32.
 
-    A shard can send a chunk's new value only when the last worker's gradient of it has come, so its
-    link is idle for about a chunk of every worker at the beginning of an iteration, and the
-    workers' links at the end. Some tens of chunks a shard make that little. More would be more
-    messages. Half as many save a tenth of a byte's processor time, which counts on links that never
-    wait; at 250 Mbit/s hosts that only serve then take 6 % longer, others up to 2 %.
+    A shard can send a chunk's new value only when the last worker's gradient of it has come, so the
+    workers' links are idle for about a chunk of every worker at the end of an iteration. The link
+    of a host without workers is idle at its beginning too. Small chunks make that little, but each
+    is a message of every worker. `CHUNKS_A_SHARD` costs a tenth less processor time than twice as
+    many and takes 2 % longer on slow links; with `CHUNKS_A_SHARD` in place of `CHUNKS_A_SERVER`,
+    hosts that only serve would take 6 % longer.
+
+    Args:
+        elements: of all tables.
+        shards: >= 1.
+        chunks: least chunks a shard, while they have more than 256 KiB; >= 1.
     """
     step = CHUNK_ELEMENTS
-    while step > LEAST_CHUNK_ELEMENTS and elements < CHUNKS_A_SHARD * shards * step:
+    while step > LEAST_CHUNK_ELEMENTS and elements < chunks * shards * step:
         step //= 2
     return step
 

@@ -20,6 +20,11 @@ CHUNK_ELEMENTS = 512 * 1024
 pairs.
 """
 
+CHUNKS_A_SHARD = 12
+"""Least chunks that a shard's part is cut into, while they are not small."""
+CHUNKS_A_SERVER = 2 * CHUNKS_A_SHARD
+"""The same where some shards are on hosts without workers."""
+
 MAX_TABLES = 65_536
 MAX_WORKERS = 4_096
 MAX_TABLE_ELEMENTS = 2**40
@@ -443,6 +448,7 @@ class StoreSpec:
         start_clock: the clock of the initial values; > 0 when a run is resumed.
         loads: relative load that each shard is to carry, one whole number > 0 a shard; empty: all
             alike.
+        chunks: least chunks that a shard's part is cut into, as `placement.chunk_elements` says; > 0.
         outside_norm: gradients that the workers apply among themselves count for `clip` too: rank 0
             adds their sum of squares, and every worker gets the total (`Client.add_norm`,
             `Client.total_norm`).
@@ -465,6 +471,7 @@ class StoreSpec:
     gradient_scale: float = 1.0
     start_clock: int = 0
     loads: tuple[int, ...] = ()
+    chunks: int = CHUNKS_A_SHARD
     outside_norm: bool = False
     precision: Precision = Precision.FLOAT32
     trial: bool = False
@@ -487,6 +494,8 @@ class StoreSpec:
             raise SpecError(
                 f"loads are {self.loads}; expected {self.shards} whole numbers above 0, or none"
             )
+        if self.chunks < 1:
+            raise SpecError(f"chunks is {self.chunks}; expected 1 or more")
         half = next((t for t in self.tables if t.held_as is not Precision.FLOAT32), None)
         if half is not None and self.precision is not Precision.FLOAT32:
             raise SpecError(

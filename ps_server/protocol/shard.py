@@ -203,7 +203,7 @@ class Shard:
                 )
             workers = range(self._workers)
             nodes = [[store.nodes(table, other) for other in workers] for table in store.tables]
-            for chunk in place(store.tables, store.shards, store.loads).of_shard(self.index):
+            for chunk in place(store).of_shard(self.index):
                 spec = store.tables[chunk.table]
                 push_type = NUMPY_TYPES[of_pushes(store, spec)]
                 cell = Cell(

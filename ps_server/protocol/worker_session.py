@@ -104,7 +104,7 @@ class Session:
         self._token = token
         self._log = log if store.consistency is Consistency.SSP_AGGR else None
         self._sent_clock = store.start_clock
-        self._placement = place(store.tables, store.shards, store.loads)
+        self._placement = place(store)
         self.values = WorkerValues(store, self._placement.chunks, self._log)
         self._feedback = [feedback_for(store, table, row, rank) for row, table in self._rows()]
         self._encoded = [0] * len(store.tables)  # pushes so far that were encoded or rounded

@@ -30,7 +30,7 @@ HELLO, WELCOME, CREATE, INITIAL, PUSH, CLOCK, VALUE, FRESH, LEAVE, FAULT = (
 )
 RULE = ["SGD", 0.0, 0.999, 1e-8, 0.99, 0.0, "L2", 1.0, 0.0, False, []]
 TABLE = ["w", 3, 0, 0, *RULE, "gradients", "", [], 0, "float32"]
-STORE = [1, 1, [TABLE], "SSPPush", None, 1.0, 0, [], False, "float32", False, [], 0, 0.0]
+STORE = [1, 1, [TABLE], "SSPPush", None, 1.0, 0, [], 12, False, "float32", False, [], 0, 0.0]
 
 
 class Peer:

@@ -49,10 +49,9 @@ def _shards_by_name(
 ) -> dict[str, set[int]]:
     if store is None:
         return {}
-    placement = place(store.tables, store.shards, store.loads)
     return {
         name: {chunk.shard for chunk in row}
-        for names, row in zip(tables, placement.chunks, strict=True)
+        for names, row in zip(tables, place(store).chunks, strict=True)
         for name in names
     }
 

@@ -95,6 +95,7 @@ def trial_store(tensors: Sequence[Trained], member: Membership) -> StoreSpec:
             for number, size in enumerate(trial_sizes(tensors))
         ),
         loads=member.loads,
+        chunks=member.chunks,
         trial=True,
     )
 

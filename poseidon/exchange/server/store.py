@@ -75,6 +75,7 @@ def store_spec(
         gradient_scale=settings.gradient_scale,
         start_clock=settings.start_clock,
         loads=member.loads,
+        chunks=member.chunks,
         outside_norm=bool(copies) and clip is not None,
         precision=options.precision,
         virtual_workers=None if member.placed.is_one_each else member.placed,

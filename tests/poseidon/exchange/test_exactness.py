@@ -184,7 +184,7 @@ def largest_difference(mine: Sequence[np.ndarray], whole: Sequence[np.ndarray]) 
 def chunks_of(built: Built) -> list[Chunk]:
     """Where the pieces of the tables are."""
     assert built.store is not None
-    return [chunk for row in place(built.store.tables, SHARDS).chunks for chunk in row]
+    return [chunk for row in place(built.store).chunks for chunk in row]
 
 
 def test_several_tables_on_several_shards_take_part() -> None:

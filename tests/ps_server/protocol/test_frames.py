@@ -57,6 +57,7 @@ STORE = StoreSpec(
     gradient_scale=0.5,
     start_clock=7,
     loads=(1, 2, 1),
+    chunks=5,
     outside_norm=True,
     precision=Precision.FLOAT16,
     trial=True,
@@ -267,6 +268,7 @@ def create(
     staleness: int = 0,
     row_elements: int = 0,
     held_as: str = "float32",
+    chunks: int = 12,
 ) -> bytes:
     """Return the header of `Create` for a store of one table, by the field list of
     docs/wire_protocol.md.
@@ -274,8 +276,8 @@ def create(
     of_rule = [rule, 0.0, 0.9, 1.0, 0.9, 0.0, regularization, 1.0, 0.0, False, list(matrices)]
     table = ["t", size, staleness, 0, *of_rule, keeping, "", list(parts), row_elements, held_as]
     return header(
-        *(3, 1, 1, [table], "SSPPush", None, 1.0, 0, [], False, "float32", False, list(bounds)),
-        *(0, 0.0),
+        *(3, 1, 1, [table], "SSPPush", None, 1.0, 0, [], chunks, False, "float32", False),
+        *(list(bounds), 0, 0.0),
     )
 
 
@@ -308,6 +310,7 @@ def create(
             "table 't' has staleness 1, and workers compute for several virtual workers each; "
             "expected staleness 0",
         ),
+        (create(chunks=0), "chunks is 0; expected 1 or more"),
         (create(size=0), "table 't' has size 0; expected 1 to 1099511627776"),
         (create(regularization="none"), "'none' is not a Regularization; expected one of L2, L1"),
         (

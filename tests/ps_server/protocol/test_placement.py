@@ -8,14 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ps_server.errors import SpecError
-from ps_server.protocol.placement import BALANCE, CHUNKS_FOR_BALANCE, chunk_elements, place
+from ps_server.protocol.placement import BALANCE, CHUNKS_FOR_BALANCE, Placement, chunk_elements
+from ps_server.protocol.placement import place as place_store
 from ps_server.protocol.settings import (
     CHUNK_ELEMENTS,
+    CHUNKS_A_SERVER,
+    CHUNKS_A_SHARD,
     Keeping,
     NewtonSchulz,
     Rule,
     RuleKind,
+    StoreSpec,
     TableSpec,
 )
 
@@ -24,6 +27,17 @@ SIZES = st.lists(st.integers(1, 4 * CHUNK_ELEMENTS), min_size=1, max_size=30)
 
 def tables(sizes: list[int], rows: int = 0) -> list[TableSpec]:
     return [TableSpec(name=str(i), size=size, rows=rows) for i, size in enumerate(sizes)]
+
+
+def place(
+    specs: list[TableSpec],
+    shards: int,
+    loads: tuple[int, ...] = (),
+    chunks: int = CHUNKS_A_SHARD,
+) -> Placement:
+    return place_store(
+        StoreSpec(workers=1, shards=shards, tables=tuple(specs), loads=loads, chunks=chunks)
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -71,7 +85,7 @@ def test_a_matrix_is_one_chunk_and_does_not_cut_the_others_to_pieces(rows: int) 
     (whole,) = placement.chunks[-1]
     assert (whole.start, whole.stop) == (0, matrix.size)
     assert placement.elements()[whole.shard] == matrix.size
-    assert sum(map(len, placement.chunks)) == 9 * (rows or 2) + 1
+    assert sum(map(len, placement.chunks)) == 9 * (rows or 1) + 1
 
 
 def test_copies_do_not_count_for_the_load() -> None:
@@ -96,21 +110,20 @@ def test_shards_carry_their_loads(loads: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("elements", "shards", "expected"),
+    ("elements", "shards", "chunks", "expected"),
     [
-        (1, 1, 2**16),
-        (25_500_000, 4, 2**18),  # ResNet-50: 1 MiB
-        (61_000_000, 4, 2**19),  # AlexNet: 2 MiB
-        (143_000_000, 4, 2**19),  # VGG-19: 2 MiB
-        (2**26, 1, 2**19),  # 256 MiB on one shard
-        (10**9, 1, 2**19),
+        (1, 1, CHUNKS_A_SHARD, 2**16),
+        (25_500_000, 4, CHUNKS_A_SHARD, 2**19),  # ResNet-50: 2 MiB
+        (25_500_000, 4, CHUNKS_A_SERVER, 2**18),
+        (61_000_000, 4, CHUNKS_A_SERVER, 2**19),  # AlexNet
+        (10**9, 1, CHUNKS_A_SHARD, 2**19),
     ],
 )
 def test_a_chunk_is_a_small_part_of_what_a_shard_carries(
-    elements: int, shards: int, expected: int
+    elements: int, shards: int, chunks: int, expected: int
 ) -> None:
-    assert chunk_elements(elements, shards) == expected
-    (row,) = place(tables([elements]), shards).chunks
+    assert chunk_elements(elements, shards, chunks) == expected
+    (row,) = place(tables([elements]), shards, chunks=chunks).chunks
     assert max(chunk.size for chunk in row) <= expected
 
 
@@ -122,8 +135,3 @@ def test_rows_cut_a_table() -> None:
 def test_more_rows_than_elements() -> None:
     (row,) = place(tables([3], rows=100), 1).chunks
     assert len(row) == 3
-
-
-def test_no_shards_is_an_error() -> None:
-    with pytest.raises(SpecError, match="shards is 0"):
-        place(tables([1]), 0)

@@ -340,7 +340,8 @@ def test_tables_with_a_codec_are_cut_between_segments() -> None:
         for n, s, r in (("a", 50_000, 0), ("b", 200_001, 7), ("c", 5, 0), ("d", 1_000_000, 1))
     )
     for shards in (1, 2, 7):
-        for row, spec in zip(place(tables, shards).chunks, tables, strict=True):
+        store = StoreSpec(workers=1, shards=shards, tables=tables)
+        for row, spec in zip(place(store).chunks, tables, strict=True):
             assert [chunk.stop for chunk in row[:-1]] == [chunk.start for chunk in row[1:]]
             assert (row[0].start, row[-1].stop) == (0, spec.size)
             assert all(chunk.start % SEGMENT_ELEMENTS == 0 for chunk in row)
