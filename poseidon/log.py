@@ -19,7 +19,6 @@ import threading
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import TextIO
 
 LOGGER = logging.getLogger("poseidon.log")
@@ -117,12 +116,7 @@ class LogOutputs:
     def __enter__(self) -> LogOutputs:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

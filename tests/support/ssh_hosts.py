@@ -22,7 +22,6 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import overload
 
 from benchmarks.testbed import links
@@ -88,12 +87,7 @@ class SshHosts(Sequence[SshHost]):
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def _make(self, stack: ExitStack) -> None:

@@ -272,7 +272,7 @@ class Registration:
     def __enter__(self) -> Registration:
         return self
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
+    def __exit__(self, *_: object) -> None:
         if not self._record.processes:
             with suppress(JobError):  # the next listing of jobs removes it
                 self._registry.remove(self._record.job)

@@ -129,7 +129,7 @@ class SshAgents:
     def __enter__(self) -> SshAgents:
         return self
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
+    def __exit__(self, *_: object) -> None:
         close_agents(self._agents.values())
         self._agents.clear()
 

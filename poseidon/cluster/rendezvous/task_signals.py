@@ -46,7 +46,7 @@ class TaskSignals:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closed.set()
         self._others.put(None)
         self._thread.join()  # it reads the pipe

@@ -73,7 +73,7 @@ class SignalRequests:
             self._handled.enter_context(handled(self._requests, self._receive))
         return self
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self._handled.close()
 
     def regroup(self) -> None:
