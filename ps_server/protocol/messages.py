@@ -423,20 +423,25 @@ Message = ToShard | ToWorker
 
 def payload_bytes(message: Message) -> int:
     """Return the bytes of a message's arrays or payloads: all but its header."""
+    return sum(frame_bytes(message))
+
+
+def frame_bytes(message: Message) -> list[int]:
+    """Return the bytes of each of a message's frames after its header."""
     match message:
         case Push() | Value() | Rows() | History():
-            return message.array.nbytes
+            return [message.array.nbytes]
         case Initial():
-            return sum(array.nbytes for array in message.arrays)
+            return [array.nbytes for array in message.arrays]
         case PushRows():
-            return message.rows.nbytes + message.array.nbytes
+            return [message.rows.nbytes, message.array.nbytes]
         case GetRows():
-            return message.rows.nbytes
+            return [message.rows.nbytes]
         case KeptRows():
-            return message.rows.nbytes + sum(array.nbytes for array in message.arrays)
+            return [message.rows.nbytes, *(array.nbytes for array in message.arrays)]
         case Gather() | Part():
-            return len(message.payload)
+            return [len(message.payload)]
         case Gathered() | Round():
-            return sum(map(len, message.payloads))
+            return [len(payload) for payload in message.payloads]
         case _:
-            return 0
+            return []

@@ -12,7 +12,8 @@ Laws:
 * Nothing is lost: every message but a replaced one is taken exactly once, unless it was put back.
 
 A packet is one or more messages that travel together: small ones share the cost of a message on the
-wire, and no packet of more than one message is larger than the caller allows.
+wire, and no packet of more than one message is larger than the caller allows. Each frame counts
+`FRAME_BYTES` more than it has, so that a packet of empty messages has few enough frames, too.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ PACKET_BYTES = 256 * 1024
 """Small against a chunk, so that packets delay nothing; large against what a message costs by
 itself.
 """
+FRAME_BYTES = 64
+"""So a packet of `PACKET_BYTES` has half as many frames as `decode` takes."""
 _FIRST_EPOCH = 0
 _AT_ONCE_EPOCH = -1
 _LAST = 2**62
@@ -139,13 +142,14 @@ class Schedule:
         `put_back`.
 
         Args:
-            most_bytes: of a packet of more than one message.
+            most_bytes: of a packet of more than one message, with `FRAME_BYTES` for each frame.
             pushes: False: pushes wait, and messages that may not overtake them.
         """
         packet: list[Waiting] = []
         left = most_bytes
         while self._heap and (pushes or not isinstance(self._heap[0].message, m.Push)):
-            left -= m.payload_bytes(self._heap[0].message)
+            frames = m.frame_bytes(self._heap[0].message)
+            left -= sum(frames) + FRAME_BYTES * (1 + len(frames))
             if packet and (left < 0 or self.is_in_background):
                 break
             waiting = heapq.heappop(self._heap)

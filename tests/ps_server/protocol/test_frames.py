@@ -154,6 +154,7 @@ def test_the_case_list_names_every_message() -> None:
 def test_round_trip(message: m.Message) -> None:
     frames = [bytes(frame) for frame in encode(message)]
     assert same(messages(frames), [message])
+    assert m.frame_bytes(message) == [len(frame) for frame in frames[1:]]
 
 
 def test_threads_may_encode_at_once() -> None:

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from ps_server.protocol import messages as m
-from ps_server.protocol.schedule import ORDERS, Schedule
+from ps_server.protocol.frames import MAX_FRAMES, encode
+from ps_server.protocol.schedule import ORDERS, PACKET_BYTES, Schedule
+from ps_server.protocol.settings import MAX_WORKERS
 
 KIB = 1024
 
@@ -102,6 +104,17 @@ def test_small_messages_share_a_packet_and_large_ones_travel_alone() -> None:
     while packet := schedule.take(8 * KIB):
         packets.append([m.payload_bytes(waiting.message) for waiting in packet])
     assert packets == [[3 * KIB, 4 * KIB], [2 * KIB], [100 * KIB], [1 * KIB]]
+
+
+@pytest.mark.parametrize(
+    "message", [P[0], GET, m.Gathered(0, (b"",) * MAX_WORKERS)], ids=lambda x: type(x).__name__
+)
+def test_a_packet_has_no_more_frames_than_a_receiver_takes(message: m.Message) -> None:
+    schedule = Schedule()
+    for _ in range(MAX_FRAMES + 1):
+        schedule.add(message)
+    packet = schedule.take(PACKET_BYTES)
+    assert len(encode(*(waiting.message for waiting in packet))) <= MAX_FRAMES
 
 
 def test_a_packet_has_one_message_of_the_background_and_no_other() -> None:
