@@ -112,9 +112,9 @@ def _is_worker() -> bool:
 
 def _words(flags: dict[str, object]) -> list[str]:
     return [
-        f"--{name}" if value is True else f"--{name}={value}"
+        f"--{name}={str(value).lower() if isinstance(value, bool) else value}"
         for name, value in flags.items()
-        if value is not None and value is not False
+        if value is not None
     ]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import poseidon
-from poseidon.cli.function import _of_function, _script_of, _words
+from poseidon.cli.function import RUN, _of_function, _script_of, _words
 from poseidon.engine.module.distribute import running_in
 from poseidon.engine.module.worker_context import WorkerContext
 from poseidon.errors import UsageError
@@ -32,7 +32,9 @@ def test_the_script_calls_the_function(tmp_path: Path) -> None:
 
 def test_flags_are_those_of_the_command_line() -> None:
     flags = {"num_app_threads": 2, "ddp": True, "exchange": "svb", "trace": False, "gpu": None}
-    assert _words(flags) == ["--num_app_threads=2", "--ddp", "--exchange=svb"]
+    words = ["--num_app_threads=2", "--ddp=true", "--exchange=svb", "--trace=false"]
+    assert _words(flags) == words
+    assert RUN.parser().parse([*_words({"wait_free": False}), "x.py"]).wait_free is False
 
 
 def test_what_cannot_be_sent_is_refused() -> None:
