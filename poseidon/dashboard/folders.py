@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -39,24 +40,19 @@ class JobFolder:
         self._read_bytes = 0
         self._rest = b""
 
-    def refresh(self) -> bool:
-        """Read what the job has recorded since the last call; return whether there was anything."""
+    def refresh(self) -> None:
+        """Read what the job has recorded since the last call, if it can be read."""
         path = self.folder / FILE_NAME
-        found = False
-        try:
+        with suppress(OSError):
             if path.stat().st_size < self._read_bytes:  # another job took the folder
                 self.view, self._read_bytes, self._rest = JobView(), 0, b""
             with path.open("rb") as file:
                 file.seek(self._read_bytes)
                 while chunk := file.read(_CHUNK_BYTES):
                     self._read_bytes += len(chunk)
-                    found = True
                     *lines, self._rest = (self._rest + chunk).split(b"\n")
                     for line in lines:
                         self._add(line)
-        except FileNotFoundError:
-            pass
-        return found
 
     def _add(self, line: bytes) -> None:
         try:
@@ -126,13 +122,10 @@ def find_folders(given: Sequence[Path]) -> list[Path]:
     """
     found: dict[Path, float] = {}
     for folder in given:
-        candidates = (
-            [folder, *(path for path in folder.iterdir() if path.is_dir())]
-            if folder.is_dir()
-            else []
-        )
+        candidates = [folder]
+        with suppress(OSError):
+            candidates += folder.iterdir()
         for candidate in candidates:
-            file = candidate / FILE_NAME
-            if file.exists():
-                found[candidate.resolve()] = file.stat().st_mtime
+            with suppress(OSError):  # no job, or one that this user may not look at
+                found[candidate.resolve()] = (candidate / FILE_NAME).stat().st_mtime
     return sorted(found, key=lambda path: -found[path])

@@ -33,10 +33,11 @@ def serve(folders: list[Path], *, host: str, port: int, token: str) -> int:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((host, port), family=family)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter: such as a..b
         # socket.create_server repeats the address.
-        why = (error.strerror or str(error)).partition(" (while")[0]
-        elsewhere = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+        why = (getattr(error, "strerror", None) or str(error)).partition(" (while")[0]
+        nowhere = isinstance(error, socket.gaierror | UnicodeError)
+        elsewhere = nowhere or getattr(error, "errno", 0) == errno.EADDRNOTAVAIL
         hint = (
             "expected an address of this machine"
             if elsewhere

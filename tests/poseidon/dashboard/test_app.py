@@ -19,6 +19,7 @@ from tests.support.polling import until
 
 uvicorn = pytest.importorskip("uvicorn")
 app = pytest.importorskip("poseidon.dashboard.app")
+folders = pytest.importorskip("poseidon.dashboard.folders")
 
 RECORDS = (
     {"time": 100.0, "kind": "start", "job": "lenet-1", "workers": 1, "shards": 0},
@@ -245,3 +246,21 @@ def test_a_job_that_begins_later_is_found(folder: Path) -> None:
             json.dumps({**RECORDS[0], "job": "later"}) + '\n{"time": 1'
         )
         assert {job["name"] for job in get(f"{address}/api/jobs")} == {"lenet-1", "later"}
+
+
+def test_what_cannot_be_read_hides_no_other_job(folder: Path) -> None:
+    (folder / "odd" / "metrics.jsonl").mkdir(parents=True)
+    with served(folder) as address:
+        listed = {job["name"]: job["state"] for job in get(f"{address}/api/jobs")}
+    assert listed == {"lenet-1": "finished", "odd": "never started"}
+
+
+def test_folders_that_cannot_be_looked_into_hold_no_job(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    monkeypatch.setattr(Path, "stat", refuse)
+    assert folders.find_folders([folder]) == []

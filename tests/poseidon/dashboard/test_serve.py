@@ -60,8 +60,9 @@ def test_a_port_in_use_is_one_sentence() -> None:
     )
 
 
-def test_an_address_of_another_machine_is_one_sentence() -> None:
+@pytest.mark.parametrize("host", ["192.0.2.1", "a..b"])
+def test_an_address_of_another_machine_is_one_sentence(host: str) -> None:
     with pytest.raises(
-        JobError, match=r"^cannot listen at 192.0.2.1:0: .*; expected an address of this machine$"
+        JobError, match=rf"^cannot listen at {host}:0: .*; expected an address of this machine$"
     ):
-        serve([], host="192.0.2.1", port=0, token="")
+        serve([], host=host, port=0, token="")
