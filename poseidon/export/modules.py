@@ -7,10 +7,8 @@ checkpoint of a group or a file of tensors. Weights alone need no function.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
 import io
-import sys
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +22,7 @@ from poseidon.errors import DefinitionError, SnapshotError, UsageError
 from poseidon.export.formats import Arrays, check_suffix, read_tensors, tensor_file, traced_program
 from poseidon.export.graph import OPSET, Blob, Shape, onnx_module, shape_text, typed_name
 from poseidon.hints import own_command
+from poseidon.layers.user_modules import import_file
 from poseidon.snapshot.files import write_atomically
 
 CHECKPOINT = ".pt"
@@ -89,7 +88,9 @@ def _made(model: Path) -> nn.Module:
     if source.endswith(".py") and not Path(source).is_file():
         raise UsageError(f"there is no file {source}; expected FILE.py:FUNCTION")
     try:
-        function = getattr(_imported(source), name, None)
+        is_file = source.endswith(".py")
+        script = import_file(Path(source)) if is_file else importlib.import_module(source)
+        function = getattr(script, name, None)
         made = function() if callable(function) else None
     except Exception as error:
         raise UsageError(f"{model}: {type(error).__name__}: {error}") from error
@@ -97,19 +98,6 @@ def _made(model: Path) -> nn.Module:
         raise UsageError(f"{source} has no function {name}")
     if not isinstance(made, nn.Module):
         raise UsageError(f"{model} gives a {type(made).__name__}, expected a torch module")
-    return made
-
-
-def _imported(source: str) -> Any:
-    """Return the module of Python that a file or a dotted name is."""
-    if not source.endswith(".py"):
-        return importlib.import_module(source)
-    sys.path.insert(0, str(Path(source).absolute().parent))
-    spec = importlib.util.spec_from_file_location(Path(source).stem, source)
-    assert spec is not None and spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = made
-    spec.loader.exec_module(made)
     return made
 
 

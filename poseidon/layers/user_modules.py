@@ -1,4 +1,4 @@
-"""Import of the user's modules that register layer types (`--import`).
+"""Import of the user's modules: those that register layer types (`--import`), and scripts.
 
 Law: a module is found as `import` finds it, in the working directory last. An exception of its code
 becomes an error that names the line. Every process of a job imports the same modules before it
@@ -8,10 +8,13 @@ reads a net.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
 
 from poseidon.errors import UsageError
 
@@ -38,6 +41,23 @@ def import_modules(names: Sequence[str]) -> None:
             importlib.import_module(name)
         except Exception as error:
             raise UsageError(_message(name, error, folder)) from error
+
+
+def import_file(path: Path) -> ModuleType:
+    """Import a Python file, which may import what lies beside it.
+
+    Exceptions of its code are raised unchanged.
+
+    Args:
+        path: ends in `.py`.
+    """
+    sys.path.insert(0, str(path.absolute().parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
 
 
 def location_in(names: Sequence[str], error: BaseException) -> str:

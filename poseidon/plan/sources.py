@@ -4,7 +4,6 @@ batch, and the time of its own computation.
 
 from __future__ import annotations
 
-import importlib.util
 import statistics
 import time
 from collections.abc import Callable
@@ -19,8 +18,9 @@ from poseidon.engine.module.checkpoint_file import mapped
 from poseidon.engine.module.tensors import Example, run_example, tensors_in
 from poseidon.engine.tools.benchmark import backward, clock_of
 from poseidon.engine.tools.solo import zero_inputs
-from poseidon.errors import DataError, UsageError
+from poseidon.errors import DataError, UsageError, described
 from poseidon.layers.base import LayerContext
+from poseidon.layers.user_modules import import_file
 from poseidon.net.compile import compile_net
 from poseidon.plan.shapes import LayerShape, elements, module_layers, net_layers
 from poseidon.proto.caffe_pb2 import TRAIN, LayerParameter, NetParameter, NetState
@@ -125,9 +125,9 @@ def training_of_module(text: str, *, compute_s: float | None, device: torch.devi
 
             compute_s = _measured_s(run, device)
             notes.append(_measured_note(device))
-    except (RuntimeError, TypeError, ValueError) as error:
+    except Exception as error:  # the user's code may raise anything
         raise UsageError(
-            f"--module={text}: the module does not run on its example: {error}"
+            f"--module={text}: the module does not run on its example: {described(error)}"
         ) from error
     tensors = list(tensors_in(example))
     batch = int(tensors[0].shape[0]) if tensors and tensors[0].dim() else 1
@@ -182,20 +182,14 @@ def _batch_size(layer: LayerParameter) -> int:
 def _call(text: str) -> tuple[nn.Module, Example]:
     file, _, name = text.rpartition(":")
     path = Path(file)
-    if not file or not name.isidentifier() or not path.is_file():
+    if not file.endswith(".py") or not name.isidentifier() or not path.is_file():
         raise UsageError(f"--module={text}: expected FILE.py:FUNCTION with a file that exists")
-    spec = importlib.util.spec_from_file_location("poseidon_planned", path)
-    if spec is None or spec.loader is None:
-        raise UsageError(f"--module={text}: {path} is not a Python file")
-    script = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(script)
+        script = import_file(path)
         function = getattr(script, name, None)
         returned = function() if callable(function) else None
     except Exception as error:  # the user's code may raise anything
-        raise UsageError(
-            f"--module={text}: it fails with {type(error).__name__}: {error}"
-        ) from error
+        raise UsageError(f"--module={text}: it fails with {described(error)}") from error
     if not callable(function):
         raise UsageError(f"--module={text}: {path} has no function '{name}'")
     if not (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,15 @@ layer { name: "fc" type: "InnerProduct" bottom: "data" top: "y" inner_product_pa
 layer { name: "loss" type: "SoftmaxWithLoss" bottom: "y" bottom: "label" top: "loss" }
 """
 SCRIPT = """
+from __future__ import annotations
+from dataclasses import dataclass
 import torch
+from beside import INPUTS
+@dataclass
+class Width:
+    outputs: int = 2
 def example():
-    return torch.nn.Linear(3, 2), (torch.zeros(7, 3),)
+    return torch.nn.Linear(INPUTS, Width().outputs), (torch.zeros(7, INPUTS),)
 def tensor():
     return torch.nn.Linear(3, 2), torch.zeros(7, 3)
 def wrong():
@@ -30,15 +37,20 @@ def fails():
     raise KeyError("x")
 def misfit():
     return torch.nn.Linear(3, 2), (torch.zeros(7, 4),)
+def outside():
+    return torch.nn.Embedding(3, 2), torch.tensor([5])
 def untrained():
     return torch.nn.Tanh(), (torch.zeros(2, 2),)
 """
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> Path:
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "modules", {**sys.modules})
     path = tmp_path / "train.py"
     path.write_text(SCRIPT)
+    (tmp_path / "beside.py").write_text("INPUTS = 3")
     return path
 
 
@@ -78,6 +90,7 @@ def test_a_function_returns_a_module_and_an_example(name: str, script: Path) -> 
         ("wrong", "expected a module and an example batch, found int"),
         ("fails", "it fails with KeyError"),
         ("misfit", "does not run on its example"),
+        ("outside", "does not run on its example: IndexError: index out of range"),
         ("untrained", "has no trained layer"),
         ("1", r"expected FILE.py:FUNCTION"),
     ],
