@@ -133,7 +133,7 @@ class PlanFile(JobListener):
 
 
 class StatisticsFile(JobListener):
-    """Keeps the last statistics of each process in `<output>/statistics.json`.
+    """Keeps the last statistics of each process of a start in `<output>/statistics.json`.
 
     The file is whole at every moment: it is written beside, then renamed.
 
@@ -155,6 +155,11 @@ class StatisticsFile(JobListener):
         self._meter, self._progress = ProgressMeter(now), JobProgress()
         self._unwritten = False
         self._broken = False
+
+    def on_started(self) -> None:
+        """Forget the processes of the start before: this one may have fewer."""
+        self._workers.clear()
+        self._shards.clear()
 
     def on_event(self, name: ProcessName, event: Mapping[str, object]) -> None:
         if event.get("event") == "statistics":

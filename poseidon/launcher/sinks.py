@@ -335,6 +335,8 @@ class Prometheus:
         kind, job = record["kind"], self._job
         if kind == "start":
             self._starts.labels(job).inc()
+            for gauge in (*self._worker.values(), *self._shard.values()):
+                gauge.clear()  # this start may have fewer of them, or on other hosts
         elif kind == "progress":
             for name, gauge in self._of_job.items():
                 gauge.labels(job).set(record[name])

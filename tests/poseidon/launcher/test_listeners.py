@@ -168,6 +168,18 @@ def test_the_last_statistics_of_each_process_are_kept(
     assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
 
 
+def test_a_start_with_fewer_processes_has_their_statistics_alone(
+    statistics: StatisticsFile, clock: ManualClock, tmp_path: Path
+) -> None:
+    statistics.on_event(REMOTE, statistics_of(3))
+    statistics.on_event(SHARD, {"event": "statistics", "bytes_in": 7})
+    statistics.on_started()
+    assert set(written(tmp_path).workers) == {1}
+    clock.now_s += 60
+    statistics.on_event(LOCAL, statistics_of(9))
+    assert (set(written(tmp_path).workers), set(written(tmp_path).shards)) == ({0}, set())
+
+
 def test_many_at_once_are_written_once_and_the_last_at_the_end(
     statistics: StatisticsFile, tmp_path: Path
 ) -> None:

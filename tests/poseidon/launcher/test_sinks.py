@@ -246,6 +246,23 @@ def test_prometheus_fetches_the_latest_values() -> None:
         socket.create_connection(("127.0.0.1", served.port), timeout=5).close()
 
 
+def test_prometheus_forgets_processes_at_a_start() -> None:
+    pytest.importorskip("prometheus_client")
+    served = Prometheus(0, "lenet-1")
+    worker = {"kind": "worker", "index": 3, "host": "node3", "iteration": 7, "waited_s": 1.5}
+    try:
+        pages = []
+        for record in (worker, {"kind": "start"}):
+            served.write(record)
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{served.port}/metrics", timeout=20
+            ) as page:
+                pages.append(page.read().decode())
+    finally:
+        served.close()
+    assert ["node3" in page for page in pages] == [True, False]
+
+
 def test_a_connection_that_is_reset_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("prometheus_client")
     served = Prometheus(0, "lenet-1")
