@@ -7,9 +7,7 @@ file that cannot be written is one warning and never ends a job.
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -124,30 +122,32 @@ class PlanFile(JobListener):
             return
         self.plan = plan
         try:
-            self._path.write_text(plan, encoding="utf-8")
+            _replace(self._path, plan)
         except OSError as error:
-            self._warn(
-                f"warning: cannot write {self._path}: {error.strerror or error}; the job goes on "
-                "without it"
-            )
+            self._warn(_unwritten(self._path, error))
 
 
 class StatisticsFile(JobListener):
     """Keeps the last statistics of each process of a start in `<output>/statistics.json`.
 
-    The file is whole at every moment: it is written beside, then renamed.
-
     Args:
         job: the job's id.
         folder: the job's output folder.
+        warn: takes a sentence for the user.
         now: seconds, monotonic.
     """
 
     def __init__(
-        self, job: str, folder: Path, *, now: Callable[[], float] = time.monotonic
+        self,
+        job: str,
+        folder: Path,
+        warn: Callable[[str], None],
+        *,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._job = job
         self._path = folder / FILE_NAME
+        self._warn = warn
         self._now = now
         self._written_s = float("-inf")
         self._workers: dict[int, WorkerStatistics] = {}
@@ -191,23 +191,26 @@ class StatisticsFile(JobListener):
         text = encode_statistics(
             JobStatistics(job=self._job, workers=workers, shards=shards, progress=progress)
         )
-        beside = self._path.with_name(f".{FILE_NAME}.partial")
         try:
-            beside.write_text(text, encoding="utf-8")
-            os.replace(beside, self._path)
+            _replace(self._path, text)
         except OSError as error:
             if not self._broken:
-                _warn_unwritten(self._path, error)
+                self._warn(_unwritten(self._path, error))
             self._broken = True
 
 
 class RemoteLogs(JobListener):
     """Keeps the lines that processes on other hosts write, a file for each process:
     `<output>/from_hosts/worker_1.log`.
+
+    Args:
+        folder: the job's output folder.
+        warn: takes a sentence for the user.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, warn: Callable[[str], None]) -> None:
         self._folder = folder / REMOTE_LOGS
+        self._warn = warn
         self._files: dict[ProcessName, TextIO] = {}
         self._broken = False
 
@@ -236,7 +239,7 @@ class RemoteLogs(JobListener):
 
     def _give_up(self, error: OSError) -> None:
         if not self._broken:
-            _warn_unwritten(self._folder, error)
+            self._warn(_unwritten(self._folder, error))
         self._broken = True
 
 
@@ -279,5 +282,12 @@ class DashboardPage(JobListener):
         self._thread.join(PAGE_CLOSE_S)
 
 
-def _warn_unwritten(path: Path, error: OSError) -> None:
-    print(f"warning: cannot write {path}: {error.strerror or error}", file=sys.stderr)
+def _replace(path: Path, text: str) -> None:
+    """Write a file that is whole at every moment."""
+    beside = path.with_name(f".{path.name}.partial")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(path)
+
+
+def _unwritten(path: Path, error: OSError) -> str:
+    return f"warning: cannot write {path}: {error.strerror or error}; the job goes on without it"

@@ -146,7 +146,7 @@ def test_the_plan_of_the_exchange_is_kept_for_the_next_start(tmp_path: Path) -> 
 
 @pytest.fixture
 def statistics(tmp_path: Path, clock: ManualClock) -> StatisticsFile:
-    return StatisticsFile("lenet-1", tmp_path, now=clock)
+    return StatisticsFile("lenet-1", tmp_path, pytest.fail, now=clock)
 
 
 def written(folder: Path) -> JobStatistics:
@@ -199,14 +199,16 @@ def test_a_job_without_statistics_leaves_no_file(
 
 
 def test_a_folder_without_room_for_statistics_is_one_warning(
-    clock: ManualClock, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    clock: ManualClock, tmp_path: Path
 ) -> None:
-    statistics = StatisticsFile("lenet-1", tmp_path / "nowhere", now=clock)
+    said = list[str]()
+    statistics = StatisticsFile("lenet-1", tmp_path / "nowhere", said.append, now=clock)
     for iterations in (1, 2):
         clock.now_s += 60
         statistics.on_event(LOCAL, statistics_of(iterations))
     statistics.close()
-    assert capsys.readouterr().err.count("warning: cannot write") == 1
+    (sentence,) = said
+    assert sentence.startswith(f"warning: cannot write {tmp_path}/nowhere/{FILE_NAME}: No such")
 
 
 def test_progress_is_kept_with_the_next_statistics(
@@ -224,7 +226,7 @@ def test_progress_is_kept_with_the_next_statistics(
 
 def test_lines_of_other_hosts_are_kept(tmp_path: Path) -> None:
     for _ in range(2):  # a job that starts again appends to the same files
-        logs = RemoteLogs(tmp_path)
+        logs = RemoteLogs(tmp_path, pytest.fail)
         for name in (LOCAL, REMOTE, SHARD, REMOTE):
             line = OutputLine(text=f"a line of {name.short}\udc80")
             logs.on_log(name, OutputStream.STDOUT, line)
@@ -237,12 +239,12 @@ def test_lines_of_other_hosts_are_kept(tmp_path: Path) -> None:
     }
 
 
-def test_a_folder_without_room_for_logs_is_one_warning(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_without_room_for_logs_is_one_warning(tmp_path: Path) -> None:
     (tmp_path / REMOTE_LOGS).write_text("in the way")
-    logs = RemoteLogs(tmp_path)
+    said = list[str]()
+    logs = RemoteLogs(tmp_path, said.append)
     for _ in range(3):
         logs.on_log(REMOTE, STDERR, LINE)
     logs.close()
-    assert capsys.readouterr().err.count("cannot write") == 1
+    (sentence,) = said
+    assert sentence.startswith(f"warning: cannot write {tmp_path}/{REMOTE_LOGS}: ")
