@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
         for line in lines if arguments.lines is None else deque(lines, maxlen=arguments.lines):
             print(line)
         if arguments.follow:
-            _follow(folder, files)
+            _follow(folder, arguments, files, stack)
     return 0
 
 
@@ -58,12 +58,16 @@ def _open(paths: Mapping[str, Path], stack: ExitStack) -> dict[str, LogLines]:
         raise JobError(f"cannot read {error.filename}: {error.strerror}") from error
 
 
-def _follow(folder: Path, files: Mapping[str, LogLines]) -> None:
+def _follow(
+    folder: Path, arguments: argparse.Namespace, files: dict[str, LogLines], stack: ExitStack
+) -> None:
     runs = True
     while runs:
         runs = is_running(folder)
         if runs:
             time.sleep(LOOK_S)
+        paths = _chosen(folder, arguments)
+        files |= _open({name: paths[name] for name in paths if name not in files}, stack)
         for name, line in merge_logs(files):
             print(_shown(name, line, len(files)), flush=True)
 

@@ -79,6 +79,20 @@ def test_following_a_job_ends_with_it(
     assert next(steps, None) is None
 
 
+def test_a_process_that_begins_later_is_followed(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registration = register_job("job-a", None, (), folder)
+
+    def begin_and_end(_: float) -> None:
+        (folder / "worker_2.log").write_text(line(7, "e"))
+        registration.__exit__(None, None, None)
+
+    monkeypatch.setattr(time, "sleep", begin_and_end)
+    assert poseidon_logs("job-a", "--lines=0", "--follow") == 0
+    assert capsys.readouterr().out == f"worker 2: {line(7, 'e')}"
+
+
 @pytest.mark.parametrize(
     ("words", "error", "sentence"),
     [
