@@ -85,7 +85,7 @@ def view_iteration(events: Iterable[Event], iteration: int | None = None) -> Ite
     known = list(events)
     spans = [event for event in known if event.get("ph") == "X"]
     named = {str(event.get("name")): event for event in spans if event.get("cat") == "iteration"}
-    numbers = [number for name in named if (number := _number(name)) is not None]
+    numbers = {number for name in named if (number := _number(name)) is not None}
     whole = sorted(number for number in numbers if number + 1 in numbers)
     if not whole or (iteration is not None and iteration not in whole):
         found = f"{whole[0]} to {whole[-1]}" if whole else "none"
