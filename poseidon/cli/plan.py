@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
             )
         cluster = replace(cluster, virtual_workers=arguments.virtual_workers)
     found = forecast(training, cluster, shared_by=shared_by)
-    chosen = recommend(training, cluster, found)
+    chosen = recommend(cluster, found)
     if arguments.json:
         print(json.dumps(plan_fields(training, cluster, found, chosen, notes), indent=1))
     else:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from poseidon.errors import counted
 from poseidon.plan.auto import auto_scenario
 from poseidon.plan.cluster_probe import Network
 from poseidon.plan.costs import HostCosts
@@ -104,6 +105,7 @@ class Prediction:
         compute_s: the part of it in which the net itself computes.
         link_bytes: of an iteration over the busiest link in one direction.
         wire_s: the time of these bytes.
+        by_factors: the layers whose weight travels as factors.
     """
 
     way: Way
@@ -111,6 +113,7 @@ class Prediction:
     compute_s: float
     link_bytes: float
     wire_s: float
+    by_factors: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +187,7 @@ def forecast(
     return [_predicted(scenario, way) for way in WAYS]
 
 
-def _scenario(training: Training, cluster: PlannedCluster, shared_by: int = 1) -> Scenario:
+def _scenario(training: Training, cluster: PlannedCluster, shared_by: int) -> Scenario:
     """Return the scenario: a worker computes for its virtual workers one after another."""
     scenario = Scenario(
         layers=training.layers,
@@ -218,6 +221,11 @@ def _predicted(scenario: Scenario, way: Way) -> Prediction:
         compute_s=own.compute_s,
         link_bytes=size,
         wire_s=size / own.bytes_per_s,
+        by_factors=tuple(
+            layer.name
+            for layer, load in zip(own.layers, loads(own), strict=True)
+            if load.factors is not None
+        ),
     )
 
 
@@ -230,9 +238,7 @@ def _auto(scenario: Scenario) -> Scenario:
     return auto_scenario(scenario)
 
 
-def recommend(
-    training: Training, cluster: PlannedCluster, found: Sequence[Prediction]
-) -> Recommendation:
+def recommend(cluster: PlannedCluster, found: Sequence[Prediction]) -> Recommendation:
     """Return the flags to choose, and why."""
     ours = [prediction for prediction in found if prediction.way.flags and prediction.way.exact]
     # the default is the first of `WAYS`
@@ -247,7 +253,7 @@ def recommend(
     lossy.sort(key=lambda prediction: prediction.iteration_s)
     return Recommendation(
         flags=best.way.flags,
-        reasons=tuple(_reasons(training, cluster, best, found)),
+        reasons=tuple(_reasons(cluster, best, found)),
         alternatives=tuple((p.way.flags, best.iteration_s / p.iteration_s) for p in lossy),
     )
 
@@ -265,23 +271,20 @@ def chosen(seconds: Sequence[float], default: int | None) -> int:
     return fastest
 
 
-def _reasons(
-    training: Training, cluster: PlannedCluster, best: Prediction, found: Sequence[Prediction]
-) -> list[str]:
+def _reasons(cluster: PlannedCluster, best: Prediction, found: Sequence[Prediction]) -> list[str]:
     if cluster.workers == 1:
         return ["One worker exchanges nothing between hosts."]
     reasons = [_limit(best)]
-    by_factors = factor_layers(training, cluster, best.way)
-    if by_factors:
+    if best.by_factors:
         ps = next(prediction for prediction in found if prediction.way.name == "ps")
-        reasons.append(_factors(by_factors, best, ps))
+        reasons.append(_factors(best, ps))
     elif best.way is DEFAULT:
         reasons.append("auto is the default. It sends no weight of this net as factors.")
     ddp = next(prediction for prediction in found if prediction.way.name == "DDP")
     reasons.append(
         f"DDP without a hook would take {ddp.iteration_s / best.iteration_s:.2f} times as long."
     )
-    if not cluster.servers and best.wire_s > best.compute_s and not by_factors:
+    if not cluster.servers and best.wire_s > best.compute_s and not best.by_factors:
         reasons.append(
             "Hosts that only serve (role=server in the machinefile) would halve the bytes on each "
             "link."
@@ -289,10 +292,11 @@ def _reasons(
     return reasons
 
 
-def _factors(names: Sequence[str], best: Prediction, ps: Prediction) -> str:
+def _factors(best: Prediction, ps: Prediction) -> str:
     ours, theirs = (f"{prediction.link_bytes / 1e6:.1f} MB" for prediction in (best, ps))
     sentence = (
-        f"The weights of {_listed(names)} travel as factors: {ours} an iteration over a host's link"
+        f"The weights of {_listed(best.by_factors)} travel as factors: {ours} an iteration over a "
+        "host's link"
     )
     if best.link_bytes < ps.link_bytes:
         return f"{sentence}, in place of {theirs}."
@@ -317,18 +321,6 @@ def _limit(best: Prediction) -> str:
     )
 
 
-def factor_layers(training: Training, cluster: PlannedCluster, way: Way) -> list[str]:
-    """Return the layers whose weight travels as factors."""
-    scenario = replace(_scenario(training, cluster), exchange=way.exchange)
-    if way.auto:
-        scenario = _auto(scenario)
-    return [
-        layer.name
-        for layer, load in zip(training.layers, loads(scenario), strict=True)
-        if load.factors is not None
-    ]
-
-
 def _listed(names: Sequence[str]) -> str:
     shown = ", ".join(names[:3])
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} other layers"
+    return shown if len(names) <= 3 else f"{shown} and {counted(len(names) - 3, 'other layer')}"

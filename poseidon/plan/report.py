@@ -42,7 +42,7 @@ def plan_lines(
     return [
         f"{training.name}: {elements(training.layers) / 1e6:.1f} M parameters, batch "
         f"{training.batch}, compute {1e3 * training.compute_s:.1f} ms",
-        f"{cluster.workers} hosts{servers}, links of {network.bits_per_s / 1e6:.0f} Mbit/s "
+        f"{counted(cluster.workers, 'host')}{servers}, links of {network.bits_per_s / 1e6:.0f} Mbit/s "
         f"({'measured' if network.measured else 'given'}), {1e3 * network.latency_s:.2f} ms from "
         f"host to host, {costs.cores} cores{_free(costs)}{f', {costs.gpu}' if costs.gpu else ''}",
         *_virtual_workers(cluster),
