@@ -238,13 +238,11 @@ class SnapshotList(JobListener):
 
     def newest(self) -> StartingPoint:
         """Return the newest snapshot that exists here; where the job began if there is none."""
-        existing = [
-            (iteration, state) for iteration, state in self._written.items() if state.exists()
-        ]
-        if not existing:
-            return self._origin
-        iteration, state = max(existing)
-        return StartingPoint(state=str(state), iteration=iteration)
+        # a list of its own: the thread that copies may add one meanwhile
+        for iteration, state in sorted(self._written.items(), reverse=True):
+            if state.exists():
+                return StartingPoint(state=str(state), iteration=iteration)
+        return self._origin
 
     def newest_intact(self) -> StartingPoint:
         """Return the newest snapshot whose checksums agree; where the job began if there is

@@ -291,6 +291,22 @@ def test_the_newest(tmp_path: Path) -> None:
     assert found == StartingPoint(state=str(states[1]), iteration=20)
 
 
+def test_one_may_come_while_the_newest_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = [write(tmp_path, iteration) for iteration in (10, 20)]
+    listed = snapshots_of(states, [])
+    exists = Path.exists
+
+    def come(path: Path) -> bool:  # as from the thread that copies
+        event = {"event": "snapshot", "state": str(tmp_path / "late"), "iteration": 30}
+        listed.on_event(WORKER_0, event)
+        return exists(path)
+
+    monkeypatch.setattr(Path, "exists", come)
+    assert listed.newest() == StartingPoint(state=str(states[1]), iteration=20)
+
+
 @pytest.mark.parametrize("spoil", ["state", "model", "sums"])
 def test_a_damaged_one_is_passed_over_for_the_one_before(tmp_path: Path, spoil: str) -> None:
     states = [write(tmp_path, iteration) for iteration in (10, 20)]
