@@ -10,16 +10,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
+import msgpack
 import pytest
 
 from poseidon.caffe2.training.flags import flags as trainer_flags
 from poseidon.cli.main import COMMANDS
 from poseidon.cluster import events
 from poseidon.cluster.agent import messages
+from poseidon.cluster.process import ProcessSpec
 from poseidon.exchange import worker_links
-from ps_server.protocol import fields, frames
-from ps_server.protocol.members import LEGAL
-from ps_server.protocol.settings import MAX_TABLES, MAX_WORKERS
+from ps_server.protocol import fields, frames, placement, settings
+from ps_server.protocol.collections_and_signals import MAX_OPEN_GATHERS
+from ps_server.protocol.members import LEGAL, MAX_ANSWERED_FAULTS
+from ps_server.protocol.row_cell import MAX_WAITING
+from ps_server.protocol.row_settings import MAX_ROW_ELEMENTS, MAX_ROW_TABLES
+from ps_server.server import MAX_FIRST_BYTES
+from ps_server.transport.zmq_sockets import MAX_FRAME_BYTES
+from tests.ps_server.protocol.test_frames import MESSAGES
 from tests.test_architecture import MAY_IMPORT
 
 ROOT = Path(__file__).parents[1]
@@ -211,9 +218,15 @@ def _rows(page: str, heading: str) -> list[list[str]]:
     return [[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in lines]
 
 
-def test_the_wire_page_lists_every_message_of_the_store() -> None:
-    listed = {(int(row[0]), row[1]) for row in _rows(WIRE_PAGE, "### Messages")}
+def test_the_wire_page_lists_every_message_of_the_store_with_its_fields() -> None:
+    """Of a message it counts the fields, which have names of their own on the page."""
+    rows = _rows(WIRE_PAGE, "### Messages")
+    listed = {(int(row[0]), row[1]) for row in rows}
     assert listed == {(code, kind.__name__) for kind, (code, _) in frames._WRITERS.items()}
+    for name, header in ((row[1], re.sub(r"\[.*?\]", "list", row[3])) for row in rows):
+        packed = [frames.encode(x)[0] for x in MESSAGES if type(x).__name__ == name != "Create"]
+        counts = {len(msgpack.unpackb(each)) - 3 for each in packed}
+        assert counts <= {len([field for field in header.split(",") if field])}, name
 
 
 def test_the_wire_page_has_the_legal_messages_of_each_state() -> None:
@@ -233,8 +246,26 @@ def test_the_wire_page_has_the_versions_and_limits() -> None:
     assert limits["frames of a packet"] == f"{frames.MAX_FRAMES:,}"
     assert limits["header"] == f"{frames.MAX_HEADER_BYTES >> 20} MiB"
     assert limits["payload of `Gather"] == f"{fields.MAX_PAYLOAD_BYTES >> 30} GiB"
-    assert limits["workers, shards"].startswith(f"{MAX_WORKERS:,}")
-    assert limits["tables"] == f"{MAX_TABLES:,}"
+    assert limits["workers, shards"].startswith(f"{settings.MAX_WORKERS:,}")
+    assert limits["tables"] == f"{settings.MAX_TABLES:,}"
+    assert limits["first message of a peer"] == f"{MAX_FIRST_BYTES >> 10} KiB"
+    assert limits["frame"] == f"{MAX_FRAME_BYTES >> 30} GiB"
+    assert limits["refused messages that are answered, per worker"] == f"{MAX_ANSWERED_FAULTS}"
+    assert limits["collections that some workers are ahead of others"] == f"{MAX_OPEN_GATHERS:,}"
+    assert limits["row tables"] == f"{MAX_ROW_TABLES:,}"
+    assert limits["elements of a row"] == f"{MAX_ROW_ELEMENTS:,}"
+    assert limits["GetRows` of a worker and row table that wait"] == f"{MAX_WAITING}"
+
+
+def test_the_wire_page_has_the_numbers_of_the_placement() -> None:
+    section = _text(WIRE_PAGE).partition("### Placement")[2].partition("\n### ")[0]
+    numbers = {
+        *(settings.CHUNK_ELEMENTS, settings.NORM_SEGMENT_ELEMENTS, settings.SEGMENT_ELEMENTS),
+        *(placement.LEAST_CHUNK_ELEMENTS, placement.SMALLEST_ELEMENTS),
+        *(placement.BALANCE, placement.CHUNKS_FOR_BALANCE),
+    }
+    shown = re.findall(r"\d[\d,.]*\d", section)  # of two digits or more
+    assert set(shown) == {f"{number:,}" for number in numbers}
 
 
 def test_the_wire_page_lists_every_request_and_report_of_an_agent() -> None:
@@ -242,14 +273,44 @@ def test_the_wire_page_lists_every_request_and_report_of_an_agent() -> None:
     text = _text(WIRE_PAGE).partition(heading)[2].partition("\n## ")[0]
     requests, _, reports = text.partition("The agent sends reports:")
     for listed, known in ((requests, messages.Request), (reports, messages.Report)):
-        rows = set(re.findall(r"^\| `(\w+)` \|", listed, re.MULTILINE))
-        assert rows - {"kind"} == {kind.__name__ for kind in get_args(known)}
+        rows = dict(re.findall(r"^\| `(\w+)` \| ([\w, ]*?) ?\|", listed, re.MULTILINE))
+        assert {name: text for name, text in rows.items() if name != "kind"} == {
+            kind.__name__: ", ".join(kind.__dataclass_fields__) for kind in get_args(known)
+        }
+    start = requests.partition("`Start`")[2].splitlines()[0]
+    assert not [name for name in ProcessSpec.__dataclass_fields__ if name not in start]
+    ask = requests.partition("`Ask`")[2].splitlines()[0]
+    assert set(re.findall(r"`(\w+)`", ask)) == {service.value for service in messages.Service}
 
 
 def test_the_wire_page_lists_every_event_of_a_process() -> None:
     assert events.__doc__ is not None
-    printed = set(re.findall(r'"event": "(\w+)"', events.__doc__))
-    assert {row[0] for row in _rows(WIRE_PAGE, "## Launcher protocol")} == printed
+    shown = re.findall(r'\{"event": "(\w+)"(.*?)\}\n', events.__doc__, re.DOTALL)
+    rows = {row[0]: " ".join(row) for row in _rows(WIRE_PAGE, "## Launcher protocol")}
+    assert set(rows) == {event for event, _ in shown}
+    for event, more in shown:
+        lacking = [key for key in re.findall(r'"(\w+)":', more) if key not in rows[event]]
+        assert not lacking, event
+
+
+def test_the_page_of_the_server_lists_every_module() -> None:
+    package = ROOT / "ps_server"
+    found = {
+        str(path.relative_to(package))
+        for path in (*package.glob("*.py"), *package.glob("protocol/*.py"))
+    }
+    listed = {
+        name
+        for row in _rows("ps_server/README.md", "## Modules")
+        for name in re.findall(r"[\w/]+\.py", row[1])
+    }
+    assert listed == {name for name in found if not name.endswith("__init__.py")}
+
+
+def test_the_page_on_installation_lists_every_extra() -> None:
+    setup = (ROOT / "setup.py").read_text(encoding="utf-8").partition("extras_require=")[2]
+    listed = {row[0] for row in _rows("docs/installation.md", "## Choose extras")}
+    assert listed == set(re.findall(r'"([\w-]+)": \w+_REQUIRES', setup))
 
 
 def test_the_drawing_of_the_packages_is_true() -> None:
