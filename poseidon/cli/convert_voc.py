@@ -21,7 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
         label_map=arguments.label_map_file,
         seed=arguments.seed,
     )
-    with progress_bar() as report:
+    with progress_bar(arguments.progress) as report:
         label_map, parts = convert_voc(request, report=report)
     print(f"The label map is {label_map}")
     for part in parts:

@@ -96,7 +96,7 @@ class _LinesAbove(io.TextIOBase):
 
 @contextmanager
 def progress_bar(
-    shown: str = ShownProgress.AUTO.value, units: Mapping[str, str] = UNITS, *, opening: str = ""
+    shown: str, units: Mapping[str, str] = UNITS, *, opening: str = ""
 ) -> Iterator[CommandProgress]:
     """Yield the progress of a command.
 

@@ -126,6 +126,7 @@ def _convert_voc(parser: Parser) -> None:
     flag(group, "label_map_file", "names and labels (VOC's classes)", read=Path, metavar="FILE")
     _backend(group, default="lmdb")
     flag(group, "seed", "of the shuffle of training parts (0)", read=whole, default=0, metavar="N")
+    progress_flag(group)
 
 
 def _make_db(parser: Parser) -> None:

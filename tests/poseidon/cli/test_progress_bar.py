@@ -192,7 +192,7 @@ def test_a_real_process_on_a_terminal(folder: Path) -> None:
 
 
 def test_each_activity_has_a_bar_and_prints_appear_above(monkeypatch: pytest.MonkeyPatch) -> None:
-    with on_terminal(monkeypatch) as drawn, progress_bar() as report:
+    with on_terminal(monkeypatch) as drawn, progress_bar("auto") as report:
         report(DOWNLOADING, 1024, 2048)
         report(DOWNLOADING, 2048, 2048)
         report("writing", 1, 5)
@@ -211,7 +211,7 @@ def test_each_activity_has_a_bar_and_prints_appear_above(monkeypatch: pytest.Mon
 
 def test_a_terminal_without_a_width_has_a_bar_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pseudo-terminal of a container has 0 columns until somebody says otherwise."""
-    with on_terminal(monkeypatch, columns=0) as drawn, progress_bar() as report:
+    with on_terminal(monkeypatch, columns=0) as drawn, progress_bar("auto") as report:
         report("writing", 5, 5)
     assert "writing: 100%" in drawn[0]
 
