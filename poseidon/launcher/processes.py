@@ -1,8 +1,7 @@
 """The processes of a job: their environment, keys and specs (docs/security.md on the keys).
 
-Law: a job with a process on another machine encrypts, whatever the flags; what cannot be encrypted
-is refused unless its own flag allows it. New keys are made here for each start, and travel on
-standard input alone.
+Law: a job with a process on another machine encrypts, whatever the flags. New keys are made here
+for each start, and travel on standard input alone.
 """
 
 from __future__ import annotations

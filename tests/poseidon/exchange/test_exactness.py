@@ -1,7 +1,7 @@
 """The promise of exactness, whole: every rule by every exchange, on one to three workers, with
 several passes and limits.
 
-`scripts/test --thorough tests/poseidon/exchange` runs all 288; in every run are those in which each
+`scripts/test --thorough tests/poseidon/exchange` runs all; in every run are those in which each
 two values meet.
 
 After twenty iterations the weights equal the weights of one process with the whole batch, to 1e-5,
