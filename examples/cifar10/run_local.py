@@ -70,7 +70,7 @@ def train_flags(words: list[str]) -> dict[str, str]:
     }
     if svb == "auto" or any(word.lstrip("-").startswith("exchange") for word in words):
         del flags["svb"]
-    usual = vars(parse_arguments(["train", "--solver="]))
+    usual = vars(parse_arguments(["train", "--solver=none"]))
     given = vars(parse_arguments(["train", *(f"--{name}={flags[name]}" for name in flags)]))
     return {name: value for name, value in flags.items() if given[name] != usual[name]}
 

@@ -121,6 +121,8 @@ class Reading:
         self._values[flag.attribute] = value
 
     def _read(self, flag: Flag, text: str) -> Any:
+        if not text and (flag.required or flag.takes in (Takes.OPTIONAL_WORD, Takes.WORDS)):
+            raise Mistake(f"{flag.title}: expected a value")  # such as "$JOB", which is not set
         try:
             return flag.read(text)
         except argparse.ArgumentTypeError as error:

@@ -190,6 +190,10 @@ def test_standard_output_takes_names_that_are_not_utf_8(
             "poseidon plot --help",
         ),
         ("ps --hostfile", "poseidon ps: --hostfile: expected a value; see poseidon ps --help"),
+        (
+            "train --solver=",
+            "poseidon train: --solver: expected a value; see poseidon train --help",
+        ),
         ("train", "poseidon train: --solver is missing; see poseidon train --help"),
         (
             "draw_net",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 
 from poseidon.cli.parsers.reading import HelpWanted, Mistake, Reading
@@ -29,7 +31,7 @@ REST = Flag(name="rest", text="all", metavar="...", takes=Takes.REST)
         ("--net=a", {"net": "a", "level": 0, "fields": (), "on_top": False, "notes": []}),
         ("-net a -level -1", {"net": "a", "level": -1}),
         ("-n=a --level=2 --level 3", {"level": 3}),
-        ("--net= --set a=b --set=c", {"net": "", "fields": ("a=b", "c")}),
+        ("--net=a --set= --set a=b --set=c", {"net": "a", "fields": ("", "a=b", "c")}),
         ("--net a --on-top", {"on_top": True}),
         ("--net a --on_top 0", {"on_top": False}),
         ("--on_top --noon_top --net -", {"on_top": False, "net": "-"}),
@@ -64,6 +66,9 @@ def test_arguments(places: tuple[Flag, ...], words: str, expected: dict[str, obj
         ((FIRST, MAYBE, LAST), "", "FIRST and LAST and --net are missing"),
         ((), "--net", "--net: expected a value"),
         ((), "--net --level=1", "--net: expected a value"),
+        ((), "--net=", "--net: expected a value"),
+        ((FIRST, MAYBE), "--net=a b ''", "MAYBE: expected a value"),
+        ((MANY,), "--net=a ''", "MANY: expected a value"),
         ((), "--net=a --level=x", "--level: expected a whole number, found 'x'"),
         ((), "--net=a b", "did not expect 'b', did you mean --net=b?"),
         ((FIRST,), "--net=a b c d", "did not expect 'c d', did you mean --net=c?"),
@@ -78,7 +83,7 @@ def test_arguments(places: tuple[Flag, ...], words: str, expected: dict[str, obj
 )
 def test_mistakes(places: tuple[Flag, ...], words: str, says: str) -> None:
     with pytest.raises(Mistake) as mistake:
-        Reading((*FLAGS, *places), words.split()).values()
+        Reading((*FLAGS, *places), shlex.split(words)).values()
     assert str(mistake.value) == says
 
 
