@@ -41,16 +41,25 @@ def run(arguments: argparse.Namespace) -> int:
         url=URL if arguments.url is None else arguments.url,
         url_md5=arguments.md5 or URL_MD5,
     )
+    if arguments.download_only or arguments.url:
+        _download(request, arguments.progress)
     if not arguments.download_only:
         prepare_and_print(request, arguments.progress)
-        return 0
+    return 0
+
+
+def _download(request: Cifar10Request, progress: str) -> None:
+    """Download what the user asks for: here no pictures are drawn in its place.
+
+    Raises:
+        DataError: it cannot be downloaded.
+    """
     try:
         with progress_bar(
-            arguments.progress, opening=f"downloading CIFAR-10 to {request.downloads}"
+            progress, opening=f"downloading CIFAR-10 to {request.downloads}"
         ) as report:
             print(f"CIFAR-10 is at {fetch(request, report=report)}")
     except ConnectionError as error:
         raise DataError(
             f"{error}; if you have CIFAR-10: {own_command()} prepare_cifar10 --data=DIR"
         ) from error
-    return 0

@@ -49,7 +49,7 @@ def _prepare_cifar10(parser: Parser) -> None:
     text = "with leveldb: make parts _0 to _<N-1> as well (1)"
     flag(group, "clients", text, read=whole, default=1, metavar="N")
     flag(group, "folder", "where they go (examples/cifar10)", read=Path, metavar="DIR")
-    flag(group, "url", "of the archive (where it is published)", metavar="URL")
+    flag(group, "url", "download the archive from there, or fail", metavar="URL")
     flag(group, "md5", "checksum of the archive (the published one's)", metavar="SUM")
     switch(group, "download_only", "fetch the archive and stop")
     progress_flag(group)

@@ -48,7 +48,8 @@ def download(
         try:
             _fetch(url, part, report)
             break
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            # ValueError: it is not a URL
             if left == 0 or _size(part) <= before:
                 raise ConnectionError(f"{url} cannot be downloaded: {_reason(error)}") from error
     kind, expected = ("sha1", sha1) if sha1 else ("md5", md5)

@@ -126,6 +126,20 @@ def test_prepare_cifar10_says_loudly_that_it_is_not(
         )
 
 
+def test_prepare_cifar10_from_an_address_or_not_at_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What an earlier run has drawn is not taken in its place."""
+    command = ("prepare_cifar10", "--folder", str(tmp_path))
+    (tmp_path / "other.tar.gz").write_bytes(b"another file")
+    assert run(*command, "--url=") == 0
+    with pytest.raises(DataError, match=r"other\.tar\.gz is not the published file"):
+        run(*command, f"--url={(tmp_path / 'other.tar.gz').as_uri()}")
+    with pytest.raises(DataError, match=r"^bogus cannot be downloaded: .*; if you have CIFAR-10"):
+        run(*command, "--url=bogus")
+    assert "THIS IS NOT CIFAR-10" in capsys.readouterr().err
+
+
 def test_download_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "archive.tar.gz").write_bytes(b"")
     url = (tmp_path / "archive.tar.gz").as_uri()
