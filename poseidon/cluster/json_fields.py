@@ -49,14 +49,14 @@ def value_of(kind: type[_V], found: object) -> _V:
         raise ValueError(f"{found!r:.80} is not a {kind.__name__}")
     values = {}
     for name, (check, required) in _checks_of(kind).items():  # type: ignore[arg-type]  # it is hashable
-        if name not in found and not required:
-            continue
+        if name not in found:
+            if not required:
+                continue
+            raise ValueError(f"{kind.__name__} has no {name}")
         try:
             values[name] = check(found[name])
         except (ValueError, TypeError, KeyError) as error:
-            raise ValueError(
-                f"{kind.__name__} has {found.get(name)!r:.80} as its {name}"
-            ) from error
+            raise ValueError(f"{kind.__name__} has {found[name]!r:.80} as its {name}") from error
     return kind(**values)
 
 

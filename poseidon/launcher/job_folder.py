@@ -113,14 +113,14 @@ def job_folder(job: str | None) -> Path:
         job: its id or its output folder; None: the job that was started last.
 
     Raises:
-        JobError: there is no such job.
+        JobError: there is no such job, or its record cannot be read.
     """
-    records = local_records(Registry(read_settings().state_folder))
+    registry = Registry(read_settings().state_folder)
     if job is None:
-        return _newest(records)
-    for record in records:
-        if record.job == job:
-            return Path(record.output)
+        return _newest(local_records(registry))
+    record = registry.read(job) if job in registry.jobs() else None
+    if record is not None:
+        return Path(record.output)
     for folder in (Path(job), OUTPUT / job):
         if folder.is_dir():
             return folder

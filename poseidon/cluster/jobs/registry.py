@@ -174,7 +174,8 @@ class Registry:
             raise JobError(f"the job's record {path} cannot be read: {error.strerror}") from error
         except (*NO_RECORD, RecursionError) as error:
             raise JobError(
-                f"the job's record {path} cannot be read: {error}; remove it by hand"
+                f"the job's record {path} is damaged or another version's ({error}); remove it by "
+                "hand"
             ) from error
         if record.job != job:
             raise JobError(f"{path} is the record of another job, {record.job}; remove it by hand")

@@ -150,7 +150,7 @@ def test_ps_forgets_what_has_gone(
     assert poseidon("ps") == 0
     output = capsys.readouterr()
     assert output.out == "no job was found; the warnings name what could not be asked\n"
-    assert "broken.json cannot be read" in output.err
+    assert "broken.json is damaged or another version's" in output.err
     assert [path.name for path in Registry(state).folder.iterdir()] == ["broken.json"]
 
 
