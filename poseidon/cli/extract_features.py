@@ -15,7 +15,7 @@ from poseidon.cli.progress_bar import progress_bar
 from poseidon.data.progress_reports import EXTRACTING
 from poseidon.engine.tools.extraction import Extraction
 from poseidon.engine.tools.extractor import run_extraction
-from poseidon.errors import UsageError
+from poseidon.errors import UsageError, counted
 from poseidon.flags.flag import values_of
 from poseidon.flags.values import parts, paths
 from poseidon.launcher.extraction_job import check_extraction, run_extraction_job
@@ -52,7 +52,8 @@ def from_caffe_arguments(arguments: Sequence[str]) -> Extraction:
         SnapshotError: there is no such model.
     """
     if not 6 <= len(arguments) <= 8:
-        raise UsageError(f"{len(arguments)} arguments are given, expected {CAFFE_ARGUMENTS}")
+        given = counted(len(arguments), "argument")
+        raise UsageError(f"expected {CAFFE_ARGUMENTS}, found {given}")
     weights, model, blobs, databases, count, kind = arguments[:6]
     if weights.endswith(".prototxt"):
         raise UsageError(f"WEIGHTS is the definition {weights}; the order is {CAFFE_ARGUMENTS}")

@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     name = ALIASES.get(arguments.project, arguments.project)
     if name not in known:
         near = nearest(name, known)
-        hint = f"did you mean {near}?" if near else f"expected one of {', '.join(known)}"
+        hint = f"did you mean {near}?" if near else f"`{own_command()} init` lists them"
         raise UsageError(f"there is no project '{arguments.project}'; {hint}")
     folder = Path(arguments.folder or name)
     write_project(folder, project_files(name, known[name]))

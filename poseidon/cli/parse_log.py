@@ -24,6 +24,7 @@ def run(arguments: argparse.Namespace) -> int:
         path = folder / f"{source.name}.{ending}"
         if rows:
             write_atomically(path, as_csv(rows, delimiter=arguments.delimiter).encode())
-        if arguments.verbose:
-            print(f"Wrote {path}" if rows else f"Not writing {path}; no lines to write")
+            print(f"Wrote {path}")
+        elif arguments.verbose:
+            print(f"Not writing {path}; no lines to write")
     return 0

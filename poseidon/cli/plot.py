@@ -18,7 +18,7 @@ def run(arguments: argparse.Namespace) -> int:
     kind = arguments.output.suffix.lower().lstrip(".")
     if kind not in FORMATS:
         raise UsageError(
-            f"-o {arguments.output} ends in '.{kind}', expected .{', .'.join(FORMATS)}"
+            f"-o {arguments.output}: expected a name that ends in .{', .'.join(FORMATS)}"
         )
     panels, against = _panels(arguments)
     found = [find_training_log(word) for word in arguments.logs or [None]]

@@ -43,7 +43,9 @@ class ScriptJob(Job):
 
     def __init__(self, request: ScriptRequest, site: Site) -> None:
         if not request.script.is_file():
-            raise UsageError(f"there is no script {request.script}")
+            folder = f"{request.script} is a folder; expected a script"
+            missing = f"there is no script {request.script}"
+            raise UsageError(folder if request.script.is_dir() else missing)
         devices = devices_from_flag(request.gpu, count_gpus=site.visible_gpus)
         if request.ddp and devices not in (("cpu",), first_gpus(len(devices))):
             raise UsageError(

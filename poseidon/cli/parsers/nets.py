@@ -126,7 +126,7 @@ def _parse_log(parser: Parser) -> None:
     word(parser, "output_dir", text, metavar="OUTPUT_DIR", read=Path, takes=Takes.OPTIONAL_WORD)
     group = parser.section("Flags")
     flag(group, "delimiter", "between columns (,)", default=",", metavar="CHAR")
-    switch(group, "verbose", "name the files that are written")
+    switch(group, "verbose", "name a table without rows, too, which is not written")
 
 
 def _plot(parser: Parser) -> None:

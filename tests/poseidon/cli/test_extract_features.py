@@ -80,7 +80,8 @@ def test_the_device_among_caffes_words(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["m.caffemodel", "n", "a", "b", "1"], "5 arguments are given, expected WEIGHTS NET"),
+        (["m.caffemodel"], "expected WEIGHTS NET .*, found 1 argument$"),
+        (["m.caffemodel", "n", "a", "b", "1"], "expected WEIGHTS NET .*, found 5 arguments$"),
         (
             ["n.prototxt", "m.caffemodel", "a", "b", "1", "lmdb"],
             "WEIGHTS is the definition n.prototxt; the order is WEIGHTS N",

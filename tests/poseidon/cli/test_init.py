@@ -138,7 +138,7 @@ def test_the_projects_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(f"{name} " in listed for name in NAMES)
     for wrong, hint in (
         ("cifar", "did you mean cifar10?"),
-        ("xyzzy", "expected one of alexnet, caffenet, "),
+        ("xyzzy", "`poseidon init` lists them"),
     ):
         assert main(["init", wrong]) == 2
         assert f"there is no project '{wrong}'; {hint}" in capsys.readouterr().err

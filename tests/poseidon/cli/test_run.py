@@ -141,6 +141,7 @@ def test_the_background_gets_the_words_of_job_and_script(
     ("words", "sentence"),
     [
         (("none.py",), "there is no script none.py"),
+        ((".",), ". is a folder; expected a script"),
         (
             ("--exchange=local", "--hostfile=hosts", "train.py"),
             "--exchange=local is for one client",
