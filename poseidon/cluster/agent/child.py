@@ -14,16 +14,14 @@ import array
 import codecs
 import contextlib
 import fcntl
-import io
-import math
 import os
 import queue
+import select
 import signal
 import subprocess
 import termios
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -46,9 +44,11 @@ MAX_LINE_BYTES = 1 << 20
 PIECE_BYTES = 1 << 16
 # Commands are few and short; a process that has not read a hundred of them does not read at all.
 MAX_QUEUED_LINES = 100
-# How long an output of a dead process may stay open and empty: a process that has left its session
-# may hold it.
-DRAIN_S = 2.0
+# How often a reader looks whether its process has ended: a process that has left the session may
+# hold the output open.
+LOOK_S = 0.2
+# How long the thread that writes the input may take to end after the process.
+WRITER_S = 2.0
 _IGNORED_NAMES = " ".join(number.name.removeprefix("SIG") for number in IGNORED)
 _IGNORE_SIGNALS = ("sh", "-c", f'trap "" {_IGNORED_NAMES}; exec "$@"', "sh")
 
@@ -212,22 +212,19 @@ class ChildProcess:
             ignores_signals or signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
         )
         self._lines: queue.Queue[bytes | None] = queue.Queue(MAX_QUEUED_LINES)
-        out, err = _Output(child.stdout), _Output(child.stderr)
-        readers: dict[str, tuple[_Output, Callable[[], None]]] = {
-            "stdout": (out, partial(self._read_events, out)),
-            "stderr": (err, partial(self._read_output, err, OutputStream.STDERR)),
+        out, err = _Output(child.stdout, self.poll), _Output(child.stderr, self.poll)
+        readers = {
+            "stdout": partial(self._read_events, out),
+            "stderr": partial(self._read_output, err, OutputStream.STDERR),
         }
         if events is not None:
-            own = _Output(events)
-            readers["stdout"] = (out, partial(self._read_output, out, OutputStream.STDOUT))
-            readers["events"] = (own, partial(self._read_events, own))
-        self._readers = [
-            (output, self._thread(role, work)) for role, (output, work) in readers.items()
-        ]
+            readers["stdout"] = partial(self._read_output, out, OutputStream.STDOUT)
+            readers["events"] = partial(self._read_events, _Output(events, self.poll))
+        self._readers = [self._thread(role, work) for role, work in readers.items()]
         self._writer = self._thread("stdin", self._write_lines)
         self._waiter = self._thread("exit", self._wait)
         self.send_line(spec.first_line)
-        for thread in (*(reader for _, reader in self._readers), self._writer, self._waiter):
+        for thread in (*self._readers, self._writer, self._waiter):
             thread.start()
 
     @property
@@ -271,7 +268,7 @@ class ChildProcess:
     def close(self) -> None:
         """Kill it if it still runs, and join its threads."""
         self.kill()
-        self._waiter.join(2 * DRAIN_S)
+        self._waiter.join(2 * WRITER_S)
 
     def _thread(self, role: str, work: Callable[[], None]) -> threading.Thread:
         def run() -> None:
@@ -308,12 +305,8 @@ class ChildProcess:
                 os.killpg(self._child.pid, signal.SIGKILL)
             self._status = status = self._child.wait()
         self._end_writer()
-        for output, _ in self._readers:
-            output.end()
-        for output, reader in self._readers:
-            reader.join(DRAIN_S)
-            while reader.is_alive() and not output.is_drained():
-                reader.join(DRAIN_S)
+        for reader in self._readers:
+            reader.join()
         self._ended.set()
         self._listener.exited(self._name, status)
 
@@ -322,7 +315,7 @@ class ChildProcess:
         # full queue belongs to a writer that has already ended.
         with contextlib.suppress(queue.Full):
             self._lines.put_nowait(None)
-        self._writer.join(DRAIN_S)
+        self._writer.join(WRITER_S)
 
     def _write_lines(self) -> None:
         stream = _pipe(self._child.stdin)
@@ -332,63 +325,64 @@ class ChildProcess:
                 stream.flush()
 
     def _read_events(self, output: _Output) -> None:
-        with output.pipe as pipe:
-            while (
-                line := output.read(lambda: pipe.readline(MAX_LINE_BYTES))
-            ) and not self._ended.is_set():
-                event = decode_line(line)
-                if event is None:
-                    text = line.decode("utf-8", errors="surrogateescape")
-                    self._listener.output(self._name, OutputStream.STDERR, text)
-                else:
-                    self._listener.event(self._name, event)
+        for line in output.lines():
+            event = decode_line(line)
+            if event is None:
+                text = line.decode("utf-8", errors="surrogateescape")
+                self._listener.output(self._name, OutputStream.STDERR, text)
+            else:
+                self._listener.event(self._name, event)
 
     def _read_output(self, output: _Output, stream: OutputStream) -> None:
         decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
-        with output.pipe as pipe:
-            while (
-                chunk := output.read(lambda: os.read(pipe.fileno(), PIECE_BYTES))
-            ) and not self._ended.is_set():
-                if text := decoder.decode(chunk):
-                    self._listener.output(self._name, stream, text)
-            if text := decoder.decode(b"", final=True):
+        for piece in output.pieces():
+            if text := decoder.decode(piece):
                 self._listener.output(self._name, stream, text)
+        if text := decoder.decode(b"", final=True):
+            self._listener.output(self._name, stream, text)
 
 
 class _Output:
-    """An output of a child, which one thread reads."""
+    """An output of a child, which one thread reads.
 
-    def __init__(self, pipe: IO[bytes] | None) -> None:
-        self.pipe = _pipe(pipe)
-        self._fd = self.pipe.fileno()
-        self._waits_since_s = math.inf
-        self._taken, self._limit = 0, math.inf
+    Args:
+        pipe: its read end. A process that has left the child's session may hold the other end.
+        status: returns None until the child has ended: what it has written is in the pipe then.
+    """
 
-    def read(self, read: Callable[[], bytes]) -> bytes:
-        """Return what a call reads from the pipe, which may have to wait for it."""
-        self._waits_since_s = time.monotonic()
-        piece = read()
-        self._waits_since_s = math.inf
-        self._taken += len(piece)
-        return piece
+    def __init__(self, pipe: IO[bytes] | None, status: Callable[[], int | None]) -> None:
+        self._pipe, self._status = _pipe(pipe), status
 
-    def end(self) -> None:
-        """Note that the child has ended: what it has written is in the pipe."""
-        self._limit = self._taken + self._unread() + io.DEFAULT_BUFFER_SIZE
+    def pieces(self) -> Iterator[bytes]:
+        """Yield what the child writes, as it comes; close the pipe at the end."""
+        with self._pipe:
+            fd = self._pipe.fileno()
+            poll = select.poll()
+            poll.register(fd, select.POLLIN)
+            while True:
+                is_ready = poll.poll(1000 * LOOK_S)
+                if self._status() is not None:
+                    break
+                if is_ready:
+                    if not (piece := os.read(fd, PIECE_BYTES)):
+                        return
+                    yield piece
+            unread = array.array("i", [0])
+            fcntl.ioctl(fd, termios.FIONREAD, unread)
+            if unread[0]:
+                yield os.read(fd, unread[0])
 
-    def is_drained(self) -> bool:
-        """Return whether all that the child has written is read, although somebody holds the other
-        end of the pipe: more has come since, or the reader has waited for `DRAIN_S`.
-        """
-        is_silent = time.monotonic() - self._waits_since_s >= DRAIN_S and not self._unread()
-        return is_silent or self._taken > self._limit
-
-    def _unread(self) -> int:
-        """Return the number of bytes in the pipe."""
-        count = array.array("i", [0])
-        with contextlib.suppress(OSError):  # the reader has come to the end, and closed it
-            fcntl.ioctl(self._fd, termios.FIONREAD, count)
-        return count[0]
+    def lines(self) -> Iterator[bytes]:
+        """Yield `pieces` as lines."""
+        part = b""
+        for piece in self.pieces():
+            *lines, part = (part + piece).split(b"\n")
+            yield from (line + b"\n" for line in lines)
+            if len(part) >= MAX_LINE_BYTES:
+                yield part
+                part = b""
+        if part:
+            yield part
 
 
 def _ignores(pid: int, number: int) -> bool:
