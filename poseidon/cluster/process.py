@@ -12,12 +12,19 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Protocol
+
+import psutil
 
 from poseidon.cluster.job_plan import ProcessName
 from poseidon.cluster.machinefile import Host
+
+_START_TICKS = 19
+"""A field of /proc/PID/stat after the name, from 0."""
 
 
 class OutputStream(Enum):
@@ -104,10 +111,8 @@ class RunningProcess(Protocol):
         """Its process id on its own host."""
 
     @property
-    def created_s(self) -> float:
-        """When it was created, seconds since 1970 by its host's clock; with the pid it
-        identifies the process.
-        """
+    def created(self) -> str:
+        """Its `creation` on its own host."""
 
     def send_line(self, line: bytes) -> None:
         """Queue one line for its standard input.
@@ -137,6 +142,22 @@ class Launcher(Protocol):
         Raises:
             JobError: it cannot be started; the message has the process, the host and the reason.
         """
+
+
+def creation(pid: int) -> str:
+    """Return what tells a running process from all others that have had or will have its id; empty
+    if there is none.
+
+    Linux counts the time of creation from the boot, so nothing changes when its clock is set.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {int(fields[_START_TICKS])}"
+    except OSError:  # it has ended, or this is not Linux
+        with suppress(psutil.Error):
+            return str(psutil.Process(pid).create_time())
+        return ""
 
 
 def describe_exit(status: int) -> str:

@@ -7,6 +7,7 @@ Law: a folder that a job made goes again if the job failed before it wrote anyth
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Collection, Iterator, Mapping
@@ -15,12 +16,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import TextIO
 
-import psutil
-
 from poseidon.cluster.jobs.kill import AGENT, live_process
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registration, Registry
 from poseidon.cluster.jobs.this_host import readable_records
 from poseidon.cluster.machinefile import Host
+from poseidon.cluster.process import creation
 from poseidon.errors import DataError, JobError, SnapshotError
 from poseidon.hints import own_command
 from poseidon.launcher.listeners import REMOTE_LOGS
@@ -52,10 +52,8 @@ def register_job(
             f"{other.launcher.pid}); name another "
             f"--output, or end it first: {own_command()} kill {other.job}"
         )
-    me = psutil.Process()
-    launcher = RecordedProcess(
-        name="launcher", host="127.0.0.1", pid=me.pid, created_s=me.create_time()
-    )
+    me = os.getpid()
+    launcher = RecordedProcess(name="launcher", host="127.0.0.1", pid=me, created=creation(me))
     record = JobRecord(
         job=job,
         launcher=launcher,

@@ -243,7 +243,7 @@ class HostAgent:
         name = f"{request.spec.name.short} ({self._number}.{request.id})"
         process = JobProcess(self.process.world, name, event, exited)
         self.processes[request.id] = process
-        self._outbox.append(Started(id=request.id, pid=100 + request.id, created_s=0.0))
+        self._outbox.append(Started(id=request.id, pid=100 + request.id, created="0.0"))
         self._host.spawn(process, request.spec)
 
     def _leave(self, leave: Leave) -> None:

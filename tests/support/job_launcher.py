@@ -16,8 +16,6 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-import psutil
-
 from poseidon.cluster.agent.remote_process import RemoteProcess
 from poseidon.cluster.dial.dialer import close_agents, opened
 from poseidon.cluster.dial.local import LocalDialer
@@ -30,7 +28,7 @@ from poseidon.cluster.jobs.registry import (
     Registry,
 )
 from poseidon.cluster.machinefile import Host, has_remote_hosts, read_machinefile
-from poseidon.cluster.process import Listener, ProcessSpec
+from poseidon.cluster.process import Listener, ProcessSpec, creation
 from poseidon.cluster.remote_python import LauncherEnvironment
 from poseidon.cluster.ssh.config import SshSettings
 from poseidon.cluster.supervision.background import StartReport
@@ -62,11 +60,10 @@ class Reporter(JobListener):
 def main(state_folder: Path, job: str, hostfile: Path) -> int:
     report = StartReport(read_settings().status_fd)
     clients = read_machinefile(hostfile)
-    me = psutil.Process()
     record = JobRecord(
         job=job,
         launcher=RecordedProcess(
-            name="the launcher", host="127.0.0.1", pid=os.getpid(), created_s=me.create_time()
+            name="the launcher", host="127.0.0.1", pid=os.getpid(), created=creation(os.getpid())
         ),
         hostfile=str(hostfile.resolve()),
         hosts=clients,

@@ -45,7 +45,7 @@ def job_that_listens(state_folder: Path, job: str) -> Iterator[int]:
     """
     program = "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); sys.stdin.read()"
     command = [sys.executable, "-I", "-S", "-c", program, "--job", job]
-    gone = RecordedProcess(name="launcher", host="127.0.0.1", pid=2**22 + 1, created_s=1.0)
+    gone = RecordedProcess(name="launcher", host="127.0.0.1", pid=2**22 + 1, created="1.0")
     record = JobRecord(
         job=job, launcher=gone, hostfile=None, hosts=(), output="/nowhere", started_s=1.0
     )

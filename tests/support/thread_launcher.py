@@ -45,7 +45,7 @@ class ThreadProcess:
     def __init__(self, spec: ProcessSpec, listener: Listener) -> None:
         self.name = spec.name
         self.pid = os.getpid()
-        self.created_s = 0.0
+        self.created = ""
         self._spec = spec
         self._listener = listener
         self._status: int | None = None

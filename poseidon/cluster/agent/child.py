@@ -28,13 +28,11 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-import psutil
-
 from poseidon.cluster.agent.template import Fork, Templates
 from poseidon.cluster.agent.template_process import IGNORED
 from poseidon.cluster.events import decode_line
 from poseidon.cluster.job_plan import ProcessName
-from poseidon.cluster.process import Listener, OutputStream, ProcessSpec
+from poseidon.cluster.process import Listener, OutputStream, ProcessSpec, creation
 from poseidon.cluster.python_command import module_folders
 from poseidon.errors import JobError, limit_reached
 from poseidon.settings import EVENTS_FD_VARIABLE, STDIN_FD_VARIABLE, inherited_environment
@@ -207,7 +205,7 @@ class ChildProcess:
         self._lock = threading.Lock()
         self._status: int | None = None
         self._ended = threading.Event()
-        self._created_s = _created_s(child.pid)
+        self._created = creation(child.pid)
         self._started_ignoring = (
             ignores_signals or signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
         )
@@ -236,8 +234,8 @@ class ChildProcess:
         return self._child.pid
 
     @property
-    def created_s(self) -> float:
-        return self._created_s
+    def created(self) -> str:
+        return self._created
 
     def send_line(self, line: bytes) -> None:
         """Queue one line for its standard input; dropped when the process no longer reads."""
@@ -393,13 +391,6 @@ def _ignores(pid: int, number: int) -> bool:
         return False
     masks = [int(line.split()[1], 16) for line in lines if line.startswith("SigIgn:")]
     return any(mask >> (number - 1) & 1 for mask in masks)
-
-
-def _created_s(pid: int) -> float:
-    try:
-        return psutil.Process(pid).create_time()
-    except psutil.Error:
-        return 0.0  # it has ended; its exit is about to be reported
 
 
 def _pipe(stream: IO[bytes] | None) -> IO[bytes]:

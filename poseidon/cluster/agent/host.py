@@ -20,8 +20,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import psutil
-
 from poseidon.cluster import host_probe
 from poseidon.cluster.agent import files
 from poseidon.cluster.agent import messages as m
@@ -40,7 +38,7 @@ from poseidon.cluster.jobs.registry import (
 )
 from poseidon.cluster.jobs.this_host import Kill, kill_jobs, list_jobs
 from poseidon.cluster.json_fields import fields_of, value_of
-from poseidon.cluster.process import OutputStream
+from poseidon.cluster.process import OutputStream, creation
 from poseidon.errors import JobError, PoseidonError, limit_reached
 from poseidon.settings import read_settings
 from poseidon.version import __version__
@@ -190,10 +188,8 @@ class Agent:
         self._reply(m.Welcome(cores=host_probe.cores(), scratch=self._scratch))
 
     def _take_record(self, register: m.Register) -> None:
-        me = psutil.Process()
-        launcher = RecordedProcess(
-            name=AGENT, host=LOOPBACK, pid=me.pid, created_s=me.create_time()
-        )
+        me = os.getpid()
+        launcher = RecordedProcess(name=AGENT, host=LOOPBACK, pid=me, created=creation(me))
         self._record = replace(register.record, launcher=launcher, processes=())
 
     def _start(self, request: m.Start) -> None:
@@ -208,7 +204,7 @@ class Agent:
             return
         self._running[request.id] = process
         self._put_on_record(spec.name, process)
-        self._reply(m.Started(id=request.id, pid=process.pid, created_s=process.created_s))
+        self._reply(m.Started(id=request.id, pid=process.pid, created=process.created))
         forwarder.started.set()
 
     def _send_line(self, request: m.SendLine) -> None:
@@ -270,7 +266,7 @@ class Agent:
         if self._record is None:
             return
         added = RecordedProcess(
-            name=name.describe(), host=LOOPBACK, pid=process.pid, created_s=process.created_s
+            name=name.describe(), host=LOOPBACK, pid=process.pid, created=process.created
         )
         self._record = replace(self._record, processes=(*self._record.processes, added))
         with suppress(PoseidonError):  # kill finds processes by the job's id, too

@@ -208,7 +208,7 @@ class Started:
 
     id: int
     pid: int
-    created_s: float
+    created: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

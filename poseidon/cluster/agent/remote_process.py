@@ -60,8 +60,8 @@ class RemoteProcess:
         return self._started.pid if self._started is not None else 0
 
     @property
-    def created_s(self) -> float:
-        return self._started.created_s if self._started is not None else 0.0
+    def created(self) -> str:
+        return self._started.created if self._started is not None else ""
 
     def attach(self, name: ProcessName, listener: Listener) -> None:
         """Let the process have another name from here on, and notify another listener."""

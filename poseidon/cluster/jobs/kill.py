@@ -19,12 +19,9 @@ import psutil
 
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registry
 from poseidon.cluster.machinefile import is_loopback
+from poseidon.cluster.process import creation
 from poseidon.errors import JobError, counted
 
-# Linux gives creation times as ticks since the boot, and the time of the boot in whole seconds,
-# which moves by one when the clock is adjusted. No system hands out the same pid twice within this
-# time.
-CREATION_TOLERANCE_S = 1.5
 AGENT = "agent"
 """The launcher of a job's record on a host that an agent serves."""
 USER_KILL = signal.SIGUSR1
@@ -80,7 +77,7 @@ def live_process(recorded: RecordedProcess) -> psutil.Process | None:
         return None
     try:
         process = psutil.Process(recorded.pid)
-        same = abs(process.create_time() - recorded.created_s) <= CREATION_TOLERANCE_S
+        same = creation(recorded.pid) == recorded.created
     except psutil.Error:
         return None
     return process if same and _ours(process) and _alive(process) else None

@@ -44,13 +44,13 @@ class RecordedProcess:
         name: in messages, `worker 1 (client 1, 127.0.0.1)`.
         host: on which it runs.
         pid: its process id there.
-        created_s: when it was created, seconds since 1970 by that host.
+        created: its `creation` there.
     """
 
     name: str
     host: str
     pid: int
-    created_s: float
+    created: str
 
     def __post_init__(self) -> None:
         # For kill(2) 0 and negative numbers mean groups: a damaged record must never get there.
@@ -235,14 +235,12 @@ class Registration:
         """The record as it is now."""
         return self._record
 
-    def add(self, name: ProcessName, pid: int, created_s: float) -> None:
+    def add(self, name: ProcessName, pid: int, created: str) -> None:
         """Add a process to the record. Call it right after its start.
 
         One that is there already, of an earlier start, gets its new name.
         """
-        process = RecordedProcess(
-            name=name.describe(), host=name.host, pid=pid, created_s=created_s
-        )
+        process = RecordedProcess(name=name.describe(), host=name.host, pid=pid, created=created)
         others = [one for one in self._record.processes if (one.host, one.pid) != (name.host, pid)]
         self._change(processes=(*others, process))
 

@@ -199,7 +199,7 @@ class _Run:
                 )
                 return
             self._running[role.process] = process
-            self._registration.add(role.process, process.pid, process.created_s)
+            self._registration.add(role.process, process.pid, process.created)
             self._handle(ProcessStarted(name=role.process, pid=process.pid))
 
     def loop(self, requests: SignalRequests) -> None:

@@ -226,7 +226,7 @@ def test_a_host_of_the_record_that_is_gone(
     state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     registry = Registry(state)
-    gone = RecordedProcess(name="launcher", host="127.0.0.1", pid=2**22 + 1, created_s=1.0)
+    gone = RecordedProcess(name="launcher", host="127.0.0.1", pid=2**22 + 1, created="1.0")
     registry.write(
         JobRecord(
             job="quick-1",

@@ -18,7 +18,7 @@ def test_hosts_that_have_joined_a_job_of_the_machinefile_are_asked_too(tmp_path:
     hostfile.write_text("0 node0 0\n1 node1 0\n", encoding="utf-8")
     hosts = read_machinefile(hostfile)
     joined = (Host(id=2, address="node2", port=0),)
-    launcher = RecordedProcess(name="launcher", host="127.0.0.1", pid=1, created_s=1.0)
+    launcher = RecordedProcess(name="launcher", host="127.0.0.1", pid=1, created="1.0")
     record = JobRecord(
         job="j",
         launcher=launcher,
@@ -33,7 +33,7 @@ def test_hosts_that_have_joined_a_job_of_the_machinefile_are_asked_too(tmp_path:
 
 
 def test_how_far_a_job_has_come(tmp_path: Path) -> None:
-    launcher = RecordedProcess(name="launcher", host="127.0.0.1", pid=1, created_s=1.0)
+    launcher = RecordedProcess(name="launcher", host="127.0.0.1", pid=1, created="1.0")
     record = JobRecord(
         job="j", launcher=launcher, hostfile=None, hosts=(), output=str(tmp_path), started_s=1.0
     )

@@ -39,7 +39,7 @@ def folder(name: str, *, ended_s: int = 1000) -> Path:
 
 
 def record(job: str, output: Path, *, started_s: float) -> None:
-    launcher = RecordedProcess(name="launcher", host="127.0.0.1", pid=1, created_s=0.0)
+    launcher = RecordedProcess(name="launcher", host="127.0.0.1", pid=1, created="0.0")
     Registry(Path("home").absolute()).write(
         JobRecord(
             job=job,

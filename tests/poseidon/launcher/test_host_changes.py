@@ -78,7 +78,7 @@ class Case:
         self.dialer = SshDialer(SshSettings(), launcher)
         self.site = FakeSite(self.dialer)
         self.job = ThreeWorkers(request, self.site, title="", stem="j", devices=("cpu",))
-        process = RecordedProcess(name="launcher", host="127.0.0.1", pid=1, created_s=1.0)
+        process = RecordedProcess(name="launcher", host="127.0.0.1", pid=1, created="1.0")
         record = JobRecord(
             job="j", launcher=process, hostfile=None, hosts=self.site.hosts, output="", started_s=1
         )

@@ -20,7 +20,7 @@ def prepare(listener: Waiting, sent: list[Request]) -> list[Prepared]:
     found = []
     for name in (SHARD, WORKER):
         process = RemoteProcess(name, 7, "b", listener, sent.append)
-        process.take(Started(id=7, pid=70, created_s=1.0))
+        process.take(Started(id=7, pid=70, created="1.0"))
         spec = ProcessSpec(name=name, argv=("x",), first_line=b"{}")
         found.append(Prepared(spec=spec, process=process))
     listener.event(SHARD, {"event": "listening", "address": "tcp://b:1"})

@@ -39,7 +39,7 @@ TWO = (Host(id=0, address="127.0.0.1", port=0), Host(id=1, address="::1", port=0
 THREE = parse_machinefile("0 node0 0\n1 node1 0\n2 node2 0 role=server", source="hosts")
 RECORD = JobRecord(
     job="j-1",
-    launcher=RecordedProcess(name="launcher", host="127.0.0.1", pid=1, created_s=0.0),
+    launcher=RecordedProcess(name="launcher", host="127.0.0.1", pid=1, created="0.0"),
     hostfile=None,
     hosts=THREE,
     output="/tmp",

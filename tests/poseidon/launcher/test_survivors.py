@@ -126,7 +126,7 @@ class Rig:
         self.sent: list[Request] = []
         self.before = RecordingListener()
         self.process = RemoteProcess(name, 7, "b", self.before, self.sent.append)
-        self.process.take(Started(id=7, pid=70, created_s=1.0))
+        self.process.take(Started(id=7, pid=70, created="1.0"))
         self.pool = PausedProcesses()
         self.pool.started(spec_of(name), self.process)
         self.pool.keep({name: Paused(snapshot=5)})

@@ -463,7 +463,7 @@ class _Registration:
 
     record = JobRecord(
         job="job",
-        launcher=RecordedProcess(name="launcher", host="127.0.0.1", pid=1, created_s=0.0),
+        launcher=RecordedProcess(name="launcher", host="127.0.0.1", pid=1, created="0.0"),
         hostfile=None,
         hosts=(),
         output="/out",

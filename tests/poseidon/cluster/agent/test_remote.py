@@ -50,7 +50,7 @@ SPEC = ProcessSpec(name=NAME, argv=("true",), first_line=b"{}")
 # No silence is noticed before the time limit of a test.
 RECORD = JobRecord(
     job="far",
-    launcher=RecordedProcess(name="launcher", host="127.0.0.1", pid=1, created_s=0.0),
+    launcher=RecordedProcess(name="launcher", host="127.0.0.1", pid=1, created="0.0"),
     hostfile=None,
     hosts=(),
     output="/out",
@@ -92,7 +92,7 @@ class FakeChannel:
         if isinstance(request, Put | Get) and self.refusal:
             return Refused(id=request.id, message=self.refusal)
         if isinstance(request, Start):
-            return Started(id=request.id, pid=7, created_s=1.0)
+            return Started(id=request.id, pid=7, created="1.0")
         if isinstance(request, Get):
             part = self.file[request.offset : request.offset + request.size]
             return Content(id=request.id, size=len(self.file), content=part)

@@ -47,7 +47,7 @@ CONTENT = bytes(range(256)) + b"\n{}\n"
 NAME = ProcessName(role=Role.SHARD, index=2, client=1, host="node1")
 RECORD = JobRecord(
     job="j",
-    launcher=RecordedProcess(name="launcher", host="127.0.0.1", pid=1, created_s=0.5),
+    launcher=RecordedProcess(name="launcher", host="127.0.0.1", pid=1, created="0.5"),
     hostfile=None,
     hosts=(Host(id=0, address="node1", port=0, role=HostRole.SERVER, ssh_port=22),),
     output="/out",
@@ -80,7 +80,7 @@ SENT: list[Request] = [
 ANSWERED: list[Report] = [
     Join(version="0.1.0", rank=3, size=4, local_rank=1, address="10.0.0.3", host="node3"),
     Welcome(cores=8, scratch="/tmp/x"),
-    Started(id=1, pid=7, created_s=1.5e9),
+    Started(id=1, pid=7, created="1.5e9"),
     Refused(id=AGENT_ITSELF, message="why"),
     Answer(id=2, answer={"problems": ["é", None]}),
     Content(id=4, size=1 << 40, content=CONTENT),

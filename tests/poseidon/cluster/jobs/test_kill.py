@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from poseidon.cluster.jobs.kill import KillTimeouts, job_processes, kill_job, live_process
-from poseidon.cluster.jobs.registry import Registry
+from poseidon.cluster.jobs.registry import RecordedProcess, Registry
+from poseidon.cluster.process import creation
 from poseidon.errors import JobError
 from tests.support.job_child import child
 from tests.support.jobs import running_job
@@ -127,16 +128,22 @@ def test_a_reused_pid_is_left_alone(tmp_path: Path, hostfile: Path) -> None:
             job.kill_launcher()
             record = registry.read(job.job)
             assert record is not None
-            stale = replace(
-                record.processes[0],
-                pid=bystander.pid,
-                created_s=record.processes[0].created_s - 100,
-            )
+            stale = replace(record.processes[0], pid=bystander.pid)
             registry.write(replace(record, processes=(stale, *record.processes[1:])))
             kill_job(job.job, registry, timeouts=PATIENCE)
             assert live_pids(job.pids) == []
             assert bystander.poll() is None
             bystander.kill()
+
+
+def test_a_process_is_found_after_its_hosts_clock_was_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    me = os.getpid()
+    recorded = RecordedProcess(name="launcher", host="127.0.0.1", pid=me, created=creation(me))
+    monkeypatch.setattr("psutil._pslinux.boot_time", lambda: 3600.0)
+    assert live_process(recorded) is not None
+    assert live_process(replace(recorded, created=f"another boot{recorded.created}")) is None
 
 
 def test_a_job_that_has_ended(tmp_path: Path, hostfile: Path) -> None:

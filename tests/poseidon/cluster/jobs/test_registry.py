@@ -26,7 +26,7 @@ from tests.support.flushes import watch_flushes
 
 RECORD = JobRecord(
     job="cifar10-1",
-    launcher=RecordedProcess(name="the launcher", host="127.0.0.1", pid=10, created_s=1.25),
+    launcher=RecordedProcess(name="the launcher", host="127.0.0.1", pid=10, created="1.25"),
     hostfile="/hosts",
     hosts=(
         Host(id=0, address="::1", port=5),
@@ -60,12 +60,12 @@ def test_private_and_nothing_left_beside(tmp_path: Path) -> None:
 def test_a_registration_grows_and_goes(tmp_path: Path) -> None:
     registry = Registry(tmp_path)
     registration = Registration(registry, RECORD)
-    registration.add(ProcessName(role=Role.SHARD, index=2, client=1, host="127.0.0.1"), 77, 8.5)
+    registration.add(ProcessName(role=Role.SHARD, index=2, client=1, host="127.0.0.1"), 77, "8.5")
     record = registry.read("cifar10-1")
     assert record is not None
     assert record.processes == (
         RecordedProcess(
-            name="shard 2 (client 1, 127.0.0.1)", host="127.0.0.1", pid=77, created_s=8.5
+            name="shard 2 (client 1, 127.0.0.1)", host="127.0.0.1", pid=77, created="8.5"
         ),
     )
     registration.clear()
@@ -92,7 +92,9 @@ def test_hosts_that_join_are_on_record_until_they_leave(tmp_path: Path) -> None:
 def test_a_job_of_which_something_may_be_left_stays_on_record(tmp_path: Path) -> None:
     registry = Registry(tmp_path)
     with Registration(registry, RECORD) as registration:
-        registration.add(ProcessName(role=Role.SHARD, index=2, client=1, host="127.0.0.1"), 77, 8.5)
+        registration.add(
+            ProcessName(role=Role.SHARD, index=2, client=1, host="127.0.0.1"), 77, "8.5"
+        )
     assert registry.jobs() == ("cifar10-1",)
 
 
@@ -102,17 +104,17 @@ def test_a_job_of_which_something_may_be_left_stays_on_record(tmp_path: Path) ->
     + [
         json.dumps({**json.loads(text), **change})
         for text in [
-            '{"job": "cifar10-1", "launcher": {"name": "l", "host": "h", "pid": 3, "created_s": '
-            '1}, "hostfile": null,'
+            '{"job": "cifar10-1", "launcher": {"name": "l", "host": "h", "pid": 3, "created": '
+            '"1"}, "hostfile": null,'
             '"hosts": [], "output": "", "started_s": 1, "processes": []}'
         ]
         for change in (
             {"launcher": 3},
-            {"launcher": {"name": "l", "host": "h", "pid": -1, "created_s": 1}},
-            {"launcher": {"name": "l", "host": "h", "pid": 0, "created_s": 1}},
-            {"processes": [{"name": "w", "host": "h", "pid": "1", "created_s": 1}]},
-            {"launcher": {"name": "l", "host": "h", "pid": True, "created_s": 1}},
-            {"launcher": {"name": "l", "host": "h", "pid": 3, "created_s": float("nan")}},
+            {"launcher": {"name": "l", "host": "h", "pid": -1, "created": "1"}},
+            {"launcher": {"name": "l", "host": "h", "pid": 0, "created": "1"}},
+            {"processes": [{"name": "w", "host": "h", "pid": "1", "created": "1"}]},
+            {"launcher": {"name": "l", "host": "h", "pid": True, "created": "1"}},
+            {"launcher": {"name": "l", "host": "h", "pid": 3, "created": 1}},
             {"started_s": "yesterday"},
             {"started_s": 1e300},
             {"started_s": 10**400},

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 
 from poseidon.cluster.agent.messages import Service
@@ -28,6 +27,7 @@ from poseidon.cluster.jobs.remote_hosts import (
 from poseidon.cluster.jobs.this_host import HostJob, Kill, Killed, Listed
 from poseidon.cluster.json_fields import plain
 from poseidon.cluster.machinefile import Host, parse_machinefile
+from poseidon.cluster.process import creation
 from poseidon.cluster.remote_python import LauncherEnvironment
 from poseidon.cluster.ssh.config import SshSettings
 from poseidon.errors import JobError
@@ -41,7 +41,7 @@ HOSTS = parse_machinefile(
 )
 JOB = JobRecord(
     job="job-a",
-    launcher=RecordedProcess(name="agent", host="127.0.0.1", pid=10, created_s=1.0),
+    launcher=RecordedProcess(name="agent", host="127.0.0.1", pid=10, created="1.0"),
     hostfile=None,
     hosts=HOSTS,
     output="/out",
@@ -136,7 +136,7 @@ def far_home(sshd: LoopbackSshd, tmp_path: Path) -> Iterator[Path]:
         name="launcher",
         host="127.0.0.1",
         pid=os.getpid(),
-        created_s=psutil.Process().create_time(),
+        created=creation(os.getpid()),
     )
     Registry(tmp_path).write(replace(JOB, launcher=me))
     yield tmp_path

@@ -15,7 +15,7 @@ FREE = (Host(id=0, address="127.0.0.1", port=0),)
 
 
 def record(job: str, hostfile: str | None, clients: tuple[Host, ...]) -> JobRecord:
-    launcher = RecordedProcess(name="the launcher", host="127.0.0.1", pid=10, created_s=1.0)
+    launcher = RecordedProcess(name="the launcher", host="127.0.0.1", pid=10, created="1.0")
     return JobRecord(
         job=job, launcher=launcher, hostfile=hostfile, hosts=clients, output="", started_s=0.0
     )

@@ -33,7 +33,7 @@ def agents_that(answer: Callable[[Host, Kill | None], Listed | Killed]) -> Agent
 
 
 HOSTS = tuple(Host(id=number, address=f"node{number}", port=9000) for number in range(3))
-AGENT_OF_HOST = RecordedProcess(name=AGENT, host="127.0.0.1", pid=10, created_s=1.0)
+AGENT_OF_HOST = RecordedProcess(name=AGENT, host="127.0.0.1", pid=10, created="1.0")
 RECORD = JobRecord(
     job="job-a", launcher=AGENT_OF_HOST, hostfile=None, hosts=HOSTS, output="/out", started_s=1.0
 )

@@ -19,7 +19,7 @@ from tests.support.live_processes import live_pids, none_left
 
 GONE = JobRecord(
     job="gone",
-    launcher=RecordedProcess(name="launcher", host="127.0.0.1", pid=2**22 + 1, created_s=1.0),
+    launcher=RecordedProcess(name="launcher", host="127.0.0.1", pid=2**22 + 1, created="1.0"),
     hostfile="/hosts",
     hosts=(Host(id=0, address="node7", port=9999, user="ml", ssh_port=2222),),
     output="/out",
@@ -83,7 +83,7 @@ def test_a_record_that_cannot_be_removed_hides_no_other(
 
 def test_what_has_gone_is_forgotten_save_where_it_may_live_elsewhere(tmp_path: Path) -> None:
     registry = Registry(tmp_path)
-    far = RecordedProcess(name="worker 0", host="node7", pid=1, created_s=1.0)
+    far = RecordedProcess(name="worker 0", host="node7", pid=1, created="1.0")
     registry.write(GONE)
     registry.write(replace(GONE, job="far", processes=(far,)))
     (Registry(tmp_path).folder / "broken.json").write_text("{")

@@ -122,7 +122,7 @@ def run(
 
 def registration(folder: Path) -> Registration:
     launcher = RecordedProcess(
-        name="the launcher", host="127.0.0.1", pid=os.getpid(), created_s=1.0
+        name="the launcher", host="127.0.0.1", pid=os.getpid(), created="1.0"
     )
     record = JobRecord(
         job="job", launcher=launcher, hostfile=None, hosts=PLAN.hosts, output="/out", started_s=0.0
