@@ -87,7 +87,7 @@ class BottleneckHarness:
         with contextlib.ExitStack() as stack:
             stack.callback(self._keep, number, job)
             launcher = stack.enter_context(self._launcher(job, case))
-            folder = JobFolder(output)
+            folder = JobFolder(output, output.name)
             if not self._trains(folder, launcher):
                 return Answer(
                     found=Bottleneck(

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import itertools
 import json
 import re
 import time
@@ -75,6 +76,7 @@ class Dashboard:
 
     def __init__(self, folders: list[Path]) -> None:
         self._folders = folders
+        self._names: dict[Path, str] = {}
         self._jobs: dict[str, JobFolder] = {}
         self._lock = asyncio.Lock()
 
@@ -133,20 +135,25 @@ class Dashboard:
             return await asyncio.to_thread(work)
 
     def _list(self) -> list[dict[str, Any]]:
-        found = {path.name: path for path in reversed(find_folders(self._folders))}
-        for name, path in found.items():
-            if name not in self._jobs:
-                self._jobs[name] = JobFolder(path)
         rows = []
-        for name in reversed(found):
-            job = self._jobs[name]
+        for path in find_folders(self._folders):
+            job = self._jobs[self._name_of(path)]
             job.refresh()
             summary = job.view.summary(time.time(), running=job.running())
             keys = ("state", "started", "updated", "iteration", "max_iter", "loss")
             rows.append(
-                {"name": name, "folder": str(job.folder), **{key: summary[key] for key in keys}}
+                {"name": job.name, "folder": str(job.folder), **{key: summary[key] for key in keys}}
             )
         return rows
+
+    def _name_of(self, path: Path) -> str:
+        """Return the name of a job's folder, `run (2)` for a second one of that name."""
+        if path not in self._names:
+            numbered = (f"{path.name} ({number})" for number in itertools.count(2))
+            names = itertools.chain([path.name], numbered)
+            name = next(name for name in names if name not in self._jobs)
+            self._names[path], self._jobs[name] = name, JobFolder(path, name)
+        return self._names[path]
 
     def _page_parts(self, wanted: str) -> dict[str, str]:
         """Return the parts of the page that shows a job: the wanted one, else the newest."""

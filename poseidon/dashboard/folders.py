@@ -31,11 +31,16 @@ _CHUNK_BYTES = 1 << 22
 
 
 class JobFolder:
-    """The output folder of one job. One thread uses it at a time."""
+    """The output folder of one job. One thread uses it at a time.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: of the job.
+        name: of the job on the page, where no other one has it.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
         self.folder = folder
-        self.name = folder.resolve().name
+        self.name = name
         self.view = JobView()
         self._read_bytes = 0
         self._rest = b""

@@ -50,11 +50,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @contextmanager
-def served(folder: Path, token: str = "") -> Iterator[str]:
-    """Serve the folder; return the address."""
+def served(*given: Path, token: str = "") -> Iterator[str]:
+    """Serve folders; return the address."""
     server = uvicorn.Server(
         uvicorn.Config(
-            app.make_app([folder], token=token),
+            app.make_app([*given], token=token),
             port=0,
             log_level="error",
             lifespan="off",
@@ -246,6 +246,18 @@ def test_a_job_that_begins_later_is_found(folder: Path) -> None:
             json.dumps({**RECORDS[0], "job": "later"}) + '\n{"time": 1'
         )
         assert {job["name"] for job in get(f"{address}/api/jobs")} == {"lenet-1", "later"}
+
+
+def test_folders_of_one_name_are_two_jobs(folder: Path) -> None:
+    other = folder / "other"
+    with served(folder, other) as address:
+        assert [job["name"] for job in get(f"{address}/api/jobs")] == ["lenet-1"]
+        (other / "lenet-1").mkdir(parents=True)
+        (other / "lenet-1" / "metrics.jsonl").write_text(json.dumps(RECORDS[0]) + "\n")
+        listed = {job["name"]: job["state"] for job in get(f"{address}/api/jobs")}
+        assert listed == {"lenet-1": "finished", "lenet-1 (2)": "lost"}
+        job = get(f"{address}/api/jobs/lenet-1%20(2)")
+        assert (job["name"], job["summary"]["state"]) == ("lenet-1 (2)", "lost")
 
 
 def test_what_cannot_be_read_hides_no_other_job(folder: Path) -> None:
