@@ -27,9 +27,10 @@ from poseidon.data.databases.leveldb_cursor import require_leveldb
 from poseidon.data.databases.writer import refuse_existing
 from poseidon.durable import obstacle_to
 from poseidon.engine.tools.extraction import Extraction
-from poseidon.errors import DataError, JobError, UsageError, counted
+from poseidon.errors import DataError, JobError, counted
 from poseidon.hints import short_path
-from poseidon.launcher.job_folder import OUTPUT, register_job
+from poseidon.launcher.job import check_folder
+from poseidon.launcher.job_folder import OUTPUT, output_folder, register_job
 from poseidon.launcher.processes import worker_spec
 from poseidon.launcher.request import START_TIMEOUT_S, ExtractionRequest
 from poseidon.launcher.site import Site, read_hosts
@@ -70,11 +71,9 @@ def run_extraction_job(request: ExtractionRequest) -> int:
     check_extraction(
         common, [path for extraction in extractions.values() for path in extraction.paths()]
     )
-    obstacle = obstacle_to(output)
-    if obstacle:
-        raise UsageError(f"--output: nothing can be written to {output}: {obstacle}")
-    output.mkdir(parents=True, exist_ok=True)
-    return _supervise(plan, extractions, request, output)
+    check_folder("output", output)
+    with output_folder(output):
+        return _supervise(plan, extractions, request, output)
 
 
 def check_extraction(extraction: Extraction, databases: Sequence[Path]) -> None:

@@ -13,7 +13,8 @@ from poseidon.cli.main import main
 from poseidon.data.databases.cursor import open_cursor
 from poseidon.data.databases.kinds import Backend, detect
 from poseidon.engine.tools.solo import NetRequest, open_net
-from poseidon.errors import UsageError
+from poseidon.errors import JobError, UsageError
+from poseidon.launcher import extraction_job
 from poseidon.proto.caffe_pb2 import TEST
 from poseidon.snapshot.caffemodel import write_model
 from tests.support.databases import make_pictures
@@ -138,6 +139,11 @@ FLAGS = (
             "f_0_1 exists already",
         ),
         (
+            ("--model=net.prototxt", *FLAGS, "--output=m.caffemodel/out"),
+            1,
+            "--output: nothing can be written to",
+        ),
+        (
             ("--model=net.prototxt", *FLAGS, "--weights=no.caffemodel"),
             1,
             "there is no file no.caffemodel",
@@ -155,4 +161,17 @@ def test_nothing_is_started(
     before = sorted(folder.iterdir())
     assert main(["extract_features", *words]) == code
     assert message in capsys.readouterr().err
+    assert sorted(folder.iterdir()) == before
+
+
+def test_a_job_that_fails_before_it_writes_leaves_no_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> int:
+        assert (folder / "out").is_dir()
+        raise JobError("no process could be started")
+
+    monkeypatch.setattr(extraction_job, "_supervise", fail)
+    before = sorted(folder.iterdir())
+    assert main(["extract_features", "--model=net.prototxt", *FLAGS, "--output=out"]) == 1
     assert sorted(folder.iterdir()) == before
