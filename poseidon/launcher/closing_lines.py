@@ -7,35 +7,37 @@ command does something as it is pasted.
 from __future__ import annotations
 
 import shlex
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from poseidon.flags.values import TRUTH
 from poseidon.hints import own_command, short_path
 from poseidon.proto.definition import SolverDefinition, TestNet
 
 OF_ONE_RUN = frozenset({"snapshot", "weights", "output", "job", "background", "net_outputs"})
 """Flags that a resumed job does not take over."""
+_SWITCHES = frozenset({"background"})
+"""Those that may stand without a value."""
 
 
-def without_flags(
-    argv: Sequence[str], names: Collection[str], *, bare: Collection[str] = ()
-) -> list[str]:
+def without_flags(argv: Sequence[str], names: Collection[str]) -> list[str]:
     """Return the arguments of a command without some flags and their values.
 
     Args:
         argv: as given: `--flag=value`, `-flag value`, ...
-        names: flags to leave out, without dashes.
-        bare: those that take no value.
+        names: flags to leave out, without dashes; `_SWITCHES` has the switches among them.
     """
     kept = []
-    rest = iter(argv)
-    for argument in rest:
+    rest = deque(argv)
+    while rest:
+        argument = rest.popleft()
         name, equals, _ = argument.lstrip("-").partition("=")
         name = name.replace("-", "_")
         if not argument.startswith("-") or name not in names:
             kept.append(argument)
-        elif not equals and name not in bare:
-            next(rest, None)
+        elif not equals and rest and (name not in _SWITCHES or rest[0].lower() in TRUTH):
+            rest.popleft()
     return kept
 
 
@@ -46,7 +48,7 @@ def resume_command(argv: Sequence[str], changes: Mapping[str, str]) -> str:
         argv: of the command that has run, `train` first.
         changes: values by flag, in place of earlier ones: the snapshot, a greater max_iter.
     """
-    kept = without_flags(argv, {*OF_ONE_RUN, *changes}, bare=["background"])
+    kept = without_flags(argv, {*OF_ONE_RUN, *changes})
     kept = _without_settings(kept, changes)
     flags = [f"--{name}={value}" for name, value in changes.items()]
     return " ".join([own_command(), shlex.join([*map(_shortened, kept), *flags])])

@@ -155,7 +155,7 @@ class Job(ABC):
 
     def background_argv(self, added: Sequence[str]) -> list[str]:
         """Return the arguments of this command without --background, with more flags."""
-        return [*without_flags(self.request.argv, ["background"], bare=["background"]), *added]
+        return [*without_flags(self.request.argv, ["background"]), *added]
 
     def renew_plan(self) -> None:
         """Plan the job for the hosts that the site has now, with their addresses.

@@ -135,7 +135,7 @@ class ScriptJob(Job):
     def background_argv(self, added: Sequence[str]) -> list[str]:
         """See `Job`. The script and its arguments stay last, and as they are."""
         own, of_script = self._argv()
-        return [*without_flags(own, ["background"], bare=["background"]), *added, *of_script]
+        return [*without_flags(own, ["background"]), *added, *of_script]
 
     def document(self, role: WorkerPlan, start: Start) -> ScriptDocument:
         state = start.point.state
