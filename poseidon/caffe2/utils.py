@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError, Message
 from poseidon.caffe2 import workspace
 from poseidon.caffe2.proto import caffe2_pb2
 from poseidon.caffe2.runtime.values import from_proto, from_value
+from poseidon.proto.blob import packed
 from poseidon.text_files import decoded
 
 _FLOATS = (float, np.floating)
@@ -125,8 +126,9 @@ def Caffe2TensorToNumpyArray(tensor: caffe2_pb2.TensorProto) -> np.ndarray:
     return array
 
 
+# Wire tag of TensorProto.float_data: field 3, length-delimited (packed).
+_FLOAT_DATA_TAG = bytes([3 << 3 | 2])
 _FIELDS: dict[str, tuple[int, str]] = {
-    "float32": (caffe2_pb2.TensorProto.FLOAT, "float_data"),
     "float64": (caffe2_pb2.TensorProto.DOUBLE, "double_data"),
     "int64": (caffe2_pb2.TensorProto.INT64, "int64_data"),
     "int32": (caffe2_pb2.TensorProto.INT32, "int32_data"),
@@ -147,7 +149,11 @@ def NumpyArrayToCaffe2Tensor(arr: np.ndarray, name: str | None = None) -> caffe2
     tensor = caffe2_pb2.TensorProto(dims=arr.shape)
     if name:
         tensor.name = name
-    if arr.dtype.kind in "SUO":
+    if arr.dtype == np.float32:
+        tensor.data_type = caffe2_pb2.TensorProto.FLOAT
+        # as wire bytes: number by number takes 10 times as long, and as much memory
+        tensor.MergeFromString(packed(_FLOAT_DATA_TAG, np.ascontiguousarray(arr, "<f4")))
+    elif arr.dtype.kind in "SUO":
         tensor.data_type = caffe2_pb2.TensorProto.STRING
         tensor.string_data.extend(_bytes(text) for text in arr.reshape(-1).tolist())
     elif arr.dtype.name in _FIELDS:

@@ -55,10 +55,11 @@ def blob_shape(blob: BlobProto) -> tuple[int, ...]:
 
 def only_diff(array: npt.ArrayLike) -> BlobProto:
     """Return a blob with only a diff, to be merged into one with data."""
-    return BlobProto.FromString(_packed(_DIFF_TAG, np.ascontiguousarray(array, dtype="<f4")))
+    return BlobProto.FromString(packed(_DIFF_TAG, np.ascontiguousarray(array, dtype="<f4")))
 
 
-def _packed(tag: bytes, numbers: npt.NDArray[np.float32]) -> bytes:
+def packed(tag: bytes, numbers: npt.NDArray[np.float32]) -> bytes:
+    """Return the wire bytes of a packed field of float32 with this tag."""
     return tag + varint(numbers.nbytes) + numbers.tobytes() if numbers.size else b""
 
 
@@ -68,7 +69,7 @@ def from_array(array: npt.ArrayLike) -> BlobProto:
     blob = BlobProto()
     blob.shape.dim.extend(np.shape(array))
     # Written as wire bytes: appending to `data` number by number takes 100 times as long.
-    blob.MergeFromString(_packed(_DATA_TAG, numbers))
+    blob.MergeFromString(packed(_DATA_TAG, numbers))
     return blob
 
 
