@@ -29,7 +29,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "poseidon.solvers": {"poseidon.proto", "ps_server"},
     "poseidon.exchange": {"ps_server"},
     "poseidon.process_group": {"ps_server", "poseidon.exchange"},
-    "poseidon.caffe2": {"ps_server", "poseidon.data", "poseidon.exchange"},
+    "poseidon.caffe2": {
+        *("ps_server", "poseidon.proto", "poseidon.data", "poseidon.snapshot"),
+        *("poseidon.exchange", "poseidon.layers"),
+    },
     "poseidon.cluster": {"ps_server", "poseidon.proto"},
     "poseidon.layers": {"poseidon.proto", "poseidon.data"},
     "poseidon.net": {"poseidon.proto", "poseidon.data", "poseidon.metrics", "poseidon.layers"},

@@ -87,7 +87,22 @@ def read_model(path: Path) -> list[LayerBlobs]:
     """
     if hdf5.is_hdf5(path):
         return hdf5.read_model(path)
-    net = read_message(path, NetParameter(), "model")
+    found = blobs_of(read_message(path, NetParameter(), "model"), path)
+    if not found:
+        raise _without_layers(path)
+    return found
+
+
+def blobs_of(net: NetParameter, source: str | Path) -> list[LayerBlobs]:
+    """Return the name and the blobs of each layer of a model of any format.
+
+    Args:
+        net: the model.
+        source: its file, or another name for it, for errors.
+
+    Raises:
+        SnapshotError: the size of a blob does not match its shape.
+    """
     found: list[tuple[str, Sequence[BlobProto]]] = [
         (layer.name, layer.blobs) for layer in net.layer
     ]
@@ -96,9 +111,7 @@ def read_model(path: Path) -> list[LayerBlobs]:
             found.append((old.layer.name, old.layer.blobs))
         else:
             found.append((old.name, old.blobs))
-    if not found:
-        raise _without_layers(path)
-    return [(name, _arrays(path, name, blobs)) for name, blobs in found]
+    return [(name, _arrays(source, name, blobs)) for name, blobs in found]
 
 
 def check_model(path: Path) -> None:
@@ -178,8 +191,8 @@ def _varint(file: BinaryIO) -> int:
     return -1
 
 
-def _arrays(path: Path, layer: str, blobs: Sequence[BlobProto]) -> list[Array | None]:
+def _arrays(source: str | Path, layer: str, blobs: Sequence[BlobProto]) -> list[Array | None]:
     try:
         return [to_array(blob) for blob in blobs]
     except ValueError as error:
-        raise SnapshotError(f"{path}: layer '{layer}': {error}") from error
+        raise SnapshotError(f"{source}: layer '{layer}': {error}") from error
