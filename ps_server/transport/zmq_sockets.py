@@ -24,7 +24,7 @@ import resource
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import zmq
@@ -53,6 +53,8 @@ SEND_BUFFER_BYTES = 128 * 1024
 and a host has several peers. More only fills the queues of switches, until they drop: with 512
 KiB an iteration took a tenth longer at 250 Mbit/s.
 """
+SOCKETS_A_CONNECTION = 3
+"""ZeroMQ's of a client: one that connects, and both ends of its monitor (`losses.py`)."""
 CHECK_S = 0.25
 """How often connections are checked that `receive` does not wait for: whether they are lost, and
 whether peers try to connect that are no longer admitted. To wait for all of them in every turn
@@ -97,19 +99,29 @@ class _Waker:
             os.close(self._write_end)
 
 
-def _configured(
-    context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str, send_buffer_bytes: int
-) -> zmq.Socket[bytes]:
+@contextlib.contextmanager
+def _opening(what: str) -> Iterator[None]:
+    """Turn the error of a socket that cannot be made into a sentence.
+
+    Args:
+        what: the sockets are for.
+    """
     try:
-        socket = context.socket(kind)
+        yield
     except zmq.ZMQError as error:
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         more = (
             f"; ulimit -n allows {limit}, set a higher limit" if error.errno == errno.EMFILE else ""
         )
         raise TransportError(
-            f"cannot open a socket for {address}: {_reason(error)}{more}"
+            f"cannot open the sockets of {what}: {_reason(error)}{more}"
         ) from error
+
+
+def _configured(
+    context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str, send_buffer_bytes: int
+) -> zmq.Socket[bytes]:
+    socket = context.socket(kind)
     socket.setsockopt(zmq.SNDHWM, SEND_MESSAGES)
     socket.setsockopt(zmq.RCVHWM, RECEIVE_MESSAGES)
     socket.setsockopt(zmq.SNDBUF, send_buffer_bytes)
@@ -135,15 +147,16 @@ class ZmqServerTransport:
     def __init__(self, address: str, keys: Keyring | None = None) -> None:
         self._listening = Listening(address, send_buffer_bytes=SEND_BUFFER_BYTES)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = _configured(self._context, zmq.ROUTER, address, SEND_BUFFER_BYTES)
-        # a message to a full peer is an error, not dropped
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._sealed = _listening_end(keys) if keys else None
         self._memory = SentMemory()
         self._dropped = 0
-        self._authenticator = Authenticator(
-            self._socket, self._sealed.admit if self._sealed else None
-        )
+        with _opening(address):
+            self._socket = _configured(self._context, zmq.ROUTER, address, SEND_BUFFER_BYTES)
+            self._authenticator = Authenticator(
+                self._socket, self._sealed.admit if self._sealed else None
+            )
+        # a message to a full peer is an error, not dropped
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.USE_FD, self._listening.descriptor())
         self._socket.bind(self._listening.address)
         self._peers: set[bytes] = set()
@@ -307,13 +320,15 @@ class ZmqClientTransport:
         self._waker = _Waker()
         self._poller = zmq.Poller()
         self._poller.register(self._waker.read_end, _READABLE)
-        self._sockets = [
-            _configured(self._context, zmq.DEALER, address, send_buffer_bytes)
-            for address in addresses
-        ]
+        self._context.set(zmq.MAX_SOCKETS, SOCKETS_A_CONNECTION * max(1, len(addresses)))
+        with _opening(f"{len(addresses)} connections"):
+            self._sockets = [
+                _configured(self._context, zmq.DEALER, address, send_buffer_bytes)
+                for address in addresses
+            ]
+            self._losses = LossWatch(self._sockets)
         self._index = {socket: shard for shard, socket in enumerate(self._sockets)}
         self._addresses = tuple(addresses)
-        self._losses = LossWatch(self._sockets)
         self._memory = SentMemory()
         self._sealed = _connecting_ends(keys, len(addresses)) if keys else []
         self._check_at_s = 0.0

@@ -29,11 +29,12 @@ def test_contract(address: str, encrypted: bool) -> None:
     check_transport(pair)
 
 
-def test_too_many_open_files() -> None:
+@pytest.mark.parametrize("limit", [20, 100])  # at 100 the sockets fit, their monitors do not
+def test_too_many_open_files(limit: int) -> None:
     program = (
         "import os, resource; from ps_server.transport.zmq_sockets import ZmqClientTransport, "
         "TransportError\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))\n"
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, ({limit}, {limit}))\n"
         "try: ZmqClientTransport(['tcp://127.0.0.1:1'] * 60)\n"
         "except TransportError as error: print(error, flush=True)\n"
         "os._exit(0)"
@@ -42,9 +43,15 @@ def test_too_many_open_files() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert ended.stdout == (
-        "cannot open a socket for tcp://127.0.0.1:1: Too many open files; ulimit -n allows 20, "
+        f"cannot open the sockets of 60 connections: Too many open files; ulimit -n allows {limit}, "
         "set a higher limit\n"
     )
+
+
+def test_more_connections_than_zeromq_has_sockets_for_by_itself() -> None:
+    client = ZmqClientTransport(["tcp://127.0.0.1:1"] * 400)
+    assert not client.lost
+    client.close(drops=True)
 
 
 def test_a_peer_that_does_not_receive_is_sent_little() -> None:
