@@ -189,7 +189,10 @@ class Opener:
             self._open(part, _NONCE.pack(place, number), bound)
             for place, part in enumerate(parts[1:-1], 1)
         ]
-        frames = _frames(lead, large)
+        try:
+            frames = _frames(lead, large)
+        except (struct.error, StopIteration):
+            raise RemoteProtocolError("a packet has other frames than its lead says") from None
         direction.passed(sum(part.nbytes for part in parts[1:]))
         return frames
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from ps_server.errors import PacketsMissing, RemoteProtocolError
 from ps_server.transport.base import Frames
@@ -109,6 +111,14 @@ def test_a_changed_packet_is_refused_and_the_right_one_is_still_taken(
     with pytest.raises(RemoteProtocolError):
         opened(opener, change(whole))
     assert opened(opener, whole) == [LARGE, LARGE[::-1], b"small"]
+
+
+@pytest.mark.parametrize("lead", [b"", b"\xff" * 4, struct.pack("<2I", 1, LARGE_BYTES)])
+def test_a_lead_that_no_sealer_makes_is_refused(lead: bytes) -> None:
+    nonce, bound = struct.pack(">IQ", 0, 0), struct.pack(">QI", 0, 2)
+    parts = [bytes(8), AESGCM(KEY).encrypt(nonce, lead, bound)]
+    with pytest.raises(RemoteProtocolError, match="lead"):
+        opened(Opener(AES, KEY), parts)
 
 
 def test_a_packet_is_taken_once_and_in_order() -> None:
