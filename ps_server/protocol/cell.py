@@ -254,7 +254,7 @@ class Cell:
         """
         if self.spec.keeping is Keeping.COPY:
             raise RemoteProtocolError(f"{self.name} is a copy; worker {rank} may not push to it")
-        empty = push.array.size == 0 and self.spec.may_skip
+        empty = push.array.size == 0 and self.spec.may_skip and self.parts is None
         if self.rows is not None and push.array.dtype == np.uint8:
             self.rows.check(push.array.view(np.uint8))
         elif push.array.dtype != self.push_type and not empty:

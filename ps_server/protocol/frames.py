@@ -452,6 +452,13 @@ def _check_place(table: int, chunk: int, clock: int) -> None:
         raise RemoteProtocolError(f"there is no chunk {chunk} of table {table} at clock {clock}")
 
 
+def _read_total_norm(f: Fields) -> m.TotalNorm:
+    clock, total = _clock(f), f.any_number()
+    if total < 0:
+        raise RemoteProtocolError(f"a sum of squares is {total}; expected 0 or more")
+    return m.TotalNorm(clock, total)
+
+
 def _read_part(f: Fields) -> m.Part:
     clock, weight, whole = _clock(f), f.number(), f.flag()
     if weight < 0:
@@ -481,7 +488,7 @@ _READ: dict[type, Callable[[Fields], m.Message]] = {
     m.Value: _read_value,
     m.Fresh: lambda f: m.Fresh(_clock(f)),
     m.PartialNorm: lambda f: m.PartialNorm(_clock(f), f.any_numbers(MAX_SUMS)),
-    m.TotalNorm: lambda f: m.TotalNorm(_clock(f), f.any_number()),
+    m.TotalNorm: _read_total_norm,
     m.GetHistory: lambda f: m.GetHistory(_table(f), _chunk(f)),
     m.History: lambda f: m.History(
         _table(f), _chunk(f), _clock(f), f.integer(MAX_ELEMENTS), f.array()

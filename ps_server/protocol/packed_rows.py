@@ -86,7 +86,7 @@ class ChunkRows(NamedTuple):
         """
         words, rest = divmod(packed.size, _WORD)
         count, more = divmod(words - self.before - self.after, 1 + self.row)
-        if rest or more or not 0 <= count <= self.whole:
+        if not words or rest or more or not 0 <= count <= self.whole:
             raise RemoteProtocolError(
                 f"{packed.size} bytes are not some of {self.whole} rows of {self.row} elements"
             )

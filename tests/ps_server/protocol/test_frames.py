@@ -229,6 +229,7 @@ BROKEN = {
     "infinite rate": [header(5, 0, 0, 0, float("inf"), 1, "float32", frames=1), b"1234"],
     "rate as integer": [header(5, 0, 0, 0, 1, 1, "float32", frames=1), b"1234"],
     "a push of nothing": [header(5, 0, 0, 0, 0.1, 0, "float32", frames=1), b"1234"],
+    "a negative sum of squares": [header(11, 0, -1.0)],
     "no data": [header(5, 0, 0, 0, 0.1, 1, "float32")],
     "more frames than came": [header(5, 0, 0, 0, 0.1, 1, "float32", frames=2), b"1234"],
     "no number of frames": [header(6, 1, frames="0")],

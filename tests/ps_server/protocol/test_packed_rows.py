@@ -58,6 +58,7 @@ def test_bytes_of_rows() -> None:
 
 
 WRONG = {
+    "nothing": b"",
     "half a row": b"\0" * 12,
     "no words": b"\0" * 43,
     "twice the same": np.zeros(22, np.uint32).tobytes(),

@@ -13,7 +13,7 @@ from ps_server.errors import SpecError
 from ps_server.protocol import messages as m
 from ps_server.protocol.members import Outgoing
 from ps_server.protocol.quorum import ShardRounds, shares_of
-from ps_server.protocol.settings import Keeping, Precision, Rule
+from ps_server.protocol.settings import Keeping, Precision, Rule, RuleKind
 from ps_server.protocol.worker_session import Addressed, Session
 
 PART = m.Part(0, 1.0, whole=False, payload=b"")
@@ -278,6 +278,17 @@ def test_a_worker_may_stop_after_its_part_is_whole() -> None:
     wire.stopped.clear()
     wire.deliver()
     assert wire.ended(2) == ((0, 2), 1, [-1.0, 1.0])
+
+
+def test_a_part_of_a_round_may_not_be_empty() -> None:
+    table = TableSpec(name="mean", size=2, rule=Rule(kind=RuleKind.MEAN))
+    shard = Shard(0, 2)
+    for name in (b"0", b"1"):
+        shard.handle(name, m.Hello(int(name), b""))
+        shard.handle(name, m.Create(StoreSpec(workers=2, shards=1, tables=(table,), quorum=1)))
+    shard.handle(b"0", m.Initial(0, 0, [np.zeros(2, np.float32)]))
+    (outgoing,) = shard.handle(b"1", m.Push(0, 0, 0, 1.0, np.zeros(0, np.float32)))
+    assert isinstance(outgoing.message, m.Fault)
 
 
 def test_what_a_worker_may_not_send() -> None:
