@@ -10,9 +10,7 @@ from __future__ import annotations
 import math
 import os
 import queue
-import shutil
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -25,6 +23,7 @@ from poseidon.cluster.agent import files
 from poseidon.cluster.agent import messages as m
 from poseidon.cluster.agent.agent import Action, AgentState, Leave, Send
 from poseidon.cluster.agent.child import ChildProcess, ChildSettings, start_child
+from poseidon.cluster.agent.scratch import Scratch
 from poseidon.cluster.agent.template import Templates
 from poseidon.cluster.agent.wire import REPORTS, REQUESTS, WireError
 from poseidon.cluster.dial.channel import Channel
@@ -84,7 +83,7 @@ class Agent:
         self._registry = Registry(read_settings().state_folder)
         self._record: JobRecord | None = None
         self._running: dict[int, ChildProcess] = {}
-        self._scratch = ""
+        self._scratch: Scratch | None = None
         self._leave: Leave | None = None
         self._inbox: queue.Queue[bytes | None] = queue.Queue(MAX_QUEUED)
         self._outbox: queue.Queue[m.Report | None] = queue.Queue(MAX_QUEUED)
@@ -134,8 +133,8 @@ class Agent:
             self._end_processes()
             self._links.close()
             self._templates.close()
-            if self._scratch:
-                shutil.rmtree(self._scratch, ignore_errors=True)
+            if self._scratch is not None:
+                self._scratch.close()
             self._file_requests.put(None)
             with suppress(queue.Full):  # a channel that takes nothing is lost
                 self._outbox.put_nowait(None)
@@ -184,8 +183,8 @@ class Agent:
             self._perform[type(action.request)](action.request)
 
     def _welcome(self, hello: m.Hello) -> None:
-        self._scratch = tempfile.mkdtemp(prefix="poseidon-")
-        self._reply(m.Welcome(cores=host_probe.cores(), scratch=self._scratch))
+        self._scratch = Scratch()
+        self._reply(m.Welcome(cores=host_probe.cores(), scratch=self._scratch.path))
 
     def _take_record(self, register: m.Register) -> None:
         me = os.getpid()
@@ -220,11 +219,8 @@ class Agent:
 
     def _end_job(self, request: m.EndAll) -> None:
         self._end_processes()
-        for entry in os.scandir(self._scratch):
-            if entry.is_dir(follow_symlinks=False):
-                shutil.rmtree(entry.path, ignore_errors=True)
-            else:
-                os.unlink(entry.path)
+        assert self._scratch is not None  # since `Hello`
+        self._scratch.clear()
         self._reply(m.Answer(id=request.id, answer={}))
 
     def _answer(self, ask: m.Ask) -> None:

@@ -1,0 +1,40 @@
+"""The folders of agents: they go with their agent, or with the next one, and nothing else goes."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from poseidon.cluster.agent.scratch import MARK, PREFIX, Scratch
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_it_goes_with_its_agent(temporary: Path) -> None:
+    scratch = Scratch()
+    (Path(scratch.path) / "client_0").mkdir()
+    (Path(scratch.path) / "net").touch()
+    scratch.clear()
+    assert [path.name for path in Path(scratch.path).iterdir()] == [MARK]
+    assert Path(scratch.path).stat().st_mode & 0o77 == 0
+    scratch.close()
+    assert list(temporary.iterdir()) == []
+
+
+def test_the_folder_of_an_agent_that_was_killed_goes_with_the_next(temporary: Path) -> None:
+    other = temporary / f"{PREFIX}results"
+    other.mkdir()
+    living, killed = Scratch(), Scratch()
+    (Path(killed.path) / "sent").write_bytes(b"weights")
+    os.close(killed._lock)  # as the system does
+    third = Scratch()
+    assert sorted(map(str, temporary.iterdir())) == sorted([str(other), living.path, third.path])
+    living.close()
+    third.close()
