@@ -23,6 +23,8 @@ from poseidon.errors import DataError
 
 LOCK = "lock"
 JOURNAL = "complete.json"
+ATTEMPTS = 100
+"""How often to create the folder, which a run that ends may remove each time."""
 
 
 class Staging:
@@ -80,13 +82,15 @@ def staging(target: Path) -> Iterator[Staging]:
 
 def _lock(folder: Path, target: Path) -> int:
     """Create the folder and lock it. Return the descriptor that holds the lock."""
+    attempts = 0
     while True:
+        attempts += 1
         try:
             folder.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-        except FileNotFoundError:
-            continue  # the previous run has just removed the folder
         except OSError as error:
+            if isinstance(error, FileNotFoundError) and attempts < ATTEMPTS:
+                continue
             raise DataError(
                 f"{target} cannot be created: {folder.parent}: {error.strerror}"
             ) from error

@@ -167,7 +167,7 @@ def _opened(path: Path, kind: str) -> Iterator[Any]:
             yield file
     except SnapshotError:
         raise
-    except FileNotFoundError as error:
+    except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
         raise SnapshotError(f"cannot read the {kind} {path}: {error.strerror}") from error
     except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
         reason = str(error).partition(" (")[0]

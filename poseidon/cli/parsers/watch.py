@@ -97,7 +97,7 @@ def _plan(parser: Parser) -> None:
     flag(group, "virtual_workers", text, read=count, default=0, metavar="V")
     flag(group, "rate", "of each link, Mbit/s (measured)", read=positive, metavar="MBIT")
     flag(group, "latency", "from host to host (measured, or 0.05)", read=positive, metavar="MS")
-    flag(group, "seconds", "to measure hosts, about (30)", read=number, default=30.0, metavar="S")
+    flag(group, "seconds", "to measure hosts, about (30)", read=positive, default=30.0, metavar="S")
     group = parser.section("Flags")
     switch(group, "json", "print an object, for scripts")
     progress_flag(group)

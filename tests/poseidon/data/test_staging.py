@@ -121,5 +121,6 @@ def test_a_killed_process_lets_go_of_its_lock(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(DataError, match="cannot be created"), staging(tmp_path / "file" / "thing"):
-        pass
+    for folder in (tmp_path / "file", Path("/proc")):  # where a new file is "not found"
+        with pytest.raises(DataError, match="cannot be created"), staging(folder / "thing"):
+            pass

@@ -140,6 +140,8 @@ def test_hdf5_is_known_by_content_or_ending(model: Path, tmp_path: Path) -> None
         caffemodel.read_model(other)
     with pytest.raises(SnapshotError, match=r"cannot read the model .*absent\.h5: No such file"):
         caffemodel.read_model(tmp_path / "absent.h5")
+    with pytest.raises(SnapshotError, match=r"cannot read the model .*: Is a directory"):
+        hdf5.read_model(tmp_path)
 
 
 def test_a_state_is_no_model_and_a_model_no_state(model: Path, state: Path) -> None:
