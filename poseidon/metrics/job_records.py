@@ -2,17 +2,11 @@
 
 Each record is one JSON object with the time in seconds since 1970 and a kind:
 
-    {"time": 1.0, "kind": "start", "job": "lenet-...", "workers": 2, "shards": 2} {"time": 2.0,
-    "kind": "train", "iteration": 100, "loss": 1.5, "rate": 0.01, "outputs": {"loss": 1.5}} {"time":
-    2.0, "kind": "progress", "iteration": 100, "max_iter": 4000, "rate": 23.9, "images_rate":
-    2390.0} {"time": 3.0, "kind": "test", "iteration": 500, "net": 0, "outputs": {"accuracy": 0.7,
-    "loss": 0.9}} {"time": 4.0, "kind": "worker", "index": 1, "client": 1, "host": "node1",
-    "iteration": 120, "waited_s": 3.5, ...} {"time": 4.0, "kind": "shard", "index": 0, "client": 0,
-    "host": "node0", "bytes_in": 1, ...} {"time": 5.0, "kind": "snapshot", "iteration": 500, "path":
-    "..."} {"time": 6.0, "kind": "end", "outcome": "finished", "iteration": 4000}
+    {"time": 2.0, "kind": "train", "iteration": 100, "loss": 1.5, "rate": 0.01, "outputs": {...}}
 
-A number that is not finite is null; so is the last iteration of a script that has made no step. A
-blob of several values has one output for each: `probability[0]`, `probability[1]`.
+docs/metrics.md has the kinds and their fields. A number that is not finite is null; so is the last
+iteration of a script that has made no step. A blob of several values has one output for each:
+`probability[0]`, `probability[1]`.
 
 Law: pure. An event that is not valid gives no record.
 """

@@ -5,8 +5,8 @@ A worker sends them in this order:
     Hello -> Create [-> Initial, rank 0 only] -> { Push, Clock, Get, ... } -> Leave
 
 and a shard answers `Welcome`, then `Value`s as the consistency model says. An illegal message is
-answered with `Fault` and changes no state. Arrays are flat float32; `wire` carries them as raw
-frames.
+answered with `Fault` and changes no state. Arrays are flat; `frames.py` has their form on
+the wire.
 """
 
 from __future__ import annotations

@@ -19,7 +19,9 @@ from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.errors import JobError
 from poseidon.launcher import sinks
 from poseidon.launcher.sinks import JobRecords, JsonLines, Prometheus, RecordSink, TensorBoard
-from poseidon.metrics.job_records import Record
+from poseidon.metrics.job_records import Record, progress_record, shard_record, worker_record
+from poseidon.metrics.job_statistics import ShardStatistics
+from poseidon.metrics.progress import JobProgress
 from tests.support.polling import until
 
 WORKER = ProcessName(role=Role.WORKER, index=0, client=0, host="node0")
@@ -315,3 +317,7 @@ def test_the_dashboard_and_the_page_name_every_value() -> None:
     assert used <= names
     page = (root / "docs" / "metrics.md").read_text()
     assert {name for name in names if f"`{name}`" not in page} == set()
+    worker = worker_record({"waited_s": 0.0, "still_s": 0.0}, 0)
+    assert worker is not None
+    for record in (worker, shard_record(ShardStatistics(), {}), progress_record(JobProgress())):
+        assert {name for name in record if f"`{name}`" not in page} == set()
