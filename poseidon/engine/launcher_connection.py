@@ -51,22 +51,23 @@ PAUSED = "the job pauses: it goes on with other workers"
 def launcher_streams() -> tuple[TextIO, TextIO]:
     """Return the streams of the launcher: commands in, events out.
 
-    If the launcher has given the events a descriptor of their own, the standard streams are the
-    user's code's from here on: standard input is the launcher's own, if this process may read it,
-    or else empty.
+    Standard input is the user's code's from here on: the launcher's own, if this process may read
+    it, or else empty. Else a process that a layer forks would wait for the thread that reads
+    commands: `multiprocessing` closes `sys.stdin` in it. Standard output is the user's code's too,
+    if the launcher has given the events a descriptor of their own.
     """
     settings = read_settings()
-    if settings.events_fd is None:
-        return sys.stdin, sys.stdout
-    hide_descriptors()
-    os.set_inheritable(settings.events_fd, False)
-    inlet, outlet = os.fdopen(os.dup(0), "r"), os.fdopen(settings.events_fd, "w")
+    inlet = os.fdopen(os.dup(0), "r")
     fd = os.open(os.devnull, os.O_RDONLY) if settings.stdin_fd is None else settings.stdin_fd
     os.dup2(fd, 0)
     os.close(fd)
+    if settings.events_fd is None:
+        return inlet, sys.stdout
+    hide_descriptors()
+    os.set_inheritable(settings.events_fd, False)
     if settings.stdin_fd is None and not settings.debugger:
         sys.breakpointhook = refuse_breakpoint
-    return inlet, outlet
+    return inlet, os.fdopen(settings.events_fd, "w")
 
 
 def refuse_breakpoint(*_: object, **__: object) -> NoReturn:

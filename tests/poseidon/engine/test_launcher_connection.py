@@ -6,12 +6,13 @@ import io
 import json
 import os
 import queue
+import sys
 import time
 from functools import partial
 
 import pytest
 
-from poseidon.engine.launcher_connection import WORKERS, LauncherConnection
+from poseidon.engine.launcher_connection import WORKERS, LauncherConnection, launcher_streams
 from poseidon.engine.module.worker_context import LoopPosition
 from poseidon.errors import JobError
 from poseidon.exchange.base import ExchangeSettings
@@ -39,6 +40,24 @@ def test_events_to_a_launcher_that_has_gone_are_dropped() -> None:
     launcher, outlet = connection()
     outlet.close()
     launcher.send("done")
+
+
+def test_what_a_layer_reads_or_starts_takes_no_command() -> None:
+    commands, launcher = os.pipe()
+    own = os.dup(0)
+    os.dup2(commands, 0)
+    try:
+        inlet, _ = launcher_streams()
+        os.write(launcher, b"{}\n")
+        assert os.read(0, 1) == b""
+        # a fork closes sys.stdin, for which it would wait while a thread reads commands there
+        assert inlet is not sys.stdin
+        assert inlet.readline() == "{}\n"
+        inlet.close()
+    finally:
+        os.dup2(own, 0)
+        for descriptor in (own, commands, launcher):
+            os.close(descriptor)
 
 
 def test_addresses_come_by_command() -> None:
