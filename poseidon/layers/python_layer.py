@@ -181,7 +181,7 @@ class Python(Layer):
         try:
             with _acting_as(self.context):
                 yield
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             param = self.param.python_param
             frames = traceback.extract_tb(error.__traceback__)
             frame = next(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import caffe  # type: ignore[import-not-found]
 import numpy as np
@@ -117,7 +118,7 @@ class Phase(caffe.Layer):  # type: ignore[misc]
 
 
 class Raising(caffe.Layer):  # type: ignore[misc]
-    """Raises RuntimeError in the method that param_str names."""
+    """Raises RuntimeError in the method that param_str names; `exit` ends the process."""
 
     def _maybe(self, method):  # type: ignore[no-untyped-def]
         if self.param_str == method:
@@ -132,6 +133,8 @@ class Raising(caffe.Layer):  # type: ignore[misc]
 
     def forward(self, bottom, top):  # type: ignore[no-untyped-def]
         self._maybe("forward")
+        if self.param_str == "exit":
+            sys.exit(3)
         top[0].data[...] = bottom[0].data
 
     def backward(self, top, propagate_down, bottom):  # type: ignore[no-untyped-def]

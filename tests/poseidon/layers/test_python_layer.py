@@ -107,6 +107,12 @@ def test_tops_of_other_shapes_reach_the_layers_above() -> None:
         assert tops["y"].tolist() == [[[[side]], [[side]]]]
 
 
+def test_a_layer_that_ends_its_process_is_an_error_with_its_place() -> None:
+    net = build(inputs(x=(2, 3)) + python("Raising", "x", "y", "exit"))
+    with pytest.raises(DataError, match=r"layer 'py' \(Python\).*Raising, forward: SystemExit: 3"):
+        net({"x": noise(2, 3)})
+
+
 @pytest.mark.parametrize("method", ["setup", "reshape"])
 def test_what_setup_raises_is_one_sentence_with_its_place(method: str) -> None:
     with pytest.raises(DefinitionError) as caught:
