@@ -6,7 +6,7 @@ Symbols: r base_lr, g gamma, p power, s stepsize, t iteration (0-based), T max_i
     step        r g^floor(t / s)
     exp         r g^t
     inv         r (1 + g t)^-p
-    multistep   r g^k, k the number of stepvalues that t has reached
+    multistep   r g^k, k the number of stepvalues that t has reached, at most one an iteration
     poly        r (1 - t / T)^p
     sigmoid     r / (1 + exp(-g (t - s)))
 """
@@ -41,9 +41,16 @@ def _step(solver: SolverParameter, t: int) -> float:
 
 
 def _multistep(solver: SolverParameter, t: int) -> float:
-    return float(
-        solver.base_lr * _power(solver.gamma, sum(t >= value for value in solver.stepvalue))
-    )
+    return float(solver.base_lr * _power(solver.gamma, _values_reached(solver, t)))
+
+
+def _values_reached(solver: SolverParameter, t: int) -> int:
+    """Return how many stepvalues iteration t has reached. Of equal ones each iteration counts one."""
+    reached, last = 0, -1
+    for value in solver.stepvalue:
+        last = max(value, last + 1)
+        reached += t >= last
+    return reached
 
 
 def _sigmoid(solver: SolverParameter, t: int) -> float:
@@ -122,7 +129,7 @@ def current_step(solver: SolverParameter, iterations: int) -> int:
     if solver.lr_policy == "step":
         return last // solver.stepsize
     if solver.lr_policy == "multistep":
-        return sum(last >= value for value in solver.stepvalue)
+        return _values_reached(solver, last)
     return 0
 
 

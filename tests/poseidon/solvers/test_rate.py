@@ -70,6 +70,14 @@ def test_what_no_number_holds_is_as_in_c(text: str, iteration: int, expected: fl
     )
 
 
+def test_equal_stepvalues_count_one_iteration_after_another_as_in_caffe() -> None:
+    steps = solver(
+        "lr_policy: 'multistep' stepvalue: 3 stepvalue: 3 stepvalue: 4 base_lr: 1 gamma: 2"
+    )
+    assert [rate_policy(steps)(t) for t in range(2, 8)] == [1, 2, 4, 8, 8, 8]
+    assert [current_step(steps.param, t + 1) for t in range(2, 8)] == [0, 1, 2, 3, 3, 3]
+
+
 def test_sigmoid_does_not_overflow_late_or_early() -> None:
     rate = rate_policy(solver("base_lr: 1 lr_policy: 'sigmoid' gamma: -10 stepsize: 500"))
     assert rate(0) == 1
