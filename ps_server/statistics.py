@@ -51,10 +51,6 @@ class ClientStatistics:
     other_bytes_in: int = 0
     row_tables: Sequence[TableStatistics] = ()
 
-    def as_fields(self) -> Mapping[str, object]:
-        """Return the fields for a JSON document."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardStatistics:

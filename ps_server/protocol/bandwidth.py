@@ -96,9 +96,6 @@ class ChangeLog:
         self._entries: dict[Key, _Entry] = {}
         self._values: dict[Key, float] = {}
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     def add(self, key: Key, iteration: int, array: Array) -> None:
         """Add this worker's change of a chunk in an iteration.
 

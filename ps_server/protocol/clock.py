@@ -26,9 +26,6 @@ class VectorClock:
             raise LocalProtocolError(f"a vector clock needs at least one worker, not {workers}")
         self._clocks = [start] * workers
 
-    def __getitem__(self, worker: int) -> int:
-        return self._clocks[worker]
-
     @property
     def slowest(self) -> int:
         """The number of iterations that every worker has finished."""

@@ -58,26 +58,16 @@ class Placement:
 
     Attributes:
         chunks: by table, in element order: `chunks[table][index]`.
-        shards: number of shards.
     """
 
-    __slots__ = ("chunks", "shards")
+    __slots__ = ("chunks",)
 
-    def __init__(self, chunks: Sequence[Sequence[Chunk]], shards: int) -> None:
+    def __init__(self, chunks: Sequence[Sequence[Chunk]]) -> None:
         self.chunks = tuple(tuple(row) for row in chunks)
-        self.shards = shards
 
     def of_shard(self, shard: int) -> tuple[Chunk, ...]:
         """Return the chunks that `shard` holds, by table and index."""
         return tuple(chunk for row in self.chunks for chunk in row if chunk.shard == shard)
-
-    def elements(self) -> tuple[int, ...]:
-        """Return the number of elements on each shard."""
-        load = [0] * self.shards
-        for row in self.chunks:
-            for chunk in row:
-                load[chunk.shard] += chunk.size
-        return tuple(load)
 
 
 def place(store: StoreSpec) -> Placement:
@@ -94,7 +84,7 @@ def place(store: StoreSpec) -> Placement:
         chunks[table].append(
             Chunk(table=table, index=len(chunks[table]), start=start, stop=stop, shard=shard)
         )
-    return Placement(chunks, store.shards)
+    return Placement(chunks)
 
 
 def _deal_evenly(store: StoreSpec, chosen: Sequence[int]) -> list[tuple[Piece, int]]:

@@ -121,9 +121,6 @@ class Session:
     def _rows(self) -> list[tuple[tuple[Chunk, ...], TableSpec]]:
         return list(zip(self._placement.chunks, self.store.tables, strict=True))
 
-    def chunks_on(self, shard: int) -> Sequence[Chunk]:
-        return self._placement.of_shard(shard)
-
     def start(self, initial: InitialValue) -> list[Addressed]:
         """Join every shard and agree on the store; rank 0 sends the first values.
 

@@ -35,7 +35,7 @@ from ps_server import (
 from ps_server.network import Network
 from ps_server.protocol import messages as m
 from ps_server.protocol.frames import decode, encode
-from ps_server.protocol.placement import Chunk
+from ps_server.protocol.placement import Chunk, place
 from ps_server.shared_memory import (
     LEAST_BYTES,
     NONCE_BYTES,
@@ -181,10 +181,7 @@ def test_an_address_of_another_machine_is_not_here() -> None:
 
 
 def test_nothing_is_offered_to_another_machine_or_for_small_arrays() -> None:
-    network = MemoryNetwork(1)
-    client = Client(network.client("worker"), Network(token=TOKEN), store=store())
-    chunks = client._session.chunks_on
-    client.close()
+    chunks = place(store()).of_shard
     for addresses in ([], ["tcp://192.0.2.1:80"]):
         assert WorkerSharedMemory(addresses).offers(chunks) == {}
     assert WorkerSharedMemory([HERE]).offers(lambda _: []) == {}

@@ -16,7 +16,6 @@ def test_the_slowest_moves_only_when_all_have_moved() -> None:
     assert not clock.tick(0, 7)
     assert clock.tick(1, 6)
     assert clock.slowest == 6
-    assert [clock[w] for w in range(3)] == [7, 6, 6]
 
 
 @pytest.mark.parametrize("wrong", [0, 2, -1])
@@ -24,7 +23,7 @@ def test_a_clock_that_repeats_or_skips_changes_nothing(wrong: int) -> None:
     clock = VectorClock(2)
     with pytest.raises(RemoteProtocolError, match="expected 1"):
         clock.tick(0, wrong)
-    assert clock[0] == 0
+    assert not clock.tick(0, 1)
 
 
 @pytest.mark.parametrize(("clock", "staleness", "needed"), [(0, 0, 0), (5, 0, 5), (5, 2, 3)])
