@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -60,7 +61,7 @@ class AloneRowTables:
     def restore(self, table: int, clock: int, pieces: Pieces | None) -> None:
         cell = self._cells[table]
         empty = [np.zeros((0, width), np.float32) for width in cell.spec.widths]
-        for rows_N, arrays in (*(pieces or ()), (NO_ROWS, empty)):
+        for rows_N, arrays in chain(pieces or (), [(NO_ROWS, empty)]):
             flat = [array.reshape(-1) for array in arrays]
             cell.restore(0, m.KeptRows(table, clock, rows_N, flat))
 
