@@ -21,6 +21,7 @@ from torch import Tensor
 from ps_server import LocalProtocolError
 from ps_server.monitor import Monitor
 from ps_server.network import TIMEOUT_S
+from ps_server.numerics import prepare_thread
 
 LOGGER = logging.getLogger(__name__)
 Event = torch.cuda.Event | None
@@ -146,6 +147,7 @@ class SerialExecutor:
         join_within(self._thread, self._monitor.timeout_s)
 
     def _run(self) -> None:
+        prepare_thread()
         broken = False
         while (function := self._calls.get()) is not None:
             try:

@@ -28,6 +28,7 @@ from poseidon.exchange.side_stream import Event, SideStream
 from ps_server import PeerLost, ServerError
 from ps_server.errors import as_server_error
 from ps_server.monitor import Monitor
+from ps_server.numerics import prepare_thread
 
 LEAVE_S = 2.0
 """Longest time, when the exchange closes, to finish an iteration that other workers are still
@@ -161,6 +162,7 @@ class LeaderLoop:
             self._monitor.notify()
 
     def _run(self) -> None:
+        prepare_thread()
         try:
             with self.side.after(None):
                 while (command := self._next_command()) is not None:

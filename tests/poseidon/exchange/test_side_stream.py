@@ -11,6 +11,7 @@ import torch
 
 from poseidon.exchange.side_stream import SerialExecutor, SideStream
 from ps_server import LocalProtocolError, StalenessTimeout
+from tests.support.mkl import needs_mkl, threads_of_products
 
 CPU = torch.device("cpu")
 
@@ -25,6 +26,20 @@ def test_on_a_cpu_nothing_is_marked_and_nothing_waits() -> None:
     side.synchronize()
     assert buffer.shape == (2, 3)
     assert not buffer.is_pinned()
+
+
+@needs_mkl
+def test_the_thread_computes_with_the_threads_of_its_process() -> None:
+    program = """
+import torch
+from poseidon.exchange.side_stream import SerialExecutor
+torch.set_num_threads(1)
+left, right = torch.ones(96, 128), torch.ones(128, 256)
+executor = SerialExecutor(torch.device("cpu"), "pushes", print, threaded=True)
+executor.call(lambda: torch.mm(left, right))
+executor.close()
+"""
+    assert threads_of_products(program, {"OMP_NUM_THREADS": "4"}) == {1}
 
 
 def test_on_a_cpu_calls_run_at_once_and_raise_where_they_are_made() -> None:
