@@ -45,7 +45,7 @@ with collector_paused():  # torch is among them
     from ps_server.protocol.settings import MAX_WORKERS
     from ps_server.protocol.shard import Shard
     from ps_server.rounds import Rounds
-    from ps_server.server import Server
+    from ps_server.server import MAX_TOKEN_BYTES, Server
     from ps_server.trace import NO_TRACE, Trace, Tracer
     from ps_server.transport.zmq_sockets import ZmqServerTransport
 
@@ -140,9 +140,10 @@ def _read_token(path: Path) -> bytes:
         token = path.read_bytes().strip()
     except OSError as error:
         raise SpecError(f"--token-file: cannot read {path}: {error.strerror or error}") from error
-    if not token:
+    if not 1 <= len(token) <= MAX_TOKEN_BYTES:
         raise SpecError(
-            f"--token-file: {path} is empty; expected the secret that workers must show"
+            f"--token-file: {path} has a secret of {len(token)} bytes; expected 1 to "
+            f"{MAX_TOKEN_BYTES}"
         )
     return token
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from ps_server.client_rows import ClientRows
 from ps_server.collection import Collection
+from ps_server.errors import SpecError
 from ps_server.link import LinkPriority
 from ps_server.meters import ClientMeter
 from ps_server.monitor import Monitor
@@ -84,6 +85,10 @@ class Client:
     Attributes:
         rows: the row tables, which are created once the store has started.
 
+    Raises:
+        SpecError: the store has another number of shards, or fewer workers than the rank needs.
+        TransportError: an address is not one, or there are no sockets left.
+
     Example::
 
         client = Client(["tcp://127.0.0.1:5555"], Network(), store)
@@ -110,6 +115,11 @@ class Client:
         table_clocks: bool = False,
         memory_for: StoreSpec | None = None,
     ) -> None:
+        if isinstance(shards, Sequence) and len(shards) != store.shards:
+            raise SpecError(
+                f"the store has {store.shards} shards, and the addresses are {len(shards)}; "
+                "expected one each"
+            )
         log = None if bandwidth_mbps is None else ChangeLog(bandwidth_mbps, time.monotonic())
         self._session = Session(
             network.rank, store, network.token, log=log, table_clocks=table_clocks

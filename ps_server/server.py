@@ -24,6 +24,8 @@ from ps_server.transport.base import Frames, ServerTransport
 POLL_S = 0.5
 MAX_FIRST_BYTES = 1024
 """Longest first message of a peer; a longer one is not decoded."""
+MAX_TOKEN_BYTES = 1000
+"""So that a `Hello` is no longer."""
 LINGER_S = 2.0
 """How long `serve` tries to send what is queued at its end."""
 

@@ -19,6 +19,7 @@ from ps_server import (
     Server,
     Shard,
     SignalKind,
+    SpecError,
     StalenessTimeout,
     StoreSpec,
     TableSpec,
@@ -477,6 +478,11 @@ def test_a_cut_link_is_noticed() -> None:
     with pytest.raises(StalenessTimeout, match="table 't0' did not become fresh enough"):
         client.start(zeros(spec(1)))
     client.close()
+
+
+def test_a_store_needs_an_address_for_each_shard() -> None:
+    with pytest.raises(SpecError, match="has 2 shards, and the addresses are 1;"):
+        Client(["tcp://127.0.0.1:1"], Network(), spec(2))
 
 
 def test_stores_that_differ_are_refused_by_name() -> None:

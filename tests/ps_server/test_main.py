@@ -41,7 +41,12 @@ def test_a_token_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"), [(None, "cannot read .*: No such file"), ("\n", "is empty")]
+    ("content", "sentence"),
+    [
+        (None, "cannot read .*: No such file"),
+        ("\n", "has a secret of 0 bytes; expected 1 to 1000"),
+        ("x" * 1001, "has a secret of 1001 bytes; expected 1 to 1000"),
+    ],
 )
 def test_a_token_file_without_a_token(tmp_path: Path, content: str | None, sentence: str) -> None:
     path = tmp_path / "token"
