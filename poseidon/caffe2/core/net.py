@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 import threading
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -349,6 +350,25 @@ class Net(NetCopies, NetBlobs):
                 self.AddExternalOutput(blob)
         self._output_record = record
         return record
+
+    def set_rand_seed(
+        self, seed: int = 100, sequence_seed: bool = True, seed_on_op_def: bool = False
+    ) -> None:
+        """Give each operator a random seed of its own.
+
+        Args:
+            seed: the seed of the first operator; each further operator has one more.
+            sequence_seed: False: all operators have the same seed.
+            seed_on_op_def: without `sequence_seed`, the seed depends on the operator's definition.
+
+        Raises:
+            ValueError: both ways are chosen.
+        """
+        if sequence_seed and seed_on_op_def:
+            raise ValueError("sequence_seed and seed_on_op_def exclude each other")
+        for index, op in enumerate(self._net.op):
+            own = zlib.crc32(f"{op}{seed}".encode()) if seed_on_op_def else seed
+            op.device_option.random_seed = own + index if sequence_seed else own
 
     def LogInfo(self, *msg_or_blobs: Any) -> None:
         """Print texts and blobs whenever the net runs."""

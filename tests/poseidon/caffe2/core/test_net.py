@@ -276,3 +276,20 @@ def test_a_net_prints_texts_and_blobs(capsys: pytest.CaptureFixture[str]) -> Non
     assert net.LogInfo("x is", x) is None
     workspace.RunNetOnce(net)
     assert capsys.readouterr().err == "Tensor talks/log (): x is\nTensor x (2): 0.5,2.0\n"
+
+
+def test_random_seeds_of_operators() -> None:
+    net = core.Net("random")
+    for _ in range(2):
+        net.GaussianFill([], 1, shape=[2])
+    seeds = []
+    for settings in (
+        {},
+        {"sequence_seed": False},
+        {"sequence_seed": False, "seed_on_op_def": True},
+    ):
+        net.set_rand_seed(7, **settings)
+        seeds.append([op.device_option.random_seed for op in net.Proto().op])
+    assert seeds[:2] == [[7, 8], [7, 7]] and len({7, 8, *seeds[2]}) == 4
+    with pytest.raises(ValueError, match="exclude each other"):
+        net.set_rand_seed(seed_on_op_def=True)
