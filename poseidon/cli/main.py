@@ -81,10 +81,10 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
             headline: {command.name: command.line for command in commands}
             for headline, commands in GROUPS.items()
         }
-        print(overview(_TITLE, lines, _EXAMPLE), end="")
+        print(overview(_TITLE, lines, _EXAMPLE), end="", flush=True)
         sys.exit(0)
     if argv[0] in ("--version", "-version"):
-        print(f"poseidon {__version__}")
+        print(f"poseidon {__version__}", flush=True)
         sys.exit(0)
     name, *rest = argv
     if name == "help":
@@ -106,24 +106,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if threading.current_thread() is threading.main_thread():
         # whoever started this process may ignore it, and then no child's end could be followed
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    parsed = parse_arguments(list(sys.argv[1:] if arguments is None else arguments))
-    for note in parsed.notes:
-        print(f"note: {note}", file=sys.stderr)
+    name, parsed = "poseidon", argparse.Namespace()
     try:
+        parsed = parse_arguments(list(sys.argv[1:] if arguments is None else arguments))
+        name = f"poseidon {parsed.command}"
+        for note in parsed.notes:
+            print(f"note: {note}", file=sys.stderr)
         let_waiting_threads_sleep()
-        with ctrl_c_ends_at_once(f"poseidon {parsed.command}"), collector_paused():
+        with ctrl_c_ends_at_once(name), collector_paused():
             _import(parsed.command)
         code = run_command(parsed)
         # what cannot be written is an error here, not one of the dying interpreter
         sys.stdout.flush()
     except PoseidonError as error:
-        print(f"poseidon {parsed.command}: {error}", file=sys.stderr)
+        print(f"{name}: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print(f"poseidon {parsed.command}: interrupted", file=sys.stderr)
+        print(f"{name}: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        _drop_output()  # the reader is gone
+    except BrokenPipeError:  # the reader is gone
         return 1
     except OSError as error:
         # what no package translates: standard output on a full disk, for example
@@ -132,8 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _problem_of_own_layers(parsed, error)
             or f"{place}{limit_reached(error) or error.strerror or error}"
         )
-        print(f"poseidon {parsed.command}: {sentence}", file=sys.stderr)
-        _drop_output()
+        print(f"{name}: {sentence}", file=sys.stderr)
         return 1
     except Exception as error:  # memory ran out, or a layer of the user failed
         problem = (
@@ -141,8 +141,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         if problem is None:
             raise
-        print(f"poseidon {parsed.command}: {problem}", file=sys.stderr)
+        print(f"{name}: {problem}", file=sys.stderr)
         return 1
+    finally:
+        _drop_unwritten()
     return code
 
 
@@ -231,11 +233,15 @@ def _prepare_streams() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # as standard error
 
 
-def _drop_output() -> None:
-    """Drop what is still to be printed: the interpreter would try again at its end, and
-    complain.
+def _drop_unwritten() -> None:
+    """Drop what the standard streams cannot write: the interpreter would try again at its end,
+    complain, and exit with 120.
     """
-    sys.stdout = io.StringIO()
+    for name in ("stdout", "stderr"):
+        try:
+            getattr(sys, name).flush()
+        except (OSError, ValueError):
+            setattr(sys, name, io.StringIO())
 
 
 @contextmanager

@@ -142,7 +142,7 @@ class Parser:
         try:
             return Reading(list(self._all()), words).values()
         except HelpWanted:
-            print(self.help(), end="")
+            print(self.help(), end="", flush=True)
             sys.exit(0)
         except Mistake as mistake:
             self.error(str(mistake))

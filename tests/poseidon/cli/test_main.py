@@ -29,9 +29,15 @@ def test_output_on_a_full_disk_is_one_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setenv("POSEIDON_HOME", str(tmp_path))
-    monkeypatch.setattr("sys.stdout", FullDisk())
-    assert main(["ps"]) == 1
-    assert capsys.readouterr().err == "poseidon ps: No space left on device\n"
+    for words in (["ps"], ["--help"], ["--version"], ["ps", "--help"]):
+        monkeypatch.setattr("sys.stdout", FullDisk())
+        assert main(words) == 1
+        name = "poseidon ps" if words == ["ps"] else "poseidon"
+        assert capsys.readouterr().err == f"{name}: No space left on device\n"
+    monkeypatch.setattr("sys.stderr", FullDisk())
+    monkeypatch.setattr(ps, "run", lambda _: 0)
+    assert main(["ps"]) == 0
+    sys.stderr.flush()  # what the interpreter does at its end, and exits with 120 if it fails
 
 
 def test_a_package_that_is_not_installed_is_one_sentence(
