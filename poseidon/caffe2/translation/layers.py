@@ -62,6 +62,11 @@ def _first(blobs: Blobs, count: int) -> Blobs:
     return found[:count]
 
 
+def _check_outputs(found: int, wanted: int) -> None:
+    if found != wanted:
+        raise LayerError(f"the trained model has {found} outputs, num_output is {wanted}")
+
+
 def _add_parameter(op: OperatorDef, suffix: str, values: NDArray[np.float32]) -> TensorProto:
     """Make a parameter the next input of an operator."""
     name = f"{op.output[0]}{suffix}"
@@ -104,6 +109,8 @@ def convolution(layer: LayerParameter, blobs: Blobs, is_test: bool, **_: Any) ->
     _refuse(len(layer.bottom) > 1, "several bottoms")
     transposed = layer.type == "Deconvolution"
     weight, *bias = _first(blobs, 1 + param.bias_term)
+    outputs = weight.shape[1] * param.group if transposed else weight.shape[0]
+    _check_outputs(outputs, param.num_output)
     sizes = window(param, weight.ndim - 2)
     _refuse(transposed and max(sizes.dilation) > 1, "a dilation")
     op = BaseTranslate(layer, "ConvTranspose" if transposed else "Conv")
@@ -175,6 +182,7 @@ def inner_product(layer: LayerParameter, blobs: Blobs, is_test: bool, **_: Any) 
     weight, *bias = _first(blobs, 1 + param.bias_term)
     matrix = weight.reshape(weight.shape[-2:])
     matrix = np.ascontiguousarray(matrix.T) if param.transpose else matrix
+    _check_outputs(len(matrix), param.num_output)
     values = bias[0].reshape(-1) if bias else np.zeros(len(matrix), np.float32)
     op = BaseTranslate(layer, "FC")
     if param.axis > 1:

@@ -25,6 +25,7 @@ from poseidon.caffe2 import utils
 from poseidon.caffe2.operators.layers.windows import Windows
 from poseidon.caffe2.proto.caffe2_pb2 import NetDef, OperatorDef, TensorProtos
 from poseidon.caffe2.runtime import shapes
+from poseidon.errors import UsageError
 from poseidon.layers.base import LayerError
 from poseidon.proto.caffe_pb2 import NetParameter, NetState
 from poseidon.proto.definition import NetDefinition, parse_net
@@ -118,6 +119,7 @@ class TranslatorRegistry:
         Raises:
             DefinitionError: a layer cannot be translated; one sentence names it.
             SnapshotError: a blob of the model has not as many values as its shape says.
+            UsageError: `input_dims` is not a shape.
         """
         name = caffe_net.name or "the net"
         definition = parse_net(caffe_net.SerializeToString(), source=name, folder=Path())
@@ -153,7 +155,10 @@ def translate(
             )
             for tensor in made:
                 if tensor.name in names:
-                    raise LayerError(f"a second parameter would have the name '{tensor.name}'")
+                    raise LayerError(
+                        f"a second parameter would have the name '{tensor.name}'; give the layer a "
+                        "top of its own"
+                    )
                 names.add(tensor.name)
             if remove_legacy_pad:
                 _pad_by_shape(operators, shape)
@@ -165,7 +170,13 @@ def translate(
 
 
 def _inputs(net: NetParameter, input_dims: Sequence[int] | None) -> dict[str, Shape]:
-    """Return the shapes of the net's inputs that are known, the first input first."""
+    """Return the shapes of the net's inputs that are known, the first input first.
+
+    Raises:
+        UsageError: `input_dims` is not a shape.
+    """
+    if input_dims and min(input_dims) < 1:
+        raise UsageError(f"input_dims is {list(input_dims)}, expected numbers from 1 on")
     found: dict[str, Shape] = {}
     sources = [layer for layer in net.layer if not layer.bottom]
     if input_dims and sources:
@@ -182,7 +193,10 @@ def _pad_by_shape(operators: Sequence[OperatorDef], shape: Shapes) -> None:
     """Replace `legacy_pad` of the operators of a layer by paddings."""
     for op in operators:
         if any(argument.name == "legacy_pad" for argument in op.arg):
-            fit = Windows(op).fit(shape(op.input[0], operators)[2:])
+            try:
+                fit = Windows(op).fit(shape(op.input[0], operators)[2:])
+            except ValueError as error:
+                raise LayerError(str(error)) from error
             kept = [arg for arg in op.arg if arg.name not in ("legacy_pad", "pad", "pads")]
             del op.arg[:]
             op.arg.extend(kept)

@@ -14,7 +14,7 @@ import torch
 from poseidon.caffe2 import caffe_translator, core, workspace
 from poseidon.caffe2.proto.caffe2_pb2 import NetDef
 from poseidon.caffe2.utils import Caffe2TensorToNumpyArray
-from poseidon.errors import DefinitionError, SnapshotError
+from poseidon.errors import DefinitionError, SnapshotError, UsageError
 from poseidon.net.net import Net
 from poseidon.proto.caffe_pb2 import TEST, TRAIN, NetParameter, NetState
 from poseidon.proto.text import parse
@@ -269,6 +269,7 @@ REFUSED = {
     pool("pool: AVE kernel_size: 2 stride: 2 pad: 1"): "AVE with a kernel smaller than stride and",
     one("LRN", "lrn_param { norm_region: WITHIN_CHANNEL }"): "norm_region: WITHIN_CHANNEL cannot",
     conv("kernel_size: 3 dilation: 2", "Deconvolution"): "a dilation cannot be translated",
+    one("PReLU", "", "x") + layer("PReLU", "x", "x", name="b"): "'b' .* name 'x_Slope'; give the",
     one("Flatten", "flatten_param { end_axis: 2 }"): "end_axis: 2 cannot be translated",
 }
 
@@ -293,6 +294,9 @@ def test_a_model_that_does_not_fit() -> None:
     ):
         caffe_translator.TranslateModel(net, NetParameter(), is_test=True)
     model = trained(build(product(""), phase=TEST))
+    other = definition(product("").replace("num_output: 3", "num_output: 2")).param
+    with pytest.raises(DefinitionError, match="the trained model has 3 outputs, num_output is 2"):
+        caffe_translator.TranslateModel(other, model, is_test=True)
     model.layer[1].blobs[0].shape.dim[0] = 7
     with pytest.raises(SnapshotError, match="the trained model: layer 'layer': blob of shape"):
         caffe_translator.TranslateModel(net, model, is_test=True)
@@ -315,6 +319,15 @@ def test_a_wrong_shape_of_the_input_is_refused() -> None:
     net, model = definition(CASES["softmax of images"]).param, NetParameter()
     with pytest.raises(DefinitionError, match=r"'layer' \(Softmax\): axis 1 is outside"):
         caffe_translator.TranslateModel(net, model, True, input_dims=[4])
+    with pytest.raises(UsageError, match=r"input_dims is \[2, 0\], expected numbers from 1 on"):
+        caffe_translator.TranslateModel(net, model, True, input_dims=[2, 0])
+    pooled = definition(pool("kernel_size: 3 stride: 2")).param
+    with pytest.raises(
+        DefinitionError, match=r"\(Pooling\): the kernel 3 is larger than the image"
+    ):
+        caffe_translator.TranslateModel(
+            pooled, model, remove_legacy_pad=True, input_dims=[1, 1, 1, 1]
+        )
     whole = build(conv("kernel_size: 3") + layer("Softmax", "y", "z", name="s"), phase=TEST)
     with pytest.raises(DefinitionError, match=r"'s' \(Softmax\): needs the shape of 'y', which"):
         caffe_translator.TranslateModel(
