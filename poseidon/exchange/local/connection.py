@@ -56,7 +56,7 @@ class Kind(Enum):
     GATHERED = 10
     """From the leader: all payloads of collection `number`."""
     HISTORIES = 11
-    """From the leader: all histories, one tensor after the other."""
+    """From the leader: the history of the tensor; of all tensors, in their order."""
     FAILED = 12
     """Either way: the sender cannot continue; the payload says why."""
     LEAVE = 13

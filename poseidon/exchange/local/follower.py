@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -153,24 +154,22 @@ class FollowerState(CarrierState):
     def __init__(self, tensors: Sequence[Trained], monitor: Monitor, *, private: bool) -> None:
         self._tensors = tensors
         self._monitor = monitor
-        self._received: list[bytearray] = []
+        self._received: deque[bytearray] = deque()
         self.private = private
 
     def put(self, packed: bytearray) -> None:
-        """Note histories that the leader has sent; under the lock."""
+        """Note the history of a tensor that the leader has sent; under the lock."""
         self._received.append(packed)
 
     def histories(self) -> Mapping[int, History]:
         if not self.private:
             raise LocalProtocolError("the history is shared, and only worker 0 reads it")
-        packed = self._monitor.wait_for(
-            lambda: self._received.pop(0) if self._received else None,
-            "the leading worker sent no histories",
-        )
-        flat, found, start = np.frombuffer(packed, np.float32), dict[int, History](), 0
+        found: dict[int, History] = {}
         for index, trained in enumerate(self._tensors):
-            size, count = trained.tensor.numel(), history_count(trained.rule.kind)
-            rows = flat[start : start + count * size].reshape(count, *trained.tensor.shape)
-            found[index] = [row.copy() for row in rows]
-            start += count * size
+            packed = self._monitor.wait_for(
+                lambda: self._received.popleft() if self._received else None,
+                f"the leading worker sent no history of '{trained.name}'",
+            )
+            shape = history_count(trained.rule.kind), *trained.tensor.shape
+            found[index] = list(np.frombuffer(packed, np.float32).reshape(shape))
         return found

@@ -226,6 +226,7 @@ class LeaderState(UnitedState):
     def histories(self) -> Mapping[int, History]:
         found = super().histories()
         if self.private:
-            arrays = [array.reshape(-1).data for history in found.values() for array in history]
-            send_all(self._connections, Kind.HISTORIES, *arrays)
+            for index, history in found.items():
+                arrays = [array.reshape(-1).data for array in history]
+                send_all(self._connections, Kind.HISTORIES, *arrays, index=index)
         return found
