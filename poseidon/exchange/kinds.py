@@ -16,7 +16,7 @@ class Scheme(Enum):
     FACTORS = "svb"
     """The two factors of the gradient go to every other worker."""
     ALLREDUCE = "allreduce"
-    """A sum over all workers through torch.distributed."""
+    """A sum over all workers, through their own connections."""
     LOCAL = "local"
     """Nothing leaves the process."""
 

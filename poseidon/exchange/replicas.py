@@ -278,8 +278,8 @@ class ReplicaCheck:
         own = {name: checksum(tensor) for name, tensor in state.items()}
         everyone = [json.loads(payload) for payload in self._collect(json.dumps(own).encode())]
         unequal = {
-            name: [rank for rank, one in enumerate(everyone) if one.get(name, checksum) != checksum]
-            for name, checksum in everyone[0].items()
+            name: [rank for rank, one in enumerate(everyone) if one.get(name, root) != root]
+            for name, root in everyone[0].items()
         }
         unequal = {name: ranks for name, ranks in unequal.items() if ranks}
         if unequal:

@@ -182,7 +182,7 @@ def load(level: Level | None = None) -> Library | None:
         level: the instructions to use, if the processor has them; None: the highest.
 
     Returns:
-        None where it was not compiled, or from another text than `codecs.c` has.
+        None where it was not compiled, or from other texts than the sources have.
     """
     try:
         code = ctypes.CDLL(str(LIBRARY_FILE))

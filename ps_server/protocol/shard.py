@@ -374,9 +374,9 @@ class Shard:
         Args:
             now_s: the seconds of a clock that is never set.
         """
-        decided = None if self._rounds is None else self._rounds.decide(now_s)
         if self._rounds is None:
             return []
+        decided = self._rounds.decide(now_s)
         if decided is None:
             awaited = m.Awaited(self._rounds.clock)
             return [self._members.to(rank, awaited) for rank in self._rounds.awaited()]

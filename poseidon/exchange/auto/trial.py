@@ -293,16 +293,16 @@ def _product_s_per_flop(client: Client, tensors: Sequence[Trained], member: Memb
     value, history = torch.zeros(SIDE, SIDE, device=device), torch.zeros(SIDE, SIDE, device=device)
     u, v = (torch.zeros(rows, SIDE, device=device) for _ in range(2))
 
-    def update(times: int) -> None:
+    def multiply(times: int) -> None:
         for _ in range(times):
             apply_factors(
                 rule, u, v, value, [history], rate=0.0, step=0, scale=1.0, scratch=scratch
             )
         _synchronize(device)
 
-    update(1)
+    multiply(1)
     client.barrier()
-    return _run_s(partial(update, PRODUCTS)) / (PRODUCTS * 2 * rows * SIDE**2)
+    return _run_s(partial(multiply, PRODUCTS)) / (PRODUCTS * 2 * rows * SIDE**2)
 
 
 def _run_s(work: Callable[[], None]) -> float:

@@ -143,10 +143,10 @@ class LeaderDelivery(Delivery):
 
     def _check_left(self) -> None:
         with self._order:
-            missing = sorted(self._left - parts.keys() for parts in self._contributed.values())
-        gone = sorted(set().union(*missing))
-        if gone:
-            self._failed(PeerLost(f"worker {gone[0]} of this machine has left before a collection"))
+            missing = [self._left - parts.keys() for parts in self._contributed.values()]
+        if gone := set[int]().union(*missing):
+            first = min(gone)
+            self._failed(PeerLost(f"worker {first} of this machine has left before a collection"))
 
     def _run(self) -> None:
         try:

@@ -32,8 +32,8 @@ shared memory.
 class Reduction(Protocol):
     """Moves flat tensors among the workers of one host.
 
-    The leader's calls come from its engine, save for `published`, which comes from the loop's
-    thread.
+    The leader's calls come from its loop (`leader_loop.py`), save for `published`, which comes from
+    the thread that trains.
     """
 
     def contribute(self, index: int, part: Tensor | None, number: int = 0) -> None:

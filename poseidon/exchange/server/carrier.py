@@ -158,7 +158,6 @@ class ServerState(UnitedState):
         memory = {placed.table: placed.memory_of(into) for placed in self._placed}
         coming = self._tables.ask(memory)
         kept = Kept.of([placed.kept(coming.get(placed.table)) for placed in self._placed])
-
         return replace(kept, held_back=lambda: self._tables.held_back_there(coming))
 
     def hold_back(self, held_back: Mapping[str, Array]) -> None:
