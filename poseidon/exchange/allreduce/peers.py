@@ -105,7 +105,7 @@ class Peers:
             case [_, str(kind), *numbers], 2 if kind in self._receivers:
                 expected, receive = self._receivers[kind]
                 fields = [number for number in numbers if type(number) is int]
-                if len(fields) != expected:
+                if not len(fields) == len(numbers) == expected:
                     raise RemoteProtocolError(f"worker {sender} sends a {kind} with other fields")
                 receive(sender, fields, frames[1])
             case _:

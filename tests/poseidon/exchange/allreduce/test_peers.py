@@ -30,6 +30,7 @@ from tests.poseidon.exchange.allreduce.test_sums import networks
         (["Mean", 0, 0], bytes(4)),
         (["Gather", -1], b"out of turn"),
         (["Gather", True], b""),
+        (["Gather", 0, "x"], b""),
         (["Request", 1, 5], b""),
         (["Finished"], b""),
         ([0], b""),
