@@ -5,9 +5,9 @@ still in their backward pass. A layer waits for its own tensors only, right befo
 uses them.
 
 A tensor may be used though the forward pass of its own module does not run
-(torch.nn.MultiheadAttention reads the weight of its `out_proj`). The hooks find it in the first
-iteration, in which all values are present from the start. From then on they wait for it at the
-start of an iteration.
+(torch.nn.MultiheadAttention reads the weight of its `out_proj`). The hooks find it in an
+iteration in which all values are present from the start, as in the first. From then on they wait
+for it at the start of an iteration.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ class Hooks:
         self._accumulated: dict[int, tuple[Tensor, int]] = {}  # gradients with their versions
         self._names = [trained.name for trained in tensors]
         self._iterations = 0
+        self._present = True
         self._without_forward: set[int] = set()
         own: Sequence[Tensor] = sources or [trained.tensor for trained in tensors]
         self._sources = own
@@ -111,9 +112,15 @@ class Hooks:
                 waiter = of_layers(self._waiter(owned))
                 self._handles.append(child.register_forward_pre_hook(waiter, prepend=True))
 
-    def start(self) -> None:
-        """Begin an iteration: every tensor must be waited for again."""
+    def start(self, *, present: bool = False) -> None:
+        """Begin an iteration: every tensor must be waited for again.
+
+        Args:
+            present: all values have come, so one may be used though the forward pass of its own
+                module does not run. They are in the first iteration.
+        """
         self._pass = 0
+        self._present = present or not self._iterations
         self._waiting = set(self._indices.values())
         self._begun.clear()
         for index in self._without_forward:
@@ -236,10 +243,11 @@ class Hooks:
 
     def _on_gradient(self, tensor: Tensor) -> None:
         index = self._indices[tensor]
-        if index in self._waiting and self._iterations:
+        if index in self._waiting and not self._present:
             raise UsageError(
                 f"'{self._names[index]}' was used before its new value had come: the forward pass "
-                "of its own module has not run, though it has in the first iteration"
+                "of its own module has not run, though it has in earlier iterations; in a script "
+                "expected settle() after the step() before it"
             )
         assert tensor.grad is not None
         if not self._sends:

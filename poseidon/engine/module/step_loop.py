@@ -415,7 +415,7 @@ class StepLoop(ABC):
         self._before_begin()
         self._begun = True
         self._exchange.start(self._collections.iterations, *self._rates())
-        hooks.start()
+        hooks.start(present=self._settled)
 
     def _backward_is_over(self) -> None:
         """Count the backward pass that has ended."""

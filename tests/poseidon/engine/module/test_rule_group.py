@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -143,6 +144,39 @@ def test_a_loss_of_values_that_may_be_from_before_the_step_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match=r"without a forward pass of the module since step \d, so"):
         together(1, build, SGD(lr=0.1), body)
+
+
+@pytest.mark.parametrize("settles", [True, False])
+def test_a_method_beside_forward_uses_values_that_have_come(settles: bool) -> None:
+    def body(module: nn.Module, group: Group) -> None:
+        for at in range(3):
+            x = torch.ones(2, 3)
+            if at == 1:  # as a `training_step` of the script's, which does not run the root
+                assert isinstance(module, Scaled)
+                module.scaled(x).sum().backward()
+            else:
+                module(x).sum().backward()
+            group.step()
+            if settles:
+                group.settle()
+
+    with nullcontext() if settles else pytest.raises(UsageError, match=r"'scale'.*expected settle"):
+        together(1, lambda _: Scaled(), SGD(lr=0.1), body)
+
+
+class Scaled(nn.Module):
+    """A parameter of the root, which a second method reads without the root's forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def scaled(self, x: Tensor) -> Tensor:
+        return Tensor(self.layer(x) * self.scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scaled(x)
 
 
 def test_parameters_in_one_anothers_memory_are_refused() -> None:
