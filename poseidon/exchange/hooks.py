@@ -127,6 +127,11 @@ class Hooks:
             self._wait(index)
         self._start_pass()
 
+    @property
+    def are_awaited(self) -> bool:
+        """Whether some tensors of this iteration have not been waited for."""
+        return bool(self._waiting)
+
     def wait(self) -> None:
         """Wait for every tensor now, in their order."""
         for index in sorted(self._waiting):

@@ -22,19 +22,28 @@ from torch._C._dynamo import eval_frame
 
 
 class OfOneModule:
-    """A hook, on the module that it was registered on."""
+    """A hook, on the module that it was registered on.
 
-    def __init__(self, hook: Callable[..., Any]) -> None:
+    Args:
+        on_copy: called before the module is copied.
+    """
+
+    def __init__(
+        self, hook: Callable[..., Any], on_copy: Callable[[], None] = lambda: None
+    ) -> None:
         self._hook = hook
+        self._on_copy = on_copy
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Call the hook."""
         return self._hook(*arguments, **named)
 
     def __deepcopy__(self, memo: object) -> OfOneModule:
+        self._on_copy()
         return idle()
 
     def __reduce__(self) -> tuple[Callable[[], OfOneModule], tuple[()]]:
+        self._on_copy()
         return idle, ()
 
 

@@ -34,6 +34,7 @@ class ModuleWatch:
             of the group.
         on_gradient: called when a backward pass has reached the module; several times within each.
         on_state_read: called before `state_dict` reads the module.
+        on_copy: called while `copy.deepcopy` or pickle copies the module, or a part of it.
         on_value: called with the index of a tensor of the exchange once its value has come.
 
     Attributes:
@@ -50,6 +51,7 @@ class ModuleWatch:
         on_forward: Callable[..., None],
         on_gradient: Callable[..., None],
         on_state_read: Callable[..., None],
+        on_copy: Callable[[], None],
         on_value: Callable[[int], None],
     ) -> None:
         module = uncompiled(entry)
@@ -74,7 +76,7 @@ class ModuleWatch:
             )
             removal.callback(self.hooks.close)
             observed.watch()
-            reads = OfOneModule(on_state_read)
+            reads = OfOneModule(on_state_read, on_copy)
             of_layers = OutsideOfGraphs if is_compiled else OfOneModule
             for child in module.modules():
                 removal.callback(child.register_state_dict_pre_hook(reads).remove)

@@ -162,6 +162,15 @@ class RuleGroup(Group):
             )
         super()._on_gradient(parameter)
 
+    def _on_copy(self) -> None:
+        have_come = self._settled or (self._begun and not self._hooks.are_awaited)
+        if self._plan.tensors and not have_come:
+            raise UsageError(
+                f"the module is copied after step {self.steps}, by copy.deepcopy or torch.save, "
+                "and its values may be from before the step; expected settle() first, or the "
+                "copy of its state_dict()"
+            )
+
     def _backward_is_over(self) -> None:
         super()._backward_is_over()
         self._sent.note(reversed(self._trained.values()))

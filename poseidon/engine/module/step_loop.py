@@ -109,6 +109,7 @@ class StepLoop(ABC):
                 on_forward=self._on_forward,
                 on_gradient=self._on_gradient,
                 on_state_read=self._on_state_read,
+                on_copy=self._on_copy,
                 on_value=self._masters.publish,
             )
         except BaseException:
@@ -528,6 +529,9 @@ class StepLoop(ABC):
         if not self._begun and not self._settled:
             self._begin()
         self._hooks.wait()
+
+    def _on_copy(self) -> None:  # noqa: B027 - an optimizer's parameters change in its step alone
+        """Check that the module may be copied now."""
 
     def _on_gradient(self, parameter: Tensor | None = None) -> None:
         if self._in_backward:

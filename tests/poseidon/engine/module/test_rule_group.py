@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from collections.abc import Callable
 from contextlib import nullcontext
 
@@ -193,6 +194,12 @@ def test_a_state_and_a_copy_after_a_step_have_its_values() -> None:
     def body(module: nn.Module, group: Group) -> None:
         for _ in range(3):
             step(module, group)
+            assert isinstance(module, nn.Sequential)
+            for copied in (module, module[0]):
+                with pytest.raises(UsageError, match=r"copied after step \d.*expected settle"):
+                    copy.deepcopy(copied)
+                with pytest.raises(UsageError, match="may be from before the step"):
+                    torch.save(copied, io.BytesIO())
             state = copy.deepcopy(module.state_dict()) if group.rank == 0 else {}
             group.settle()
             for name, value in state.items():
