@@ -451,7 +451,11 @@ class StepLoop(ABC):
                 "parameter; expected after backward()"
             )
         if not self._passes:
-            raise UsageError("step() or average_gradients() without a backward pass before it")
+            raise UsageError(
+                "step() or average_gradients() without a backward pass before it; expected "
+                "backward(), or torch.autograd.backward(parameters, gradients) for gradients that "
+                "the script has computed itself"
+            )
 
     def _finish_iteration(self) -> None:
         with self._collections.ending_iteration(lambda: self._exchange.finished):
