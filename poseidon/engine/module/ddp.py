@@ -267,6 +267,9 @@ def ddp_script(mesh: Mesh, context: WorkerContext) -> Iterator[None]:
         given = signature(new_group).bind(*arguments, **named).arguments
         return new_group(**{**given, "backend": None})
 
+    def monitored_barrier(group: Any = None, *_: Any, **__: Any) -> None:
+        distributed.barrier(group)  # it names the workers that make another call
+
     def make(self: DistributedDataParallel, *arguments: Any, **named: Any) -> None:
         construct(self, *arguments, **named)
         reduce_by_exchange(self, context)
@@ -276,6 +279,7 @@ def ddp_script(mesh: Mesh, context: WorkerContext) -> Iterator[None]:
         for owner in modules:
             undo.enter_context(_replaced(owner, "init_process_group", init_process_group))
             undo.enter_context(_replaced(owner, "new_group", new_poseidon_group))
+            undo.enter_context(_replaced(owner, "monitored_barrier", monitored_barrier))
         undo.enter_context(_replaced(DistributedDataParallel, "__init__", make))
         mesh_class = torch.distributed.device_mesh.DeviceMesh
         undo.enter_context(_replaced(mesh_class, "__init__", _refusal(SHARDED)))

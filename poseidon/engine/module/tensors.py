@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
@@ -169,6 +170,11 @@ def module_tensors(
         raise UsageError(
             f"{type(module).__name__} has layers of torch.jit.script, which take no hooks; expected "
             "the module before torch.jit.script, or torch.compile of it"
+        )
+    if any(isinstance(child, DistributedDataParallel) for child in module.modules()):
+        raise UsageError(
+            "the module has a DistributedDataParallel, which averages gradients itself; expected "
+            "the module within it, or `poseidon run --ddp` for a script without distribute()"
         )
     found = ModuleTensors(exchanged={}, rest={}, looked_up=looked_up(module), tables=tables)
     of_tables = {parameter for table in tables for parameter in table.module.parameters()}

@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.distributed import DistributedSampler
 
 from poseidon.engine.module.ddp import ddp_script, default_group
+from poseidon.engine.module.tensors import Buffers, module_tensors
 from poseidon.engine.module.worker_context import WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.membership import Membership
@@ -70,6 +72,9 @@ def test_a_script_of_ddp_makes_the_group_itself(
             model = DistributedDataParallel(nn.Linear(2, 1))
             model(torch.ones(1, 2)).sum().backward()
             assert copy.deepcopy(model)(torch.ones(1, 2)).shape == (1, 1)
+            torch.distributed.monitored_barrier(timeout=timedelta(seconds=1), wait_all_ranks=True)
+            with pytest.raises(UsageError, match=r"has a DistributedDataParallel, which averages"):
+                module_tensors(nn.Sequential(model), Buffers.AVERAGE)
             with pytest.raises(UsageError, match=r"a DeviceMesh .* divides the model"):
                 torch.distributed.init_device_mesh("cpu", (1,))
             with pytest.raises(UsageError, match=r"`poseidon run --ddp` has started them"):
