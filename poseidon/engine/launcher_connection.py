@@ -5,6 +5,7 @@ lists both).
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import logging
 import os
@@ -51,10 +52,11 @@ PAUSED = "the job pauses: it goes on with other workers"
 def launcher_streams() -> tuple[TextIO, TextIO]:
     """Return the streams of the launcher: commands in, events out.
 
-    Standard input is the user's code's from here on: the launcher's own, if this process may read
-    it, or else empty. Else a process that a layer forks would wait for the thread that reads
-    commands: `multiprocessing` closes `sys.stdin` in it. Standard output is the user's code's too,
-    if the launcher has given the events a descriptor of their own.
+    The standard streams are the user's code's from here on. Standard input is the launcher's own,
+    if this process may read it, or else empty. Otherwise a process that a layer forks would wait
+    for the thread that reads commands: `multiprocessing` closes `sys.stdin` in it. Standard output
+    becomes standard error, unless the launcher has given the events a descriptor of their own. So
+    no event follows text in its line.
     """
     settings = read_settings()
     inlet = os.fdopen(os.dup(0), "r")
@@ -62,7 +64,11 @@ def launcher_streams() -> tuple[TextIO, TextIO]:
     os.dup2(fd, 0)
     os.close(fd)
     if settings.events_fd is None:
-        return inlet, sys.stdout
+        outlet = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(line_buffering=True)
+        return inlet, outlet
     hide_descriptors()
     os.set_inheritable(settings.events_fd, False)
     if settings.stdin_fd is None and not settings.debugger:

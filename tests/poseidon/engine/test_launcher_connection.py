@@ -42,21 +42,32 @@ def test_events_to_a_launcher_that_has_gone_are_dropped() -> None:
     launcher.send("done")
 
 
-def test_what_a_layer_reads_or_starts_takes_no_command() -> None:
-    commands, launcher = os.pipe()
-    own = os.dup(0)
-    os.dup2(commands, 0)
+def test_a_layer_neither_reads_commands_nor_writes_into_events(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pipes = [os.pipe() for _ in range(3)]
+    (commands, launcher), (events, stdout), (printed, stderr) = pipes
+    own = [os.dup(number) for number in range(3)]
+    for number, descriptor in enumerate((commands, stdout, stderr)):
+        os.dup2(descriptor, number)
+    monkeypatch.setattr(sys, "stdout", os.fdopen(1, "w", closefd=False))
     try:
-        inlet, _ = launcher_streams()
+        inlet, outlet = launcher_streams()
         os.write(launcher, b"{}\n")
         assert os.read(0, 1) == b""
         # a fork closes sys.stdin, for which it would wait while a thread reads commands there
         assert inlet is not sys.stdin
         assert inlet.readline() == "{}\n"
+        print("no line\nends", end="")
+        LauncherConnection(inlet, outlet).send("done")
+        assert os.read(events, 99) == b'{"event": "done"}\n'
+        assert os.read(printed, 99) == b"no line\nends"
         inlet.close()
+        outlet.close()
     finally:
-        os.dup2(own, 0)
-        for descriptor in (own, commands, launcher):
+        for number, descriptor in enumerate(own):
+            os.dup2(descriptor, number)
+        for descriptor in (*own, *(end for pipe in pipes for end in pipe)):
             os.close(descriptor)
 
 
