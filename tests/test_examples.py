@@ -67,6 +67,32 @@ def test_surgery_leaves_the_scores_as_they_were(
     assert float(difference) < 1e-5
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "feature_extraction/make_pictures.py",
+        "feature_extraction/nearest.py",
+        "hdf5_classification/make_data.py",
+        "lstm/make_data.py",
+        "net_surgery/convolve.py",
+        "ssd/make_data.py",
+    ],
+)
+def test_a_script_says_what_it_takes_and_what_it_cannot_write(
+    name: str, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = repository / "examples" / name
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", [str(script), "--help"])
+    with pytest.raises(SystemExit, match=r"^0$"):
+        runpy.run_path(str(script), run_name="__main__")
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("sys.argv", [str(script), "file/folder"])
+    with pytest.raises(SystemExit, match=f"^{script.name}: .*"):
+        runpy.run_path(str(script), run_name="__main__")
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+
+
 @pytest.fixture
 def train_cifar10(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TrainCifar10]:
     """The example's `main`, which prepares nothing and trains nothing."""

@@ -9,6 +9,7 @@ trained on.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from itertools import islice
 from pathlib import Path
@@ -47,11 +48,13 @@ def make(database: Path, folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "examples" / "images"
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "examples" / "images")
+    folder = parser.parse_args().folder
     try:
         print(
             f"{make(ROOT / 'examples' / 'cifar10' / 'cifar10_test_lmdb', folder)} pictures in "
             f"{folder}"
         )
-    except PoseidonError as error:
+    except (PoseidonError, OSError) as error:
         sys.exit(f"make_pictures.py: {error}")

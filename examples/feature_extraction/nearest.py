@@ -8,6 +8,7 @@ counts as found rightly if the nearest one is of its class.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -78,8 +79,11 @@ def main(prefix: Path, listing: Path) -> None:
 
 if __name__ == "__main__":
     temp = ROOT / "examples" / "_temp"
-    words = [Path(word) for word in sys.argv[1:]]
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("features", nargs="?", type=Path, default=temp / "features")
+    parser.add_argument("list", nargs="?", type=Path, default=temp / "file_list.txt")
+    files = parser.parse_args()
     try:
-        main(*(words + [temp / "features", temp / "file_list.txt"][len(words) :]))
+        main(files.features, files.list)
     except (PoseidonError, OSError) as error:
         sys.exit(f"nearest.py: {error}")

@@ -8,6 +8,7 @@ where a sequence of 20 begins.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -60,4 +61,9 @@ def make(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    make(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "data")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parent / "data")
+    try:
+        make(parser.parse_args().folder)
+    except OSError as error:
+        sys.exit(f"make_data.py: {error}")

@@ -1,10 +1,10 @@
-"""Turn LeNet into a fully convolutional net and score a larger image at every position in one pass.
-
-python examples/net_surgery/convolve.py [MODEL.caffemodel] [OUT.caffemodel]
+"""Turn LeNet into a fully convolutional net and score a larger image at every position in one
+pass.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -41,7 +41,11 @@ def convolved(net: caffe.Net) -> caffe.Net:
 
 
 def main(words: list[str]) -> None:
-    weights = [words[0]] if words else []
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", nargs="?", help="of LeNet; default: random weights")
+    parser.add_argument("out", nargs="?", help="the convolutional net's weights")
+    files = parser.parse_args(words)
+    weights = [files.model] if files.model else []
     net = caffe.Net(str(DEFINITION), *weights, caffe.TEST)
     surgery = convolved(net)
     picture = np.random.default_rng(0).random((1, 1, 36, 44), np.float32)
@@ -59,8 +63,8 @@ def main(words: list[str]) -> None:
     print(
         f"{map_of_scores.shape[2]}x{map_of_scores.shape[3]} places, greatest difference {worst:.1e}"
     )
-    if len(words) > 1:
-        surgery.save(words[1])
+    if files.out:
+        surgery.save(files.out)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ are made of, in the format of PASCAL VOC: the same steps make a database of your
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from poseidon.data.prepare.annoset import Annotations, convert_annoset
 from poseidon.data.prepare.annotations import AnnotationFormat
 from poseidon.data.prepare.imageset import Conversion
 from poseidon.data.prepare.shapes import write_detection_set
+from poseidon.errors import PoseidonError
 
 # The number of images of each part, and the number of its first scene.
 PARTS = {"train": (320, 0), "test": (128, 100_000)}
@@ -40,4 +42,9 @@ def make(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    make(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "data")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parent / "data")
+    try:
+        make(parser.parse_args().folder)
+    except (PoseidonError, OSError) as error:
+        sys.exit(f"make_data.py: {error}")
