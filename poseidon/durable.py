@@ -5,6 +5,7 @@ after a power failure the file is complete or absent.
 from __future__ import annotations
 
 import os
+import shutil
 from contextlib import suppress
 from pathlib import Path
 
@@ -47,4 +48,7 @@ def obstacle_to(folder: Path) -> str | None:
         return f"{existing} is not a folder"
     if not os.access(existing, os.W_OK | os.X_OK):
         return f"{existing} may not be written by this user"
+    disk = shutil.disk_usage(existing)
+    if disk.total and not disk.free:  # some file systems of a network report neither
+        return f"the disk of {existing} is full"
     return None

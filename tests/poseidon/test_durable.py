@@ -5,6 +5,7 @@ that.
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -33,11 +34,13 @@ def test_what_is_not_there_replaces_nothing(tmp_path: Path) -> None:
     assert path.read_bytes() == b"old"
 
 
-def test_obstacles(tmp_path: Path) -> None:
+def test_obstacles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
     assert obstacle_to(tmp_path) is None
     assert obstacle_to(tmp_path / "new" / "deep") is None
     assert obstacle_to(tmp_path / "file" / "deep") == f"{tmp_path}/file is not a folder"
     assert obstacle_to(tmp_path / "nowhere") == f"{tmp_path}/nowhere is not a folder"
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(total=9, free=0))
+    assert obstacle_to(tmp_path / "new") == f"the disk of {tmp_path} is full"
     assert list(tmp_path.glob("new")) == []
