@@ -39,7 +39,9 @@ from poseidon.settings import EVENTS_FD_VARIABLE, STDIN_FD_VARIABLE, inherited_e
 
 # A longer event is cut: a process that writes without line ends must not fill our memory.
 MAX_LINE_BYTES = 1 << 20
-PIECE_BYTES = 1 << 16
+# Queues on the way to the launcher hold 30,000 pieces before a process that writes more waits: at
+# most 120 MB.
+PIECE_BYTES = 1 << 12
 # Commands are few and short; a process that has not read a hundred of them does not read at all.
 MAX_QUEUED_LINES = 100
 # How often a reader looks whether its process has ended: a process that has left the session may
