@@ -185,8 +185,7 @@ def test_all_hosts_problems_come_at_once() -> None:
     assert lines == [
         "  ml@node1: there is no /db_1",
         r"  ml@node1: port 5\n is \x1b[2Jtaken",
-        "  ml@node2: its answer cannot be read: {'torch': '2.6.0'} (HostFacts has None as its "
-        "addresses)",
+        "  ml@node2: its answer cannot be read: {'torch': '2.6.0'} (HostFacts has no addresses)",
         "  ml@node3: no answer within 60 s",
         lines[4],
         "  ml@node6: /usr/bin/python3 has no torch",
