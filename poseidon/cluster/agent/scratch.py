@@ -2,7 +2,8 @@
 
 Law: a folder goes with its agent, or, if the agent was killed, with the next one of this user.
 Nothing else is removed: an agent locks a file in its folder as long as it lives, and a folder
-without that file belongs to somebody else.
+without that file belongs to somebody else. The file has the host's name: a file system that hosts
+share may not share locks.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import socket
 import tempfile
 from contextlib import suppress
 from pathlib import Path
 
 PREFIX = "poseidon-"
-MARK = ".agent"
+MARK = f".agent-{socket.gethostname()}"
 
 
 class Scratch:

@@ -34,7 +34,11 @@ def test_the_folder_of_an_agent_that_was_killed_goes_with_the_next(temporary: Pa
     living, killed = Scratch(), Scratch()
     (Path(killed.path) / "sent").write_bytes(b"weights")
     os.close(killed._lock)  # as the system does
+    far = temporary / f"{PREFIX}far"  # of another host, whose locks are not seen here
+    far.mkdir()
+    (far / f"{MARK}-2").touch()
     third = Scratch()
-    assert sorted(map(str, temporary.iterdir())) == sorted([str(other), living.path, third.path])
+    left = [str(other), str(far), living.path, third.path]
+    assert sorted(map(str, temporary.iterdir())) == sorted(left)
     living.close()
     third.close()
