@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import queue
+import signal
 import sys
 import threading
 import time
@@ -122,7 +123,7 @@ class LauncherConnection:
         self._thread("poseidon-alive", self._send_heartbeats).start()
 
     def end_without_launcher(self) -> None:
-        """Start to end this process some time after the launcher has gone."""
+        """Start to end this process, and its group, some time after the launcher has gone."""
         self._thread("poseidon-orphan", self._end).start()
 
     def send(self, event: str, **fields: object) -> None:
@@ -225,6 +226,8 @@ class LauncherConnection:
     def _end(self) -> None:
         self.gone.wait()
         time.sleep(ORPHAN_S)
+        if os.getpgrp() == os.getpid():
+            os.killpg(0, signal.SIGKILL)  # with what the user's code has started
         os._exit(1)
 
     def _thread(self, name: str, work: Callable[[], None]) -> threading.Thread:

@@ -6,6 +6,8 @@ import io
 import json
 import os
 import queue
+import signal
+import subprocess
 import sys
 import time
 from functools import partial
@@ -300,6 +302,24 @@ def test_a_launcher_that_goes_before_training_is_an_error(commands: tuple[object
             launcher.exchange_addresses()
     finally:
         launcher.close()
+
+
+@pytest.mark.processes
+def test_what_a_worker_has_started_ends_with_it_once_the_launcher_has_gone() -> None:
+    worker = (
+        "import io, subprocess, threading\n"
+        "from poseidon.engine import launcher_connection as connection\n"
+        "connection.ORPHAN_S = 0\n"
+        "subprocess.Popen(['sleep', '600'])\n"
+        "launcher = connection.LauncherConnection(io.StringIO(), io.StringIO())\n"
+        "launcher.end_without_launcher()\n"
+        "launcher.start()\n"
+        "threading.Event().wait()"
+    )
+    command = [sys.executable, "-c", worker]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
+        output, _ = process.communicate(timeout=50)  # until nobody holds the pipe
+    assert (process.returncode, output) == (-signal.SIGKILL, b"")
 
 
 def test_a_failure_while_the_launcher_is_watched_reaches_it(
