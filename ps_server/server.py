@@ -25,7 +25,7 @@ POLL_S = 0.5
 MAX_FIRST_BYTES = 1024
 """Longest first message of a peer; a longer one is not decoded."""
 MAX_TOKEN_BYTES = 1000
-"""So that a `Hello` is no longer."""
+"""Longest token: with its header it fits into a first message."""
 LINGER_S = 2.0
 """How long `serve` tries to send what is queued at its end."""
 

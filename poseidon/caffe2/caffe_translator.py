@@ -12,9 +12,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from poseidon.caffe2 import core, translation
+from poseidon.caffe2 import core
 from poseidon.caffe2.proto.caffe2_pb2 import NetDef, TensorProtos
-from poseidon.caffe2.translation import layers
+from poseidon.caffe2.translation import layers as _layers  # noqa: F401 - registers translators
 from poseidon.caffe2.translation.registry import (
     AddArgument,
     BaseTranslate,
@@ -33,7 +33,6 @@ __all__ = [
     "TranslateModel",
     "TranslatorRegistry",
 ]
-assert translation, layers  # the import registers the translators
 
 TranslateModel = TranslatorRegistry.TranslateModel
 
