@@ -90,7 +90,8 @@ class PoseidonWork(dist.Work):  # type: ignore[misc]
     def run(self) -> None:
         """Do it. Raises nothing."""
         try:
-            self._run()
+            with torch.inference_mode():  # only there tensors that were made there may be changed
+                self._run()
         except BaseException as error:  # noqa: BLE001 - `wait` raises it
             self._error = error
         self._done.set()

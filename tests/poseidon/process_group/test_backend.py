@@ -46,6 +46,33 @@ def test_tensors_that_are_not_in_order_in_memory_get_their_results() -> None:
         on_all(made, run)
 
 
+def test_tensors_of_inference_mode_get_their_results() -> None:
+    """Only inside of that mode they may be changed, and each thread has its own."""
+
+    def run(mesh: Mesh) -> None:
+        with group_of(mesh) as group, torch.inference_mode():
+            sender, receiver = (mesh.rank - 1) % SIZE, (mesh.rank + 1) % SIZE
+            own, outputs = torch.ones(9, 2) + mesh.rank, [torch.zeros(9, 2) for _ in range(SIZE)]
+            group.allgather([outputs], [own]).wait()
+            assert [int(output[0, 0]) for output in outputs] == [1, 2, 3]
+            group.allreduce([own]).wait()
+            assert own.tolist() == [[6, 6]] * 9
+            sent = group.send([own + mesh.rank], receiver, 0)
+            group.recv([own], sender, 0).wait()
+            sent.wait()
+            assert own.tolist() == [[6 + sender] * 2] * 9
+        weight = torch.ones(2, requires_grad=True)
+        seen = weight * 2
+        product = seen * seen
+        with group_of(mesh) as group, torch.inference_mode():
+            group.allreduce([seen]).wait()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.sum().backward()
+
+    with meshes(SIZE) as made:
+        on_all(made, run)
+
+
 def test_calls_return_before_they_are_done_and_run_in_their_order() -> None:
     def run(mesh: Mesh) -> None:
         with group_of(mesh) as group:
