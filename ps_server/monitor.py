@@ -96,6 +96,7 @@ class Monitor:
         *,
         hangs: Callable[[], str] | None = None,
         limited: bool = True,
+        timeout_s: float | None = None,
     ) -> T:
         """Wait until `question` has an answer, and return it.
 
@@ -104,19 +105,21 @@ class Monitor:
                 there is no answer. It must not block.
             otherwise: the beginning of the sentence that is raised when there is none in time.
             hangs: returns the end of that sentence; None: as given to the monitor.
-            limited: whether the wait ends after `timeout_s`. An unlimited wait needs
+            limited: whether the wait ends after a time. An unlimited wait needs
                 an owner that calls `close` or `fail`.
+            timeout_s: that time; None: the monitor's.
 
         Raises:
-            StalenessTimeout: there was no answer within `timeout_s`.
+            StalenessTimeout: there was no answer in time.
             ServerError: what was given to `fail` or `interrupt`.
             LocalProtocolError: `close` was called.
         """
         with self._lock:
             waiter = _Waiter(question)
-            if not waiter.ask() and not self._wait(waiter, self.timeout_s if limited else math.inf):
+            longest_s = self.timeout_s if timeout_s is None else timeout_s
+            if not waiter.ask() and not self._wait(waiter, longest_s if limited else math.inf):
                 end = self._hangs if hangs is None else hangs()
-                raise StalenessTimeout(f"{otherwise} within {self.timeout_s:g} s{end}")
+                raise StalenessTimeout(f"{otherwise} within {longest_s:g} s{end}")
             return waiter.result()
 
     def _wait(self, waiter: _Waiter[Any], timeout_s: float) -> bool:
@@ -130,7 +133,7 @@ class Monitor:
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0:
                     return False
-                waiter.condition.wait(None if left_s == math.inf else left_s)
+                waiter.condition.wait(None if left_s > threading.TIMEOUT_MAX else left_s)
                 if waiter.ask():
                     return True
         finally:

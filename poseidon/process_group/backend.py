@@ -11,6 +11,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from types import FunctionType
 from typing import Any
 
@@ -19,10 +20,11 @@ import torch.distributed
 from torch import Tensor
 from torch.distributed.distributed_c10d import init_process_group
 
-from poseidon.errors import UsageError
+from poseidon.errors import UsageError, counted
 from poseidon.exchange.module_hooks import leave_out_of_graphs
-from poseidon.process_group.collectives import Collectives, Reduction
+from poseidon.process_group.collectives import Collectives, Reduction, described
 from poseidon.process_group.mesh import Mesh
+from ps_server import StalenessTimeout
 
 NAME = "poseidon"
 dist: Any = torch.distributed  # its stubs lack half of what is used here
@@ -72,14 +74,24 @@ class PoseidonWork(dist.Work):  # type: ignore[misc]
     """A call that runs in the background.
 
     Args:
-        run: does it; its error is raised in `wait`.
+        run: does it; its error is raised in `wait`. A receive returns the sender's rank.
         result: what `result` and the future have.
+        fail: is given the error of `run`, before anything waits for the call any more.
         name: of a call that needs all workers.
     """
 
-    def __init__(self, run: Callable[[], None], result: Any, calls: Calls, name: str = "") -> None:
+    def __init__(
+        self,
+        run: Callable[[], int | None],
+        result: Any,
+        calls: Calls,
+        fail: Callable[[Exception], None],
+        name: str = "",
+    ) -> None:
         super().__init__()
         self._run = run
+        self._fail = fail
+        self._sender: int | None = None
         self._result = result
         self._calls = calls
         self._name = name
@@ -91,18 +103,31 @@ class PoseidonWork(dist.Work):  # type: ignore[misc]
         """Do it. Raises nothing."""
         try:
             with torch.inference_mode():  # only there tensors that were made there may be changed
-                self._run()
+                self._sender = self._run()
         except BaseException as error:  # noqa: BLE001 - `wait` raises it
             self._error = error
+            if isinstance(error, Exception):
+                self._fail(error)
         self._done.set()
         if isinstance(self._error, Exception):
             self._future.set_exception(self._error)
         else:
             self._future.set_result(self._result)
 
-    def wait(self, timeout: Any = None) -> bool:
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait until it is done.
+
+        Args:
+            timeout: the longest wait; None or 0: the group's.
+
+        Raises:
+            StalenessTimeout: it is not done in time. It continues.
+        """
+        limit_s = timeout.total_seconds() if timeout else threading.TIMEOUT_MAX
         with self._calls.waiting(self._name):
-            self._done.wait()
+            is_done = self._done.wait(min(limit_s, threading.TIMEOUT_MAX))
+        if not is_done:
+            raise StalenessTimeout(f"{self._name or 'a message'} was not done within {limit_s:g} s")
         if self._error is not None:
             raise self._error
         return True
@@ -121,6 +146,10 @@ class PoseidonWork(dist.Work):  # type: ignore[misc]
 
     def result(self) -> Any:
         return self._result
+
+    def _source_rank(self) -> int:
+        assert self._sender is not None
+        return self._sender
 
     def get_future(self) -> Any:
         return self._future
@@ -166,7 +195,7 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._description = description
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> PoseidonWork:
-        reduction = _reduction(opts)
+        reduction = _reduction(opts, tensors)
         return self._start(
             lambda flat: self._collectives.all_reduce(flat, reduction),
             tensors,
@@ -184,7 +213,7 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
         )
 
     def reduce(self, tensors: list[Tensor], opts: Any) -> PoseidonWork:
-        reduction, root = _reduction(opts), opts.rootRank
+        reduction, root = _reduction(opts, tensors), opts.rootRank
         return self._start(
             lambda flat: self._collectives.reduce(flat, reduction, root), tensors, tensors, "reduce"
         )
@@ -196,6 +225,9 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
             for own, results in zip(flats, outputs, strict=True):
                 _fill(results, self._collectives.all_gather(own))
 
+        for own, results in zip(inputs, outputs, strict=True):
+            self._check_one_each(results)
+            _check_alike("all_gather", own, results)
         flats = [_flat(tensor) for tensor in inputs]
         return self._submit(run, outputs, "all_gather")
 
@@ -211,7 +243,7 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
     def all_gather_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> PoseidonWork:
-        parts = [list(output.view(-1).chunk(self.size())) for output in outputs]
+        parts = [self._parts(output.view(-1)) for output in outputs]
         return self.allgather(parts, inputs, opts)
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> PoseidonWork:
@@ -220,11 +252,17 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
             if parts:
                 _fill(outputs[0], parts)
 
+        if outputs:
+            self._check_one_each(outputs[0])
+            _check_alike("gather", inputs[0], outputs[0])
         own = _flat(inputs[0])
         return self._submit(run, outputs, "gather")
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> PoseidonWork:
         root = opts.rootRank
+        if inputs:
+            self._check_one_each(inputs[0])
+            _check_alike("scatter", outputs[0], inputs[0])
         parts = [_flat(tensor) for tensor in inputs[0]] if inputs else []
         return self._start(
             lambda flat: self._collectives.scatter(flat, parts, root), outputs, outputs, "scatter"
@@ -237,7 +275,10 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
             for output, parts in zip(outputs, flats, strict=True):
                 _fill([output], [self._collectives.reduce_scatter(parts, reduction)])
 
-        reduction = _reduction(opts)
+        reduction = _reduction(opts, outputs)
+        for output, parts in zip(outputs, inputs, strict=True):
+            self._check_one_each(parts)
+            _check_alike("reduce_scatter", output, [parts[self.rank()]])
         flats = [[_flat(tensor) for tensor in parts] for parts in inputs]
         return self._submit(run, outputs, "reduce_scatter")
 
@@ -249,7 +290,7 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
     def reduce_scatter_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> PoseidonWork:
-        parts = [list(whole.reshape(-1).chunk(self.size())) for whole in inputs]
+        parts = [self._parts(whole.reshape(-1)) for whole in inputs]
         return self.reduce_scatter(outputs, parts, opts)
 
     def alltoall(
@@ -260,6 +301,9 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
             self._collectives.all_to_all(parts, results)
             _fill(outputs, results)
 
+        self._check_one_each(inputs)
+        self._check_one_each(outputs)
+        _check_alike("all_to_all", inputs[self.rank()], [outputs[self.rank()]])
         parts = [_flat(tensor) for tensor in inputs]
         return self._submit(run, outputs, "all_to_all")
 
@@ -271,9 +315,8 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
         input_sizes: Sequence[int],
         opts: Any = None,
     ) -> PoseidonWork:
-        size = self.size()
-        results = output.split(list(output_sizes)) if output_sizes else output.chunk(size)
-        parts = whole.split(list(input_sizes)) if input_sizes else whole.chunk(size)
+        results = output.split(list(output_sizes)) if output_sizes else self._parts(output)
+        parts = whole.split(list(input_sizes)) if input_sizes else self._parts(whole)
         return self.alltoall(list(results), list(parts), opts)
 
     def barrier(self, opts: Any = None) -> PoseidonWork:
@@ -281,22 +324,26 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def send(self, tensors: list[Tensor], receiver: int, tag: int) -> PoseidonWork:
         self._collectives.send(_flat(tensors[0]), receiver, tag)
-        work = PoseidonWork(lambda: None, tensors, self._script)
+        work = PoseidonWork(lambda: None, tensors, self._script, self.mesh.fail)
         work.run()
         return work
 
-    def recv(self, tensors: list[Tensor], sender: int, tag: int) -> PoseidonWork:
+    def recv(self, tensors: list[Tensor], sender: int | None, tag: int) -> PoseidonWork:
         flat = torch.empty(tensors[0].numel(), dtype=tensors[0].dtype, device="cpu")
         receive = self._collectives.receiving(flat, sender, tag)
 
-        def run() -> None:
-            receive()
+        def run() -> int:
+            found = receive()
             _fill(tensors, [flat])
+            return found
 
-        work = PoseidonWork(run, tensors, self._script)
+        work = PoseidonWork(run, tensors, self._script, self.mesh.fail)
         # a thread of its own: a later message may have to leave before this one can come
         threading.Thread(target=work.run, name="poseidon-receive", daemon=True).start()
         return work
+
+    def recv_anysource(self, tensors: list[Tensor], tag: int) -> PoseidonWork:
+        return self.recv(tensors, None, tag)
 
     def shutdown(self) -> None:
         """End the thread, after the collectives that have begun. The mesh belongs to all groups."""
@@ -308,6 +355,23 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
+
+    def _check_one_each(self, tensors: Sequence[Tensor]) -> None:
+        if len(tensors) != self.size():
+            raise ValueError(
+                f"a list has {counted(len(tensors), 'tensor')}; expected one for each of the "
+                f"{self.size()} workers"
+            )
+
+    def _parts(self, whole: Tensor) -> list[Tensor]:
+        """Return equal parts along the first axis, one for each worker."""
+        size, length = self.size(), whole.shape[0] if whole.ndim else 1
+        if length % size or not whole.ndim:
+            raise ValueError(
+                f"a tensor of shape {list(whole.shape)} cannot be divided equally among {size} "
+                f"workers; expected a multiple of {size} as its first dimension"
+            )
+        return list(whole.split(length // size)) if length else [whole] * size
 
     def _start(
         self, collective: Callable[[Tensor], None], tensors: list[Tensor], result: Any, name: str
@@ -325,7 +389,13 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def _submit(self, run: Callable[[], None], result: Any, name: str) -> PoseidonWork:
         self._script.begin()
-        work = PoseidonWork(run, result, self._script, name)
+        place = self.mesh.place()
+
+        def run_here() -> None:
+            self._collectives.place = place
+            run()
+
+        work = PoseidonWork(run_here, result, self._script, self.mesh.fail, name)
         if threading.current_thread() is self._thread:
             # a callback of the collective that has just ended, which may wait for this one
             work.run()
@@ -366,15 +436,39 @@ def _fill(tensors: Sequence[Tensor], flats: Sequence[Tensor]) -> None:
             torch.cuda.current_stream(tensors[0].device).synchronize()
 
 
-def _reduction(options: Any) -> Reduction:
+def _reduction(options: Any, tensors: Sequence[Tensor]) -> Reduction:
+    """Return how tensors are reduced.
+
+    Raises:
+        UsageError: the reduction is unknown, or not for tensors of this type.
+    """
     operation = options.reduceOp if options is not None else dist.ReduceOp.SUM
     for name, reduction in _REDUCTIONS.items():
         if operation == getattr(dist.ReduceOp, name):
+            types = [t.dtype for t in tensors if t.is_floating_point() or t.is_complex()]
+            if types and reduction in (Reduction.AND, Reduction.OR, Reduction.XOR):
+                raise UsageError(
+                    f"the reduction {name} is for whole numbers; a tensor is {types[0]}"
+                )
             return reduction
     raise UsageError(
         f"the process group '{NAME}' does not know the reduction {operation}; expected one of "
         f"{', '.join(_REDUCTIONS)}"
     )
+
+
+def _check_alike(call: str, own: Tensor, others: Sequence[Tensor]) -> None:
+    """Refuse tensors that differ from `own` in type or size, before anything is sent.
+
+    Raises:
+        ValueError: one differs.
+    """
+    for other in others:
+        if other.dtype != own.dtype or other.numel() != own.numel():
+            raise ValueError(
+                f"{call} has tensors of {described(own)} and of {described(other)}; expected one "
+                "type and size"
+            )
 
 
 def register(mesh: Mesh, script: Calls | None = None) -> None:
@@ -396,7 +490,8 @@ def register(mesh: Mesh, script: Calls | None = None) -> None:
         if not ranks:
             current = next(generation)
             ranks = list(range(mesh.size))
-        return PoseidonGroup(Collectives(mesh, f"{current}.{options.group_id}", ranks), script)
+        name, timeout_s = f"{current}.{options.group_id}", options.timeout.total_seconds()
+        return PoseidonGroup(Collectives(mesh, name, ranks, timeout_s), script)
 
     dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", "cuda"])
 

@@ -12,14 +12,15 @@ All tensors are flat, contiguous and on the CPU.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 
 import torch
 from torch import Tensor
 
-from poseidon.errors import UsageError
-from poseidon.process_group.mesh import Mesh
+from poseidon.process_group.mesh import Call, DifferentCalls, Mesh, Message, MessageId
+from ps_server.transport.base import Buffer
 
 SMALL_BYTES = 32 * 1024
 """A tensor of at most this size is sent whole to all workers, which reduce it themselves: one step
@@ -76,14 +77,24 @@ class Collectives:
         group: the group's name, the same on all its workers.
         ranks: of its workers among all workers of the job, in the order of their ranks within the
             group.
+        timeout_s: the longest time that a call waits; None: the mesh's.
+
+    Attributes:
+        place: the line of the script that makes the next call; for errors.
     """
 
-    def __init__(self, mesh: Mesh, group: str, ranks: Sequence[int]) -> None:
+    def __init__(
+        self, mesh: Mesh, group: str, ranks: Sequence[int], timeout_s: float | None = None
+    ) -> None:
         self.mesh = mesh
+        self.place = ""
+        self.timeout_s = timeout_s
         self._group = group
         self.ranks = tuple(ranks)
         self._number = 0
-        self._passed: dict[tuple[bool, int, int], int] = {}
+        self._sent: Counter[tuple[int, int]] = Counter()
+        self._taken: Counter[tuple[int, int]] = Counter()
+        self._expected: dict[int, list[_Expected]] = {}
         self.rank = self.ranks.index(mesh.rank)
         self.size = len(self.ranks)
         self.others = [(self.rank + i) % self.size for i in range(1, self.size)]
@@ -195,60 +206,112 @@ class Collectives:
 
     def send(self, tensor: Tensor, receiver: int, tag: int) -> None:
         """Send a tensor to one worker; returns at once. Any thread may call it."""
-        self._message(tensor, receiver, tag, sends=True).send(receiver, 0, tensor.clone())
+        self._sent[receiver, tag] += 1
+        number = self._sent[receiver, tag]
+        self._message(tensor, number, tag, self.mesh.place()).send(receiver, 0, tensor.clone())
 
-    def receiving(self, tensor: Tensor, sender: int, tag: int) -> Callable[[], None]:
-        """Return a function that waits for the next tensor of one worker with this tag, and fills
-        `tensor` with it. Any thread may call it.
+    def receiving(self, tensor: Tensor, sender: int | None, tag: int) -> Callable[[], int]:
+        """Return a function that waits for the next tensor with this tag, fills `tensor` with it,
+        and returns the sender. Any thread may call it.
+
+        Messages are given to receives in the order in which `receiving` was called.
+
+        Args:
+            sender: None: any other worker.
         """
-        call = self._message(tensor, sender, tag, sends=False)
+        expected = _Expected(tuple(self.others) if sender is None else (sender,))
+        pending = self._expected.setdefault(tag, [])
+        pending.append(expected)
+        place = self.mesh.place()
 
-        def receive() -> None:
-            tensor.copy_(call.receive(sender, 0, tensor))
+        def arrived(inbox: dict[MessageId, Message]) -> _Expected | None:
+            for one in [one for one in pending if one.message is None]:
+                for worker in one.senders:
+                    number = self._taken[worker, tag] + 1
+                    key = (self.ranks[worker], self._of_tag(tag), number, 0)
+                    if key in inbox:
+                        self._taken[worker, tag] = number
+                        one.message, one.sender = inbox.pop(key), worker
+                        break
+            return expected if expected.message is not None else None
+
+        def receive() -> int:
+            call = self._message(tensor, 0, tag, place)
+            found = call.wait_for(arrived, expected.senders)
+            pending.remove(found)
+            assert found.message is not None
+            tensor.copy_(call.tensor_of(found.message, found.sender, tensor))
+            return found.sender
 
         return receive
 
     def _begin(self, name: str, tensor: Tensor | None, how: str = "") -> _Call:
         self._number += 1
         what = ", ".join(filter(None, (described(tensor), how)))
-        return _Call(self, self._group, self._number, f"{name}({what})")
+        call = Call(self._group, self._number, f"{name}({what})", self.place, self.timeout_s)
+        return _Call(self, call)
 
-    def _message(self, tensor: Tensor, other: int, tag: int, *, sends: bool) -> _Call:
-        key = (sends, other, tag)
-        self._passed[key] = number = self._passed.get(key, 0) + 1
+    def _message(self, tensor: Tensor, number: int, tag: int, place: str) -> _Call:
         text = f"send({described(tensor)}, tag {tag})"
-        return _Call(self, f"{self._group}/{tag}", number, text)
+        return _Call(self, Call(self._of_tag(tag), number, text, place, self.timeout_s))
+
+    def _of_tag(self, tag: int) -> str:
+        return f"{self._group}/{tag}"
+
+
+class _Expected:
+    """A receive that waits for a message of one of some workers; ranks of the group."""
+
+    def __init__(self, senders: tuple[int, ...]) -> None:
+        self.senders = senders
+        self.message: Message | None = None
+        self.sender = -1
 
 
 class _Call:
     """The messages of one collective on one worker; workers are ranks of the group."""
 
-    def __init__(self, owner: Collectives, group: str, number: int, text: str) -> None:
+    def __init__(self, owner: Collectives, call: Call) -> None:
         self._owner = owner
         self._mesh = owner.mesh
-        self._group = group
-        self._number = number
-        self._text = text
+        self._call = call
 
     def send(self, receiver: int, part: int, tensor: Tensor) -> None:
         """Send a tensor, which must not be written to until it is certain that it has arrived."""
         payload = tensor.view(torch.uint8).numpy().data
-        rank = self._owner.ranks[receiver]
-        self._mesh.send(rank, self._group, self._number, part, self._text, payload)
+        self._mesh.send(self._owner.ranks[receiver], self._call, part, payload)
 
     def receive(self, sender: int, part: int, like: Tensor) -> Tensor:
         """Return a tensor of the size and type of `like`.
 
         Raises:
-            UsageError: the sender's has a different size.
+            DifferentCalls: the sender's has a different size.
         """
-        rank = self._owner.ranks[sender]
-        payload = self._mesh.receive(rank, self._group, self._number, part, self._text)
+        payload = self._mesh.receive(self._owner.ranks[sender], self._call, part)
+        return self._tensor(payload, sender, like)
+
+    def wait_for(
+        self,
+        question: Callable[[dict[MessageId, Message]], _Expected | None],
+        senders: Sequence[int],
+    ) -> _Expected:
+        """See `Mesh.wait_for`; workers are ranks of the group."""
+        ranks = [self._owner.ranks[sender] for sender in senders]
+        who = f"worker {ranks[0]}" if len(ranks) == 1 else "no other worker"
+        otherwise = f"{who} did {'not send' if len(ranks) == 1 else 'send'} such a tensor"
+        return self._mesh.wait_for(question, self._call, ranks, otherwise)
+
+    def tensor_of(self, message: Message, sender: int, like: Tensor) -> Tensor:
+        """As `receive`, of a message that is here."""
+        payload = self._mesh.checked(message, self._owner.ranks[sender], self._call)
+        return self._tensor(payload, sender, like)
+
+    def _tensor(self, payload: Buffer, sender: int, like: Tensor) -> Tensor:
         size = memoryview(payload).nbytes
         if size != like.nbytes:
-            raise UsageError(
-                f"{self._text}: worker {rank} sends {size} bytes, and worker {self._mesh.rank} "
-                f"expects {like.nbytes}; expected tensors of one size"
+            raise DifferentCalls(
+                f"{self._call}: worker {self._owner.ranks[sender]} sends {size} bytes, and worker "
+                f"{self._mesh.rank} expects {like.nbytes}; expected tensors of one size"
             )
         if not size:
             return torch.empty_like(like)

@@ -1,9 +1,14 @@
 """Messages between any two workers of a job, for the collectives of process groups.
 
-    [VERSION, "Data", group, number, part, call] payload
+    [VERSION, "Data", group, number, part, call, place] payload
+    [VERSION, "Failed"] sentence
 
 A message is identified by its sender, its group, the number of the collective within the group, and
-its part of the collective. It waits at the receiver until it is asked for.
+its part of the collective. It waits at the receiver until it is asked for. `call` describes the
+collective and `place` has the line of the script that makes it, both for errors.
+
+Law: once a collective has failed on one worker, workers no longer agree on what comes next. That
+worker tells all others, and each call from then on raises the first error at once.
 
 Workers connect at the first message of any of them. They learn each other's public keys and
 addresses through `gather`, which is the launcher's channel in a job: where its traffic is encrypted
@@ -13,12 +18,14 @@ this one is, with a new key pair for each worker.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from typing import NamedTuple, TypeVar
 
 import msgpack
 
-from poseidon.errors import UsageError
+from poseidon.errors import UsageError, printable
 from poseidon.exchange.job_control import SAME_CALLS
 from poseidon.exchange.worker_links import VERSION, WorkerLinks, read_header
 from ps_server import RemoteProtocolError
@@ -32,6 +39,43 @@ MessageId = tuple[int, str, int, int]
 """The sender's rank, the group, the number of the collective, and the part of it."""
 
 
+class Message(NamedTuple):
+    """What waits for a call.
+
+    Attributes:
+        call: describes the sender's collective.
+        place: the line of its script.
+    """
+
+    call: str
+    place: str
+    payload: Buffer
+
+
+class Call(NamedTuple):
+    """A collective as this worker makes it; for messages and errors."""
+
+    group: str
+    number: int
+    text: str
+    place: str = ""
+    timeout_s: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.text} ({self.place})" if self.place else self.text
+
+
+T = TypeVar("T")
+LONGEST_PLACE = 200
+"""Characters of a place: a header has a limit."""
+
+
+class DifferentCalls(UsageError):
+    """Workers make different calls. The job has failed, whatever the script does with the error."""
+
+    exit_code = 1
+
+
 class Mesh:
     """The messages of one worker to and from all others.
 
@@ -39,13 +83,26 @@ class Mesh:
         network: the place of this worker among all workers of the job. Its keys are not used, but
             if any worker has keys, the messages of all are encrypted.
         gather: exchanges public keys and addresses.
+        on_failure: called once with the error of a collective that fails here first.
+        place: returns the line of the script that makes a call, such as `train.py, line 7`.
     """
 
-    def __init__(self, network: Network, gather: Gather) -> None:
+    def __init__(
+        self,
+        network: Network,
+        gather: Gather,
+        *,
+        on_failure: Callable[[Exception], None] = lambda _: None,
+        place: Callable[[], str] = lambda: "",
+    ) -> None:
         self._network = network
         self._gather = gather
+        self._on_failure = on_failure
+        self.place: Callable[[], str] = lambda: place()[:LONGEST_PLACE]
+        self._failure: Exception | None = None
         self._links: WorkerLinks | None = None
-        self._inbox: dict[MessageId, tuple[str, Buffer]] = {}
+        self._connecting = threading.Lock()
+        self._inbox: dict[MessageId, Message] = {}
         self._monitor = network.new_monitor(closed="the process group is destroyed", hangs="")
 
     @property
@@ -63,52 +120,102 @@ class Mesh:
         """Whether a message was sent or asked for."""
         return self._links is not None
 
-    def send(
-        self, receiver: int, group: str, number: int, part: int, call: str, payload: Buffer
-    ) -> None:
+    def send(self, receiver: int, call: Call, part: int, payload: Buffer) -> None:
         """Send a message; returns at once.
 
         The payload must not be written to until it is certain that the receiver has it.
 
         Args:
-            number: of the collective within the group.
+            call: the receiver compares its text with its own.
             part: of the collective.
-            call: describes the collective; the receiver compares it with its own.
         """
         links = self._connected()
-        header = msgpack.packb([VERSION, "Data", group, number, part, call])
+        self.check()
+        group, number, text, place, _ = call
+        header = msgpack.packb([VERSION, "Data", group, number, part, text, place])
         with self._monitor:
             links.send((receiver,), 0, [header, payload])
         links.wake()
 
-    def receive(self, sender: int, group: str, number: int, part: int, call: str) -> Buffer:
+    def receive(self, sender: int, call: Call, part: int) -> Buffer:
         """Wait for a message, and return its payload. Arguments as for `send`.
 
         Raises:
             PeerLost: the sender has left, or is lost.
             StalenessTimeout: it did not come in time.
-            UsageError: the sender makes a different call.
+            DifferentCalls: the sender makes a different call.
+        """
+        wanted = (sender, call.group, call.number, part)
+
+        def arrived(inbox: dict[MessageId, Message]) -> Message | None:
+            return inbox.pop(wanted) if wanted in inbox else None
+
+        message = self.wait_for(arrived, call, (sender,), f"worker {sender} did not take part")
+        return self.checked(message, sender, call)
+
+    def wait_for(
+        self,
+        question: Callable[[dict[MessageId, Message]], T | None],
+        call: Call,
+        senders: Collection[int],
+        otherwise: str,
+    ) -> T:
+        """Wait until a question about the messages that are here has an answer; return that.
+
+        Args:
+            call: which needs them.
+            senders: whose messages it may need.
+            otherwise: the end of the sentence when they do not come in time.
         """
         links = self._connected()
-        wanted = (sender, group, number, part)
 
-        def arrived() -> tuple[str, Buffer] | None:
-            if wanted in self._inbox:
-                return self._inbox.pop(wanted)
-            if sender in links.left:
-                raise UsageError(
-                    f"worker {self.rank} calls {call}, and worker {sender} has left; {SAME_CALLS}"
-                )
-            return None
+        def ask() -> T | None:
+            found = question(self._inbox)
+            if found is None:
+                self.check()
+                if links.left.issuperset(senders):
+                    raise DifferentCalls(
+                        f"worker {self.rank} calls {call}, and worker {min(senders)} has left; "
+                        f"{SAME_CALLS}"
+                    )
+            return found
 
-        theirs, payload = self._monitor.wait_for(
-            arrived, f"{call}: worker {sender} did not take part"
-        )
-        if theirs != call:
-            raise UsageError(
+        return self._monitor.wait_for(ask, f"{call}: {otherwise}", timeout_s=call.timeout_s)
+
+    def checked(self, message: Message, sender: int, call: Call) -> Buffer:
+        """Return the payload of a message of the same call.
+
+        Raises:
+            DifferentCalls: it is of a different one.
+        """
+        if message.call != call.text:
+            theirs = Call("", 0, message.call, message.place)
+            raise DifferentCalls(
                 f"worker {self.rank} calls {call}, and worker {sender} {theirs}; {SAME_CALLS}"
             )
-        return payload
+        return message.payload
+
+    def check(self) -> None:
+        """Raise the error of the first collective that has failed on any worker, if one has."""
+        if self._failure is not None:
+            raise self._failure
+
+    def fail(self, error: Exception) -> None:
+        """Let every call, now and later, on all workers, raise the error of a collective.
+
+        Does nothing if one has failed before, or the connections have.
+        """
+        with self._monitor:
+            left = self._monitor.closed or self._monitor.failure is not None
+            if self._failure is not None or left:
+                return
+            self._failure = error
+            if self._links is not None and self._links.others:
+                header = msgpack.packb([VERSION, "Failed"])
+                self._links.send(self._links.others, 0, [header, str(error).encode()])
+                self._links.wake()
+        self._monitor.notify()
+        self._on_failure(error)
 
     def flush(self) -> None:
         """Wait until all that was sent has left this host, so that `close` cuts nobody off.
@@ -125,9 +232,10 @@ class Mesh:
             self._links.close()
 
     def _connected(self) -> WorkerLinks:
-        if self._links is None:
-            self._links = self._connect()
-        return self._links
+        with self._connecting:  # each receive has a thread
+            if self._links is None:
+                self._links = self._connect()
+            return self._links
 
     def _connect(self) -> WorkerLinks:
         own = KeyPair.new()
@@ -147,9 +255,12 @@ class Mesh:
 
     def _receive(self, sender: int, frames: Frames) -> None:
         match read_header(frames[0]), len(frames):
-            case [_, "Data", str(group), int(number), int(part), str(call)], 2:
+            case [_, "Data", str(group), int(number), int(part), str(call), str(place)], 2:
                 if (sender, group, number, part) in self._inbox:
                     raise RemoteProtocolError(f"worker {sender} has sent a message twice")
-                self._inbox[sender, group, number, part] = (call, frames[1])
+                self._inbox[sender, group, number, part] = Message(call, place, frames[1])
+            case [_, "Failed"], 2:
+                sentence = bytes(frames[1]).decode(errors="backslashreplace")
+                self._failure = self._failure or DifferentCalls(printable(sentence))
             case _:
                 raise RemoteProtocolError("a peer sent something that is not data")

@@ -196,3 +196,27 @@ def test_a_worker_that_waits_for_another_step_ends_the_job(tmp_path: Path) -> No
         "poseidon run: worker 0 waits in barrier() after step 2, and worker 1 has gone on to step "
         "3 without it: all workers must call barrier(), after equally many steps"
     )
+
+
+SWALLOWS = """
+import time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+while True:
+    try:
+        dist.broadcast(torch.zeros(1), 0)
+        if dist.get_rank() == 0:
+            dist.barrier()
+    except Exception:
+        time.sleep(0.1)
+"""
+
+
+def test_an_error_of_a_collective_that_the_script_catches_ends_the_job(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SWALLOWS, encoding="utf-8")
+    hosts = f"--hostfile={machinefile(tmp_path, 2, 1)}"
+    done = poseidon_here(tmp_path, "run", "--ddp", hosts, "train.py")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "poseidon run: worker 1 calls broadcast(1 x float32, from 0) (train.py, line 6), and worker "
+        "0 barrier() (train.py, line 8); expected the same calls in the same order on all workers"
+    )

@@ -17,6 +17,7 @@ once. Under plain `python`, `distribute` also sets `sys.excepthook`, unless the 
 from __future__ import annotations
 
 import gc
+import inspect
 import sys
 import traceback
 import warnings
@@ -434,6 +435,16 @@ def line_of(error: BaseException, script: str) -> int | None:
         if frame.filename == script
     ]
     return lines[-1] if lines else None
+
+
+def current_line(script: str) -> str:
+    """Return the line of a script that the calling thread is in, as `train.py, line 7`; empty:
+    it is in none.
+    """
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename != script:
+        frame = frame.f_back
+    return f"{Path(script).name}, line {frame.f_lineno}" if frame is not None else ""
 
 
 def _runs_on(name: str | None, how: object) -> RunsOn:

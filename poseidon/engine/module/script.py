@@ -32,7 +32,7 @@ from poseidon.engine.document import Prints, ScriptDocument
 from poseidon.engine.elastic import StartEnded
 from poseidon.engine.launcher_connection import NO_DEBUGGER, WORKERS, LauncherConnection
 from poseidon.engine.module.ddp import ddp_script, default_group
-from poseidon.engine.module.distribute import line_of, running_in
+from poseidon.engine.module.distribute import current_line, line_of, running_in
 from poseidon.engine.module.lazy_compiler import import_compiler_late
 from poseidon.engine.module.memory import ScriptMemory
 from poseidon.engine.module.script_output import output_to_log
@@ -47,7 +47,7 @@ from poseidon.exchange.observe.tracing import named_layers
 from poseidon.exchange.observe.watchdog import Watchdog
 from poseidon.process_group.backend import Calls, register
 from poseidon.process_group.mesh import Mesh
-from ps_server import ServerError
+from ps_server import PeerLost, ServerError, StalenessTimeout
 from ps_server.trace import NO_TRACE, Tracer
 
 LOGGER = logging.getLogger("poseidon.engine.module.script")
@@ -249,7 +249,10 @@ class ScriptWork(TrainingWork[ScriptDocument]):
             context.member.network, rank=context.worker.rank, size=context.worker.size
         )
         mesh = Mesh(
-            network, self._addresses(partial(self.launcher.exchange_addresses, among=WORKERS))
+            network,
+            self._addresses(partial(self.launcher.exchange_addresses, among=WORKERS)),
+            on_failure=self._report_collective,
+            place=partial(current_line, self.document.script),
         )
         register(mesh, Calls(context.report_call))
         try:
@@ -263,6 +266,17 @@ class ScriptWork(TrainingWork[ScriptDocument]):
             if torch.distributed.is_initialized():
                 torch.distributed.destroy_process_group()
             mesh.close()
+
+    def _report_collective(self, error: Exception) -> None:
+        """End the job after the error of a collective, which a library may catch: others would wait
+        for this worker.
+        """
+        self.launcher.send(
+            "error",
+            message=str(error),
+            exit_code=1,
+            peer_lost=isinstance(error, PeerLost | StalenessTimeout),
+        )
 
     def _context(self, trace: Tracer) -> WorkerContext:
         document = self.document

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 import pytest
 import torch
@@ -16,10 +17,35 @@ import torch.distributed as dist
 from poseidon.errors import UsageError
 from poseidon.process_group.backend import Calls, PoseidonGroup
 from poseidon.process_group.collectives import Collectives
-from poseidon.process_group.mesh import Mesh
+from poseidon.process_group.mesh import Call, DifferentCalls, Mesh
+from ps_server import StalenessTimeout
 from tests.poseidon.process_group.test_collectives import meshes, on_all
 
 SIZE = 3
+
+
+def reduction(operation: object) -> object:
+    options = dist.AllreduceOptions()
+    options.reduceOp = operation  # type: ignore[assignment]
+    return options
+
+
+def broadcast_from(root: int) -> object:
+    options = dist.BroadcastOptions()
+    options.rootRank = root
+    return options
+
+
+def gather_to(root: int) -> object:
+    options = dist.GatherOptions()
+    options.rootRank = root
+    return options
+
+
+def scatter_from(root: int) -> object:
+    options = dist.ScatterOptions()
+    options.rootRank = root
+    return options
 
 
 @contextmanager
@@ -129,6 +155,115 @@ def test_an_error_of_the_background_is_raised_where_the_result_is_wanted() -> No
             with pytest.raises(UsageError, match="expected the same calls in the same order"):
                 work.wait()
             assert isinstance(work.exception(), UsageError)
+
+    with meshes(2) as made:
+        on_all(made, run)
+
+
+def test_a_failed_collective_ends_all_calls_on_all_workers() -> None:
+    failures: list[Exception] = []
+
+    def run(mesh: Mesh) -> str:
+        with group_of(mesh) as group:
+            # worker 1 is the only one that receives another call than its own
+            barrier = None if mesh.rank == 1 else group.barrier()
+            work = barrier or group.broadcast([torch.ones(1)], broadcast_from(0))
+            with pytest.raises(DifferentCalls) as first:
+                work.wait()
+            with pytest.raises(DifferentCalls) as later:
+                group.allreduce([torch.zeros(2)]).wait()
+            with pytest.raises(DifferentCalls):
+                group.send([torch.zeros(2)], (mesh.rank + 1) % SIZE, 0)
+            assert str(first.value) == str(later.value)
+            return str(first.value)
+
+    with meshes(SIZE, on_failure=failures.append, place=lambda rank: f"train.py, line {rank}") as m:
+        found = on_all(m, run)
+    assert (
+        found
+        == [
+            "worker 1 calls broadcast(1 x float32, from 0) (train.py, line 1), and worker 0 barrier() "
+            "(train.py, line 0); expected the same calls in the same order on all workers"
+        ]
+        * SIZE
+    )
+    assert [str(failure) for failure in failures] == found[:1]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda group: group.allreduce([torch.ones(2)], reduction(dist.ReduceOp.BXOR)),
+        lambda group: group.allgather([[torch.ones(2)] * 2], [torch.ones(2)]),
+        lambda group: group.allgather([[torch.ones(2)] * 3], [torch.ones(3)]),
+        lambda group: group.allgather([[torch.ones(2).int()] * 3], [torch.ones(2)]),
+        lambda group: group.all_gather_single(torch.ones(7), torch.ones(2)),
+        lambda group: group.gather([[torch.ones(3)] * 3], [torch.ones(2)], gather_to(0)),
+        lambda group: group.scatter([torch.ones(2)], [[torch.ones(1)] * 3], scatter_from(0)),
+        lambda group: group.reduce_scatter([torch.ones(2)], [[torch.ones(1)] * 3]),
+        lambda group: group.reduce_scatter_single(torch.ones(2), torch.ones(7)),
+        lambda group: group.alltoall([torch.ones(2)] * 2, [torch.ones(2)] * 3),
+        lambda group: group.all_to_all_single(torch.ones(4), torch.ones(4), [], []),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_is_sent(
+    wrong: Callable[[PoseidonGroup], object],
+) -> None:
+    def run(mesh: Mesh) -> None:
+        with group_of(mesh) as group:
+            if mesh.rank == 1:
+                with pytest.raises((ValueError, UsageError)):
+                    wrong(group)
+            group.barrier().wait()
+
+    with meshes(SIZE) as made:
+        on_all(made, run)
+
+
+def test_receives_without_a_source_take_messages_in_their_order() -> None:
+    def run(mesh: Mesh) -> None:
+        with group_of(mesh) as group:
+            if mesh.rank:
+                for number in range(2):
+                    group.send([torch.full((2,), float(10 * mesh.rank + number))], 0, 5)
+                group.barrier().wait()
+                return
+            tensors = [torch.zeros(2) for _ in range(4)]
+            works = [group.recv_anysource([t], 5) for t in tensors[:2]]
+            works += [group.recv([tensors[2]], 2, 5), group.recv_anysource([tensors[3]], 5)]
+            for work in reversed(works):
+                work.wait()
+            sources = [work._source_rank() for work in works]
+            assert sorted(sources) == [1, 1, 2, 2] and sources[2] == 2
+            for rank in (1, 2):
+                got = [
+                    float(t[0])
+                    for t, source in zip(tensors, sources, strict=True)
+                    if source == rank
+                ]
+                assert got == [10.0 * rank, 10.0 * rank + 1]
+            group.barrier().wait()
+
+    with meshes(SIZE) as made:
+        on_all(made, run)
+
+
+def test_a_group_has_a_limit_of_time_and_so_has_a_wait() -> None:
+    def run(mesh: Mesh) -> None:
+        group = PoseidonGroup(Collectives(mesh, "0", range(2), 0.2))
+        if mesh.rank == 0:
+            work = group.barrier()
+            with pytest.raises(StalenessTimeout, match=r"barrier was not done within 0\.01 s"):
+                work.wait(timedelta(seconds=0.01))
+            with pytest.raises(StalenessTimeout, match=r"worker 1 did not take part within 0\.2 s"):
+                work.wait()
+        else:  # it does not wait for its own limit: the other worker tells it
+            mesh.send(0, Call("x", 1, ""), 0, b"")
+            slow = PoseidonGroup(Collectives(mesh, "1", range(2)))
+            with pytest.raises(DifferentCalls, match=r"worker 1 did not take part within 0\.2 s"):
+                slow.barrier().wait()
+            slow.shutdown()
+        group.shutdown()
 
     with meshes(2) as made:
         on_all(made, run)

@@ -38,7 +38,13 @@ class Launcher:
 
 
 @contextmanager
-def meshes(size: int, *, encrypted: bool = False) -> Iterator[list[Mesh]]:
+def meshes(
+    size: int,
+    *,
+    encrypted: bool = False,
+    on_failure: Callable[[Exception], None] = lambda _: None,
+    place: Callable[[int], str] = lambda _: "",
+) -> Iterator[list[Mesh]]:
     launcher = Launcher(size)
     keys = JobKeys.new(workers=size, shards=0)
     made = [
@@ -51,6 +57,8 @@ def meshes(size: int, *, encrypted: bool = False) -> Iterator[list[Mesh]]:
                 keys=keys.of_worker(0) if encrypted and rank == 0 else None,
             ),
             lambda payload, rank=rank: launcher.gather(rank, payload),
+            on_failure=on_failure,
+            place=lambda rank=rank: place(rank),
         )
         for rank in range(size)
     ]
