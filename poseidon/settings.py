@@ -6,6 +6,7 @@ test, a second job in one process or a remote start can pass its own.
 
 from __future__ import annotations
 
+import getpass
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -65,13 +66,35 @@ def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
     data = variables.get("POSEIDON_DATA")
     return Settings(
         state_folder=_state_folder(variables),
-        data_folder=Path(data).expanduser() if data else None,
+        data_folder=expanded(data) if data else None,
         ray_address=variables.get("RAY_ADDRESS") or None,
         status_fd=_descriptor(variables, STATUS_FD_VARIABLE),
         events_fd=_descriptor(variables, EVENTS_FD_VARIABLE),
         stdin_fd=_descriptor(variables, STDIN_FD_VARIABLE),
         debugger=variables.get("PYTHONBREAKPOINT", ""),
     )
+
+
+def expanded(path: str | Path) -> Path:
+    """Return a path with `~` and `~name` replaced by a home folder, as a shell does.
+
+    In a container the user id may have no name, and $HOME may not be set: then `~` is `/`. `~name`
+    of a user who does not exist stays.
+    """
+    found = os.path.expanduser(path)
+    if found == "~" or found.startswith("~/"):
+        found = f"/{found[2:]}"
+    return Path(found)
+
+
+def name_user() -> str:
+    """Return the name of this user. A user id without one, as in a container, is named by its
+    number, and $USER is set to it: libraries (paramiko, torch's compiler) raise KeyError otherwise.
+    """
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # OSError since Python 3.13
+        return os.environ.setdefault("USER", str(os.getuid()))
 
 
 def inherited_environment() -> dict[str, str]:
@@ -141,10 +164,10 @@ def are_threads_set(environment: Mapping[str, str] | None = None) -> bool:
 
 def _state_folder(variables: Mapping[str, str]) -> Path:
     if home := variables.get("POSEIDON_HOME"):
-        return Path(home).expanduser()
+        return expanded(home)
     if state := variables.get("XDG_STATE_HOME"):
-        return Path(state).expanduser() / "poseidon"
-    return Path(variables.get("HOME") or "~").expanduser() / ".local" / "state" / "poseidon"
+        return expanded(state) / "poseidon"
+    return expanded(variables.get("HOME") or "~") / ".local" / "state" / "poseidon"
 
 
 def _descriptor(variables: Mapping[str, str], name: str) -> int | None:

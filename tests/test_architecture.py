@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -288,6 +289,21 @@ def test_nothing_turns_data_into_code() -> None:
     for module, path in modules():
         found = facts(path).unsafe
         assert found == SAFE_HERE.get(module, set()), f"{module}: {found}"
+
+
+NEED_A_NAMED_USER = re.compile(
+    r"\.expanduser\(|\bPath\.home\(|\bgetuser\(|\bgetlogin\(|\bpwd\.getpw|\.owner\(\)"
+)
+"""Calls that raise an error, or return `~`, where a user id has no name."""
+
+
+def test_home_folders_and_names_of_users_come_from_settings() -> None:
+    """`poseidon.settings` has `expanded` and `name_user`, which a user id without a name passes."""
+    assert NEED_A_NAMED_USER.findall("Path(a).expanduser()\ngetpass.getuser()") != []
+    for module, path in modules("poseidon", "ps_server", "scripts", "examples"):
+        if module != "poseidon.settings":
+            found = NEED_A_NAMED_USER.findall(path.read_text(encoding="utf-8"))
+            assert not found, f"{module}: {found}"
 
 
 NEWER_THAN_3_10 = {

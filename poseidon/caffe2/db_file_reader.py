@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from poseidon.caffe2 import core, scope, workspace
 from poseidon.caffe2.dataio import Reader
 from poseidon.caffe2.dataset import Dataset
 from poseidon.caffe2.schema import from_column_list
+from poseidon.settings import expanded
 
 
 class DBFileReader(Reader):
@@ -45,7 +45,7 @@ class DBFileReader(Reader):
         assert db_type in known, (
             f"db_type [{db_type}] is not available. \nChoose one of these: {known}."
         )
-        self.db_path = os.path.expanduser(db_path)
+        self.db_path = str(expanded(db_path))
         self.db_type = db_type
         self.name = name or f"{self._extract_db_name_from_db_path()}_{self.default_name_suffix}"
         self.batch_size = batch_size

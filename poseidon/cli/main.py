@@ -24,7 +24,7 @@ from poseidon.cli.parsers.form import Command
 from poseidon.cli.parsers.layout import overview
 from poseidon.errors import PoseidonError, described, limit_reached, nearest, out_of_memory
 from poseidon.hints import own_command
-from poseidon.settings import let_waiting_threads_sleep
+from poseidon.settings import let_waiting_threads_sleep, name_user
 from poseidon.version import __version__
 from ps_server.importing import collector_paused
 
@@ -113,6 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for note in parsed.notes:
             print(f"note: {note}", file=sys.stderr)
         let_waiting_threads_sleep()
+        name_user()
         with ctrl_c_ends_at_once(name), collector_paused():
             _import(parsed.command)
         code = run_command(parsed)

@@ -10,8 +10,10 @@ import pytest
 from poseidon.errors import UsageError
 from poseidon.settings import (
     are_threads_set,
+    expanded,
     inherited_environment,
     let_waiting_threads_sleep,
+    name_user,
     put_on_python_path,
     read_settings,
     variable_of_tasks,
@@ -28,6 +30,29 @@ from poseidon.settings import (
 )
 def test_state_folder(variables: dict[str, str], folder: str) -> None:
     assert read_settings(variables).state_folder == Path(folder)
+
+
+def test_a_user_id_may_have_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_entry(_: object) -> None:
+        raise KeyError("uid not found")
+
+    for name in ("HOME", "LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("USER", "")  # so that it is restored
+    monkeypatch.delenv("USER")
+    monkeypatch.setattr("pwd.getpwuid", no_entry)
+    monkeypatch.setattr("pwd.getpwnam", no_entry)
+    assert read_settings({}).state_folder == Path("/.local/state/poseidon")
+    assert [str(expanded(path)) for path in ("~", "~/a", "~nobody/a", "/b", "c~")] == [
+        "/",
+        "/a",
+        "~nobody/a",
+        "/b",
+        "c~",
+    ]
+    assert name_user() == os.environ["USER"] == str(os.getuid())
+    monkeypatch.setenv("HOME", "/home/me")
+    assert expanded("~/a") == Path("/home/me/a")
 
 
 def test_data_folder() -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from poseidon.cluster.agent.messages import Content, Get, Put
+from poseidon.settings import expanded
 
 LARGEST_PART = 8 << 20
 ARRIVING = ".%s.arriving"
@@ -31,7 +32,7 @@ def put(part: Put) -> None:
     Raises:
         OSError: as the system raises it.
     """
-    with open(os.path.expanduser(part.path), "wb" if part.offset == 0 else "r+b") as stream:
+    with open(expanded(part.path), "wb" if part.offset == 0 else "r+b") as stream:
         stream.seek(part.offset)
         stream.write(part.content)
 
@@ -43,7 +44,7 @@ def get(part: Get) -> Content:
         OSError: as the system raises it, or it is not a regular file.
     """
     # Not blocking: a pipe of this name would wait for its writer.
-    descriptor = os.open(os.path.expanduser(part.path), os.O_RDONLY | os.O_NONBLOCK)
+    descriptor = os.open(expanded(part.path), os.O_RDONLY | os.O_NONBLOCK)
     with open(descriptor, "rb") as stream:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
@@ -77,10 +78,7 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _inspect(request: Mapping[str, Any]) -> dict[str, Any]:
-    files = [
-        dict(file, path=os.path.abspath(os.path.expanduser(file["path"])))
-        for file in request["files"]
-    ]
+    files = [dict(file, path=os.path.abspath(expanded(file["path"]))) for file in request["files"]]
     others = _other_files(request["folders"], {file["path"] for file in files})
     states = [_state(file) for file in files]
     others += [file["path"] for file, state in zip(files, states, strict=True) if state == "other"]
@@ -123,7 +121,7 @@ def _other_files(folders: list[str], expected: set[str]) -> list[str]:
     """List the other files in folders that are to hold the expected files only."""
     found = []
     for folder in folders:
-        folder = os.path.abspath(os.path.expanduser(folder))
+        folder = os.path.abspath(expanded(folder))
         if os.path.lexists(folder) and not os.path.isdir(folder):
             found.append(folder)
         for place, _, names in os.walk(folder):

@@ -28,7 +28,7 @@ from poseidon.cluster.ray.cluster import RayCluster, connect_to_cluster, reason_
 from poseidon.cluster.ray.resources import Resources, pinned
 from poseidon.cluster.ray.sealing import ChannelKeys, SealError
 from poseidon.errors import JobError, printable
-from poseidon.settings import inherited_environment
+from poseidon.settings import expanded, inherited_environment
 from poseidon.version import __version__
 
 POLL_S = 2.0
@@ -78,17 +78,17 @@ class AgentActor:
             NotADirectoryError: there is no folder `workdir`.
         """
         self._send, self._receive = self._keys.seals(public)
-        wanted = os.path.expanduser(workdir or folder)
+        wanted = str(expanded(workdir or folder))
         if not os.path.isdir(wanted):
             if workdir:
                 raise NotADirectoryError(f"workdir={workdir} is not a folder there")
-            wanted = os.path.expanduser("~")
+            wanted = str(expanded("~"))
         os.chdir(wanted)
         inherited = inherited_environment()
         own = {name: value for name, value in inherited.items() if not name.startswith("RAY_")}
         settings = AgentSettings(
             children=ChildSettings(environment=base_environment(own), folder=wanted),
-            python=os.path.expanduser(python) or sys.executable,
+            python=str(expanded(python)) if python else sys.executable,
         )
         agent_end, self._channel = QueueChannel.pair()
         threading.Thread(target=Agent(agent_end, settings).serve, daemon=True).start()

@@ -9,9 +9,9 @@ Law: no setting switches the check of host keys off; StrictHostKeyChecking is ig
 
 from __future__ import annotations
 
-import getpass
 import io
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ import paramiko
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.ssh.known_hosts import SSH_PORT
 from poseidon.errors import JobError
+from poseidon.settings import expanded, name_user
 
 SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 SYSTEM_KNOWN_HOSTS = (Path("/etc/ssh/ssh_known_hosts"), Path("/etc/ssh/ssh_known_hosts2"))
@@ -28,6 +29,11 @@ DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 MAX_DEPTH = 8
 
 _INCLUDE = re.compile(r"\s*include[\s=]+(.*\S)\s*", re.IGNORECASE)
+_FILES = re.compile(
+    r"\s*((?:identity|userknownhosts|globalknownhosts)file)[\s=]+(.*\S)\s*", re.IGNORECASE
+)
+_BETWEEN = "\x1f"
+"""Stands between the files of a line, whose names may have blanks."""
 _JUMP = re.compile(
     r"(?:ssh://)?(?:(?P<user>[^@]+)@)?(?P<host>\[[^\]]+\]|[^:\[\]]+)(?::(?P<port>\d{1,5}))?"
 )
@@ -97,12 +103,12 @@ class SshConfig:
 
     def __init__(self, settings: SshSettings) -> None:
         files = (settings.config,) if settings.config else (_folder() / "config", SYSTEM_CONFIG)
+        self._files = ", ".join(str(file) for file in files)
         lines: list[str] = []
         for file in files:
             if settings.config is not None and not file.is_file():
                 raise JobError(f"there is no SSH configuration {file}")
             lines += ["Host *", *_lines(file, MAX_DEPTH)]
-        self._files = ", ".join(str(file) for file in files)
         try:
             self._config = paramiko.SSHConfig.from_file(io.StringIO("\n".join(lines) + "\n"))
         except (paramiko.SSHException, ValueError) as error:
@@ -134,16 +140,16 @@ class SshConfig:
             dialled = port or int(found.get("port", SSH_PORT))
         except (paramiko.SSHException, ImportError, ValueError) as error:
             raise JobError(f"{self._files}: illegal settings for {name}: {error}") from error
-        identities = [Path(path).expanduser() for path in found.get("identityfile", [])]
-        own = [Path(word).expanduser() for word in found.get("userknownhostsfile", "").split()]
-        system = [Path(word).expanduser() for word in found.get("globalknownhostsfile", "").split()]
+        identities = _paths(list(found.get("identityfile", [])))
+        own = _paths(found.get("userknownhostsfile", "").split(_BETWEEN))
+        system = _paths(found.get("globalknownhostsfile", "").split(_BETWEEN))
         jumps = found.get("proxyjump", "none")
         command = found.get("proxycommand") or "none"
         return Endpoint(
             name=name,
             host=found.get("hostname", name),
             port=dialled,
-            user=user or found.get("user") or getpass.getuser(),
+            user=user or found.get("user") or name_user(),
             identities=tuple(identities or [_folder() / key for key in DEFAULT_KEYS]),
             with_agent=found.get("identitiesonly", "no").lower() not in ("yes", "true"),
             alias=found.get("hostkeyalias") or found.get("hostname", name),
@@ -156,7 +162,19 @@ class SshConfig:
 
 
 def _folder() -> Path:
-    return Path.home() / ".ssh"
+    return expanded("~/.ssh")
+
+
+def _paths(words: list[str]) -> list[Path]:
+    return [expanded(word) for word in words if word]
+
+
+def _words(text: str, file: Path) -> list[str]:
+    """Return the words of a value; a word with blanks is in quotes."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise JobError(f"{file}: {text}: a quote is not closed") from error
 
 
 def _lines(file: Path, depth: int) -> Iterator[str]:
@@ -168,12 +186,14 @@ def _lines(file: Path, depth: int) -> Iterator[str]:
     except OSError as error:
         raise JobError(f"cannot read the SSH configuration {file}: {error.strerror}") from error
     for line in text.splitlines():
+        if (match := _FILES.fullmatch(line)) is not None:
+            yield f"{match[1]} {_BETWEEN.join(_words(match[2], file))}"
+            continue
         match = _INCLUDE.fullmatch(line)
         if match is None:
             yield line
             continue
-        for word in match[1].split():
-            pattern = Path(word.strip('"')).expanduser()
+        for pattern in _paths(_words(match[1], file)):
             base = Path("/etc/ssh") if file == SYSTEM_CONFIG else _folder()
             whole = pattern if pattern.is_absolute() else base / pattern
             for found in sorted(whole.parent.glob(whole.name)):

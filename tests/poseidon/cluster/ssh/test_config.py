@@ -33,6 +33,19 @@ def test_what_the_configuration_says(tmp_path: Path) -> None:
     assert found.label == "ml@10.0.0.3:2222"
 
 
+def test_paths_with_blanks_are_in_quotes(tmp_path: Path) -> None:
+    (tmp_path / "more hosts").write_text("Host node3\n  User included\n")
+    found = _endpoint(
+        tmp_path,
+        f'Include "{tmp_path}/more hosts"\n'
+        "IdentityFile \"~/my keys/id\"\nidentityfile = '/their keys/id'\nIdentityFile /plain\n"
+        'UserKnownHostsFile "/my keys/hosts" "/a"  /b\nGlobalKnownHostsFile "/all hosts"\n',
+    )
+    assert found.user == "included"
+    assert found.identities == (Path.home() / "my keys/id", Path("/their keys/id"), Path("/plain"))
+    assert found.known_hosts == tuple(map(Path, ("/my keys/hosts", "/a", "/b", "/all hosts")))
+
+
 def test_the_machinefile_goes_before_the_configuration(tmp_path: Path) -> None:
     client = Host(id=0, address="node3", port=0, user="file", ssh_port=2300)
     found = _endpoint(tmp_path, "Host *\n  User config\n  Port 2222\n", client)
@@ -90,7 +103,9 @@ def test_jumps(tmp_path: Path) -> None:
     assert config.jump("ssh://ml@gate").label == "ml@gate"
 
 
-@pytest.mark.parametrize("text", ["Host *\n  Port many\n", "unparsable\n"])
+@pytest.mark.parametrize(
+    "text", ["Host *\n  Port many\n", "unparsable\n", 'UserKnownHostsFile "/a b\n']
+)
 def test_mistakes(tmp_path: Path, text: str) -> None:
     with pytest.raises(JobError, match="config: "):
         _endpoint(tmp_path, text)
