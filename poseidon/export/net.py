@@ -135,7 +135,7 @@ def export_net(net: Net, *, name: str = "") -> Exported:
     graph = Graph()
     values: dict[int, str] = {}
     given: list[Blob] = []
-    for step, (_, layer) in zip(net.plan.steps, net.layer_modules, strict=True):
+    for step, (name_of_layer, layer) in zip(net.plan.steps, net.layer_modules, strict=True):
         if isinstance(layer, Input):
             for top, slot in zip(layer.param.top, step.tops, strict=True):
                 values[slot] = graph.input(top, shapes[slot], dynamic=slot in dynamic)
@@ -145,7 +145,7 @@ def export_net(net: Net, *, name: str = "") -> Exported:
             Blob(name=values[s], shape=shapes[s], dynamic=s in dynamic) for s in step.bottoms
         ]
         tops = [Blob(shape=shapes[s], dynamic=s in dynamic) for s in step.tops]
-        graph.scope = layer.param.name
+        graph.scope = name_of_layer
         for slot, top, value in zip(
             step.tops, layer.param.top, _emit(net, graph, layer, bottoms, tops), strict=True
         ):

@@ -45,7 +45,7 @@ def compile_net(
             `resolve` from the definition by default.
         state: phase, level and stages.
         share_with: a net (the train net) whose blobs this one (a test net) uses in layers of the
-            same name.
+            same name; the second layer of a name uses those of the second.
 
     Raises:
         DefinitionError: a mistake in the definition.
@@ -53,7 +53,7 @@ def compile_net(
     """
     net = filter_phase(definition, state)
     resolve = definition.resolve if context.resolve is Path else context.resolve
-    donors = dict(share_with.layer_modules) if share_with else {}
+    donors = share_with.layers_by_name if share_with else {}
     compiler = _Compiler(net, replace(context, phase=state.phase, resolve=resolve), donors)
     try:
         return compiler.compile()
@@ -67,7 +67,7 @@ class CheckedLayers:
     """The layers that a check has set up.
 
     Attributes:
-        by_name: the layers.
+        by_name: the layers by distinct name.
         shapes: the shapes of the blobs by name, as far as they are known without the layers that
             are left out.
         params: the learnable tensors of the net, on torch's meta device; None if layers are left
@@ -115,7 +115,7 @@ def checked_layers(
     try:
         shapes = compiler.check()
         yield CheckedLayers(
-            by_name={layer.param.name: layer for layer in compiler.layers},
+            by_name=dict(zip(compiler.distinct_names(), compiler.layers, strict=True)),
             shapes=shapes,
             params=compiler.known_params(),
         )
@@ -165,6 +165,7 @@ class _Compiler:
         self.unknown_params: set[str] = set()  # the names of blobs of layers that are left out
         self.table = ParamTable()
         self.layers: list[Layer] = []
+        self.keys: list[str | None] = []  # the distinct name of each layer that has blobs
         self.blobs_seen = 0
 
     def compile(self) -> Net:
@@ -178,6 +179,7 @@ class _Compiler:
                 plan=plan,
                 context=self.context,
                 layers=tuple(self.layers),
+                names=self.distinct_names(),
                 shapes=tuple(shapes[slot] for slot in range(plan.slots)),
                 params=self.table.infos(),
             )
@@ -197,6 +199,17 @@ class _Compiler:
             return None
         self._choose_gradients()
         return self.table.infos()
+
+    def distinct_names(self) -> tuple[str, ...]:
+        """Return a distinct name for each layer that was set up.
+
+        A layer without blobs never takes a name from one that has some: train and test nets would
+        then call these differently.
+        """
+        return tuple(
+            self.table.names.add(layer.param.name) if key is None else key
+            for key, layer in zip(self.keys, self.layers, strict=True)
+        )
 
     def close(self) -> None:
         """Close all layers."""
@@ -252,13 +265,15 @@ class _Compiler:
         return layer
 
     def _install_blobs(self, layer: Layer) -> None:
-        entries = self.table.add_layer(
+        key, entries = self.table.add_layer(
             layer.param,
             layer.blob_specs,
             factors=layer.offers_factors,
             statistics=layer.updates_statistics,
         )
-        donated, given = self._donated(layer), first_values(layer)
+        self.keys.append(key)
+        given = first_values(layer)
+        donated = [] if key is None else self._donated(key, layer)
         for index, entry in enumerate(entries):
             if entry.parameter is None:
                 entry.parameter = donated[index] if donated else self._new(layer, index, given)
@@ -273,11 +288,11 @@ class _Compiler:
         seed = derive_seed(self.context.seed, "blob", self.blobs_seen + index)
         return nn.Parameter(new_blob(layer.blob_specs[index], seed).to(self.context.device))
 
-    def _donated(self, layer: Layer) -> list[nn.Parameter]:
+    def _donated(self, key: str, layer: Layer) -> list[nn.Parameter]:
         """Return the blobs of the layer of this name in the donor net; an empty list if it has
         none.
         """
-        donor = self.donors.get(layer.param.name)
+        donor = self.donors.get(key)
         if donor is None or not donor.blob_specs:
             return []
         expected, found = (tuple(spec.shape for spec in of.blob_specs) for of in (donor, layer))
@@ -295,11 +310,7 @@ class _Compiler:
         if self.donors:
             return
         forced = self.definition.param.force_backward
-        learns = {
-            f"{layer.param.name}.{index}": spec.learns
-            for layer in self.layers
-            for index, spec in enumerate(layer.blob_specs)
-        }
+        learns = self.table.learns()
         for info in self.table.infos():
             info.parameter.requires_grad_(learns[info.name] and (info.lr_mult != 0 or forced))
 

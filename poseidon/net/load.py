@@ -3,11 +3,13 @@
 Law: the rules are Caffe's (Net::CopyTrainedLayersFrom). A saved layer that is not in the net is
 ignored. A layer of the net that is not saved keeps its values. The blobs of a layer that is in both
 must match in number and shape, except that a shared blob may be missing (as in Caffe's HDF5
-models). The net is changed only if everything matches.
+models). The net is changed only if everything matches. If layers have one name, each saved one goes
+to the net's first, so the last stays; a net's own state is loaded by `in_order` instead.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +21,10 @@ from torch import Tensor
 
 from poseidon.errors import SnapshotError
 from poseidon.layers.base import Layer, LayerError, Shape, times
+from poseidon.net.params import DistinctNames
 from poseidon.proto.blob import to_array
+
+LOGGER = logging.getLogger(__name__)
 
 # Old files give every blob four axes, with leading ones.
 LEGACY_AXES = 4
@@ -67,7 +72,7 @@ def load_blobs(
     """Copy saved blobs to the layers of the same names.
 
     Args:
-        layers: the net's layers by name.
+        layers: the net's layers by distinct name (`DistinctNames`).
         saved: the name and the blobs of each saved layer.
         shared: the name `<layer>.<index>` of each blob that another layer owns.
 
@@ -75,13 +80,21 @@ def load_blobs(
         SnapshotError: the blobs of a layer differ in number or shape. The net is then unchanged.
     """
     pairs: list[tuple[Tensor, NDArray[Any]]] = []
-    copied, ignored = [], []
+    copied: dict[str, Arrays] = {}
+    ignored = []
     for name, arrays in saved:
         if name not in layers:
             ignored.append(name)
         elif arrays:
             pairs += _match(name, layers[name].blobs(), arrays, shared)
-            copied.append(name)
+            if name in copied and not _equal(copied[name], arrays):
+                LOGGER.warning(
+                    "the model has two layers '%s' with different blobs; as in Caffe, the later "
+                    "one's go to the net's first layer of this name, and to no other; give layers "
+                    "different names before training",
+                    name,
+                )
+            copied[name] = arrays
     with torch.no_grad():
         for blob, array in pairs:
             blob.copy_(
@@ -89,6 +102,19 @@ def load_blobs(
             )
     kept = tuple(name for name, layer in layers.items() if layer.blob_specs and name not in copied)
     return LoadReport(copied=tuple(copied), ignored=tuple(ignored), kept=kept)
+
+
+def in_order(saved: Iterable[tuple[str, Arrays]]) -> list[tuple[str, Arrays]]:
+    """Return a net's own saved blobs by distinct name, so that the second layer of a name gets
+    the blobs of the second.
+    """
+    names = DistinctNames()
+    return [(names.add(name), arrays) for name, arrays in saved if arrays]
+
+
+def _equal(one: Arrays, two: Arrays) -> bool:
+    pairs: Iterable[tuple[Any, Any]] = zip(one, two, strict=False)
+    return len(one) == len(two) and all(np.array_equal(a, b) for a, b in pairs)
 
 
 def _match(

@@ -42,6 +42,7 @@ class Compiled:
         plan: the plan of the net.
         context: the environment of the layers.
         layers: the layers, one for each step.
+        names: a distinct name for each layer.
         shapes: the initial shape of each slot.
         params: the learnable tensors.
     """
@@ -50,6 +51,7 @@ class Compiled:
     plan: NetPlan
     context: LayerContext
     layers: tuple[Layer, ...]
+    names: tuple[str, ...]
     shapes: tuple[Shape, ...]
     params: tuple[ParamInfo, ...]
 
@@ -59,6 +61,7 @@ class Call:
     """An element of the list that `forward` iterates over."""
 
     layer: Layer
+    index: int
     run: Run
     bottoms: tuple[int, ...]
     tops: tuple[int, ...]
@@ -73,7 +76,7 @@ class Net(nn.Module):
     Attributes:
         plan: the plan of the net.
         parameters_info: the learnable tensors in Caffe's order.
-        layer_modules: the pairs (name, layer) in order.
+        layer_modules: the pairs (distinct name, layer) in order.
         loss_weights: the loss weight of each output and loss blob.
         loss: after `forward`, the weighted sum of the losses, a scalar.
         keep_blobs: store all blobs in `blobs` in each forward pass, which keeps their memory.
@@ -89,9 +92,8 @@ class Net(nn.Module):
         self.context = compiled.context
         self.parameters_info = compiled.params
         self.layers = nn.ModuleList(compiled.layers)
-        names = [param.name for param in compiled.definition.param.layer]
         self.layer_modules: tuple[tuple[str, Layer], ...] = tuple(
-            zip(names, compiled.layers, strict=True)
+            zip(compiled.names, compiled.layers, strict=True)
         )
         self._slot_shapes = SlotShapes(
             compiled.definition, compiled.plan, compiled.layers, compiled.shapes
@@ -234,7 +236,7 @@ class Net(nn.Module):
             except DataError as error:
                 raise self._located(call, error) from error
             except LayerError as error:
-                raise self.definition.error(call.layer.param.name, str(error)) from error
+                raise self.definition.error(call.index, str(error)) from error
             del arguments
             if self.keep_data and not call.bottoms:
                 self._kept_data.append((call, result))
@@ -310,6 +312,11 @@ class Net(nn.Module):
         for _, layer in self.layer_modules:
             layer.close()
 
+    @property
+    def layers_by_name(self) -> dict[str, Layer]:
+        """The layers by distinct name: `ip`, and `ip#2` for a second one of this name."""
+        return dict(self.layer_modules)
+
     def readers(self) -> list[tuple[str, NumberedReader[Any]]]:
         """Return the name and the reader of each layer that reads records, in order."""
         return [
@@ -324,7 +331,7 @@ class Net(nn.Module):
         Raises:
             SnapshotError: the blobs of a layer differ in number or shape.
         """
-        layers = dict(self.layer_modules)
+        layers = self.layers_by_name
         owned = self.owned_blobs()
         names = (
             f"{name}.{i}" for name, layer in layers.items() for i in range(len(layer.blob_specs))
@@ -338,7 +345,7 @@ class Net(nn.Module):
         return frozenset(info.name for info in self.parameters_info)
 
     def layer_blobs(self) -> list[tuple[str, str, list[NDArray[Any]]]]:
-        """Return name, type and copies of the blobs of every layer.
+        """Return distinct name, type and copies of the blobs of every layer.
 
         Shared blobs are repeated, as in Caffe's models.
         """
@@ -372,6 +379,7 @@ class Net(nn.Module):
         layer = self.layer_modules[step.layer][1]
         return Call(
             layer=layer,
+            index=step.layer,
             run=run if step.bottoms or isinstance(layer, Source) else partial(_read, run),
             bottoms=step.bottoms,
             tops=step.tops,
@@ -403,7 +411,7 @@ class Net(nn.Module):
 
     def _located(self, call: Call, error: DataError) -> DataError:
         """Return an error with the file, line and name of the layer added."""
-        return DataError(str(self.definition.error(call.layer.param.name, str(error))))
+        return DataError(str(self.definition.error(call.index, str(error))))
 
     def _require_gradient(self, call: Call, values: list[Any]) -> None:
         for slot in call.tops:

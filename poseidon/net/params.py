@@ -2,11 +2,14 @@
 
 Law: order and rules are Caffe's (Net::AppendParam). A blob without a name, or the first of its
 name, is owned by its layer and gets the next index. Later blobs of that name share its tensor.
+Layers may have the same name. Tables, states and files need distinct ones, so a later layer gets a
+number: `ip`, `ip#2`.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 
 from torch import nn
@@ -26,7 +29,7 @@ class ParamInfo:
         lr_mult: the multiplier of the learning rate.
         decay_mult: the multiplier of the weight decay.
         parameter: the tensor.
-        layer: the layer that owns it.
+        layer: the distinct name of the layer that owns it.
         layer_type: the type of that layer.
         factors: the gradient is u^T v of one layer, so it can be sent as sufficient factors.
         statistics: the layer's forward pass updates it in training; solvers do not.
@@ -49,6 +52,7 @@ class ParamInfo:
 class OwnedBlob:
     """A blob during compilation. Layers that share it may still set its multipliers."""
 
+    key: str
     layer: LayerParameter
     index: int
     spec: BlobSpec
@@ -62,12 +66,12 @@ class OwnedBlob:
         """Return the learnable tensor, whose parameter is set. Multipliers that are not are 1."""
         assert self.parameter is not None
         return ParamInfo(
-            name=f"{self.layer.name}.{self.index}",
+            name=f"{self.key}.{self.index}",
             shape=self.spec.shape,
             lr_mult=1.0 if self.lr_mult is None else self.lr_mult,
             decay_mult=1.0 if self.decay_mult is None else self.decay_mult,
             parameter=self.parameter,
-            layer=self.layer.name,
+            layer=self.key,
             layer_type=self.layer.type,
             factors=self.factors,
             statistics=self.statistics,
@@ -81,7 +85,7 @@ class ParamTable:
     def __init__(self) -> None:
         self._owned: list[OwnedBlob] = []
         self._by_name: dict[str, OwnedBlob] = {}
-        self._layers: set[str] = set()
+        self.names = DistinctNames()
 
     def add_layer(
         self,
@@ -90,7 +94,7 @@ class ParamTable:
         *,
         factors: bool,
         statistics: bool = False,
-    ) -> list[OwnedBlob]:
+    ) -> tuple[str | None, list[OwnedBlob]]:
         """Add the blobs of the next layer.
 
         Args:
@@ -100,32 +104,32 @@ class ParamTable:
             statistics: whether the layer updates its blobs that do not learn.
 
         Returns:
-            the entry of each blob: a new one, or the one that it shares.
+            the distinct name of the layer, None if it has no blobs, and the entry of each blob: a
+            new one, or the one that it shares.
 
         Raises:
-            LayerError: the layer has more param specs than blobs or a name that exists, or sharers
-                disagree.
+            LayerError: the layer has more param specs than blobs, or sharers disagree.
         """
         if len(param.param) > len(specs):
             raise LayerError(
                 f"has {counted(len(param.param), 'param spec')}, expected at most {len(specs)}: "
                 f"it has {counted(len(specs), 'blob')}"
             )
-        if specs and param.name in self._layers:
-            raise LayerError("another layer with blobs has the same name, expected a unique name")
-        if specs:
-            self._layers.add(param.name)
+        if not specs:
+            return None, []
+        key = self.names.add(param.name)
         unset = ParamSpec()
         entries = []
         for index, spec in enumerate(specs):
             spec_param = param.param[index] if index < len(param.param) else unset
-            entry = self._add(param, index, spec, spec_param, factors)
+            entry = self._add(key, param, index, spec, spec_param, factors)
             entry.statistics |= statistics and not spec.learns
             entries.append(entry)
-        return entries
+        return key, entries
 
     def _add(
         self,
+        key: str,
         param: LayerParameter,
         index: int,
         spec: BlobSpec,
@@ -143,6 +147,7 @@ class ParamTable:
                 f"blob {index} holds statistics, which solvers do not update; expected lr_mult: 0"
             )
         entry = OwnedBlob(
+            key=key,
             layer=param,
             index=index,
             spec=spec,
@@ -155,9 +160,30 @@ class ParamTable:
             self._by_name[spec_param.name] = entry
         return entry
 
+    def learns(self) -> dict[str, bool]:
+        """Return whether solvers may update each tensor, by name."""
+        return {f"{entry.key}.{entry.index}": entry.spec.learns for entry in self._owned}
+
     def infos(self) -> tuple[ParamInfo, ...]:
         """Return all tensors in Caffe's learnable order. Every entry must have its parameter."""
         return tuple(entry.info() for entry in self._owned)
+
+
+class DistinctNames:
+    """Gives a distinct name to each of several layers, whose own may be equal."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+        self._counts: Counter[str] = Counter()
+
+    def add(self, name: str) -> str:
+        """Return the name, with a number from 2 if it is taken."""
+        found = name
+        while found in self._taken:
+            self._counts[name] += 1
+            found = f"{name}#{self._counts[name] + 1}"
+        self._taken.add(found)
+        return found
 
 
 def _check_share(owner: OwnedBlob, shape: Shape, spec_param: ParamSpec) -> None:

@@ -52,7 +52,8 @@ class Net(NetBase):
 
     Attributes:
         blobs: the blobs by name.
-        params: the learnable blobs by layer name, for layers that have some.
+        params: the learnable blobs by layer name, for layers that have some; of two layers of one
+            name, the later one's, as in pycaffe.
         layers: all layers, including Caffe's Split layers. A Python layer is the user's object.
         layer_dict: the layers by name.
         bottom_names: the bottoms by layer name.
@@ -206,8 +207,8 @@ class Net(NetBase):
 
     def clear_param_diffs(self) -> None:
         """Set the diffs of all parameters to zero."""
-        for blobs in self.params.values():
-            for blob in blobs:
+        for layer in self.layers:
+            for blob in layer.blobs:
                 blob.write_diff().zero_()
 
     def copy_from(self, weights: str | os.PathLike[str]) -> None:

@@ -47,21 +47,27 @@ class NetBase:
         built = self._built
         params = built.compiled.definition.param.layer
         self.name = definition.param.name
+        self._layer_names = [param.name for param in params]
         self.phase = int(state.phase)
         self.blobs: OrderedDict[str, Blob] = built.blobs
-        self.bottom_names: OrderedDict[str, list[str]] = built.bottoms
-        self.top_names: OrderedDict[str, list[str]] = built.tops
+        self.bottom_names: OrderedDict[str, list[str]] = OrderedDict(
+            zip(self._layer_names, built.bottoms, strict=True)
+        )
+        self.top_names: OrderedDict[str, list[str]] = OrderedDict(
+            zip(self._layer_names, built.tops, strict=True)
+        )
         self.blob_loss_weights: OrderedDict[str, float] = built.loss_weights
         self.layers: list[NetLayer | CaffeLayer] = [
             _layer_of(node, param.type) for node, param in zip(built.nodes, params, strict=True)
         ]
-        self._layer_names = [param.name for param in params]
         self._blob_names = list(self.blobs)
         self.layer_dict: OrderedDict[str, NetLayer | CaffeLayer] = OrderedDict(
             zip(self._layer_names, self.layers, strict=True)
         )
         self.params: OrderedDict[str, Blobs] = OrderedDict(
-            (name, layer.blobs) for name, layer in self.layer_dict.items() if layer.blobs
+            (name, layer.blobs)
+            for name, layer in zip(self._layer_names, self.layers, strict=True)
+            if layer.blobs
         )
         self.inputs = [
             name
@@ -130,12 +136,10 @@ class NetBase:
         return [self._blob_names.index(name) for name in self.outputs]
 
     def _bottom_ids(self, layer: int) -> list[int]:
-        return [
-            self._blob_names.index(name) for name in self.bottom_names[self._layer_names[layer]]
-        ]
+        return [self._blob_names.index(name) for name in self._built.bottoms[layer]]
 
     def _top_ids(self, layer: int) -> list[int]:
-        return [self._blob_names.index(name) for name in self.top_names[self._layer_names[layer]]]
+        return [self._blob_names.index(name) for name in self._built.tops[layer]]
 
     def _guarded(self, index: int, run: Callable[[], Any]) -> Any:
         """Call a function of a layer and translate its errors: add the location, or raise a

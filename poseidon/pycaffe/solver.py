@@ -34,6 +34,7 @@ from poseidon.proto.definition import SolverDefinition, TestNet, read_solver
 from poseidon.proto.paths import PLACEHOLDERS
 from poseidon.pycaffe.graph.contributions import Contributions, total_alone
 from poseidon.pycaffe.graph.update import Updater
+from poseidon.pycaffe.graph.weights import load_weights
 from poseidon.pycaffe.mode import (
     MODE,
     acting_as,
@@ -251,7 +252,7 @@ class Solver:
         path = Path(state_file)
         check(path)
         state = read_state(path, self._updater.specs, self._updater.arrays_per_blob)
-        self.net.copy_from(learned_net(state, path))
+        load_weights(self.net._built, learned_net(state, path), own=True)
         self._updater.set_histories(state.histories)
         self.iter = state.iteration
 

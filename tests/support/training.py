@@ -253,7 +253,7 @@ def _run_worker(
     if job.resume is not None:
         private = job.staleness > 0 or job.options.sync_every > 0
         resumed = checkpoint.restore(job.resume, private_histories=private)
-        replica.load([resumed.model])
+        replica.load([resumed.model], own=True)
         start = resumed.progress
     common = ExchangeSettings(
         clip=settings.clip, gradient_scale=1 / settings.iter_size, start_clock=start.iteration

@@ -200,8 +200,11 @@ class Replica:
             for _, reader in net.readers():
                 reader.divide_prefetch(len(self.nets))
 
-    def load(self, models: Sequence[Path]) -> list[str]:
+    def load(self, models: Sequence[Path], *, own: bool = False) -> list[str]:
         """Copy the weights of models by layer name, later ones over earlier ones.
+
+        Args:
+            own: this job has written them, for a state.
 
         Returns:
             What was and was not copied, as sentences.
@@ -209,7 +212,10 @@ class Replica:
         Raises:
             SnapshotError: a model cannot be read, or a layer's blobs have other shapes.
         """
-        return [f"{path}: {report.summary()}" for path, report in load_models(self.train, models)]
+        return [
+            f"{path}: {report.summary()}"
+            for path, report in load_models(self.train, models, own=own)
+        ]
 
     def forward_backward(
         self,

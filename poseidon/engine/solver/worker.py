@@ -339,7 +339,7 @@ class SolverWork(TrainingWork[JobDocument]):
             Path(document.snapshot), private_histories=membership_of(document).private_histories
         )
         assert resumed.model is not None, "a snapshot on disk names its model"
-        self._log_notes(replica.load([resumed.model]))
+        self._log_notes(replica.load([resumed.model], own=True))
         if self.document.rank == 0:
             LOGGER.info(
                 "continuing from %s at iteration %d", document.snapshot, resumed.progress.iteration

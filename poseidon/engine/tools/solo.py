@@ -16,7 +16,7 @@ from torch import Tensor
 from poseidon.errors import SnapshotError
 from poseidon.layers.base import CPU, LayerContext
 from poseidon.net.compile import compile_net
-from poseidon.net.load import LoadReport
+from poseidon.net.load import LoadReport, in_order
 from poseidon.net.net import Net
 from poseidon.proto.definition import read_net
 from poseidon.snapshot.caffemodel import read_model
@@ -76,8 +76,13 @@ def zero_inputs(net: Net) -> dict[str, Tensor]:
     }
 
 
-def load_models(net: Net, models: Sequence[Path]) -> list[tuple[Path, LoadReport]]:
+def load_models(
+    net: Net, models: Sequence[Path], *, own: bool = False
+) -> list[tuple[Path, LoadReport]]:
     """Copy the weights of models by layer name, later ones over earlier ones.
+
+    Args:
+        own: the net has written them, for a state. Layers of one name each get their own blobs.
 
     Returns:
         What was and was not copied from each.
@@ -89,7 +94,8 @@ def load_models(net: Net, models: Sequence[Path]) -> list[tuple[Path, LoadReport
     reports = []
     for path in models:
         try:
-            reports.append((path, net.load_blobs(read_model(path))))
+            saved = read_model(path)
+            reports.append((path, net.load_blobs(in_order(saved) if own else saved)))
         except SnapshotError as error:
             raise SnapshotError(
                 str(error) if str(path) in str(error) else f"{path}: {error}"

@@ -35,14 +35,16 @@ class NetGraph:
     Attributes:
         compiled: the torch net that owns the layers. Its own `forward` is not used.
         nodes: the nodes, one for each layer in order.
+        bottoms: the names of the bottoms of each layer.
+        tops: the names of the tops of each layer.
         loss_weights: the loss weight of each blob.
     """
 
     compiled: Compiled
     nodes: list[Node]
     blobs: OrderedDict[str, Blob]
-    bottoms: OrderedDict[str, list[str]]
-    tops: OrderedDict[str, list[str]]
+    bottoms: list[list[str]]
+    tops: list[list[str]]
     loss_weights: OrderedDict[str, float]
 
     def learned_blobs(self) -> list[tuple[ParamInfo, Blob]]:
@@ -118,10 +120,8 @@ def _connect(compiled: Compiled) -> NetGraph:
         compiled=compiled,
         nodes=nodes,
         blobs=blobs,
-        bottoms=OrderedDict((param.name, list(param.bottom)) for param in params),
-        tops=OrderedDict(
-            (param.name, list(names)) for param, names in zip(params, tops, strict=True)
-        ),
+        bottoms=[list(param.bottom) for param in params],
+        tops=[list(names) for names in tops],
         loss_weights=losses,
     )
 

@@ -12,6 +12,7 @@ from torch import nn
 from poseidon.errors import UsageError
 from poseidon.layers.base import times
 from poseidon.layers.blob import Blob
+from poseidon.net.load import in_order
 from poseidon.pycaffe.graph.build import NetGraph
 from poseidon.snapshot.caffemodel import read_model, write_model
 from poseidon.snapshot.hdf5 import write_model as write_hdf5
@@ -19,8 +20,11 @@ from poseidon.snapshot.hdf5 import write_model as write_hdf5
 Array = NDArray[np.float32]
 
 
-def load_weights(net: NetGraph, path: Path) -> None:
+def load_weights(net: NetGraph, path: Path, *, own: bool = False) -> None:
     """Load saved weights by layer name.
+
+    Args:
+        own: this net has written them, for a state. Layers of one name each get their own blobs.
 
     Raises:
         SnapshotError: the file cannot be read, or the blobs of a layer have other shapes. The net
@@ -31,7 +35,7 @@ def load_weights(net: NetGraph, path: Path) -> None:
         for blob in node.blobs:
             blob.write_data()  # copies the user's changes first
         node.clear_graph()
-    net.compiled.load_blobs(saved)
+    net.compiled.load_blobs(in_order(saved) if own else saved)
 
 
 def save_weights(net: NetGraph, path: Path, *, hdf5: bool = False, diffs: bool = False) -> None:

@@ -274,10 +274,6 @@ WRONG = {
         "param 'w', shared with layer 'i1', has shape 4x6, expected 3x6",
     ),
     "shared count": (shared("", "share_mode: PERMISSIVE", 4), "has 24 values, expected 18"),
-    "same name": (
-        FLAT + layer("InnerProduct", "x", "a", IP) + layer("InnerProduct", "x", "b", IP),
-        "another layer with blobs has the same name",
-    ),
     "blobs of another number": (
         FLAT + layer("InnerProduct", "x", "y", f"{IP} blobs {{ shape {{ dim: 1 }} data: 1 }}"),
         "the definition has blobs of shape 1, expected 3x6, 3",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from poseidon.errors import SnapshotError
-from poseidon.net.load import same_shape
+from poseidon.net.load import in_order, same_shape
 from poseidon.net.net import Net
 from tests.support.nets import build, inputs, layer
 
@@ -96,3 +96,29 @@ def test_a_blob_that_another_layer_owns_may_be_left_out() -> None:
     assert b[1].tolist() == (BIAS + 1).tolist()
     with pytest.raises(SnapshotError, match="layer 'a': the file has 1 blobs, expected 2"):
         net.load_blobs([("a", [None, BIAS])])
+
+
+def test_saved_layers_of_one_name_go_to_the_first_and_own_ones_to_each(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The first is Caffe's rule, for models of others; the second restores a job's own state."""
+    body = "inner_product_param { num_output: 4 }"
+    text = inputs(x=(2, 4)) + layer("InnerProduct", "x", "y", body, name="ip")
+    text += layer("InnerProduct", "y", "z", body, name="ip")
+    weight = np.arange(16.0).reshape(4, 4)
+    saved = [("ip", [weight, BIAS]), ("ip", [weight + 1, BIAS + 1])]
+    net = build(text)
+    first, second = (layers for layers in net.layer_modules if layers[1].blob_specs)
+    net.load_blobs(saved)
+    assert "two layers 'ip' with different blobs" in caplog.text
+    assert (first[1].blobs()[0].detach().numpy() == weight + 1).all()
+    assert not second[1].blobs()[0].any()
+    net.load_blobs(in_order(saved))
+    for (_, layer_), (_, arrays) in zip((first, second), saved, strict=True):
+        assert all(
+            (blob.detach().numpy() == array).all()
+            for blob, array in zip(layer_.blobs(), arrays, strict=True)
+        )
+    caplog.clear()
+    net.load_blobs([saved[0], saved[0]])
+    assert not caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from tests.support.nets import build, inputs, layer, noise
@@ -112,3 +113,32 @@ def test_a_definition_may_hold_the_first_values() -> None:
     )
     net = build(inputs(x=(2, 3)) + owner + sharer)
     assert net.layer_modules[2][1].blobs()[0].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("names", "distinct"),
+    [
+        (("same", "same", "same"), ["same", "same#2", "same#3"]),
+        (("", "", "x"), ["", "#2", "x"]),
+        (("same#2", "same", "same"), ["same#2", "same", "same#3"]),
+    ],
+)
+def test_layers_of_one_name_have_tensors_of_distinct_names(
+    names: tuple[str, str, str], distinct: list[str]
+) -> None:
+    """As Caffe, which compares no names; a layer without blobs never takes the name."""
+    text = inputs(x=(2, 3)) + layer("ReLU", "x", "y", name=names[0])
+    text += layer("InnerProduct", "y", "a", IP, name=names[0])
+    text += layer("InnerProduct", "a", "b", f"param {{ lr_mult: 0 }} {IP}", name=names[1])
+    text += layer("InnerProduct", "b", "c", IP, name=names[2])
+    net = build(text)
+    wanted = [f"{name}.{index}" for name in distinct for index in range(2)]
+    assert [info.name for info in net.parameters_info] == wanted
+    assert [info.parameter.requires_grad for info in net.parameters_info][2:4] == [False, True]
+    assert len(net.layers_by_name) == 5
+    shared = build(text, share_with=net)
+    assert all(
+        own is other
+        for (_, a), (_, b) in zip(net.layer_modules, shared.layer_modules, strict=True)
+        for own, other in zip(a.sources(), b.sources(), strict=True)
+    )

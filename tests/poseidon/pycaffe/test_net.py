@@ -460,3 +460,42 @@ def test_batches_are_filled_up_and_joined_without_it(count: int, sizes: list[int
 def test_arrays_must_agree(given: dict[str, np.ndarray]) -> None:
     with pytest.raises(UsageError, match="expected arrays with the same number of records"):
         list(batches(given, 2))
+
+
+def test_layers_of_one_name(tmp_path: Path) -> None:
+    """`params`, `layer_dict` and the names of blobs are the later layer's; all have gradients."""
+    ip = (
+        'layer { name: "same" type: "InnerProduct" bottom: "%s" top: "%s" inner_product_param { '
+        'num_output: %d weight_filler { type: "xavier" } } }\n'
+    )
+    path = tmp_path / "net.prototxt"
+    path.write_text(
+        'force_backward: true input: "x" input_shape { dim: 2 dim: 3 }\n'
+        + ip % ("x", "y", 4)
+        + ip % ("y", "z", 5)
+        + 'layer { name: "same" type: "ReLU" bottom: "z" top: "z" }\n'
+    )
+    net = caffe.Net(str(path), caffe.TRAIN)
+    assert list(net.params) == ["same"] and net.params["same"][0].data.shape == (5, 4)
+    assert net.layer_dict["same"].type == "ReLU" and net.bottom_names["same"] == ["z"]
+    assert [net._bottom_ids(index) for index in (1, 2)] == [[0], [1]]
+    first, second = net.layers[1].blobs, net.layers[2].blobs
+    x = np.arange(6.0).reshape(2, 3)
+    z = net.forward(x=x)["z"]
+    np.testing.assert_allclose(
+        z, np.maximum(x @ first[0].data.T @ second[0].data.T, 0), rtol=1e-5, atol=1e-6
+    )
+    net.backward(z=np.ones((2, 5)))
+    assert first[0].diff.any() and second[0].diff.any()
+    net.clear_param_diffs()
+    assert not first[0].diff.any() and not second[0].diff.any()
+    values = [blob.data.copy() for blob in (*first, *second)]
+    net.save_hdf5(str(tmp_path / "own.h5"))
+    for blob in (*first, *second):
+        blob.data[...] = 0
+    net.load_hdf5(str(tmp_path / "own.h5"))
+    for blob, value in zip((*first, *second), values, strict=True):
+        np.testing.assert_array_equal(blob.data, value)
+    net.save(str(tmp_path / "both.caffemodel"))
+    with pytest.raises(SnapshotError, match="layer 'same': blob 0 has shape 5x4"):
+        net.copy_from(str(tmp_path / "both.caffemodel"))

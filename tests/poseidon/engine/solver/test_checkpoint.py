@@ -50,6 +50,30 @@ def test_a_run_resumed_from_hdf5_ends_with_the_bits_of_the_whole_one(
     assert (tmp_path / "snap_iter_20.solverstate.h5").read_bytes() == state
 
 
+@pytest.mark.parametrize("snapshot_format", ["BINARYPROTO", "HDF5"])
+def test_layers_of_one_name_are_resumed_each_with_its_own_weights(
+    tmp_path: Path, snapshot_format: str
+) -> None:
+    make_data(tmp_path)
+    solver = write_definitions(
+        tmp_path, batch=5, extra=f"snapshot: 4\nmax_iter: 8\nsnapshot_format: {snapshot_format}"
+    )
+    net = tmp_path / "net.prototxt"
+    text = net.read_text()
+    one = text[text.index('layer { name: "ip"') : text.index('layer { name: "accuracy"')]
+    two = one.replace('bottom: "pool" top: "ip"', 'bottom: "ip" top: "ip2"')
+    text = text.replace(one, one + two).replace('bottom: "ip" bottom', 'bottom: "ip2" bottom')
+    net.write_text(text)
+    job = Job(workers=3, kind=ExchangeKind.HYBRID, shards=2)
+    run(solver, job)
+    suffix = ".h5" if snapshot_format == "HDF5" else ""
+    model = tmp_path / f"snap_iter_8.caffemodel{suffix}"
+    end = model.read_bytes()
+    model.unlink()
+    run(solver, replace(job, resume=tmp_path / f"snap_iter_4.solverstate{suffix}"))
+    assert model.read_bytes() == end
+
+
 def test_a_full_disk_is_a_warning_until_the_last_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
