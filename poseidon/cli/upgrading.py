@@ -17,6 +17,7 @@ from typing import Generic, TypeVar
 
 from google.protobuf.message import Message
 
+from poseidon.durable import is_standard_output
 from poseidon.errors import DefinitionError
 from poseidon.proto.upgrade.errors import UpgradeError
 from poseidon.snapshot.files import write_atomically
@@ -56,6 +57,8 @@ class Upgrade(Generic[M]):
             raise DefinitionError(
                 "the file is empty: there is nothing to upgrade", source=str(arguments.input)
             )
+        # With a pipe as the output nothing else must go there.
+        notes = sys.stderr if is_standard_output(arguments.output) else sys.stdout
         strays = self.left_out(message)
         for index, sentence in strays:
             print(f"{arguments.input}: layer {index + 1} of the file: {sentence}", file=sys.stderr)
@@ -68,7 +71,7 @@ class Upgrade(Generic[M]):
                     f"{layer}{error.message}", source=str(arguments.input)
                 ) from error
         else:
-            print(f"{arguments.input} is already in today's grammar.")
+            print(f"{arguments.input} is already in today's grammar.", file=notes)
         write_atomically(arguments.output, self.write(message))
-        print(f"Wrote {self.what} to {arguments.output}.")
+        print(f"Wrote {self.what} to {arguments.output}.", file=notes)
         return 1 if strays else 0

@@ -5,7 +5,6 @@ Law: the mean is exact, because pixels are summed as integers and divided once.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from google.protobuf.message import DecodeError
 from poseidon.data.databases.cursor import Cursor, records
 from poseidon.data.datum import decode
 from poseidon.data.progress_reports import Report, silent
+from poseidon.durable import write_whole
 from poseidon.errors import DataError
 from poseidon.hints import own_command
 from poseidon.proto.caffe_pb2 import BlobProto
@@ -67,14 +67,9 @@ def write_mean(path: Path, mean: npt.NDArray[np.float32]) -> None:
     Raises:
         DataError: the file cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            temporary.write_bytes(mean_blob(mean))
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_whole(path, mean_blob(mean))
     except OSError as error:
         raise DataError(f"the mean file {path} cannot be written: {error.strerror}") from error
 

@@ -21,6 +21,7 @@ from poseidon.cluster.process import OutputStream
 from poseidon.cluster.supervision.background import this_command
 from poseidon.cluster.supervision.loop import JobListener
 from poseidon.cluster.supervision.stragglers import Stragglers
+from poseidon.durable import write_whole
 from poseidon.exchange.auto.recorded import FILE_NAME as PLAN_FILE
 from poseidon.metrics.job_statistics import (
     FILE_NAME,
@@ -122,7 +123,7 @@ class PlanFile(JobListener):
             return
         self.plan = plan
         try:
-            _replace(self._path, plan)
+            write_whole(self._path, plan.encode())
         except OSError as error:
             self._warn(_unwritten(self._path, error))
 
@@ -192,7 +193,7 @@ class StatisticsFile(JobListener):
             JobStatistics(job=self._job, workers=workers, shards=shards, progress=progress)
         )
         try:
-            _replace(self._path, text)
+            write_whole(self._path, text.encode())
         except OSError as error:
             if not self._broken:
                 self._warn(_unwritten(self._path, error))
@@ -280,13 +281,6 @@ class DashboardPage(JobListener):
             self._process.kill()
             self._process.wait()
         self._thread.join(PAGE_CLOSE_S)
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file that is whole at every moment."""
-    beside = path.with_name(f".{path.name}.partial")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(path)
 
 
 def _unwritten(path: Path, error: OSError) -> str:

@@ -24,12 +24,12 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from poseidon.durable import write_whole
 from poseidon.errors import JobError
 from poseidon.metrics.glog_lines import number
 from poseidon.metrics.record import TestRecord, TrainRecord
@@ -115,14 +115,10 @@ class NetOutputs:
         began_s = self._clock()
         sections = [self._train, *(rows for _, rows in sorted(self._tests.items()))]
         text = "\n".join("".join(rows) for rows in sections)
-        temporary = self._path.with_name(f".{self._path.name}.partial")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
-            os.replace(temporary, self._path)
+            write_whole(self._path, text.encode("utf-8", errors="backslashreplace"))
         except OSError as error:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
             message = f"cannot write the net outputs {self._path}: {error.strerror or error}"
             if error.errno not in _FULL:
                 raise JobError(message) from error

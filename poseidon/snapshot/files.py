@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import glob
-import os
-from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from poseidon.durable import replace_durably
+from poseidon.durable import write_whole
 from poseidon.errors import SnapshotError
 from poseidon.hints import own_command
 from poseidon.proto.text import strings_are_text
@@ -41,23 +38,15 @@ def make_folder(folder: Path) -> None:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file under a temporary name, flush it to disk and rename it, so that readers never
-    see a part of it.
+    """Write a file that readers never see a part of; see `poseidon.durable`.
 
     Raises:
         SnapshotError: the folder is missing or not writable, or the disk is full. An existing file
             of that name is unchanged.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        for left in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
-            left.unlink(missing_ok=True)  # from a process that was killed during the write
-        with partial.open("wb") as file:
-            file.write(content)
-        replace_durably(partial, path)
+        write_whole(path, content)
     except OSError as error:
-        with suppress(OSError):  # a read-only file system raises even if the file does not exist
-            partial.unlink(missing_ok=True)
         raise SnapshotError(f"cannot write {path}: {error.strerror}") from error
 
 

@@ -6,9 +6,7 @@ little-endian), key, value.
 
 from __future__ import annotations
 
-import os
 import struct
-import threading
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -23,6 +21,7 @@ from poseidon.data.databases.writer import (
     write_database,
 )
 from poseidon.data.staging import staging
+from poseidon.durable import replacing
 from poseidon.errors import DataError
 from poseidon.hints import own_command
 
@@ -197,26 +196,9 @@ def new_database(path: Path, db_type: str) -> Iterator[DatabaseWriter]:
 
 
 def _write_minidb(path: Path, pairs: Iterable[tuple[bytes, bytes]]) -> None:
-    """Write a minidb under a temporary name, and rename it; write directly to what is not a file,
-    such as a device.
-    """
-    path = path.resolve()
-    whole = path.is_file() or not path.exists()
-    partial = (
-        path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.partial")
-        if whole
-        else path
-    )
-    try:
-        with partial.open("wb") as file:
-            for key, value in pairs:
-                file.write(_LENGTHS.pack(len(key), len(value)) + key + value)
-        if whole:
-            partial.replace(path)
-    except BaseException:
-        if whole:
-            partial.unlink(missing_ok=True)
-        raise
+    with replacing(path) as file:
+        for key, value in pairs:
+            file.write(_LENGTHS.pack(len(key), len(value)) + key + value)
 
 
 def write_records(path: str, db_type: str, pairs: Iterable[tuple[bytes, bytes]]) -> None:

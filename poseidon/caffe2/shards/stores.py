@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from poseidon.durable import write_whole
 from poseidon.errors import JobError, UsageError
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ class FolderStore(Store):
                 count = int(path.read_bytes()) + value
             except FileNotFoundError:
                 count = value
-            os.replace(self._write(b"%d" % count), path)
+            write_whole(path, b"%d" % count)
         return count
 
     def _path(self, key: str, ending: str = ".key") -> Path:

@@ -46,9 +46,7 @@ def save(args: argparse.Namespace, model: ModelHelper, epoch: int) -> Path:
     )
     path = checkpoint_path(args, epoch)
     path.parent.mkdir(exist_ok=True)
-    partial = path.with_suffix(".partial")
-    predictor_exporter.save_to_db("minidb", str(partial), meta)
-    partial.replace(path)
+    predictor_exporter.save_to_db("minidb", str(path), meta)
     checkpoint_path(args, epoch - 1).unlink(missing_ok=True)
     return path
 

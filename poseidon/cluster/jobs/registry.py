@@ -14,7 +14,6 @@ import json
 import os
 import re
 import socket
-import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -26,7 +25,7 @@ from poseidon.cluster.job_plan import ProcessName
 from poseidon.cluster.json_fields import fields_of, plain, value_of
 from poseidon.cluster.machinefile import Host, check_options
 from poseidon.cluster.process import RunningProcess
-from poseidon.durable import replace_durably
+from poseidon.durable import write_whole
 from poseidon.errors import JobError, MachinefileError, UsageError
 
 EXTRACTION = "extract_features"
@@ -143,15 +142,7 @@ class Registry:
         path = self._path(record.job)
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            # mkstemp makes the file readable by its owner only, from the start.
-            handle, temporary = tempfile.mkstemp(prefix=".", suffix=".partial", dir=self._folder)
-            try:
-                with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                    json.dump(fields_of(record), stream, indent=1, default=plain)
-                replace_durably(Path(temporary), path)
-            except BaseException:
-                os.unlink(temporary)
-                raise
+            write_whole(path, json.dumps(fields_of(record), indent=1, default=plain).encode())
         except OSError as error:
             raise JobError(
                 f"cannot write the job's record {path}: {error.strerror or error}; $POSEIDON_HOME "

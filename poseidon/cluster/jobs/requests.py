@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from poseidon.durable import replace_durably
+from poseidon.durable import write_whole
 from poseidon.errors import JobError
 
 _POLL_S = 0.05
@@ -96,6 +96,4 @@ def _read(path: Path) -> Mapping[str, object] | None:
 
 
 def _write(path: Path, fields: Mapping[str, object]) -> None:
-    beside = path.with_name(f".{path.name}.partial")
-    beside.write_text(json.dumps(fields), encoding="utf-8")
-    replace_durably(beside, path)
+    write_whole(path, json.dumps(fields).encode())

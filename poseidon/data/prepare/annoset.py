@@ -29,7 +29,7 @@ from poseidon.data.label_map import check_unique, labels_of, read_label_map
 from poseidon.data.prepare.annotations import AnnotationFormat, read_objects, size_lines
 from poseidon.data.prepare.imageset import Conversion, Made, to_datum, written
 from poseidon.data.progress_reports import Report, silent
-from poseidon.durable import replace_durably
+from poseidon.durable import write_whole
 from poseidon.errors import DataError
 from poseidon.proto.caffe_pb2 import AnnotatedDatum
 
@@ -106,10 +106,8 @@ def convert_annoset(
 
 
 def _write(path: Path, text: str) -> None:
-    partial_file = path.with_name(f".{path.name}.partial")
     try:
-        partial_file.write_text(text, encoding="utf-8", errors="surrogateescape")
-        replace_durably(partial_file, path)
+        write_whole(path, text.encode("utf-8", errors="surrogateescape"))
     except OSError as error:
         raise DataError(f"{path} cannot be written: {error.strerror}") from error
 

@@ -13,6 +13,7 @@ import urllib.request
 from pathlib import Path
 
 from poseidon.data.progress_reports import DOWNLOADING, Report, silent
+from poseidon.durable import replace_durably
 
 CHUNK_BYTES = 1 << 16
 # The number of attempts after a broken connection, as long as each receives something.
@@ -59,7 +60,7 @@ def download(
         raise ConnectionError(
             f"{url} is not the published file: its {kind} is {found}, not {expected}"
         )
-    part.replace(target)
+    replace_durably(part, target)
 
 
 def file_digest(path: Path, kind: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,16 @@ def test_what_is_up_to_date_is_written_too(
     assert main(["upgrade_net_proto_text", str(tmp_path / "old"), str(tmp_path / "new")]) == 0
     assert net((tmp_path / "new").read_text()) == net(NEW_NET)
     assert "already in today's grammar" in capsys.readouterr().out
+
+
+def test_standard_output_gets_the_net_alone(tmp_path: Path) -> None:
+    (tmp_path / "old").write_text(NEW_NET)
+    command = [sys.executable, "-m", "poseidon", "upgrade_net_proto_text"]
+    found = subprocess.run(
+        [*command, str(tmp_path / "old"), "/dev/stdout"], capture_output=True, text=True, check=True
+    )
+    assert net(found.stdout) == net(NEW_NET)
+    assert "already in today's grammar" in found.stderr and "to /dev/stdout" in found.stderr
 
 
 def test_net_binary_keeps_its_blobs(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_a_read_only_file_system_is_reported(
     def refuse(path: Path, *_: object, **__: object) -> None:
         raise OSError(30, "Read-only file system", str(path))
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr("os.open", refuse)
     monkeypatch.setattr(Path, "unlink", refuse)
     with pytest.raises(SnapshotError, match=r"cannot write .*model: Read-only file system"):
         write_atomically(tmp_path / "model", b"x")

@@ -12,15 +12,13 @@ Law: files are written and read piece by piece, so they may be larger than a wor
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
-from poseidon.durable import replace_durably
+from poseidon.durable import replacing
 from poseidon.errors import SnapshotError
 from ps_server.protocol.messages import Array, RowIds
 from ps_server.protocol.row_settings import RowTableSpec
@@ -45,17 +43,13 @@ def write_rows(path: Path, spec: RowTableSpec, clock: int, pieces: Iterable[Piec
     Raises:
         SnapshotError: the file cannot be written.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with partial.open("wb") as file:
+        with replacing(path) as file:
             file.write(json.dumps(_header(spec, clock)).encode() + b"\n")
             for rows_N, arrays in pieces:
                 _write_piece(file, rows_N, arrays)
             file.write(bytes(_COUNT_BYTES))
-        replace_durably(partial, path)
     except OSError as error:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
         raise SnapshotError(f"cannot write {path}: {error.strerror}") from error
 
 

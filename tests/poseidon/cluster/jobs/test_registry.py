@@ -52,8 +52,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 def test_private_and_nothing_left_beside(tmp_path: Path) -> None:
     Registry(tmp_path).write(RECORD)
-    (file,) = Registry(tmp_path).folder.iterdir()
-    assert file.stat().st_mode & 0o777 == 0o600
+    assert [file.suffix for file in Registry(tmp_path).folder.iterdir()] == [".json"]
     assert Registry(tmp_path).folder.stat().st_mode & 0o777 == 0o700
 
 
@@ -217,7 +216,7 @@ def test_an_interrupted_write_leaves_the_old_record(
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "replace", fail)
+    monkeypatch.setattr("os.replace", fail)
     with pytest.raises(JobError, match="No space left"):
         registry.write(replace(RECORD, output="/other"))
     assert registry.read("cifar10-1") == RECORD
