@@ -4,6 +4,7 @@ lists both).
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import io
 import json
@@ -123,7 +124,10 @@ class LauncherConnection:
         self._thread("poseidon-alive", self._send_heartbeats).start()
 
     def end_without_launcher(self) -> None:
-        """Start to end this process, and its group, some time after the launcher has gone."""
+        """Start to end this process, and its group, some time after the launcher has gone. The
+        group ends with a process that ends sooner.
+        """
+        atexit.register(self._end_group)
         self._thread("poseidon-orphan", self._end).start()
 
     def send(self, event: str, **fields: object) -> None:
@@ -226,9 +230,15 @@ class LauncherConnection:
     def _end(self) -> None:
         self.gone.wait()
         time.sleep(ORPHAN_S)
-        if os.getpgrp() == os.getpid():
-            os.killpg(0, signal.SIGKILL)  # with what the user's code has started
+        self._end_group()
         os._exit(1)
+
+    def _end_group(self) -> None:
+        """End this process with what the user's code has started, once the launcher has gone: until
+        then the launcher does it.
+        """
+        if self.gone.is_set() and os.getpgrp() == os.getpid():
+            os.killpg(0, signal.SIGKILL)
 
     def _thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
         def run() -> None:

@@ -170,8 +170,8 @@ class Restarts:
         repeated = max(0, self._reached - self._point.iteration)
         self._repeated_since = max(0, self._lost_at - self._point.iteration)
         self._driver.report(
-            f"{loss}; continuing from iteration {self._point.iteration} in memory, {hosts}, at least "
-            f"{counted(repeated, 'iteration')} to repeat"
+            f"{loss}; continuing from iteration {self._point.iteration} in memory, "
+            f"{hosts}{_to_repeat(repeated)}"
         )
         return self._point
 
@@ -265,9 +265,12 @@ class Restarts:
         if point.state:
             where = f"from {point.state} at iteration {point.iteration}"
         repeated = max(0, self._reached - point.iteration)
-        self._driver.report(
-            f"{loss}; {what}: continuing {where}, at least {counted(repeated, 'iteration')} to repeat"
-        )
+        self._driver.report(f"{loss}; {what}: continuing {where}{_to_repeat(repeated)}")
+
+
+def _to_repeat(iterations: int) -> str:
+    """Return the end of a sentence. Not every iteration is reported: of none nothing is known."""
+    return f", at least {counted(iterations, 'iteration')} to repeat" if iterations else ""
 
 
 def _ended(sentence: str, loss: JobInterrupted) -> JobError:
@@ -288,5 +291,7 @@ def describe_ending(job: str, ended: RestartedJob) -> str:
         starts.append(f"{counted(ended.memory_starts, 'start')} from memory")
     if not starts:
         return text
-    again = f"at least {counted(ended.repeated, 'iteration')} repeated"
-    return f"{text} after {' and '.join(starts)}, {again}"
+    text = f"{text} after {' and '.join(starts)}"
+    if not ended.repeated:
+        return text
+    return f"{text}, at least {counted(ended.repeated, 'iteration')} repeated"

@@ -182,6 +182,13 @@ class JobStateMachine:
         return self._workers[0].iteration
 
     @property
+    def _reached(self) -> int:
+        """The last iteration that any worker has reported."""
+        reported = (worker.iteration or 0 for worker in self._workers)
+        beats = (worker.position.steps for worker in self._workers if worker.position)
+        return max(itertools.chain(reported, beats))
+
+    @property
     def error(self) -> JobError | None:
         """The job's error: one sentence and an exit code; None while there is no cause."""
         if not self._causes:
@@ -201,7 +208,7 @@ class JobStateMachine:
         if self._ended_by_user:
             return JobError(f"{sentence}; it is not started again, since the user has ended it")
         retry = cause.remedy is Remedy.RETRY
-        return JobInterrupted(sentence, iteration=self.iteration or 0, while_starting=retry)
+        return JobInterrupted(sentence, iteration=self._reached, while_starting=retry)
 
     def handle(self, event: JobEvent, now: float) -> list[Action]:
         """Handle one event; return the actions to take.

@@ -5,6 +5,7 @@ Law: a database appears under its name only when it is complete. An existing one
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ from poseidon.errors import DataError
 
 # Records in a transaction or write batch, as in Caffe's converters.
 RECORDS_PER_COMMIT = 1000
+# A commit of LMDB that finds no room for all of its pages reports EIO.
+FULL_BYTES = 1 << 20
 # The initial size of LMDB's address space; it is doubled whenever it is full.
 FIRST_MAP_BYTES = 1 << 28
 _WRITE_ERRORS: tuple[type[Exception], ...] = (OSError, lmdb.Error, *leveldb.ERRORS)
@@ -43,6 +46,7 @@ class LmdbWriter:
         self._environment: Any = lmdb.open(
             os.fsencode(path), map_size=FIRST_MAP_BYTES, sync=False, metasync=False, lock=False
         )
+        self._folder = path.parent
         self._map_bytes = FIRST_MAP_BYTES
         self._pending: list[tuple[bytes, bytes]] = []
         self._last_key = b""
@@ -74,6 +78,11 @@ class LmdbWriter:
             except lmdb.MapFullError:
                 self._map_bytes *= 2
                 self._environment.set_mapsize(self._map_bytes)
+            except lmdb.Error as error:
+                free = os.statvfs(self._folder)
+                if free.f_bavail * free.f_frsize >= FULL_BYTES:
+                    raise
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
             else:
                 self._last_key = last
                 self._pending.clear()

@@ -85,7 +85,7 @@ def convert_annoset(
         the number of records.
 
     Raises:
-        DataError: a file cannot be read, a name has no label, sizes differ and
+        DataError: an annotation or all images cannot be read, a name has no label, sizes differ and
             `check_size` is set, or the database exists.
     """
     labels: Mapping[str, int] = {}
@@ -102,7 +102,7 @@ def convert_annoset(
     ]
     if name_size_file is not None:
         _write(name_size_file, size_lines(sizes))
-    return len(lines)
+    return len(sizes)
 
 
 def _write(path: Path, text: str) -> None:
@@ -152,7 +152,7 @@ def _record(
         objects: Sequence[Object] = read_objects(Path(root + line.annotation), form, size, labels)
         return Made(encode_annotated(datum, objects), values, size)
     except DataError as error:
-        raise DataError(
+        raise type(error)(
             f"{source}:{line.number}: {error}{missing_hint(root, line.path)}"
         ) from error
 

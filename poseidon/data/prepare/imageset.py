@@ -1,14 +1,15 @@
 """Conversion of image files to a database, as by Caffe's convert_imageset.
 
 Law: the record of line i of the list (after the shuffle, if any) has the key `<i>_<path>`, i with
-eight digits. A image that cannot be read is an error that names the line (Caffe skips it silently).
-The database appears when it is complete.
+eight digits. An image that cannot be read is left out with a warning that names the line, as in
+Caffe; if none can be read, that is an error. The database appears when it is complete.
 
 Source: caffe/tools/convert_imageset.cpp, ReadImageToDatum in util/io.cpp.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,12 +30,17 @@ from poseidon.data.progress_reports import Report, silent
 from poseidon.errors import DataError
 from poseidon.proto.caffe_pb2 import Datum
 
+LOGGER = logging.getLogger(__name__)
 # Images decoded in parallel before they are written.
 CHUNK = 256
 JPEG = ("jpg", "jpeg")
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+
+class UnreadableImage(DataError):
+    """An image file is missing or damaged."""
 
 
 class Listed(Protocol):
@@ -114,8 +120,8 @@ def convert_imageset(
         the number of records.
 
     Raises:
-        DataError: an image or the list cannot be read, sizes differ and `check_size` is set, or the
-            database exists.
+        DataError: the list or all its images cannot be read, sizes differ and `check_size` is set,
+            or the database exists.
     """
     lines = read_list(source, "")
     make = partial(_record, root, source, conversion)
@@ -136,13 +142,31 @@ def written(
     The database appears after the last one.
 
     Yields:
-        each line with its record, in the order of the database.
+        each line with its record, in the order of the database; none for an image that cannot be
+        read.
+
+    Raises:
+        DataError: no image can be read, or sizes differ and `check_size` is set.
     """
+
+    def made_or_why(line: L) -> Made | UnreadableImage:
+        try:
+            return make(line)
+        except UnreadableImage as error:
+            return error
+
     if conversion.shuffle:
         lines = [lines[index] for index in permutation(conversion.seed, 0, len(lines))]
     expected = 0
+    unreadable: list[UnreadableImage] = []
     with write_database(path, backend) as writer:
-        for number, (line, made) in enumerate(in_parallel(make, lines)):
+        for number, (line, made) in enumerate(in_parallel(made_or_why, lines)):
+            if isinstance(made, UnreadableImage):
+                unreadable.append(made)
+                if len(unreadable) == len(lines):
+                    raise unreadable[0]
+                LOGGER.warning("%s; it is left out", made)
+                continue
             expected = expected or made.values
             if conversion.check_size and made.values not in (0, expected):
                 raise DataError(
@@ -169,7 +193,7 @@ def _record(root: str, source: Path, conversion: Conversion, line: Line) -> Made
         datum = to_datum(Path(root + line.path), line.label, conversion)
         return Made(datum.SerializeToString(), 0 if datum.encoded else len(datum.data))
     except DataError as error:
-        raise DataError(
+        raise type(error)(
             f"{source}:{line.number}: {error}{missing_hint(root, line.path)}"
         ) from error
 
@@ -178,15 +202,19 @@ def to_datum(path: Path, label: int, conversion: Conversion) -> Datum:
     """Return the record of an image file.
 
     Raises:
-        DataError: the file cannot be read or encoded.
+        UnreadableImage: the file cannot be read.
+        DataError: it cannot be encoded.
     """
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise DataError(f"the image {path} cannot be read: {error.strerror}") from error
+        raise UnreadableImage(f"the image {path} cannot be read: {error.strerror}") from error
     own = path.suffix.removeprefix(".").lower()
     kind = conversion.encode_type.lower() or (own if conversion.encoded else "")
-    pixels = decoded(content, path, color=not conversion.gray)
+    try:
+        pixels = decoded(content, path, color=not conversion.gray)
+    except DataError as error:
+        raise UnreadableImage(str(error)) from error
     sides = (*conversion.size, conversion.shorter_side, conversion.least_side, conversion.most_side)
     unsized = not any(sides)
     if kind and unsized and _same_format(own, kind) and _same_channels(content, pixels):

@@ -305,16 +305,21 @@ def test_a_launcher_that_goes_before_training_is_an_error(commands: tuple[object
 
 
 @pytest.mark.processes
-def test_what_a_worker_has_started_ends_with_it_once_the_launcher_has_gone() -> None:
+@pytest.mark.parametrize(
+    ("limit_s", "waits_for"), [(0, "threading.Event()"), (600, "launcher.gone")]
+)
+def test_what_a_worker_has_started_ends_with_it_once_the_launcher_has_gone(
+    limit_s: int, waits_for: str
+) -> None:
     worker = (
         "import io, subprocess, threading\n"
         "from poseidon.engine import launcher_connection as connection\n"
-        "connection.ORPHAN_S = 0\n"
+        f"connection.ORPHAN_S = {limit_s}\n"
         "subprocess.Popen(['sleep', '600'])\n"
         "launcher = connection.LauncherConnection(io.StringIO(), io.StringIO())\n"
         "launcher.end_without_launcher()\n"
         "launcher.start()\n"
-        "threading.Event().wait()"
+        f"{waits_for}.wait()"
     )
     command = [sys.executable, "-c", worker]
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:

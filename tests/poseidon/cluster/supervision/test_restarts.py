@@ -137,6 +137,13 @@ def test_a_snapshot_that_is_lost_with_its_host_repeats_more() -> None:
     assert world.starts[-1] == (2, StartingPoint())
 
 
+def test_iterations_that_no_worker_has_reported_are_not_counted() -> None:
+    world = World([lost(0), DONE], points=[StartingPoint()])
+    ended = Restarts(world, most=3).run()
+    assert world.said == ["worker 1 was killed; restart 1 of 3: continuing from the beginning"]
+    assert describe_ending("j", ended) == "job j finished at iteration 100 after 1 restart"
+
+
 @pytest.mark.parametrize(("most", "words"), [(1, "once already"), (2, "2 times already")])
 def test_there_is_an_end_to_it(most: int, words: str) -> None:
     world = World([lost()] * (most + 1))

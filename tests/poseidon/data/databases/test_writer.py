@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
+import lmdb
 import pytest
 
 from poseidon.data.databases import writer as writer_module
@@ -78,6 +80,25 @@ def test_what_exists_is_not_overwritten(tmp_path: Path, backend: Backend) -> Non
     ):
         pass
     assert list((tmp_path / "db").iterdir()) == []
+
+
+@pytest.mark.parametrize(("free", "why"), [(0, "No space left"), (1 << 30, "Input/output error")])
+def test_a_full_disk_under_lmdb(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, why: str
+) -> None:
+    """Its commit has written a part of the pages then, and reports EIO."""
+
+    class Unwritable:
+        def begin(self, *, write: bool) -> None:
+            raise lmdb.Error("mdb_txn_commit: Input/output error")
+
+        def close(self) -> None: ...
+
+    disk = SimpleNamespace(f_bavail=free // 512, f_frsize=512)
+    monkeypatch.setattr("os.statvfs", lambda _: disk)
+    monkeypatch.setattr("lmdb.open", lambda *_, **__: Unwritable())
+    with pytest.raises(DataError, match=why), write_database(tmp_path / "db", Backend.LMDB) as db:
+        db.put(b"k", b"v")
 
 
 def test_a_disk_that_refuses(tmp_path: Path) -> None:

@@ -98,25 +98,43 @@ def test_a_shuffle_is_its_seeds(folder: Path, tmp_path_factory: pytest.TempPathF
     assert orders[0] == orders[1] != orders[2] != list(range(30))
 
 
-@pytest.mark.parametrize("wrong", ["check_size", "missing", "damaged", "format"])
+@pytest.mark.parametrize("wrong", ["check_size", "format"])
 def test_mistakes_leave_no_database(folder: Path, wrong: str) -> None:
     how: dict[str, object] = {}
     message = {
         "check_size": r"list:3: image of 54 values, expected 60",
-        "missing": r"list:2: the image .* cannot be read: No such file",
-        "damaged": r"list:2: the image .* cannot be decoded",
         "format": r"list:1: the image .* cannot be encoded as 'nosuch'",
     }[wrong]
     if wrong == "check_size":
         how["check_size"] = True
-    elif wrong == "missing":
-        (folder / "p 1.png").unlink()
-    elif wrong == "damaged":
-        (folder / "p 1.png").write_bytes(b"nothing")
     else:
         how["encode_type"] = "nosuch"
     with pytest.raises(DataError, match=message):
         convert(folder, **how)
+    assert not (folder / "db").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "why"), [(None, "cannot be read: No such file"), (b"nothing", "cannot be decoded")]
+)
+def test_a_picture_that_cannot_be_read_is_left_out(
+    folder: Path, caplog: pytest.LogCaptureFixture, content: bytes | None, why: str
+) -> None:
+    (folder / "p 1.png").unlink()
+    if content is not None:
+        (folder / "p 1.png").write_bytes(content)
+    assert [key for key, _ in convert(folder)] == [b"00000000_p 0.png", b"00000002_p 2.png"]
+    (warning,) = caplog.messages
+    assert "list:2: the image" in warning
+    assert why in warning
+    assert warning.endswith("; it is left out")
+
+
+def test_no_picture_can_be_read(folder: Path) -> None:
+    for picture in folder.glob("*.png"):
+        picture.unlink()
+    with pytest.raises(DataError, match=r"list:1: the image .*p 0\.png cannot be read"):
+        convert(folder)
     assert not (folder / "db").exists()
 
 
