@@ -277,6 +277,32 @@ class ExchangeOptions:
             return self
         return replace(self, quorum=0, quorum_grace=0.0)
 
+    def check_ddp(self) -> None:
+        """Raise UsageError when gradients of DistributedDataParallel cannot be exchanged so: they
+        are means of one step, which every worker waits for.
+        """
+        for name, instead in (
+            ("staleness", "poseidon.distribute with a rule, such as poseidon.SGD"),
+            ("sync_every", "poseidon.distribute(..., local_steps=H)"),
+        ):
+            if value := getattr(self, name):
+                flag = _flag(next(entry for entry in fields(self) if entry.name == name))
+                raise UsageError(
+                    f"--{flag}={value} cannot be combined with DistributedDataParallel, whose "
+                    f"gradients are the mean over all workers in each step; expected no --{flag}, "
+                    f"or {instead}"
+                )
+
+    def first_given(self) -> str:
+        """Return the first option that is not as by default, as a flag with its value; empty: all
+        are.
+        """
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if value != entry.default:
+                return f"--{_flag(entry)}={value.value if isinstance(value, Enum) else value}"
+        return ""
+
     def check_workers_per_host(self, count: int) -> None:
         """Raise UsageError when this many workers on each host cannot exchange so."""
         if self.quorum and count > 1:

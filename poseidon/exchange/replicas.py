@@ -229,6 +229,8 @@ class ReplicaCheck:
         state: returns what is equal on all replicas, by name: live tensors.
         collect: `JobControl.all_gather`.
         start: the iteration at which all replicas were made equal.
+        remedy: what a user may do about a difference; empty: what fits a snapshot, or the first
+            iteration of `poseidon.distribute`.
     """
 
     def __init__(
@@ -239,8 +241,10 @@ class ReplicaCheck:
         collect: Callable[[bytes], Sequence[bytes]],
         rank: int,
         start: int = 0,
+        remedy: str = "",
     ) -> None:
         self._options = options
+        self._remedy = remedy
         self._state = state
         self._collect = collect
         self._rank = rank
@@ -285,8 +289,8 @@ class ReplicaCheck:
         if unequal:
             message = self._message(unequal, iteration)
             if self._options.on_divergence is OnDivergence.STOP:
-                remedy = "Resume from an earlier snapshot"
-                if first and iteration == self._equal_at + 1:
+                remedy = self._remedy or "Resume from an earlier snapshot"
+                if not self._remedy and first and iteration == self._equal_at + 1:
                     remedy = "Change parameters on all workers alike or before distribute()"
                 raise JobError(f"{message} {remedy}, or use --on_divergence=mend.")
             for name in unequal:

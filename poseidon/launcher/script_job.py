@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from poseidon.cluster.job_plan import JobPlan, WorkerPlan, devices_from_flag
 from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.restarts import StartingPoint
-from poseidon.cluster.supervision.state import Outcome
+from poseidon.cluster.supervision.state import Outcome, SignalEffect
 from poseidon.engine.document import Prints, ScriptDocument, WorkKind
 from poseidon.errors import UsageError, counted
 from poseidon.hints import short_path
@@ -52,6 +53,8 @@ class ScriptJob(Job):
                 f"--gpu={request.gpu} with --ddp: a script of DistributedDataParallel takes the GPU "
                 "of its LOCAL_RANK; expected --gpu=0,1,..., and CUDA_VISIBLE_DEVICES for others"
             )
+        if request.ddp:
+            check_ddp(request)
         self._snapshot = find_snapshot(request.snapshot, CHECKPOINT) if request.snapshot else None
         self._resumed = _read_head(self._snapshot) if self._snapshot else None
         super().__init__(
@@ -172,6 +175,35 @@ class ScriptJob(Job):
             return [script]
         state = Path(point.state)
         return [script, (*(path for path in (sums_path(state),) if path.exists()), state)]
+
+
+def check_ddp(request: ScriptRequest) -> None:
+    """Refuse what a script of DistributedDataParallel cannot have.
+
+    Raises:
+        UsageError: names the flag, and what to do.
+    """
+    request.exchange.check_ddp()
+    if request.snapshot:
+        raise UsageError(
+            f"--snapshot={request.snapshot} with --ddp: the script loads its own checkpoint; "
+            "expected its path as an argument of the script"
+        )
+    if request.sigint_effect is SignalEffect.SNAPSHOT:
+        raise UsageError(
+            "--sigint_effect=snapshot with --ddp: the script saves by itself, and nothing tells it "
+            "to; expected stop or none"
+        )
+    for name in ("replicas", "memory_snapshot_every", "min_workers", "max_rejoins"):
+        value, usual = getattr(request, name), _USUAL[name]
+        if value not in (usual, 0):
+            raise UsageError(
+                f"--{name}={value} with --ddp: such a job takes no snapshots in memory, and a loss "
+                "restarts all its workers; expected --max_restarts=N, or poseidon.distribute"
+            )
+
+
+_USUAL = {entry.name: entry.default for entry in fields(ScriptRequest)}
 
 
 def first_gpus(count: int) -> tuple[str, ...]:

@@ -114,6 +114,16 @@ own.register_comm_hook(dist.group.WORLD, allreduce_hook)
 loss(own).backward()
 near(own, mean_of(build, losses))
 
+# rates that are not the same on all workers
+apart = DistributedDataParallel(build())
+optimizer = torch.optim.SGD(apart.parameters(), 0.1 * (1 + rank))
+loss(apart).backward()
+optimizer.step()
+try:
+    loss(apart).backward()
+except Exception as error:
+    print("refused:", error)
+
 # collectives
 objects = [None] * size
 dist.all_gather_object(objects, {"rank": rank})
@@ -174,6 +184,15 @@ def test_what_a_script_of_ddp_may_do(tmp_path: Path) -> None:
         "and --ddp is for scripts in which each worker holds the whole model; expected "
         "DistributedDataParallel, or torchrun"
     ) in done.stdout
+    assert (
+        "refused: the replicas differ: '0.weight', '0.bias', '2.weight' and 1 more on workers 1 and "
+        "2 are not as on worker 0 after iteration 1 (equal after iteration 0). Change weights, set "
+        "rates and load the optimizer's state on all workers alike, or use --on_divergence=mend."
+    ) in done.stdout
+    assert (
+        "the script has registered a communication hook of its own on a DistributedDataParallel "
+        "module: --exchange=svb has no effect on it, and its replicas are not compared"
+    ) in done.stderr
 
 
 UNEVEN = """

@@ -14,8 +14,9 @@ Laws:
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from inspect import signature
 from typing import Any
@@ -27,6 +28,7 @@ import torch.multiprocessing
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from poseidon.engine.module.ddp_replicas import DdpReplicas
 from poseidon.engine.module.linear_factors import watch_layers
 from poseidon.engine.module.masters import TYPES
 from poseidon.engine.module.tensors import looked_up
@@ -39,6 +41,7 @@ from poseidon.process_group.backend import initialize
 from poseidon.process_group.mesh import Mesh
 from ps_server import Rule, RuleKind
 
+LOGGER = logging.getLogger(__name__)
 SHARDED = (
     "a DeviceMesh (FSDP2, tensor parallelism) divides the model among the workers, and --ddp is for "
     "scripts in which each worker holds the whole model; expected DistributedDataParallel, or "
@@ -48,6 +51,16 @@ SHARDED = (
 TAKES_TURNS = (
     "{virtual} virtual workers on {workers} take turns, and DistributedDataParallel has one batch "
     "of each worker at a time; expected as many workers as virtual workers, or poseidon.distribute"
+)
+
+OWN_CHECKPOINTS = (
+    "--snapshot={path} is for group.resume(), and a script of DistributedDataParallel loads its own "
+    "checkpoint; expected its path as an argument of the script"
+)
+
+OWN_HOOK = (
+    "the script has registered a communication hook of its own on a DistributedDataParallel module: "
+    "{given} has no effect on it, and its replicas are not compared"
 )
 
 SPAWNS = (
@@ -87,10 +100,14 @@ class BucketReducer:
         may_send_factors = context.member.options.kind.sends_factors and not is_compiled
         self._layers = watch_layers(module.module) if may_send_factors else {}
         self._observed: Observed | None = None
+        self._wait_free = context.member.options.wait_free
+        self._replicas = DdpReplicas(
+            module, context.member.options, collect=self._collect, rank=context.worker.rank
+        )
         self._means: list[Tensor] = []
         module.register_forward_pre_hook(OfOneModule(self._before_forward))
         self._reduce_bucket = lambda _, bucket: self._reduce(bucket)
-        self._is_hook = False
+        self._is_hook = self._says_hook = False
 
     def close(self) -> None:
         if self._observed is not None:
@@ -103,7 +120,12 @@ class BucketReducer:
             KeyboardInterrupt: the job was asked to stop.
         """
         assert isinstance(module, DistributedDataParallel)
-        if not (self._is_hook or module._comm_hooks):
+        if module._comm_hooks and not self._says_hook:
+            self._says_hook = True
+            given = self._context.member.options.first_given()
+            if given and self._context.worker.rank == 0:
+                LOGGER.warning(OWN_HOOK.format(given=given))
+        elif not (self._is_hook or module._comm_hooks):
             self._is_hook = True
             module.register_comm_hook(None, self._reduce_bucket)
             module._comm_hooks.clear()  # what torch pickles: copies are reduced by torch itself
@@ -120,7 +142,7 @@ class BucketReducer:
             )
         future: torch.futures.Future[Tensor] = torch.futures.Future()
         self._waiting.append((bucket, future))
-        if self._observed is not None and self._sends(bucket):
+        if self._observed is not None and self._wait_free and self._sends(bucket):
             self._send(bucket, self._observed.exchange)
         if bucket.is_last():
             # a call of the process group does not belong to what is reported as a step
@@ -131,8 +153,11 @@ class BucketReducer:
                 for own, _ in self._waiting:
                     if not self._sends(own):
                         _average(own)
+                    elif not self._wait_free:
+                        self._send(own, self._observed.exchange)
                 self._report(STEP)
                 self._finish(self._observed.exchange)
+            self._replicas.compare(self._steps)
             self._steps += 1
             self._report()
             for layer in self._layers.values():
@@ -214,6 +239,10 @@ class BucketReducer:
             self._layers.pop(parameter).close()
         context.on_open(built, exchange)
 
+    def _collect(self, payload: bytes) -> Sequence[bytes]:
+        assert self._observed is not None
+        return self._observed.exchange.control.all_gather(payload)
+
     def _report(self, current: str = "") -> None:
         self._context.on_progress(
             LoopPosition(steps=self._steps, iterations=self._steps, collection=current)
@@ -235,8 +264,12 @@ def reduce_by_exchange(module: DistributedDataParallel, context: WorkerContext) 
     A module over a group of some workers is left to the process group.
 
     Raises:
-        UsageError: a worker computes for several virtual workers.
+        UsageError: a worker computes for several virtual workers, or the job has flags that
+            such a module ignores.
     """
+    context.member.options.check_ddp()
+    if context.checkpoint is not None and not context.loops.begun:
+        raise UsageError(OWN_CHECKPOINTS.format(path=context.checkpoint))
     virtual = context.member.virtual_workers
     if virtual is not None and not virtual.is_one_each:
         workers = counted(virtual.processes, "worker")

@@ -110,8 +110,8 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         {
             "stop": "asked to stop: the job ends after a step that all workers reach; a second "
             "request ends it at once",
-            "snapshot": "asked for a snapshot: the script is notified after a step that all workers "
-            "reach",
+            "snapshot": "asked for a snapshot: the script's group is notified after a step that all "
+            "workers reach; a script of DistributedDataParallel saves by itself",
         }
     )
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import closing, nullcontext
 from pathlib import Path
 
 import pytest
 
+from poseidon.cli.main import parse_arguments
+from poseidon.cli.requests import job_request
 from poseidon.cluster.dial.local import LocalDialer
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.supervision.loop import JobResult
@@ -17,6 +20,8 @@ from poseidon.engine.module.checkpoint_file import packed, write_checkpoint
 from poseidon.errors import UsageError
 from poseidon.exchange.auto.recorded import RecordedPlan
 from poseidon.exchange.kinds import Scheme
+from poseidon.exchange.options import ExchangeOptions
+from poseidon.flags.flag import flags_of
 from poseidon.launcher.processes import Start
 from poseidon.launcher.request import Encrypt, ScriptRequest, ShownLogs
 from poseidon.launcher.script_job import ScriptJob
@@ -66,39 +71,130 @@ def test_a_script_of_ddp_takes_the_first_gpus(
 
 
 @pytest.mark.parametrize(
-    ("workers", "is_told", "ddp", "expected"),
+    ("workers", "is_told", "expected"),
     [
-        (2, True, False, (0, 2, 4)),
-        (4, True, False, (0, 1, 2, 3, 4)),
-        (5, True, False, ()),
-        (2, False, False, ()),
-        (2, True, True, None),
+        (2, True, (0, 2, 4)),
+        (4, True, (0, 1, 2, 3, 4)),
+        (5, True, ()),
+        (2, False, ()),
     ],
-    ids=["fewer workers", "as many", "more", "of workers only", "ddp"],
+    ids=["fewer workers", "as many", "more", "of workers only"],
 )
 def test_the_virtual_workers_that_a_script_takes_over(
-    tmp_path: Path, workers: int, is_told: bool, ddp: bool, expected: tuple[int, ...] | None
+    tmp_path: Path, workers: int, is_told: bool, expected: tuple[int, ...]
 ) -> None:
     state = {"poseidon": 1, "steps": 4, "workers": 4, **({"random": {}} if is_told else {})}
     checkpoint, script = (tmp_path / name for name in ("a_iter_4.pt", "a.py"))
     write_checkpoint(checkpoint, packed(state), 0)
     script.write_text("")
-    request = ScriptRequest(
-        script=script,
-        snapshot=str(checkpoint),
-        num_app_threads=workers,
-        ddp=ddp,
-        virtual_workers=4 if ddp else None,
-    )
-    sentence = r"--virtual_workers=4 with --ddp on 2 workers: .*; expected --virtual_workers=2, or"
-    refused = nullcontext() if expected is not None else pytest.raises(UsageError, match=sentence)
-    with closing(Site([Host(id=0, address="127.0.0.1", port=0)], LocalDialer())) as site, refused:
+    request = ScriptRequest(script=script, snapshot=str(checkpoint), num_app_threads=workers)
+    with closing(Site([Host(id=0, address="127.0.0.1", port=0)], LocalDialer())) as site:
         job = ScriptJob(request, site)
         site.prepare(job.id, job.needs)
         start = Start.new(0, job.origin, job.plan, Encrypt.AUTO)
         document = job.document(job.plan.workers[0], start)
         assert document.virtual_workers == expected
         assert not expected or document.threads == 1
+
+
+IN_MEMORY = "such a job takes no snapshots in memory"
+MEAN = "cannot be combined with DistributedDataParallel, whose gradients are the mean"
+LOCAL = "is for local steps, which --sync_every=H asks for"
+UNDER_DDP = {
+    "--exchange=ps": "",
+    "--exchange=allreduce": "",
+    "--num_rows_per_table=3": "",
+    "--table_staleness=1": MEAN,
+    "--consistency_model=SSP": "",
+    "--consistency_model=SSPAggr --client_bandwidth_mbps=9": "",
+    "--wire_precision=bfloat16": "",
+    "--compress=int8": "",
+    "--compress=auto --loss_budget=0.1": "",
+    "--sync_every=3": MEAN,
+    "--sync_every=3 --quorum=1 --quorum_grace=1": MEAN,
+    "--outer_lr=0.5": LOCAL,
+    "--outer_momentum=0.5": LOCAL,
+    "--outer_nesterov=no": LOCAL,
+    "--sync_fragments=2": LOCAL,
+    "--sync_delay=1": LOCAL,
+    "--sync_mix=0.1": LOCAL,
+    "--wait_free=no": "",
+    "--check_replicas=5": "",
+    "--on_divergence=mend": "",
+    "--virtual_workers=2": "",
+    "--virtual_workers=4": "has one batch of each worker at a time",
+    "--balance=1": "",
+    "--balance=auto": "places virtual workers anew at snapshots in memory, and this job has none",
+    "--sigint_effect=none": "",
+    "--sigint_effect=snapshot": "the script saves by itself, and nothing tells it to",
+    "--sighup_effect=stop": "",
+    "--max_restarts=2 --return_timeout=1": "",
+    "--stall_timeout=9 --term_deadline=9": "",
+    "--replicas=0 --memory_snapshot_every=0": "",
+    "--replicas=1": IN_MEMORY,
+    "--memory_snapshot_every=5": IN_MEMORY,
+    "--min_workers=2": IN_MEMORY,
+    "--max_rejoins=1": IN_MEMORY,
+    "--snapshot=FILE": "the script loads its own checkpoint",
+}
+"""Flags under --ddp, and the sentence that refuses them; empty: they hold."""
+OF_THE_LAUNCHER = frozenset(
+    [
+        "hostfile",
+        "gpu",
+        "num_app_threads",
+        "output",
+        "progress",
+        "threads",
+        "num_comm_channels_per_client",
+        "launcher",
+        "ssh_config",
+        "ray_address",
+        "clients",
+        "servers",
+        "ray_resources",
+        "ray_server_resources",
+        "ray_timeout",
+        "encrypt",
+        "dashboard",
+        "tensorboard_dir",
+        "metrics_port",
+        "exchange_plan",
+        "trace",
+        "show_logs",
+        "progress_interval",
+        "background",
+        "job",
+        "ddp",
+        "script",
+        "arguments",
+    ]
+)
+"""Flags that act the same way whatever the workers run."""
+
+
+def test_the_table_has_all_flags() -> None:
+    flags = [*flags_of(ScriptRequest), *flags_of(ExchangeOptions)]
+    in_table = set(re.findall(r"--(\w+)", " ".join(UNDER_DDP)))
+    assert in_table | OF_THE_LAUNCHER == {flag.name for flag in flags}
+
+
+@pytest.mark.parametrize(("flags", "sentence"), UNDER_DDP.items(), ids=str)
+def test_a_flag_holds_under_ddp_or_is_refused(flags: str, sentence: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("")
+    words = ["run", "--ddp", "--num_app_threads=2", *flags.split(), str(script)]
+    refused = pytest.raises(UsageError, match=re.escape(sentence)) if sentence else nullcontext()
+    with closing(Site([Host(id=0, address="127.0.0.1", port=0)], LocalDialer())) as site, refused:
+        ScriptJob(job_request(ScriptRequest, parse_arguments(words)), site)
+
+
+def test_the_page_names_what_is_refused_under_ddp() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "from_ddp.md").read_text(encoding="utf-8")
+    for flags, sentence in UNDER_DDP.items():
+        if sentence not in ("", LOCAL):
+            name = flags.partition("=")[0]
+            assert f"`{name}" in page
 
 
 PLAN = RecordedPlan(schemes={"fc.weight": Scheme.FACTORS})
