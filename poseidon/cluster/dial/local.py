@@ -7,13 +7,18 @@ from collections.abc import Mapping, Sequence
 
 from poseidon.cluster.agent.child import ChildSettings
 from poseidon.cluster.agent.host import Agent, AgentSettings
-from poseidon.cluster.agent.remote import RemoteAgent
+from poseidon.cluster.agent.remote import AgentTimeouts, RemoteAgent
 from poseidon.cluster.dial.channel import QueueChannel
 from poseidon.cluster.dial.dialer import Dialer
 from poseidon.cluster.machinefile import Host
 from poseidon.errors import JobError
 
 THIS_MACHINE = "this machine"
+NEVER_S = 1e9
+WITHIN_PROCESS = AgentTimeouts(silence_s=NEVER_S, launcher_silence_s=NEVER_S)
+"""Silence says nothing about threads of one process: they wait for a processor. An agent whose
+thread ends closes its channel.
+"""
 
 
 def dial_here(label: str = THIS_MACHINE, children: ChildSettings | None = None) -> RemoteAgent:
@@ -26,7 +31,7 @@ def dial_here(label: str = THIS_MACHINE, children: ChildSettings | None = None) 
     theirs, ours = QueueChannel.pair()
     agent = Agent(theirs, AgentSettings(children=children or ChildSettings()))
     threading.Thread(target=agent.serve, name="poseidon agent", daemon=True).start()
-    remote = RemoteAgent(ours, label)
+    remote = RemoteAgent(ours, label, WITHIN_PROCESS)
     remote.connect()
     return remote
 
