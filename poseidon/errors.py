@@ -18,9 +18,11 @@ from __future__ import annotations
 
 import difflib
 import errno
+import os
 import re
 import resource
 from collections.abc import Iterable
+from contextlib import suppress
 
 # A name in a damaged file can be as long as the file, so a message quotes at most this many
 # characters.
@@ -160,6 +162,23 @@ def limit_reached(error: BaseException) -> str | None:
             "of the container), or put fewer workers on this machine"
         )
     return None
+
+
+def shared_memory_full(error: BaseException) -> str | None:
+    """Return what to do about an error of torch that says that a batch does not fit into shared
+    memory; None for another error.
+    """
+    text = str(error)
+    if not re.search(r"(?:out of|insufficient) shared memory|unable to .*</?torch_", text):
+        return None
+    size = ""
+    with suppress(OSError):
+        found = os.statvfs("/dev/shm")
+        size = f" ({found.f_frsize * found.f_blocks >> 20} MiB)"
+    return (
+        f"a batch of a DataLoader's worker does not fit into shared memory, /dev/shm{size}; enlarge "
+        "it (docker run --shm-size=8g), or use num_workers=0"
+    )
 
 
 def described(error: BaseException) -> str:

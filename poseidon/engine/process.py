@@ -26,8 +26,15 @@ from typing import Any
 from poseidon import log
 from poseidon.engine.document import WorkKind, read_document
 from poseidon.engine.launcher_connection import LauncherConnection, launcher_streams
+from poseidon.engine.other_process import raised_elsewhere
 from poseidon.engine.work import Work
-from poseidon.errors import PoseidonError, described, limit_reached, out_of_memory
+from poseidon.errors import (
+    PoseidonError,
+    described,
+    limit_reached,
+    out_of_memory,
+    shared_memory_full,
+)
 from ps_server import PeerLost, ServerError, StalenessTimeout
 from ps_server.numerics import prepare_process
 
@@ -89,12 +96,16 @@ def run_work(work: Work[Any]) -> int:
 def _report(error: Exception, work: Work[Any]) -> None:
     """Log an error that ended the work, and report it to the launcher in one sentence."""
     document, location, trace = work.document, work.location(error), ""
+    elsewhere = raised_elsewhere(error)
+    if elsewhere is not None:
+        location = elsewhere.location or location
     place = ": ".join(part for part in (f"worker {document.rank}", location) if part)
-    if isinstance(error, PoseidonError | ServerError):
+    if isinstance(error, PoseidonError | ServerError) and elsewhere is None:
         sentence = f"{place}: {error}" if location else str(error)
         exit_code = getattr(error, "exit_code", 1)
     else:
-        problem = out_of_memory(error) or limit_reached(error) or described(error)
+        advice = out_of_memory(error) or limit_reached(error) or shared_memory_full(error)
+        problem = advice or (described(error) if elsewhere is None else elsewhere.problem)
         sentence, exit_code = f"{place}: {problem} (details in {document.log_file})", 1
         trace = "".join(traceback.format_exception(error))
         with (

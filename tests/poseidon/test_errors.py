@@ -21,6 +21,7 @@ from poseidon.errors import (
     nearest,
     out_of_memory,
     printable,
+    shared_memory_full,
 )
 
 
@@ -101,3 +102,17 @@ def test_a_definitions_place_is_kept() -> None:
 )
 def test_the_nearest_name(name: str, legal: list[str], meant: str | None) -> None:
     assert nearest(name, legal) == meant
+
+
+@pytest.mark.parametrize(
+    ("text", "full"),
+    [
+        ("unable to write to file </torch_4711_1_0>: No space left on device (28)", True),
+        ("unable to allocate shared memory(shm) for file </torch_1_2_3>: Success (0)", True),
+        ("It is possible that dataloader's workers are out of shared memory.", True),
+        ("This might be caused by insufficient shared memory (shm).", True),
+        ("unable to open file </data>", False),
+    ],
+)
+def test_shared_memory_that_is_full(text: str, full: bool) -> None:
+    assert ("/dev/shm" in (shared_memory_full(RuntimeError(text)) or "")) is full
