@@ -21,8 +21,6 @@ from poseidon.errors import UsageError
 from poseidon.settings import put_on_python_path
 
 NAMES = {
-    "caffe.pycaffe": "poseidon.pycaffe",  # Net and the solvers
-    "caffe._caffe": "poseidon.pycaffe",  # Layer, log and others
     "caffe": "poseidon.pycaffe",
     "caffe2.python": "poseidon.caffe2",
     "caffe2.proto": "poseidon.caffe2.proto",

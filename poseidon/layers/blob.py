@@ -215,8 +215,8 @@ class Blob:
         return f"Blob{self._shape}"
 
 
-class Blobs(list[Blob]):
-    """A layer's blobs, with pycaffe's `add_blob`."""
+class BlobVec(list[Blob]):
+    """A layer's learnable blobs, with pycaffe's `add_blob`."""
 
     def add_blob(self, *shape: int, **unknown: Any) -> None:
         """Add a learnable blob of zeros, from the `setup` of a Python layer.
@@ -227,3 +227,11 @@ class Blobs(list[Blob]):
         if unknown:
             raise UsageError(f"add_blob takes extents only, found {', '.join(unknown)}")
         self.append(Blob(*shape))
+
+
+class RawBlobVec(list[Blob]):
+    """The bottoms or the tops of a layer."""
+
+
+class BoolVec(list[bool]):
+    """A flag for each bottom of a layer: `propagate_down`."""

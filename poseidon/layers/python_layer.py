@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from poseidon.binding import bind
 from poseidon.errors import DataError
 from poseidon.layers.base import BlobSpec, Layer, LayerContext, LayerError, Shape
-from poseidon.layers.blob import Blob, Blobs
+from poseidon.layers.blob import Blob, BlobVec, BoolVec, RawBlobVec
 from poseidon.layers.registry import register
 from poseidon.layers.user_modules import add_working_directory
 from poseidon.proto.caffe_pb2 import FillerParameter, LayerParameter
@@ -50,7 +50,7 @@ class CaffeLayer:
     """
 
     type: ClassVar[str] = "Python"
-    blobs: Blobs
+    blobs: BlobVec
     param_str: str
     param_str_: str
     phase: int
@@ -98,13 +98,13 @@ class Python(Layer):
         super().__init__(param, context)
         self.instance: CaffeLayer | None = None
         device = context.device
-        self.bottom_blobs = [Blob(0, device=device) for _ in param.bottom]
-        self.top_blobs = [
+        self.bottom_blobs = RawBlobVec(Blob(0, device=device) for _ in param.bottom)
+        self.top_blobs = RawBlobVec(
             self.bottom_blobs[index]
             if index < len(param.bottom) and param.bottom[index] == name
             else Blob(0, device=device)
             for index, name in enumerate(param.top)
-        ]
+        )
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         for blob, shape in zip(self.bottom_blobs, bottoms, strict=True):
@@ -127,7 +127,7 @@ class Python(Layer):
         assert self.instance is not None
         self.instance.blobs[index].bind(parameter.data.view(self.blob_specs[index].shape))
 
-    def use_blobs(self, bottoms: list[Blob], tops: list[Blob]) -> None:
+    def use_blobs(self, bottoms: RawBlobVec, tops: RawBlobVec) -> None:
         """Use these blobs from now on, which belong to a pycaffe net."""
         self.bottom_blobs, self.top_blobs = bottoms, tops
 
@@ -148,7 +148,7 @@ class Python(Layer):
         """Call the user's `backward` on the current blobs."""
         assert self.instance is not None
         with self._user_code("backward"):
-            self.instance.backward(self.top_blobs, propagate_down, self.bottom_blobs)
+            self.instance.backward(self.top_blobs, BoolVec(propagate_down), self.bottom_blobs)
 
     def _create(self) -> CaffeLayer:
         """Create an instance of the user's class."""
@@ -167,7 +167,7 @@ class Python(Layer):
             )
         with self._user_code("__init__"):
             instance = kind(self.param)
-        instance.blobs = Blobs()
+        instance.blobs = BlobVec()
         instance.param_str = instance.param_str_ = param.param_str
         instance.phase = self.context.phase
         instance.rank, instance.workers = self.context.rank, self.context.workers

@@ -5,7 +5,7 @@ docs/pycaffe.md.
 from poseidon.layers.blob import Blob
 from poseidon.layers.python_layer import CaffeLayer as Layer
 from poseidon.proto.caffe_pb2 import TEST, TRAIN
-from poseidon.pycaffe import coord_map, draw, io, net_spec, proto
+from poseidon.pycaffe import _caffe, coord_map, draw, io, net_spec, proto, pycaffe
 from poseidon.pycaffe.classifier import Classifier
 from poseidon.pycaffe.detector import Detector
 from poseidon.pycaffe.mode import (
@@ -62,6 +62,7 @@ __all__ = [
     "RMSPropSolver",
     "SGDSolver",
     "Timer",
+    "_caffe",
     "coord_map",
     "draw",
     "get_solver",
@@ -74,6 +75,7 @@ __all__ = [
     "net_spec",
     "params",
     "proto",
+    "pycaffe",
     "set_device",
     "set_mode_cpu",
     "set_mode_gpu",

@@ -8,12 +8,12 @@ users' layers are raised unchanged.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from poseidon.errors import DataError, PoseidonError
 from poseidon.layers.base import LayerContext, LayerError
-from poseidon.layers.blob import Blob, Blobs
+from poseidon.layers.blob import Blob, BlobVec
 from poseidon.layers.inputs.sources import Input
 from poseidon.layers.python_layer import CaffeLayer, Python, PythonLayerError
 from poseidon.proto.caffe_pb2 import NetState
@@ -21,17 +21,37 @@ from poseidon.proto.definition import NetDefinition
 from poseidon.pycaffe.graph.build import NetGraph, build
 from poseidon.pycaffe.graph.nodes import Node
 from poseidon.pycaffe.mode import next_context
+from poseidon.pycaffe.vectors import DtypeVec, IntVec, LayerVec, StringVec
 from ps_server.numerics import prepare_thread
 
 Callback = Callable[[int], Any]
 
 
 class NetLayer:
-    """A layer as users see it: its type and its learnable blobs."""
+    """A layer as users see it.
 
-    def __init__(self, kind: str, blobs: Blobs) -> None:
-        self.type = kind
-        self.blobs = blobs
+    Attributes:
+        type: as in the definition.
+        blobs: its learnable blobs.
+    """
+
+    def __init__(self, definition: NetDefinition, index: int, node: Node) -> None:
+        self.type = definition.param.layer[index].type
+        self.blobs = node.blobs
+        self._definition, self._index, self._node = definition, index, node
+
+    def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        """Set the layer up for these bottoms and reshape the tops; learnable blobs keep their
+        values.
+
+        Raises:
+            DefinitionError: the layer does not accept the shapes.
+        """
+        _located(self._definition, self._index, lambda: self._node.set_up(bottom, top))
+
+    def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        """Reshape the tops for the shapes of the bottoms, as `setup` does."""
+        self.setup(bottom, top)
 
 
 class NetBase:
@@ -47,7 +67,7 @@ class NetBase:
         built = self._built
         params = built.compiled.definition.param.layer
         self.name = definition.param.name
-        self._layer_names = [param.name for param in params]
+        self._layer_names = StringVec(param.name for param in params)
         self.phase = int(state.phase)
         self.blobs: OrderedDict[str, Blob] = built.blobs
         self.bottom_names: OrderedDict[str, list[str]] = OrderedDict(
@@ -57,14 +77,15 @@ class NetBase:
             zip(self._layer_names, built.tops, strict=True)
         )
         self.blob_loss_weights: OrderedDict[str, float] = built.loss_weights
-        self.layers: list[NetLayer | CaffeLayer] = [
-            _layer_of(node, param.type) for node, param in zip(built.nodes, params, strict=True)
-        ]
-        self._blob_names = list(self.blobs)
+        self.layers: list[NetLayer | CaffeLayer] = LayerVec(
+            _layer_of(built.compiled.definition, index, node)
+            for index, node in enumerate(built.nodes)
+        )
+        self._blob_names = StringVec(self.blobs)
         self.layer_dict: OrderedDict[str, NetLayer | CaffeLayer] = OrderedDict(
             zip(self._layer_names, self.layers, strict=True)
         )
-        self.params: OrderedDict[str, Blobs] = OrderedDict(
+        self.params: OrderedDict[str, BlobVec] = OrderedDict(
             (name, layer.blobs)
             for name, layer in zip(self._layer_names, self.layers, strict=True)
             if layer.blobs
@@ -121,40 +142,31 @@ class NetBase:
 
     @property
     def _blobs(self) -> list[Blob]:
-        return list(self.blobs.values())
+        return BlobVec(self.blobs.values())
 
     @property
     def _blob_loss_weights(self) -> list[float]:
-        return list(self.blob_loss_weights.values())
+        return DtypeVec(self.blob_loss_weights.values())
 
     @property
     def _inputs(self) -> list[int]:
-        return [self._blob_names.index(name) for name in self.inputs]
+        return self._ids(self.inputs)
 
     @property
     def _outputs(self) -> list[int]:
-        return [self._blob_names.index(name) for name in self.outputs]
+        return self._ids(self.outputs)
 
     def _bottom_ids(self, layer: int) -> list[int]:
-        return [self._blob_names.index(name) for name in self._built.bottoms[layer]]
+        return self._ids(self._built.bottoms[layer])
 
     def _top_ids(self, layer: int) -> list[int]:
-        return [self._blob_names.index(name) for name in self._built.tops[layer]]
+        return self._ids(self._built.tops[layer])
+
+    def _ids(self, names: Sequence[str]) -> list[int]:
+        return IntVec(self._blob_names.index(name) for name in names)
 
     def _guarded(self, index: int, run: Callable[[], Any]) -> Any:
-        """Call a function of a layer and translate its errors: add the location, or raise a
-        user's exception.
-        """
-        try:
-            return run()
-        except PythonLayerError as error:
-            raise original_error(error) from None
-        except LayerError as error:
-            raise self._built.compiled.definition.error(index, str(error)) from error
-        except DataError as error:
-            raise DataError(
-                str(self._built.compiled.definition.error(index, str(error)))
-            ) from error
+        return _located(self._built.compiled.definition, index, run)
 
     def _call(self, when: str, index: int) -> None:
         for callback in self._callbacks.get(when, ()):
@@ -166,11 +178,25 @@ class NetBase:
             built.compiled.close()
 
 
-def _layer_of(node: Node, kind: str) -> NetLayer | CaffeLayer:
+def _layer_of(definition: NetDefinition, index: int, node: Node) -> NetLayer | CaffeLayer:
     if isinstance(node.layer, Python):
         assert node.layer.instance is not None
         return node.layer.instance
-    return NetLayer(kind, node.blobs)
+    return NetLayer(definition, index, node)
+
+
+def _located(definition: NetDefinition, index: int, run: Callable[[], Any]) -> Any:
+    """Call a function of a layer and translate its errors: add the location, or raise a user's
+    exception.
+    """
+    try:
+        return run()
+    except PythonLayerError as error:
+        raise original_error(error) from None
+    except LayerError as error:
+        raise definition.error(index, str(error)) from error
+    except DataError as error:
+        raise DataError(str(definition.error(index, str(error)))) from error
 
 
 def original_error(error: BaseException) -> BaseException:

@@ -56,6 +56,18 @@ def _function(top: Top | Function) -> Function:
     return top.fn if isinstance(top, Top) else top
 
 
+def uncamel(name: str) -> str:
+    """Return a name of words in capitals as one with underscores: InnerProduct as inner_product.
+
+    A capital begins a word unless it is the first letter, the last, or another capital follows.
+    """
+    parts = [
+        f"_{letter}" if index and letter.isupper() and not (after or "A").isupper() else letter
+        for index, (letter, after) in enumerate(zip(name, [*name[1:], ""], strict=True))
+    ]
+    return "".join(parts).lower()
+
+
 def assign_proto(proto: Message, name: str, value: Any) -> None:
     """Set a field from a Python value: a list for a repeated field, a dict for a message, a
     string for an enum.

@@ -45,6 +45,7 @@ from poseidon.pycaffe.mode import (
     seeds_virtual_workers,
 )
 from poseidon.pycaffe.net import FileMissing, Net
+from poseidon.pycaffe.vectors import NetVec
 from poseidon.snapshot.checksums import check, seal
 from poseidon.snapshot.files import make_folder, model_path, state_path
 from poseidon.snapshot.solverstate import RunState, learned_net, read_state, write_state
@@ -116,7 +117,7 @@ class Solver:
         self.net = self.nets[0]
         for model in weight_files(definition, ()):
             self.net.copy_from(model)
-        self.test_nets = [
+        self.test_nets: list[Net] = NetVec(
             Net.from_definition(
                 test.definition,
                 test.state,
@@ -126,7 +127,7 @@ class Solver:
                 ),
             )
             for test in self._tests
-        ]
+        )
         for net in (*self.nets[1:], *self.test_nets):
             net.share_with(self.net)
 

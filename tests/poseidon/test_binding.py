@@ -36,8 +36,8 @@ def modules(folder: str, bound: str) -> list[tuple[str, Path]]:
     [
         ("caffe", "poseidon.pycaffe"),
         ("caffe.io", "poseidon.pycaffe.io"),
-        ("caffe.pycaffe", "poseidon.pycaffe"),
-        ("caffe._caffe", "poseidon.pycaffe"),
+        ("caffe.pycaffe", "poseidon.pycaffe.pycaffe"),
+        ("caffe._caffe", "poseidon.pycaffe._caffe"),
         ("caffe.net_spec", "poseidon.pycaffe.net_spec"),
         ("caffe.proto.caffe_pb2", "poseidon.proto.caffe_pb2"),
         ("caffe_pb2", "poseidon.proto.caffe_pb2"),

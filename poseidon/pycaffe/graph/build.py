@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from poseidon.layers.base import Layer, LayerContext
-from poseidon.layers.blob import Blob, Blobs
+from poseidon.layers.blob import Blob, BlobVec, RawBlobVec
 from poseidon.layers.python_layer import Python
 from poseidon.net.compile import compile_net, filter_phase
 from poseidon.net.net import Net as Compiled
@@ -96,8 +96,8 @@ def _connect(compiled: Compiled) -> NetGraph:
     nodes = [
         NODES.get(type(layer), Node)(
             layer=layer,
-            bottoms=[blobs[name] for name in info.bottoms],
-            tops=[blobs[name] for name in info.tops],
+            bottoms=RawBlobVec(blobs[name] for name in info.bottoms),
+            tops=RawBlobVec(blobs[name] for name in info.tops),
             blobs=own,
             flags=flags,
             weights=weights_of_tops,
@@ -154,12 +154,12 @@ def _blobs(
     return blobs
 
 
-def _learned(layers: Sequence[Layer]) -> list[Blobs]:
+def _learned(layers: Sequence[Layer]) -> list[BlobVec]:
     """Return the learnable blobs of each layer. Blobs of the same parameter share data and diff."""
     owners: dict[nn.Parameter, Blob] = {}
     found = []
     for layer in layers:
-        own = Blobs()
+        own = BlobVec()
         python_blobs = (
             layer.instance.blobs if isinstance(layer, Python) and layer.instance else None
         )

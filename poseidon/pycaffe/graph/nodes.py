@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from poseidon.layers.base import Layer
-from poseidon.layers.blob import Blob, Blobs
+from poseidon.layers.blob import Blob, BlobVec, RawBlobVec
 from poseidon.layers.common.combine import Split
 from poseidon.layers.inputs.sources import DummyData, Input
 from poseidon.layers.python_layer import Python
@@ -39,9 +39,9 @@ class Node:
     """
 
     layer: Layer
-    bottoms: list[Blob]
-    tops: list[Blob]
-    blobs: Blobs
+    bottoms: RawBlobVec
+    tops: RawBlobVec
+    blobs: BlobVec
     flags: BackwardFlags
     weights: tuple[float, ...]
 
@@ -58,10 +58,18 @@ class Node:
         shapes = self._bottom_shapes()
         if shapes == self._setup_shapes or not self.bottoms:
             return
-        for blob, shape in zip(self.tops, self.layer.checked_setup(shapes), strict=False):
-            blob.reshape(*shape)
-        self._setup_shapes = shapes
-        self.set_loss_diffs()
+        self.set_up(self.bottoms, self.tops)
+
+    def set_up(self, bottoms: Sequence[Blob], tops: Sequence[Blob]) -> None:
+        """Set the layer up for these bottoms and reshape these tops. A layer without bottoms
+        stays as it is.
+        """
+        shapes = [blob.shape for blob in bottoms]
+        if shapes:
+            for blob, shape in zip(tops, self.layer.checked_setup(shapes), strict=False):
+                blob.reshape(*shape)
+            self._setup_shapes = shapes
+            self.set_loss_diffs()
 
     def forward(self) -> float:
         """Run the layer. Return its contribution to the loss."""

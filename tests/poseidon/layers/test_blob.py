@@ -10,7 +10,7 @@ import torch
 
 from poseidon.errors import UsageError
 from poseidon.layers import blob as blob_module
-from poseidon.layers.blob import Blob, Blobs, Memory
+from poseidon.layers.blob import Blob, BlobVec, Memory
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_sharing_and_binding() -> None:
 
 
 def test_learnable_blobs_are_added_by_extents() -> None:
-    blobs = Blobs()
+    blobs = BlobVec()
     blobs.add_blob(2, 3)
     blobs.add_blob()
     assert [blob.shape for blob in blobs] == [(2, 3), ()]

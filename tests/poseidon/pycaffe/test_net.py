@@ -499,3 +499,17 @@ def test_layers_of_one_name(tmp_path: Path) -> None:
     net.save(str(tmp_path / "both.caffemodel"))
     with pytest.raises(SnapshotError, match="layer 'same': blob 0 has shape 5x4"):
         net.copy_from(str(tmp_path / "both.caffemodel"))
+
+
+def test_a_layer_is_set_up_and_reshaped_by_hand(simple: Path) -> None:
+    net = caffe.Net(str(simple), caffe.TEST)
+    conv = net.layers[net._layer_names.index("conv")]
+    weight = conv.blobs[0].data.copy()
+    data, top = caffe.Blob(7, *net.blobs["data"].shape[1:]), caffe.Blob()
+    conv.reshape([data], [top])
+    assert top.shape == (7, *net.blobs["conv"].shape[1:])
+    with pytest.raises(DefinitionError, match="layer 'conv'"):
+        conv.setup([caffe.Blob(7, 1, 1, 1)], [top])
+    net.forward()
+    assert (conv.blobs[0].data == weight).all()
+    assert net.blobs["conv"].shape[0] == net.blobs["data"].shape[0]

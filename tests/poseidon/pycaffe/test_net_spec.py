@@ -7,7 +7,7 @@ from google.protobuf import text_format
 
 import poseidon.pycaffe as caffe
 from poseidon.proto.caffe_pb2 import LayerParameter, NetParameter, PoolingParameter
-from poseidon.pycaffe import NetSpec
+from poseidon.pycaffe import NetSpec, net_spec
 from poseidon.pycaffe import layers as L
 from poseidon.pycaffe import params as P
 from poseidon.pycaffe.net_spec import Top, assign_proto, param_name_dict, to_proto
@@ -162,3 +162,9 @@ def test_every_type_knows_its_own_settings() -> None:
         "lrn_param",
         "hdf5_data_param",
     )
+
+
+def test_uncamel() -> None:
+    names = ("InnerProduct", "LRN", "HDF5Data", "PReLU", "SoftmaxWithLoss", "data")
+    found = ["inner_product", "lrn", "hd_f5_data", "p_relu", "softmax_with_loss", "data"]
+    assert [net_spec.uncamel(name) for name in names] == found

@@ -1,0 +1,29 @@
+"""`caffe.pycaffe`: the names of pycaffe's module of this name, for scripts that import them from
+there.
+"""
+
+from poseidon.pycaffe import io
+from poseidon.pycaffe.net import Net
+from poseidon.pycaffe.parallel import NCCL
+from poseidon.pycaffe.solver import (
+    AdaDeltaSolver,
+    AdaGradSolver,
+    AdamSolver,
+    NesterovSolver,
+    RMSPropSolver,
+    SGDSolver,
+)
+from poseidon.pycaffe.timer import Timer
+
+__all__ = [
+    "NCCL",
+    "AdaDeltaSolver",
+    "AdaGradSolver",
+    "AdamSolver",
+    "NesterovSolver",
+    "Net",
+    "RMSPropSolver",
+    "SGDSolver",
+    "Timer",
+    "io",
+]
