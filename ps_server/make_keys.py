@@ -52,8 +52,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _make_folder(folder: Path) -> None:
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for path in reversed(missing):  # each with the mode: `parents` of mkdir has the umask's
+            path.mkdir(mode=0o700, exist_ok=True)
+        folder.mkdir(exist_ok=True)
     except OSError as error:
         raise SpecError(f"cannot make the folder {folder}: {error.strerror or error}") from error
 

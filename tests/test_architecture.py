@@ -103,6 +103,7 @@ SHARED = {
     "poseidon.durable",
     "poseidon.errors",
     "poseidon.flags",
+    "poseidon.foreign_files",
     "poseidon.hints",
     "poseidon.log",
     "poseidon.output_lines",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from poseidon.errors import JobError, UsageError
+from poseidon.foreign_files import open_in
 from poseidon.launcher.job_folder import LogLines, is_running, job_folder, log_paths
 from poseidon.metrics.log_merge import merge_logs
 
@@ -22,9 +24,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("--worker and --shard are two processes; expected one of them")
     if arguments.lines is not None and arguments.lines < 0:
         raise UsageError(f"--lines={arguments.lines}: expected 0 or more")
-    folder = job_folder(arguments.job)
+    folder = job_folder(arguments.job).resolve()
     with ExitStack() as stack:
-        files = _open(_chosen(folder, arguments), stack)
+        files = _open(folder, _chosen(folder, arguments), stack)
         lines = (_shown(name, line, len(files)) for name, line in merge_logs(files))
         for line in lines if arguments.lines is None else deque(lines, maxlen=arguments.lines):
             print(line)
@@ -48,9 +50,11 @@ def _chosen(folder: Path, arguments: argparse.Namespace) -> Mapping[str, Path]:
     return {name: path for name, path in paths.items() if not asked or name in asked}
 
 
-def _open(paths: Mapping[str, Path], stack: ExitStack) -> dict[str, LogLines]:
+def _open(folder: Path, paths: Mapping[str, Path], stack: ExitStack) -> dict[str, LogLines]:
     def opened(path: Path) -> LogLines:
-        return LogLines(stack.enter_context(path.open(encoding="utf-8", errors="backslashreplace")))
+        file = open_in(folder, path.relative_to(folder))
+        text = io.TextIOWrapper(file, encoding="utf-8", errors="backslashreplace")
+        return LogLines(stack.enter_context(text))
 
     try:
         return {name: opened(path) for name, path in paths.items()}
@@ -67,7 +71,7 @@ def _follow(
         if runs:
             time.sleep(LOOK_S)
         paths = _chosen(folder, arguments)
-        files |= _open({name: paths[name] for name in paths if name not in files}, stack)
+        files |= _open(folder, {name: paths[name] for name in paths if name not in files}, stack)
         for name, line in merge_logs(files):
             print(_shown(name, line, len(files)), flush=True)
 

@@ -121,6 +121,6 @@ def _progress(job: HostJob) -> JobProgress | None:
     job.
     """
     try:
-        return read_statistics(Path(job.record.output) / FILE_NAME).progress
+        return read_statistics(Path(job.record.output).resolve() / FILE_NAME).progress
     except JobError:
         return None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from poseidon.errors import JobError, UsageError
 from poseidon.launcher.job_folder import job_folder
-from poseidon.metrics.job_statistics import FILE_NAME, read_statistics
+from poseidon.metrics.job_statistics import FILE_NAME, encode_statistics, read_statistics
 from poseidon.metrics.statistics_tables import job_tables
 from poseidon.metrics.trace_iteration import view_iteration
 from poseidon.metrics.trace_merge import merge, read_trace, trace_files
@@ -18,7 +18,7 @@ from poseidon.snapshot.files import write_atomically
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the tables, or put traces together."""
-    folder = job_folder(arguments.job)
+    folder = job_folder(arguments.job).resolve()
     if arguments.trace is not None:
         print(_merge(folder, arguments.trace))
         return 0
@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not path.exists():
         raise JobError(f"{folder} holds no {FILE_NAME}: the job has written no statistics yet")
     statistics = read_statistics(path)
-    print(path.read_text(encoding="utf-8") if arguments.json else "\n".join(job_tables(statistics)))
+    print(encode_statistics(statistics) if arguments.json else "\n".join(job_tables(statistics)))
     return 0
 
 

@@ -20,7 +20,6 @@ import hmac
 import itertools
 import json
 import re
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -139,7 +138,7 @@ class Dashboard:
         for path in find_folders(self._folders):
             job = self._jobs[self._name_of(path)]
             job.refresh()
-            summary = job.view.summary(time.time(), running=job.running())
+            summary = job.summary()
             keys = ("state", "started", "updated", "iteration", "max_iter", "loss")
             rows.append(
                 {"name": job.name, "folder": str(job.folder), **{key: summary[key] for key in keys}}
@@ -189,7 +188,7 @@ def _state(job: JobFolder) -> dict[str, Any]:
     job.refresh()
     return {
         "name": job.name,
-        "summary": job.view.summary(time.time(), running=job.running()),
+        "summary": job.summary(),
         "tensors": job.tensors(),
         "has_trace": job.has_trace(),
     }

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import errno
+import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 import uvicorn
 
 from poseidon.dashboard.app import make_app
 from poseidon.errors import JobError
 
+END_S = 3.0
+"""From a signal to the end of the process, whatever a request waits for."""
 STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -61,14 +66,32 @@ def serve(folders: list[Path], *, host: str, port: int, token: str) -> int:
             timeout_graceful_shutdown=1,
             lifespan="off",
         )
-        _Server(config).run(sockets=[listener])
+        server = _Server(config)
+        server.run(sockets=[listener])
+        server.ended.set()
     return 0
 
 
 class _Server(uvicorn.Server):
     """A server that returns after SIGINT or SIGTERM. uvicorn's own raises the signal again,
-    which ends the process.
+    which ends the process. It ends the process where a thread that reads files does not return, as
+    from a network's file system.
+
+    Attributes:
+        ended: set by the owner when `run` has returned.
     """
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ended = threading.Event()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        threading.Thread(target=self._end_late, name="poseidon-page-end", daemon=True).start()
+
+    def _end_late(self) -> None:
+        if not self.ended.wait(END_S):
+            os._exit(0)
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:

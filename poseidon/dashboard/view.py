@@ -1,7 +1,7 @@
 """The state of a job as the page shows it, from the records of `metrics.jsonl` (docs/metrics.md).
 
-Law: pure; the time comes with every call. A record that is not as expected is skipped: a file may
-be cut off.
+Law: pure; the time comes with every call. Records are checked before (`decode_record`); what a
+file of any length can make it keep is bounded.
 """
 
 from __future__ import annotations
@@ -21,6 +21,10 @@ SILENT_S = 15.0
 """A process of which nothing came for so long is silent."""
 MOST_POINTS = 2000
 MOST_EVENTS = 200
+MOST_CURVES = 1000
+MOST_PROCESSES = 10_000
+MOST_RECENT = 100
+"""Records of a process that are kept; in `WINDOW_S` a job writes four."""
 
 
 class Series:
@@ -64,13 +68,8 @@ class JobView:
         self._events: deque[tuple[float, str]] = deque(maxlen=MOST_EVENTS)
 
     def add(self, record: Record) -> None:
-        try:
-            self._add(record)
-        except (KeyError, TypeError, ValueError, AttributeError):
-            return
-
-    def _add(self, record: Record) -> None:
-        kind, now = record["kind"], float(record["time"])
+        """Add a record that `decode_record` has returned."""
+        kind, now = record["kind"], record["time"]
         self.updated_s = max(self.updated_s, now)
         if kind == "start":
             self._start(record, now)
@@ -87,9 +86,11 @@ class JobView:
             for name, value in record["outputs"].items():
                 self._point(f"test {record['net']} {name}", record, value)
         elif kind in ("worker", "shard"):
-            process = _process(record)
-            recent = self._recent.setdefault((kind, process["index"]), deque())
-            recent.append(process)
+            process = (kind, record["index"])
+            if process not in self._recent and len(self._recent) == MOST_PROCESSES:
+                return
+            recent = self._recent.setdefault(process, deque(maxlen=MOST_RECENT))
+            recent.append(record)
             while len(recent) > 2 and now - recent[1]["time"] >= WINDOW_S:
                 recent.popleft()
         elif kind == "snapshot":
@@ -112,8 +113,9 @@ class JobView:
         self._events.append((now, "the job was restarted" if restarted else "the job was started"))
 
     def _point(self, name: str, record: Record, value: float | None) -> None:
-        if value is not None:
-            self.series.setdefault(name, Series()).add(record["iteration"], value)
+        if value is None or (name not in self.series and len(self.series) == MOST_CURVES):
+            return
+        self.series.setdefault(name, Series()).add(record["iteration"], value)
 
     def loads(self) -> tuple[list[WorkerLoad], list[ShardLoad]]:
         """Return the loads of workers and shards over the last seconds."""
@@ -248,25 +250,6 @@ def _leads(latest: Sequence[Record], loads: Mapping[int, WorkerLoad]) -> dict[in
         clocks[record["index"]] = record["iteration"] - (load.iterations * later_s if load else 0.0)
     first = min(clocks.values(), default=0.0)
     return {rank: round(clock - first) for rank, clock in clocks.items()}
-
-
-_NUMBERS = {
-    "worker": ("iteration", "waited_s", "read_s", "host_busy"),
-    "shard": ("busy_s", "stalled_s", "queue", "bytes_in", "bytes_out"),
-}
-
-
-def _process(record: Record) -> Record:
-    """Return the fields of a process's record that are used, checked; what it lacks is 0."""
-    sending = record.get("sending_s", {})
-    return {
-        "time": float(record["time"]),
-        "index": int(record["index"]),
-        "client": int(record.get("client", 0)),
-        "host": str(record.get("host", "")),
-        "sending_s": {str(host): float(busy_s) for host, busy_s in sending.items()},
-        **{name: record.get(name, 0) + 0 for name in _NUMBERS[record["kind"]]},
-    }
 
 
 def _part(busy_s: float, seconds: float) -> float:

@@ -6,7 +6,6 @@ Law: a folder that a job made goes again if the job failed before it wrote anyth
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -22,17 +21,22 @@ from poseidon.cluster.jobs.this_host import readable_records
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.process import creation
 from poseidon.errors import DataError, JobError, SnapshotError
+from poseidon.foreign_files import open_in, read_end
 from poseidon.hints import own_command
 from poseidon.launcher.listeners import REMOTE_LOGS
 from poseidon.launcher.sinks import FILE_NAME as METRICS_FILE
+from poseidon.metrics.job_records import decode_record
 from poseidon.metrics.job_statistics import FILE_NAME
 from poseidon.metrics.training_log import TrainingLog, parse_log
+from poseidon.output_lines import LONGEST_LINE
 from poseidon.settings import read_settings
 from poseidon.snapshot.rotation import newest_state
 from poseidon.text_files import decoded
 
 OUTPUT = Path("output")
 """Where jobs have their folders without --output."""
+RECENT_BYTES = 64 << 20
+"""Of the records of a job, in which the newest snapshot is looked for."""
 
 
 def register_job(
@@ -181,18 +185,17 @@ def _recorded_snapshot(folder: Path, ending: str) -> Path | None:
     The solver's snapshot_prefix, or the prefix of a script, puts it in another folder.
     """
     try:
-        lines = (
-            (folder / METRICS_FILE)
-            .read_text(encoding="utf-8", errors="backslashreplace")
-            .splitlines()
-        )
+        content = read_end(folder.resolve(), METRICS_FILE, most_bytes=RECENT_BYTES)
+        owner = folder.stat().st_uid
     except OSError:
         return None
-    for line in reversed(lines):
-        with suppress(ValueError, TypeError, KeyError):
-            record = json.loads(line)
-            path = Path(record["path"])
-            if record["kind"] == "snapshot" and path.name.endswith(ending) and path.is_file():
+    for line in reversed(content.splitlines()):
+        record = decode_record(line)
+        if record is None or record["kind"] != "snapshot":
+            continue
+        path = Path(record["path"])
+        with suppress(OSError, ValueError):
+            if path.name.endswith(ending) and path.is_file() and path.stat().st_uid == owner:
                 return path
     return None
 
@@ -225,7 +228,7 @@ def find_training_log(given: str | None) -> tuple[str, Path]:
             was started last.
 
     Raises:
-        DataError: the job has no log of worker 0.
+        DataError: the job has no log of worker 0, or one that is refused; see `open_in`.
         JobError: there is no last job.
     """
     path = Path(given) if given is not None else None
@@ -240,6 +243,10 @@ def find_training_log(given: str | None) -> tuple[str, Path]:
     log = log_paths(folder).get("worker 0")
     if log is None:
         raise DataError(f"{folder} holds no log of worker 0, expected a job's folder or a log")
+    try:
+        open_in(folder.resolve(), log.relative_to(folder)).close()
+    except OSError as error:
+        raise DataError(f"cannot read the log {log}: {error.strerror}") from error
     return folder.absolute().name, log
 
 
@@ -275,10 +282,10 @@ class LogLines:
         self._part = ""
 
     def __iter__(self) -> Iterator[str]:
-        for piece in self._file:
+        while piece := self._file.readline(LONGEST_LINE):
             self._part += piece
-            if self._part.endswith("\n"):
-                line, self._part = self._part[:-1], ""
+            if self._part.endswith("\n") or len(self._part) >= LONGEST_LINE:
+                line, self._part = self._part.removesuffix("\n"), ""
                 yield line
 
 

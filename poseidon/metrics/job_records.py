@@ -8,15 +8,16 @@ docs/metrics.md has the kinds and their fields. A number that is not finite is n
 iteration of a script that has made no step. A blob of several values has one output for each:
 `probability[0]`, `probability[1]`.
 
-Law: pure. An event that is not valid gives no record.
+Law: pure. An event that is not valid gives no record. A line of a file is read with the types and
+ranges of all its fields checked: it may be cut off, or written by another user.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeGuard
 
 from poseidon.metrics.job_statistics import ShardStatistics
 from poseidon.metrics.progress import JobProgress
@@ -119,6 +120,123 @@ def seconds_by_host(value: object) -> dict[str, float]:
 def encode_record(record: Record) -> str:
     """Return a record as one line of JSON, without the line end."""
     return json.dumps(record, allow_nan=False, separators=(",", ":"))
+
+
+def decode_record(line: bytes) -> Record | None:
+    """Return the record of a line of `metrics.jsonl`, with the fields that docs/metrics.md has for
+    its kind; None if the line is not such a record.
+    """
+    if len(line) > LONGEST_LINE:
+        return None
+    try:
+        given = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(given, dict) or not isinstance(kind := given.get("kind"), str):
+        return None
+    time_s, fields = given.get("time"), _FIELDS.get(kind)
+    if fields is None or not _is_amount(time_s) or time_s > LATEST_S:
+        return None
+    record = {"kind": kind, "time": round(float(time_s), 3)}
+    for name, (check, default) in fields.items():
+        value = given.get(name, default)
+        if not check(value):
+            return None
+        record[name] = value
+    return record
+
+
+LONGEST_LINE = 1 << 20
+LATEST_S = 1e11
+"""In the year 5138, which every calendar has."""
+_LONGEST_TEXT = 4096
+_LARGEST_COUNT = 2**53
+_LARGEST_VALUE = 1e300
+"""Differences and quotients of such values are finite."""
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and _is_amount(value)
+
+
+def _is_amount(value: object) -> TypeGuard[float]:
+    return _is_number(value) and 0 <= value <= _LARGEST_COUNT
+
+
+def _is_rate(value: object) -> bool:
+    return _is_amount(value) and (value == 0 or value >= 1 / _LARGEST_COUNT)
+
+
+def _is_value(value: object) -> bool:
+    return value is None or (_is_number(value) and abs(value) <= _LARGEST_VALUE)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= _LONGEST_TEXT
+
+
+def _is_by_name(check: Callable[[object], bool]) -> Callable[[object], bool]:
+    def checked(value: object) -> bool:
+        if not isinstance(value, dict):
+            return False
+        return all(_is_text(name) and check(part) for name, part in value.items())
+
+    return checked
+
+
+_REQUIRED = object()
+"""A default that no check accepts."""
+_ITERATION = {"iteration": (_is_count, _REQUIRED)}
+_PROCESS = {
+    "index": (_is_count, _REQUIRED),
+    "client": (_is_count, 0),
+    "host": (_is_text, ""),
+    "sending_s": (_is_by_name(_is_amount), {}),
+}
+_FIELDS: Mapping[str, Mapping[str, tuple[Callable[[object], bool], object]]] = {
+    "start": {"job": (_is_text, _REQUIRED), "addresses": (_is_by_name(_is_text), {})},
+    "train": {
+        **_ITERATION,
+        "loss": (_is_value, _REQUIRED),
+        "rate": (_is_value, _REQUIRED),
+        "outputs": (_is_by_name(_is_value), _REQUIRED),
+    },
+    "test": {
+        **_ITERATION,
+        "net": (_is_count, _REQUIRED),
+        "outputs": (_is_by_name(_is_value), _REQUIRED),
+    },
+    "progress": {
+        **_ITERATION,
+        "max_iter": (_is_count, 0),
+        "loss": (_is_value, None),
+        "rate": (_is_rate, 0.0),
+        "images_rate": (_is_amount, 0.0),
+    },
+    "worker": {
+        **_PROCESS,
+        **_ITERATION,
+        # earlier releases do not send the last two
+        **dict.fromkeys(("waited_s", "read_s", "host_busy"), (_is_amount, 0.0)),
+    },
+    "shard": {
+        **_PROCESS,
+        **dict.fromkeys(("busy_s", "stalled_s", "bytes_in", "bytes_out"), (_is_amount, 0)),
+        "queue": (_is_count, 0),
+    },
+    "snapshot": {**_ITERATION, "path": (_is_text, _REQUIRED)},
+    "end": {
+        "outcome": (_is_text, _REQUIRED),
+        "iteration": (lambda value: value is None or _is_count(value), None),
+    },
+}
+"""For each kind its fields that are read, with a check of the value, and a value for a field that
+is missing.
+"""
 
 
 def _outputs(value: object) -> dict[str, float | None] | None:

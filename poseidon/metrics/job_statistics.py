@@ -15,7 +15,6 @@ events; an invalid event is None, and counts only as a heartbeat.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
@@ -23,9 +22,11 @@ from types import NoneType
 from typing import Any, TypeVar, cast
 
 from poseidon.errors import JobError
+from poseidon.foreign_files import read_in
 from poseidon.metrics.progress import JobProgress
 
 FILE_NAME = "statistics.json"
+LARGEST_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,17 +143,22 @@ def decode_statistics(text: str) -> JobStatistics:
 def read_statistics(path: Path) -> JobStatistics:
     """Read the statistics in a file.
 
+    Args:
+        path: in the real path of a job's folder; see `poseidon.foreign_files`.
+
     Raises:
         JobError: the file does not exist or does not hold statistics.
     """
     try:
-        return decode_statistics(path.read_text(encoding="utf-8"))
+        return decode_statistics(read_in(path.parent, path.name, most_bytes=LARGEST_BYTES).decode())
     except OSError as error:
         raise JobError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
         raise JobError(f"{path} does not hold statistics of a job: {error}") from error
 
 
+_LARGEST = 1e300
+"""Sums of such numbers are finite."""
 _KINDS: dict[str, tuple[type, ...]] = {
     "str": (str,),
     "int": (int,),
@@ -172,7 +178,7 @@ def _checked(kind: type, event: Mapping[str, object]) -> dict[str, Any]:
         if value is MISSING or legal is None:
             continue
         number = isinstance(value, int | float)
-        if type(value) not in legal or (number and not 0 <= cast(float, value) < math.inf):
+        if type(value) not in legal or (number and not 0 <= cast(float, value) <= _LARGEST):
             raise ValueError(f"{name.name} is {value!r:.60}")
         found[name.name] = value
     return found
@@ -186,6 +192,7 @@ def _parts(event: Mapping[str, object]) -> list[dict[str, object]]:
 
 
 T = TypeVar("T")
+_MOST_DIGITS = 9
 
 
 def _by_number(value: object, parse: Callable[[Mapping[str, object]], T | None]) -> dict[int, T]:
@@ -194,7 +201,7 @@ def _by_number(value: object, parse: Callable[[Mapping[str, object]], T | None])
     found = {}
     for key, event in value.items():
         parsed = parse(event) if isinstance(event, dict) else None
-        if parsed is None or not key.isdecimal():
+        if parsed is None or not key.isdecimal() or len(key) > _MOST_DIGITS:
             raise ValueError(f"the statistics of process {key!r:.20} are invalid")
         found[int(key)] = parsed
     return dict(sorted(found.items()))

@@ -13,6 +13,7 @@ from typing import cast
 from poseidon.errors import JobError
 from poseidon.metrics.trace_merge import Event
 
+_MOST_DIGITS = 16
 COMPUTE = 1
 """The row of the training thread."""
 
@@ -158,7 +159,7 @@ def _times(span: Event) -> tuple[float, float]:
 
 def _number(name: str) -> int | None:
     digits = name.removeprefix("iteration ")
-    return int(digits) if digits.isdecimal() else None
+    return int(digits) if digits.isdecimal() and len(digits) < _MOST_DIGITS else None
 
 
 def _row_names(events: list[Event]) -> dict[int, str]:

@@ -7,13 +7,17 @@ event, and processes are renumbered, because hosts may use the same process ids.
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from poseidon.errors import JobError
+from poseidon.foreign_files import open_in
 
 Event = dict[str, object]
+_LONGEST_LINE = 1 << 20
+_LARGEST_NUMBER = 2**53
 
 
 def trace_files(folder: Path) -> list[Path]:
@@ -36,17 +40,25 @@ def trace_files(folder: Path) -> list[Path]:
     return found
 
 
-def read_trace(path: Path) -> Iterator[Event]:
+def read_trace(path: Path, *, most_bytes: int | None = None) -> Iterator[Event]:
     """Yield the events of a file.
+
+    Args:
+        path: in the real path of a job's folder; see `open_in`.
+        most_bytes: a larger one is not read; None: of any size.
 
     Raises:
         JobError: the file cannot be read or is not a trace.
     """
     try:
-        with path.open(encoding="utf-8", errors="backslashreplace") as stream:
-            if stream.readline().strip() != "[":
+        with io.TextIOWrapper(
+            open_in(path.parent, path.name, most_bytes=most_bytes),
+            encoding="utf-8",
+            errors="backslashreplace",
+        ) as stream:
+            if stream.readline(_LONGEST_LINE).strip() != "[":
                 raise JobError(f"{path} is not a trace: expected a list of events, one a line")
-            for line in stream:
+            while line := stream.readline(_LONGEST_LINE):
                 event = _event(line)
                 if event is not None:
                     yield event
@@ -86,4 +98,10 @@ def _event(line: str) -> Event | None:
         event = json.loads(line.strip().removesuffix(","))
     except (ValueError, RecursionError):
         return None
-    return event if isinstance(event, dict) and isinstance(event.get("ph"), str) else None
+    if not isinstance(event, dict) or not isinstance(event.get("ph"), str):
+        return None
+    numbers = [event[name] for name in ("ts", "dur", "tid") if name in event]
+    valid = all(
+        isinstance(number, int | float) and 0 <= number <= _LARGEST_NUMBER for number in numbers
+    )
+    return event if valid and isinstance(event.get("args", {}), dict) else None

@@ -1,10 +1,11 @@
 """Job records: files by which the processes of a job are found without its launcher.
 
-One file a job, `<state folder>/jobs/<this host>/<job>.json`, readable by its user only. Where hosts
-share a home folder each has a folder of its own, since it cannot check whether the processes of
-another host run.
+One file a job, `<state folder>/jobs/<this host>/<job>.json`. Where hosts share a home folder each
+has a folder of its own, since it cannot check whether the processes of another host run.
 
-Law: the file is complete at every moment (written under another name, then renamed), and names each
+Law: all folders from the state folder down are this user's, and only this user may write to them,
+whatever the umask; records of other users are refused, since `kill` ends the processes that they
+name. The file is complete at every moment (written under another name, then renamed), and names each
 process by pid and time of creation, since a pid alone may be used again.
 """
 
@@ -27,7 +28,9 @@ from poseidon.cluster.machinefile import Host, check_options
 from poseidon.cluster.process import RunningProcess
 from poseidon.durable import write_whole
 from poseidon.errors import JobError, MachinefileError, UsageError
+from poseidon.foreign_files import check_private, make_private, read_in
 
+LARGEST_BYTES = 16 << 20
 EXTRACTION = "extract_features"
 """The prefix of the ids of feature extractions."""
 NO_RECORD = (ValueError, UsageError, MachinefileError)
@@ -129,6 +132,28 @@ class Registry:
         self._folder = state_folder / "jobs" / re.sub(r"[^A-Za-z0-9.-]", "_", socket.gethostname())
 
     @property
+    def _private(self) -> tuple[Path, ...]:
+        """The folders that only this user may write to, from the top."""
+        return self._folder.parents[1], self._folder.parent, self._folder
+
+    def check(self) -> None:
+        """Make sure that nobody else may write records, or requests beside them.
+
+        Raises:
+            JobError: a folder of them is another user's.
+        """
+        for folder in self._private:
+            try:
+                check_private(folder)
+            except FileNotFoundError:
+                return
+            except OSError as error:
+                raise JobError(
+                    f"cannot read the records of jobs in {folder}: {error.strerror}; "
+                    "$POSEIDON_HOME can name another folder"
+                ) from error
+
+    @property
     def folder(self) -> Path:
         """Where this host's records lie; it need not be there."""
         return self._folder
@@ -141,7 +166,8 @@ class Registry:
         """
         path = self._path(record.job)
         try:
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for folder in self._private:
+                make_private(folder)
             write_whole(path, json.dumps(fields_of(record), indent=1, default=plain).encode())
         except OSError as error:
             raise JobError(
@@ -157,8 +183,10 @@ class Registry:
             JobError: the record is there and cannot be read, or is another job's.
         """
         path = self._path(job)
+        self.check()
         try:
-            record = value_of(JobRecord, json.loads(path.read_text(encoding="utf-8")))
+            content = read_in(self._folder, path.name, most_bytes=LARGEST_BYTES)
+            record = value_of(JobRecord, json.loads(content))
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -190,6 +218,7 @@ class Registry:
         Raises:
             JobError: the folder cannot be read.
         """
+        self.check()
         try:
             with os.scandir(self._folder) as entries:
                 names = sorted(entry.name for entry in entries if entry.is_file())

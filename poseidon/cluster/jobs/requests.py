@@ -16,8 +16,10 @@ from pathlib import Path
 
 from poseidon.durable import write_whole
 from poseidon.errors import JobError
+from poseidon.foreign_files import read_in
 
 _POLL_S = 0.05
+_LARGEST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +91,8 @@ class RequestFiles:
 
 def _read(path: Path) -> Mapping[str, object] | None:
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        fields = json.loads(read_in(path.parent, path.name, most_bytes=_LARGEST_BYTES))
+    except (OSError, ValueError, RecursionError):
         return None
     return fields if isinstance(fields, dict) else None
 

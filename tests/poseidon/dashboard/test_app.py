@@ -6,6 +6,7 @@ import json
 import os
 import threading
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -70,6 +71,79 @@ def served(*given: Path, token: str = "") -> Iterator[str]:
     finally:
         server.should_exit = True
         thread.join(30)
+
+
+START = {"time": 1.0, "kind": "start", "job": "x", "addresses": {"a": "<script>alert(1)</script>"}}
+WORKER = {
+    "time": 2.0,
+    "kind": "worker",
+    "index": 1,
+    "host": "<script>alert(1)</script>",
+    "iteration": 2,
+}
+HOSTILE: dict[str, list[object]] = {
+    "values": [START, {"time": 2.0, "kind": "progress", "iteration": 1, "rate": float("nan")}],
+    "deep": ["[" * 50_000],
+    "extremes": [
+        START,
+        *({**WORKER, "time": time_s, "iteration": number, "sending_s": {"a": float(number)}}
+          for time_s, number in ((0.0, 0), (1e-300, 2**53), (1e11, 2**53))),
+        *({"time": time_s, "kind": "shard", "index": 2**53, "bytes_in": number}
+          for time_s, number in ((0.0, 0), (0.001, 2**53))),
+        {"time": 1e11, "kind": "progress", "iteration": 0, "max_iter": 2**53, "rate": 2**-53},
+        {"time": 5, "kind": "train", "iteration": 2**53, "loss": 1e300, "rate": -1e300, "outputs": {"\ud800<b>": 0}},
+    ],
+    "script": [
+        {**START, "job": "<script>alert(1)</script>"},
+        *({**WORKER, "time": 2.0 + n} for n in range(3)),
+        {"time": 3.0, "kind": "snapshot", "iteration": 1, "path": "<script>alert(1)</script>"},
+        {"time": 3.0, "kind": "end", "outcome": '" onmouseover=alert(1) "', "iteration": None},
+    ],
+    "surrogates": [{**START, "job": "\ud800"}, {"time": 1, "kind": "end", "outcome": "\ud800"}],
+}  # fmt: skip
+"""Records of other users, by the name of their folder."""
+
+
+def test_a_hostile_folder_spoils_no_other_jobs_page(folder: Path, tmp_path: Path) -> None:
+    for name, records in HOSTILE.items():
+        (folder / name).mkdir()
+        lines = [line if isinstance(line, str) else json.dumps(line) for line in records]
+        (folder / name / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    secret = tmp_path / "secret"
+    secret.write_text("SECRET")
+    for name in ("fifo", "endless", "linked", "<script>alert(1)"):
+        (folder / name).mkdir()
+    os.mkfifo(folder / "fifo" / "metrics.jsonl")
+    os.mkfifo(folder / "fifo" / "worker_0.log")
+    os.mkfifo(folder / "fifo" / "trace_worker_0.json")
+    (folder / "endless" / "metrics.jsonl").symlink_to("/dev/zero")
+    (folder / "endless" / "statistics.json").symlink_to("/dev/zero")
+    (folder / "<script>alert(1)" / "metrics.jsonl").write_text(json.dumps(START) + "\n")
+    (folder / "linked" / "metrics.jsonl").write_text(json.dumps(START) + "\n")
+    for name in ("worker_0.log", "trace_worker_0.json", "statistics.json"):
+        (folder / "linked" / name).symlink_to(secret)
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / "metrics.jsonl").write_text(json.dumps(START) + "\n")
+    (folder / "link of a folder").symlink_to(tmp_path / "private")
+    with served(folder) as address:
+        jobs = get(f"{address}/api/jobs")
+        names = {row["name"] for row in jobs}
+        assert names == {path.name for path in folder.iterdir()} - {"link of a folder"}
+        for name in sorted(names):
+            job = urllib.parse.quote(name)
+            for path in (f"/?job={job}", f"/api/jobs/{job}", f"/api/jobs/{job}/log"):
+                with urllib.request.urlopen(address + path, timeout=60) as answer:
+                    content = answer.read()
+                assert b"SECRET" not in content
+                assert b"<script>alert" not in content or path.startswith("/api"), path
+                assert b'" onmouseover' not in content or path.startswith("/api"), path
+        events = [
+            get(f"{address}/api/jobs/{name}")["summary"]["events"] for name in ("fifo", "endless")
+        ]
+        assert [event[-1]["text"] for event in events] == [
+            "metrics.jsonl cannot be read: it is not a regular file",
+            "metrics.jsonl cannot be read: it is a link, or below one",
+        ]
 
 
 def get(address: str) -> Any:
@@ -274,5 +348,5 @@ def test_folders_that_cannot_be_looked_into_hold_no_job(
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "iterdir", refuse)
-    monkeypatch.setattr(Path, "stat", refuse)
+    monkeypatch.setattr(Path, "lstat", refuse)
     assert folders.find_folders([folder]) == []

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from poseidon.dashboard.rendering import fill, job_options, job_parts, last_values, number
 from poseidon.dashboard.view import JobView
+from poseidon.metrics.job_records import decode_record
 
 
 @pytest.mark.parametrize(
@@ -45,7 +47,9 @@ def process(kind: str, time: float, index: int, **more: Any) -> dict[str, Any]:
 def parts(*records: dict[str, Any], **more: Any) -> dict[str, str]:
     view = JobView()
     for record in records:
-        view.add(record)
+        known = decode_record(json.dumps(record).encode())
+        assert known is not None
+        view.add(known)
     settings = {"name": "job-1", "tensors": (), "has_trace": False, "running": True, **more}
     running = settings.pop("running")
     return job_parts(summary=view.summary(110.0, running=running), **settings)

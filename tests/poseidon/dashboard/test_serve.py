@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
@@ -47,6 +48,26 @@ def test_a_signal_stops_the_page_without_an_error(number: signal.Signals) -> Non
         page.send_signal(number)
         _, errors = page.communicate(timeout=30)
     assert (page.returncode, errors) == (0, "")
+
+
+@pytest.mark.processes
+def test_a_signal_ends_the_page_although_a_file_cannot_be_read(tmp_path: Path) -> None:
+    """As on a network's file system whose server has gone."""
+    (tmp_path / "metrics.jsonl").write_text("")
+    command = (
+        "import threading; from pathlib import Path; from poseidon.dashboard import folders, serve;"
+        "folders.JobFolder.refresh = lambda self: (print('reads', flush=True), threading.Event().wait());"
+        "serve.END_S = 0.1;"
+        f"serve.serve([Path({str(tmp_path)!r})], host='127.0.0.1', port=0, token='')"
+    )
+    with subprocess.Popen([sys.executable, "-c", command], stdout=-1, text=True) as page:
+        assert page.stdout is not None
+        port = urlsplit(page.stdout.readline().split()[-1]).port
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as browser:
+            browser.sendall(b"GET /api/jobs HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert page.stdout.readline() == "reads\n"
+            page.terminate()
+            assert page.wait(30) == 0
 
 
 def test_a_port_in_use_is_one_sentence() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from poseidon.dashboard.view import MOST_POINTS, SILENT_S, JobView, Series
+from poseidon.metrics.job_records import decode_record
 
 START = {
     "time": 100.0,
@@ -28,7 +30,9 @@ def worker(time: float, index: int, iteration: int, waited_s: float, **more: Any
 def view(*records: dict[str, Any]) -> JobView:
     made = JobView()
     for record in records:
-        made.add(record)
+        known = decode_record(json.dumps(record).encode())
+        if known is not None:
+            made.add(known)
     return made
 
 

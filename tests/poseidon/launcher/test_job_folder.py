@@ -89,7 +89,10 @@ def test_a_snapshot_that_a_prefix_puts_elsewhere_is_found_by_the_job(tmp_path: P
     other = tmp_path / "script_step_30.pt"
     other.write_bytes(b"")
     paths = [str(state), str(tmp_path / "removed_iter_40.solverstate"), str(other)]
-    lines = [json.dumps({"kind": "snapshot", "path": path}) for path in paths]
+    lines = [
+        json.dumps({"time": 1.0, "kind": "snapshot", "iteration": 20, "path": path})
+        for path in paths
+    ]
     (folder / "metrics.jsonl").write_text("\n".join(["[]", "{", *lines, '{"kind": "end"}']))
     with pytest.raises(SnapshotError, match="has no snapshot, expected a file"):
         find_snapshot(str(folder))

@@ -10,7 +10,15 @@ from typing import Any
 
 import pytest
 
-from poseidon.metrics.job_records import encode_record, progress_record, test_record, train_record
+from poseidon.metrics.job_records import (
+    LATEST_S,
+    LONGEST_LINE,
+    decode_record,
+    encode_record,
+    progress_record,
+    test_record,
+    train_record,
+)
 from poseidon.metrics.progress import JobProgress
 
 TRAINED: dict[str, Any] = {
@@ -66,3 +74,67 @@ def test_progress() -> None:
     assert progress_record(progress) == {
         "kind": "progress", "iteration": 10, "max_iter": 100, "loss": 0.5, "rate": 2.0, "images_rate": 200.0,
     }  # fmt: skip
+
+
+WRITTEN: dict[str, dict[str, Any]] = {
+    "start": {"job": "lenet-1", "addresses": {"10.0.0.2": "node1"}},
+    "train": {"iteration": 100, "loss": 1.5, "rate": 0.01, "outputs": {"loss": 1.5, "a": None}},
+    "test": {"iteration": 100, "net": 0, "outputs": {"accuracy": 0.5}},
+    "progress": {"iteration": 1, "max_iter": 9, "loss": None, "rate": 2.5, "images_rate": 0.0},
+    "worker": {"index": 0, "client": 1, "host": "node1", "iteration": 7, "waited_s": 0.5, "read_s": 0, "host_busy": 0.1, "sending_s": {"10.0.0.2": 0.25}},
+    "shard": {"index": 0, "client": 1, "host": "node1", "queue": 3, "busy_s": 0.5, "stalled_s": 0.0, "bytes_in": 9, "bytes_out": 2, "sending_s": {}},
+    "snapshot": {"iteration": 5, "path": "/x_iter_5.solverstate"},
+    "end": {"outcome": "finished", "iteration": None},
+}  # fmt: skip
+"""The fields of each kind that are read."""
+HOSTILE: list[Any] = [
+    *(math.nan, math.inf, -math.inf, -1, -0.5, 1e301, 10**400, True, "1", "<b>", "x" * 5000, [1]),
+    *({"a": "b"}, {"a": math.nan}, {"a": [1]}, {"a" * 5000: 1.0}),
+]
+"""No field takes all of these values; none takes most."""
+
+
+def line_of(record: object) -> bytes:
+    return json.dumps(record).encode()
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_a_record_is_read_as_it_was_written(kind: str) -> None:
+    record = {"kind": kind, "time": 2.5, **WRITTEN[kind]}
+    assert decode_record(line_of({**record, "of_a_later_version": 1})) == record
+
+
+@pytest.mark.parametrize(("kind", "field"), [(kind, name) for kind in WRITTEN for name in WRITTEN[kind]])  # fmt: skip
+def test_a_value_of_another_type_or_range_makes_no_record(kind: str, field: str) -> None:
+    taken = []
+    for value in HOSTILE:
+        record = decode_record(line_of({"kind": kind, "time": 1, **WRITTEN[kind], field: value}))
+        if record is not None:
+            taken.append(record[field])
+    text = ["1", "<b>"]
+    values = [-1, -0.5]
+    legal = {
+        **dict.fromkeys(("job", "host", "path", "outcome"), text),
+        **dict.fromkeys(("loss", "rate"), values if kind == "train" else []),
+        "addresses": [{"a": "b"}],
+    }
+    if (kind, field) == ("progress", "loss"):
+        legal["loss"] = values
+    assert taken == legal.get(field, [])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(b"", b"[", b"[1, 2]", b"null", b"7", b"{}", b"\x00\xff\xfe", b"[" * 100_000),
+        *(b'{"a":' * 100_000, b'{"kind": "end", "time": %s}' % (b"9" * 5000)),
+        *(b'{"kind": "end", "time": NaN, "outcome": ""}', b'{"kind": ["end"], "time": 1}'),
+        line_of({"kind": "nosuch", "time": 1}),
+        line_of({"kind": "end", "outcome": "x"}),
+        line_of({"kind": "end", "outcome": "x", "time": 2 * LATEST_S}),
+        line_of({"kind": "end", "outcome": "x", "time": -1}),
+        line_of({"kind": "end", "outcome": "x", "time": 1, "more": "y" * LONGEST_LINE}),
+    ],
+)
+def test_what_is_no_record_is_none(line: bytes) -> None:
+    assert decode_record(line) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 from dataclasses import replace
 from datetime import datetime
@@ -20,6 +21,7 @@ from poseidon.cluster.jobs.registry import (
     check_job_id,
     new_job_id,
 )
+from poseidon.cluster.jobs.requests import RequestFiles
 from poseidon.cluster.machinefile import Host, HostRole
 from poseidon.errors import JobError, UsageError
 from tests.support.flushes import watch_flushes
@@ -54,6 +56,61 @@ def test_private_and_nothing_left_beside(tmp_path: Path) -> None:
     Registry(tmp_path).write(RECORD)
     assert [file.suffix for file in Registry(tmp_path).folder.iterdir()] == [".json"]
     assert Registry(tmp_path).folder.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o002])
+def test_every_folder_is_private_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        Registry(tmp_path / "state" / "poseidon").write(RECORD)
+    finally:
+        os.umask(before)
+    folders = [path for path in tmp_path.rglob("*") if path.is_dir()]
+    assert len(folders) == 4
+    assert {path.stat().st_mode & 0o777 for path in folders} == {0o700}
+
+
+def test_folders_that_others_may_write_to_are_closed(tmp_path: Path) -> None:
+    registry = Registry(tmp_path)
+    registry.write(RECORD)
+    for folder in (registry.folder, registry.folder.parent, tmp_path):
+        folder.chmod(0o777)
+    assert registry.read("cifar10-1") == RECORD
+    for folder in (registry.folder, registry.folder.parent, tmp_path):
+        assert folder.stat().st_mode & 0o777 == 0o755
+
+
+@pytest.mark.needs("root")
+def test_records_and_requests_of_other_users_are_refused(tmp_path: Path) -> None:
+    """Whoever could write a record could have any process of this user ended."""
+    registry = Registry(tmp_path)
+    registry.write(RECORD)
+    record, request = registry.folder / "cifar10-1.json", registry.folder / "cifar10-1.request"
+    request.write_text('{"do": "leave", "host": "node1"}')
+    for path in (record, request):
+        os.chown(path, 12345, 12345)
+    with pytest.raises(JobError, match="it belongs to another user than its folder"):
+        registry.read("cifar10-1")
+    assert RequestFiles(registry.folder, "cifar10-1").take() is None
+    for folder in (registry.folder, registry.folder.parent, tmp_path):
+        os.chown(folder, 12345, 12345)
+        words = f"{re.escape(str(folder))}.*: it belongs to another user"
+        for call in (registry.jobs, lambda: registry.read("cifar10-1")):
+            with pytest.raises(JobError, match=words):
+                call()
+        with pytest.raises(JobError, match="it belongs to another user"):
+            registry.write(RECORD)
+        os.chown(folder, os.geteuid(), -1)
+
+
+def test_a_record_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    registry = Registry(tmp_path)
+    registry.write(RECORD)
+    (tmp_path / "elsewhere").write_bytes((registry.folder / "cifar10-1.json").read_bytes())
+    (registry.folder / "cifar10-1.json").unlink()
+    (registry.folder / "cifar10-1.json").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(JobError, match="it is a link"):
+        registry.read("cifar10-1")
 
 
 def test_a_registration_grows_and_goes(tmp_path: Path) -> None:
