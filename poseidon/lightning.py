@@ -1,14 +1,14 @@
-"""Lightning on a job of `poseidon run`: `Trainer(strategy="poseidon")`.
+"""Lightning on a job of `poseidon run`: `Trainer(strategy="poseidon")`, `Fabric(strategy="poseidon")`.
 
     import lightning
     import poseidon.lightning
 
     trainer = lightning.Trainer(strategy="poseidon", max_epochs=3)
 
-The strategy is Lightning's DDPStrategy. The workers, their ranks and devices are the job's;
-`devices` and `num_nodes` of the Trainer have no effect. The exchange of the job reduces the
-gradients, and collectives travel over the process group "poseidon". Under plain `python` the script
-trains alone. docs/integrations.md has the rest.
+The strategies are Lightning's DDPStrategy, of the Trainer and of Fabric. The workers, their ranks
+and devices are the job's; `devices` and `num_nodes` have no effect. The exchange of the job reduces
+the gradients, and collectives travel over the process group "poseidon". Under plain `python` the
+script trains alone. docs/integrations.md has the rest.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from typing import Any
 import torch
 import torch.distributed
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning.fabric.strategies import STRATEGY_REGISTRY
+from lightning.fabric.strategies.ddp import DDPStrategy as FabricDDPStrategy
 from lightning.fabric.utilities import rank_zero as fabric_rank_zero
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from lightning.pytorch.utilities import rank_zero
@@ -82,20 +84,11 @@ class PoseidonEnvironment(ClusterEnvironment):
         return self._context.worker.device
 
 
-class PoseidonStrategy(DDPStrategy):
-    """DDPStrategy over the exchange of a job.
-
-    Args:
-        arguments: of DDPStrategy and of DistributedDataParallel, as `find_unused_parameters`.
-    """
+class _OfJob:
+    """What both strategies take from the job in place of `devices` and `num_nodes`."""
 
     strategy_name = "poseidon"
-
-    def __init__(self, **arguments: Any) -> None:
-        self._place = PoseidonEnvironment()
-        super().__init__(
-            cluster_environment=self._place, process_group_backend="poseidon", **arguments
-        )
+    _place: PoseidonEnvironment
 
     @property
     def root_device(self) -> torch.device:
@@ -121,14 +114,55 @@ class PoseidonStrategy(DDPStrategy):
             store = distributed.HashStore()
             distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
 
-    def _setup_model(self, model: nn.Module) -> DistributedDataParallel:
-        wrapped: DistributedDataParallel = super()._setup_model(model)
+    def _reduced(self, wrapped: DistributedDataParallel) -> DistributedDataParallel:
         reduce_by_exchange(wrapped, self._place._context)
         return wrapped
 
 
-StrategyRegistry.register(
-    PoseidonStrategy.strategy_name,
-    PoseidonStrategy,
-    description="DDP over the exchange of a job of `poseidon run`",
-)
+class PoseidonStrategy(_OfJob, DDPStrategy):
+    """The Trainer's DDPStrategy over the exchange of a job.
+
+    Args:
+        arguments: of DDPStrategy and of DistributedDataParallel, as `find_unused_parameters`.
+    """
+
+    def __init__(self, **arguments: Any) -> None:
+        self._place = PoseidonEnvironment()
+        super().__init__(
+            cluster_environment=self._place, process_group_backend="poseidon", **arguments
+        )
+
+    def _setup_model(self, model: nn.Module) -> DistributedDataParallel:
+        return self._reduced(super()._setup_model(model))
+
+
+class PoseidonFabricStrategy(_OfJob, FabricDDPStrategy):
+    """Fabric's DDPStrategy over the exchange of a job.
+
+    Args:
+        arguments: of DDPStrategy and of DistributedDataParallel, as `find_unused_parameters`.
+    """
+
+    def __init__(self, **arguments: Any) -> None:
+        self._place = PoseidonEnvironment()
+        super().__init__(
+            cluster_environment=self._place, process_group_backend="poseidon", **arguments
+        )
+
+    def _setup_distributed(self) -> None:
+        self.setup_distributed()
+
+    def setup_module(self, module: nn.Module) -> DistributedDataParallel:
+        """Return the module in a DistributedDataParallel that the job's exchange reduces."""
+        return self._reduced(super().setup_module(module))
+
+
+for _registry, _strategy in (
+    (StrategyRegistry, PoseidonStrategy),
+    (STRATEGY_REGISTRY, PoseidonFabricStrategy),
+):
+    _registry.register(
+        _OfJob.strategy_name,
+        _strategy,
+        description="DDP over the exchange of a job of `poseidon run`",
+    )

@@ -17,7 +17,7 @@ import sys
 import time
 from bdb import BdbQuit
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from poseidon.engine.document import Prints, ScriptDocument
 from poseidon.engine.elastic import StartEnded
@@ -52,6 +53,13 @@ from ps_server.trace import NO_TRACE, Tracer
 
 LOGGER = logging.getLogger("poseidon.engine.module.script")
 PROGRESS_S = 0.25
+STRATEGIES = {
+    "lightning.fabric": 'Fabric(strategy="poseidon") of `import poseidon.lightning`',
+    "lightning.pytorch": 'Trainer(strategy="poseidon") of `import poseidon.lightning`',
+    "transformers.trainer": "`poseidon run --ddp`",
+    "accelerate": "`poseidon run --ddp`",
+}
+"""How a script of a library joins the others, by a module that the library has imported."""
 
 
 class ScriptEnded(PoseidonError):
@@ -157,10 +165,38 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         if document.rank == 0:
             LOGGER.warning(
                 "the script has ended without %s: each of the %d workers has run it by itself",
-                "DistributedDataParallel" if document.ddp else "poseidon.distribute()",
+                self._joins_by,
                 document.workers,
             )
         return {"joined": False}
+
+    @property
+    def _joins_by(self) -> str:
+        """What joins a script of this kind to the other workers."""
+        if self.document.ddp:
+            return "DistributedDataParallel"
+        used = (way for name, way in STRATEGIES.items() if name in sys.modules)
+        return next(used, "poseidon.distribute()")
+
+    @contextmanager
+    def _noticing_lone_steps(self, mesh: Mesh) -> Iterator[None]:
+        """Warn at an optimizer's first step if nothing has joined the workers before it."""
+
+        def notice(*_: object) -> None:
+            hook.remove()
+            if not (self._opened or mesh.is_connected):
+                LOGGER.warning(
+                    "an optimizer steps and nothing has joined the %d workers: each trains by "
+                    "itself; expected %s",
+                    self.document.workers,
+                    self._joins_by,
+                )
+
+        hook = register_optimizer_step_pre_hook(notice)
+        try:
+            yield
+        finally:
+            hook.remove()
 
     @property
     def kept_iteration(self) -> int | None:
@@ -255,8 +291,12 @@ class ScriptWork(TrainingWork[ScriptDocument]):
             place=partial(current_line, self.document.script),
         )
         register(mesh, Calls(context.report_call))
+        is_first_of_several = context.worker.rank == 0 and context.worker.size > 1
         try:
-            with ddp_script(mesh, context) if self.document.ddp else default_group(mesh):
+            with (
+                ddp_script(mesh, context) if self.document.ddp else default_group(mesh),
+                self._noticing_lone_steps(mesh) if is_first_of_several else nullcontext(),
+            ):
                 yield
             mesh.flush()
             self._has_collectives = mesh.is_connected

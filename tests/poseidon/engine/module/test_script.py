@@ -9,6 +9,7 @@ import io
 import json
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from poseidon.engine.launcher_connection import (
     refuse_breakpoint,
 )
 from poseidon.engine.module.script import (
+    STRATEGIES,
     ScriptWork,
     combined_statistics,
     search_as_plain_python,
@@ -352,3 +354,42 @@ def test_a_script_that_catches_every_exception_pauses_all_the_same(
     (paused,) = [event for event in events if event["event"] == "paused"]
     assert paused["snapshot"] == 2
     assert paused["message"] == "worker 1 has gone"
+
+
+LONE_STEPS = """
+import torch
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("fields", "library", "warns"),
+    [
+        ({}, "", "each trains by itself; expected poseidon.distribute()"),
+        ({"ddp": True}, "accelerate", "each trains by itself; expected DistributedDataParallel"),
+        ({}, "lightning.fabric", "expected Fabric(strategy="),
+        ({}, "accelerate", "expected `poseidon run --ddp`"),
+        ({"rank": 1}, "", ""),
+        ({"workers": 1}, "", ""),
+    ],
+)
+def test_an_optimizer_that_steps_alone_is_noticed_at_once(
+    fields: dict[str, Any],
+    library: str,
+    warns: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for name in STRATEGIES:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    if library:
+        monkeypatch.setitem(sys.modules, library, ModuleType(library))
+    code, _ = run(tmp_path, LONE_STEPS, monkeypatch, **{"workers": 2, **fields})
+    assert code == 0
+    said = [record.getMessage() for record in caplog.records if "steps" in record.getMessage()]
+    assert len(said) == bool(warns)
+    assert all(warns in sentence for sentence in said)
