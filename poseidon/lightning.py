@@ -88,7 +88,13 @@ class _OfJob:
     """What both strategies take from the job in place of `devices` and `num_nodes`."""
 
     strategy_name = "poseidon"
-    _place: PoseidonEnvironment
+
+    def __init__(self, **arguments: Any) -> None:
+        self._place = PoseidonEnvironment()
+        strategy: Any = super()
+        strategy.__init__(
+            cluster_environment=self._place, process_group_backend="poseidon", **arguments
+        )
 
     @property
     def root_device(self) -> torch.device:
@@ -126,12 +132,6 @@ class PoseidonStrategy(_OfJob, DDPStrategy):
         arguments: of DDPStrategy and of DistributedDataParallel, as `find_unused_parameters`.
     """
 
-    def __init__(self, **arguments: Any) -> None:
-        self._place = PoseidonEnvironment()
-        super().__init__(
-            cluster_environment=self._place, process_group_backend="poseidon", **arguments
-        )
-
     def _setup_model(self, model: nn.Module) -> DistributedDataParallel:
         return self._reduced(super()._setup_model(model))
 
@@ -142,12 +142,6 @@ class PoseidonFabricStrategy(_OfJob, FabricDDPStrategy):
     Args:
         arguments: of DDPStrategy and of DistributedDataParallel, as `find_unused_parameters`.
     """
-
-    def __init__(self, **arguments: Any) -> None:
-        self._place = PoseidonEnvironment()
-        super().__init__(
-            cluster_environment=self._place, process_group_backend="poseidon", **arguments
-        )
 
     def _setup_distributed(self) -> None:
         self.setup_distributed()

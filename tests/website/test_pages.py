@@ -41,7 +41,8 @@ def hooks() -> ModuleType:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the built site."""
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict"]  # --quiet would hide warnings from --strict
+    # --quiet would hide warnings from --strict
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict"]
     command += ["--config-file", str(ROOT / "website" / "mkdocs.yml"), "--site-dir", str(folder)]
     built = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert built.returncode == 0, built.stdout + built.stderr
