@@ -13,6 +13,7 @@ for it at the start of an iteration.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 
 import torch
@@ -22,8 +23,9 @@ from torch.utils.hooks import RemovableHandle
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Trained
 from poseidon.exchange.exchange import Exchange
-from poseidon.exchange.factors.taps import FactorTap, layers_with_factors
+from poseidon.exchange.factors.taps import FactorTap, layers_with_factors, rows_of
 from poseidon.exchange.module_hooks import OfOneModule, OutsideOfGraphs
+from poseidon.exchange.turns import stacked
 
 
 class Hooks:
@@ -81,25 +83,20 @@ class Hooks:
         self._indices = {tensor: index for index, tensor in enumerate(own)}
         self._handles: list[RemovableHandle] = []
         layers = [layers_with_factors(module) for module in modules]
-        self._taps = [
-            FactorTap(
-                [_layer(of, own[index], trained.name) for of in layers],
-                trained.name,
-                index,
-                exchange,
-                on_backward,
+        self._taps = {
+            index: FactorTap(
+                [_layer(of, own[index], trained.name) for of in layers], on_backward=on_backward
             )
             for index, trained in enumerate(tensors)
             if index in exchange.by_factors
-        ]
-        tapped = {tap.index for tap in self._taps}
-        self._by_gradient = {
-            own[index]: index
-            for index, t in enumerate(tensors)
-            if not t.statistics and index not in tapped
         }
-        for tensor in self._by_gradient:
-            self._handles.append(tensor.register_post_accumulate_grad_hook(self._on_gradient))
+        self._trained = {own[index]: index for index, t in enumerate(tensors) if not t.statistics}
+        for tensor, index in self._trained.items():
+            if index in self._taps:  # also where autograd has nothing to add to `grad`
+                tap, reached = self._taps[index], partial(self._on_factors, tensor)
+                self._handles.append(tap.node.register_hook(reached))
+            else:
+                self._handles.append(tensor.register_post_accumulate_grad_hook(self._on_gradient))
         if entry is not None:
             waiter = OfOneModule(self._waiter(sorted(self._indices.values())))
             self._handles.append(entry.register_forward_pre_hook(waiter, prepend=True))
@@ -125,7 +122,6 @@ class Hooks:
         self._begun.clear()
         for index in self._without_forward:
             self._wait(index)
-        self._start_pass()
 
     @property
     def are_awaited(self) -> bool:
@@ -148,29 +144,24 @@ class Hooks:
     def next_pass(self) -> None:
         """End a backward pass of this iteration."""
         self._pass += 1
-        if self._pass < self._passes:
-            self._start_pass()
 
     def next_virtual_worker(self) -> None:
         """End the last backward pass of a virtual worker that is not the process's last one, and
         clear the gradients.
         """
         self._send_rest()
-        for tap in self._taps:
-            tap.finish()
         self._exchange.next_virtual_worker()
         self._pass = 0
         self._begun.clear()
-        self._start_pass()
 
-    def _start_pass(self) -> None:
-        sends = self._wait_free and self._pass == self._passes - 1
-        for tap in self._taps:
-            tap.start_pass(sends=sends)
+    @property
+    def _leaves_now(self) -> bool:
+        """Whether the gradients of the backward pass under way leave within it."""
+        return self._wait_free and self._pass == self._passes - 1
 
     def clear(self) -> None:
         """Clear the gradients of all tensors."""
-        for tensor in self._by_gradient:
+        for tensor in self._trained:
             tensor.grad = None
 
     def are_cleared(self, besides: Tensor | None = None) -> bool:
@@ -191,15 +182,16 @@ class Hooks:
         any gradient.
         """
         self._accumulated.clear()
-        for tap in self._taps:
-            tap.drop()
+        for tap in self._taps.values():
+            tap.take()
         self._pass = 0
-        self._start_pass()
 
     def abandon(self) -> None:
         """End the last backward pass of an iteration whose gradients are not used."""
         self._accumulated.clear()
-        self._end_taps()
+        for tap in self._taps.values():
+            tap.take()
+        self._end()
 
     def check_unchanged(self) -> None:
         """Refuse a gradient that the script has changed after a backward pass, as autograd sees it.
@@ -221,19 +213,29 @@ class Hooks:
         all that are sent.
         """
         self._send_rest()
-        self._end_taps()
+        self._end()
 
     def _send_rest(self) -> None:
         self.check_unchanged()
         self._accumulated.clear()
-        for tensor, index in self._by_gradient.items() if self._sends else ():
-            if index not in self._begun and tensor.grad is not None:
-                self._exchange.begin(index, tensor.grad.data.to(self._sent_as[index]))
+        for tensor, index in self._trained.items() if self._sends else ():
+            if index not in self._begun:
+                self._send(index, tensor.grad)
             tensor.grad = None
 
-    def _end_taps(self) -> None:
-        for tap in self._taps:
-            tap.finish()
+    def _send(self, index: int, gradient: Tensor | None) -> None:
+        """Send the gradient of a tensor, or the factors that are kept with what autograd has."""
+        if index in self._taps:
+            factors = self._taps[index].take() + ([] if gradient is None else rows_of(gradient))
+            if factors:
+                self._exchange.begin_factors(index, *stacked(factors))
+                self._exchange.release(index)
+        elif gradient is not None:
+            # Its `data`: `finish` must not see what the exchange does to it in the
+            # background as a change.
+            self._exchange.begin(index, gradient.data.to(self._sent_as[index]))
+
+    def _end(self) -> None:
         self.wait_for_rest()
         self._iterations += 1
 
@@ -242,9 +244,19 @@ class Hooks:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        for tap in self._taps:
+        for tap in self._taps.values():
             tap.close()
         self._taps.clear()
+
+    def _on_factors(self, weight: Tensor, *_: object) -> None:
+        """Send factors: autograd has all that a pass adds to the gradient of their weight, and no
+        node of it that is still to run reads the weight.
+        """
+        index = self._indices[weight]
+        if index not in self._taps:
+            return  # closed, and the graph is of before
+        self._on_gradient(weight)
+        self._taps[index].keep()
 
     def _on_gradient(self, tensor: Tensor) -> None:
         index = self._indices[tensor]
@@ -254,22 +266,21 @@ class Hooks:
                 "of its own module has not run, though it has in earlier iterations; in a script "
                 "expected settle() after the step() before it"
             )
-        assert tensor.grad is not None
         if not self._sends:
             return
-        self._check_kind(index, tensor.grad)
+        if tensor.grad is not None:
+            self._check_kind(index, tensor.grad)
         if index in self._begun:
             raise UsageError(
                 f"the gradient of '{self._names[index]}' came twice in a pass, and the first has "
                 "left; expected use_reentrant=False where checkpoints share a parameter, and no "
                 "second try of a backward() that has failed"
             )
-        self._accumulated[index] = tensor.grad, tensor.grad._version
-        if self._wait_free and self._pass == self._passes - 1:
+        if tensor.grad is not None:
+            self._accumulated[index] = tensor.grad, tensor.grad._version
+        if self._leaves_now:
             self._begun.add(index)
-            # Its `data`: `finish` must not see what the exchange does to it in the
-            # background as a change.
-            self._exchange.begin(index, tensor.grad.data.to(self._sent_as[index]))
+            self._send(index, tensor.grad)
 
     def _check_kind(self, index: int, gradient: Tensor) -> None:
         if gradient.layout is not torch.strided:

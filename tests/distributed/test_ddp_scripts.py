@@ -51,6 +51,50 @@ loss(ddp).backward()
 near(ddp, [3 * g for g in mean_of(build, losses)])
 torch.save(ddp, io.BytesIO())
 
+# a weight that travels as factors, and from step 2 on has other parts: on one worker, then on all
+def penalty(weight, own): return 1e-3 * weight[3:5].square().sum()
+def second_use(weight, own): return nn.functional.linear(own, weight).mean()
+def of_the_gradient(weight, own): return 0
+
+def total(call, weight, part, own):
+    own = own.clone().requires_grad_()
+    y = call(own)
+    found = y.pow(2).mean() + part(weight, own)
+    if part is of_the_gradient:
+        found = found + torch.autograd.grad(y.sum(), own, create_graph=True)[0].square().sum()
+    return found
+
+nothing = lambda weight, own: 0
+for part in (penalty, second_use, of_the_gradient):
+    for settings in ({}, {"gradient_as_bucket_view": True}):
+        ddp = DistributedDataParallel(build(), **settings)
+        weight = ddp.module[0].weight
+        for step in range(5):
+            parts = [part if step >= 3 or step == 2 and r == 1 else nothing for r in range(size)]
+            ddp.zero_grad()
+            total(ddp, weight, parts[rank], x[rank]).backward()
+            near(ddp, mean_of(build, [
+                lambda m, r=r: total(m, m[0].weight, parts[r], x[r]) for r in range(size)
+            ]))
+# gradient hooks that rewrite it, and passes that are not reduced
+def add_one(weight): weight.grad.data.add_(1)
+ddp = DistributedDataParallel(build())
+weight = ddp.module[0].weight
+for step in range(4):
+    if step == 2:
+        weight.register_hook(lambda gradient: gradient.mul(2))
+        weight.register_post_accumulate_grad_hook(add_one)
+    ddp.zero_grad(set_to_none=step % 2 == 0)
+    loss(ddp).backward()
+    expected = mean_of(build, losses)
+    near(ddp, [2 * expected[0] + 1, *expected[1:]] if step >= 2 else expected)
+ddp.zero_grad()
+with ddp.no_sync():
+    loss(ddp).backward()
+    assert weight.grad is not None
+    loss(ddp).backward()
+    near(nn.Sequential(ddp.module[2]), [2 * g for g in mean_of(build, [losses[rank]])[2:]])
+
 # parameters of 16 bits
 half = DistributedDataParallel(build(torch.bfloat16))
 for _ in range(2):

@@ -29,14 +29,15 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from poseidon.engine.module.ddp_replicas import DdpReplicas
-from poseidon.engine.module.linear_factors import watch_layers
 from poseidon.engine.module.masters import TYPES
 from poseidon.engine.module.tensors import looked_up
 from poseidon.engine.module.worker_context import STEP, LoopPosition, Observed, WorkerContext
 from poseidon.errors import UsageError, counted
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.factors.taps import FactorTap, layers_with_factors, rows_of
 from poseidon.exchange.module_hooks import OfOneModule, uncompiled
+from poseidon.exchange.turns import stacked
 from poseidon.process_group.backend import initialize
 from poseidon.process_group.mesh import Mesh
 from ps_server import Rule, RuleKind
@@ -79,7 +80,9 @@ class BucketReducer:
     """Reduces the buckets of one DistributedDataParallel module by an exchange.
 
     The process group reduces the first backward pass, which shows which weights of fully-connected
-    layers may travel as factors, and with how many rows. Then the exchange opens.
+    layers may travel as factors, and with how many rows: those of which all workers have factors
+    and nothing else. Then the exchange opens. Whatever else a later pass adds to such a gradient
+    leaves as further rows (`exchange/factors/taps.py`).
     """
 
     def __init__(self, module: DistributedDataParallel, context: WorkerContext) -> None:
@@ -98,7 +101,20 @@ class BucketReducer:
         self._index = {parameter: index for index, parameter in enumerate(self._sent)}
         is_compiled = uncompiled(module.module) is not module.module
         may_send_factors = context.member.options.kind.sends_factors and not is_compiled
-        self._layers = watch_layers(module.module) if may_send_factors else {}
+        self._reduces = False
+        """Whether a backward pass that begins now ends with this reducer."""
+        layers = layers_with_factors(module.module) if may_send_factors else {}
+        self._taps = {
+            weight: FactorTap(
+                [layer],
+                takes=lambda: self._reduces,
+                of_16_bits=False,
+                # torch leaves the `grad` of an unused parameter as it is
+                shows_use=lambda: module.find_unused_parameters or module.static_graph,
+            )
+            for weight, layer in layers.items()
+            if weight in self._names and weight.dtype is torch.float32
+        }
         self._observed: Observed | None = None
         self._wait_free = context.member.options.wait_free
         self._replicas = DdpReplicas(
@@ -110,6 +126,8 @@ class BucketReducer:
         self._is_hook = self._says_hook = False
 
     def close(self) -> None:
+        for tap in self._taps.values():
+            tap.close()
         if self._observed is not None:
             self._observed.close()
 
@@ -129,6 +147,9 @@ class BucketReducer:
             self._is_hook = True
             module.register_comm_hook(None, self._reduce_bucket)
             module._comm_hooks.clear()  # what torch pickles: copies are reduced by torch itself
+        # as torch decides it: in a forward pass, for the next backward pass alone
+        is_reduced = module.require_backward_grad_sync and torch.is_grad_enabled()
+        self._reduces = self._is_hook and is_reduced
         observed = self._observed
         if observed is not None and observed.exchange.control.is_asked_to_stop(self._steps):
             raise KeyboardInterrupt(f"the job was asked to stop after step {self._steps}")
@@ -160,8 +181,7 @@ class BucketReducer:
             self._replicas.compare(self._steps)
             self._steps += 1
             self._report()
-            for layer in self._layers.values():
-                layer.clear()
+            self._reduces = False
             waiting, self._waiting = self._waiting, []
             for done, one in waiting:
                 one.set_result(done.buffer())
@@ -176,10 +196,9 @@ class BucketReducer:
             if index not in exchange.by_factors:
                 exchange.begin(index, gradient.float().contiguous())
                 continue
-            layer = self._layers[parameter]
-            layer.check(gradient, self._names[parameter])
-            if layer.rows:
-                exchange.begin_factors(index, *layer.factors())
+            factors = self._taps[parameter].take() + _rest(parameter, gradient)
+            if factors:
+                exchange.begin_factors(index, *stacked(factors))
                 exchange.release(index)  # no layer uses the mean
 
     def _finish(self, exchange: Exchange) -> None:
@@ -193,18 +212,19 @@ class BucketReducer:
                 index = self._index[parameter]
                 exchange.wait(index)
                 gradient.copy_(self._means[index])
-                layer = self._layers.get(parameter) if index in exchange.by_factors else None
-                if layer is not None and layer.before is not None:
-                    gradient.add_(layer.before)
 
     def _open(self, context: WorkerContext) -> None:
         """Reduce the first buckets by the process group, and open the exchange."""
         rows = [0] * len(self._sent)
         for bucket, _ in self._waiting:
             for parameter, gradient in _gradients(bucket):
-                layer = self._layers.get(parameter)
-                if layer is not None and layer.are_of(gradient):
-                    rows[self._index[parameter]] = layer.rows
+                tap = self._taps.get(parameter)
+                if tap is None:
+                    continue
+                if not _rest(parameter, gradient):
+                    rows[self._index[parameter]] = tap.rows
+                for u, v in tap.take():
+                    gradient.addmm_(u.t(), v)
         distributed: Any = torch.distributed
         least, most = torch.tensor(rows), torch.tensor(rows)
         distributed.all_reduce(least, op=distributed.ReduceOp.MIN)
@@ -235,8 +255,8 @@ class BucketReducer:
         exchange.start(self._steps + 1, 0.0)
         self._observed.watch()
         used = {p for p, index in self._index.items() if index in exchange.by_factors}
-        for parameter in self._layers.keys() - used:
-            self._layers.pop(parameter).close()
+        for parameter in self._taps.keys() - used:
+            self._taps.pop(parameter).close()
         context.on_open(built, exchange)
 
     def _collect(self, payload: bytes) -> Sequence[bytes]:
@@ -251,6 +271,11 @@ class BucketReducer:
 
 def _gradients(bucket: Any) -> Iterator[tuple[nn.Parameter, Tensor]]:
     return zip(bucket.parameters(), bucket.gradients(), strict=True)
+
+
+def _rest(parameter: nn.Parameter, gradient: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Return what autograd has of the gradient of a weight besides the factors that are kept."""
+    return [] if parameter.grad is None else rows_of(gradient)
 
 
 def _average(bucket: Any) -> None:

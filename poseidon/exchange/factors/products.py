@@ -153,8 +153,7 @@ def apply_factors(
 
 
 def _add_fused(tile_RC: Tensor, u_BR: Tensor, v_BC: Tensor, scratch: Scratch) -> None:
-    for start in range(0, len(u_BR), BLOCK_ROWS):
-        u_KR, v_KC = u_BR[start : start + BLOCK_ROWS], v_BC[start : start + BLOCK_ROWS]
+    for u_KR, v_KC in _blocks(u_BR, v_BC):
         if tile_RC.device.type == "cpu":
             tile_RC.add_(ONEDNN_LINEAR(u_KR.t(), v_KC.t(), None, "none", [], ""))
         else:
@@ -163,8 +162,25 @@ def _add_fused(tile_RC: Tensor, u_BR: Tensor, v_BC: Tensor, scratch: Scratch) ->
 
 def _add_portably(tile_RC: Tensor, u_BR: Tensor, v_BC: Tensor, scratch: Scratch) -> None:
     product = scratch.take("product", *tile_RC.shape)
-    for u_R, v_C in zip(u_BR, v_BC, strict=True):
-        tile_RC.add_(torch.mul(u_R.unsqueeze(1), v_C, out=product))
+    for u_KR, v_KC in _blocks(u_BR, v_BC):
+        for u_R, v_C in zip(u_KR, v_KC, strict=True):
+            tile_RC.add_(torch.mul(u_R.unsqueeze(1), v_C, out=product))
+
+
+def _blocks(u_BR: Tensor, v_BC: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the factors of a tile in blocks of `BLOCK_ROWS` rows.
+
+    Of many rows those that are zero in the tile are left out, and add nothing: a gradient that
+    travels as rows with a single 1 (`taps.rows_of`) has few others.
+    """
+    for start in range(0, len(u_BR), BLOCK_ROWS):
+        u_KR, v_KC = u_BR[start : start + BLOCK_ROWS], v_BC[start : start + BLOCK_ROWS]
+        if len(u_BR) > BLOCK_ROWS:
+            used = u_KR.any(1).logical_and_(v_KC.any(1)).nonzero().flatten()
+            if len(used) < len(u_KR):
+                u_KR, v_KC = u_KR[used], v_KC[used]
+        if len(u_KR):
+            yield u_KR, v_KC
 
 
 _PRODUCTS: dict[Kernel, Callable[[Tensor, Tensor, Tensor, Scratch], None]] = {

@@ -2,38 +2,46 @@
 never formed.
 
 It works on any module whose forward is y = x W^T (+ b) over the last axes of x, with W its
-parameter `weight`: `torch.nn.Linear`, and Caffe's InnerProduct. While the module runs, the weight
-is out of autograd (`requires_grad` off); v is the module's input, u the gradient at its output.
+parameter `weight`: `torch.nn.Linear`, and Caffe's InnerProduct. A hook on the module gives its
+output a node of the graph that computes what the layer's own would, save for the weight's part of
+the gradient: of that it keeps v, the layer's input, and u, the gradient at its output.
 
-Law: no other use of the weight than the forward passes of its module. The gradient of a module that
-runs several times in a pass is the product of all its rows: its factors leave once the backward
-pass has reached each run, or at the end of the pass. A weight that is used beside its module
-(`functional.linear(h, layer.weight)`) is refused. In the first iteration no weight is released
-before the end of the pass, so that such a use is refused before the weight changes under it. The
-weight of a module that runs several times is never released earlier. A weight whose `requires_grad`
-the user has switched off is left alone. `torch.autograd.grad` sends nothing; a gradient of a
-gradient is refused, because the weight is not in the graph of the first one.
+Laws:
+
+* Factors stand for what one run of the layer adds to the gradient of its weight, and autograd's
+  graph proves that the run is y = x W^T (+ b). All that else is computed from the weight, by
+  whatever code and in whatever step, stays with autograd, which adds it up in the `grad` of the
+  weight. The two are disjoint, and their sum is the gradient: nothing is assumed, or compared.
+* Factors are kept only where `backward()` adds to `grad` and nothing looks at it. For
+  `torch.autograd.grad`, for a gradient of the gradient (`create_graph`), and as long as a hook is on
+  the weight, autograd gets the layer's part too.
+* `rows_of` makes factors of any gradient, so a part of autograd's travels as more rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import Node
+from torch.autograd import forward_ad
+from torch.autograd.graph import Node, get_gradient_edge
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.utils.hooks import RemovableHandle
 
-from poseidon.errors import UsageError
-from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.module_hooks import OfOneModule
-from poseidon.exchange.turns import Factors, stacked
+from poseidon.exchange.turns import Factors
 
-WHOLE = "no example= and batch_size= of distribute(), or --exchange=ps"
-"""What makes a gradient travel as a whole."""
+RESHAPES = {
+    "CloneBackward0",
+    "SqueezeBackward4",
+    "ToCopyBackward0",
+    "UnsafeViewBackward0",
+    "UnsqueezeBackward0",
+    "ViewBackward0",
+}
+"""Nodes through which torch's linear passes its tensors, under autocast too."""
 
 
 class FactorTap:
@@ -41,208 +49,217 @@ class FactorTap:
 
     Args:
         modules: the layer, in each of the nets that share its weight and run one after another.
-        name: of its weight, for messages.
-        index: of its weight in the exchange.
-        on_backward: called when a backward pass reaches the layer.
+        on_backward: called when a backward pass brings factors, before they are kept.
+        takes: whether factors are wanted in the backward pass under way.
+        of_16_bits: whether factors of 16 bits are wanted (autocast): their product has more digits
+            than the gradient of autograd, which is rounded to 16 bits.
+        shows_use: whether autograd is to add zeros to `grad` where factors are kept, so that the
+            weight counts as used.
+
+    Attributes:
+        node: where autograd adds up the gradient of the weight.
     """
 
     def __init__(
         self,
         modules: Sequence[nn.Module],
-        name: str,
-        index: int,
-        exchange: Exchange,
+        *,
         on_backward: Callable[[], None] = lambda: None,
+        takes: Callable[[], bool] = lambda: True,
+        of_16_bits: bool = True,
+        shows_use: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.index = index
-        self._name = name
-        self._exchange = exchange
+        self.weight: nn.Parameter = modules[0].get_parameter("weight")
+        with torch.enable_grad():
+            self.node: Node = get_gradient_edge(self.weight).node
         self._on_backward = on_backward
-        self._weight: nn.Parameter = modules[0].get_parameter("weight")
-        self._outputs, self._inputs = self._weight.shape
-        self._kept: list[Factors] = []
-        self._forwards = self._backwards = 0
-        self._has_sent = False
-        self._sends = True
-        self._releases = False
-        self._taken_out = False  # whether the weight is out of autograd, as its layer runs
+        self._takes = takes
+        self._of_16_bits = of_16_bits
+        self._shows_use = shows_use
+        self._pairs: list[Factors] = []
+        self._own_hooks = _hooks(self.weight)
         # The first of the forward hooks: what others make of the output is not the layer's.
-        self._handles: list[RemovableHandle] = [self._weight.register_hook(self._used_beside)]
-        for module in modules:
-            self._handles += [
-                module.register_forward_pre_hook(OfOneModule(self._before), with_kwargs=True),
-                module.register_forward_hook(
-                    OfOneModule(self._after), prepend=True, with_kwargs=True, always_call=True
-                ),
-            ]
-        self._weight_hooks = hooks_on(self._weight)
+        self._handles: list[RemovableHandle] = [
+            module.register_forward_hook(OfOneModule(self._after), prepend=True, with_kwargs=True)
+            for module in modules
+        ]
 
-    def start_pass(self, *, sends: bool) -> None:
-        """Begin a pass; `sends`: the factors of all passes so far leave as soon as this one has
-        them.
-        """
-        self._forwards = self._backwards = 0
-        self._has_sent = False
-        self._sends = sends
+    @property
+    def rows(self) -> int:
+        """Rows of the factors that are kept."""
+        return sum(len(u) for u, _ in self._pairs)
 
-    def drop(self) -> None:
-        """Forget what is kept of earlier passes."""
-        self._kept.clear()
+    def take(self) -> list[Factors]:
+        """Return the factors that are kept, and keep them no longer."""
+        taken, self._pairs = self._pairs, []
+        return taken
 
-    def finish(self) -> None:
-        """Send what is kept: the last pass has ended."""
-        self._send_kept()
-        self._releases = True
+    def keep(self) -> None:
+        """Copy the factors that are kept: a later pass may write to their memory."""
+        self._pairs = [(u.clone(), v.clone()) for u, v in self._pairs]
 
     def close(self) -> None:
-        """Take the hooks off."""
+        """Take the hooks off, and keep no more factors."""
         for handle in self._handles:
             handle.remove()
+        self._takes = lambda: False
 
-    def _send_kept(self) -> None:
-        if self._kept:
-            kept, self._kept = self._kept, []
-            self._has_sent = True
-            self._exchange.begin_factors(self.index, *stacked(kept))
-
-    def _used_beside(self, gradient: Tensor | None) -> None:
-        if gradient is not None:  # the tap itself returns none
-            raise UsageError(
-                f"'{self._name}' is used beside the forward pass of its own layer, so it cannot "
-                "travel as factors; expected a weight of that layer alone, or --exchange=ps"
-            )
-
-    def _before(self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Make sure that there will be a gradient at the output, though neither input nor weight
-        may want one.
+    def part(self, u_KN: Tensor, v_KM: Tensor) -> Tensor | None:
+        """Return what one run of the layer adds to the gradient, for autograd; nothing where the
+        factors are kept, or no gradient of the weight is wanted.
         """
-        if not self._weight.requires_grad:  # the user has frozen it
-            return None
-        if hooks_on(self._weight) > self._weight_hooks:
-            raise UsageError(
-                f"'{self._name}' was given a hook after distribute(); it travels as factors, so no "
-                "hook will see a gradient; expected the hook before distribute(), or --exchange=ps"
-            )
-        self._weight.requires_grad_(False)
-        self._taken_out = True
-        bias, x = getattr(module, "bias", None), _input(arguments, named)
-        if not torch.is_grad_enabled() or x.requires_grad or getattr(bias, "requires_grad", False):
-            return None
-        return (x.detach().requires_grad_(), *arguments[1:]), {
-            k: v for k, v in named.items() if v is not x
-        }
+        try:
+            is_added = torch._C._will_engine_execute_node(self.node)
+        except RuntimeError:  # torch.autograd.grad returns the weight's gradient
+            is_added = False
+        else:
+            if not is_added:
+                return None
+        is_free = is_added and not torch.is_grad_enabled()
+        if is_free and _hooks(self.weight) <= self._own_hooks and self._takes():
+            self._on_backward()
+            self._pairs.append((u_KN.detach().float(), v_KM.detach().float()))
+            return self.weight.new_zeros(1).expand_as(self.weight) if self._shows_use() else None
+        return (u_KN.t() @ v_KM).to(self.weight.dtype)
 
     def _after(
         self,
         module: nn.Module,
         arguments: tuple[Any, ...],
         named: dict[str, Any],
-        output: Tensor | None,
+        output: object,
     ) -> Tensor | None:
-        """Put the weight back, also where the forward pass has failed: then there is no output."""
-        if not self._taken_out:
+        x = arguments[0] if arguments else next(iter(named.values()), None)
+        if not (type(output) is Tensor and isinstance(x, Tensor) and output.grad_fn is not None):
             return None
-        self._taken_out = False
-        self._weight.requires_grad_(True)
-        if output is None or not output.requires_grad:
+        if _is_transformed() or "forward" in module.__dict__:
             return None
-        x = _input(arguments, named)
-        self._forwards += 1
-        if x.requires_grad:
-            x.register_hook(self._left)
-        tapped: Tensor = _Tap.apply(output, self._weight, partial(self._gradient, x, x._version))  # type: ignore[no-untyped-call]
+        if output.dtype is not self.weight.dtype and not self._of_16_bits:
+            return None
+        bias = getattr(module, "bias", None)
+        if not _is_product(output.grad_fn, x, self.node, bias):
+            return None
+        tapped: Tensor = _Product.apply(x, self.weight, bias, [output.data], self)  # type: ignore[no-untyped-call]
         return tapped
 
-    def _gradient(self, x: Tensor, version: int, gradient: Tensor) -> None:
-        self._on_backward()
-        self._check(x, version)
-        factors = (gradient.reshape(-1, self._outputs), x.detach().reshape(-1, self._inputs))
-        if self._sends and not self._kept and self._forwards == 1:
-            self._has_sent = True
-            self._exchange.begin_factors(self.index, *factors)
-        else:
-            self._kept.append((factors[0].clone(), factors[1].clone()))
-            if self._sends and self._backwards == self._forwards:
-                self._send_kept()
 
-    def _check(self, x: Tensor, version: int) -> None:
-        self._backwards += 1
-        before = self._weight.grad
-        if self._has_sent:
-            raise UsageError(
-                f"'{self._name}' is used again in a pass after its factors have left; expected all "
-                f"forward passes before backward(), or {WHOLE}"
-            )
-        if torch.is_grad_enabled():
-            raise UsageError(
-                f"'{self._name}' travels as factors, so there is no gradient of its gradient "
-                f"(create_graph); expected {WHOLE}"
-            )
-        if x._version != version:
-            raise UsageError(
-                f"the input of the layer of '{self._name}' was changed in place after the layer "
-                "had used it"
-            )
-        if before is not None and bool(before.any()):
-            raise UsageError(
-                f"'{self._name}' still has the gradient of an earlier step; expected zero_grad() "
-                "before backward()"
-            )
-
-    def _left(self, _: Tensor) -> None:
-        """Release the weight: the gradient at the input exists, so this pass reads the weight no
-        more.
-        """
-        once = self._forwards == self._backwards == 1
-        if once and self._releases and self._sends and not self._kept:
-            self._exchange.release(self.index)
-
-
-class _Tap(torch.autograd.Function):
-    """Identity whose backward pass calls a function with the gradient, unless the weight's is
-    not needed.
-
-    A copy, not a hook on the output: the layer above may overwrite the output, and a hook on a view
-    is lost then.
-    """
+class _Product(torch.autograd.Function):
+    """y = x W^T (+ b), which is computed already, in place of the nodes that torch has made."""
 
     @staticmethod
-    def forward(ctx: Any, output: Tensor, weight: Tensor, show: Callable[[Tensor], None]) -> Tensor:
-        ctx.show = show
-        return output.clone()
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, y: list[Tensor], tap: FactorTap
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.set_materialize_grads(False)
+        ctx.tap = tap
+        ctx.bias_type = None if bias is None else bias.dtype
+        return y.pop()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        if torch.is_grad_enabled() or _is_for_leaves(ctx.next_functions[1][0]):
-            ctx.show(gradients[0])
-        return gradients[0], None, None
+        (gradient,) = gradients
+        if gradient is None:
+            return None, None, None, None, None
+        x, weight = ctx.saved_tensors
+        outputs, inputs = weight.shape
+        u, v = gradient.reshape(-1, outputs), x.reshape(-1, inputs)
+        at_x = at_bias = None
+        if ctx.needs_input_grad[0]:
+            at_x = (u @ weight.to(u.dtype)).to(x.dtype).reshape(x.shape)
+        if ctx.needs_input_grad[2]:
+            at_bias = u.sum(0).to(ctx.bias_type)
+        return at_x, ctx.tap.part(u, v.to(u.dtype)), at_bias, None, None
 
 
-def _is_for_leaves(weight: Node) -> bool:
-    """Return whether a backward pass reaches the weight: true of backward(), false of
-    torch.autograd.grad(loss, x).
+def _is_transformed() -> bool:
+    """Return whether more than a backward pass is to be had of the graph, which is left alone."""
+    return (
+        torch._C._are_functorch_transforms_active()
+        or torch._C._get_tracing_state() is not None
+        or forward_ad._current_level >= 0
+    )
 
-    Raises:
-        UsageError: torch.autograd.grad is called for the weight's own gradient.
+
+def _is_product(node: Node, x: Tensor, weight: Node, bias: Tensor | None) -> bool:
+    """Return whether a node of the graph has computed x W^T (+ b).
+
+    Args:
+        weight: where the gradient of W is added up.
     """
-    try:
-        return torch._C._will_engine_execute_node(weight)
-    except RuntimeError as error:
-        # torch cannot decide this where autograd.grad is called for the weight itself
-        raise UsageError(
-            "torch.autograd.grad was called for the gradient of a weight that travels as factors; "
-            "expected backward(), or --exchange=ps"
-        ) from error
+    while node.name() in RESHAPES:
+        node = _parent(node, 0)
+    adds_bias = node.name() == "AddBackward0"
+    if adds_bias:
+        if node._saved_alpha != 1 or not _is_of(node.next_functions[1][0], bias):  # type: ignore[attr-defined]
+            return False
+        node = _parent(node, 0)
+        while node.name() in RESHAPES:
+            node = _parent(node, 0)
+    match node.name():
+        case "AddmmBackward0" if not adds_bias:
+            is_plain = node._saved_alpha == node._saved_beta == 1  # type: ignore[attr-defined]
+            if not (is_plain and _is_of(node.next_functions[0][0], bias)):
+                return False
+            of_x, of_weight = node.next_functions[1][0], node.next_functions[2][0]
+        case "MmBackward0" if adds_bias is (bias is not None):
+            of_x, of_weight = node.next_functions[0][0], node.next_functions[1][0]
+        case _:
+            return False
+    if of_weight is None or of_weight.name() != "TBackward0":
+        return False
+    return _is_of(of_x, x) and _through(_parent(of_weight, 0), weight) is weight
 
 
-def _input(arguments: Sequence[Any], named: Mapping[str, Any]) -> Tensor:
-    x: Tensor = arguments[0] if arguments else next(iter(named.values()))
-    return x
+def _is_of(node: Node | None, tensor: Tensor | None) -> bool:
+    """Return whether a node computes a tensor, apart from its shape and type, or adds up its
+    gradient; None: it has none.
+    """
+    if tensor is None or not tensor.requires_grad:
+        return node is None
+    own = tensor.grad_fn
+    if own is None:
+        own = get_gradient_edge(tensor).node
+    return node is not None and _through(node, own) is own
+
+
+def _through(node: Node, last: Node) -> Node:
+    """Follow the nodes that change shape and type only, to `last` at most."""
+    while node is not last and node.name() in RESHAPES:
+        node = _parent(node, 0)
+    return node
+
+
+def _parent(node: Node, index: int) -> Node:
+    return node.next_functions[index][0]  # type: ignore[return-value]
+
+
+def rows_of(gradient_NM: Tensor) -> list[Factors]:
+    """Return factors whose product is a gradient, to the bit: one of them has a single 1 in each
+    row. None where the gradient is zero.
+
+    They have as many rows as the gradient has rows, or columns, that are not zero.
+    """
+    outputs, inputs = gradient_NM.shape
+    rows = gradient_NM.any(1).nonzero().flatten()
+    columns = gradient_NM.any(0).nonzero().flatten()
+    if not len(rows):
+        return []
+    if len(rows) <= len(columns):
+        u = gradient_NM.new_zeros(len(rows), outputs).scatter_(1, rows.unsqueeze(1), 1)
+        return [(u, gradient_NM[rows])]
+    v = gradient_NM.new_zeros(len(columns), inputs).scatter_(1, columns.unsqueeze(1), 1)
+    return [(gradient_NM[:, columns].t(), v)]
+
+
+def _hooks(parameter: Tensor) -> set[int]:
+    """Return the numbers of the hooks on a parameter's gradient."""
+    return {*(parameter._backward_hooks or ()), *(parameter._post_accumulate_grad_hooks or ())}
 
 
 def hooks_on(parameter: Tensor) -> int:
     """Return how many hooks a parameter's gradient has."""
-    return len(parameter._backward_hooks or ()) + len(parameter._post_accumulate_grad_hooks or ())
+    return len(_hooks(parameter))
 
 
 def layers_with_factors(module: nn.Module) -> dict[nn.Parameter, nn.Module]:

@@ -83,7 +83,7 @@ def gradient_penalty(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return nn.functional.mse_loss(output, y) + toward_x.square().mean()
 
 
-ON_ANY: Mapping[str, Loss] = {
+USES: Mapping[str, Loss] = {
     "several forward passes": several_forwards,
     "a checkpoint of a part": of_a_part(use_reentrant=False),
     "a reentrant checkpoint of a part": of_a_part(use_reentrant=True),
@@ -91,8 +91,8 @@ ON_ANY: Mapping[str, Loss] = {
     "a reentrant checkpoint of all": of_all(use_reentrant=True),
     "two checkpoints": two_checkpoints(use_reentrant=False),
     "functional_call": functional_call,
+    "a gradient penalty": gradient_penalty,
 }
-ON_WHOLE_GRADIENTS: Mapping[str, Loss] = {**ON_ANY, "a gradient penalty": gradient_penalty}
 
 
 def loop(loss: Loss) -> Body:
@@ -115,26 +115,80 @@ def alone(loss: Loss) -> dict[str, Tensor]:
     return module.state_dict()
 
 
-@pytest.mark.parametrize("name", ON_WHOLE_GRADIENTS)
+@pytest.mark.parametrize("name", USES)
 def test_whole_gradients(name: str) -> None:
-    loss = ON_WHOLE_GRADIENTS[name]
+    loss = USES[name]
     assert_same(together(2, build, plain, loop(loss)), alone(loss))
 
 
-@pytest.mark.parametrize("name", ON_ANY)
+@pytest.mark.parametrize("name", USES)
 def test_factors(name: str) -> None:
-    loss = ON_ANY[name]
+    loss = USES[name]
     options = DistributeOptions(batch_size=BATCH // 2)
     job = member(ExchangeKind.FACTORS)
     ends = together(2, build, SGD(lr=RATE), loop(loss), options=options, member=job)
     assert_same(ends, alone(loss))
 
 
-def test_a_gradient_of_a_gradient_has_no_factors() -> None:
-    options = DistributeOptions(batch_size=BATCH // 2)
-    job = member(ExchangeKind.FACTORS)
-    with pytest.raises(UsageError, match=r"create_graph\); expected no example= and batch_size="):
-        together(2, build, plain, loop(gradient_penalty), options=options, member=job)
+def penalty_on_a_part(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    weight = module.get_parameter("2.weight")
+    return 1e-3 * weight[1:3].square().sum() + module.get_parameter("0.weight")[:, 1].square().sum()
+
+
+def a_second_use(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    weight = module.get_parameter("2.weight")
+    return nn.functional.linear(nn.functional.linear(x, weight[:4, :4]), weight[:, :4]).mean()
+
+
+MORE: Mapping[str, Loss] = {
+    "a penalty on a part": penalty_on_a_part,
+    "a second use": a_second_use,
+    "a gradient penalty": gradient_penalty,
+}
+
+
+def begins_later(step: int, rank: int) -> bool:
+    """On one worker at first, then on all."""
+    return step >= 2 or (step == 1 and rank == 1)
+
+
+def begins_at_once(step: int, rank: int) -> bool:
+    return True
+
+
+@pytest.mark.parametrize("how", [SGD(lr=RATE), plain], ids=["rule", "torch"])
+@pytest.mark.parametrize(
+    ("name", "begins"),
+    [*((name, begins_later) for name in MORE), ("a penalty on a part", begins_at_once)],
+)
+def test_more_than_factors(
+    name: str,
+    begins: Callable[[int, int], bool],
+    how: SGD | Callable[[nn.Module], torch.optim.Optimizer],
+) -> None:
+    workers = 3
+
+    def of_worker(module: nn.Module, step: int, rank: int) -> Tensor:
+        x, y = (part[:6][rank::workers] for part in batches()[step])
+        loss = nn.functional.mse_loss(module(x), y)
+        return loss + MORE[name](module, x, y) if begins(step, rank) else loss
+
+    def body(module: nn.Module, group: Group) -> None:
+        for step in range(STEPS):
+            module.zero_grad()
+            of_worker(module, step, group.rank).backward()
+            group.step()
+
+    alone = build(0)
+    optimizer = plain(alone)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        losses = [of_worker(alone, step, rank) for rank in range(workers)]
+        (torch.stack(losses).sum() / workers).backward()
+        optimizer.step()
+    options = DistributeOptions(batch_size=2)
+    ends = together(workers, build, how, body, options=options, member=member(ExchangeKind.FACTORS))
+    assert_same(ends, alone.state_dict())
 
 
 def test_two_reentrant_checkpoints_of_the_same_parameters_are_refused() -> None:

@@ -158,26 +158,16 @@ def build_tied(_: int) -> Tied:
 
 
 @pytest.mark.parametrize("name", ["sgd", "torch sgd"])
-def test_a_weight_that_is_used_beside_its_layer_travels_whole_where_an_example_shows_it(
-    name: str,
-) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [DistributeOptions(example=example()), DistributeOptions(batch_size=BATCH // 2)],
+    ids=["travels whole", "travels as factors and more rows"],
+)
+def test_a_weight_may_be_used_beside_its_layer(name: str, options: DistributeOptions) -> None:
     how = {**RULES, **OPTIMIZERS}[name]
-    factors = member(ExchangeKind.FACTORS)
     (expected,) = together(1, build_tied, how, loop())
-    ends = together(
-        2, build_tied, how, loop(), options=DistributeOptions(example=example()), member=factors
-    )
-    assert_same(ends, expected)
-
-
-def test_such_a_weight_is_refused_where_only_the_batch_size_is_said() -> None:
-    options = DistributeOptions(batch_size=BATCH // 2)
-    with pytest.raises(
-        UsageError, match=r"'square\.weight' is used beside the forward pass of its own layer"
-    ):
-        together(
-            2, build_tied, SGD(lr=0.1), loop(), options=options, member=member(ExchangeKind.FACTORS)
-        )
+    job = member(ExchangeKind.FACTORS)
+    assert_same(together(2, build_tied, how, loop(), options=options, member=job), expected)
 
 
 @pytest.mark.parametrize("mends", [False, True])

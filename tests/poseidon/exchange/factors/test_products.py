@@ -9,7 +9,12 @@ import pytest
 import torch
 
 from poseidon.exchange.factors import products as factors
-from poseidon.exchange.factors.products import Scratch, apply_factors, factors_sum_of_squares
+from poseidon.exchange.factors.products import (
+    Kernel,
+    Scratch,
+    apply_factors,
+    factors_sum_of_squares,
+)
 from ps_server import Rule, RuleKind
 from ps_server.rules import history_count, sum_of_squares, update
 
@@ -60,6 +65,43 @@ def test_no_rows_are_a_gradient_of_zero() -> None:
         scratch=scratch,
     )
     assert torch.equal(value, before)
+
+
+@pytest.mark.parametrize("kernel", Kernel)
+@pytest.mark.parametrize("elements", [20, 2**20])
+def test_rows_with_a_single_1_add_a_gradient_to_the_bit(
+    kernel: Kernel, elements: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(factors, "TILE_ELEMENTS", elements)
+    gradient = random(300, 4)
+    before, value = random(2, 300, seed=1), torch.zeros(300, 4)
+    apply_factors(
+        Rule(kind=RuleKind.MEAN),
+        torch.cat([before, torch.eye(300)]),
+        torch.cat([random(2, 4, seed=2), gradient]),
+        value,
+        [],
+        rate=0.1,
+        step=0,
+        scale=1.0,
+        scratch=Scratch(CPU),
+        kernel=kernel,
+    )
+    torch.testing.assert_close(value, before.t() @ random(2, 4, seed=2) + gradient)
+    alone = torch.zeros(300, 4)
+    apply_factors(
+        Rule(kind=RuleKind.MEAN),
+        torch.eye(300),
+        gradient,
+        alone,
+        [],
+        rate=0.1,
+        step=0,
+        scale=1.0,
+        scratch=Scratch(CPU),
+        kernel=kernel,
+    )
+    assert torch.equal(alone, gradient)
 
 
 def test_the_norm_needs_no_product() -> None:
