@@ -150,6 +150,8 @@ class BucketReducer:
         # as torch decides it: in a forward pass, for the next backward pass alone
         is_reduced = module.require_backward_grad_sync and torch.is_grad_enabled()
         self._reduces = self._is_hook and is_reduced
+        for tap in self._taps.values():
+            tap.take()  # of a backward pass that has failed
         observed = self._observed
         if observed is not None and observed.exchange.control.is_asked_to_stop(self._steps):
             raise KeyboardInterrupt(f"the job was asked to stop after step {self._steps}")
