@@ -21,6 +21,7 @@ from lightning.fabric.plugins.environments.cluster_environment import ClusterEnv
 from lightning.fabric.strategies import STRATEGY_REGISTRY
 from lightning.fabric.strategies.ddp import DDPStrategy as FabricDDPStrategy
 from lightning.fabric.utilities import rank_zero as fabric_rank_zero
+from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from lightning.pytorch.utilities import rank_zero
 from torch import nn
@@ -113,7 +114,11 @@ class _OfJob:
             function.rank_zero_only.rank = self._place.global_rank()
 
     def setup_distributed(self) -> None:
-        """Use the process group of the job; outside of a job, one of this process alone."""
+        """Use the process group of the job; outside of a job, one of this process alone.
+
+        Numbers are drawn as under DDPStrategy: from the seed of `seed_everything` once more.
+        """
+        reset_seed()
         self.set_world_ranks()
         if not torch.distributed.is_initialized():
             distributed: Any = torch.distributed

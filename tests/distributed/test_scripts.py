@@ -443,3 +443,42 @@ def test_a_pycaffe_script_goes_on_from_memory_with_the_same_bits(
     monkeypatch.setattr(mode.MODE, "virtual_workers", None)
     runpy.run_path("pycaffe.py", run_name="__main__")
     assert (folder / "job.caffemodel").read_bytes() == (folder / "alone").read_bytes()
+
+
+SAME_SEEDS = """
+import random, numpy, torch, poseidon
+torch.manual_seed(7); numpy.random.seed(7); random.seed(7)
+
+class Noise(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        return torch.tensor([numpy.random.rand(), random.random(), torch.rand(()).item()])
+
+model = torch.nn.Sequential(torch.nn.Linear(3, 64), torch.nn.Dropout(0.5), torch.nn.Linear(64, 1))
+first = model[0].weight.detach().clone()
+masks = []
+model[1].register_forward_hook(lambda _m, _i, output: masks.append(output.ne(0)))
+within, outside = [], []
+with poseidon.distribute(model, poseidon.SGD(lr=0.1)) as group:
+    for processes in (0, 1):
+        for batch in group.loader(Noise(), batch_size=2, num_workers=processes):
+            within += batch.flatten().tolist()
+            model(batch).sum().backward()
+            group.step()
+            outside.append([torch.rand(()).item(), random.random(), numpy.random.rand()])
+    every = group.gather([within, outside, torch.stack(masks), first])
+assert len({number for own in every for number in own[0]}) == 2 * len(within), every
+assert every[0][1] == every[1][1]
+assert all(not torch.equal(one, other) for one, other in zip(every[0][2], every[1][2]))
+assert torch.equal(every[0][3], every[1][3])
+print("all have passed")
+"""
+
+
+def test_workers_with_the_same_seeds_draw_numbers_of_their_own(folder: Path) -> None:
+    (folder / "train.py").write_text(SAME_SEEDS, encoding="utf-8")
+    hosts = f"--hostfile={machinefile(folder, 2, 1)}"
+    done = poseidon_here(folder, "run", hosts, "train.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "all have passed\n"

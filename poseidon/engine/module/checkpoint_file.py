@@ -178,6 +178,6 @@ def read_head(path: Path) -> CheckpointHead:
     return CheckpointHead(
         steps=int(state["steps"]),
         workers=int(state.get("workers", 0)),
-        has_virtual="random" in state,
+        has_virtual=bool(state.get("told", "random" in state)),
         exchange_plan=str(state.get("exchange_plan", "")),
     )

@@ -156,6 +156,7 @@ class Group(SharedLoop):
             "steps": self.steps,
             "iterations": self._collections.iterations,
             "workers": self.virtual_workers,
+            "told": self._context.member.virtual_workers is not None,
             "how": self._how,
             "exchange_plan": self._recorded.to_json() if self._recorded is not None else "",
             **self._own.shared(),

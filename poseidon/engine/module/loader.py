@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from poseidon.engine.module.random_streams import RandomStreams
+from poseidon.engine.module.random_streams import RandomStreams, seed_of
 from poseidon.engine.module.sampler import SharedSampler
 from poseidon.engine.module.weights import BatchWeights
 from poseidon.errors import UsageError
@@ -141,14 +142,17 @@ class SharedLoader(DataLoader[Any]):
             streams.delivered = virtual_worker
 
     def _begin_each(self) -> dict[int, Iterator[Any]]:
-        """Return the batches of each virtual worker. A generator of the script's gives each the
-        numbers that it would give to the only one of a worker.
+        """Return the batches of each virtual worker. A generator of the script's, which workers
+        have alike, gives each numbers of its own, as the random streams do.
         """
         found: dict[int, Iterator[Any]] = {}
-        state = None if self.generator is None else self.generator.get_state()
+        number: int | None = None
+        if self.generator is not None and self._streams() is not None:
+            number = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator))
         for virtual_worker, loader in self._of.items():
-            if self.generator is not None and state is not None:
-                self.generator.set_state(state)
+            if number is not None:
+                seed = seed_of(virtual_worker, number)
+                loader.generator = torch.Generator().manual_seed(seed)
             self._enter(virtual_worker)
             found[virtual_worker] = iter(loader)
         return found

@@ -5,7 +5,12 @@ states of its own for them. They are in the generators during its turn, and here
 have the parts of the script that belong to no virtual worker, such as an evaluation between two
 iterations.
 
-Law: the first stream of a virtual worker follows from the script's seed and from its number.
+Laws:
+* The first stream of a virtual worker follows from the script's seed and from its number. Where the
+  script was not told how many there are, each worker of a job has one: each generator then follows
+  from what it holds before the first turn and from that number. So a script that gives all workers
+  the same seeds gets numbers of each worker's own, and the same ones in each run.
+* What the script draws between the turns is the same on workers that it has given the same seeds.
 """
 
 from __future__ import annotations
@@ -82,6 +87,11 @@ def seed_of(virtual_worker: int, seed: int) -> int:
     return int.from_bytes(digest[:8], "little")
 
 
+def _seed_of_state(state: bytes, virtual_worker: int) -> int:
+    digest = hashlib.sha256(state).digest()
+    return seed_of(virtual_worker, int.from_bytes(digest[:8], "little"))
+
+
 @dataclass(frozen=True, slots=True)
 class Taken:
     """What the generators of a process hold.
@@ -138,6 +148,23 @@ class Generators:
             None if gpu is None else gpu.get_state(),
         )
 
+    def apart(self, taken: Taken, virtual_worker: int) -> Taken:
+        """Return what they would hold if a virtual worker went on from there with numbers of its
+        own: each generator is seeded by its state and the number.
+        """
+        seeded = self.seeded
+        numpy: Any = taken.numpy.state["state"]
+        return Taken(
+            seeded(_seed_of_state(repr(taken.python).encode(), virtual_worker)).python,
+            seeded(
+                _seed_of_state(numpy["key"].tobytes() + str(numpy["pos"]).encode(), virtual_worker)
+            ).numpy,
+            seeded(_seed_of_state(taken.torch.numpy().tobytes(), virtual_worker)).torch,
+            None
+            if taken.cuda is None
+            else seeded(_seed_of_state(taken.cuda.numpy().tobytes(), virtual_worker)).cuda,
+        )
+
     def saved(self, taken: Taken) -> dict[str, Any]:
         """Return it in the form of `random_state`."""
         state: Any = taken.numpy.state
@@ -174,7 +201,7 @@ class RandomStreams:
     the group's step; where the process has several groups, with the next batch.
 
     Args:
-        seed: of the script on worker 0.
+        seed: of the script on worker 0; None: each generator's first state decides.
 
     Attributes:
         current: the virtual worker whose stream is in the generators; None: no one's.
@@ -183,17 +210,19 @@ class RandomStreams:
         groups: the turns of each group.
     """
 
-    def __init__(self, own: range, seed: int, generators: Generators) -> None:
+    def __init__(self, own: range, seed: int | None, generators: Generators) -> None:
         self.own = own
         self.current: int | None = None
         self.delivered: int | None = None
         self.groups: WeakSet[object] = WeakSet()
         self._generators = generators
-        self._seed_at_first: int | None = script_seed()
-        self._waiting: dict[int | None, Taken] = {
-            virtual_worker: generators.seeded(seed_of(virtual_worker, seed))
-            for virtual_worker in own
-        }
+        self._seed_at_first: int | None = None
+        self._waiting: dict[int | None, Taken] = {}
+        if seed is not None:
+            self._seed_at_first = script_seed()
+            for virtual_worker in own:
+                first = generators.seeded(seed_of(virtual_worker, seed))
+                self._waiting[virtual_worker] = first
 
     def enter(self, virtual_worker: int | None) -> None:
         """Put the stream of a virtual worker into the generators; None: no virtual worker's.
@@ -210,9 +239,11 @@ class RandomStreams:
                 "torch.manual_seed() before the first distribute()"
             )
         self._seed_at_first = None
+        entered = self._held(virtual_worker)
         self._waiting[self.current] = self._generators.take()
+        self._waiting.pop(virtual_worker, None)
         self.current = virtual_worker
-        self._generators.put(self._waiting.pop(virtual_worker))
+        self._generators.put(entered)
 
     def begin(self, virtual_worker: int) -> None:
         """Begin a turn, unless a loader has begun one."""
@@ -233,9 +264,14 @@ class RandomStreams:
 
     def of(self, virtual_worker: int | None) -> Mapping[str, Any]:
         """Return the state of a stream, as `random_state` does."""
-        is_current = virtual_worker == self.current
-        taken = self._generators.take() if is_current else self._waiting[virtual_worker]
-        return self._generators.saved(taken)
+        return self._generators.saved(self._held(virtual_worker))
+
+    def _held(self, virtual_worker: int | None) -> Taken:
+        if virtual_worker == self.current:
+            return self._generators.take()
+        if virtual_worker is None or virtual_worker in self._waiting:
+            return self._waiting[virtual_worker]
+        return self._generators.apart(self._held(None), virtual_worker)
 
     def load(self, virtual_worker: int | None, state: Mapping[str, Any]) -> None:
         self._seed_at_first = None

@@ -122,16 +122,21 @@ class StepLoop(ABC):
 
     def _open_streams(self) -> None:
         """Give each virtual worker of the job a random stream."""
-        if self._context.member.virtual_workers is None:
+        told = self._context.member.virtual_workers is not None
+        # threads of a process that trains alone would share its generators
+        is_one_of_several = self.size > 1 and self._context.folder is not None
+        if not (told or is_one_of_several):
             return
-        seed = script_seed().to_bytes(8, "little")
-        if self.size > 1:
-            with self._collections.calling(DISTRIBUTE):
-                seed = self._collections.gather(seed)[0]
+        seed: int | None = None
+        if told:
+            own = script_seed().to_bytes(8, "little")
+            if self.size > 1:
+                with self._collections.calling(DISTRIBUTE):
+                    own = self._collections.gather(own)[0]
+            seed = int.from_bytes(own, "little")
         streams = self._context.loops.streams
         if streams is None or not streams.groups:
-            generators = Generators(self.device)
-            streams = RandomStreams(self._turns.own, int.from_bytes(seed, "little"), generators)
+            streams = RandomStreams(self._turns.own, seed, Generators(self.device))
             self._context.loops.streams = streams
         self._turns.open(streams)
 

@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from poseidon.engine.module.loader import SharedLoader
+from poseidon.engine.module.random_streams import Generators, RandomStreams
 from poseidon.engine.module.sampler import SharedSampler
 from poseidon.engine.module.weights import BatchWeights
 from poseidon.errors import UsageError
@@ -110,17 +111,44 @@ def test_passes_are_whole_steps_of_several_virtual_workers() -> None:
         next(iter(loader))
 
 
-def test_a_generator_gives_each_virtual_worker_the_numbers_of_the_only_one() -> None:
-    class Noise(TensorDataset):
-        def __getitem__(self, index: int) -> float:
-            return torch.rand(()).item()
+class Noise(TensorDataset):
+    """Records with a number that is drawn."""
 
-    def drawn(own: range) -> list[float]:
-        generator = torch.Generator().manual_seed(3)
+    def __getitem__(self, index: int) -> float:  # type: ignore[override]
+        return torch.rand(()).item()
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+@pytest.mark.parametrize("own_generator", [False, True])
+def test_loader_processes_draw_numbers_of_each_virtual_worker(
+    own_generator: bool, is_told: bool
+) -> None:
+    """Scripts give all workers the same seeds, also of a generator of their own."""
+
+    def drawn(own: range) -> list[list[float]]:
+        torch.manual_seed(3)
+        arguments = {"generator": torch.Generator().manual_seed(5)} if own_generator else {}
+        streams = RandomStreams(own, 7 if is_told else None, Generators(torch.device("cpu")))
         data = Noise(torch.arange(8))
-        sampler = SharedSampler(data, own=own, workers=2)
-        loader = loader_of(data, sampler, 4, generator=generator, num_workers=1)
-        return [batch.tolist() for _ in range(2) for batch in loader]
+        loader = SharedLoader(
+            data,
+            SharedSampler(data, own=own, workers=2),
+            4,
+            passes=1,
+            weights=BatchWeights(workers=2),
+            streams=lambda: streams,
+            between=lambda: None,
+            left_out=lambda: 0,
+            num_workers=1,
+            **arguments,
+        )
+        try:
+            return [batch.tolist() for _ in range(2) for batch in loader]
+        finally:
+            streams.enter(None)
 
-    one, both = drawn(range(1)), drawn(range(2))
-    assert both == [one[0], one[0], one[1], one[1]]
+    before = torch.get_rng_state()
+    first, second, both = drawn(range(1)), drawn(range(1, 2)), drawn(range(2))
+    torch.set_rng_state(before)
+    assert both == [first[0], second[0], first[1], second[1]]
+    assert len({number for batch in both for number in batch}) == 16

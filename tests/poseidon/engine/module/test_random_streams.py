@@ -88,3 +88,40 @@ def test_a_stream_is_saved_and_loaded_during_its_turn_and_at_other_times() -> No
     again.enter(None)
     streams.enter(1)
     assert draw_in_turn() == other
+
+
+def test_workers_with_the_same_seeds_draw_numbers_of_their_own() -> None:
+    """Those of a script that was told no number of virtual workers."""
+
+    def run(worker: int, seed: int) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
+        torch.manual_seed(0)
+        streams = RandomStreams(range(worker, worker + 1), None, Generators(CPU))
+        before = streams.of(None)  # what the script seeds after distribute() counts
+        seed_generators(seed, CPU)
+        assert streams.of(worker)["torch"].tolist() != before["torch"].tolist()
+        within, outside = [], []
+        for _ in range(2):
+            streams.enter(worker)
+            within.append(draw_in_turn())
+            streams.enter(None)
+            outside.append(draw_in_turn())
+            torch.manual_seed(seed)  # a new epoch: no virtual worker's number repeats
+        return within, outside
+
+    first, second, other = run(0, 7), run(1, 7), run(0, 8)
+    assert first == run(0, 7)
+    assert first[1] == second[1] != other[1]
+    drawn = [number for within, _ in (first, second, other) for turn in within for number in turn]
+    assert len(set(drawn)) == len(drawn)
+
+
+def test_a_stream_that_has_not_begun_is_saved() -> None:
+    streams, again = (RandomStreams(range(3, 4), None, Generators(CPU)) for _ in range(2))
+    seed_generators(7, CPU)
+    state = unpacked(packed(streams.of(3)), "a test")
+    streams.enter(3)
+    drawn = draw_in_turn()
+    seed_generators(8, CPU)
+    again.load(3, state)
+    again.enter(3)
+    assert draw_in_turn() == drawn
