@@ -50,7 +50,7 @@ from poseidon.proto.shipped import pack_solver, portable
 from poseidon.snapshot.caffemodel import check_model
 from poseidon.snapshot.checksums import sums_path
 from poseidon.snapshot.solverstate import learned_net, read_head
-from poseidon.solvers.settings import solver_settings
+from poseidon.solvers.settings import oddities, solver_settings
 
 _PATHS = ("source", "mean_file")
 _SHARED = "shared_file_system"
@@ -187,6 +187,7 @@ class TrainingJob(Job):
 
     def notes(self) -> list[str]:
         notes = [f"the command line sets {self._changes}"] if self._changes else []
+        notes += [f"warning: {oddity}" for oddity in oddities(self._solver)]
         if self.site.opens_files_here and self._solver.param.snapshot_prefix:
             folder = self._solver.snapshot_prefix().parent
             notes += [] if folder.exists() else [f"snapshots go to {folder}, a new folder"]

@@ -50,12 +50,13 @@ from poseidon.snapshot.checksums import check, seal
 from poseidon.snapshot.files import make_folder, model_path, state_path
 from poseidon.snapshot.solverstate import RunState, learned_net, read_state, write_state
 from poseidon.solvers.rate import current_step
-from poseidon.solvers.settings import solver_settings
+from poseidon.solvers.settings import oddities, solver_settings
 from ps_server import RuleKind
 from ps_server.protocol.virtual_workers import VirtualWorkers
 
 Callback = Callable[[], Any]
-LOG = GlogSink(logging.getLogger("poseidon.solver"))
+LOGGER = logging.getLogger("poseidon.solver")
+LOG = GlogSink(LOGGER)
 
 
 class Solver:
@@ -83,7 +84,9 @@ class Solver:
             definition.param.type = self.KIND.value
             definition.param.ClearField("solver_type")
         self._definition = definition
-        self._settings = solver_settings(definition, endless=True)
+        self._settings = solver_settings(definition)
+        for oddity in oddities(definition, endless=True):
+            LOGGER.warning("%s", oddity)
         self.param: SolverParameter = definition.param
         self.iter = 0
         self._tests: tuple[TestNet, ...] = definition.test_nets()
@@ -447,4 +450,4 @@ def get_solver(solver_file: str | os.PathLike[str]) -> Solver:
     path = Path(solver_file)
     if not path.is_file():
         raise FileMissing("there is no such solver definition", source=str(path))
-    return _CLASSES[solver_settings(read_solver(path), endless=True).base_rule.kind](path)
+    return _CLASSES[solver_settings(read_solver(path)).base_rule.kind](path)

@@ -75,16 +75,12 @@ POLICIES: dict[str, Policy] = {
     "sigmoid": _sigmoid,
 }
 
-# The fields that a policy needs. `power` is 0 by default, as in Caffe, which makes the rate
-# constant.
+# The fields that a policy needs. Others have Caffe's defaults: a missing `power` or base_lr is 0.
 _NEEDS: dict[str, tuple[str, ...]] = {
-    "step": ("gamma", "stepsize"),
-    "exp": ("gamma",),
-    "inv": ("gamma",),
-    "multistep": ("gamma",),
-    "poly": ("max_iter",),
-    "sigmoid": ("gamma", "stepsize"),
+    "step": ("stepsize",),
+    "sigmoid": ("stepsize",),
 }
+_USES_GAMMA = ("step", "exp", "inv", "multistep", "sigmoid")
 
 
 def rate_policy(solver: SolverDefinition) -> Callable[[int], float]:
@@ -97,8 +93,6 @@ def rate_policy(solver: SolverDefinition) -> Callable[[int], float]:
         DefinitionError: the policy is unknown, or a field is missing or out of range.
     """
     param = solver.param
-    if not param.HasField("base_lr"):
-        raise solver.error("base_lr", "missing; expected the learning rate")
     policy = POLICIES.get(param.lr_policy)
     if policy is None:
         near = nearest(param.lr_policy, POLICIES)
@@ -109,9 +103,24 @@ def rate_policy(solver: SolverDefinition) -> Callable[[int], float]:
             raise solver.error("lr_policy", f"'{param.lr_policy}' needs {name}, which is missing")
     if param.lr_policy == "step" and param.stepsize <= 0:
         raise solver.error("stepsize", f"expected a positive number, found {param.stepsize}")
-    if list(param.stepvalue) != sorted(param.stepvalue):
-        raise solver.error("stepvalue", "expected ascending values")
     return lambda iteration: _limited_to_float32(policy(param, iteration))
+
+
+def rate_oddities(param: SolverParameter) -> list[str]:
+    """Return a sentence for each field of the rate that Caffe takes, though it is hardly meant."""
+    found = []
+    if not param.HasField("base_lr"):
+        found.append("base_lr is missing; as in Caffe, the learning rate is 0")
+    if param.lr_policy in _USES_GAMMA and not param.HasField("gamma"):
+        found.append(
+            f"gamma is missing, which lr_policy '{param.lr_policy}' reads; as in Caffe, it is 0"
+        )
+    if param.lr_policy == "multistep" and list(param.stepvalue) != sorted(param.stepvalue):
+        found.append(
+            "the stepvalues do not ascend; as in Caffe, they are reached in the order of the file, "
+            "at most one an iteration"
+        )
+    return found
 
 
 def current_step(solver: SolverParameter, iterations: int) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from poseidon.errors import nearest
 from poseidon.proto.caffe_pb2 import SolverParameter
 from poseidon.proto.definition import SolverDefinition
-from poseidon.solvers.rate import rate_policy
+from poseidon.solvers.rate import rate_oddities, rate_policy
 from ps_server import Regularization, Rule, RuleKind, SpecError
 
 
@@ -75,27 +75,20 @@ class SolverSettings:
 EVAL_TYPES = ("classification", "detection")
 AP_VERSIONS = ("11point", "MaxIntegral", "Integral")
 """SSD's versions of the average precision."""
+_INTERVALS = ("display", "test_interval", "snapshot")
+_REGULARIZATIONS = frozenset(kind.value for kind in Regularization)
 
 
-def solver_settings(solver: SolverDefinition, *, endless: bool = False) -> SolverSettings:
-    """Validate a solver definition.
-
-    Args:
-        solver: the definition.
-        endless: max_iter may be missing, because the caller decides the number of iterations.
+def solver_settings(solver: SolverDefinition) -> SolverSettings:
+    """Validate a solver definition. What Caffe takes is legal; see `oddities`.
 
     Raises:
         DefinitionError: a value is out of range or not legal for the solver's type.
     """
     param = solver.param
-    if not param.HasField("max_iter") and not endless:
-        raise solver.error("max_iter", "missing; expected the number of iterations to train for")
     for field, value in param.ListFields():
         if isinstance(value, float) and not math.isfinite(value):
             raise solver.error(field.name, f"expected a finite number, found {value}")
-    for name in ("max_iter", "display", "test_interval", "snapshot"):
-        if getattr(param, name) < 0:
-            raise solver.error(name, f"expected 0 or more, found {getattr(param, name)}")
     for name in ("iter_size", "average_loss"):
         if getattr(param, name) < 1:
             raise solver.error(name, f"expected 1 or more, found {getattr(param, name)}")
@@ -103,16 +96,16 @@ def solver_settings(solver: SolverDefinition, *, endless: bool = False) -> Solve
         if getattr(param, name) not in legal:
             raise solver.error(name, f"is '{getattr(param, name)}', expected {', '.join(legal)}")
     return SolverSettings(
-        max_iter=param.max_iter,
+        max_iter=max(param.max_iter, 0),
         iter_size=param.iter_size,
         clip=param.clip_gradients if param.clip_gradients > 0 else None,
         rate=rate_policy(solver),
         base_rule=_rule(solver),
         average_loss=param.average_loss,
-        display=param.display,
-        test_interval=param.test_interval,
+        display=abs(param.display),
+        test_interval=abs(param.test_interval),
         test_initialization=param.test_initialization,
-        snapshot=param.snapshot,
+        snapshot=abs(param.snapshot),
         snapshot_after_train=param.snapshot_after_train,
         snapshot_diff=param.snapshot_diff,
         debug_info=param.debug_info,
@@ -120,6 +113,27 @@ def solver_settings(solver: SolverDefinition, *, endless: bool = False) -> Solve
         ap_version=param.ap_version if param.eval_type == "detection" else None,
         show_per_class_result=param.show_per_class_result,
     )
+
+
+def oddities(solver: SolverDefinition, *, endless: bool = False) -> list[str]:
+    """Return a sentence for each setting that Caffe takes, though it is hardly meant.
+
+    Args:
+        endless: the caller decides the number of iterations.
+    """
+    param, found = solver.param, rate_oddities(solver.param)
+    if not endless and (not param.HasField("max_iter") or param.max_iter < 0):
+        number = f"is {param.max_iter}" if param.HasField("max_iter") else "is missing"
+        found.insert(0, f"max_iter {number}; as in Caffe, the job makes no iteration")
+    for name in _INTERVALS:
+        if (value := getattr(param, name)) < 0:
+            found.append(f"{name} is {value}; as in Caffe, it acts as {-value}")
+    if param.regularization_type not in _REGULARIZATIONS and not param.weight_decay:
+        found.append(
+            f"regularization_type is '{param.regularization_type}', which does not exist; as in "
+            "Caffe, it has no effect without weight_decay"
+        )
+    return [f"{solver.source}: {sentence}" for sentence in found]
 
 
 def _rule(solver: SolverDefinition) -> Rule:
@@ -178,6 +192,8 @@ def _type_name(param: SolverParameter) -> str:
 
 
 def _regularization(solver: SolverDefinition) -> Regularization:
+    if not solver.param.weight_decay and solver.param.regularization_type not in _REGULARIZATIONS:
+        return Regularization.L2
     try:
         return Regularization(solver.param.regularization_type)
     except ValueError as error:

@@ -76,7 +76,7 @@ def _take_solver(path: Path, verdict: Verdict) -> None:
     solver = read_solver(path)
     verdict.read = True
     verdict.printed = _prints(solver.param)
-    rule = solver_settings(solver, endless=True).base_rule
+    rule = solver_settings(solver).base_rule
     endless = (
         ""
         if solver.param.HasField("max_iter")

@@ -130,11 +130,6 @@ DEFINITIONS = (
         says=r"solver\.prototxt:5: test_iter: ",
     ),
     Broken(
-        name="max-iter-missing",
-        edit=(solver("max_iter: 2\n", ""),),
-        says=r"solver\.prototxt: max_iter: missing",
-    ),
-    Broken(
         name="solver-type-unknown",
         edit=(solver("max_iter", 'type: "SDG" max_iter'),),
         says=r"solver\.prototxt:5: type: unknown solver type 'SDG'; did you mean 'SGD'\?",

@@ -10,7 +10,7 @@ from google.protobuf import text_format
 from poseidon.errors import DefinitionError
 from poseidon.proto.caffe_pb2 import SolverParameter
 from poseidon.proto.definition import SolverDefinition
-from poseidon.solvers.settings import solver_settings
+from poseidon.solvers.settings import oddities, solver_settings
 from ps_server import Regularization, RuleKind
 
 BASE = "base_lr: 0.1 lr_policy: 'fixed' max_iter: 10 "
@@ -52,19 +52,36 @@ def test_clipping_is_off_unless_positive() -> None:
     assert solver_settings(solver(BASE + "clip_gradients: 35")).clip == 35
 
 
-def test_max_iter_may_be_missing_where_the_user_counts() -> None:
-    assert solver_settings(solver("base_lr: 1 lr_policy: 'fixed'"), endless=True).max_iter == 0
+@pytest.mark.parametrize(
+    ("text", "name", "value", "oddity"),
+    [
+        ("base_lr: 1 lr_policy: 'fixed'", "max_iter", 0, "max_iter is missing; as in Caffe"),
+        ("base_lr: 1 lr_policy: 'fixed' max_iter: -5", "max_iter", 0, "max_iter is -5"),
+        (BASE + "display: -20", "display", 20, "display is -20; as in Caffe, it acts as 20"),
+        (BASE + "snapshot: -1", "snapshot", 1, "snapshot is -1"),
+        (BASE + "regularization_type: 'L3'", "iter_size", 1, "regularization_type is 'L3'"),
+        (BASE, "max_iter", 10, ""),
+    ],
+)
+def test_what_caffe_takes_is_taken_with_a_warning(
+    text: str, name: str, value: int, oddity: str
+) -> None:
+    assert getattr(solver_settings(solver(text)), name) == value
+    found = oddities(solver(text))
+    assert len(found) == bool(oddity) and oddity in "".join(found)
+    assert ("max_iter" in "".join(oddities(solver(text), endless=True))) is False
 
 
 MISTAKES = {
-    "no max_iter": ("base_lr: 1 lr_policy: 'fixed'", "max_iter: missing"),
-    "negative": (BASE + "display: -1", "display: expected 0 or more, found -1"),
     "iter_size 0": (BASE + "iter_size: 0", "iter_size: expected 1 or more, found 0"),
     "unknown type": (BASE + "type: 'Adan'", "unknown solver type 'Adan'; did you mean 'Adam'?"),
     "momentum": (BASE + "momentum: 1.5", "momentum is 1.5; expected 0 <= momentum < 1"),
     "AdaGrad with momentum": (BASE + "type: 'AdaGrad' momentum: 0.9", "AdaGrad has no momentum"),
     "RMSProp with momentum": (BASE + "type: 'RMSProp' momentum: 0.9", "RMSProp has no momentum"),
-    "regularization": (BASE + "regularization_type: 'L3'", "expected 'L1' or 'L2', found 'L3'"),
+    "regularization": (
+        BASE + "weight_decay: 1 regularization_type: 'L3'",
+        "expected 'L1' or 'L2', found 'L3'",
+    ),
     "eval_type": (
         BASE + "eval_type: 'detect'",
         "eval_type: is 'detect', expected classification, detection",

@@ -75,8 +75,7 @@ def test_packed_histories_come_back(tmp_path: Path) -> None:
             write_definitions(
                 tmp_path, batch=5, extra='type: "Adam"\nweight_decay: 0.1\nmomentum: 0.9'
             )
-        ),
-        endless=True,
+        )
     )
 
     def histories() -> FrozenHistories:
