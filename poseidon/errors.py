@@ -24,15 +24,22 @@ import resource
 from collections.abc import Iterable
 from contextlib import suppress
 
+from poseidon.output_lines import visible_line
+
 # A name in a damaged file can be as long as the file, so a message quotes at most this many
 # characters.
 _LONGEST = 1000
 
 
 class PoseidonError(Exception):
-    """Base class of all errors for users. The text is a full sentence."""
+    """Base class of all errors for users. The text is a full sentence, on one line: names in it
+    are foreign.
+    """
 
     exit_code = 1
+
+    def __init__(self, *parts: object) -> None:
+        super().__init__(*(visible_line(part) if isinstance(part, str) else part for part in parts))
 
 
 class UsageError(PoseidonError):

@@ -21,6 +21,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TextIO
 
+from poseidon.output_lines import visible, visible_line
+
 LOGGER = logging.getLogger("poseidon.log")
 _LETTERS = {logging.WARNING: "W", logging.ERROR: "E", logging.CRITICAL: "F"}
 _LOCATION = "glog_location"
@@ -52,9 +54,9 @@ class GlogFormatter(logging.Formatter):
             file,
             line,
         )
-        text = head + record.getMessage()
+        text = head + visible_line(record.getMessage())
         if record.exc_info:
-            text += "\n" + self.formatException(record.exc_info)
+            text += "\n" + visible(self.formatException(record.exc_info))
         return text
 
 

@@ -1,7 +1,9 @@
-"""The lines of a stream of output that comes in pieces.
+"""The lines of a stream of output that comes in pieces, and text that a terminal only shows.
 
 Law: pure. A carriage return goes back to the beginning of its line, as on a terminal: of a progress
-bar the last state remains.
+bar the last state remains. What Poseidon composes goes through `visible` where it is written:
+names of layers, files, tensors and hosts are foreign, and a terminal obeys what is in them. What a
+user's script writes is not touched.
 """
 
 from __future__ import annotations
@@ -10,6 +12,29 @@ from dataclasses import dataclass
 
 LONGEST_LINE = 1 << 20
 """A longer line is cut: a process that writes without line ends must not fill our memory."""
+
+
+_OBEYED = (
+    *(*range(0x20), *range(0x7F, 0xA0)),  # C0, DEL, C1
+    *(0x061C, *range(0x200B, 0x2010), *range(0x2028, 0x202F), *range(0x2060, 0x2070), 0xFEFF),
+)
+"""Characters that move, hide or turn round what is shown; the last line has those of Unicode."""
+_AS_ESCAPES = {code: chr(code).encode("unicode_escape").decode("ascii") for code in _OBEYED}
+_BESIDE_LAYOUT = {code: text for code, text in _AS_ESCAPES.items() if chr(code) not in "\n\t"}
+
+
+def visible(text: str) -> str:
+    r"""Return a text in which control characters are escapes, but not line ends and tabs.
+
+    >>> visible("conv\x1b[2J1")
+    'conv\\x1b[2J1'
+    """
+    return text if text.isprintable() else text.translate(_BESIDE_LAYOUT)
+
+
+def visible_line(text: str) -> str:
+    """Return a text as one line: `visible`, and its line ends are escapes as well."""
+    return text if text.isprintable() else text.translate(_AS_ESCAPES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from poseidon.output_lines import visible_line
+
 
 def aligned(rows: Sequence[Sequence[str]], *, left: int | None = None) -> list[str]:
     """Return rows as lines, each column as wide as its widest cell, separated by two blanks.
@@ -13,6 +15,7 @@ def aligned(rows: Sequence[Sequence[str]], *, left: int | None = None) -> list[s
         left: the first so many columns are aligned to the left, the others to the right; None: all
             to the left.
     """
+    rows = [[visible_line(cell) for cell in row] for row in rows]  # names are foreign
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     left = len(widths) if left is None else left
     return [

@@ -91,7 +91,8 @@ def launch(
         except JobError as error:
             if not error.traceback:
                 raise
-            failed = JobError(f"{error}\n\n{_of_function(error.traceback, str(script))}")
+            failed = JobError()
+            failed.args = (f"{error}\n\n{_of_function(error.traceback, str(script))}",)
             failed.exit_code, failed.traceback = error.exit_code, error.traceback
             raise failed from None
         except SystemExit as error:  # argparse has printed the reason

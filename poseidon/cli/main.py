@@ -13,10 +13,11 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from importlib import import_module
 from types import FrameType
+from typing import Any, TextIO
 
 from poseidon.cli.checkout import PACKAGES, is_checkout, use_environment
 from poseidon.cli.parsers import data, jobs, nets, watch
@@ -24,6 +25,7 @@ from poseidon.cli.parsers.form import Command
 from poseidon.cli.parsers.layout import overview
 from poseidon.errors import PoseidonError, described, limit_reached, nearest, out_of_memory
 from poseidon.hints import own_command
+from poseidon.output_lines import visible, visible_line
 from poseidon.settings import let_waiting_threads_sleep, name_user
 from poseidon.version import __version__
 from ps_server.importing import collector_paused
@@ -103,6 +105,14 @@ def run_command(parsed: argparse.Namespace) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return the exit code."""
     _prepare_streams()
+    try:
+        with _visible_output():
+            return _run(arguments)
+    finally:
+        _drop_unwritten()
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     if threading.current_thread() is threading.main_thread():
         # whoever started this process may ignore it, and then no child's end could be followed
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -134,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _problem_of_own_layers(parsed, error)
             or f"{place}{limit_reached(error) or error.strerror or error}"
         )
-        print(f"{name}: {sentence}", file=sys.stderr)
+        print(f"{name}: {visible_line(sentence)}", file=sys.stderr)
         return 1
     except Exception as error:  # memory ran out, or a layer of the user failed
         problem = (
@@ -142,10 +152,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         if problem is None:
             raise
-        print(f"{name}: {problem}", file=sys.stderr)
+        print(f"{name}: {visible_line(problem)}", file=sys.stderr)
         return 1
-    finally:
-        _drop_unwritten()
     return code
 
 
@@ -232,6 +240,36 @@ def _prepare_streams() -> None:
         sys.stderr = os.fdopen(2, "w", closefd=False)
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # as standard error
+
+
+class _VisibleStream:
+    """A stream on which control characters are escapes; see `poseidon.output_lines`.
+
+    Attributes:
+        unescaped: the stream itself, for what moves the cursor on purpose.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.unescaped = stream
+
+    def write(self, text: str) -> int:
+        self.unescaped.write(visible(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.unescaped, name)
+
+
+@contextmanager
+def _visible_output() -> Iterator[None]:
+    """Escape what the block prints, whoever composes it."""
+    before = sys.stdout, sys.stderr
+    with redirect_stdout(_VisibleStream(before[0])), redirect_stderr(_VisibleStream(before[1])):
+        yield
 
 
 def _drop_unwritten() -> None:

@@ -14,6 +14,7 @@ from typing import TextIO, TypeVar
 from poseidon.data.progress_reports import UNITS
 from poseidon.flags.shared import ShownProgress
 from poseidon.metrics.progress import ProgressBar
+from poseidon.output_lines import visible
 
 LINE_S = 60.0
 """Seconds between two lines of --progress=lines."""
@@ -85,7 +86,7 @@ class _LinesAbove(io.TextIOBase):
     def write(self, text: str) -> int:
         *lines, self._rest = (self._rest + text).split("\n")
         for line in lines:
-            self._bar.write(line)
+            self._bar.write(visible(line))
         return len(text)
 
     def finish(self) -> None:

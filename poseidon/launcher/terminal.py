@@ -20,7 +20,7 @@ from poseidon.cluster.supervision.loop import JobListener
 from poseidon.flags.shared import ShownProgress
 from poseidon.launcher.request import ShownLogs
 from poseidon.metrics.progress import ProgressLine, ProgressMeter
-from poseidon.output_lines import OutputLine
+from poseidon.output_lines import OutputLine, visible
 
 MOST_REMEMBERED = 10_000
 MOST_SCORES = 8
@@ -74,7 +74,7 @@ class Terminal(JobListener):
 
     def print(self, text: str) -> None:
         """Print a line of the launcher's own."""
-        self._line.write(text)
+        self._line.write(visible(text))
 
     def on_started(self) -> None:
         self._started()

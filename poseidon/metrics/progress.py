@@ -149,7 +149,8 @@ class ProgressBar:
     """
 
     def __init__(self, stream: TextIO, *, shown: bool = True) -> None:
-        self._stream = stream
+        # a bar moves the cursor, and what a script writes is passed on as it is
+        self._stream = getattr(stream, "unescaped", stream)
         self._lock = threading.RLock()
         self._bar: _Bar | None = None
         self._title = ""

@@ -55,6 +55,18 @@ def test_a_name_that_is_not_utf_8_is_escaped(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text().rstrip().endswith(r"no image caf\udce9.jpg")
 
 
+def test_a_name_neither_forges_a_line_nor_moves_the_cursor(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    with setup(stream=stream, file=tmp_path / "log"):
+        logging.getLogger("poseidon").info(
+            "layer %s", "a\nI1126 20:40:16.0 1 x:1] forged\x1b[2J\r\x9b"
+        )
+    text = stream.getvalue()
+    assert (tmp_path / "log").read_text() == text
+    assert text.count("\n") == 1
+    assert text.rstrip().endswith(r"layer a\nI1126 20:40:16.0 1 x:1] forged\x1b[2J\r\x9b")
+
+
 def test_a_disk_that_is_full_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging, "raiseExceptions", False)  # as in a worker
     stream = io.StringIO()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from poseidon.output_lines import LONGEST_LINE, LineAssembler, OutputLine
+from poseidon.output_lines import LONGEST_LINE, LineAssembler, OutputLine, visible, visible_line
 
 BAR = "\r  0%|  |\r 50%|# |\r100%|##|\n"
 
@@ -46,3 +46,29 @@ def test_a_bar_that_never_ends_takes_no_memory() -> None:
 def test_a_line_that_never_ends_is_cut() -> None:
     found = lines(["x" * (LONGEST_LINE + 1), "x" * LONGEST_LINE, "y"])
     assert [len(line.text) for line in found] == [LONGEST_LINE, LONGEST_LINE, 2]
+
+
+HOSTILE = (
+    "\x1b[2J",
+    "a\rb",
+    "\x9b31m",
+    "\x7f",
+    "\x08",
+    "\u202egnp.exe",
+    "\u200b",
+    "\u2028",
+    "\x00",
+)
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_what_a_terminal_obeys_is_an_escape(text: str) -> None:
+    for shown in (visible(text), visible_line(text)):
+        assert shown.isprintable() and "\\" in shown
+        assert visible_line(shown) == shown
+
+
+def test_text_and_its_layout_stay() -> None:
+    for text in ("conv1\t0.5\n", "caf\xe9 \u6f22\u5b57 \U0001f600", "a\\nb", ""):
+        assert visible(text) == text
+    assert visible_line("a\nI0101 forged\t") == "a\\nI0101 forged\\t"

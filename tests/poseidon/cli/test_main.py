@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import signal
@@ -406,3 +407,39 @@ def test_a_program_with_a_handler_of_its_own_keeps_it() -> None:
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["nosuch\x1b[2J"],
+        ["train", "--solver=a\x1b[2Jb\x9b\u202e"],
+        ["train", "--nosuch\x1b[2J=1"],
+        ["logs", "a\x1b]0;title\x07"],
+        ["upgrade_net_proto_text", "a\x1b[2J", "b"],
+        ["plot", "-o", "x.png", "a\x1b[2J"],
+    ],
+)
+def test_arguments_and_names_do_not_reach_the_terminal_as_they_are(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with contextlib.suppress(SystemExit):
+        main(words)
+    shown = capsys.readouterr()
+    text = shown.out + shown.err
+    assert "\\x1b" in text
+    assert all(line.isprintable() for line in text.splitlines())
+
+
+def test_a_name_in_an_error_forges_no_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--solver=a\nI0101 forged"]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_lines_of_a_log_show_their_escapes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POSEIDON_HOME", str(tmp_path))
+    (tmp_path / "worker_0.log").write_text("I0101 a\x1b[2Jb\n")
+    assert main(["logs", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == "I0101 a\\x1b[2Jb\n"
