@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-_YOLO, _SSD, _DEEPLAB, _FLOWNET, _DEFORMABLE = (
+_YOLO, _SSD, _DEEPLAB, _FLOWNET, _DEFORMABLE, _NVCAFFE, _CTPN = (
     "Yolo's",
     "SSD's",
     "DeepLab's",
     "FlowNet's",
     "Deformable R-FCN's",
+    "NVCaffe's",
+    "CTPN's",
 )
 
 _TYPES = {
@@ -41,6 +43,11 @@ _TYPES = {
     "WarpCTCLoss": "the CTC",
     "CTCLoss": "the CTC",
     "CTCDecoder": "the CTC",
+    "DetectNetTransformation": _NVCAFFE,
+    "Transpose": _CTPN,
+    "Reverse": _CTPN,
+    "Lstm": _CTPN,
+    "SegData": "CUHK's",
 }
 """Types, with the branch in the possessive."""
 
@@ -60,6 +67,16 @@ def of_type(name: str) -> str | None:
     if known is None:
         return None
     return f"'{known}' of {_TYPES[known]} branch of Caffe, which this program does not have"
+
+
+def with_block(kind: str, block: str) -> str:
+    """Return the message for a layer of an unknown type that has an unknown block."""
+    branch = of_type(kind)
+    what = f"it is {branch}" if branch else "both are of a branch of Caffe that is not here"
+    return (
+        f"unknown layer type '{kind}', whose block '{block}' is unknown, too; {what} (for a type "
+        "of your own see --import)"
+    )
 
 
 def of_block(name: str) -> str | None:

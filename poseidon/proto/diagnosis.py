@@ -7,13 +7,14 @@ A message names the setting, the block, what was found, and the nearest legal na
 
 from __future__ import annotations
 
+import importlib
 import re
 from dataclasses import dataclass, field
-from typing import NoReturn, cast
+from typing import Any, NoReturn, cast
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from poseidon.proto.branches import of_block
+from poseidon.proto.branches import of_block, with_block
 from poseidon.proto.caffe_pb2 import NetParameter, SolverParameter
 from poseidon.proto.names import nearest_field
 from poseidon.proto.tokens import Token, scan, settings
@@ -24,13 +25,31 @@ _SOLVER = cast(Descriptor, SolverParameter.DESCRIPTOR)
 _NET = cast(Descriptor, NetParameter.DESCRIPTOR)
 _LAYERS = ("LayerParameter", "V1LayerParameter")
 
-# Settings of the other layer format, and what to write in this one.
+# Settings of the other layer format or of a branch, and what to write here.
 _OTHER_FORMAT = {
+    ("DenseImageDataParameter", "label_divide_factor"): "ENet's branch divides the labels by it; "
+    "divide the values in the label pictures, which are the numbers of classes",
+    ("SolverParameter", "stepearly"): "it is of a branch of Caffe that lowers the rate when the "
+    'test\'s score stops rising; write lr_policy: "multistep" with a stepvalue for each step',
     ("LayerParameter", "blobs_lr"): "in a `layer` block write param { lr_mult: ... }",
     ("LayerParameter", "weight_decay"): "in a `layer` block write param { decay_mult: ... }",
     ("LayerParameter", "blob_share_mode"): "in a `layer` block write param { share_mode: ... }",
     ("V1LayerParameter", "phase"): "in a `layers` block write include { phase: ... }",
 }
+_OF_BRANCHES = {
+    ("type", "CROP"): (
+        ("V1LayerParameter",),
+        "the layer type CROP is of longjon's branch of Caffe, which computes the offset; upgrade "
+        "the other layers with `poseidon upgrade_net_proto_text`, and write layer { type: "
+        '"Crop" crop_param { axis: 2 offset: N } }, with N of caffe.coord_map.crop',
+    ),
+    ("device_id", "["): (
+        ("SolverParameter",),
+        "device_id takes one number; a list is of CUHK's branch of Caffe: leave it out, and train "
+        "with --gpu=0,1",
+    ),
+}
+"""Values that a branch takes: the message types that have the setting, and what to write here."""
 _OTHER_FILE = {
     "SolverParameter": "this is a net definition; a solver is expected, the file with net: ... "
     "and base_lr: ...",
@@ -187,6 +206,9 @@ class _Walk:
     def _scalar(self, setting: FieldDescriptor) -> None:
         token = self._token
         wrong = problem(setting, self._bare(token) if _takes_string(setting) else token.text)
+        branch = _OF_BRANCHES.get((setting.name, token.text))
+        if wrong is not None and branch and self._frames[-1].descriptor.name in branch[0]:
+            raise _Found(branch[1], token)
         if wrong is not None:
             raise _Found(
                 f"{setting.name} in {self._frames[-1].descriptor.name}: {wrong}", self._token
@@ -256,11 +278,31 @@ class _Walk:
                 self._unclosed(f"'{name.text}' in line {name.line}")
             head = frame.head
             return f"{message}; is the '}}' of '{head.text}' (line {head.line}) missing before it?"
+        if frame.descriptor.name in _LAYERS and (kind := self._unknown_type(frame)):
+            return with_block(kind, name.text)
         if frame.descriptor.name in _LAYERS and (branch := of_block(name.text)):
             return f"{message}; {branch}"
         if near := nearest_field(name.text, frame.descriptor):
             return f"{message}; did you mean '{near}'?"
         return f"{message}; it takes {listing(legal)}"
+
+    def _unknown_type(self, frame: _Frame) -> str:
+        """Return the type of the layer whose block is being read if no layer has it; else an empty
+        string.
+        """
+        at, depth = self._tokens.index(frame.head), 0
+        for token, colon, value in zip(
+            self._tokens[at:], self._tokens[at + 1 :], self._tokens[at + 2 :], strict=False
+        ):
+            depth += (token.text in _CLOSER) - (token.text in _CLOSER.values())
+            if token.text in _CLOSER.values() and depth == 0:
+                break
+            if depth == 1 and token.text == "type" and colon.text == ":" and is_quoted(value.text):
+                kind = value.text[1:-1]
+                own = {name.replace("_", "") for name in frame.descriptor.fields_by_name}
+                known = f"{kind.lower()}param" in own or kind in _known_types()
+                return "" if known else kind
+        return ""
 
     def _is_of_the_other_kind(self, descriptor: Descriptor) -> bool:
         """Return whether most settings of a solver file belong to a net, or vice versa."""
@@ -308,6 +350,14 @@ class _Walk:
             return
         if closer.line != frame.head.line and _indent(head_line) != _indent(closer_line):
             self._suspect = frame
+
+
+def _known_types() -> frozenset[str]:
+    """Return the types of all layers. By name, because those packages import this one."""
+    importlib.import_module("poseidon.layers")
+    registry: Any = importlib.import_module("poseidon.layers.registry")
+    known: frozenset[str] = registry.known_types()
+    return known
 
 
 def _takes_string(setting: FieldDescriptor) -> bool:

@@ -7,6 +7,7 @@ import time
 
 import pytest
 from google.protobuf import text_format
+from google.protobuf.descriptor import Descriptor
 
 from poseidon.proto.caffe_pb2 import DESCRIPTOR, NetParameter, SolverParameter
 from poseidon.proto.diagnosis import diagnose
@@ -220,3 +221,47 @@ def test_a_long_definition_is_explained_at_once() -> None:
     started = time.process_time()
     assert diagnose(text.replace('name: "legal" force_backward: false', ""), NET) is not None
     assert time.process_time() - started < 5
+
+
+@pytest.mark.parametrize(
+    ("layer", "says"),
+    [
+        (
+            'type: "DetectNetTransformation" detectnet_groundtruth_param { stride: 16 }',
+            "unknown layer type 'DetectNetTransformation', whose block 'detectnet_groundtruth_param' "
+            "is unknown, too; it is 'DetectNetTransformation' of NVCaffe's branch",
+        ),
+        ('transpose_param { dim: 1 } type: "Transpose"', "'Transpose' of CTPN's branch"),
+        ('type: "SegData" seg_data_param { batch_size: 1 }', "'SegData' of CUHK's branch"),
+        (
+            'include { phase: TRAIN } type: "KernelLoss" kernel_param { a: 1 }',
+            "unknown layer type 'KernelLoss', whose block 'kernel_param' is unknown, too; both are of "
+            "a branch of Caffe that is not here",
+        ),
+        (
+            'type: "Convolution" convolutoin_param { num_output: 1 }',
+            "unknown field 'convolutoin_param' in LayerParameter; did you mean 'convolution_param'?",
+        ),
+        (
+            'type: "DenseImageData" dense_image_data_param { label_divide_factor: 255 }',
+            "ENet's branch divides the labels by it",
+        ),
+    ],
+)
+def test_the_type_of_a_layer_is_named_before_its_block(layer: str, says: str) -> None:
+    mistake = diagnose(f'layer {{ name: "g" {layer} }}', NET)
+    assert mistake is not None and says in mistake.message
+    assert ("did you mean" in mistake.message) == ("did you mean" in says)
+
+
+@pytest.mark.parametrize(
+    ("text", "descriptor", "says"),
+    [
+        ('layers { name: "g" type: CROP }', NET, "CROP is of longjon's branch"),
+        ("base_lr: 1 device_id: [0, 1]", SOLVER, "device_id takes one number"),
+        ("base_lr: 1 stepearly: 3", SOLVER, "lowers the rate when the test's score stops rising"),
+    ],
+)
+def test_values_of_branches_are_named(text: str, descriptor: Descriptor, says: str) -> None:
+    mistake = diagnose(text, descriptor)
+    assert mistake is not None and says in mistake.message
