@@ -107,10 +107,6 @@ TENSORBOARD_REQUIRES = [
     "tensorboard>=2.18",  # writes event files (--tensorboard_dir)
 ]
 
-PROMETHEUS_REQUIRES = [
-    "prometheus_client>=0.21",  # serves metrics (--metrics_port)
-]
-
 DASHBOARD_REQUIRES = [
     "starlette>=0.45",  # the routes of `poseidon dashboard`
     "uvicorn>=0.34",  # serves them
@@ -148,7 +144,6 @@ DOCS_REQUIRES = [
 LIGHT_REQUIRES = [
     *REDIS_REQUIRES,
     *TENSORBOARD_REQUIRES,
-    *PROMETHEUS_REQUIRES,
     *DASHBOARD_REQUIRES,
     *EXPORT_REQUIRES,
 ]
@@ -259,7 +254,6 @@ setup(
         "export": EXPORT_REQUIRES,
         "huggingface": HUGGINGFACE_REQUIRES,
         "lightning": LIGHTNING_REQUIRES,
-        "prometheus": PROMETHEUS_REQUIRES,
         "ray": RAY_REQUIRES,
         "ray-train": RAY_TRAIN_REQUIRES,
         "redis": REDIS_REQUIRES,

@@ -97,6 +97,9 @@ class CurveServer:
         peer, *frames = self._socket.recv_multipart(copy=False)
         return [(peer.bytes, [frame.buffer for frame in frames])]
 
+    def known(self, peer: bytes) -> None:
+        """Do nothing."""
+
     def send(self, peer: bytes, frames: Frames) -> bool:
         self._socket.send_multipart([peer, *frames], copy=False)
         return True
@@ -164,6 +167,7 @@ def answer(pipe: Connection, kind: Kind, keys: JobKeys) -> None:
         while not pipe.poll():
             for peer, frames in transport.receive(0.2):
                 if bytes(frames[0]) == b"answer":
+                    transport.known(peer)
                     while not transport.send(peer, [b"%f" % time.process_time()]):
                         transport.receive(0.01)
     finally:

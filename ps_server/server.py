@@ -156,8 +156,9 @@ class Server:
         if not frames or memoryview(frames[0]).nbytes > MAX_FIRST_BYTES:
             return self._add(self.shard.refuse(peer, "the first message is too long"))
         answered = self._act(peer, frames[:1])
-        if len(frames) > 1 and self.shard.knows(peer):
-            answered |= self._act(peer, frames[1:])
+        if self.shard.knows(peer):
+            self._transport.known(peer)
+            answered |= self._act(peer, frames[1:]) if len(frames) > 1 else False
         return answered
 
     def _act(self, peer: bytes, frames: Frames) -> bool:

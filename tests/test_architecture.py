@@ -102,6 +102,7 @@ SHARED = {
     "poseidon.binding",
     "poseidon.durable",
     "poseidon.errors",
+    "poseidon.few_visitors",
     "poseidon.flags",
     "poseidon.foreign_files",
     "poseidon.hints",

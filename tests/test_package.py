@@ -162,7 +162,6 @@ def test_the_metadata_is_complete(installed: Path) -> None:
     core = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
     extras = (
         "tensorboard",
-        "prometheus",
         "redis",
         "starlette",
         "uvicorn",
@@ -189,7 +188,6 @@ def test_the_metadata_is_complete(installed: Path) -> None:
             "export",
             "huggingface",
             "lightning",
-            "prometheus",
             "ray",
             "ray-train",
             "redis",

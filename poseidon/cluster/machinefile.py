@@ -183,6 +183,16 @@ def is_loopback(address: str) -> bool:
     return (mapped or number).is_loopback
 
 
+def names_loopback(host: str) -> bool:
+    """Return whether a request over HTTP is for loopback. A page of another site, whose name
+    suddenly resolves to 127.0.0.1 (DNS rebinding), asks under that name.
+
+    Args:
+        host: its header Host, with or without a port.
+    """
+    return is_loopback(re.sub(r":\d*$", "", host).strip("[]"))
+
+
 def has_remote_hosts(hosts: Iterable[Host]) -> bool:
     """Return whether a host is another machine than this one."""
     return any(not is_loopback(host.address) for host in hosts)

@@ -19,7 +19,6 @@ import asyncio
 import hmac
 import itertools
 import json
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from poseidon.cluster.machinefile import is_loopback
+from poseidon.cluster.machinefile import names_loopback
 from poseidon.dashboard.folders import JobFolder, find_folders
 from poseidon.dashboard.rendering import fill, job_options, job_parts, last_values
 from poseidon.text_files import escaped
@@ -267,8 +266,7 @@ def _check_host(request: Request) -> Response | None:
     loopback.
     """
     host = request.headers.get("host", "")
-    name = re.sub(r":\d*$", "", host).strip("[]")
-    if is_loopback(name):
+    if names_loopback(host):
         return None
     return Response(
         f"this page is for localhost, 127.0.0.1 and [::1], not for host '{host[:99]}': open it by "

@@ -374,6 +374,7 @@ class WorkerLinks:
                 if rank not in self._outboxes or rank in self._ranks.values():
                     raise RemoteProtocolError(f"a peer joins as worker {rank}")
                 self._ranks[peer] = rank
+                self._listening.known(peer)
                 if len(self._ranks) == len(self.others):
                     self._listening.admit_no_more()
             case _:

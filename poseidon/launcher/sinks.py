@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.supervision.loop import JobListener
 from poseidon.errors import JobError, UsageError
+from poseidon.launcher.metrics_page import Gauge, MetricsPage
 from poseidon.metrics.job_records import (
     Record,
     encode_record,
@@ -270,34 +271,24 @@ class Prometheus:
         job: its id, a label of all values.
 
     Raises:
-        UsageError: the package prometheus_client is not installed.
         JobError: the port cannot be used.
     """
 
     def __init__(self, port: int, job: str) -> None:
         try:
-            import prometheus_client as client
-        except ImportError as error:
-            raise UsageError(
-                f"--metrics_port needs the package prometheus_client ({error}): pip install "
-                "'poseidon[prometheus]'"
-            ) from error
-        registry = client.CollectorRegistry()
-        try:
-            self._server, _ = client.start_http_server(port, addr="127.0.0.1", registry=registry)
+            self._page = MetricsPage(port)
         except OSError as error:
+            why = (error.strerror or str(error)).partition(" (while")[0]
             raise JobError(
-                f"--metrics_port={port}: {error.strerror or error}; take another, or 0 for a free "
-                "one"
+                f"--metrics_port={port}: {why}; take another, or 0 for a free one"
             ) from error
-        # else a connection that is reset prints a traceback between the job's lines
-        self._server.handle_error = lambda request, client_address: None  # type: ignore[method-assign]
-        self.port = int(self._server.server_port)
+        self.port = self._page.port
         self.name = f"--metrics_port={self.port}"
         self._job = job
+        self._start_count = 0
 
-        def gauge(name: str, text: str, *labels: str) -> Any:
-            return client.Gauge(f"poseidon_{name}", text, ("job", *labels), registry=registry)
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return self._page.gauge(f"poseidon_{name}", text, "job", *labels)
 
         self._of_job = {
             "iteration": gauge("iteration", "Iterations that worker 0 has finished"),
@@ -334,28 +325,28 @@ class Prometheus:
     def write(self, record: Record) -> None:
         kind, job = record["kind"], self._job
         if kind == "start":
-            self._starts.labels(job).inc()
+            self._start_count += 1
+            self._starts.set(self._start_count, job)
             for gauge in (*self._worker.values(), *self._shard.values()):
-                gauge.clear()  # this start may have fewer of them, or on other hosts
+                gauge.values.clear()  # this start may have fewer of them, or on other hosts
         elif kind == "progress":
             for name, gauge in self._of_job.items():
-                gauge.labels(job).set(record[name])
+                gauge.set(record[name], job)
         elif kind == "train":
-            self._loss.labels(job).set(_number(record["loss"]))
-            self._learning_rate.labels(job).set(_number(record["rate"]))
+            self._loss.set(_number(record["loss"]), job)
+            self._learning_rate.set(_number(record["rate"]), job)
             for name, value in record["outputs"].items():
-                self._train.labels(job, name).set(_number(value))
+                self._train.set(_number(value), job, name)
         elif kind == "test":
             for name, value in record["outputs"].items():
-                self._test.labels(job, str(record["net"]), name).set(_number(value))
+                self._test.set(_number(value), job, str(record["net"]), name)
         elif kind in ("worker", "shard"):
             gauges = self._worker if kind == "worker" else self._shard
             for name, gauge in gauges.items():
-                gauge.labels(job, str(record["index"]), record["host"]).set(record[name])
+                gauge.set(record[name], job, str(record["index"]), record["host"])
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self._page.close()
 
 
 def _number(value: float | None) -> float:

@@ -44,6 +44,9 @@ class ServerTransport(Protocol):
     def admit_no_more(self) -> None:
         """Ignore every further attempt to connect: all peers are connected. Safe to call twice."""
 
+    def known(self, peer: bytes) -> None:
+        """Note that a peer is the job's. Connections of others end when they become too many."""
+
     def receive(self, timeout_s: float) -> list[tuple[bytes, Frames]]:
         """Return what has come, as (peer, frames); waits up to `timeout_s` seconds for the
         first.

@@ -160,6 +160,9 @@ class MemoryServerTransport:
     def admit_no_more(self) -> None:
         """Do nothing: all clients are made here."""
 
+    def known(self, peer: bytes) -> None:
+        """Do nothing: there are no strangers."""
+
     def receive(self, timeout_s: float) -> list[tuple[bytes, Frames]]:
         return [
             (name.encode(), frames) for name, frames in self._network.receive(self._name, timeout_s)

@@ -17,7 +17,7 @@ from pathlib import Path
 from zmq.utils import z85
 
 from ps_server.errors import PacketsMissing, RemoteProtocolError
-from ps_server.keys import Keyring
+from ps_server.keys import KeyPair, Keyring
 from ps_server.transport.base import Buffer
 from ps_server.transport.handshake import KEY_BYTES, Agreement, Initiator, respond
 from ps_server.transport.sealing import Opener, Sealer, Suite, choose, offer
@@ -106,6 +106,7 @@ class ListeningEnd:
     """
 
     def __init__(self, keys: Keyring) -> None:
+        _rehearse()
         self._secret = z85.decode(keys.own.secret)
         self._admit = frozenset(z85.decode(key) for key in keys.admit)
         self._sessions: dict[bytes, Session] = {}
@@ -164,6 +165,23 @@ class ListeningEnd:
         """Return what seals packets to a peer; None: there is no such peer."""
         session = self._of_peer.get(peer)
         return session.sealer if session else None
+
+
+@functools.cache
+def _rehearse() -> None:
+    """Make one handshake within this process. The cryptographic library loads parts of itself at
+    their first use; later strangers may hold all files that the process can open.
+    """
+    own = KeyPair.new()
+    public = z85.decode(own.public)
+    near = ConnectingEnd(Keyring(own=own, expect=(own.public,)), 0)
+    second, agreed = respond(z85.decode(own.secret), near.first, {public}, _answer)
+    far = _session(second, agreed)
+    near.receive([memoryview(second)])
+    assert near.sealer is not None
+    number = bytearray(near.sealer.number)
+    parts = near.sealer.seal((), lambda size: memoryview(bytearray(size)))
+    far.opener.open([memoryview(number), *parts])
 
 
 def _answer(offered: bytes) -> bytes:

@@ -153,10 +153,14 @@ class ZmqServerTransport:
         with _opening(address):
             self._socket = _configured(self._context, zmq.ROUTER, address, SEND_BUFFER_BYTES)
             self._authenticator = Authenticator(
-                self._socket, self._sealed.admit if self._sealed else None
+                self._socket, self._listening, self._sealed.admit if self._sealed else None
             )
         # a message to a full peer is an error, not dropped
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        if not self._sealed:
+            # Of strangers with one name the last stays: others would not be read, nor ever end.
+            # Peers have names that ZeroMQ chooses, and nobody is told.
+            self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.setsockopt(zmq.USE_FD, self._listening.descriptor())
         self._socket.bind(self._listening.address)
         self._peers: set[bytes] = set()
@@ -164,7 +168,7 @@ class ZmqServerTransport:
         self._waker = _Waker()
         self._poller = zmq.Poller()
         self._watched = frozenset(self._authenticator.sockets)
-        self._check_at_s = math.inf
+        self._check_at_s = 0.0
         for waited in (self._socket, self._waker.read_end, *self._watched):
             self._poller.register(waited, _READABLE)
 
@@ -186,11 +190,14 @@ class ZmqServerTransport:
     def admit_no_more(self) -> None:
         if not self._watched:
             return
-        self._listening.shut()
+        self._authenticator.admit_no_more()
         for socket in self._watched:
             self._poller.unregister(socket)
         self._watched = frozenset()
         self._check_at_s = time.monotonic()
+
+    def known(self, peer: bytes) -> None:
+        self._authenticator.known(peer)
 
     def receive(self, timeout_s: float) -> list[tuple[bytes, Frames]]:
         deadline_s = time.monotonic() + timeout_s
@@ -212,6 +219,8 @@ class ZmqServerTransport:
                 return batch, count - len(batch)
             peer, buffers = name.bytes, [part.buffer for part in parts]
             frames: Sequence[Buffer] = buffers
+            if self._watched:
+                self._authenticator.spoke(peer, name)
             if self._sealed and parts:  # a name alone is dropped
                 frames = self._open(self._sealed, peer, str(parts[0].get(USER)).encode(), buffers)
             if frames:
@@ -228,11 +237,14 @@ class ZmqServerTransport:
                 self._socket.send_multipart([peer, second], _NOBLOCK)
             return ()
         try:
-            return sealed.receive(session, peer, parts)
+            frames = sealed.receive(session, peer, parts)
         except PacketsMissing:
             self.send(peer, ())  # tells it so
         except RemoteProtocolError:
             pass
+        else:
+            self._authenticator.known(peer)
+            return frames
         self._dropped += 1
         return ()
 

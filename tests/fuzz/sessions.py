@@ -91,6 +91,9 @@ class Scripted:
     def admit_no_more(self) -> None:
         """Do nothing."""
 
+    def known(self, peer: bytes) -> None:
+        """Do nothing."""
+
     def wake(self) -> None:
         """Do nothing."""
 

@@ -153,6 +153,9 @@ class Turns:
     def admit_no_more(self) -> None:
         pass
 
+    def known(self, peer: bytes) -> None:
+        pass
+
     def wake(self) -> None:
         pass
 

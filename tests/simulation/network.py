@@ -283,6 +283,9 @@ class SimulatedServer:
     def admit_no_more(self) -> None:
         """See `ServerTransport`."""
 
+    def known(self, peer: bytes) -> None:
+        """See `ServerTransport`."""
+
     def receive(self, timeout_s: float) -> list[tuple[bytes, Frames]]:
         """See `ServerTransport`; it waits for nothing."""
         return [(name.encode(), frames) for name, frames in self.end.take(256)]

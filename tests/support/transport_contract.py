@@ -18,7 +18,7 @@ WAIT_S = 10.0
 
 def send_first(server: ServerTransport, client: ClientTransport, frames: Frames) -> bytes:
     """Send a client's first message, once both ends have agreed on keys, and return the peer's
-    name. Both ends are on this thread.
+    name, which the server's end knows from now on. Both ends are on this thread.
     """
     deadline = time.monotonic() + WAIT_S
     while not client.send(0, frames):
@@ -27,6 +27,7 @@ def send_first(server: ServerTransport, client: ClientTransport, frames: Frames)
         client.receive(0.0)
     ((peer, got),) = _server_receive(server, 1)
     assert [bytes(frame) for frame in got] == [bytes(frame) for frame in frames]
+    server.known(peer)
     return peer
 
 

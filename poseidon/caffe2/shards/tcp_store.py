@@ -11,34 +11,39 @@ import base64
 import contextlib
 import json
 import socket
-import socketserver
 import threading
 import time
 import weakref
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from poseidon.caffe2.shards.stores import LAST_POLL_S, TIMEOUT_S, KeyTaken, Store
 from poseidon.errors import JobError
+from poseidon.few_visitors import FewVisitors
 
 LONGEST = 16 * 2**20
 """Bytes of a request or an answer, at most."""
 ANSWER_S = 10.0
 """Longest time that an answer takes."""
+MOST = 128
+"""Requests at a time."""
 
 
-class _Server(socketserver.ThreadingTCPServer):
-    """Keeps keys and counters, and answers requests, each on a thread."""
+class _Server:
+    """Keeps keys and counters, and answers requests, each on a thread.
 
-    daemon_threads = True
-    allow_reuse_address = True
+    Args:
+        listener: owned from here on.
+    """
 
-    def __init__(self, address: tuple[Any, ...], family: socket.AddressFamily) -> None:
-        self.address_family = family
+    def __init__(self, listener: socket.socket) -> None:
         self.values: dict[str, str] = {}
         self.counters: Counter[str] = Counter()
         self.lock = threading.Lock()
-        super().__init__(address[:2], _Handler)
+        self._visitors = FewVisitors(
+            listener, self._serve, name="caffe2-store", most=MOST, longest_s=ANSWER_S
+        )
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the answer to a request: `set`, `find` or `add`."""
@@ -52,18 +57,18 @@ class _Server(socketserver.ThreadingTCPServer):
                 self.values[key] = str(request["value"])
             return {"value": known}
 
+    def _serve(self, connection: socket.socket, _: Callable[[], None]) -> None:
+        """Read a line, and write one; drop anything else."""
+        with (
+            contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError),
+            connection.makefile("rb") as requests,
+        ):
+            answer = self.answer(json.loads(requests.readline(LONGEST)))
+            connection.sendall(json.dumps(answer).encode() + b"\n")
 
-class _Handler(socketserver.StreamRequestHandler):
-    """Answers one request; drops anything else."""
-
-    timeout = ANSWER_S
-
-    def handle(self) -> None:
-        """Read a line, and write one."""
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            assert isinstance(self.server, _Server)
-            answer = self.server.answer(json.loads(self.rfile.readline(LONGEST)))
-            self.wfile.write(json.dumps(answer).encode() + b"\n")
+    def close(self) -> None:
+        """Answer no more."""
+        self._visitors.close()
 
 
 class TcpStore(Store):
@@ -105,17 +110,14 @@ class TcpStore(Store):
             family, *_, address = socket.getaddrinfo(
                 self._host, self._port, type=socket.SOCK_STREAM
             )[0]
-            server = _Server(address, family)
+            listener = socket.create_server(address[:2], family=family, backlog=MOST)
         except OSError as error:
             raise JobError(
                 f"cannot serve the rendezvous at {self._host}:{self._port}: "
                 f"{error.strerror or error}"
             ) from error
-        self._port = int(server.server_address[1])
-        threading.Thread(
-            target=server.serve_forever, args=(0.1,), name="caffe2-store", daemon=True
-        ).start()
-        weakref.finalize(self, _stop, server)
+        self._port = int(listener.getsockname()[1])
+        weakref.finalize(self, _stop, _Server(listener))
 
     def _await_server(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
@@ -163,5 +165,4 @@ class TcpStore(Store):
 
 
 def _stop(server: _Server) -> None:
-    threading.Thread(target=server.shutdown, daemon=True).start()
-    server.server_close()
+    threading.Thread(target=server.close, daemon=True).start()

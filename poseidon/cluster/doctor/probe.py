@@ -22,7 +22,10 @@ import statistics
 import struct
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
+
+from poseidon.few_visitors import FewVisitors
 
 SILENCE_S = 1800.0
 """How long an accepted connection may say nothing."""
@@ -30,6 +33,8 @@ ROUND_TRIPS = 40
 SETTLE = 0.2
 """The part of a transfer that does not count: TCP and the links' buffers fill."""
 CONNECT_S = 3.0
+MOST_STRANGERS = 64
+"""Connections at a time whose peers have not shown the token."""
 STALL_S = 3.0
 """How long a transfer may carry nothing."""
 DATAGRAM_TRIES = 3
@@ -50,6 +55,7 @@ class Probe:
     def __init__(self) -> None:
         self._token = b""
         self._sockets: list[socket.socket] = []
+        self._visitors: list[FewVisitors] = []
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Answer a request; an error becomes `{"problem": sentence}`."""
@@ -93,9 +99,16 @@ class Probe:
             except OSError as error:
                 bound.append(error.strerror or str(error))
                 continue
-            self._sockets.append(listener)
             bound.append(listener.getsockname()[1])
-            threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+            self._visitors.append(
+                FewVisitors(
+                    listener,
+                    self._serve,
+                    name="poseidon-probe",
+                    most=MOST_STRANGERS,
+                    longest_s=CONNECT_S,
+                )
+            )
         datagrams = _bound(address, 0, socket.SOCK_DGRAM)
         self._sockets.append(datagrams)
         threading.Thread(target=self._acknowledge, args=(datagrams,), daemon=True).start()
@@ -108,16 +121,11 @@ class Probe:
                 each.shutdown(socket.SHUT_RDWR)  # ends an `accept` that waits
             each.close()
         self._sockets.clear()
+        for visitors in self._visitors:
+            visitors.close()
+        self._visitors.clear()
 
-    def _accept(self, listener: socket.socket) -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
-
-    def _serve(self, connection: socket.socket) -> None:
+    def _serve(self, connection: socket.socket, keep: Callable[[], None]) -> None:
         """Answer one connection: pings, a transfer to here, a transfer from here, as the other
         side asks.
         """
@@ -125,6 +133,7 @@ class Probe:
             connection.settimeout(CONNECT_S)
             if _exactly(connection, _TOKEN_BYTES) != self._token:
                 return
+            keep()
             connection.sendall(b"!")
             connection.settimeout(SILENCE_S)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

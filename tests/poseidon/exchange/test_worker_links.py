@@ -69,6 +69,9 @@ class HandFed:
     def admit_no_more(self) -> None:
         pass
 
+    def known(self, peer: bytes) -> None:
+        pass
+
     def wake(self) -> None:
         pass
 

@@ -311,6 +311,9 @@ class _Server(_Waits):
     def admit_no_more(self) -> None:
         """See `ServerTransport`."""
 
+    def known(self, peer: bytes) -> None:
+        """See `ServerTransport`."""
+
     def receive(self, timeout_s: float) -> list[tuple[bytes, Frames]]:
         """See `ServerTransport`."""
         return [(name.encode(), frames) for name, frames in self.taken(timeout_s)]

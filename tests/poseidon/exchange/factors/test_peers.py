@@ -186,7 +186,8 @@ def one_and_a_stand_in(
     mouth = ZmqClientTransport([worker.links.address])
     worker.links.connect([worker.links.address, ear.address])
     assert mouth.send(0, join_message(1, TOKEN))
-    assert ear.receive(20.0)
+    ((peer, _),) = ear.receive(20.0)
+    ear.known(peer)
     try:
         yield worker, ear, mouth
     finally:
