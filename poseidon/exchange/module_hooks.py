@@ -1,8 +1,10 @@
-"""Hooks of a module that do nothing in its copies.
+"""Hooks of a module that its copies do not have.
 
-Law: `copy.deepcopy` and pickle (`torch.save` of a whole module) give the copy a hook that does
-nothing. A copy is outside the exchange: it shares no memory with the tensors that the exchange
-moves, and sockets and threads cannot be copied.
+Law: the module that a user holds is the one that she has made. `copy.deepcopy`, pickle (`torch.save`
+of a whole module) and `torch.jit.script` leave the hooks out, so a copy needs no Poseidon. It is
+outside the exchange: it shares no memory with the tensors that the exchange moves, and sockets and
+threads cannot be copied. torch asks no hook about this, so it is told in two places: where a module
+is reduced to what a copy is made of, and where it becomes a module of TorchScript.
 
 Hooks wait for the network and read clocks, so torch.compile does not trace them: a graph ends
 before a hook, and another begins after it. A module that was compiled before it was distributed is
@@ -13,10 +15,13 @@ runs (`uncompiled`).
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+from typing import Any, SupportsIndex
 
 import torch
+import torch.jit._recursive
 from torch import nn
 from torch._C._dynamo import eval_frame
 
@@ -32,19 +37,11 @@ class OfOneModule:
         self, hook: Callable[..., Any], on_copy: Callable[[], None] = lambda: None
     ) -> None:
         self._hook = hook
-        self._on_copy = on_copy
+        self.on_copy = on_copy
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Call the hook."""
         return self._hook(*arguments, **named)
-
-    def __deepcopy__(self, memo: object) -> OfOneModule:
-        self._on_copy()
-        return idle()
-
-    def __reduce__(self) -> tuple[Callable[[], OfOneModule], tuple[()]]:
-        self._on_copy()
-        return idle, ()
 
 
 class OutsideOfGraphs(OfOneModule):
@@ -96,10 +93,64 @@ def uncompiled(module: nn.Module) -> nn.Module:
     return module
 
 
-def idle() -> OfOneModule:
-    """Return a hook that does nothing."""
-    return OfOneModule(_nothing)
+def _own(state: Mapping[str, Any]) -> dict[int, OfOneModule]:
+    """Return Poseidon's hooks among the attributes of a module, by their number."""
+    return {
+        number: hook
+        for name, hooks in state.items()
+        if name.endswith("_hooks") and isinstance(hooks, dict)
+        for number, hook in hooks.items()
+        if isinstance(hook, OfOneModule)
+    }
 
 
-def _nothing(*_: object, **__: object) -> None:
-    pass
+def _without(state: Mapping[str, Any], own: AbstractSet[int]) -> dict[str, Any]:
+    """Return the attributes of a module without some of its hooks, and torch's notes on them."""
+    return {
+        name: OrderedDict((n, h) for n, h in value.items() if n not in own)
+        if "_hooks" in name and isinstance(value, dict) and not own.isdisjoint(value)
+        else value
+        for name, value in state.items()
+    }
+
+
+def _reduce(module: nn.Module, protocol: SupportsIndex) -> Any:
+    reduced: Any = object.__reduce_ex__(module, protocol)
+    if not (isinstance(reduced, tuple) and len(reduced) > 2 and isinstance(reduced[2], dict)):
+        return reduced
+    make, arguments, state, *rest = reduced
+    own = _own(state)
+    for hook in own.values():
+        hook.on_copy()
+    return (make, arguments, _without(state, own.keys()), *rest) if own else reduced
+
+
+def _copy(module: nn.Module) -> nn.Module:
+    """Make a shallow copy, which has the same tensors, so it keeps the hooks."""
+    reduced: Any = object.__reduce_ex__(module, 4)
+    make, arguments, state, *_ = reduced
+    copied: nn.Module = make(*arguments)
+    copied.__setstate__(state)
+    return copied
+
+
+def _script(module: nn.Module, *arguments: Any, **named: Any) -> Any:
+    """Make a module of TorchScript, which compiles hooks."""
+    attributes = [vars(child) for child in module.modules()]
+    before = [
+        {name: value for name, value in own.items() if "_hooks" in name} for own in attributes
+    ]
+    try:
+        for own, hooks in zip(attributes, before, strict=True):
+            own.update(_without(hooks, _own(hooks).keys()))
+        return _create_script_module(module, *arguments, **named)
+    finally:
+        for own, hooks in zip(attributes, before, strict=True):
+            own.update(hooks)
+
+
+nn.Module.__reduce_ex__ = _reduce  # type: ignore[assignment, method-assign]
+nn.Module.__copy__ = _copy  # type: ignore[attr-defined]
+_recursive: Any = torch.jit._recursive
+_create_script_module = _recursive.create_script_module
+_recursive.create_script_module = _script

@@ -1,4 +1,4 @@
-"""Copies of a module have no part in what is hooked to it."""
+"""Copies of a module, and modules of TorchScript, have no part in what is hooked to it."""
 
 from __future__ import annotations
 
@@ -26,16 +26,69 @@ def saved(module: nn.Module) -> nn.Module:
     return loaded
 
 
-@pytest.mark.parametrize("copied", [deep, saved])
-def test_a_copy_runs_without_the_hook(copied: Callable[[nn.Module], nn.Module]) -> None:
-    module = nn.Linear(2, 2)
-    cannot_be_copied = threading.Lock()
+def scripted(module: nn.Module) -> nn.Module:
+    result: nn.Module = torch.jit.script(module)
+    return result
 
-    def hook(module: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+
+def hooked(hook: Callable[..., object], **given: Callable[[], None]) -> nn.Sequential:
+    module = nn.Sequential(nn.Linear(2, 2))
+    for child in module.modules():
+        own = OfOneModule(hook, **given)
+        child.register_forward_pre_hook(own, with_kwargs=True)
+        child.register_forward_hook(own, prepend=True, with_kwargs=True, always_call=True)
+        child.register_state_dict_pre_hook(own)
+    return module
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("copied", [deep, saved, scripted])
+def test_a_copy_is_without_the_hooks(copied: Callable[[nn.Module], nn.Module]) -> None:
+    cannot_be_copied, calls = threading.Lock(), []
+
+    def hook(*_: object) -> None:
         with cannot_be_copied:
-            return (2 * arguments[0],)
+            calls.append(0)
 
-    module.register_forward_pre_hook(OfOneModule(hook))
-    again = copied(copied(module))
+    module = hooked(hook)
+    again = copied(module)
     x = torch.ones(1, 2)
-    torch.testing.assert_close(again(2 * x), module(x))
+    expected = again(x)
+    again.state_dict()
+    assert not calls
+    torch.testing.assert_close(module(x), expected)
+    assert len(calls) == 4
+    for name, value in vars(again).items():
+        assert "_hooks" not in name or not value
+
+
+def test_what_is_pickled_names_no_poseidon() -> None:
+    module = hooked(lambda *_: None)
+    module.register_forward_hook(kept)
+    file = io.BytesIO()
+    torch.save(module, file)
+    assert b"OfOneModule" not in file.getvalue()
+    assert list(saved(module)._forward_hooks.values()) == [kept]
+
+
+def kept(module: nn.Module, arguments: object, output: Tensor) -> None:
+    """A hook of the user's."""
+
+
+def test_a_shallow_copy_has_the_tensors_and_the_hooks() -> None:
+    calls: list[object] = []
+    module = hooked(lambda *_: calls.append(0))
+    again = copy.copy(module)
+    again(torch.ones(1, 2))
+    assert len(calls) == 4
+    assert again[0] is module[0]
+
+
+def test_a_copy_is_announced() -> None:
+    def refuse() -> None:
+        raise RuntimeError("not now")
+
+    module = hooked(lambda *_: None, on_copy=refuse)
+    for copied in (deep, saved):
+        with pytest.raises(RuntimeError, match="not now"):
+            copied(module)

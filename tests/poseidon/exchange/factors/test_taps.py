@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from poseidon.errors import UsageError
 from poseidon.exchange.base import ExchangeSettings, Trained
@@ -380,6 +381,58 @@ def test_whatever_is_computed_from_a_weight_is_in_its_factors(
                 u.t() @ v, gradient.expand_as(u.t() @ v), rtol=1e-5, atol=1e-7
             )
     assert (len(exchange.factors[0][0]) in (1, 6, 12)) is (loss in FACTORS_ALONE)
+
+
+def traced(net: nn.Module) -> object:
+    return torch.jit.trace(net, X)(X)
+
+
+def scripted(net: nn.Module) -> object:
+    return torch.jit.script(net)(X)
+
+
+def by_forward_mode(net: nn.Module) -> object:
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(net(forward_ad.make_dual(X, torch.ones_like(X)))).tangent
+
+
+def transformed(net: nn.Module) -> object:
+    def loss(values: dict[str, Tensor], x: Tensor) -> Tensor:
+        return torch.func.functional_call(net, values, (x,)).square().sum()
+
+    values = {name: value.detach() for name, value in net.named_parameters()}
+    return torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(values, X.reshape(3, 2, 5))
+
+
+def jacobian(net: nn.Module) -> object:
+    return torch.autograd.functional.jacobian(net, X, vectorize=True)
+
+
+def hessian(net: nn.Module) -> object:
+    return torch.autograd.functional.hessian(lambda x: plain(net, x), X)
+
+
+def gradients_of_weights(net: nn.Module) -> object:
+    return torch.autograd.grad(plain(net, X), list(net.parameters()))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.* is deprecated:DeprecationWarning")
+@pytest.mark.parametrize(
+    "use",
+    [traced, scripted, by_forward_mode, transformed, jacobian, hessian, gradients_of_weights],
+)
+def test_other_uses_of_a_module_with_taps_are_as_without(
+    use: Callable[[nn.Module], object],
+) -> None:
+    found: list[object] = []
+
+    def loss(net: nn.Module) -> Tensor:
+        found.append(use(net))
+        return plain(net, X)
+
+    exchange = run(mlp(), loss)
+    assert len(exchange.factors[0][0]) == len(X)
+    torch.testing.assert_close(found[0], use(mlp()))
 
 
 def test_factors_of_16_bits_have_more_digits_than_a_gradient() -> None:
