@@ -189,7 +189,10 @@ def _link(links: Mapping[frozenset[str], float], waiting: float) -> Bottleneck:
     of_host = {host: _mean(links, host, touching=True) for host in hosts}
     rest = {host: _mean(links, host, touching=False) for host in hosts}
     worst = max(hosts, key=lambda host: of_host[host] - rest[host])
-    advice = "Send fewer bytes: --exchange=hybrid, --wire_precision=float16; `poseidon doctor` measures the links."
+    advice = (
+        "Send fewer bytes: --compress=int8, --exchange=hybrid or --wire_precision=float16; "
+        "`poseidon doctor` measures the links."
+    )
     if len(hosts) > 2 and of_host[worst] >= SLOWER * rest[worst]:
         carrying = max(busy for link, busy in links.items() if worst in link)
         return Bottleneck(

@@ -45,7 +45,6 @@ from poseidon.errors import JobError, PoseidonError
 from poseidon.exchange.building.built import Built
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.observe.tracing import named_layers
-from poseidon.exchange.observe.watchdog import Watchdog
 from poseidon.process_group.backend import Calls, register
 from poseidon.process_group.mesh import Mesh
 from ps_server import PeerLost, ServerError, StalenessTimeout
@@ -130,7 +129,6 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         self._opened = 0
         self._has_collectives = False
         self._memory: ScriptMemory | None = None
-        self._waits = Watchdog()
         self._own_time: OwnTime | None = None
         self._iterations = 0
 
@@ -217,7 +215,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         if document.balances:
             self._own_time = OwnTime(
                 self.launcher.send,
-                lambda: self._waits.read().waited_s,
+                lambda: self.launcher.watchdog.read().waited_s,
                 torch.device(document.device),
             )
         if document.replicas:
@@ -345,8 +343,9 @@ class ScriptWork(TrainingWork[ScriptDocument]):
             self._statistics[number] = fields
             self.launcher.send(event, **combined_statistics(self._statistics))
 
-        observers = [] if self._own_time is None else [self._waits]
-        return Observation(built, named_layers(module), trace, send, observers=observers)
+        return Observation(
+            built, named_layers(module), trace, send, observers=[self.launcher.watchdog]
+        )
 
     def _on_progress(self, position: LoopPosition) -> None:
         self._progress(position)

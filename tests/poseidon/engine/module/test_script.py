@@ -6,6 +6,7 @@ The process itself: tests/distributed/test_scripts.py.
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -29,6 +30,7 @@ from poseidon.engine.module.script import (
 )
 from poseidon.engine.process import run_work
 from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.observe.watchdog import Watchdog
 
 
 class RecordingConnection(LauncherConnection):
@@ -393,3 +395,40 @@ def test_an_optimizer_that_steps_alone_is_noticed_at_once(
     said = [record.getMessage() for record in caplog.records if "steps" in record.getMessage()]
     assert len(said) == bool(warns)
     assert all(warns in sentence for sentence in said)
+
+
+STEPS = """
+import poseidon, torch
+module = torch.nn.Linear(2, 1)
+group = poseidon.distribute(module, RULE)
+for _ in range(3):
+    module(torch.ones(1, 2)).sum().backward()
+    group.step()
+group.close()
+"""
+
+
+@pytest.mark.parametrize(
+    "rule", ["poseidon.SGD(lr=0.1)", "torch.optim.SGD(module.parameters(), lr=0.1)"]
+)
+def test_the_heartbeat_has_the_waits_of_a_script(
+    rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock moves a second with each look, so that each wait takes one."""
+    seconds = itertools.count()
+    readings = []
+
+    class Recording(RecordingConnection):
+        def __init__(self) -> None:
+            super().__init__()
+            self.watchdog = Watchdog(now=lambda: float(next(seconds)))
+            readings.append(self.watchdog)
+
+    monkeypatch.setattr(sys.modules[__name__], "RecordingConnection", Recording)
+    code, _ = run(tmp_path, STEPS.replace("RULE", rule), monkeypatch)
+    assert code == 0
+    (watchdog,) = readings
+    reading = watchdog.read()
+    assert reading.waited_s >= 3
+    assert not reading.waiting
+    assert reading.still_s == 0
