@@ -27,6 +27,27 @@ NAMES = {
     "caffe_pb2": "poseidon.proto.caffe_pb2",  # two modules with Caffe's messages exclude each other
 }
 """Packages and modules by the names that scripts import; the first that fits counts."""
+ABSENT = {
+    "caffe2.python.layer_model_helper": "build layers with model_helper.ModelHelper and brew",
+    "caffe2.python.layer_model_instantiator": "build nets with model_helper.ModelHelper and brew",
+    "caffe2.python.layers": "build layers with model_helper.ModelHelper and brew",
+    "caffe2.python.onnx": "run ONNX models with onnxruntime; `poseidon export` writes ONNX of "
+    "Caffe's nets",
+    "caffe2.python.models.download": "download init_net.pb and predict_net.pb of the model, and run "
+    "them with workspace.Predictor",
+    "caffe2.python.models.squeezenet": "download its init_net.pb and predict_net.pb, and run them "
+    "with workspace.Predictor",
+    "caffe2.python.nomnigraph": "edit the operators of net.Proto(); memonger shares the memory of "
+    "blobs",
+    "caffe2.python.regularizer": "call optimizer.add_weight_decay",
+    "caffe2.python.normalizer": "use brew.spatial_bn or brew.layer_norm",
+    "caffe2.python.functional": "feed blobs and call workspace.RunOperatorOnce",
+    "caffe2.python.trt": "run ONNX models with onnxruntime",
+    "caffe2.python.ideep": "operators compute with torch, which uses oneDNN itself",
+    "caffe2.python.mkl": "operators compute with torch, which uses oneDNN itself",
+    "caffe2.contrib": "its operators are not here",
+}
+"""Packages and modules of Caffe2 that scripts import and Poseidon does not have, with what to use."""
 _PACKAGE = Path(__file__).parent
 STARTUP = _PACKAGE / "startup"
 """The folder of `sitecustomize.py`, which binds the names when a Python starts."""
@@ -42,6 +63,11 @@ class _Finder(MetaPathFinder, Loader):
             return ModuleSpec(fullname, self, is_package=True)
         found = _real_spec(fullname)
         if found is None:
+            if instead := ABSENT.get(fullname):
+                raise ModuleNotFoundError(
+                    f"Poseidon has no {fullname} (docs/caffe2.md lists what it has); {instead}",
+                    name=fullname,
+                )
             return None
         spec = ModuleSpec(fullname, self, origin=found.origin)
         spec.has_location = found.has_location

@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 
 import poseidon
-from poseidon.binding import STARTUP
+from poseidon.binding import ABSENT, STARTUP
 from poseidon.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -108,6 +108,18 @@ def test_a_module_that_does_not_exist_is_not_found(name: str) -> None:
     poseidon.bind()
     with pytest.raises(ModuleNotFoundError, match=f"No module named '{name}'"):
         importlib.import_module(name)
+
+
+def test_an_absent_module_of_caffe2_says_what_to_use_and_is_listed() -> None:
+    poseidon.bind()
+    page = (ROOT / "docs" / "caffe2.md").read_text(encoding="utf-8")
+    for name, instead in ABSENT.items():
+        with pytest.raises(ModuleNotFoundError, match=f"Poseidon has no {name} ") as caught:
+            importlib.import_module(name)
+        assert str(caught.value).endswith(instead) and caught.value.name == name
+        assert f"`{name.removeprefix('caffe2.python.')}`" in page
+    with pytest.raises(ModuleNotFoundError, match=r"Poseidon has no caffe2\.python\.onnx "):
+        importlib.import_module("caffe2.python.onnx.backend")
 
 
 @pytest.mark.parametrize("name", ["caffe", "caffe2", "caffe_pb2"])
