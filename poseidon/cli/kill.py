@@ -15,11 +15,13 @@ from poseidon.cluster.jobs.stop import StopTargets, jobs_by_id, jobs_of_hostfile
 from poseidon.cluster.machinefile import read_machinefile
 from poseidon.errors import JobError, PoseidonError, UsageError
 from poseidon.hints import own_command
-from poseidon.launcher.job_folder import ended_job, local_records
+from poseidon.launcher.job_folder import ended_job, local_records, meant_job
 from poseidon.launcher.site import ssh_agents
 from poseidon.settings import read_settings
 
 _SSH_CONFIG = "--ssh_config="
+MOST_PROBLEMS = 3
+"""Problems of hosts that are named in an error."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -29,10 +31,11 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.grace >= 0:
         raise UsageError(f"--grace must be 0 seconds or more, not {arguments.grace}")
     registry = Registry(read_settings().state_folder)
-    with ssh_agents(arguments.ssh_config) as agents:
-        targets = _targets(arguments, registry, agents)
+    records = local_records(registry)
+    with ssh_agents(arguments.ssh_config, records) as agents:
+        targets = _targets(arguments, registry, records, agents)
         if not targets.jobs and targets.problems:
-            raise JobError("; ".join(["this machine has no job on record", *targets.problems]))
+            raise JobError(f"this machine has no job on record; {_named(targets.problems)}")
         if not targets.jobs:
             print("no job is running")
             return 1
@@ -44,16 +47,23 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _targets(arguments: argparse.Namespace, registry: Registry, agents: AgentOf) -> StopTargets:
+def _targets(
+    arguments: argparse.Namespace,
+    registry: Registry,
+    records: Sequence[JobRecord],
+    agents: AgentOf,
+) -> StopTargets:
     hosts = read_machinefile(Path(arguments.hostfile)) if arguments.hostfile else ()
-    records = local_records(registry)
     if arguments.all:
         return jobs_by_id([record.job for record in records], records, agents, more_hosts=hosts)
     if hosts or _is_job(arguments.target, registry):
         return jobs_by_id([check_job_id(arguments.target)], records, agents, more_hosts=hosts)
     hostfile = Path(arguments.target)
     if hostfile.is_dir():
-        return jobs_by_id([_job_of_folder(hostfile, records)], records, agents)
+        record = meant_job(arguments.target).record
+        if record is None:
+            raise JobError(f"no running job writes to the folder {hostfile}; {_ps()}")
+        return jobs_by_id([record.job], records, agents)
     targets = jobs_of_hostfile(hostfile, records, agents)
     if not targets.jobs and not hostfile.exists():
         owner = owner_of(arguments.target)
@@ -66,15 +76,9 @@ def _targets(arguments: argparse.Namespace, registry: Registry, agents: AgentOf)
             raise JobError(f"job {folder.name} has ended; its files are in {folder}")
         raise JobError(f"'{arguments.target}' is neither a running job nor a machinefile; {_ps()}")
     if not targets.jobs:
-        raise JobError("; ".join([_none_of(hostfile, targets, "job"), *targets.problems]))
+        none = _none_of(hostfile, targets, "job")
+        raise JobError(f"{none}; {_named(targets.problems)}" if targets.problems else none)
     return targets
-
-
-def _job_of_folder(folder: Path, records: Sequence[JobRecord]) -> str:
-    for record in records:
-        if Path(record.output).resolve() == folder.resolve():
-            return record.job
-    raise JobError(f"no running job writes to the folder {folder}; {_ps()}")
 
 
 def _ps() -> str:
@@ -116,8 +120,9 @@ def _kill_script(
     hostfile = Path(hostfiles[0])
     try:
         registry = Registry(read_settings().state_folder)
-        with ssh_agents(config) as agents:
-            found = jobs_of_hostfile(hostfile, local_records(registry), agents)
+        records = local_records(registry)
+        with ssh_agents(config, records) as agents:
+            found = jobs_of_hostfile(hostfile, records, agents)
             found = replace(found, jobs=tuple(job for job in found.jobs if chosen(job)))
             problems = list(found.problems)
             if found.jobs:
@@ -144,7 +149,14 @@ def _none_of(hostfile: Path, targets: StopTargets, what: str) -> str:
 
 def _not_all(jobs: Sequence[str], problems: Sequence[str]) -> str:
     rest = "; try again when they are reached" if jobs else ""
-    return f"processes may be left{rest}: " + "; ".join(dict.fromkeys(problems))
+    return f"processes may be left{rest}: {_named(problems)}"
+
+
+def _named(problems: Sequence[str]) -> str:
+    """Return the first problems as one sentence, and how many more there are."""
+    different = list(dict.fromkeys(problems))
+    more = len(different) - MOST_PROBLEMS
+    return "; ".join(different[:MOST_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
 
 
 def _is_job(target: str, registry: Registry) -> bool:

@@ -7,8 +7,8 @@ import argparse
 from poseidon.cluster.jobs.kill import live_process
 from poseidon.cluster.jobs.registry import Registry
 from poseidon.cluster.jobs.requests import HostRequest, RequestFiles
-from poseidon.errors import JobError
-from poseidon.hints import own_command
+from poseidon.errors import UsageError
+from poseidon.launcher.job_folder import running_job
 from poseidon.settings import read_settings
 
 ANSWER_S = 60.0
@@ -16,22 +16,26 @@ ANSWER_S = 60.0
 
 def run(arguments: argparse.Namespace) -> int:
     """Let a host leave a job."""
-    print(ask(arguments.job, HostRequest(do="leave", host=arguments.host), ANSWER_S))
+    words = arguments.words
+    if len(words) not in (1, 2):
+        raise UsageError("expected a host that is to leave, or a job and a host")
+    job = words[0] if len(words) == 2 else None
+    print(ask(job, HostRequest(do="leave", host=words[-1]), ANSWER_S))
     return 0
 
 
-def ask(job: str, request: HostRequest, limit_s: float) -> str:
+def ask(job: str | None, request: HostRequest, limit_s: float) -> str:
     """Ask the launcher of a job that runs on this machine; return its answer.
+
+    Args:
+        job: see `meant_job`.
+        request: what it is asked.
+        limit_s: the longest wait for its answer, in seconds.
 
     Raises:
         JobError: there is no such job here, or its launcher refuses the request.
     """
-    registry = Registry(read_settings().state_folder)
-    record = registry.read(job)
-    if record is None or live_process(record.launcher) is None:
-        raise JobError(
-            f"no launcher of a job {job} runs on this machine; `{own_command()} ps` lists the jobs"
-        )
+    record = running_job(job)
     launcher = record.launcher
-    files = RequestFiles(registry.folder, job)
+    files = RequestFiles(Registry(read_settings().state_folder).folder, record.job)
     return files.ask(request, runs=lambda: live_process(launcher) is not None, limit_s=limit_s)

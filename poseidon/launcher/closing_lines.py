@@ -49,7 +49,9 @@ def resume_command(argv: Sequence[str], changes: Mapping[str, str]) -> str:
         changes: values by flag, in place of earlier ones: the snapshot, a greater max_iter.
     """
     kept = without_flags(argv, {*OF_ONE_RUN, *changes})
-    kept = _without_settings(kept, changes)
+    kept = _without_settings(
+        kept, changes.keys() - OF_ONE_RUN
+    )  # --set snapshot is a solver's field
     flags = [f"--{name}={value}" for name, value in changes.items()]
     return " ".join([own_command(), shlex.join([*map(_shortened, kept), *flags])])
 

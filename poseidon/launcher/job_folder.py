@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TextIO
@@ -22,7 +23,7 @@ from poseidon.cluster.machinefile import Host
 from poseidon.cluster.process import creation
 from poseidon.errors import DataError, JobError, SnapshotError
 from poseidon.foreign_files import open_in, read_end
-from poseidon.hints import own_command
+from poseidon.hints import own_command, short_path
 from poseidon.launcher.listeners import REMOTE_LOGS
 from poseidon.launcher.sinks import FILE_NAME as METRICS_FILE
 from poseidon.metrics.job_records import decode_record
@@ -40,7 +41,11 @@ RECENT_BYTES = 64 << 20
 
 
 def register_job(
-    job: str, hostfile: str | None, hosts: tuple[Host, ...], output: Path
+    job: str,
+    hostfile: str | None,
+    hosts: tuple[Host, ...],
+    output: Path,
+    ssh_config: Path | None = None,
 ) -> Registration:
     """Record a job that this process launches, for `poseidon ps` and `poseidon kill`.
 
@@ -65,6 +70,7 @@ def register_job(
         hosts=hosts,
         output=str(output),
         started_s=datetime.now().timestamp(),
+        ssh_config=str(ssh_config.resolve()) if ssh_config is not None else None,
     )
     return Registration(registry, record)
 
@@ -108,11 +114,26 @@ def local_records(registry: Registry) -> list[JobRecord]:
     return readable_records(registry, lambda problem: print(f"warning: {problem}", file=sys.stderr))
 
 
-def job_folder(job: str | None) -> Path:
-    """Return the output folder of a job.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeantJob:
+    """The job that a command line means.
+
+    Attributes:
+        folder: its output folder.
+        record: its record on this machine; None: it has ended, or runs elsewhere.
+    """
+
+    folder: Path
+    record: JobRecord | None = None
+
+
+def meant_job(job: str | None) -> MeantJob:
+    """Return the job that a command line means.
 
     Args:
-        job: its id or its output folder; None: the job that was started last.
+        job: its id or its output folder. None: the job of the current folder that runs or, if none
+            does, has ended last; if there is none, the newest that runs from another folder. A line
+            on standard error says which it is.
 
     Raises:
         JobError: there is no such job, or its record cannot be read.
@@ -122,11 +143,38 @@ def job_folder(job: str | None) -> Path:
         return _newest(local_records(registry))
     record = registry.read(job) if job in registry.jobs() else None
     if record is not None:
-        return Path(record.output)
+        return MeantJob(folder=Path(record.output), record=record)
     for folder in (Path(job), OUTPUT / job):
         if folder.is_dir():
-            return folder
-    raise JobError(f"'{job}' is neither a running job, nor a folder, nor a job in {OUTPUT}/")
+            of_folder = _with_folder(folder, readable_records(registry, lambda _: None))
+            return MeantJob(folder=folder, record=of_folder[-1] if of_folder else None)
+    raise JobError(
+        f"'{job}' is neither a running job, nor a folder, nor a job in {OUTPUT}/; "
+        f"`{own_command()} ps` lists the running ones"
+    )
+
+
+def job_folder(job: str | None) -> Path:
+    """Return the output folder of a job; see `meant_job`."""
+    return meant_job(job).folder
+
+
+def running_job(job: str | None) -> JobRecord:
+    """Return the record of a job whose launcher runs on this machine.
+
+    Args:
+        job: see `meant_job`.
+
+    Raises:
+        JobError: it does not run here.
+    """
+    meant = meant_job(job)
+    if meant.record is None or live_process(meant.record.launcher) is None:
+        name = job or meant.folder
+        raise JobError(
+            f"no launcher of the job {name} runs on this machine; `{own_command()} ps` lists the jobs"
+        )
+    return meant.record
 
 
 def ended_job(job: str) -> Path | None:
@@ -137,17 +185,24 @@ def ended_job(job: str) -> Path | None:
     return folder if Path(job).name == job and folder.is_dir() else None
 
 
-def _newest(records: list[JobRecord]) -> Path:
-    running = [record for record in records if (Path(record.output) / FILE_NAME).exists()]
-    if running:
-        return Path(max(running, key=lambda record: record.started_s).output)
+def _newest(records: Sequence[JobRecord]) -> MeantJob:
+    begun = [record for record in records if (Path(record.output) / FILE_NAME).exists()]
+    by_start = sorted(begun, key=lambda record: record.started_s)
+    here = [record for record in by_start if Path(record.output).is_relative_to(Path.cwd())]
     ended = [(path.stat().st_mtime, path.parent) for path in OUTPUT.glob(f"*/{FILE_NAME}")]
-    if not ended:
+    if here or (by_start and not ended):
+        newest = (here or by_start)[-1]
+        meant = MeantJob(folder=Path(newest.output), record=newest)
+    elif ended:
+        meant = MeantJob(folder=max(ended)[1])
+    else:
         raise JobError(
             f"no job is running, and {OUTPUT}/ holds none that has ended; expected a job's id or "
             "its output folder"
         )
-    return max(ended)[1]
+    name = meant.folder.name if meant.record is None else meant.record.job
+    print(f"job {name} in {short_path(meant.folder)}", file=sys.stderr)
+    return meant
 
 
 def find_snapshot(given: str, ending: str = ".solverstate") -> Path:
@@ -296,9 +351,11 @@ def is_running(folder: Path) -> bool:
 
 def _running_in(folder: Path, registry: Registry) -> list[JobRecord]:
     """Return the jobs of this machine with this folder whose launcher, or agent, runs."""
-    mine = [
-        record
-        for record in readable_records(registry, lambda _: None)
-        if Path(record.output).resolve() == folder.resolve()
-    ]
+    mine = _with_folder(folder, readable_records(registry, lambda _: None))
     return [record for record in mine if live_process(record.launcher) is not None]
+
+
+def _with_folder(folder: Path, records: Sequence[JobRecord]) -> list[JobRecord]:
+    """Return the jobs with an output folder, the newest last."""
+    found = [record for record in records if Path(record.output).resolve() == folder.resolve()]
+    return sorted(found, key=lambda record: record.started_s)

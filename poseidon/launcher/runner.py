@@ -92,7 +92,11 @@ def run(job: Job, report: StartReport) -> int:
         with (
             output_folder(job.output),
             register_job(
-                job.id, job.request.hostfile, job.site.recorded_hosts, job.output
+                job.id,
+                job.request.hostfile,
+                job.site.recorded_hosts,
+                job.output,
+                job.request.ssh_config,
             ) as registration,
         ):
             return _Run(job, registration, report).run()

@@ -482,14 +482,21 @@ def read_hosts(hostfile: str | None, channels: int) -> tuple[Host, ...]:
     return read_machinefile(Path(hostfile), channels=channels)
 
 
-def ssh_agents(config: str | None) -> SshAgents:
+def ssh_agents(config: str | None, records: Sequence[JobRecord] = ()) -> SshAgents:
     """Return the agents of other hosts, for `poseidon ps` and `poseidon kill`.
 
     Args:
-        config: the file of --ssh_config.
+        config: the file of --ssh_config; None: each job's own.
+        records: of the jobs.
     """
     # imports paramiko, as above
     from poseidon.cluster.jobs.remote_hosts import SshAgents
     from poseidon.cluster.ssh.config import SshSettings
 
-    return SshAgents(SshSettings.from_flag(config), launcher_environment())
+    own = {
+        host: SshSettings.from_flag(record.ssh_config)
+        for record in (() if config else records)
+        if record.ssh_config is not None
+        for host in record.all_hosts
+    }
+    return SshAgents(SshSettings.from_flag(config), launcher_environment(), own)

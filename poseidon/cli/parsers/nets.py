@@ -121,7 +121,8 @@ def _download_model_binary(parser: Parser) -> None:
 
 
 def _parse_log(parser: Parser) -> None:
-    word(parser, "logfile_path", "a log, or a job's id or folder", metavar="LOG|JOB")
+    text = "a log, or a job's id or folder; default: the newest job of the current folder"
+    word(parser, "logfile_path", text, metavar="LOG|JOB", takes=Takes.OPTIONAL_WORD)
     text = "default: the log's folder"
     word(parser, "output_dir", text, metavar="OUTPUT_DIR", read=Path, takes=Takes.OPTIONAL_WORD)
     group = parser.section("Flags")

@@ -12,7 +12,7 @@ from poseidon.flags.flag import Takes
 from poseidon.flags.values import count, number, one_of, positive, whole
 
 SHELLS = ("bash", "zsh")
-_JOB = "a job's id or its output folder; default: the last one started"
+_JOB = "a job's id or its output folder; default: the newest of the current folder"
 
 
 def _ssh_config(group: Group) -> None:
@@ -60,12 +60,12 @@ def _kill(parser: Parser) -> None:
 
 
 def _leave(parser: Parser) -> None:
-    word(parser, "job", "a job's id (poseidon ps)", metavar="JOB")
-    word(parser, "host", "the address of a client, or its number", metavar="HOST")
+    text = f"{_JOB}; then the address of a client, or its number"
+    word(parser, "words", text, metavar="[JOB] HOST", takes=Takes.WORDS)
 
 
 def _join(parser: Parser) -> None:
-    word(parser, "job", "a job's id (poseidon ps)", metavar="JOB")
+    word(parser, "job", _JOB, takes=Takes.OPTIONAL_WORD, metavar="JOB")
     group = parser.section("Flags")
     flag(group, "host", "the address of the host that is to take part", metavar="ADDRESS")
 

@@ -70,6 +70,7 @@ class JobRecord:
         hostfile: absolute path of its machinefile; None when it had none.
         hosts: the machinefile's lines.
         joined: further hosts, that have joined it since.
+        ssh_config: absolute path of its --ssh_config; None: OpenSSH's own files.
         output: absolute path of its output folder.
         started_s: seconds since 1970.
         processes: all that were started so far.
@@ -83,6 +84,7 @@ class JobRecord:
     started_s: float
     processes: tuple[RecordedProcess, ...] = ()
     joined: tuple[Host, ...] = ()
+    ssh_config: str | None = None
 
     def __post_init__(self) -> None:
         check_job_id(self.job)

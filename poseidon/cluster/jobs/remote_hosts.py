@@ -10,7 +10,7 @@ What a host answers reaches a terminal as plain text only.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -118,10 +118,21 @@ class SshAgents:
 
     One agent a host for as long as the block lasts; thread-safe, since several hosts are asked in
     parallel.
+
+    Args:
+        settings: of hosts that `own` does not name.
+        launcher: what starts the agents.
+        own: settings of hosts whose job had a --ssh_config.
     """
 
-    def __init__(self, settings: SshSettings, launcher: LauncherEnvironment) -> None:
+    def __init__(
+        self,
+        settings: SshSettings,
+        launcher: LauncherEnvironment,
+        own: Mapping[Host, SshSettings] | None = None,
+    ) -> None:
         self._settings = settings
+        self._own = own or {}
         self._launcher = launcher
         self._agents: dict[Host, RemoteAgent] = {}
         self._lock = threading.Lock()
@@ -143,7 +154,8 @@ class SshAgents:
             agent = self._agents.get(host)
         if agent is not None and agent.lost is None:
             return agent
-        agent = dial_all([host], self._settings, self._launcher)[host.id]
+        settings = self._own.get(host, self._settings)
+        agent = dial_all([host], settings, self._launcher)[host.id]
         with self._lock:
             self._agents[host] = agent
         return agent

@@ -83,6 +83,21 @@ def test_without_a_job_the_newest_that_runs_else_the_newest_that_ended(
     assert first_line(capsys) == "job a"
 
 
+def test_without_a_job_a_job_of_another_folder_comes_last_and_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    elsewhere = tmp_path.parent / f"{tmp_path.name}-elsewhere"
+    folder("far").rename(elsewhere)
+    record("far", elsewhere, started_s=99.0)
+    assert main(["stats"]) == 0
+    assert capsys.readouterr().err == f"job far in ../{elsewhere.name}\n"
+    folder("ended")
+    assert first_line(capsys) == "job ended"
+    folder("near")
+    record("near", Path("output") / "near", started_s=1.0)
+    assert first_line(capsys) == "job near"
+
+
 def test_traces_become_one_file(capsys: pytest.CaptureFixture[str]) -> None:
     made = folder("one-1")
     for process in ("worker_0", "shard_0"):

@@ -86,6 +86,11 @@ def test_flags_are_left_out_in_every_form(words: list[str], kept: list[str]) -> 
                 "--snapshot=job-1",
             ],
         ),
+        (
+            ["train", "--solver=s", "--set", "snapshot=8", "--set=max_iter=9", "--snapshot=job-0"],
+            {"snapshot": "job-1", "max_iter": "20"},
+            ["train", "--solver=s", "--set", "snapshot=8", "--snapshot=job-1", "--max_iter=20"],
+        ),
     ],
 )
 def test_the_command_that_goes_on(

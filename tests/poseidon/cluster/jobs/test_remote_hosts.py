@@ -154,7 +154,8 @@ def _receivers() -> list[str]:
 def test_a_host_is_asked_over_ssh_and_again_after_its_connection_broke(
     sshd: LoopbackSshd, far_home: Path
 ) -> None:
-    with SshAgents(SshSettings(config=sshd.config), OWN) as ask:
+    own = {FAR: SshSettings(config=sshd.config)}
+    with SshAgents(SshSettings(config=Path("/dev/null")), OWN, own) as ask:
         for _ in range(2):
             jobs, problems = list_remote_jobs([FAR], ask)
             assert ([job.reported.record.job for job in jobs], problems) == (["job-a"], [])
