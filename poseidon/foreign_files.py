@@ -1,5 +1,5 @@
-"""Files in folders that another user may have written, such as the output folders of jobs, and
-folders that only this user may write.
+"""Files in folders that another user may have written, such as the output folders of jobs;
+folders that only this user may write; and definitions, which may be anything that has a name.
 
 Law: below the folder no link is followed, so that nobody gets to see through a page or a listing
 what the user who makes it may read. A file is a regular one of the folder's owner; what is not is
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import stat
 from pathlib import Path, PurePath
 from typing import BinaryIO
@@ -17,6 +18,9 @@ from typing import BinaryIO
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _FOR_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 PRIVATE = 0o700
+LARGEST_DEFINITION = 256 << 20
+PIPE_SILENT_S = 60.0
+_PIECE_BYTES = 1 << 20
 _ROOT = 0
 
 
@@ -68,6 +72,35 @@ def read_in(folder: Path, name: str | PurePath, *, most_bytes: int) -> bytes:
     if len(content) > most_bytes:  # it has grown
         raise _refusal(errno.EFBIG, _too_large(most_bytes), folder / name)
     return content
+
+
+def read_definition(path: Path, *, most_bytes: int = LARGEST_DEFINITION) -> bytes:
+    """Read a file that a user names and that people write: a net, a solver, a machinefile.
+
+    It is a regular file, or a pipe, as shells make one of `<(command)`. A pipe must end, and may be
+    silent for at most `PIPE_SILENT_S` seconds.
+
+    Raises:
+        OSError: it cannot be read, is of another kind, or is too large; `strerror` has the reason.
+    """
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    with os.fdopen(number, "rb", buffering=0) as file:
+        status = os.fstat(number)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        is_pipe = stat.S_ISFIFO(status.st_mode)
+        if not is_pipe and not stat.S_ISREG(status.st_mode):
+            raise _refusal(errno.EINVAL, "it is a device, not a file or a pipe", path)
+        content = bytearray()
+        while len(content) <= most_bytes:
+            if is_pipe and not select.select([file], [], [], PIPE_SILENT_S)[0]:
+                reason = f"nothing was written to the pipe for {PIPE_SILENT_S:g} s"
+                raise _refusal(errno.ETIMEDOUT, reason, path)
+            piece = file.read(_PIECE_BYTES)
+            if piece == b"":
+                return bytes(content)
+            content += piece or b""  # None: another reader has taken what was there
+    raise _refusal(errno.EFBIG, _too_large(most_bytes), path)
 
 
 def read_end(folder: Path, name: str | PurePath, *, most_bytes: int) -> bytes:

@@ -27,7 +27,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from enum import Enum
 from itertools import pairwise
@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from poseidon.errors import MachinefileError
+from poseidon.foreign_files import read_definition
 from poseidon.text_files import text_of
 
 HIGHEST_PORT = 65535
@@ -129,7 +130,7 @@ def read_machinefile(path: Path, *, channels: int = 1) -> tuple[Host, ...]:
         MachinefileError: the file cannot be read, or a line is wrong.
     """
     try:
-        text = text_of(path.read_bytes())
+        text = text_of(read_definition(path))
     except FileNotFoundError as error:
         raise MachinefileError(
             f"{path}: there is no such machinefile; expected a file with a line `<id> <host> "
@@ -225,8 +226,11 @@ def _parse_line(fields: list[str], place: str, channels: int) -> Host:
         id=identifier,
         address=_parse_address(fields[1], place),
         port=port,
-        **asdict(extra),
+        **{name: getattr(extra, name) for name in _OPTIONS},
     )
+
+
+_OPTIONS = tuple(field.name for field in fields(HostOptions))
 
 
 def _parse_address(word: str, place: str) -> str:

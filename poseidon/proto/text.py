@@ -15,6 +15,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from poseidon.errors import DefinitionError
+from poseidon.foreign_files import read_definition
 from poseidon.proto.caffe_pb2 import BlobProto
 from poseidon.proto.diagnosis import diagnose
 from poseidon.proto.tokens import map_comments, settings
@@ -83,7 +84,7 @@ def read_content(path: Path) -> bytes:
     """
     source = str(path)
     try:
-        return path.read_bytes()
+        return read_definition(path)
     except FileNotFoundError:
         raise DefinitionError("there is no such file", source=source) from None
     except IsADirectoryError:

@@ -5,12 +5,21 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from poseidon.foreign_files import check_private, make_private, open_in, read_end, read_in
+from poseidon.foreign_files import (
+    check_private,
+    make_private,
+    open_in,
+    read_definition,
+    read_end,
+    read_in,
+)
 
 
 def link(path: Path) -> None:
@@ -119,3 +128,56 @@ def test_a_folder_of_another_user_is_not_private(tmp_path: Path) -> None:
     for check in (check_private, make_private):
         with pytest.raises(OSError, match="it belongs to another user"):
             check(tmp_path)
+
+
+def test_a_definition_is_a_file_a_link_or_a_pipe(tmp_path: Path) -> None:
+    (tmp_path / "net").write_bytes(b"content")
+    (tmp_path / "link").symlink_to("net")
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path / "net", tmp_path / "link"):
+        assert read_definition(path) == b"content"
+    large = bytes(1 << 18)  # more than a pipe holds
+    writer = threading.Thread(target=lambda: (tmp_path / "fifo").write_bytes(large))
+    writer.start()
+    assert read_definition(tmp_path / "fifo") == large
+    writer.join()
+    reads, writes = os.pipe()
+    os.write(writes, b"content")
+    os.close(writes)
+    assert read_definition(Path(f"/dev/fd/{reads}")) == b"content"
+    os.close(reads)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("/dev/zero", "it is a device, not a file or a pipe"),
+        ("/dev/null", "it is a device, not a file or a pipe"),
+        ("sparse", "it has more than 1 MiB"),
+        ("endless", "it has more than 1 MiB"),
+        ("silent", r"nothing was written to the pipe for 0\.01 s"),
+        (".", "Is a directory"),
+        ("absent", "No such file or directory"),
+    ],
+)
+def test_what_is_no_definition_is_refused(
+    name: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.truncate(os.open(tmp_path / "sparse", os.O_CREAT | os.O_WRONLY), 1 << 40)
+    for fifo in ("endless", "silent"):
+        os.mkfifo(tmp_path / fifo)
+    if name == "silent":
+        monkeypatch.setattr("poseidon.foreign_files.PIPE_SILENT_S", 0.01)
+
+    def write_without_end() -> None:
+        with suppress(BrokenPipeError), (tmp_path / name).open("wb") as file:
+            while True:
+                file.write(bytes(1 << 16))
+
+    writer = threading.Thread(target=write_without_end)
+    if name == "endless":
+        writer.start()
+    with pytest.raises(OSError, match=reason):
+        read_definition(tmp_path / name, most_bytes=1 << 20)
+    if name == "endless":
+        writer.join()

@@ -11,6 +11,8 @@ from poseidon.errors import DataError
 # PNG's best compression is 1032 bytes to one, each of eight 1-bit pixels. JPEG and BMP compress
 # less.
 PIXELS_A_BYTE = 8 * 1032
+MOST_PIXELS = 1 << 27
+"""Of an image, which takes 400 MB of memory. A file of a few kB may hold a billion of one color."""
 # Any image may have this many pixels, so that small ones of one color pass in every format.
 ALWAYS = 1 << 16
 
@@ -20,8 +22,8 @@ FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
 
 def check_claim(encoded: bytes) -> None:
-    """Reject an image whose header claims more pixels than its bytes can hold, or a chunk longer
-    than the file.
+    """Reject an image whose header claims more pixels than its bytes can hold, or than `MOST_PIXELS`,
+    or a chunk longer than the file.
 
     Raises:
         DataError: the header is wrong. The caller adds the name of the image.
@@ -33,6 +35,11 @@ def check_claim(encoded: bytes) -> None:
         raise DataError(
             f"the encoded image claims a width of {width} and a height of {height}, more than its "
             f"{len(encoded)} bytes can hold"
+        )
+    if width * height > MOST_PIXELS:
+        raise DataError(
+            f"the encoded image has a width of {width} and a height of {height}; it may have "
+            f"{MOST_PIXELS:,} pixels"
         )
 
 

@@ -27,6 +27,8 @@ from poseidon.errors import DataError
 Floats = npt.NDArray[np.float32]
 # HDF5's best compression is 1032 bytes to one. A dataset of up to ALWAYS_BYTES is always accepted.
 MOST_PACKED, ALWAYS_BYTES = 1032, 1 << 26
+HDF5_ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError)
+"""What h5py raises for damaged files, such as RuntimeError for links that lead to each other."""
 NUMBERS = "fiu"  # numpy's kinds: float, signed, unsigned
 
 
@@ -143,7 +145,7 @@ def _datasets(
     try:
         with h5py.File(path, "r") as file:
             return [(name, *_dataset(path, file, name, load=load)) for name in names]
-    except OSError as error:
+    except HDF5_ERRORS as error:
         raise DataError(
             f"{path} cannot be read as HDF5: it is damaged, or of a different format"
         ) from error

@@ -15,10 +15,12 @@ import numpy.typing as npt
 
 from poseidon.data.batches.draws import draw
 from poseidon.errors import DataError
+from poseidon.foreign_files import read_definition
 from poseidon.text_files import text_of
 
 # Separates these numbers from the numbers of crops, mirrors and skips, which start at -1.
 SALT = 1 << 62
+LARGEST_LIST = 4 << 30
 Indices = npt.NDArray[np.int64]
 
 
@@ -38,7 +40,7 @@ def read_lines(source: Path, what: str) -> list[str]:
 def read_text(source: Path, what: str) -> str:
     """Read a text file; see `read_lines`."""
     try:
-        text = text_of(source.read_bytes())
+        text = text_of(read_definition(source, most_bytes=LARGEST_LIST))
     except OSError as error:
         raise DataError(f"cannot read the {what} {source}: {error.strerror}") from error
     if text is None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from poseidon.data.batches.hdf5_rows import read_file_list
+from poseidon.data.batches.hdf5_rows import HDF5_ERRORS, read_file_list
 from poseidon.data.batches.images import read_list
 from poseidon.data.batches.lists import read_lines
 from poseidon.data.batches.partition import part_path
@@ -184,7 +184,7 @@ def _read_rows(
 ) -> np.ndarray[tuple[int, ...], np.dtype]:
     try:
         return np.asarray(dataset[begin:end])
-    except OSError as error:
+    except HDF5_ERRORS as error:
         raise DataError(
             f"{path}: dataset '{dataset.name}' cannot be read: it is damaged"
         ) from error
@@ -210,7 +210,10 @@ def _row_datasets(path: Path, file: h5py.File) -> Iterator[tuple[str, h5py.Datas
     if not names:
         raise DataError(f"{path} has no dataset")
     for name in names:
-        found = file.get(name)
+        try:
+            found = file.get(name)
+        except HDF5_ERRORS as error:
+            raise DataError(f"{path}: '{name}' cannot be read: it is damaged") from error
         if not isinstance(found, h5py.Dataset) or not found.shape:
             raise DataError(f"{path}: '{name}' is not a dataset of rows and cannot be divided")
         yield name, found
@@ -221,7 +224,7 @@ def _opened(path: Path) -> h5py.File:
         raise DataError(f"there is no HDF5 file {path}")
     try:
         return h5py.File(path, "r")
-    except OSError as error:
+    except HDF5_ERRORS as error:
         raise DataError(
             f"{path} cannot be read as HDF5: it is damaged, or of a different format"
         ) from error

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.kinds import Scheme
+from poseidon.foreign_files import read_definition
 
 if TYPE_CHECKING:
     from poseidon.exchange.cost import ExchangePlan
@@ -68,7 +69,7 @@ class RecordedPlan:
             SnapshotError: it cannot be read.
         """
         try:
-            text = path.read_text(encoding="utf-8", errors="replace")
+            text = read_definition(path).decode(errors="replace")
         except OSError as error:
             raise SnapshotError(
                 f"cannot read the exchange plan {path}: {error.strerror or error}"

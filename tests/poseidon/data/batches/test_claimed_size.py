@@ -66,6 +66,19 @@ def test_a_claim_beyond_reason_is_refused(form: str, place: int | None, sides: s
         decode(record)
 
 
+@pytest.mark.parametrize("sides", [(2**14, 2**14), (2**27 + 1, 1)])
+def test_a_bomb_is_refused_by_its_header(sides: tuple[int, int]) -> None:
+    """A file of 130 kB may hold a billion pixels of one color: 20 s to decode, and 3 GB."""
+    picture = encoded(".png", 8, 8)
+    width, height = (side.to_bytes(4, "big") for side in sides)
+    rest = bytes(1 << 16)  # after the last chunk: the file could hold what it claims
+    bomb = picture[:16] + width + height + picture[24:] + rest
+    with pytest.raises(
+        DataError, match=r"has a width of \d+ and a height of \d+; it may have 134,217,728 pixels"
+    ):
+        check_claim(bomb)
+
+
 def test_a_chunk_longer_than_the_picture_is_refused() -> None:
     picture = encoded(".png", 8, 8)
     at = picture.index(b"IDAT") - 4

@@ -57,6 +57,14 @@ def test_rows_follow_the_files(files: list[Path]) -> None:
     assert labels(files, plan(3), 3) == [0, 1, 2, 3, 4, 5, 6, 0, 1]
 
 
+def test_links_that_lead_to_each_other_are_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "loop.h5"
+    with h5py.File(path, "w") as file:
+        file["data"], file["label"] = h5py.SoftLink("/label"), h5py.SoftLink("/data")
+    with pytest.raises(DataError, match=r"loop\.h5 cannot be read as HDF5: it is damaged"):
+        RowMaker([path], plan())
+
+
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_two_workers_read_what_one_does(files: list[Path], shuffle: bool) -> None:
     alone = labels(files, plan(2, shuffle=shuffle), 7)
