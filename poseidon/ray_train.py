@@ -26,6 +26,7 @@ from ray.train.backend import Backend
 from ray.train.torch import TorchConfig, get_device
 
 from poseidon.process_group.backend import PoseidonGroup, initialize, register
+from poseidon.process_group.functions import groups_of_job
 from poseidon.process_group.mesh import Mesh
 from ps_server.keys import KeyPair, Keyring
 from ps_server.network import Network
@@ -134,6 +135,7 @@ def join(meeting: Any, token: bytes, timeout_s: int, *, encrypt: bool) -> None:
     }
     mesh = Mesh(network, gather)
     register(mesh)
+    mesh.at_close.enter_context(groups_of_job())
     initialize(mesh, timeout=timedelta(seconds=timeout_s))
     torch.distributed.barrier()
 

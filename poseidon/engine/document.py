@@ -226,6 +226,8 @@ class ScriptDocument(TrainingDocument):
     Attributes:
         ddp: whether it is written for DistributedDataParallel.
         snapshot: checkpoint to resume from, or empty.
+        restarts: how often the job was started again so far.
+        max_restarts: most restarts.
     """
 
     kind = WorkKind.SCRIPT
@@ -234,6 +236,8 @@ class ScriptDocument(TrainingDocument):
     ddp: bool = False
     prints: Prints = Prints.LOG
     snapshot: str = ""
+    restarts: int = 0
+    max_restarts: int = 0
 
 
 Document = TypeVar("Document", bound=WorkerDocument)

@@ -148,6 +148,8 @@ class ScriptJob(Job):
             arguments=self.request.arguments,
             ddp=self.request.ddp,
             prints=self._prints(role),
+            restarts=start.attempt,
+            max_restarts=self.max_restarts,
             snapshot=self.site.sent_path(role.host, Path(state)) if state else "",
         )
 

@@ -182,6 +182,14 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
     def getBackendName(self) -> str:
         return NAME
 
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """Torch asks for them where a call needs the CPU."""
+        return [torch.device("cpu"), torch.device("cuda")]
+
+    def _get_backend(self, device: torch.device) -> PoseidonGroup:
+        return self
+
     def getGroupName(self) -> str:
         return self._name
 
@@ -196,12 +204,28 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> PoseidonWork:
         reduction = _reduction(opts, tensors)
+        if any(tensor.is_sparse for tensor in tensors):
+            return self._all_reduce_rows(tensors, reduction)
         return self._start(
             lambda flat: self._collectives.all_reduce(flat, reduction),
             tensors,
             tensors,
             "all_reduce",
         )
+
+    def _all_reduce_rows(self, tensors: list[Tensor], reduction: Reduction) -> PoseidonWork:
+        """As gloo: the sum of sparse tensors has the elements of all workers."""
+        if reduction not in (Reduction.SUM, Reduction.MEAN):
+            raise UsageError(
+                f"all_reduce of sparse tensors knows SUM and AVG, not {reduction.name}"
+            )
+
+        def run() -> None:
+            for tensor in tensors:
+                rows = self._collectives.all_reduce_rows(tensor.detach().cpu(), reduction)
+                tensor.copy_(rows)  # a view of a sparse tensor has its own elements
+
+        return self._submit(run, tensors, "all_reduce")
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> PoseidonWork:
         return self.allreduce(tensors, opts)
@@ -321,6 +345,18 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def barrier(self, opts: Any = None) -> PoseidonWork:
         return self._submit(self._collectives.barrier, [], "barrier")
+
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """Wait for all workers; if one does not come, the error names it.
+
+        Args:
+            timeout: the longest wait; None: the group's.
+            wait_all_ranks: has no effect: the error names the first worker that is missing.
+        """
+        limit_s = timeout.total_seconds() if timeout else None
+        self._submit(lambda: self._collectives.barrier(limit_s), [], "monitored_barrier").wait()
 
     def send(self, tensors: list[Tensor], receiver: int, tag: int) -> PoseidonWork:
         self._collectives.send(_flat(tensors[0]), receiver, tag)
@@ -450,6 +486,8 @@ def _reduction(options: Any, tensors: Sequence[Tensor]) -> Reduction:
                 raise UsageError(
                     f"the reduction {name} is for whole numbers; a tensor is {types[0]}"
                 )
+            if reduction is Reduction.MEAN and any(t.dtype is torch.bool for t in tensors):
+                raise UsageError("the reduction AVG is for numbers; a tensor is torch.bool")
             return reduction
     raise UsageError(
         f"the process group '{NAME}' does not know the reduction {operation}; expected one of "
@@ -502,6 +540,7 @@ def initialize(mesh: Mesh, **arguments: Any) -> None:
     Args:
         arguments: of `init_process_group`, besides its backend, store, rank and size.
     """
-    init_process_group(
-        NAME, store=dist.HashStore(), rank=mesh.rank, world_size=mesh.size, **arguments
-    )
+    store = mesh.new_store()
+    init_process_group(NAME, store=store, rank=mesh.rank, world_size=mesh.size, **arguments)
+    # without the prefix in C++, which leaves out queues and the list of keys
+    dist.distributed_c10d._world.pg_map[dist.group.WORLD] = (dist.Backend(NAME), store)

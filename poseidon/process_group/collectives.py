@@ -12,6 +12,7 @@ All tensors are flat, contiguous and on the CPU.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
@@ -121,6 +122,31 @@ class Collectives:
             for other in self.others:
                 shares[other].copy_(call.receive(other, 2 * number + 1, shares[other]))
 
+    def all_reduce_rows(self, tensor: Tensor, reduction: Reduction) -> Tensor:
+        """Return the sum or the mean of all workers' sparse tensors, which are of one shape.
+
+        Workers may have different elements, and different numbers of them.
+        """
+        own = tensor.coalesce()
+        count = torch.tensor([own._nnz()], dtype=torch.int64, device="cpu")
+        counts = [int(other) for other in self.all_gather(count)]
+        gathered = []
+        for rows in (own.indices().T, own.values()):
+            flat, of_one = rows.reshape(-1), math.prod(rows.shape[1:])
+            results = [flat.new_empty(number * of_one) for number in counts]
+            self.all_to_all([flat] * self.size, results)
+            gathered.append([result.view(-1, *rows.shape[1:]) for result in results])
+        parts = [
+            torch.sparse_coo_tensor(
+                indices.T, values, tensor.shape, check_invariants=False, is_coalesced=True
+            )
+            for indices, values in zip(*gathered, strict=True)
+        ]
+        result = parts[0]
+        for part in parts[1:]:
+            result = result + part
+        return result / self.size if reduction is Reduction.MEAN else result
+
     def broadcast(self, tensor: Tensor, root: int) -> None:
         """Replace a tensor by one worker's."""
         call = self._begin("broadcast", tensor, f"from {root}")
@@ -199,10 +225,14 @@ class Collectives:
         for other in self.others:
             results[other].copy_(call.receive(other, 0, results[other]))
 
-    def barrier(self) -> None:
-        """Return once all workers have called it."""
+    def barrier(self, timeout_s: float | None = None) -> None:
+        """Return once all workers have called it.
+
+        Args:
+            timeout_s: the longest wait; None: the group's.
+        """
         nothing = torch.empty(0, dtype=torch.uint8, device="cpu")
-        self._begin("barrier", None).exchange(nothing)
+        self._begin("barrier", None, timeout_s=timeout_s).exchange(nothing)
 
     def send(self, tensor: Tensor, receiver: int, tag: int) -> None:
         """Send a tensor to one worker; returns at once. Any thread may call it."""
@@ -245,10 +275,13 @@ class Collectives:
 
         return receive
 
-    def _begin(self, name: str, tensor: Tensor | None, how: str = "") -> _Call:
+    def _begin(
+        self, name: str, tensor: Tensor | None, how: str = "", timeout_s: float | None = None
+    ) -> _Call:
         self._number += 1
         what = ", ".join(filter(None, (described(tensor), how)))
-        call = Call(self._group, self._number, f"{name}({what})", self.place, self.timeout_s)
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        call = Call(self._group, self._number, f"{name}({what})", self.place, limit_s)
         return _Call(self, call)
 
     def _message(self, tensor: Tensor, number: int, tag: int, place: str) -> _Call:

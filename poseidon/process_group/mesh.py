@@ -2,6 +2,8 @@
 
     [VERSION, "Data", group, number, part, call, place] payload
     [VERSION, "Failed"] sentence
+    [VERSION, "Ask", number] request       of the store, to rank 0
+    [VERSION, "Answer", number] answer
 
 A message is identified by its sender, its group, the number of the collective within the group, and
 its part of the collective. It waits at the receiver until it is asked for. `call` describes the
@@ -17,17 +19,21 @@ this one is, with a new key pair for each worker.
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import msgpack
 
-from poseidon.errors import UsageError, printable
+from poseidon.errors import JobError, UsageError, printable
 from poseidon.exchange.job_control import SAME_CALLS
 from poseidon.exchange.worker_links import VERSION, WorkerLinks, read_header
+from poseidon.process_group.store import Request, SharedStore, StoreTable
 from ps_server import RemoteProtocolError
 from ps_server.keys import KeyPair, Keyring
 from ps_server.network import Network
@@ -99,10 +105,16 @@ class Mesh:
         self._gather = gather
         self._on_failure = on_failure
         self.place: Callable[[], str] = lambda: place()[:LONGEST_PLACE]
+        self.at_close = ExitStack()
+        """What is undone as this worker leaves."""
         self._failure: Exception | None = None
         self._links: WorkerLinks | None = None
         self._connecting = threading.Lock()
         self._inbox: dict[MessageId, Message] = {}
+        self._table = StoreTable()
+        self._answers: dict[int, object] = {}
+        self._asked = itertools.count()
+        self._stores = itertools.count()
         self._monitor = network.new_monitor(closed="the process group is destroyed", hangs="")
 
     @property
@@ -217,6 +229,52 @@ class Mesh:
         self._monitor.notify()
         self._on_failure(error)
 
+    def new_store(self) -> SharedStore:
+        """Return a store that all workers share; the n-th ones of all workers are one."""
+        return SharedStore(self._ask_store, f"{next(self._stores)}/")
+
+    def _ask_store(self, request: Request, timeout_s: float) -> Any:
+        self.check()
+        number = next(self._asked)
+        links = self._connected() if self.size > 1 else None
+        with self._monitor:
+            if self.rank == 0:
+                self._table.ask(request, partial(self._answers.__setitem__, number))
+            elif links is not None:
+                header = msgpack.packb([VERSION, "Ask", number])
+                links.send((0,), 0, [header, msgpack.packb(request)])
+        if self.rank == 0:
+            self._monitor.notify()  # a thread of this worker may wait for what was set
+        if links is not None:
+            links.wake()
+
+        def answered() -> tuple[object] | None:
+            if number in self._answers:
+                return (self._answers.pop(number),)
+            self.check()
+            if links is not None and self.rank and 0 in links.left:
+                raise JobError(
+                    f"worker {self.rank} uses the store of the process group, and worker 0, which "
+                    "has it, has left; expected worker 0 to wait for the others"
+                )
+            return None
+
+        what = f"the store of the process group did not answer {request[0]}()"
+        return self._monitor.wait_for(answered, what, timeout_s=timeout_s)[0]
+
+    def _answer_store(self, sender: int, number: int, frame: Buffer) -> None:
+        links = self._connected()
+
+        def reply(answer: object) -> None:
+            if not self._monitor.closed and self._monitor.failure is None:
+                header = msgpack.packb([VERSION, "Answer", number])
+                links.send((sender,), 0, [header, msgpack.packb(answer)])
+
+        try:
+            self._table.ask(tuple(msgpack.unpackb(frame)), reply)
+        except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
+            raise RemoteProtocolError(f"worker {sender} asks the store nothing valid") from error
+
     def flush(self) -> None:
         """Wait until all that was sent has left this host, so that `close` cuts nobody off.
 
@@ -228,6 +286,7 @@ class Mesh:
 
     def close(self) -> None:
         """Leave. Safe to call twice."""
+        self.at_close.close()
         if self._links is not None:
             self._links.close()
 
@@ -259,6 +318,10 @@ class Mesh:
                 if (sender, group, number, part) in self._inbox:
                     raise RemoteProtocolError(f"worker {sender} has sent a message twice")
                 self._inbox[sender, group, number, part] = Message(call, place, frames[1])
+            case [_, "Ask", int(number)], 2 if self.rank == 0:
+                self._answer_store(sender, number, frames[1])
+            case [_, "Answer", int(number)], 2 if sender == 0:
+                self._answers[number] = msgpack.unpackb(frames[1])
             case [_, "Failed"], 2:
                 sentence = bytes(frames[1]).decode(errors="backslashreplace")
                 self._failure = self._failure or DifferentCalls(printable(sentence))

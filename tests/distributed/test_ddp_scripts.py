@@ -19,7 +19,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
-assert size == 3 and dist.get_backend() == "poseidon"
+assert size == 3 and dist.get_backend() == "gloo"
 
 def mean_of(build, losses):
     """The gradients of one process, with the mean of the workers' losses."""

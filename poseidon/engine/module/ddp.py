@@ -7,7 +7,7 @@ Laws:
 * After `backward()` a gradient is the mean over all workers, added in the order of their ranks:
   what `poseidon.distribute` gives a torch optimizer, with the same bits.
 * Of gradients of float64 and complex numbers the exchange would keep a part: the process group
-  reduces them.
+  reduces them. So it does sparse gradients, of which only the rows travel.
 * The last bucket's hook waits for all means. By then the backward pass has computed all gradients,
   so nothing waits for it, and an error is raised in the script's `backward()`.
 """
@@ -15,15 +15,12 @@ Laws:
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from inspect import signature
 from typing import Any
 
 import torch
 import torch.distributed
-import torch.distributed.device_mesh
 import torch.multiprocessing
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -39,16 +36,17 @@ from poseidon.exchange.factors.taps import FactorTap, layers_with_factors, rows_
 from poseidon.exchange.module_hooks import OfOneModule, uncompiled
 from poseidon.exchange.turns import stacked
 from poseidon.process_group.backend import initialize
+from poseidon.process_group.functions import (
+    HAS_GROUP,
+    groups_of_job,
+    make_default_group,
+    refusal,
+    replaced,
+)
 from poseidon.process_group.mesh import Mesh
 from ps_server import Rule, RuleKind
 
 LOGGER = logging.getLogger(__name__)
-SHARDED = (
-    "a DeviceMesh (FSDP2, tensor parallelism) divides the model among the workers, and --ddp is for "
-    "scripts in which each worker holds the whole model; expected DistributedDataParallel, or "
-    "torchrun"
-)
-
 TAKES_TURNS = (
     "{virtual} virtual workers on {workers} take turns, and DistributedDataParallel has one batch "
     "of each worker at a time; expected as many workers as virtual workers, or poseidon.distribute"
@@ -68,11 +66,6 @@ SPAWNS = (
     "the script starts its workers by torch.multiprocessing.spawn, and `poseidon run --ddp` has "
     "started them, as torchrun does; expected the function that it spawns, called once by each "
     "with rank int(os.environ['RANK']) of int(os.environ['WORLD_SIZE'])"
-)
-
-HAS_GROUP = (
-    "the script calls init_process_group(), and the workers of `poseidon run` have a process group "
-    "already; expected `poseidon run --ddp` for a script of DistributedDataParallel, or no such call"
 )
 
 
@@ -96,7 +89,8 @@ class BucketReducer:
             for name, parameter in module.module.named_parameters()
             if parameter.requires_grad and name not in module.parameters_to_ignore
         }
-        self._sent = [parameter for parameter in self._names if parameter.dtype in TYPES]
+        sparse = _with_sparse_gradients(module.module)
+        self._sent = [p for p in self._names if p.dtype in TYPES and p not in sparse]
         """The parameters whose gradients the exchange reduces."""
         self._index = {parameter: index for index, parameter in enumerate(self._sent)}
         is_compiled = uncompiled(module.module) is not module.module
@@ -158,11 +152,6 @@ class BucketReducer:
 
     def _reduce(self, bucket: Any) -> torch.futures.Future[Tensor]:
         """Send the gradients of a bucket. The last one ends the iteration."""
-        if bucket.buffer().is_sparse:
-            raise UsageError(
-                "a sparse gradient in DistributedDataParallel; expected sparse=False, or "
-                "poseidon.distribute"
-            )
         future: torch.futures.Future[Tensor] = torch.futures.Future()
         self._waiting.append((bucket, future))
         if self._observed is not None and self._wait_free and self._sends(bucket):
@@ -219,7 +208,7 @@ class BucketReducer:
         """Reduce the first buckets by the process group, and open the exchange."""
         rows = [0] * len(self._sent)
         for bucket, _ in self._waiting:
-            for parameter, gradient in _gradients(bucket):
+            for parameter, gradient in _gradients(bucket) if self._sends(bucket) else ():
                 tap = self._taps.get(parameter)
                 if tap is None:
                     continue
@@ -271,6 +260,15 @@ class BucketReducer:
         )
 
 
+def _with_sparse_gradients(module: nn.Module) -> set[Tensor]:
+    """Return the parameters whose gradients DistributedDataParallel expects to be sparse."""
+    return {
+        layer.weight
+        for layer in module.modules()
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse
+    }
+
+
 def _gradients(bucket: Any) -> Iterator[tuple[nn.Parameter, Tensor]]:
     return zip(bucket.parameters(), bucket.gradients(), strict=True)
 
@@ -318,33 +316,19 @@ def ddp_script(mesh: Mesh, context: WorkerContext) -> Iterator[None]:
     own, one over a group of some workers by all-reduce.
     """
     distributed: Any = torch.distributed
-    new_group, construct = distributed.new_group, DistributedDataParallel.__init__
-
-    def init_process_group(*_: Any, **__: Any) -> None:
-        initialize(mesh)
-
-    def new_poseidon_group(*arguments: Any, **named: Any) -> Any:
-        given = signature(new_group).bind(*arguments, **named).arguments
-        return new_group(**{**given, "backend": None})
-
-    def monitored_barrier(group: Any = None, *_: Any, **__: Any) -> None:
-        distributed.barrier(group)  # it names the workers that make another call
+    construct = DistributedDataParallel.__init__
 
     def make(self: DistributedDataParallel, *arguments: Any, **named: Any) -> None:
         construct(self, *arguments, **named)
         reduce_by_exchange(self, context)
 
-    modules = (distributed, distributed.distributed_c10d)
+    init_process_group = make_default_group(mesh)
     with ExitStack() as undo:
-        for owner in modules:
-            undo.enter_context(_replaced(owner, "init_process_group", init_process_group))
-            undo.enter_context(_replaced(owner, "new_group", new_poseidon_group))
-            undo.enter_context(_replaced(owner, "monitored_barrier", monitored_barrier))
-        undo.enter_context(_replaced(DistributedDataParallel, "__init__", make))
-        mesh_class = torch.distributed.device_mesh.DeviceMesh
-        undo.enter_context(_replaced(mesh_class, "__init__", _refusal(SHARDED)))
-        undo.enter_context(_replaced(torch.multiprocessing, "spawn", _refusal(SPAWNS)))
-        undo.enter_context(_environment(mesh, context))
+        undo.enter_context(groups_of_job())
+        for owner in (distributed, distributed.distributed_c10d):
+            undo.enter_context(replaced(owner, "init_process_group", init_process_group))
+        undo.enter_context(replaced(DistributedDataParallel, "__init__", make))
+        undo.enter_context(replaced(torch.multiprocessing, "spawn", refusal(SPAWNS)))
         yield
 
 
@@ -356,53 +340,7 @@ def default_group(mesh: Mesh) -> Iterator[None]:
     initialize(mesh)
     distributed: Any = torch.distributed
     with ExitStack() as undo:
+        undo.enter_context(groups_of_job())
         for owner in (distributed, distributed.distributed_c10d):
-            undo.enter_context(_replaced(owner, "init_process_group", _refusal(HAS_GROUP)))
+            undo.enter_context(replaced(owner, "init_process_group", refusal(HAS_GROUP)))
         yield
-
-
-def _refusal(sentence: str) -> Callable[..., None]:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise UsageError(sentence)
-
-    return refuse
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, value: object) -> Iterator[None]:
-    original = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
-
-
-@contextmanager
-def _environment(mesh: Mesh, context: WorkerContext) -> Iterator[None]:
-    """Set the variables of torchrun, which such scripts and their libraries read."""
-    member = context.member
-    values: Mapping[str, object] = {
-        "RANK": mesh.rank,
-        "WORLD_SIZE": mesh.size,
-        "LOCAL_RANK": member.local_rank,
-        "LOCAL_WORLD_SIZE": member.local_workers,
-        "GROUP_RANK": member.network.rank,
-        "TORCHELASTIC_RUN_ID": "poseidon",
-        # libraries ask for these; nothing listens there
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": 29500,
-    }
-    if context.worker.device.type == "cpu":
-        # without it accelerate and transformers train alone where there is no GPU
-        values = {**values, "ACCELERATE_USE_CPU": "true"}
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update({name: str(value) for name, value in values.items()})
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

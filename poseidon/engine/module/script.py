@@ -37,6 +37,7 @@ from poseidon.engine.module.distribute import current_line, line_of, running_in
 from poseidon.engine.module.lazy_compiler import import_compiler_late
 from poseidon.engine.module.memory import ScriptMemory
 from poseidon.engine.module.script_output import output_to_log
+from poseidon.engine.module.torchrun import free_address, torchrun_variables
 from poseidon.engine.module.worker_context import LoopPosition, Observed, ThisWorker, WorkerContext
 from poseidon.engine.observation import Observation
 from poseidon.engine.own_time import OwnTime
@@ -289,6 +290,8 @@ class ScriptWork(TrainingWork[ScriptDocument]):
             place=partial(current_line, self.document.script),
         )
         register(mesh, Calls(context.report_call))
+        if self.document.ddp:
+            self._set_variables()
         is_first_of_several = context.worker.rank == 0 and context.worker.size > 1
         try:
             with (
@@ -304,6 +307,15 @@ class ScriptWork(TrainingWork[ScriptDocument]):
             if torch.distributed.is_initialized():
                 torch.distributed.destroy_process_group()
             mesh.close()
+
+    def _set_variables(self) -> None:
+        """Set the variables of torchrun. They stay: a script may read them in a thread that it does
+        not end, or as Python exits.
+        """
+        document = self.document
+        exchange = self._addresses(partial(self.launcher.exchange_addresses, among=WORKERS))
+        master = exchange(free_address(document.host))[0]
+        os.environ.update(torchrun_variables(document, master))
 
     def _report_collective(self, error: Exception) -> None:
         """End the job after the error of a collective, which a library may catch: others would wait

@@ -229,12 +229,12 @@ def test_receives_without_a_source_take_messages_in_their_order() -> None:
                 group.barrier().wait()
                 return
             tensors = [torch.zeros(2) for _ in range(4)]
-            works = [group.recv_anysource([t], 5) for t in tensors[:2]]
-            works += [group.recv([tensors[2]], 2, 5), group.recv_anysource([tensors[3]], 5)]
+            works = [group.recv([tensors[0]], 2, 5)]
+            works += [group.recv_anysource([tensor], 5) for tensor in tensors[1:]]
             for work in reversed(works):
                 work.wait()
             sources = [work._source_rank() for work in works]
-            assert sorted(sources) == [1, 1, 2, 2] and sources[2] == 2
+            assert sorted(sources) == [1, 1, 2, 2] and sources[0] == 2
             for rank in (1, 2):
                 got = [
                     float(t[0])
@@ -280,4 +280,27 @@ def test_an_unknown_reduction_is_refused() -> None:
             group.allreduce([torch.zeros(2)], options)
 
     with meshes(1) as made:
+        on_all(made, run)
+
+
+@pytest.mark.parametrize("operation", [dist.ReduceOp.SUM, dist.ReduceOp.AVG])
+@pytest.mark.parametrize("counts", [(0, 0, 0), (0, 1, 3), (2, 2, 2)])
+def test_sparse_tensors_are_reduced_as_rows(operation: object, counts: tuple[int, ...]) -> None:
+    def of_worker(rank: int) -> torch.Tensor:
+        rows = [torch.tensor([rank + 2 * k, 5]) for k in range(counts[rank])]
+        indices = torch.stack(rows).view(1, -1) if rows else torch.zeros(1, 0, dtype=torch.int64)
+        values = torch.ones(indices.shape[1], 2) + rank
+        return torch.sparse_coo_tensor(indices, values, (9, 2), check_invariants=True)
+
+    expected = sum(of_worker(rank).to_dense() for rank in range(SIZE))
+    if operation is dist.ReduceOp.AVG:
+        expected = expected / SIZE
+
+    def run(mesh: Mesh) -> None:
+        with group_of(mesh) as group:
+            tensor = of_worker(mesh.rank)
+            assert group.allreduce([tensor], reduction(operation)).get_future().wait()[0] is tensor
+            assert torch.equal(tensor.to_dense(), expected)
+
+    with meshes(SIZE) as made:
         on_all(made, run)

@@ -68,15 +68,13 @@ def test_a_script_of_ddp_makes_the_group_itself(
         assert not torch.distributed.is_initialized()
         torch.distributed.init_process_group("nccl", rank=0, world_size=1)
         with destroyed_at_end():
-            assert torch.distributed.get_backend() == "poseidon"
+            assert torch.distributed.get_backend() == "nccl"
             model = DistributedDataParallel(nn.Linear(2, 1))
             model(torch.ones(1, 2)).sum().backward()
             assert copy.deepcopy(model)(torch.ones(1, 2)).shape == (1, 1)
             torch.distributed.monitored_barrier(timeout=timedelta(seconds=1), wait_all_ranks=True)
             with pytest.raises(UsageError, match=r"has a DistributedDataParallel, which averages"):
                 module_tensors(nn.Sequential(model), Buffers.AVERAGE)
-            with pytest.raises(UsageError, match=r"a DeviceMesh .* divides the model"):
-                torch.distributed.init_device_mesh("cpu", (1,))
             with pytest.raises(UsageError, match=r"`poseidon run --ddp` has started them"):
                 torch.multiprocessing.spawn(print, nprocs=1)
     assert (torch.distributed.init_process_group, DistributedDataParallel.__init__) == before
