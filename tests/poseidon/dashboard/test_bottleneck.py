@@ -122,6 +122,7 @@ def test_a_link_explains_waits_that_are_short() -> None:
         workers[index] = replace(load, sending={**load.sending, "node1": 0.15})
     found = find_bottleneck(workers, shards)
     assert found.cause is Cause.LINK
+    assert "--compress=int8" in found.advice
 
 
 def served(busy: dict[str, float]) -> tuple[list[WorkerLoad], list[ShardLoad]]:
