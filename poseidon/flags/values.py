@@ -14,6 +14,7 @@ from typing import TypeVar
 from poseidon.errors import nearest
 
 Choice = TypeVar("Choice", bound=Enum)
+T = TypeVar("T")
 
 TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
@@ -132,6 +133,19 @@ def devices(text: str) -> str:
 def path(text: str) -> Path | None:
     """Read a path; None if it is empty."""
     return Path(text) if text else None
+
+
+def stated(read: Callable[[str], T]) -> Callable[[str], T]:
+    """Return a function that reads a value and refuses an empty one, such as "$JOB" of a variable
+    that is not set: the flag would have no effect.
+    """
+
+    def read_stated(text: str) -> T:
+        if not text.strip(" ,"):
+            raise argparse.ArgumentTypeError("the value is empty; is a variable not set?")
+        return read(text)
+
+    return read_stated
 
 
 def parts(text: str) -> tuple[str, ...]:

@@ -25,7 +25,17 @@ from poseidon.errors import UsageError, counted
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
 from poseidon.flags.flag import Section, Takes, declared, option
 from poseidon.flags.shared import BACKENDS, IMPORT, ON_TERMINAL, ShownProgress
-from poseidon.flags.values import count, devices, one_of, parts, path, paths, positive, whole
+from poseidon.flags.values import (
+    count,
+    devices,
+    one_of,
+    parts,
+    path,
+    paths,
+    positive,
+    stated,
+    whole,
+)
 
 START_TIMEOUT_S = 180.0
 
@@ -308,6 +318,7 @@ class JobRequest(RunRequest):
         "resume from a file of group.save(), or a job's newest",
         Section.TRAINED,
         metavar="FILE|JOB",
+        read=stated(str),
     )
 
     def __post_init__(self) -> None:
@@ -398,10 +409,18 @@ class TrainRequest(TrainingOptions, JobRequest):
         required=True,
     )
     snapshot: str = option(
-        "", "resume from a .solverstate, or a job's newest", Section.TRAINED, metavar="FILE|JOB"
+        "",
+        "resume from a .solverstate, or a job's newest",
+        Section.TRAINED,
+        metavar="FILE|JOB",
+        read=stated(str),
     )
     weights: tuple[Path, ...] = option(
-        (), "start from comma-separated .caffemodels", Section.TRAINED, metavar="FILES", read=paths
+        (),
+        "start from comma-separated .caffemodels",
+        Section.TRAINED,
+        metavar="FILES",
+        read=stated(paths),
     )
     level: int | None = option(
         None,

@@ -7,6 +7,7 @@ before the first iteration are ignored.
 
 from __future__ import annotations
 
+import calendar
 import csv
 import io
 import math
@@ -158,6 +159,8 @@ class _Reader:
             self._year = int(found[1])
         elif self._last is not None and month < self._last.month:
             self._year += 1  # the log continues in January
+        if (month, day) == (2, 29) and not found[1] and not calendar.isleap(self._year):
+            self._move_to_leap_year()
         try:
             time = datetime(
                 self._year, month, day, hour, minute, second, int(found[7].ljust(6, "0"))
@@ -166,6 +169,14 @@ class _Reader:
             return None
         self._last = time
         return time
+
+    def _move_to_leap_year(self) -> None:
+        """Set the year, which the log leaves out, to one that has a 29 February."""
+        years = next(n for n in range(1, 9) if calendar.isleap(self._year + n))
+        self._year += years
+        self._start, self._last = (
+            time and time.replace(year=time.year + years) for time in (self._start, self._last)
+        )
 
     def _output(self, found: re.Match[str], seconds: float) -> None:
         net, number, name = found[1], int(found[2]), found[3]

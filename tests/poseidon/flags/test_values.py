@@ -22,6 +22,7 @@ from poseidon.flags.values import (
     port,
     positive,
     renamed,
+    stated,
     truth,
     whole,
 )
@@ -64,6 +65,8 @@ def test_values(read: Callable[[str], object], text: str, value: object) -> None
 "mean hybrid?"),
         (input_shape, "data:0,3", "expected NAME:N,C,H,W, for example data:1,3,227,227, found "
 "'data:0,3'"),
+        (stated(str), "", "the value is empty; is a variable not set?"),
+        (stated(paths), " ,", "the value is empty; is a variable not set?"),
         (renamed, "fc8=", "expected OURS=THEIRS, found 'fc8='"),
     ],
 )  # fmt: skip

@@ -124,6 +124,29 @@ def test_newer_glog_writes_the_year() -> None:
     assert as_csv(parse_log(lines, 1970).train) == as_csv(parse_log(LOG.splitlines(), 2014).train)
 
 
+@pytest.mark.parametrize("year", [2014, 2023, 2024, 1899])
+@pytest.mark.parametrize(
+    ("days", "seconds"),
+    [
+        (("0229", "0229"), [0, 60]),
+        (("0228", "0229"), [0, 86460]),
+        (("0228", "0229", "0301"), [0, 86460, 172860]),
+        (("1231", "0229"), [0, 60 * 86400 + 60]),
+    ],
+)
+def test_a_log_of_29_february_has_its_times(
+    year: int, days: tuple[str, ...], seconds: list[float]
+) -> None:
+    """The year is not in the log, and the clock's may have no such day."""
+    lines = [f"I{days[0]} 10:00:00.000000     1 solver.cpp:1] Solving net"]
+    lines += [
+        f"I{day} 10:0{min(n, 1)}:00.000000     1 solver.cpp:1] {text}"
+        for n, day in enumerate(days)
+        for text in (f"Iteration {n}, loss = 1", "    Train net output #0: loss = 1")
+    ]
+    assert [row.seconds for row in parse_log(lines, year).train] == seconds
+
+
 def test_several_test_nets_have_rows_of_their_own() -> None:
     lines = [
         HEAD + text
