@@ -191,7 +191,7 @@ class Carrier(ABC):
 
     @abstractmethod
     def wait(self, index: int) -> None:
-        """Return once a tensor may be used."""
+        """Return once a tensor may be used, in this iteration or, after `finish`, in the next."""
 
     def held_squares(self) -> float:
         """Return the sum of squares of this worker's gradients that wait for the limit of `finish`.

@@ -110,6 +110,7 @@ def _train_one(
     exchange = make(rank, tensors, settings)
     hooks = Hooks([net], tensors, exchange, passes=scenario.passes)
     data = torch.Generator().manual_seed(1)
+    read: list[Tensor] = []
     try:
         exchange.open(None)
         if begin is not None:
@@ -123,6 +124,7 @@ def _train_one(
             if begin is not None and iteration < begin.iterations:
                 continue
             exchange.start(iteration, rate(iteration))
+            _check_read(exchange, tensors, read)
             hooks.start()
             for batch in batches:
                 x, y = batch[:, :5], batch[:, 5:]
@@ -130,7 +132,11 @@ def _train_one(
                 hooks.next_pass()
             hooks.finish()
             exchange.finish()
+            # one replica alone uses the values before it starts the next iteration
+            reads = iteration % workers == rank
+            read = _read(exchange, tensors) if reads else []
         exchange.settle()
+        _check_read(exchange, tensors, read)
         if save is not None and (rank == 0 or exchange.state.private):
             save.histories[rank] = [
                 [array.copy() for array in history]
@@ -144,6 +150,21 @@ def _train_one(
     finally:
         hooks.close()
         exchange.close()
+
+
+def _read(exchange: Exchange, tensors: Sequence[Trained]) -> list[Tensor]:
+    for index in range(len(tensors)):
+        exchange.wait(index)
+    return [trained.tensor.detach().clone() for trained in tensors]
+
+
+def _check_read(exchange: Exchange, tensors: Sequence[Trained], read: Sequence[Tensor]) -> None:
+    """Check that values were not from before the last iteration; at staleness > 0 newer ones may
+    have come.
+    """
+    if read and not exchange.state.private:
+        for before, now in zip(read, _read(exchange, tensors), strict=True):
+            assert torch.equal(before, now)
 
 
 def reference(scenario: Scenario) -> list[np.ndarray]:

@@ -205,6 +205,7 @@ class FactorCarrier(FactoredCarrier):
                 self.peers.broadcast(weight.table, held)
             if weight.progress.released <= self._iteration:
                 self.release(index)
+        self._iteration += 1  # `wait` needs the round that has just left
 
     def settle(self, clock: int) -> None:
         for index in self._weights:

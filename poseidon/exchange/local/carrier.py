@@ -25,7 +25,7 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
     def __init__(self, tensors: Sequence[Trained]) -> None:
         self.indices = range(len(tensors))
         self._tensors = tensors
-        self._round = 0
+        self._round = 0  # publications of the values so far
         self._taken = [0] * len(tensors)
         self._begun: Counter[int] = Counter()  # of each tensor, contributed in this iteration
         self._released: set[int] = set()
@@ -47,7 +47,6 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
         """Note for the host that this worker's layer does not use a tensor any more."""
 
     def start(self, step: Step) -> None:
-        self._round += 1
         self._begun.clear()
         self._released.clear()
 
@@ -79,6 +78,7 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
             elif not self._begun[index]:
                 value = trained.tensor.detach().reshape(-1)
                 self._contribute(index, value if trained.statistics else None)
+        self._round += 1
 
     def _contribute(self, index: int, part: Tensor | None) -> None:
         self.wait(index)
@@ -86,7 +86,6 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
         self._begun[index] += 1
 
     def _take_all(self) -> None:
-        """Take every value of `open` or `settle`, in which no tensor begins."""
-        self._round += 1
+        """Take every value of the last publication."""
         for index in self.indices:
             self.wait(index)

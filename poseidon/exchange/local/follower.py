@@ -77,6 +77,8 @@ class FollowerCarrier(HostCarrier):
         self.settle(0)
 
     def settle(self, clock: int) -> None:
+        self._take_all()  # each publication is taken
+        self._round += 1
         self._take_all()
         self._send(Kind.TAKEN)
 

@@ -165,8 +165,8 @@ class LeaderDelivery(Delivery):
             self._pending.append(kind)
 
     def submit(self) -> None:
-        """Pass pending requests on to the other hosts: at the start of an iteration, before its
-        values.
+        """Pass pending requests on to the other hosts: at the end of an iteration, before the
+        values of the next one.
         """
         while self._pending:
             self._inner.request(self._pending.popleft())

@@ -184,7 +184,9 @@ class LeaderCarrier(HostCarrier):
         self._delivery.join()
 
     def _settle(self, step: Callable[[], None]) -> None:
+        self._take_all()  # each publication is taken
         self._loop.settle(step)
+        self._round += 1
         self._take_all()
 
     def _listen(self, worker: int, connection: Connection) -> None:

@@ -2,7 +2,8 @@
 one).
 
 Law: it calls the inner exchange in the order in which the training loop of a single worker would:
-start, wait for each tensor and publish it, begin each as soon as all parts of it have come, finish.
+start, begin each tensor as soon as all parts of it have come, finish, wait for each and publish it.
+So a worker of the host may use the values of the next iteration before the leader starts it.
 """
 
 from __future__ import annotations
@@ -204,8 +205,6 @@ class LeaderLoop:
 
     def _iterate(self, step: Step) -> None:
         self._inner.start(step.iteration, *step.rates)
-        self._control.submit()
-        self._publish_all()
         self._contributions.start()
         while not self._contributions.complete:
             contribution = self._next_contribution(self._contributions.owes)
@@ -214,19 +213,25 @@ class LeaderLoop:
             with self.side.after(contribution.ready):
                 self._take(contribution)
         self._inner.finish()
+        self._control.submit()
+        self._publish_all()
 
     def _settle(self, step: Callable[[], None]) -> None:
         self._control.wait_until_passed_on()
         step()
         self._publish_all()
         owing = set(range(1, self._workers))
+        ahead: list[Contribution] = []  # of followers that have begun the next iteration
         while owing:
             contribution = self._next_contribution(owing.__contains__)
             assert contribution is not None, "the leader itself owes nothing"
-            if contribution.message.kind is not Kind.TAKEN:
+            if contribution.worker not in owing:
+                ahead.append(contribution)
+            elif contribution.message.kind is not Kind.TAKEN:
                 raise _unexpected(contribution)
             owing.discard(contribution.worker)
         with self._monitor:
+            self._received.extendleft(reversed(ahead))
             self._settled += 1
             self._monitor.notify()
 

@@ -434,8 +434,7 @@ class RoundsCarrier(GradientCarrier):
         fragment.exact = fragment.steps == 0 or self._options.sync_mix == 0
         if fragment.exact:
             fragment.steps = 0
-        if self._in_parts:  # otherwise the next round's start lets all tensors wait
-            self._due.update(fragment.indices)
+        self._due.update(fragment.indices)
 
     def _take_anchors(self) -> None:
         """Set the values to the anchors, which have come."""

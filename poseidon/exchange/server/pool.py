@@ -95,7 +95,7 @@ class Pool(InTable):
         self.table = table
         self._tables = tables
         self._statistics = pooled.statistics
-        self._is_read = False  # whether the tensors have this iteration's values
+        self._is_read = False  # whether the tensors have the values after the last `finish`
         self._pushed = 0
         own = [tensors[index].tensor.detach() for index in indices]
         bounds = list(pairwise(accumulate((t.numel() for t in own), initial=0)))
@@ -122,7 +122,6 @@ class Pool(InTable):
         return _concatenated_history([histories[i] for i in self.indices]) if histories else ()
 
     def start(self, step: Step) -> None:
-        self._is_read = False
         self._begin()
 
     def take(self, index: int, gradient: Tensor) -> Push | None:
@@ -152,6 +151,7 @@ class Pool(InTable):
         return [self._next_push()] if partly else []
 
     def finish(self) -> None:
+        self._is_read = False
         if self._statistics:
             self._pack()
 

@@ -320,6 +320,7 @@ def test_a_leader_that_goes_is_one_sentence_for_the_others() -> None:
             return  # leaves
         with pytest.raises(PeerLost) as caught:
             step(exchange, 0, 1.0)
+            exchange.wait(0)
         said[rank] = str(caught.value)
 
     with machines(alone, 3) as make:
@@ -355,6 +356,7 @@ def test_nonsense_from_the_leader_ends_the_followers_waits_at_once(
         try:
             with pytest.raises(ServerError, match=raised):
                 step(exchange, 0, 1.0)
+                exchange.wait(0)
         finally:
             over.set()
 
@@ -390,6 +392,7 @@ def test_a_part_that_comes_before_the_first_values_are_taken_is_refused() -> Non
         with pytest.raises(ServerError, match=r"worker 1 sent an unexpected PART"):
             exchange.open(None)
             step(exchange, 0, 1.0)
+            exchange.wait(0)
 
     with machines(alone, 2) as make:
         run_workers(make, 2, run, tensors=two_tensors)
