@@ -13,6 +13,7 @@ for it at the start of an iteration.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import chain
 
@@ -47,6 +48,7 @@ class Hooks:
         on_value: called with the index of a tensor once its value has come.
         sends: whether gradients are sent; otherwise they stay in `grad`, for an optimizer of the
             caller.
+        turn: entered around each wait: several threads may use the tensors.
     """
 
     def __init__(
@@ -62,14 +64,15 @@ class Hooks:
         on_backward: Callable[[], None] = lambda: None,
         on_value: Callable[[int], None] = lambda _: None,
         sends: bool = True,
+        turn: AbstractContextManager[object] = nullcontext(),  # noqa: B008 - it has no state
     ) -> None:
         self._exchange = exchange
+        self._turn = turn
         self._on_value = on_value
         self._sends = sends
         self._passes = passes
         self._wait_free = wait_free
         self._pass = 0
-        self._waiting: set[int] = set()
         self._begun: set[int] = set()
         self._accumulated: dict[int, tuple[Tensor, int]] = {}  # gradients with their versions
         self._names = [trained.name for trained in tensors]
@@ -81,6 +84,8 @@ class Hooks:
         self._types = [tensor.dtype for tensor in own]
         self._sent_as = [trained.tensor.dtype for trained in tensors]
         self._indices = {tensor: index for index, tensor in enumerate(own)}
+        self._waiting = set(self._indices.values())
+        self._taken: set[int] = set()  # waited for between this iteration and the one before
         self._handles: list[RemovableHandle] = []
         layers = [layers_with_factors(module) for module in modules]
         self._taps = {
@@ -118,15 +123,20 @@ class Hooks:
         """
         self._pass = 0
         self._present = present or not self._iterations
-        self._waiting = set(self._indices.values())
+        whole = set(self._indices.values())
+        self._taken, self._waiting = whole - self._waiting, whole
         self._begun.clear()
         for index in self._without_forward:
             self._wait(index)
 
     @property
-    def are_awaited(self) -> bool:
-        """Whether some tensors of this iteration have not been waited for."""
-        return bool(self._waiting)
+    def are_taken(self) -> bool:
+        """Whether some tensors have been waited for since the last iteration."""
+        return len(self._waiting) < len(self._indices)
+
+    def wait_for(self, index: int) -> None:
+        """Wait for one tensor, also between two iterations."""
+        self._wait(index)
 
     def wait(self) -> None:
         """Wait for every tensor now, in their order."""
@@ -238,6 +248,7 @@ class Hooks:
     def _end(self) -> None:
         self.wait_for_rest()
         self._iterations += 1
+        self._waiting = set(self._indices.values())
 
     def close(self) -> None:
         """Remove the hooks."""
@@ -260,11 +271,11 @@ class Hooks:
 
     def _on_gradient(self, tensor: Tensor) -> None:
         index = self._indices[tensor]
-        if index in self._waiting and not self._present:
+        if index in self._waiting and index not in self._taken and not self._present:
             raise UsageError(
                 f"'{self._names[index]}' was used before its new value had come: the forward pass "
                 "of its own module has not run, though it has in earlier iterations; in a script "
-                "expected settle() after the step() before it"
+                "expected a loss that was computed after the step() before it"
             )
         if not self._sends:
             return
@@ -303,11 +314,12 @@ class Hooks:
         return wait
 
     def _wait(self, index: int) -> None:
-        self._waiting.discard(index)
         # a value may be written here, which torch.func refuses within a transform
-        with torch._C._DisableFuncTorch():
-            self._exchange.wait(index)
-            self._on_value(index)
+        with self._turn, torch._C._DisableFuncTorch():
+            if index in self._waiting:
+                self._exchange.wait(index)
+                self._waiting.discard(index)
+                self._on_value(index)
 
 
 def _is_cleared(source: Tensor, gradient: Tensor, version: int) -> bool:

@@ -27,17 +27,10 @@ from torch._C._dynamo import eval_frame
 
 
 class OfOneModule:
-    """A hook, on the module that it was registered on.
+    """A hook, on the module that it was registered on."""
 
-    Args:
-        on_copy: called before the module is copied.
-    """
-
-    def __init__(
-        self, hook: Callable[..., Any], on_copy: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, hook: Callable[..., Any]) -> None:
         self._hook = hook
-        self.on_copy = on_copy
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Call the hook."""
@@ -120,8 +113,6 @@ def _reduce(module: nn.Module, protocol: SupportsIndex) -> Any:
         return reduced
     make, arguments, state, *rest = reduced
     own = _own(state)
-    for hook in own.values():
-        hook.on_copy()
     return (make, arguments, _without(state, own.keys()), *rest) if own else reduced
 
 

@@ -166,3 +166,5 @@ class LocalOptimizerGroup(OptimizerGroup):
             if self._check.is_due(self.steps):
                 self._exchange.settle()
                 self._check.run(self.steps)
+            self._reads.leave()
+            self._reads.read_aliased()

@@ -1,5 +1,4 @@
-"""The hooks of a group on its module: they report forward passes, backward passes and reads of
-its state.
+"""The hooks of a group on its module: they report forward passes and backward passes.
 
 Law: a backward pass is noticed on `backward()`, which brings gradients to the module's parameters,
 and not on `torch.autograd.grad`, which does not. The backward pass of a torch checkpoint
@@ -9,7 +8,7 @@ and not on `torch.autograd.grad`, which does not. The backward pass of a torch c
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 
 import torch
 from torch import Tensor, nn
@@ -33,9 +32,8 @@ class ModuleWatch:
         on_forward: called before a forward pass of the module, or of a part of it that has tensors
             of the group.
         on_gradient: called when a backward pass has reached the module; several times within each.
-        on_state_read: called before `state_dict` reads the module.
-        on_copy: called while `copy.deepcopy` or pickle copies the module, or a part of it.
         on_value: called with the index of a tensor of the exchange once its value has come.
+        turn: entered around each wait for a value.
 
     Attributes:
         hooks: the hooks between autograd and the exchange.
@@ -50,9 +48,8 @@ class ModuleWatch:
         wait_free: bool,
         on_forward: Callable[..., None],
         on_gradient: Callable[..., None],
-        on_state_read: Callable[..., None],
-        on_copy: Callable[[], None],
         on_value: Callable[[int], None],
+        turn: AbstractContextManager[object],
     ) -> None:
         module = uncompiled(entry)
         is_compiled, sources = entry is not module, set(plan.sources)
@@ -73,13 +70,12 @@ class ModuleWatch:
                 on_backward=on_gradient,
                 on_value=on_value,
                 sends=plan.sends_gradients,
+                turn=turn,
             )
             removal.callback(self.hooks.close)
             observed.watch()
-            reads = OfOneModule(on_state_read, on_copy)
             of_layers = OutsideOfGraphs if is_compiled else OfOneModule
             for child in module.modules():
-                removal.callback(child.register_state_dict_pre_hook(reads).remove)
                 own = {*child.parameters(recurse=False), *child.buffers(recurse=False)}
                 if child is module or own & sources:
                     # Each has an object of its own: torch 2.11 looks up prepended hooks in the

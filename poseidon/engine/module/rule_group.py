@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._C import DisableTorchFunctionSubclass
 
 from poseidon.engine.module.group import Group
 from poseidon.engine.module.masters import as_float32, under_a_rule
@@ -73,6 +74,7 @@ class RuleGroup(Group):
         )
         _check_apart(trained)
         self._trained = trained
+        self._of_parameters = {i for i, t in enumerate(plan.tensors) if not t.statistics}
         self._known: dict[str, tuple[int, int]] = {}
         super().__init__(module, plan, context)
         self._note_values()
@@ -142,7 +144,9 @@ class RuleGroup(Group):
         return mean * workers
 
     def step(self, *, zero_grad: bool = True) -> bool:
-        """End the step. See `Group`. The new parameters arrive while the next forward pass runs."""
+        """End the step. See `Group`. The new parameters arrive while the next forward pass runs;
+        a read waits for them.
+        """
         self._check_zero_grad(zero_grad)
         return self._end_step()
 
@@ -154,47 +158,43 @@ class RuleGroup(Group):
             )
 
     def _on_gradient(self, parameter: Tensor | None = None) -> None:
-        if not (self._in_backward or self._begun or self._settled):
+        if not (self._in_backward or self._begun or self._settled or self._hooks.are_taken):
             raise UsageError(
-                f"backward() comes without a forward pass of the module since step {self.steps}, "
-                "so its loss was computed before the new values had come; expected the loss of "
-                "model(x), or settle() after step() where a loss uses parameters directly"
+                f"backward() comes without a use of the module since step {self.steps}, so its "
+                "loss was computed before the new values had come; expected a loss that is computed "
+                "after step()"
             )
         super()._on_gradient(parameter)
-
-    def _on_copy(self) -> None:
-        have_come = self._settled or (self._begun and not self._hooks.are_awaited)
-        if self._plan.tensors and not have_come:
-            raise UsageError(
-                f"the module is copied after step {self.steps}, by copy.deepcopy or torch.save, "
-                "and its values may be from before the step; expected settle() first, or the "
-                "copy of its state_dict()"
-            )
 
     def _backward_is_over(self) -> None:
         super()._backward_is_over()
         self._sent.note(reversed(self._trained.values()))
+        if self._passes >= self._plan.passes:  # new values may come before the step ends
+            self._reads.leave(self._of_parameters)
 
     def _end_step(self) -> bool:
         """End the step, or a turn within it. Return whether it was the step."""
-        self._check_passes()
-        self._hooks.check_unchanged()
-        self._sent.check()
-        self._check_unknown()
-        self._check_frozen()
-        self._check_unchanged()
-        if self._leave_turn():
-            return False
-        with self._collections.calling(STEP):
-            self._end_iteration()
-            self._collections.finish_step()
-            if self._check.is_due(self.steps):
-                self._exchange.settle()
-                self._check.run(self.steps)
-        # a graph of the step before is not to be used again
-        for parameter in self._trained.values():
-            torch.autograd.graph.increment_version(parameter)
-        self._note_values()
+        with DisableTorchFunctionSubclass(), self._reads.turn:
+            self._check_passes()
+            self._hooks.check_unchanged()
+            self._sent.check()
+            self._check_unknown()
+            self._check_frozen()
+            self._check_unchanged()
+            if self._leave_turn():
+                return False
+            with self._collections.calling(STEP):
+                self._end_iteration()
+                self._collections.finish_step()
+                if self._check.is_due(self.steps):
+                    self._exchange.settle()
+                    self._check.run(self.steps)
+            # a graph of the step before is not to be used again
+            for parameter in self._trained.values():
+                torch.autograd.graph.increment_version(parameter)
+            self._note_values()
+            self._reads.leave()
+            self._reads.read_aliased()
         return True
 
     def _before_begin(self) -> None:
@@ -202,8 +202,8 @@ class RuleGroup(Group):
 
     def _check_unchanged(self) -> None:
         """Refuse what the script has written since the last step, also an optimizer of its own."""
-        for name, parameter in self._trained.items():
-            if self._known[name] != _value_of(parameter):
+        for name, value in self._values().items():
+            if self._known[name] != value:
                 raise UsageError(
                     f"'{name}' was changed by the script after distribute(), and the shards' value "
                     "would take its place; expected changes before distribute(), or a torch.optim "
@@ -218,6 +218,15 @@ class RuleGroup(Group):
                 "passes that a step adds up, or requires_grad_(False) on it while the loss of "
                 "another module passes through it"
             )
+
+    def _bring(self, index: int) -> None:
+        if self._passes >= self._plan.passes:
+            raise UsageError(
+                f"'{self._plan.tensors[index].name}' is read or written after {self._passes} "
+                "backward pass(es) and before step(), while the shards change it; expected that "
+                "before backward() or after step(), and no optimizer's step() beside a rule"
+            )
+        super()._bring(index)
 
     def _check_unknown(self) -> None:
         """Refuse gradients of parameters that no shard trains."""
@@ -243,7 +252,14 @@ class RuleGroup(Group):
                 )
 
     def _note_values(self) -> None:
-        self._known = {name: _value_of(parameter) for name, parameter in self._trained.items()}
+        self._known = self._values()
+
+    def _values(self) -> dict[str, tuple[int, int]]:
+        """Return for each parameter what changes with the address of its memory, and whenever
+        autograd sees a write to it.
+        """
+        with DisableTorchFunctionSubclass():
+            return {name: (p.data_ptr(), p._version) for name, p in self._trained.items()}
 
     def _rates(self) -> tuple[float, ...]:
         own, *others = self._rules.rates(self.steps) or (0.0,)
@@ -272,13 +288,6 @@ def _trained(
         factor_rows=factor_rows if rule.matrix is None else 0,
         looked_up=looked_up and held.dtype is torch.float32,
     )
-
-
-def _value_of(parameter: nn.Parameter) -> tuple[int, int]:
-    """Return a value that changes with the address of the memory, and whenever autograd sees a
-    write to it.
-    """
-    return parameter.data_ptr(), parameter._version
 
 
 def _check_apart(trained: Mapping[str, nn.Parameter]) -> None:

@@ -12,13 +12,14 @@ last `step` ends it (`group_turns.py`).
 Laws:
 * All workers call `step`, `settle` and the collections of `Group` equally often and in the same
   order.
-* Between `step` and `settle` the exchange owns the module's tensors, except inside the module's
-  forward pass.
+* Between `step` and the next use of a tensor the exchange owns it (`reads.py`).
 """
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from itertools import zip_longest
 from types import TracebackType
 from typing import NoReturn, TypeVar
@@ -31,6 +32,7 @@ from poseidon.engine.module.group_turns import turns_of
 from poseidon.engine.module.masters import Masters
 from poseidon.engine.module.module_watch import ModuleWatch
 from poseidon.engine.module.random_streams import Generators, RandomStreams, script_seed
+from poseidon.engine.module.reads import Reads
 from poseidon.engine.module.tables.group import TableGroup
 from poseidon.engine.module.tables.link import Callbacks
 from poseidon.engine.module.tensors import GroupPlan
@@ -65,6 +67,7 @@ class StepLoop(ABC):
         self._plan = plan
         self._turns = turns_of(self._module, plan, context.member.virtual_workers, context.worker)
         context.on_progress(LoopPosition(collection=DISTRIBUTE))
+        self._reads = Reads(self._module, plan, self._bring)
         built, self._observed = context.build(
             plan.tensors, ExchangeSettings(clip=plan.clip), module
         )
@@ -86,8 +89,6 @@ class StepLoop(ABC):
         self._passes = 0  # backward passes of this step that have ended
         self._in_backward = False
         self._begun = False
-        self._forward_of_step = False
-        """Whether a forward pass of this step has run whose gradients are wanted."""
         self._settled = True
         self._closed = False
         try:
@@ -108,10 +109,10 @@ class StepLoop(ABC):
                 wait_free=context.member.options.wait_free,
                 on_forward=self._on_forward,
                 on_gradient=self._on_gradient,
-                on_state_read=self._on_state_read,
-                on_copy=self._on_copy,
-                on_value=self._masters.publish,
+                on_value=self._on_value,
+                turn=self._reads.turn,
             )
+            self._reads.note_own_aliases()
         except BaseException:
             self.close()
             raise
@@ -295,10 +296,10 @@ class StepLoop(ABC):
         """
 
     def settle(self) -> None:
-        """Bring parameters and statistics to the state after all workers' steps; before
-        evaluating or saving.
+        """Bring parameters and statistics to the state after all workers' steps: with staleness or
+        local steps before evaluating or saving.
 
-        All workers call it together. The module may be read until its next step begins.
+        All workers call it together.
 
         Raises:
             UsageError: a step is under way.
@@ -326,12 +327,11 @@ class StepLoop(ABC):
     def _settle(self, what: str) -> None:
         """See `settle`; `what` is the script's call, for messages."""
         staleness = self._context.member.options.staleness
-        evaluated = self._begun and self._local_steps and not (staleness or self._forward_of_step)
-        if not self._begun or evaluated:
+        if not self._begun:
             if staleness or self._local_steps:
                 self._collections.gather(b"")  # a different call of another worker is found here
-            self._exchange.settle()
-            self._begun = False
+            with self._reads.turn:
+                self._exchange.settle()
         elif staleness or self._local_steps:
             raise UsageError(
                 f"{what} comes after a forward pass of the next step; expected right after step()"
@@ -339,6 +339,7 @@ class StepLoop(ABC):
         else:
             for index in range(len(self._plan.tensors)):
                 self._exchange.wait(index)
+        self._reads.all_came()
         self._masters.publish_all()
         self._tables.settle()
         self._settled = True
@@ -348,6 +349,10 @@ class StepLoop(ABC):
         if self._closed:
             return
         self._closed = True
+        if self._watch is not None and not (self._settled or self._begun or sys.exc_info()[0]):
+            with suppress(ServerError):  # after the last step its values are on their way
+                self._hooks.wait()
+        self._reads.all_came()
         if self in self._context.loops.open:
             self._context.loops.open.remove(self)
         if self._watch is not None:
@@ -419,9 +424,10 @@ class StepLoop(ABC):
     def _begin(self) -> None:
         hooks = self._hooks
         self._before_begin()
-        self._begun = True
-        self._exchange.start(self._collections.iterations, *self._rates())
-        hooks.start(present=self._settled)
+        with self._reads.turn:
+            self._begun = True
+            self._exchange.start(self._collections.iterations, *self._rates())
+            hooks.start(present=self._settled)
 
     def _backward_is_over(self) -> None:
         """Count the backward pass that has ended."""
@@ -468,8 +474,9 @@ class StepLoop(ABC):
                 self._tables.drop()
             self._tables.push(lambda: self._rates()[0], self.steps)
             self._masters.take_statistics()
-            self._exchange.finish()
-        self._begun = self._settled = self._forward_of_step = False
+            with self._reads.turn:
+                self._exchange.finish()
+        self._begun = self._settled = False
         self._end_turn()
 
     def _end_turn(self) -> None:
@@ -483,6 +490,7 @@ class StepLoop(ABC):
         """
         if self._turns.is_last:
             return False
+        self._reads.all_came()
         self._masters.take_statistics()
         self._hooks.next_virtual_worker()
         if self._local_steps:  # the next virtual worker has values of its own
@@ -518,9 +526,11 @@ class StepLoop(ABC):
         self._before_run()
         if torch.is_grad_enabled():
             self._turns.begin()
-        if not self._begun and (torch.is_grad_enabled() or not self._settled):
-            self._begin()
-        self._forward_of_step = self._forward_of_step or torch.is_grad_enabled()
+            if not self._begun:
+                self._begin()
+        elif not (module.training or self._settled):
+            # torch may take another path in an evaluation, if a tensor's class is not its usual one
+            self._hooks.wait()
 
     def _is_left_out(self) -> bool:
         """Return whether this worker's gradients of the step have no weight: then its rows count as
@@ -532,15 +542,15 @@ class StepLoop(ABC):
         """Begin an iteration where a row table runs the first of its forward passes."""
         self._on_forward(self._module, ())
 
-    def _on_state_read(self, *_: object) -> None:
-        """Give a `state_dict` after a step the values that the next forward pass would see."""
-        self._before_run()
-        if not self._begun and not self._settled:
-            self._begin()
-        self._hooks.wait()
+    def _on_value(self, index: int) -> None:
+        """Give the module a value that has come."""
+        self._reads.came(index)
+        self._masters.publish(index)
 
-    def _on_copy(self) -> None:  # noqa: B027 - an optimizer's parameters change in its step alone
-        """Check that the module may be copied now."""
+    def _bring(self, index: int) -> None:
+        """Bring a value that the script reads: what the next forward pass would see."""
+        self._hooks.wait_for(index)
+        self._reads.came(index)
 
     def _on_gradient(self, parameter: Tensor | None = None) -> None:
         if self._in_backward:

@@ -31,10 +31,10 @@ def scripted(module: nn.Module) -> nn.Module:
     return result
 
 
-def hooked(hook: Callable[..., object], **given: Callable[[], None]) -> nn.Sequential:
+def hooked(hook: Callable[..., object]) -> nn.Sequential:
     module = nn.Sequential(nn.Linear(2, 2))
     for child in module.modules():
-        own = OfOneModule(hook, **given)
+        own = OfOneModule(hook)
         child.register_forward_pre_hook(own, with_kwargs=True)
         child.register_forward_hook(own, prepend=True, with_kwargs=True, always_call=True)
         child.register_state_dict_pre_hook(own)
@@ -82,13 +82,3 @@ def test_a_shallow_copy_has_the_tensors_and_the_hooks() -> None:
     again(torch.ones(1, 2))
     assert len(calls) == 4
     assert again[0] is module[0]
-
-
-def test_a_copy_is_announced() -> None:
-    def refuse() -> None:
-        raise RuntimeError("not now")
-
-    module = hooked(lambda *_: None, on_copy=refuse)
-    for copied in (deep, saved):
-        with pytest.raises(RuntimeError, match="not now"):
-            copied(module)
