@@ -4,6 +4,7 @@
     [VERSION, "Failed"] sentence
     [VERSION, "Ask", number] request       of the store, to rank 0
     [VERSION, "Answer", number] answer
+    [VERSION, "Ended"] empty               rank 0 only answers from now on
 
 A message is identified by its sender, its group, the number of the collective within the group, and
 its part of the collective. It waits at the receiver until it is asked for. `call` describes the
@@ -113,6 +114,7 @@ class Mesh:
         self._inbox: dict[MessageId, Message] = {}
         self._table = StoreTable()
         self._answers: dict[int, object] = {}
+        self._has_answered = self._has_ended = False
         self._asked = itertools.count()
         self._stores = itertools.count()
         self._monitor = network.new_monitor(closed="the process group is destroyed", hangs="")
@@ -185,7 +187,7 @@ class Mesh:
             found = question(self._inbox)
             if found is None:
                 self.check()
-                if links.left.issuperset(senders):
+                if (links.left | ({0} if self._has_ended else set())).issuperset(senders):
                     raise DifferentCalls(
                         f"worker {self.rank} calls {call}, and worker {min(senders)} has left; "
                         f"{SAME_CALLS}"
@@ -270,19 +272,32 @@ class Mesh:
                 header = msgpack.packb([VERSION, "Answer", number])
                 links.send((sender,), 0, [header, msgpack.packb(answer)])
 
+        self._has_answered = True
         try:
             self._table.ask(tuple(msgpack.unpackb(frame)), reply)
         except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
             raise RemoteProtocolError(f"worker {sender} asks the store nothing valid") from error
 
     def flush(self) -> None:
-        """Wait until all that was sent has left this host, so that `close` cuts nobody off.
+        """Wait until all that was sent has left this host, so that `close` cuts nobody off. Rank 0
+        waits for all others to leave if they have used the store, which ends with it.
 
         Raises:
             PeerLost: a worker that has not taken all is lost.
         """
-        if self._links is not None:
-            self._links.flush()
+        links = self._links
+        if links is None:
+            return
+        if self._has_answered:  # others may still need what the store has
+            with self._monitor:
+                links.send(links.others, 0, [msgpack.packb([VERSION, "Ended"]), b""])
+            links.wake()
+            self._monitor.wait_for(
+                lambda: True if links.left.issuperset(links.others) else self.check(),
+                "other workers have not left the store",
+                limited=False,
+            )
+        links.flush()
 
     def close(self) -> None:
         """Leave. Safe to call twice."""
@@ -322,6 +337,8 @@ class Mesh:
                 self._answer_store(sender, number, frames[1])
             case [_, "Answer", int(number)], 2 if sender == 0:
                 self._answers[number] = msgpack.unpackb(frames[1])
+            case [_, "Ended"], 2 if sender == 0:
+                self._has_ended = True
             case [_, "Failed"], 2:
                 sentence = bytes(frames[1]).decode(errors="backslashreplace")
                 self._failure = self._failure or DifferentCalls(printable(sentence))
