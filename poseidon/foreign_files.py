@@ -91,6 +91,8 @@ def read_definition(path: Path, *, most_bytes: int = LARGEST_DEFINITION) -> byte
         is_pipe = stat.S_ISFIFO(status.st_mode)
         if not is_pipe and not stat.S_ISREG(status.st_mode):
             raise _refusal(errno.EINVAL, "it is a device, not a file or a pipe", path)
+        if 0 < status.st_size <= most_bytes and not is_pipe:  # in one piece, without a copy
+            return file.readall()
         content = bytearray()
         while len(content) <= most_bytes:
             if is_pipe and not select.select([file], [], [], PIPE_SILENT_S)[0]:

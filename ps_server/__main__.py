@@ -37,7 +37,7 @@ from urllib.parse import urlsplit
 from ps_server.importing import collector_paused
 
 with collector_paused():  # torch is among them
-    from ps_server.errors import ServerError, SpecError, as_server_error
+    from ps_server.errors import ServerError, SpecError, as_server_error, visible
     from ps_server.keys import Keyring, read_keyring
     from ps_server.link_load import sending_s
     from ps_server.meters import StallMeter
@@ -332,7 +332,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (ServerError, OSError) as error:
         reporter.close()
         reporter.report("error", message=str(error), exit_code=1)
-        print(f"ps_server: {error}", file=sys.stderr)
+        print(f"ps_server: {visible(str(error))}", file=sys.stderr)
         return 1
     return 0
 

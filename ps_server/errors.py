@@ -85,3 +85,16 @@ def as_server_error(error: Exception, what: str) -> ServerError:
     lost = PeerLost(f"{what}: {error!r}")
     lost.__cause__ = error
     return lost
+
+
+def visible(text: str) -> str:
+    r"""Return a text with escapes for what a terminal would obey: names in it may be foreign.
+
+    >>> visible("a\x1b[2J\n")
+    'a\\x1b[2J\\n'
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
+    )

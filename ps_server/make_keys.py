@@ -11,7 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from ps_server.errors import SpecError
+from ps_server.errors import SpecError, visible
 from ps_server.keys import JobKeys, write_keyring
 
 
@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
         for path, ring in rings.items():
             write_keyring(path, ring)
     except SpecError as error:
-        print(f"make_keys: {error}", file=sys.stderr)
+        print(f"make_keys: {visible(str(error))}", file=sys.stderr)
         return 1
     return 0
 

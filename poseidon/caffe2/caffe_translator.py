@@ -22,6 +22,7 @@ from poseidon.caffe2.translation.registry import (
     translate,
 )
 from poseidon.errors import PoseidonError
+from poseidon.output_lines import visible_line
 from poseidon.proto.definition import read_net
 from poseidon.snapshot.caffemodel import read_model
 from poseidon.snapshot.files import write_atomically
@@ -106,10 +107,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except PoseidonError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    print(
+    sentence = (
         f"Wrote {given.predict_net}, from {', '.join(inputs)} to {', '.join(net.external_output)}, "
         f"and {given.init_net}, {len(params.protos)} parameters."
     )
+    print(visible_line(sentence))
     return 0
 
 

@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 
 from poseidon.caffe2.proto import caffe2_pb2
 from poseidon.caffe2.utils import ArgsToDict, GetContentFromProtoString
+from poseidon.output_lines import visible_line
 
 log = logging.getLogger(__name__)
 
@@ -237,8 +238,9 @@ def main(arguments: list[str] | None = None) -> int:
     }
     try:
         graphs = GetContentFromProtoString(Path(given.input).read_bytes(), kinds)
-    except (OSError, DecodeError) as error:
-        print(f"{given.input} cannot be read as a NetDef or a PlanDef: {error}", file=sys.stderr)
+    except (OSError, DecodeError, RecursionError) as error:
+        sentence = f"{given.input} cannot be read as a NetDef or a PlanDef: {error}"
+        print(visible_line(sentence), file=sys.stderr)
         return 1
     for name, operators in graphs.items():
         options: dict[str, Any] = {"name": name, "rankdir": given.rankdir}
@@ -254,12 +256,13 @@ def main(arguments: list[str] | None = None) -> int:
             graph = GetPydotGraph(operators, **options)
         path = Path(f"{given.output_prefix}{name.replace('/', '_')}.dot")
         graph.write(str(path), format="raw")
-        print(f"Wrote {path}")
+        print(visible_line(f"Wrote {path}"))
         try:
             graph.write_pdf(str(path.with_suffix(".pdf")))
-            print(f"Wrote {path.with_suffix('.pdf')}")
+            print(visible_line(f"Wrote {path.with_suffix('.pdf')}"))
         except Exception as error:  # noqa: BLE001 (Graphviz may be absent, or refuse the graph, in many ways)
-            print(f"No PDF of {name}: Graphviz's dot draws it, and says {error}", file=sys.stderr)
+            sentence = f"No PDF of {name}: Graphviz's dot draws it, and says {error}"
+            print(visible_line(sentence), file=sys.stderr)
     return 0
 
 

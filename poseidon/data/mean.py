@@ -5,6 +5,7 @@ Law: the mean is exact, because pixels are summed as integers and divided once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from poseidon.data.datum import decode
 from poseidon.data.progress_reports import Report, silent
 from poseidon.durable import write_whole
 from poseidon.errors import DataError
+from poseidon.foreign_files import read_definition
 from poseidon.hints import own_command
 from poseidon.proto.caffe_pb2 import BlobProto
 
@@ -29,7 +31,7 @@ def read_mean(path: Path) -> npt.NDArray[np.float32]:
         DataError: the file is missing, or is not a BlobProto of one image.
     """
     try:
-        blob = BlobProto.FromString(path.read_bytes())
+        blob = BlobProto.FromString(read_definition(path))
     except OSError as error:
         raise DataError(
             f"the mean file {path} cannot be read: {error.strerror}; `{own_command()} "
@@ -42,7 +44,8 @@ def read_mean(path: Path) -> npt.NDArray[np.float32]:
     if (
         len(shape) not in (3, 4)
         or (len(shape) == 4 and shape[0] != 1)
-        or values.size != np.prod(shape)
+        or min(shape) < 1
+        or values.size != math.prod(shape)
     ):
         raise DataError(
             f"the mean file {path} has shape {shape} and {values.size} values: expected 1 x C x H "

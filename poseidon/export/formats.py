@@ -23,6 +23,7 @@ from poseidon.engine.tools.solo import load_models
 from poseidon.errors import DefinitionError, SnapshotError, UsageError
 from poseidon.export.graph import Shape
 from poseidon.export.net import export_net, inference_definition
+from poseidon.foreign_files import read_definition
 from poseidon.layers.base import LayerContext, times
 from poseidon.layers.neuron.batch_norm import BatchNorm
 from poseidon.net.compile import compile_net, filter_phase
@@ -196,7 +197,8 @@ def read_tensors(path: Path) -> Arrays:
     """
     try:
         if path.suffix.lower() == ".safetensors":
-            loaded = _safetensors().load(path.read_bytes())
+            content = read_definition(path, most_bytes=path.stat().st_size)
+            loaded = _safetensors().load(content)
         else:
             with warnings.catch_warnings():
                 # of pickles of other protocols, which are refused below

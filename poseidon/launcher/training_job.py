@@ -69,6 +69,11 @@ class TrainingJob(Job):
 
     def __init__(self, request: TrainRequest, site: Site) -> None:
         import_modules(request.imports)
+        if request.solver.is_fifo():
+            raise UsageError(
+                f"--solver={request.solver} is a pipe; each worker reads the solver: write it to a "
+                "file, or change fields of a file with --set"
+            )
         file = read_solver(request.solver)
         self._solver = file.with_settings(request.settings).with_train_state(
             level=request.level, stages=request.stage

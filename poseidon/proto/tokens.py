@@ -21,6 +21,9 @@ _TOKEN = re.compile(
     re.VERBOSE | re.MULTILINE,
 )
 
+_DEEPEST = 64
+"""Blocks in a path: paths of any length take a time that grows with the square of the text's."""
+
 
 class Token(NamedTuple):
     """A token and its location; line and column count from 1.
@@ -39,7 +42,8 @@ class Token(NamedTuple):
 class Setting(NamedTuple):
     """A setting and its line.
 
-    `path` has the names of the blocks around it and its own, outermost first.
+    `path` has the names of the blocks around it and its own, outermost first; of blocks deeper than
+    any definition has, the outer ones.
     """
 
     path: tuple[str, ...]
@@ -88,9 +92,10 @@ def settings(text: str) -> Iterator[Setting]:
             if not emitted:
                 yield Setting((*path, name), token.line)
             outer.append((name, in_list))
-            path = (*path, name)
+            if len(path) < _DEEPEST:
+                path = (*path, name)
             in_list, emitted = False, False
         elif token.text in ("}", ">") and outer:
             name, in_list = outer.pop()
-            path, emitted = path[:-1], False
+            path, emitted = path[: len(outer)], False
         previous = token.text

@@ -9,6 +9,7 @@ from google.protobuf.message import DecodeError, Message
 
 from poseidon.durable import write_whole
 from poseidon.errors import SnapshotError
+from poseidon.foreign_files import read_definition
 from poseidon.hints import own_command
 from poseidon.proto.text import strings_are_text
 
@@ -23,6 +24,10 @@ def model_path(prefix: Path, iteration: int, *, hdf5: bool = False) -> Path:
 def state_path(prefix: Path, iteration: int, *, hdf5: bool = False) -> Path:
     """Return `<prefix>_iter_<N>.solverstate`, with the suffix `.h5` for HDF5."""
     return prefix.with_name(f"{prefix.name}_iter_{iteration}.solverstate{'.h5' if hdf5 else ''}")
+
+
+LARGEST_MESSAGE = 2 << 30
+"""In bytes: protobuf parses no larger one."""
 
 
 def make_folder(folder: Path) -> None:
@@ -87,7 +92,7 @@ def read_message(path: Path, message: M, kind: str) -> M:
         SnapshotError: the file is missing or not of this kind.
     """
     try:
-        content = path.read_bytes()
+        content = read_definition(path, most_bytes=LARGEST_MESSAGE)
     except OSError as error:
         raise SnapshotError(f"cannot read the {kind} {path}: {error.strerror}") from error
     try:

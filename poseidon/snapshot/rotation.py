@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from poseidon.errors import SnapshotError
+from poseidon.foreign_files import open_in
 from poseidon.snapshot.checksums import find_damage, sealed_files, sums_path
 
 CHECKPOINT = ".pt"
@@ -52,6 +53,7 @@ def newest_state(folder: Path, ending: str = ".solverstate") -> Path:
     in it.
 
     Snapshots with checksums are preferred: others are by Caffe or an older version, or incomplete.
+    The folder may be another user's: links are passed over; see `poseidon.foreign_files`.
 
     Args:
         folder: the folder of a job, or another folder with snapshots.
@@ -64,7 +66,8 @@ def newest_state(folder: Path, ending: str = ".solverstate") -> Path:
     for path in (
         path for parent in (folder, folder / COPIES) for path in parent.glob(f"*{ending}*")
     ):
-        with suppress(ValueError):
+        with suppress(ValueError, OSError):
+            open_in(folder.resolve(), path.relative_to(folder)).close()
             found.append((sums_path(path).exists(), _parts(path.name)[1], path))
     if not found:
         raise SnapshotError(f"{folder} has no snapshot, expected a file <prefix>_iter_<N>{ending}")

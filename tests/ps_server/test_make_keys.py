@@ -60,3 +60,11 @@ def test_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main([str(tmp_path), "--workers", "0"])
     assert "1 or more" in capsys.readouterr().err
+
+
+def test_escapes_are_shown_and_not_obeyed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a\x1b[2J").write_text("")
+    assert main([str(tmp_path / "a\x1b[2J" / "keys\n"), "--workers", "1"]) == 1
+    assert r"a\x1b[2J/keys\n: Not a directory" in capsys.readouterr().err

@@ -21,6 +21,7 @@ import paramiko
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.ssh.known_hosts import SSH_PORT
 from poseidon.errors import JobError
+from poseidon.foreign_files import read_definition
 from poseidon.settings import expanded, name_user
 
 SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
@@ -182,7 +183,7 @@ def _lines(file: Path, depth: int) -> Iterator[str]:
     if not file.is_file() or not depth:
         return
     try:
-        text = file.read_text(encoding="utf-8", errors="backslashreplace")
+        text = read_definition(file).decode(errors="backslashreplace")
     except OSError as error:
         raise JobError(f"cannot read the SSH configuration {file}: {error.strerror}") from error
     for line in text.splitlines():

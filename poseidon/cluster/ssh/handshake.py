@@ -32,6 +32,7 @@ from poseidon.cluster.ssh.known_hosts import (
     rejection,
 )
 from poseidon.errors import JobError
+from poseidon.foreign_files import read_definition
 
 # After this long without an answer to what was sent, the kernel gives a connection up.
 SILENCE_MS = 20_000
@@ -242,7 +243,7 @@ def _algorithms(kind: str) -> tuple[str, ...]:
 
 def _lines_of(file: Path) -> list[str]:
     try:
-        return file.read_text(encoding="utf-8", errors="backslashreplace").splitlines()
+        return read_definition(file).decode(errors="backslashreplace").splitlines()
     except OSError:
         return []  # a missing file trusts no host
 

@@ -7,6 +7,7 @@ data set.
 from __future__ import annotations
 
 import gzip
+import math
 import struct
 import zlib
 from contextlib import closing
@@ -181,7 +182,7 @@ def _read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
     if len(content) < start or struct.unpack(">I", content[:4])[0] != IDX_MAGIC[dimensions]:
         raise DataError(f"{path} is not an idx file of {dimensions} dimensions of bytes")
     shape = struct.unpack(f">{dimensions}I", content[4:start])
-    if len(content) - start != int(np.prod(shape)):
+    if len(content) - start != math.prod(shape):
         raise DataError(
             f"{path} has shape {shape} in its header, but {len(content) - start} bytes of data"
         )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,13 +45,17 @@ def unpacked(content: bytes, source: str) -> Any:
         SnapshotError: they are not such a file, or one that would run code when it is read.
     """
     try:
-        return torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of pickles of other protocols
+            return torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
     except (
         pickle.UnpicklingError,
         RuntimeError,
         EOFError,
         ValueError,
-        KeyError,
+        LookupError,
+        AttributeError,
+        RecursionError,
         TypeError,
         OSError,
     ) as error:

@@ -23,6 +23,8 @@ from poseidon.caffe2.runtime.workspace import Workspace
 from poseidon.caffe2.utils import MakeArgument
 from poseidon.errors import SnapshotError, UsageError
 from poseidon.export.graph import Shape, typed_name
+from poseidon.foreign_files import read_definition
+from poseidon.snapshot.files import LARGEST_MESSAGE
 from poseidon.text_files import decoded
 
 NETS = (".pb", ".pbtxt")
@@ -106,7 +108,7 @@ def read_net(path: Path) -> NetDef:
         SnapshotError: it cannot be read, or holds no net.
     """
     try:
-        content = path.read_bytes()
+        content = read_definition(path, most_bytes=LARGEST_MESSAGE)
         if path.suffix.lower() == ".pbtxt":
             net: NetDef = text_format.Parse(decoded(content), NetDef())
         else:
@@ -115,6 +117,8 @@ def read_net(path: Path) -> NetDef:
         raise SnapshotError(f"cannot read {path}: {error.strerror}") from error
     except (DecodeError, text_format.ParseError, UnicodeError) as error:
         raise SnapshotError(f"{path} holds no net of Caffe2: {error}") from error
+    except RecursionError as error:
+        raise SnapshotError(f"{path} holds no net of Caffe2: its blocks are too deep") from error
     if not net.op:
         raise SnapshotError(f"{path} holds no net of Caffe2: it has no operators")
     return net
@@ -126,9 +130,9 @@ def _value_info(path: Path) -> dict[str, tuple[Shape, str]]:
     try:
         return {
             str(name): (tuple(map(int, shape)), _numpy_name(TORCH_OF[number]))
-            for name, (number, shape) in json.loads(path.read_bytes()).items()
+            for name, (number, shape) in json.loads(read_definition(path)).items()
         }
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise SnapshotError(
             f"{path} is not readable as shapes of inputs, expected "
             f'{{"data": [1, [1, 3, 224, 224]]}}'

@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 from torch import Tensor
 from torch.nn import functional
 
+from poseidon.foreign_files import read_definition
 from poseidon.layers.base import Layer, LayerError, Shape, canonical_axis, times
 from poseidon.layers.common.softmax import check_labels, label_indices, normalization, normalizer
 from poseidon.layers.registry import register
@@ -168,7 +169,7 @@ def read_matrix(path: Path) -> Tensor:
     """
     blob = BlobProto()
     try:
-        blob.ParseFromString(path.read_bytes())
+        blob.ParseFromString(read_definition(path))
         return torch.from_numpy(to_array(blob))
     except OSError as error:
         raise LayerError(f"cannot read '{path}': {error.strerror}") from error

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from poseidon.caffe2 import core, net_drawer
+from poseidon.caffe2.proto.caffe2_pb2 import NetDef
 
 pytest.importorskip("pydot")
 
@@ -71,6 +72,9 @@ def test_the_command(
     path.write_bytes(b"no net")
     assert net_drawer.main([f"--input={path}"]) == 1
     assert "cannot be read as a NetDef or a PlanDef" in capsys.readouterr().err
+    path.write_bytes(NetDef(name="a\x1b[2J").SerializeToString())
+    assert net_drawer.main([f"--input={path}", f"--output_prefix={tmp_path}/p_"]) == 0
+    assert r"p_a\x1b[2J.dot" in capsys.readouterr().out
 
 
 @pytest.mark.needs("dot")

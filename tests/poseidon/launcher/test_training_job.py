@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from contextlib import nullcontext
 from dataclasses import replace
@@ -182,6 +183,14 @@ def test_a_budget_that_allows_powersgd_is_refused_with_a_limit_of_the_norm(
     else:
         with pytest.raises(UsageError, match="expected no clip_gradients, or a smaller budget"):
             start(0.1, "ip")
+
+
+def test_a_solver_from_a_pipe_is_refused_before_the_start(tmp_path: Path) -> None:
+    """Each worker reads the solver, and a pipe can be read once."""
+    os.mkfifo(tmp_path / "solver")
+    site = Site([Host(id=0, address="127.0.0.1", port=0)], LocalDialer())
+    with pytest.raises(UsageError, match="is a pipe; each worker reads the solver: write it to a"):
+        TrainingJob(TrainRequest(solver=tmp_path / "solver"), site)
 
 
 def test_the_statistics_of_an_ended_job_are_named_by_its_folder_where_its_id_is_not_enough(

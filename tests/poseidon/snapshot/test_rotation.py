@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,19 @@ def test_the_newest_stay(tmp_path: Path, keep: int, left: list[int]) -> None:
     assert removed == [
         state_path(prefix, iteration) for iteration in (5, 10, 15, 20) if iteration not in left
     ]
+
+
+def test_links_in_the_folder_of_a_job_are_passed_over(tmp_path: Path) -> None:
+    outside, job = tmp_path / "outside", tmp_path / "job"
+    for folder in (outside, job):
+        folder.mkdir()
+    foreign, own = write(outside / "snap", 30), write(job / "snap", 5)
+    (job / "snap_iter_20.solverstate").symlink_to(foreign)
+    (job / COPIES).symlink_to(outside)
+    os.mkfifo(job / "snap_iter_40.solverstate")
+    assert newest_state(job) == own
+    (tmp_path / "named").symlink_to(job)  # what the user names is hers
+    assert newest_state(tmp_path / "named").name == own.name
 
 
 def test_what_is_not_of_this_run_stays(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def read_rows(path: Path, spec: RowTableSpec, clock: int) -> Iterator[Piece]:
 def _parsed(header: bytes) -> object:
     try:
         return json.loads(header)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

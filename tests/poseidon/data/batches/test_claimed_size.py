@@ -16,7 +16,7 @@ def encoded(form: str, height: int, width: int, *, options: tuple[int, ...] = ()
     return cv2.imencode(form, np.zeros((height, width, 3), np.uint8), options)[1].tobytes()
 
 
-@pytest.mark.parametrize("form", (".png", ".jpg", ".bmp"))
+@pytest.mark.parametrize("form", (".png", ".jpg", ".bmp", ".webp", ".tiff", ".gif"))
 def test_size_of_what_opencv_writes(form: str) -> None:
     picture = encoded(form, 31, 200)
     assert claimed_size(picture) == (200, 31)
@@ -35,12 +35,32 @@ def test_fill_bytes_before_a_marker() -> None:
 
 
 def test_other_forms_are_left_to_the_decoder() -> None:
-    for content in (encoded(".webp", 5, 6), encoded(".tiff", 5, 6), b"", b"text"):
+    for content in (encoded(".ppm", 5, 6), b"", b"text", b"RIFFtext"):
         assert claimed_size(content) == (0, 0)
         check_claim(content)
 
 
-@pytest.mark.parametrize("form", (".png", ".jpg", ".bmp"))
+LOSSY_WEBP = (cv2.IMWRITE_WEBP_QUALITY, 50)
+# 20,000 x 30,000 in the two orders of bytes: TIFF with sides of two bytes, BigTIFF of four
+TAGS = {
+    "little": "4949 2a00 08000000 0200 0001 0300 01000000 204e0000 0101 0300 01000000 30750000",
+    "big": "4d4d 002a 00000008 0002 0100 0003 00000001 4e200000 0101 0003 00000001 75300000",
+    "BigTIFF": "4949 2b00 0800 0000 1000000000000000 0200000000000000"
+    "0001 0400 0100000000000000 204e000000000000 0101 0400 0100000000000000 3075000000000000",
+}
+
+
+def test_the_kinds_of_webp_and_tiff() -> None:
+    assert claimed_size(encoded(".webp", 31, 200, options=LOSSY_WEBP)) == (200, 31)
+    extended = b"RIFF\0\0\0\0WEBPVP8X\x0a\0\0\0\0\0\0\0\xc7\0\0\x1e\0\0"
+    assert claimed_size(extended) == (200, 31)
+    for tags in TAGS.values():
+        assert claimed_size(bytes.fromhex(tags)) == (20000, 30000)
+        with pytest.raises(DataError, match="it may have 134,217,728 pixels"):
+            check_claim(bytes.fromhex(tags))
+
+
+@pytest.mark.parametrize("form", (".png", ".jpg", ".bmp", ".webp", ".tiff"))
 def test_one_colour_is_no_claim_beyond_reason(form: str) -> None:
     check_claim(encoded(form, 4000, 4000))
     check_claim(encoded(form, 1, 1))
