@@ -22,6 +22,7 @@ import torch
 
 from poseidon.engine.averages import SmoothedLoss, accumulate, named_values
 from poseidon.engine.detection import Classes, DetectionTally
+from poseidon.engine.module.distribute import current_context
 from poseidon.engine.module.random_streams import seed_generators
 from poseidon.engine.solver.replica import draws_from_process
 from poseidon.engine.tools.preflight import weight_files
@@ -48,6 +49,7 @@ from poseidon.pycaffe.net import FileMissing, Net
 from poseidon.pycaffe.vectors import NetVec
 from poseidon.snapshot.checksums import check, seal
 from poseidon.snapshot.files import make_folder, model_path, state_path
+from poseidon.snapshot.runs import Prefixes
 from poseidon.snapshot.solverstate import RunState, learned_net, read_state, write_state
 from poseidon.solvers.rate import current_step
 from poseidon.solvers.settings import oddities, solver_settings
@@ -105,6 +107,8 @@ class Solver:
         self._is_brought = False
         """Whether the state belongs to a job that continues, and no iteration has begun since."""
         self._began_s = time.monotonic()
+        self._prefixes = Prefixes(current_context().job)
+        self._restored: Path | None = None
 
     def _make_nets(self, placed: VirtualWorkers) -> None:
         definition, seed = self._definition, self._settings.random_seed
@@ -219,7 +223,8 @@ class Solver:
         snapshot_format.
 
         Raises:
-            SnapshotError: a file cannot be written.
+            SnapshotError: a file cannot be written, or another job that runs writes with this
+                prefix.
         """
         hdf5 = self.param.snapshot_format == SolverParameter.HDF5
         prefix = _prefix(self._definition)
@@ -227,8 +232,10 @@ class Solver:
             model_path(prefix, self.iter, hdf5=hdf5),
             state_path(prefix, self.iter, hdf5=hdf5),
         )
-        LOG.write(*snapshotting(str(model), str(state)))
         make_folder(prefix.parent)
+        ending = state.name.removeprefix(f"{prefix.name}_iter_{self.iter}")
+        begun = self._prefixes.take(prefix.absolute(), ending, self._restored)
+        LOG.write(*snapshotting(str(model), str(state)))
         save = self.net.save_hdf5 if hdf5 else self.net.save
         save(model, self.param.snapshot_diff)
         run = RunState(
@@ -238,7 +245,7 @@ class Solver:
             current_step=current_step(self.param, self.iter),
         )
         write_state(state, run)
-        seal(state, model)
+        seal(state, model, run=begun.run)
 
     def restore(self, state_file: str | os.PathLike[str]) -> None:
         """Restore weights, history and iteration from a snapshot.
@@ -259,6 +266,7 @@ class Solver:
         load_weights(self.net._built, learned_net(state, path), own=True)
         self._updater.set_histories(state.histories)
         self.iter = state.iteration
+        self._restored = path
 
     def _iterate(self) -> None:
         settings = self._settings

@@ -1,5 +1,8 @@
 """`<state>.sha256`: the checksums of a snapshot's files, in the format of `sha256sum`.
 
+Its first line is a comment, `# run 2 of job lenet-20261122-172021-ca01ca`: which run of its folder
+the snapshot belongs to (`runs.py`). Files of older versions have none.
+
 Law: this file is written last, so a snapshot that has it is complete. Caffe ignores it. A snapshot
 without it (by Caffe or an older version) is accepted.
 """
@@ -7,6 +10,8 @@ without it (by Caffe or an older version) is accepted.
 from __future__ import annotations
 
 import hashlib
+import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from poseidon.errors import SnapshotError
@@ -17,23 +22,51 @@ _BLOCK_BYTES = 1 << 20
 _DIGEST_LENGTH = 64
 
 
+_RUN = re.compile(r"# run (\d{1,9}) of job (\S*)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run that has written a snapshot.
+
+    Attributes:
+        number: in the order in which the runs of a folder began; 0: the snapshot does not say.
+        job: the id of the job; empty: there was none.
+    """
+
+    number: int = 0
+    job: str = ""
+
+
+NO_RUN = Run()
+
+
 def sums_path(state: Path) -> Path:
     """Return the path of the checksums of this state's snapshot."""
     return state.with_name(state.name + SUFFIX)
 
 
-def seal(state: Path, *others: Path) -> None:
+def seal(state: Path, *others: Path, run: Run = NO_RUN) -> None:
     """Write the checksums of a complete snapshot.
 
     Args:
         state: the `.solverstate`, or a script's checkpoint.
         others: the other files of the snapshot, in the same folder: the weights.
+        run: that it belongs to.
 
     Raises:
         SnapshotError: a file cannot be read, or the checksums cannot be written.
     """
-    lines = [f"{_digest(path)}  {path.name}\n" for path in (*others, state)]
+    lines = [f"# run {run.number} of job {run.job}\n"] if run.number else []
+    lines += [f"{_digest(path)}  {path.name}\n" for path in (*others, state)]
     write_atomically(sums_path(state), "".join(lines).encode(errors="surrogateescape"))
+
+
+def run_of(state: Path) -> Run:
+    """Return the run that a snapshot belongs to."""
+    lines = _lines(state) or [""]
+    found = _RUN.fullmatch(lines[0])
+    return Run(number=int(found[1]), job=found[2]) if found else NO_RUN
 
 
 def sealed_files(state: Path) -> tuple[Path, ...] | None:
@@ -81,17 +114,23 @@ def _read_sums(state: Path) -> dict[str, str] | None:
     """Return the digests by file name; None unless every line is a digest and a name without a
     folder.
     """
-    try:
-        lines = sums_path(state).read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    except OSError:
+    lines = _lines(state)
+    if lines is None:
         return None
     sums: dict[str, str] = {}
-    for line in lines:
+    for line in lines[1:] if lines and _RUN.fullmatch(lines[0]) else lines:
         digest, _, name = line.partition("  ")
         if len(digest) != _DIGEST_LENGTH or not name or "/" in name or name in (".", ".."):
             return None
         sums[name] = digest
     return sums if state.name in sums else None
+
+
+def _lines(state: Path) -> list[str] | None:
+    try:
+        return sums_path(state).read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return None
 
 
 def _digest(path: Path) -> str:

@@ -1,7 +1,8 @@
 """Search for the newest snapshot of a run, and removal of older ones.
 
 Law: only complete snapshots of this project (those with checksums) are removed, only after a newer
-one is complete, and never one of a later iteration, which belongs to another run.
+one is complete, and never one of another run. The newest is of the run that began last, whatever
+its iteration: a new run may be shorter than an older one in the same folder.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from poseidon.errors import SnapshotError
 from poseidon.foreign_files import open_in
-from poseidon.snapshot.checksums import find_damage, sealed_files, sums_path
+from poseidon.snapshot.checksums import SUFFIX, Run, find_damage, run_of, sealed_files, sums_path
 
 CHECKPOINT = ".pt"
 """The suffix of a checkpoint of `poseidon run`; the other snapshots are Caffe's states."""
@@ -21,22 +22,50 @@ COPIES = "snapshots"
 
 
 def snapshots_before(state: Path) -> list[Path]:
-    """Return the states with checksums, the prefix of `state` and a smaller iteration, oldest
-    first.
+    """Return the states with checksums, the prefix and the run of `state`, and a smaller iteration,
+    oldest first.
     """
     prefix, iteration, ending = _parts(state.name)
-    return [path for number, path in _sealed(state.parent, prefix, ending) if number < iteration]
+    run = run_of(state).number
+    return [
+        path
+        for number, own, path in _sealed(state.parent, prefix, ending)
+        if number == run and own < iteration
+    ]
+
+
+def sealed(prefix: Path, ending: str) -> list[Path]:
+    """Return the states with this prefix and checksums: of each run those of later iterations
+    last, and those of later runs after those of earlier ones.
+    """
+    return [path for *_, path in _sealed(prefix.parent, prefix.name, ending)]
 
 
 def newest_intact(prefix: Path, ending: str) -> Path | None:
-    """Return the state of the highest iteration with this prefix whose files match their
-    checksums, or None.
+    """Return the last state of `sealed` whose files match their checksums, or None."""
+    found = reversed(sealed(prefix, ending))
+    return next((path for path in found if find_damage(path) is None), None)
+
+
+def later_of_others(state: Path) -> Path | None:
+    """Return the state with the prefix of `state` and the highest iteration, if that is higher:
+    of another run; else None.
     """
-    found = reversed(_sealed(prefix.parent, prefix.name, ending))
-    return next((path for _, path in found if find_damage(path) is None), None)
+    prefix, iteration, ending = _parts(state.name)
+    found = [(own, path) for _, own, path in _sealed(state.parent, prefix, ending)]
+    highest, path = max(found, default=(iteration, state))
+    return path if highest > iteration else None
 
 
-def _sealed(folder: Path, prefix: str, ending: str) -> list[tuple[int, Path]]:
+def all_runs(folder: Path) -> list[Run]:
+    """Return the runs of all snapshots in a folder."""
+    return [
+        run_of(path.with_name(path.name.removesuffix(SUFFIX))) for path in folder.glob(f"*{SUFFIX}")
+    ]
+
+
+def _sealed(folder: Path, prefix: str, ending: str) -> list[tuple[int, int, Path]]:
+    """Return the number of the run and the iteration of each, in order."""
     found = []
     for path in folder.glob(f"*_iter_*{ending}"):
         try:
@@ -44,13 +73,13 @@ def _sealed(folder: Path, prefix: str, ending: str) -> list[tuple[int, Path]]:
         except ValueError:
             continue
         if other == prefix and other_ending == ending and sums_path(path).exists():
-            found.append((number, path))
+            found.append((run_of(path).number, number, path))
     return sorted(found)
 
 
 def newest_state(folder: Path, ending: str = ".solverstate") -> Path:
-    """Return the state of the highest iteration in a job's folder or among the launcher's copies
-    in it.
+    """Return the state of the highest iteration of the newest run in a job's folder or among the
+    launcher's copies in it.
 
     Snapshots with checksums are preferred: others are by Caffe or an older version, or incomplete.
     The folder may be another user's: links are passed over; see `poseidon.foreign_files`.
@@ -68,10 +97,11 @@ def newest_state(folder: Path, ending: str = ".solverstate") -> Path:
     ):
         with suppress(ValueError, OSError):
             open_in(folder.resolve(), path.relative_to(folder)).close()
-            found.append((sums_path(path).exists(), _parts(path.name)[1], path))
+            key = sums_path(path).exists(), run_of(path).number, _parts(path.name)[1]
+            found.append((key, path))
     if not found:
         raise SnapshotError(f"{folder} has no snapshot, expected a file <prefix>_iter_<N>{ending}")
-    return max(found)[2]
+    return max(found)[1]
 
 
 def remove_older(state: Path, keep: int) -> list[Path]:

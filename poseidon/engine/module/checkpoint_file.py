@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from poseidon.errors import SnapshotError
-from poseidon.snapshot.checksums import check, seal, sums_path
+from poseidon.snapshot.checksums import NO_RUN, Run, check, seal, sums_path
 from poseidon.snapshot.files import make_folder, write_atomically
 from poseidon.snapshot.rotation import CHECKPOINT, newest_intact, remove_older
 
@@ -122,19 +122,22 @@ def prepare_checkpoint(path: Path) -> None:
         raise SnapshotError(f"cannot write {path}: {error.strerror}") from error
 
 
-def write_checkpoint(path: Path, content: bytes, keep: int, others: Sequence[Path] = ()) -> None:
+def write_checkpoint(
+    path: Path, content: bytes, keep: int, others: Sequence[Path] = (), run: Run = NO_RUN
+) -> None:
     """Write a checkpoint and its checksums, and remove the oldest.
 
     Args:
         path: made by `checkpoint_path`, after `prepare_checkpoint`.
         keep: how many with its prefix stay, the newest; 0: all.
         others: its other files, which are written already.
+        run: that it belongs to.
 
     Raises:
         SnapshotError: it cannot be written; earlier ones are untouched.
     """
     write_atomically(path, content)
-    seal(path, *others)
+    seal(path, *others, run=run)
     remove_older(path, keep)
 
 

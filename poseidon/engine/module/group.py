@@ -38,6 +38,10 @@ from poseidon.engine.snapshot_writer import WrittenSnapshot
 from poseidon.errors import SnapshotError, UsageError, counted
 from poseidon.exchange.base import History
 from poseidon.exchange.broadcast import broadcast_bytes, gather_bytes
+from poseidon.snapshot.checksums import NO_RUN, Run
+from poseidon.snapshot.files import make_folder
+from poseidon.snapshot.rotation import CHECKPOINT, later_of_others
+from poseidon.snapshot.runs import Prefixes
 from ps_server.rules import history_count
 
 
@@ -49,6 +53,10 @@ class Group(SharedLoop):
 
     def __init__(self, module: nn.Module, plan: GroupPlan, context: WorkerContext) -> None:
         self._resume_from = context.checkpoint
+        self._resumed: Path | None = None
+        """The checkpoint that this group has resumed from, on rank 0."""
+        self._told: set[Path] = set()
+        """Prefixes whose earlier runs were named."""
         self._says_where = False
         self._kept_groups: dict[str, Group] = {}
         super().__init__(module, plan, context)
@@ -198,7 +206,8 @@ class Group(SharedLoop):
             The path of the file.
 
         Raises:
-            SnapshotError: it could not be written; earlier ones are untouched.
+            SnapshotError: it could not be written, or another job that runs writes with this
+                prefix; earlier ones are untouched.
             UsageError: a step is under way, or `keep` is below 0.
         """
         if keep < 0:
@@ -213,17 +222,37 @@ class Group(SharedLoop):
                 self._context.say(f"checkpoints go to {checkpoint_path(prefix, '<steps>')}")
         prefix = Path(prefix).absolute()
         began_s = time.monotonic()
+        run = self._run(prefix) if self.rank == 0 else NO_RUN
         state = self._state("save")
         path = checkpoint_path(prefix, self.steps)
         if self.rank == 0:
             prepare_checkpoint(path)
-            write_checkpoint(path, packed(state), keep, self._tables.write(path))
+            write_checkpoint(path, packed(state), keep, self._tables.write(path), run)
             seconds = time.monotonic() - began_s
             if self._context.number == 0:
                 self._context.on_saved(
                     WrittenSnapshot(state=path, iteration=self.steps, seconds=seconds)
                 )
         return path
+
+    def _run(self, prefix: Path) -> Run:
+        """Return the run that checkpoints with a prefix belong to.
+
+        Raises:
+            SnapshotError: another job writes them.
+        """
+        loops = self._context.loops
+        if loops.prefixes is None:
+            loops.prefixes = Prefixes(self._context.job)
+        make_folder(prefix.parent)
+        begun = loops.prefixes.take(prefix, CHECKPOINT, self._resumed)
+        if begun.beside is not None and prefix not in self._told:
+            self._told.add(prefix)
+            self._context.say(
+                f"{begun.beside} is of an earlier run, which this run does not continue: it stays, "
+                "checkpoints with the same numbers are replaced, and resume() takes this run's"
+            )
+        return begun.run
 
     def resume(self, prefix: str | Path | None = None) -> bool:
         """Resume from the newest checkpoint. All workers call it together, before the first step.
@@ -255,6 +284,9 @@ class Group(SharedLoop):
             prefix = self._context.prefix
         if path is None and prefix is not None and self.rank == 0:
             path = newest_checkpoint(Path(prefix).absolute())
+            other = None if path is None else later_of_others(path)
+            if other is not None:
+                self._context.say(f"{other} is of an earlier run than {path}, or damaged")
         content = read_checkpoint(path) if self.rank == 0 and path is not None else None
         source = str(path or "the checkpoint")
         if not self._load("resume", content, source, needed=False, path=path):
@@ -262,6 +294,7 @@ class Group(SharedLoop):
                 self._resume_from = None
             return False
         if self.rank == 0:
+            self._resumed = path
             self._context.say(f"resuming from {path} at step {self.steps}")
         return True
 

@@ -337,6 +337,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
             member=membership_of(document, self.launcher.interruption),
             connect=self._addresses(self.launcher.exchange_addresses),
             trace=trace,
+            job=document.job,
             folder=Path(document.output),
             checkpoint=Path(document.snapshot) if document.snapshot else None,
             memory=self._memory,

@@ -24,6 +24,7 @@ from poseidon.exchange.building.built import Built, Connect
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.membership import Membership
+from poseidon.snapshot.runs import Prefixes
 from ps_server import ServerError
 from ps_server.trace import NO_TRACE, Tracer
 
@@ -96,9 +97,11 @@ class Loops:
         begun: how many have begun in this job.
         several: whether more than one has been open at a time.
         streams: the random streams of this process's virtual workers; None: there are none.
+        prefixes: with which this process writes checkpoints; None: it has written none.
     """
 
     def __init__(self) -> None:
+        self.prefixes: Prefixes | None = None
         self.open: list[Loop] = []
         self.begun = 0
         self.several = False
@@ -178,6 +181,7 @@ class WorkerContext:
         connect: exchanges addresses with the rest of the job.
         trace: records what is sent and received.
         observe: puts an observer around the exchange of a module.
+        job: the job's id; empty: a process that trains alone has none.
         folder: the job's output folder; None: a process that trains alone has none.
         script: the name of the script, without its ending.
         checkpoint: the checkpoint to resume from, on rank 0's host; None: a fresh start.
@@ -199,6 +203,7 @@ class WorkerContext:
     connect: Connect = _alone
     trace: Tracer = NO_TRACE
     observe: Callable[[Built, nn.Module], Observed] = unobserved
+    job: str = ""
     folder: Path | None = None
     script: str = "checkpoint"
     checkpoint: Path | None = None

@@ -38,6 +38,7 @@ from poseidon.snapshot.caffemodel import write_model
 from poseidon.snapshot.checksums import check, seal
 from poseidon.snapshot.files import make_folder, model_path, state_path
 from poseidon.snapshot.rotation import remove_older
+from poseidon.snapshot.runs import Begun, Prefixes
 from poseidon.snapshot.solverstate import RunState, learned_net, read_state, write_state
 from poseidon.solvers.rate import current_step
 from ps_server.numerics import Computation
@@ -98,6 +99,7 @@ class _Contents:
     """The contents of a snapshot: copies, which training no longer changes."""
 
     state_path: Path
+    begun: Begun
     run: RunState
     blobs: hdf5.NamedBlobs
     diffs: hdf5.NamedBlobs | None
@@ -108,6 +110,7 @@ class Checkpoint:
 
     Args:
         writer: writes them, one after another; None: a new one.
+        job: the id of the job; empty: there is none.
     """
 
     def __init__(
@@ -116,6 +119,7 @@ class Checkpoint:
         *,
         settings: SnapshotSettings | None = None,
         writer: SnapshotWriter | None = None,
+        job: str = "",
     ) -> None:
         self._replica = replica
         self._solver = replica.solver.param
@@ -125,8 +129,32 @@ class Checkpoint:
         self._settings = settings or SnapshotSettings()
         self.frozen = FrozenHistories(replica.train.parameters_info, replica.settings)
         self._writer = writer or SnapshotWriter(self._settings.on_wait)
+        self._prefixes = Prefixes(job)
+        self._resumed: Path | None = None
         self.schemes: tuple[Scheme, ...] = ()
         """The scheme of each trained tensor, where a resumed run cannot find it out again."""
+
+    def begin(self, prefix: Path) -> None:
+        """Take the prefix before training: of a job that would have to end at its first snapshot.
+
+        Raises:
+            SnapshotError: another job that runs writes with this prefix.
+        """
+        if self._rank == 0:
+            make_folder(prefix.parent)
+            begun = self._take(prefix)
+            if begun.beside is not None:
+                LOGGER.info(
+                    "%s is of an earlier run, which this run does not continue: it stays, "
+                    "snapshots with the same numbers are replaced, and --snapshot=JOB takes this "
+                    "run's",
+                    begun.beside,
+                )
+
+    def _take(self, prefix: Path) -> Begun:
+        in_hdf5 = self._solver.snapshot_format == SolverParameter.HDF5
+        ending = state_path(prefix, 0, hdf5=in_hdf5).name.removeprefix(f"{prefix.name}_iter_0")
+        return self._prefixes.take(prefix.absolute(), ending, self._resumed)
 
     def save(
         self,
@@ -153,6 +181,7 @@ class Checkpoint:
 
         Raises:
             JobError: a number in it is not finite, and `SnapshotSettings.stop_at_nan`.
+            SnapshotError: another job that runs writes with this prefix.
         """
         exchange.settle()
         own = PoseidonState(worker=self._worker_states(progress, exchange))
@@ -193,12 +222,15 @@ class Checkpoint:
         return False
 
     def finish(self) -> None:
-        """Wait until the last snapshot is complete.
+        """Wait until the last snapshot is complete, and leave the prefix to other jobs.
 
         Raises:
             SnapshotError: it could not be written; earlier snapshots are untouched.
         """
-        self._writer.wait()
+        try:
+            self._writer.wait()
+        finally:
+            self._prefixes.release()
 
     def _worker_states(self, progress: Progress, exchange: Exchange) -> list[PoseidonWorkerState]:
         """Return the state of each virtual worker of this process.
@@ -257,6 +289,7 @@ class Checkpoint:
         )
         return _Contents(
             state_path=state_path(prefix, progress.iteration, hdf5=in_hdf5),
+            begun=self._take(prefix),
             run=run,
             blobs=self._replica.train.layer_blobs(),
             diffs=diffs,
@@ -274,7 +307,7 @@ class Checkpoint:
         else:
             write_model(model, train.definition.param, contents.blobs, diffs=contents.diffs)
         write_state(state, contents.run)
-        seal(state, model)
+        seal(state, model, run=contents.begun.run)
         seconds = time.monotonic() - began_s
         self._settings.on_written(
             WrittenSnapshot(state=state, iteration=contents.run.iteration, seconds=seconds)
@@ -301,6 +334,7 @@ class Checkpoint:
             SnapshotError: the file, or the weights it names, is missing, broken, or does not fit.
         """
         check(path)
+        self._resumed = path
         infos = self._replica.train.parameters_info
         state = read_state(path, [(info.name, info.shape) for info in infos], self._arrays_per_blob)
         exchanged = {info.name for info in self._replica.exchanged}

@@ -224,8 +224,11 @@ class SolverWork(TrainingWork[JobDocument]):
                 stop_at_nan=document.stop_at_nan,
             ),
             writer=self._writer,
+            job=document.job,
         )
         resumed = self._starting_point(replica, checkpoint)
+        if replica.settings.snapshot or replica.settings.snapshot_after_train:
+            checkpoint.begin(replica.solver.snapshot_prefix(Path(document.output)))
         start = Progress(iteration=0) if resumed is None else resumed.progress
         trace = self.open_trace()
         self.launcher.send("ready")
