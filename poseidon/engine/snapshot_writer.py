@@ -44,12 +44,15 @@ class SnapshotSettings:
         on_wait: called every second while the loop waits for the disk.
         stop_at_nan: weights that are not finite raise an error; otherwise they are a warning. They
             are never written.
+        spare: the folder for the weights of a run's last snapshot, if it cannot be written where it
+            belongs; None: there is none.
     """
 
     keep: int = 0
     on_written: Callable[[WrittenSnapshot], None] = lambda written: None
     on_wait: Callable[[], None] = lambda: None
     stop_at_nan: bool = True
+    spare: Path | None = None
 
 
 class SnapshotWriter:

@@ -177,7 +177,8 @@ class Checkpoint:
             histories: after the last iteration, on rank 0; None: the exchange collects them.
             before: the blobs before the last iteration, whose changes are the diffs of the model;
                 None: no diffs.
-            last: the run writes no other, so the job fails if this one cannot be written.
+            last: the run writes no other, so the job fails if this one cannot be written, and its
+                weights go to `SnapshotSettings.spare`.
 
         Raises:
             JobError: a number in it is not finite, and `SnapshotSettings.stop_at_nan`.
@@ -202,7 +203,8 @@ class Checkpoint:
         if not self._is_finite(contents):
             return
         log.write(*snapshotting(contents.run.model, str(contents.state_path)))
-        self._writer.submit(lambda: self._write(contents), last=last)
+        write = self._write_last if last else self._write
+        self._writer.submit(lambda: write(contents), last=last)
 
     def _is_finite(self, contents: _Contents) -> bool:
         infos = self._replica.train.parameters_info
@@ -300,12 +302,9 @@ class Checkpoint:
         an old one.
         """
         began_s = time.monotonic()
-        train, model, state = self._replica.train, Path(contents.run.model), contents.state_path
+        model, state = Path(contents.run.model), contents.state_path
         make_folder(state.parent)
-        if self._solver.snapshot_format == SolverParameter.HDF5:
-            hdf5.write_model(model, contents.blobs, owned=train.owned_blobs(), diffs=contents.diffs)
-        else:
-            write_model(model, train.definition.param, contents.blobs, diffs=contents.diffs)
+        self._write_model(model, contents)
         write_state(state, contents.run)
         seal(state, model, run=contents.begun.run)
         seconds = time.monotonic() - began_s
@@ -313,6 +312,31 @@ class Checkpoint:
             WrittenSnapshot(state=state, iteration=contents.run.iteration, seconds=seconds)
         )
         remove_older(state, self._settings.keep)
+
+    def _write_last(self, contents: _Contents) -> None:
+        """Write the last snapshot; if that fails, its weights where there may be room."""
+        try:
+            self._write(contents)
+        except SnapshotError as error:
+            spare = self._settings.spare
+            if spare is None or spare.resolve() == contents.state_path.parent.resolve():
+                raise
+            model = spare / Path(contents.run.model).name
+            try:
+                self._write_model(model, contents)
+            except SnapshotError:
+                raise error from None
+            raise SnapshotError(
+                f"{error}; the weights of iteration {contents.run.iteration} are in {model}, without "
+                f"the solver's state: --weights={model} trains on from them"
+            ) from error
+
+    def _write_model(self, model: Path, contents: _Contents) -> None:
+        train = self._replica.train
+        if self._solver.snapshot_format == SolverParameter.HDF5:
+            hdf5.write_model(model, contents.blobs, owned=train.owned_blobs(), diffs=contents.diffs)
+        else:
+            write_model(model, train.definition.param, contents.blobs, diffs=contents.diffs)
 
     def _for_all_blobs(self, histories: Sequence[History]) -> list[History]:
         """Add the histories of frozen blobs, which Caffe keeps too."""

@@ -222,6 +222,7 @@ class SolverWork(TrainingWork[JobDocument]):
                 on_written=self.report_snapshot,
                 on_wait=self.launcher.watchdog.progress,
                 stop_at_nan=document.stop_at_nan,
+                spare=Path(document.output),
             ),
             writer=self._writer,
             job=document.job,

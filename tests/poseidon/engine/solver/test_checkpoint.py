@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from poseidon.engine.snapshot_writer import SnapshotSettings
 from poseidon.errors import SnapshotError
 from poseidon.exchange import build
 from poseidon.exchange.auto.trial import measure
@@ -103,6 +104,21 @@ def test_a_full_disk_is_a_warning_until_the_last_snapshot(
     assert "training goes on" not in caplog.text
     assert (tmp_path / "snap_iter_15.caffemodel").read_bytes() == before
     assert not list(tmp_path.glob(".*.partial"))
+    job_folder = tmp_path / "job"
+    job_folder.mkdir()
+    saving = SnapshotSettings(spare=job_folder)
+    with pytest.raises(SnapshotError, match=r"No space left on device$"):  # no room there either
+        run(solver, Job(saving=saving))
+    assert not list(job_folder.iterdir())
+    full = {f"{tmp_path.name}/.snap_iter_15"}
+    kept = job_folder / "snap_iter_15.caffemodel"
+    with pytest.raises(
+        SnapshotError,
+        match=rf"No space left on device; the weights of iteration 15 are in {kept}, without the "
+        rf"solver's state: --weights={kept} trains on from them",
+    ):
+        run(solver, Job(saving=saving))
+    assert kept.read_bytes() == before
 
 
 def test_a_damaged_snapshot_is_refused_before_anything_is_restored(tmp_path: Path) -> None:
