@@ -104,7 +104,7 @@ def test_the_console_and_the_log_are_those_of_caffe2(
         "accuracy,epoch,learning_rate,loss,test_accuracy"
     )
     assert [row["cumulative_input_count"] for row in rows] == ["8", "16"]
-    assert [row["cumulative_batch_count"] for row in rows] == ["1", "3"]
+    assert [row["cumulative_batch_count"] for row in rows] == ["2", "4"]
     assert [row["epoch"] for row in rows] == ["0", "1"]
     assert all(0 <= float(row["test_accuracy"]) <= 1 for row in rows)
     assert [path.name for path in tmp_path.glob("*.mdl")] == ["resnet50_model_2.mdl"]

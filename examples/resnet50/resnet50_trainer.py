@@ -371,7 +371,7 @@ def run(args: argparse.Namespace, plan: Plan, meeting: Any, saved: list[str]) ->
         loss, accuracy = run_epoch(args, plan, model, epoch)
         table.log(
             input_count=(epoch + 1) * plan.epoch_iters * plan.batch_size,
-            batch_count=(epoch + 1) * plan.epoch_iters - 1,
+            batch_count=(epoch + 1) * plan.epoch_iters,
             additional_values={
                 "accuracy": accuracy,
                 "loss": loss,

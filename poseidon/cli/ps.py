@@ -117,10 +117,13 @@ def _row(job: HostJob) -> tuple[str, ...]:
 
 
 def _progress(job: HostJob) -> JobProgress | None:
-    """Return the progress of a job, a few seconds ago; None on a host that has no folder of the
-    job.
+    """Return the progress of a job, a few seconds ago or when its launcher died; None on a host that
+    has no folder of the job.
     """
     try:
-        return read_statistics(Path(job.record.output).resolve() / FILE_NAME).progress
+        progress = read_statistics(Path(job.record.output).resolve() / FILE_NAME).progress
     except JobError:
         return None
+    if job.launcher:
+        return progress
+    return JobProgress(iteration=progress.iteration, max_iter=progress.max_iter)

@@ -69,6 +69,8 @@ class Terminal(JobListener):
         self._printed: set[str] = set()
         self._last_scores: dict[int, str] = {}
         self._loss: float | None = None
+        self._iteration = 0
+        self._tested_at = 0
         self._meter, self._clock = ProgressMeter(clock), clock
         self._interval_s, self._printed_s = interval_s, clock()
 
@@ -90,6 +92,7 @@ class Terminal(JobListener):
         if progress is None:
             return
         self._loss = progress.loss if progress.loss is not None else self._loss
+        self._iteration = progress.iteration
         self._line.update(progress)
         now = self._clock()
         if (
@@ -142,11 +145,16 @@ class Terminal(JobListener):
             self._line.write(line if _is_first(name) else f"{name.short}: {line}")
 
     def scores(self) -> list[str]:
-        """Return the scores of the last test of each net, a line each; else the last loss."""
-        if not self._last_scores and self._loss is not None:
-            return [f"training loss {self._loss:.4g}"]
+        """Return the scores of the last test of each net, a line each; before them the last loss,
+        if training has gone on since.
+        """
+        loss = []
+        if self._loss is not None and not self._last_scores:
+            loss = [f"training loss {self._loss:.4g}"]
+        elif self._loss is not None and self._iteration > self._tested_at:
+            loss = [f"training loss {self._loss:.4g} (at iteration {self._iteration})"]
         several = len(self._last_scores) > 1
-        return [
+        return loss + [
             (f"test net #{net}: " if several else "") + text
             for net, text in sorted(self._last_scores.items())
         ]
@@ -154,6 +162,7 @@ class Terminal(JobListener):
     def _keep_scores(self, event: Mapping[str, object]) -> None:
         iteration, net, scores = (event.get(key) for key in ("iteration", "net", "scores"))
         if isinstance(net, int) and isinstance(scores, list) and all(map(_is_score, scores)):
+            self._tested_at = iteration if isinstance(iteration, int) else 0
             text = ", ".join(f"{name} = {value}" for name, value in scores[:MOST_SCORES])
             more = f" and {len(scores) - MOST_SCORES} more" if len(scores) > MOST_SCORES else ""
             self._last_scores[net] = f"{text}{more} (test at iteration {iteration})"

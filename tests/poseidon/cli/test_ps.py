@@ -45,3 +45,6 @@ def test_how_far_a_job_has_come(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_text(text, encoding="utf-8")
     assert _row(job)[4:7] == ("120 of 4000, testing 1 of 9", "20/s", "0:03:14")
     assert (_fields(None, job)["max_iter"], _fields(None, job)["eta_s"]) == (4000, 194.0)
+    dead = replace(job, launcher=False)
+    assert _row(dead)[4:7] == ("120 of 4000", "-", "-")
+    assert (_fields(None, dead)["rate"], _fields(None, dead)["testing"]) == (None, False)

@@ -135,6 +135,10 @@ def test_what_was_reached() -> None:
     terminal.on_event(
         FIRST, {"event": "tested", "iteration": 4, "net": 0, "scores": [["accuracy", "0.1"]]}
     )
+    assert terminal.scores() == [
+        "training loss 0.25 (at iteration 9)",
+        "accuracy = 0.1 (test at iteration 4)",
+    ]
     terminal.on_event(FIRST, {"event": "tested", "iteration": 9, "net": 0, "scores": scores})
     for wrong in ({"net": "x"}, {"net": 1, "scores": [["a", 1]]}, {"net": 1, "scores": "a"}):
         terminal.on_event(FIRST, {"event": "tested", "iteration": 9, **wrong})
