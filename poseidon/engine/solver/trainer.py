@@ -67,6 +67,7 @@ class LoopSettings:
         exchange: the options of the exchange.
         stop_at_nan: a loss that is not finite ends training; otherwise it is a warning.
         from_memory: the job continues from a memory snapshot.
+        began_s: the moment of the monotonic clock from which the log counts seconds; None: now.
     """
 
     prefix: Path
@@ -75,6 +76,7 @@ class LoopSettings:
     exchange: ExchangeOptions = NO_CHECK
     stop_at_nan: bool = True
     from_memory: bool = False
+    began_s: float | None = None
 
 
 class Trainer:
@@ -143,7 +145,7 @@ class Trainer:
         }
         self._before: Values = {}
         self._displayed: deque[Displayed] = deque()
-        self._began_s = time.monotonic()
+        self._began_s = time.monotonic() if settings.began_s is None else settings.began_s
         self._hooks = Hooks(
             [nets.train for nets in replica.nets],
             replica.trained,

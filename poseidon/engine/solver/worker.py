@@ -167,6 +167,7 @@ class SolverWork(TrainingWork[JobDocument]):
         super().__init__(document, launcher)
         self._writer = SnapshotWriter(launcher.watchdog.progress)
         self._memory: MemorySnapshots | None = None
+        self._began_s: float | None = None
 
     def location(self, error: Exception) -> str:
         """See `Work`: a line of the modules that register layers."""
@@ -433,6 +434,8 @@ class SolverWork(TrainingWork[JobDocument]):
                     resumed_at=start.iteration if document.goes_on else 0,
                 )
             )
+        # seconds in the log go on after a pause
+        self._began_s = self._began_s or time.monotonic()
         trainer = Trainer(
             replica,
             exchange,
@@ -443,6 +446,7 @@ class SolverWork(TrainingWork[JobDocument]):
                 exchange=document.exchange,
                 stop_at_nan=document.stop_at_nan,
                 from_memory=document.rewind >= 0,
+                began_s=self._began_s,
             ),
             checkpoint=checkpoint,
             testers=testers,

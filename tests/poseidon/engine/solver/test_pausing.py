@@ -209,6 +209,13 @@ def shown(folder: Path) -> list[str]:
     return [",".join(row.split(",")[:1] + row.split(",")[2:]) for row in rows]
 
 
+def seconds_after(iteration: int, folder: Path) -> list[float]:
+    """Return the times of the train net's rows after an iteration."""
+    text = (folder / "outputs.netoutputs").read_text(encoding="utf-8")
+    rows = [row.split(",") for row in text.split("\n\n")[0].splitlines()[1:]]
+    return [float(row[1]) for row in rows if int(row[0]) > iteration]
+
+
 def undisturbed(first: JobDocument, folder: Path) -> str:
     """Return the digest of the weights of a job that loses nothing."""
     with start(first, 2) as (own, addresses):
@@ -276,6 +283,8 @@ def test_survivors_go_on_from_memory_and_take_in_a_newcomer(
         finish(workers)
     assert model(tmp_path) == expected
     assert shown(tmp_path) == rows
+    seconds = seconds_after(kept[1], tmp_path)
+    assert seconds and seconds == sorted(seconds), "they count through the starts"
 
 
 def test_snapshots_on_disk_are_written_from_those_in_memory(
