@@ -71,7 +71,12 @@ def run(command: Sequence[str], folder: Path) -> Run:
     Raises:
         SystemExit: it failed, or has not ended in time.
     """
-    environment = {**inherited_environment(), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment = {
+        **inherited_environment(),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+        "ACCELERATE_USE_CPU": "true",  # without it accelerate's processes train alone under torchrun
+    }
     try:
         done = subprocess.run(
             command,

@@ -15,10 +15,12 @@ NEEDS = {
     "accelerate_loop": "huggingface",
     "finetuning": "huggingface",
 }
-ALWAYS = {"fabric"}
+ALWAYS = {"fabric", "lightning_fit", "penalties", "validation"}
 """The rest runs with `--thorough`."""
-ROUNDING = 2e-6
-"""Means of float32 are added in an order that gloo does not promise."""
+ROUNDING = 5e-5
+"""Factors of several workers are one product, whose sums have another order; AdamW enlarges the
+differences of small gradients. Scripts without factors agree to the bit.
+"""
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,12 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -19,6 +21,7 @@ import poseidon
 from poseidon.engine.document import Prints, ScriptDocument
 from poseidon.engine.launcher_connection import (
     NO_DEBUGGER,
+    WORKERS,
     LauncherConnection,
     refuse_breakpoint,
 )
@@ -42,6 +45,10 @@ class RecordingConnection(LauncherConnection):
 
     def forward_requests(self, exchange: Exchange, rank: int) -> None:
         """Do nothing."""
+
+    def exchange_addresses(self, own: str = "", *, among: str = WORKERS) -> list[str]:
+        """Return this worker's address for all."""
+        return [own, own]
 
 
 def run(
@@ -70,7 +77,8 @@ def events_of(
         **fields,
     )
     launcher = RecordingConnection()
-    code = run_work(ScriptWork(document, launcher))
+    with patch.dict(os.environ):  # --ddp leaves torchrun's variables to the process
+        code = run_work(ScriptWork(document, launcher))
     events = [json.loads(line) for line in launcher.sent.getvalue().splitlines()]
     assert events[0] == {"event": "ready"}
     return code, events
