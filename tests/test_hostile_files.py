@@ -21,6 +21,7 @@ from poseidon.data.label_map import read_label_map
 from poseidon.data.mean import read_mean
 from poseidon.data.prepare.annotations import AnnotationFormat, read_marked
 from poseidon.data.prepare.convert import read_mnist
+from poseidon.data.prepare.imageset import Conversion, to_datum
 from poseidon.engine.module.checkpoint_file import unpacked
 from poseidon.engine.module.tables.file import read_rows
 from poseidon.errors import PoseidonError
@@ -153,3 +154,23 @@ def test_a_hostile_file_is_one_sentence(reader: str, tmp_path: Path) -> None:
         except Exception as error:
             raise AssertionError(f"{reader} of {kind}") from error
     assert refused > len(FILES) // 2
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        read_mean,
+        read_matrix,
+        read_model,
+        read_net,
+        read_solver,
+        read_label_map,
+        RecordedPlan.read,
+        lambda path: read_predictor(path, path, {}),
+        lambda path: to_datum(path, 0, Conversion()),
+        lambda path: read_marked(path, AnnotationFormat.XML),
+    ],
+)
+def test_a_device_without_end_is_one_sentence(read: Callable[[Path], object]) -> None:
+    with pytest.raises(PoseidonError, match="it is a device, not a file or a pipe"):
+        read(Path("/dev/zero"))

@@ -30,8 +30,10 @@ from poseidon.data.batches.numbered import BatchPlan, Maker
 from poseidon.data.batches.prefetch import DecoderPool
 from poseidon.data.batches.transform import planes
 from poseidon.errors import DataError
+from poseidon.foreign_files import read_definition
 
 Bytes = npt.NDArray[np.uint8]
+LARGEST_IMAGE = 1 << 30
 
 
 class Line(NamedTuple):
@@ -119,7 +121,7 @@ def read_image(path: Path, *, color: bool, size: tuple[int, int] | None = None) 
     if not path.is_file():
         raise DataError(f"there is no image {path}")
     try:
-        content = path.read_bytes()
+        content = read_definition(path, most_bytes=LARGEST_IMAGE)
     except OSError as error:
         raise DataError(f"the image {path} cannot be read: {error.strerror}") from error
     return planes(resized(decoded(content, path, color=color), size))

@@ -21,11 +21,12 @@ from torch import Tensor
 
 from poseidon.data.batches.buffers import BufferPool
 from poseidon.data.batches.draws import draw
-from poseidon.data.batches.images import decoded
+from poseidon.data.batches.images import LARGEST_IMAGE, decoded
 from poseidon.data.batches.numbered import Maker
 from poseidon.data.batches.partition import Share
 from poseidon.data.batches.window_file import Window, WindowFile
 from poseidon.errors import DataError
+from poseidon.foreign_files import read_definition
 
 Floats = npt.NDArray[np.float32]
 CHANNELS = 3
@@ -124,7 +125,8 @@ class WindowMaker(Maker):
         path = self._file.images[index]
         content = self._cached.get(index)
         try:
-            content = path.read_bytes() if content is None else content
+            if content is None:
+                content = read_definition(path, most_bytes=LARGEST_IMAGE)
         except OSError as error:
             raise DataError(
                 f"{self._file.source}: cannot read the image {path}: {error.strerror}"

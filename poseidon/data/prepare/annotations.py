@@ -29,6 +29,7 @@ from xml.etree import ElementTree
 from poseidon.data.augment.boxes import Box, Object
 from poseidon.data.batches.labels import read_label
 from poseidon.errors import DataError, nearest
+from poseidon.foreign_files import read_definition
 from poseidon.text_files import decoded
 
 SIDES = ("xmin", "ymin", "xmax", "ymax")
@@ -92,7 +93,7 @@ def read_marked(path: Path, form: AnnotationFormat) -> MarkedImage:
         DataError: the file cannot be read or has a different form. The text names the file.
     """
     try:
-        content = path.read_bytes()
+        content = read_definition(path)
     except OSError as error:
         raise DataError(f"the annotation {path} cannot be read: {error.strerror}") from error
     with _located(path):

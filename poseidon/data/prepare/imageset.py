@@ -21,13 +21,21 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import cv2
 import numpy as np
 
-from poseidon.data.batches.images import Line, decoded, missing_hint, read_list, resized
+from poseidon.data.batches.images import (
+    LARGEST_IMAGE,
+    Line,
+    decoded,
+    missing_hint,
+    read_list,
+    resized,
+)
 from poseidon.data.batches.lists import permutation
 from poseidon.data.batches.transform import planes
 from poseidon.data.databases.kinds import Backend
 from poseidon.data.databases.writer import write_database
 from poseidon.data.progress_reports import Report, silent
 from poseidon.errors import DataError
+from poseidon.foreign_files import read_definition
 from poseidon.proto.caffe_pb2 import Datum
 
 LOGGER = logging.getLogger(__name__)
@@ -206,7 +214,7 @@ def to_datum(path: Path, label: int, conversion: Conversion) -> Datum:
         DataError: it cannot be encoded.
     """
     try:
-        content = path.read_bytes()
+        content = read_definition(path, most_bytes=LARGEST_IMAGE)
     except OSError as error:
         raise UnreadableImage(f"the image {path} cannot be read: {error.strerror}") from error
     own = path.suffix.removeprefix(".").lower()
