@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import getpass
 import os
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +19,12 @@ from poseidon.errors import UsageError
 STATUS_FD_VARIABLE = "POSEIDON_STATUS_FD"
 EVENTS_FD_VARIABLE = "POSEIDON_EVENTS_FD"
 STDIN_FD_VARIABLE = "POSEIDON_STDIN_FD"
+PLACE_VARIABLE = "POSEIDON_PLACE"
 _OF_ONE_PROCESS = frozenset({STATUS_FD_VARIABLE, EVENTS_FD_VARIABLE, STDIN_FD_VARIABLE})
+_SOCKET_BYTES = 107
+"""The length of a Unix socket's path, at most."""
+_BELOW_BYTES = 52
+"""Room for what stands below the folder: an agent needs 50 bytes, `multiprocessing` 32."""
 _TASKS = (
     ("RANK", "WORLD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -87,6 +94,24 @@ def expanded(path: str | Path) -> Path:
     return Path(found)
 
 
+def folder_of_sockets() -> str:
+    """Return the folder for temporary files; `/tmp` where a socket in it would have too long a path.
+
+    Raises:
+        UsageError: there is no `/tmp` to write to either.
+    """
+    folder = tempfile.gettempdir()
+    most = _SOCKET_BYTES - _BELOW_BYTES
+    if len(os.fsencode(folder)) <= most:
+        return folder
+    if os.access("/tmp", os.W_OK | os.X_OK):
+        return "/tmp"
+    raise UsageError(
+        f"TMPDIR={folder} is too long for the paths of sockets, and /tmp cannot be written; expected "
+        f"at most {most} bytes"
+    )
+
+
 def name_user() -> str:
     """Return the name of this user. A user id without one, as in a container, is named by its
     number, and $USER is set to it: libraries (paramiko, torch's compiler) raise KeyError otherwise.
@@ -108,6 +133,27 @@ def hide_descriptors() -> None:
     """Keep programs that this process starts from reporting or reading in its place."""
     for name in (EVENTS_FD_VARIABLE, STDIN_FD_VARIABLE):
         os.environ.pop(name, None)
+
+
+@contextmanager
+def set_place(name: str) -> Iterator[None]:
+    """Name a worker's place to the processes that its script starts inside the block."""
+    os.environ[PLACE_VARIABLE] = name
+    try:
+        yield
+    finally:
+        os.environ.pop(PLACE_VARIABLE, None)
+
+
+def place_of_parent() -> str:
+    """Return the place of the worker whose script has started this process; empty: there is none."""
+    return os.environ.get(PLACE_VARIABLE, "")
+
+
+def rank_and_size() -> tuple[int | None, int | None]:
+    """Return $RANK and $WORLD_SIZE, as `init_process_group` reads them; None: not a number."""
+    rank, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    return int(rank) if rank.isdecimal() else None, int(size) if size.isdecimal() else None
 
 
 def put_on_python_path(*folders: Path) -> None:

@@ -16,7 +16,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, NoReturn, TextIO
 
@@ -97,11 +98,15 @@ class LauncherConnection:
         self._outlet = outlet
         self._notes = notes
         self._lock = threading.Lock()
+        self._lending = threading.Lock()
         self._closed = threading.Event()
         self.commands: queue.Queue[dict[str, Any]] = queue.Queue()
         self._arrived = threading.Condition()
         self._addresses: dict[tuple[str, int], list[str]] = {}
-        self._rounds: Counter[str] = Counter()
+        self.rounds: Counter[str] = Counter()
+        """The exchanges of addresses that this worker has taken part in, by whose they are."""
+        self._lines: list[str] = []
+        self._borrower: Callable[[str], None] | None = None
         self._exchanges: list[Exchange] = []
         self._forwards = self._root = False
         self._early: list[dict[str, Any]] | None = None
@@ -156,9 +161,9 @@ class LauncherConnection:
             JobError: they did not come within ten minutes, or the launcher has gone.
             Interrupted: the launcher requests a pause.
         """
-        number = self._rounds[among]
+        number = self.rounds[among]
         at = among, number
-        self._rounds[among] += 1
+        self.rounds[among] += 1
         if own:
             self.send("listening", address=own, round=number, among=among)
         elif number:  # for the first the shards listen unasked
@@ -223,6 +228,36 @@ class LauncherConnection:
             raise JobError("the launcher has gone while the worker was paused")
         return document
 
+    @contextmanager
+    def lent(
+        self, commands: Callable[[str], None], begin: Callable[[Mapping[str, int]], None]
+    ) -> Iterator[Callable[[str], None]]:
+        """Lend the connection to another process inside the block, which sends heartbeats too.
+
+        Args:
+            commands: takes each line of the launcher, also those that have come before.
+            begin: is called before them, with `rounds`.
+
+        Yields:
+            a function that sends a line of the other process.
+        """
+
+        def send(line: str) -> None:
+            with self._lock, contextlib.suppress(OSError, ValueError):
+                self._outlet.write(line)
+                self._outlet.flush()
+
+        with self._lending:
+            begin(self.rounds)
+            for line in self._lines:
+                commands(line)
+            self._borrower = commands
+        try:
+            yield send
+        finally:
+            with self._lending:
+                self._borrower = None
+
     def close(self) -> None:
         """Stop the heartbeats."""
         self._closed.set()
@@ -258,7 +293,7 @@ class LauncherConnection:
             self._forward_one(do)
 
     def _forward_one(self, do: str) -> None:
-        if do == "gone":
+        if do == "gone" and not self._closed.is_set():
             LOGGER.warning("the launcher has gone: stopping with a snapshot")
         elif do in self._notes and self._root:
             LOGGER.info("%s", self._notes[do])
@@ -279,6 +314,10 @@ class LauncherConnection:
     def _receive(self) -> None:
         try:
             for line in self._inlet:
+                with self._lending:
+                    self._lines.append(line)
+                    if self._borrower is not None:
+                        self._borrower(line)
                 with contextlib.suppress(ValueError):  # not JSON
                     command = json.loads(line)
                     if isinstance(command, dict):
@@ -303,7 +342,7 @@ class LauncherConnection:
             with self._arrived:
                 self.interruption = Interruption()
                 self._addresses.clear()
-                self._rounds.clear()
+                self.rounds.clear()
                 self._early = []
             self._documents.put(command["document"])
         else:
@@ -324,6 +363,8 @@ class LauncherConnection:
 
     def _send_heartbeats(self) -> None:
         while not self._closed.wait(HEARTBEAT_S):
+            if self._borrower is not None:
+                continue
             reading = self.watchdog.read()
             position = self.loop_position.to_fields() if self.loop_position is not None else {}
             self.send(

@@ -17,9 +17,13 @@ if __name__ == "__main__":
 import argparse
 import contextlib
 import logging
+import multiprocessing.process
+import multiprocessing.util
 import pkgutil
+import shutil
 import signal
 import sys
+import tempfile
 import traceback
 from typing import Any
 
@@ -35,6 +39,7 @@ from poseidon.errors import (
     out_of_memory,
     shared_memory_full,
 )
+from poseidon.settings import folder_of_sockets
 from ps_server import PeerLost, ServerError, StalenessTimeout
 from ps_server.numerics import prepare_process
 
@@ -69,6 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         document = read_document(work_class.document_class, inlet.readline())
         prepare_process(document.threads)
+        _shorten_sockets()
         outputs = log.setup(stream=sys.stderr, file=document.log_file)
     except (PoseidonError, OSError) as error:
         launcher.send("error", message=str(error), exit_code=getattr(error, "exit_code", 1))
@@ -78,6 +84,17 @@ def main(arguments: list[str] | None = None) -> int:
         return run_work(work_class(document, launcher))
 
 
+def _shorten_sockets() -> None:
+    """Let `multiprocessing` make its sockets in a folder whose path is short enough, here and in the
+    processes that the user's code starts. Otherwise a loader that passes tensors on waits for ever.
+    """
+    folder = folder_of_sockets()
+    if folder != tempfile.gettempdir():
+        own = tempfile.mkdtemp(prefix="pymp-", dir=folder)
+        multiprocessing.util.Finalize(None, shutil.rmtree, args=(own, True), exitpriority=-100)
+        multiprocessing.process.current_process()._config["tempdir"] = own  # type: ignore[attr-defined]
+
+
 def run_work(work: Work[Any]) -> int:
     """Do a worker's work and report its end. Return the exit code."""
     launcher = work.launcher
@@ -85,7 +102,7 @@ def run_work(work: Work[Any]) -> int:
     try:
         done = work.run()
     except Exception as error:  # noqa: BLE001 - the outermost frame: the log has all of it, the launcher one sentence
-        _report(error, work)
+        report_error(error, work)
         return 1
     finally:
         launcher.close()
@@ -93,7 +110,7 @@ def run_work(work: Work[Any]) -> int:
     return 0
 
 
-def _report(error: Exception, work: Work[Any]) -> None:
+def report_error(error: Exception, work: Work[Any]) -> None:
     """Log an error that ended the work, and report it to the launcher in one sentence."""
     document, location, trace = work.document, work.location(error), ""
     elsewhere = raised_elsewhere(error)

@@ -283,3 +283,112 @@ def test_an_error_of_a_collective_that_the_script_catches_ends_the_job(tmp_path:
         "poseidon run: worker 1 calls broadcast(1 x float32, from 0) (train.py, line 6), and worker "
         "0 barrier() (train.py, line 8); expected the same calls in the same order on all workers"
     )
+
+
+SPAWNS = """
+import os, sys, torch, torch.multiprocessing as mp
+from torch import nn
+from torch.distributed import all_reduce, destroy_process_group, get_backend, init_process_group
+from torch.nn.parallel import DistributedDataParallel
+
+def build():
+    torch.manual_seed(7)
+    return nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 1))
+
+def batch(rank, step):
+    return torch.randn(6, 5, generator=torch.Generator().manual_seed(10 * step + rank))
+
+def train(rank, world_size, results, method="env://"):
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", "29500"
+    init_process_group("gloo", init_method=method, rank=rank, world_size=world_size)
+    assert get_backend() == "gloo" and os.environ["RANK"] == str(rank)
+    model = DistributedDataParallel(build())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(4):
+        optimizer.zero_grad()
+        model(batch(rank, step)).pow(2).mean().backward()
+        optimizer.step()
+    total = torch.tensor(1.0 + rank)
+    all_reduce(total)
+    results.put((rank, total.item(), model.module[0].weight.sum().item()))
+    destroy_process_group()
+
+def alone(world_size):
+    model = build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(4):
+        optimizer.zero_grad()
+        sum(model(batch(r, step)).pow(2).mean() for r in range(world_size)).div(world_size).backward()
+        optimizer.step()
+    return model[0].weight.sum().item()
+
+def check(how, results):
+    found = sorted(results.get() for _ in range(2))
+    assert [one[:2] for one in found] == [(0, 3.0), (1, 3.0)], found
+    for one in found:
+        assert abs(one[2] - alone(2)) < 1e-5, (found, alone(2))
+    print(how, "is right", flush=True)
+
+if __name__ == "__main__":
+    if "mp.spawn" in sys.argv:
+        results = mp.get_context("spawn").SimpleQueue()
+        mp.spawn(train, args=(2, results, "tcp://127.0.0.1:29501"), nprocs=2, join=True)
+        check("mp.spawn", results)
+    for how in sys.argv[1:]:
+        if how == "mp.spawn":
+            continue
+        context = mp.get_context(how)
+        results = context.Queue()
+        processes = [context.Process(target=train, args=(rank, 2, results)) for rank in range(2)]
+        for process in processes:
+            process.start()
+        check(how, results)
+        for process in processes:
+            process.join()
+        assert [process.exitcode for process in processes] == [0, 0]
+    print("the script has ended", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "ways", [["fork"], pytest.param(["mp.spawn", "fork", "forkserver"], marks=pytest.mark.thorough)]
+)
+def test_processes_that_a_script_starts_take_the_places_of_the_workers(
+    tmp_path: Path, ways: list[str]
+) -> None:
+    (tmp_path / "train.py").write_text(SPAWNS, encoding="utf-8")
+    hosts = f"--hostfile={machinefile(tmp_path, 2, 1)}"
+    done = poseidon_here(tmp_path, "run", "--ddp", hosts, "train.py", *ways)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if " is right" in line or "ended" in line]
+    assert lines == [*(f"{way} is right" for way in ways), "the script has ended"]
+    assert "each of the 2 workers has run it by itself" not in done.stderr
+
+
+FAILS = """
+import torch.distributed as dist
+from torch.multiprocessing import get_context
+
+def train(rank):
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    if rank == 1:
+        raise ValueError("picture 17 is damaged")
+    dist.barrier()
+
+if __name__ == "__main__":
+    processes = [get_context("fork").Process(target=train, args=(rank,)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+"""
+
+
+def test_a_process_that_a_script_starts_fails(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(FAILS, encoding="utf-8")
+    hosts = f"--hostfile={machinefile(tmp_path, 2, 1)}"
+    done = poseidon_here(tmp_path, "run", "--ddp", hosts, "train.py")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(
+        "poseidon run: worker 1: train.py, line 8: ValueError: picture 17 is damaged"
+    )

@@ -11,6 +11,7 @@ from poseidon.errors import UsageError
 from poseidon.settings import (
     are_threads_set,
     expanded,
+    folder_of_sockets,
     inherited_environment,
     let_waiting_threads_sleep,
     name_user,
@@ -53,6 +54,15 @@ def test_a_user_id_may_have_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert name_user() == os.environ["USER"] == str(os.getuid())
     monkeypatch.setenv("HOME", "/home/me")
     assert expanded("~/a") == Path("/home/me/a")
+
+
+def test_sockets_have_short_paths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for folder, found in (("/var/tmp", "/var/tmp"), ("/var/" + "t" * 60, "/tmp")):
+        monkeypatch.setattr("tempfile.tempdir", folder)
+        assert folder_of_sockets() == found
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(UsageError, match=r"TMPDIR=/var/t+ is too long .* at most 55 bytes"):
+        folder_of_sockets()
 
 
 def test_data_folder() -> None:

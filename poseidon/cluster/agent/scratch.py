@@ -16,6 +16,8 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from poseidon.settings import folder_of_sockets
+
 PREFIX = "poseidon-"
 MARK = f".agent-{socket.gethostname()}"
 
@@ -29,7 +31,7 @@ class Scratch:
 
     def __init__(self) -> None:
         _remove_left()
-        self.path = tempfile.mkdtemp(prefix=PREFIX)
+        self.path = tempfile.mkdtemp(prefix=PREFIX, dir=folder_of_sockets())
         # the mark has its name only once it is locked
         new = Path(self.path, f"{MARK}.new")
         self._lock = os.open(new, os.O_CREAT | os.O_RDWR, 0o600)
@@ -53,7 +55,7 @@ class Scratch:
 
 def _remove_left() -> None:
     """Remove the folders of this user's agents that were killed."""
-    for mark in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{MARK}"):
+    for mark in Path(folder_of_sockets()).glob(f"{PREFIX}*/{MARK}"):
         with suppress(OSError):  # its agent lives, or it is another user's
             lock = os.open(mark, os.O_RDWR | os.O_NOFOLLOW)
             try:

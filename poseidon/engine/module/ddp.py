@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 import torch.distributed
-import torch.multiprocessing
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -60,12 +59,6 @@ OWN_CHECKPOINTS = (
 OWN_HOOK = (
     "the script has registered a communication hook of its own on a DistributedDataParallel module: "
     "{given} has no effect on it, and its replicas are not compared"
-)
-
-SPAWNS = (
-    "the script starts its workers by torch.multiprocessing.spawn, and `poseidon run --ddp` has "
-    "started them, as torchrun does; expected the function that it spawns, called once by each "
-    "with rank int(os.environ['RANK']) of int(os.environ['WORLD_SIZE'])"
 )
 
 
@@ -308,12 +301,15 @@ def reduce_by_exchange(module: DistributedDataParallel, context: WorkerContext) 
 
 
 @contextmanager
-def ddp_script(mesh: Mesh, context: WorkerContext) -> Iterator[None]:
+def ddp_script(mesh: Mesh, context: WorkerContext) -> Iterator[ExitStack]:
     """Let a script of DistributedDataParallel that runs inside the block be part of a job.
 
     `init_process_group` makes the process group "poseidon", whatever backend it names. So does
     `new_group`. Each DistributedDataParallel over all workers is reduced by an exchange of its
     own, one over a group of some workers by all-reduce.
+
+    Yields:
+        what takes back all that was replaced, which a fork needs.
     """
     distributed: Any = torch.distributed
     construct = DistributedDataParallel.__init__
@@ -328,8 +324,7 @@ def ddp_script(mesh: Mesh, context: WorkerContext) -> Iterator[None]:
         for owner in (distributed, distributed.distributed_c10d):
             undo.enter_context(replaced(owner, "init_process_group", init_process_group))
         undo.enter_context(replaced(DistributedDataParallel, "__init__", make))
-        undo.enter_context(replaced(torch.multiprocessing, "spawn", refusal(SPAWNS)))
-        yield
+        yield undo
 
 
 @contextmanager

@@ -16,8 +16,8 @@ import runpy
 import sys
 import time
 from bdb import BdbQuit
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -37,6 +37,7 @@ from poseidon.engine.module.distribute import current_line, line_of, running_in
 from poseidon.engine.module.lazy_compiler import import_compiler_late
 from poseidon.engine.module.memory import ScriptMemory
 from poseidon.engine.module.script_output import output_to_log
+from poseidon.engine.module.spawning import Place, this_machine
 from poseidon.engine.module.torchrun import free_address, torchrun_variables
 from poseidon.engine.module.worker_context import LoopPosition, Observed, ThisWorker, WorkerContext
 from poseidon.engine.observation import Observation
@@ -256,9 +257,11 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         self._statistics.clear()
         self._opened = 0
         try:
-            with closing(trace), running_in(context), self._process_group(context):
+            machines = self._set_variables() if document.ddp else []
+            with closing(trace), running_in(context), self._process_group(context) as undo:
                 try:
-                    run_script(document.script)
+                    with self._spawning(undo, machines):
+                        run_script(document.script)
                 except ServerError as error:
                     context.end_waits(error)
                     raise
@@ -276,7 +279,37 @@ class ScriptWork(TrainingWork[ScriptDocument]):
             self._progress.report()
 
     @contextmanager
-    def _process_group(self, context: WorkerContext) -> Iterator[None]:
+    def taking_part(self) -> Iterator[None]:
+        """Take part in the job inside the block, for a process that the script has started. The
+        master's address stays as the script has set it.
+        """
+        own = torchrun_variables(self.document, ":")
+        os.environ.update(
+            {name: value for name, value in own.items() if not name.startswith("MASTER_")}
+        )
+        trace = self.open_trace()
+        context = self._context(trace)
+        try:
+            with closing(trace), running_in(context), self._process_group(context):
+                yield
+        finally:
+            self._progress.report()
+
+    @contextmanager
+    def _spawning(self, undo: ExitStack, machines: Sequence[str]) -> Iterator[None]:
+        """Let the script start its workers itself."""
+        if not self.document.ddp:
+            yield
+            return
+        with closing(Place(self.document, self.launcher, machines)) as place:
+            try:
+                with place.spawns(undo):
+                    yield
+            finally:
+                self._has_collectives |= place.was_taken
+
+    @contextmanager
+    def _process_group(self, context: WorkerContext) -> Iterator[ExitStack]:
         """Give the script a process group of torch.distributed, whose workers connect at the first
         collective.
         """
@@ -290,17 +323,18 @@ class ScriptWork(TrainingWork[ScriptDocument]):
             place=partial(current_line, self.document.script),
         )
         register(mesh, Calls(context.report_call))
-        if self.document.ddp:
-            self._set_variables()
         is_first_of_several = context.worker.rank == 0 and context.worker.size > 1
         try:
             with (
-                ddp_script(mesh, context) if self.document.ddp else default_group(mesh),
-                self._noticing_lone_steps(mesh) if is_first_of_several else nullcontext(),
+                ddp_script(mesh, context) if self.document.ddp else default_group(mesh) as undo,
+                ExitStack() as own,
             ):
-                yield
+                stack = undo or own
+                if is_first_of_several:
+                    stack.enter_context(self._noticing_lone_steps(mesh))
+                yield stack
             mesh.flush()
-            self._has_collectives = mesh.is_connected
+            self._has_collectives |= mesh.is_connected
         finally:
             for reducer in context.reducers:
                 reducer.close()
@@ -308,14 +342,16 @@ class ScriptWork(TrainingWork[ScriptDocument]):
                 torch.distributed.destroy_process_group()
             mesh.close()
 
-    def _set_variables(self) -> None:
+    def _set_variables(self) -> list[str]:
         """Set the variables of torchrun. They stay: a script may read them in a thread that it does
-        not end, or as Python exits.
+        not end, or as Python exits. Return `this_machine` of each worker.
         """
         document = self.document
         exchange = self._addresses(partial(self.launcher.exchange_addresses, among=WORKERS))
-        master = exchange(free_address(document.host))[0]
-        os.environ.update(torchrun_variables(document, master))
+        told = exchange(f"{free_address(document.host)} {this_machine()}")
+        masters, machines = zip(*(one.split(" ", 1) for one in told), strict=True)
+        os.environ.update(torchrun_variables(document, masters[0]))
+        return list(machines)
 
     def _report_collective(self, error: Exception) -> None:
         """End the job after the error of a collective, which a library may catch: others would wait

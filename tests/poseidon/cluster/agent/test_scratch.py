@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
 import pytest
 
+from poseidon.cluster.agent import scratch as scratch_module
 from poseidon.cluster.agent.scratch import MARK, PREFIX, Scratch
 
 
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(scratch_module, "folder_of_sockets", lambda: str(tmp_path))
     return tmp_path
 
 

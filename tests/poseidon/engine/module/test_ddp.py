@@ -75,8 +75,6 @@ def test_a_script_of_ddp_makes_the_group_itself(
             torch.distributed.monitored_barrier(timeout=timedelta(seconds=1), wait_all_ranks=True)
             with pytest.raises(UsageError, match=r"has a DistributedDataParallel, which averages"):
                 module_tensors(nn.Sequential(model), Buffers.AVERAGE)
-            with pytest.raises(UsageError, match=r"`poseidon run --ddp` has started them"):
-                torch.multiprocessing.spawn(print, nprocs=1)
     assert (torch.distributed.init_process_group, DistributedDataParallel.__init__) == before
 
 
