@@ -32,14 +32,20 @@ _LONGEST = 1000
 
 
 class PoseidonError(Exception):
-    """Base class of all errors for users. The text is a full sentence, on one line: names in it
-    are foreign.
+    """Base class of all errors for users. The text is a full sentence, on one line, since names in
+    it are foreign; further lines are indented, so none looks like a line of a log.
     """
 
     exit_code = 1
 
     def __init__(self, *parts: object) -> None:
-        super().__init__(*(visible_line(part) if isinstance(part, str) else part for part in parts))
+        super().__init__(
+            *(_visible_lines(part) if isinstance(part, str) else part for part in parts)
+        )
+
+
+def _visible_lines(text: str) -> str:
+    return "\n  ".join(map(visible_line, text.split("\n  ")))
 
 
 class UsageError(PoseidonError):

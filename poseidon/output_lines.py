@@ -19,8 +19,12 @@ _OBEYED = (
     *(0x061C, *range(0x200B, 0x2010), *range(0x2028, 0x202F), *range(0x2060, 0x2070), 0xFEFF),
 )
 """Characters that move, hide or turn round what is shown; the last line has those of Unicode."""
-_AS_ESCAPES = {code: chr(code).encode("unicode_escape").decode("ascii") for code in _OBEYED}
-_BESIDE_LAYOUT = {code: text for code, text in _AS_ESCAPES.items() if chr(code) not in "\n\t"}
+_AS_ESCAPES = {
+    code: chr(code).encode("unicode_escape").decode("ascii")
+    for code in _OBEYED
+    if chr(code) != "\t"
+}
+_BESIDE_LAYOUT = {code: text for code, text in _AS_ESCAPES.items() if chr(code) != "\n"}
 
 
 def visible(text: str) -> str:

@@ -293,6 +293,7 @@ def test_a_checkout_named_poseidon_is_no_package_in_the_folder_that_has_it(
         "poseidon/__init__.py",
         "poseidon/binding.py",
         "poseidon/errors.py",
+        "poseidon/output_lines.py",
         "poseidon/settings.py",
         "poseidon/version.py",
     ):

@@ -290,6 +290,8 @@ class _Walk:
         """Return the type of the layer whose block is being read if no layer has it; else an empty
         string.
         """
+        if frame.head not in self._tokens:  # the file is the layer itself
+            return ""
         at, depth = self._tokens.index(frame.head), 0
         for token, colon, value in zip(
             self._tokens[at:], self._tokens[at + 1 :], self._tokens[at + 2 :], strict=False

@@ -319,9 +319,9 @@ def installed(course: Course) -> Iterator[None]:
         check = running().computes(replica, nets, iteration, on_loss)
         return real(replica, nets, iteration, after_pass, check)
 
-    def replace_file(partial: Path, path: Path) -> None:
+    def write_whole(path: Path, content: bytes) -> None:
         course.write(running()._process, path)
-        partial.replace(path)
+        path.write_bytes(content)
 
     clock, now_ns = world.clock, primitives.time.perf_counter_ns
     places: Sequence[tuple[Any, str, object]] = (
@@ -349,8 +349,7 @@ def installed(course: Course) -> Iterator[None]:
         (work, "log_plan", lambda plan, output, number=0: None),
         (worker, "gc", SimpleNamespace(collect=int, freeze=int, unfreeze=int)),
         *((module, "time", primitives.time) for module in (worker, trainer, memory, checkpoint)),
-        (files, "replace_durably", replace_file),
-        (files, "os", SimpleNamespace(getpid=lambda: course.pid(running()._process))),
+        (files, "write_whole", write_whole),
         (Replica, "forward_backward", forward_backward),
         (Pump.__init__, "__kwdefaults__", {"clock": clock}),
         (

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import queue
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -53,6 +54,7 @@ class Primitives:
             Event=lambda: _Event(self),
             Condition=lambda lock=None: _Condition(self),
             Thread=self.thread,
+            TIMEOUT_MAX=threading.TIMEOUT_MAX,
         )
         self.launcher_threading = SimpleNamespace(**{**self.threading.__dict__, "Thread": _Thread})
         """Of the modules whose threads run as loops."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from poseidon.cluster.agent import messages as m
+from poseidon.cluster.agent.agent import LONGEST_PAUSE_S
 from poseidon.cluster.agent.remote_process import RemoteProcess
 from poseidon.cluster.agent.wire import REPORTS, REQUESTS, WireError
 from poseidon.cluster.dial.channel import Channel
@@ -424,7 +425,7 @@ class RemoteAgent:
             request: the request.
             waited_s: seconds that this process has waited for it.
         """
-        if waited_s > HEARTBEAT_S:  # this process was stopped or had no processor, not the agent
+        if waited_s > LONGEST_PAUSE_S:  # this process was stopped, not the agent
             self._received_s += waited_s
             self._broken_s += waited_s
         if not self._broken:

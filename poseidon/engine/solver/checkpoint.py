@@ -224,15 +224,16 @@ class Checkpoint:
         return False
 
     def finish(self) -> None:
-        """Wait until the last snapshot is complete, and leave the prefix to other jobs.
+        """Wait until the last snapshot is complete.
 
         Raises:
             SnapshotError: it could not be written; earlier snapshots are untouched.
         """
-        try:
-            self._writer.wait()
-        finally:
-            self._prefixes.release()
+        self._writer.wait()
+
+    def leave(self) -> None:
+        """Leave the prefix to other jobs."""
+        self._prefixes.release()
 
     def _worker_states(self, progress: Progress, exchange: Exchange) -> list[PoseidonWorkerState]:
         """Return the state of each virtual worker of this process.

@@ -176,6 +176,7 @@ class Trainer:
                 self._checkpoint.finish()
             raise
         finally:
+            self._checkpoint.leave()
             self._hooks.close()
             for sink in self._sinks:
                 sink.close()

@@ -65,7 +65,9 @@ def test_a_script_is_told_its_words_and_no_solver() -> None:
         job="j", token="00", output="o", script="s.py", arguments=("--x", "1"), prints=Prints.STDERR
     )
     assert read_document(ScriptDocument, document.to_json()) == document
-    with pytest.raises(UsageError, match="does not know: arguments, ddp, prints, script"):
+    with pytest.raises(
+        UsageError, match="not know: arguments, ddp, max_restarts, prints, restarts, script"
+    ):
         read_document(JobDocument, document.to_json())
     wrong = document.to_json().replace(b'"stderr"', b'"paper"')
     with pytest.raises(UsageError, match="prints is 'paper'; expected one of log, stdout, stderr"):

@@ -209,8 +209,8 @@ def test_dedicated_servers_change_the_plan() -> None:
 def test_few_frames_lie_between_the_hook_of_a_gradient_and_its_push(
     staleness: int, compress: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each has its work: the exchange, the carrier, the tables of the store, and what is sent to
-    one of them.
+    """Each has its work: what a gradient sends, the exchange, the carrier, the tables of the store,
+    and what is sent to one of them.
     """
     kind = ExchangeKind.SERVER
     frames: set[tuple[str, ...]] = set()
@@ -244,4 +244,4 @@ def test_few_frames_lie_between_the_hook_of_a_gradient_and_its_push(
         exchange.settle()
         hooks.close()
         exchange.close()
-    assert frames == {("begin", "begin", "push", "_send")}
+    assert frames == {("_send", "begin", "begin", "push", "_send")}

@@ -36,7 +36,7 @@ def test_numbers_stay_and_each_tensor_is_seen_in_each_iteration() -> None:
     )
     told = trace.names()
     for name in names:
-        assert told.count(("wait", name)) == ITERATIONS
+        assert told.count(("wait", name)) >= ITERATIONS  # `train` also reads between iterations
     assert [name for kind, name in told if kind == "iteration"] == [
         str(i) for i in range(ITERATIONS)
     ]

@@ -54,8 +54,8 @@ def test_a_compiled_module_has_a_graph_on_each_side_of_a_table() -> None:
     module = torch.nn.Sequential(poseidon.Table(9, 2, init="zeros"), torch.nn.Linear(2, 1))
     compiled = torch.compile(module, backend="eager")
     with distribute(compiled, poseidon.SGD(lr=1.0)) as group:
-        compiled(torch.tensor([4])).sum().backward()
         weight = module[1].weight.detach().clone()
+        compiled(torch.tensor([4])).sum().backward()
         group.step()
         with torch.no_grad():
             assert torch.equal(module[0](torch.tensor([4])), -weight)
