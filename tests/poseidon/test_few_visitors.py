@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from poseidon.few_visitors import FewVisitors
+from tests.support.polling import until
 
 WAIT_S = 30.0
 
@@ -66,4 +67,8 @@ def test_an_error_ends_that_connection_and_time_ends_each() -> None:
         visitors.close()
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(address, timeout=WAIT_S).close()
-    assert not [each for each in threading.enumerate() if each.name == "test-visitors"]
+    until(
+        lambda: all(each.name != "test-visitors" for each in threading.enumerate()),
+        "a thread is left",
+        WAIT_S,
+    )
