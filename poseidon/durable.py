@@ -34,20 +34,25 @@ _LONGEST_NAME_BYTES = 200
 """Of the final name in the temporary one, which has at most 255."""
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes, *, durably: bool = True) -> None:
     """Write a file; see `replacing`.
 
     Raises:
         OSError: it cannot be written.
     """
-    with replacing(path) as file:
+    with replacing(path, durably=durably) as file:
         file.write(content)
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, *, durably: bool = True) -> Iterator[BinaryIO]:
     """Open a file for writing. A regular file has the new content when the block has ended, and
     the earlier one if it has raised.
+
+    Args:
+        path: its name; see the module for what may stand there.
+        durably: flush it to disk, so that it also survives a power failure. False for a file that
+            is soon written anew.
 
     Raises:
         OSError: it cannot be written, also at the end of the block: the folder is missing or not
@@ -79,7 +84,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         with stream:
             yield stream
             stream.flush()
-            replace_durably(partial, target)
+            _replace(partial, target, durably=durably)
     except BaseException:
         with suppress(OSError):  # a read-only file system raises even if the file does not exist
             partial.unlink(missing_ok=True)
@@ -96,12 +101,17 @@ def replace_durably(partial: Path, path: Path) -> None:
     Raises:
         OSError: the disk is full, or the folder is not writable; an earlier file is unchanged.
     """
+    _replace(partial, path, durably=True)
+
+
+def _replace(partial: Path, path: Path, *, durably: bool) -> None:
     target = _followed(path)
     status = None if isinstance(target, int) else _status(target)
     if isinstance(target, int) or (status is not None and not stat.S_ISREG(status.st_mode)):
         _move_into(partial, target)
         return
-    flush(partial)
+    if durably:
+        flush(partial)
     if status is not None:
         _keep_owner(partial, status)
     try:
@@ -116,8 +126,9 @@ def replace_durably(partial: Path, path: Path) -> None:
             flush(target)
         else:
             raise
-    with suppress(OSError):  # not every file system can flush a folder
-        flush(target.parent)
+    if durably:
+        with suppress(OSError):  # not every file system can flush a folder
+            flush(target.parent)
 
 
 def is_standard_output(path: Path) -> bool:

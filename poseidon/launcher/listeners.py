@@ -193,7 +193,7 @@ class StatisticsFile(JobListener):
             JobStatistics(job=self._job, workers=workers, shards=shards, progress=progress)
         )
         try:
-            write_whole(self._path, text.encode())
+            write_whole(self._path, text.encode(), durably=False)
         except OSError as error:
             if not self._broken:
                 self._warn(_unwritten(self._path, error))

@@ -117,7 +117,8 @@ class NetOutputs:
         text = "\n".join("".join(rows) for rows in sections)
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(self._path, text.encode("utf-8", errors="backslashreplace"))
+            content = text.encode("utf-8", errors="backslashreplace")
+            write_whole(self._path, content, durably=False)
         except OSError as error:
             message = f"cannot write the net outputs {self._path}: {error.strerror or error}"
             if error.errno not in _FULL:

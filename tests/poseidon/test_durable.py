@@ -49,6 +49,16 @@ def test_content_first_then_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ]
 
 
+def test_what_is_soon_written_anew_waits_for_no_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = watch_flushes(monkeypatch)
+    write_whole(tmp_path / "file", b"new", durably=False)
+    assert (tmp_path / "file").read_bytes() == b"new"
+    assert seen == []
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_what_is_not_there_replaces_nothing(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"old")

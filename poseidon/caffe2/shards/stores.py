@@ -173,7 +173,7 @@ class FolderStore(Store):
                 count = int(path.read_bytes()) + value
             except FileNotFoundError:
                 count = value
-            write_whole(path, b"%d" % count)
+            write_whole(path, b"%d" % count, durably=False)
         return count
 
     def _path(self, key: str, ending: str = ".key") -> Path:
