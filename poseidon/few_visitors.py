@@ -1,9 +1,9 @@
 """A listening socket for anybody: a few connections at a time, each on a thread, so that strangers
 take neither the files nor the threads of the process.
 
-Law: where another connection comes while `most` are open, the oldest ends. A connection lasts at
-most `longest_s`. An error of a connection ends that connection; a
-lack of files ends the oldest. The listener itself goes on until `close`.
+Law: when a connection comes while `most` are open, the oldest ends. A connection lasts at most
+`longest_s`. An error of a connection ends only that connection. If the process can open no more
+files, the oldest connection ends. The listener accepts until `close`.
 """
 
 from __future__ import annotations

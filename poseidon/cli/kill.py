@@ -35,7 +35,9 @@ def run(arguments: argparse.Namespace) -> int:
     with ssh_agents(arguments.ssh_config, records) as agents:
         targets = _targets(arguments, registry, records, agents)
         if not targets.jobs and targets.problems:
-            raise JobError(f"this machine has no job on record; {_named(targets.problems)}")
+            raise JobError(
+                f"this machine has no job on record; {_first_problems(targets.problems)}"
+            )
         if not targets.jobs:
             print("no job is running")
             return 1
@@ -77,7 +79,7 @@ def _targets(
         raise JobError(f"'{arguments.target}' is neither a running job nor a machinefile; {_ps()}")
     if not targets.jobs:
         none = _none_of(hostfile, targets, "job")
-        raise JobError(f"{none}; {_named(targets.problems)}" if targets.problems else none)
+        raise JobError(f"{none}; {_first_problems(targets.problems)}" if targets.problems else none)
     return targets
 
 
@@ -149,10 +151,10 @@ def _none_of(hostfile: Path, targets: StopTargets, what: str) -> str:
 
 def _not_all(jobs: Sequence[str], problems: Sequence[str]) -> str:
     rest = "; try again when they are reached" if jobs else ""
-    return f"processes may be left{rest}: {_named(problems)}"
+    return f"processes may be left{rest}: {_first_problems(problems)}"
 
 
-def _named(problems: Sequence[str]) -> str:
+def _first_problems(problems: Sequence[str]) -> str:
     """Return the first problems as one sentence, and how many more there are."""
     different = list(dict.fromkeys(problems))
     more = len(different) - MOST_PROBLEMS

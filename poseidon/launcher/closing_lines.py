@@ -49,9 +49,8 @@ def resume_command(argv: Sequence[str], changes: Mapping[str, str]) -> str:
         changes: values by flag, in place of earlier ones: the snapshot, a greater max_iter.
     """
     kept = without_flags(argv, {*OF_ONE_RUN, *changes})
-    kept = _without_settings(
-        kept, changes.keys() - OF_ONE_RUN
-    )  # --set snapshot is a solver's field
+    fields = changes.keys() - OF_ONE_RUN  # `--set snapshot=N` is a field of the solver
+    kept = _without_settings(kept, fields)
     flags = [f"--{name}={value}" for name, value in changes.items()]
     return " ".join([own_command(), shlex.join([*map(_shortened, kept), *flags])])
 

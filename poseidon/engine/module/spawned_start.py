@@ -1,5 +1,7 @@
-"""Imported at the start of each process that `multiprocessing` starts anew under a script of
-`poseidon run --ddp`, before the script's own modules, which may import `init_process_group` by name.
+"""Replaces `init_process_group` when it is imported.
+
+Each process that `multiprocessing` starts by "spawn" or "forkserver" under `poseidon run --ddp`
+imports it first. The script's own modules may import `init_process_group` by name.
 """
 
 from poseidon.engine.module.spawned import replace_in_torch
