@@ -24,7 +24,7 @@ import torch.distributed
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from poseidon.engine.module.ddp_replicas import DdpReplicas
+from poseidon.engine.module.ddp_replicas import DdpReplicas, reduced_parameters
 from poseidon.engine.module.masters import TYPES
 from poseidon.engine.module.tensors import looked_up
 from poseidon.engine.module.worker_context import STEP, LoopPosition, Observed, WorkerContext
@@ -77,11 +77,7 @@ class BucketReducer:
         """The worker in its job, and in its loop once the exchange is open."""
         self._steps = 0
         self._waiting: list[tuple[Any, torch.futures.Future[Tensor]]] = []
-        self._names = {
-            parameter: name
-            for name, parameter in module.module.named_parameters()
-            if parameter.requires_grad and name not in module.parameters_to_ignore
-        }
+        self._names = {parameter: name for name, parameter in reduced_parameters(module).items()}
         sparse = _with_sparse_gradients(module.module)
         self._sent = [p for p in self._names if p.dtype in TYPES and p not in sparse]
         """The parameters whose gradients the exchange reduces."""

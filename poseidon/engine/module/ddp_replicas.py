@@ -12,12 +12,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from poseidon.exchange.module_hooks import OfOneModule
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.replicas import ReplicaCheck
+
+
+def reduced_parameters(module: DistributedDataParallel) -> dict[str, nn.Parameter]:
+    """Return the parameters whose gradients a module reduces, by their names."""
+    return {
+        name: parameter
+        for name, parameter in module.module.named_parameters()
+        if parameter.requires_grad and name not in module.parameters_to_ignore
+    }
 
 
 class DdpReplicas:
@@ -36,11 +45,7 @@ class DdpReplicas:
         collect: Callable[[bytes], Sequence[bytes]],
         rank: int,
     ) -> None:
-        self._weights = {
-            name: parameter
-            for name, parameter in module.module.named_parameters()
-            if parameter.requires_grad and name not in module.parameters_to_ignore
-        }
+        self._weights = reduced_parameters(module)
         self._has_run = False
         self._check = ReplicaCheck(
             options,
