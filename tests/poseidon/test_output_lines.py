@@ -71,4 +71,4 @@ def test_what_a_terminal_obeys_is_an_escape(text: str) -> None:
 def test_text_and_its_layout_stay() -> None:
     for text in ("conv1\t0.5\n", "caf\xe9 \u6f22\u5b57 \U0001f600", "a\\nb", ""):
         assert visible(text) == text
-    assert visible_line("a\nI0101 forged\t") == "a\\nI0101 forged\\t"
+    assert visible_line("a\nI0101 forged\t") == "a\\nI0101 forged\t"

@@ -136,9 +136,8 @@ class Place:
             initialize(*arguments, **named)
 
         def command_line(**named: Any) -> list[Any]:
-            line: list[Any] = get_command_line(**named)
-            program = line[line.index("-c") + 1]
-            return [f"import {_START}; {word}" if word == program else word for word in line]
+            *python, program, mark = get_command_line(**named)
+            return [*python, f"import {_START}; {program}", mark]
 
         get_command_line = multiprocessing.spawn.get_command_line
         with ExitStack() as stack:
