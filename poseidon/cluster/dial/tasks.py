@@ -134,8 +134,13 @@ class Rendezvous:
             JobError: some did not join, or those that joined cannot be one job.
         """
         others = self._size - 1
+        deadline_s = time.monotonic() + timeout_s
         with self._changed:
-            self._changed.wait_for(lambda: self._failure or len(self._members) == others, timeout_s)
+            while not self._failure and len(self._members) < others:
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0:
+                    break
+                self._changed.wait(min(POLL_S, left_s))  # a signal just before it does not end it
             if self._failure:
                 raise JobError(self._failure)
             if len(self._members) < others:
