@@ -66,9 +66,7 @@ def test_a_killed_worker_costs_no_bit(tmp_path: Path, kind: ExchangeKind) -> Non
     assert re.search(
         r"snap_iter_\d0\.solverstate at iteration \d0(, at least \d+ iterations? to repeat)?$", line
     )
-    assert re.search(
-        rf"finished at iteration {END} after 1 restart, at least \d+ iter", job.lines[-1]
-    )
+    assert f"finished at iteration {END} after 1 restart" in job.lines[-1]
     assert all(np.array_equal(a, b) for a, b in zip(weights(tmp_path, END), expected, strict=True))
     assert none_left([child.pid for child in children])
     assert len(list(tmp_path.glob("snap_*.solverstate"))) == 2
