@@ -20,7 +20,7 @@ import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -28,10 +28,9 @@ from torch import Tensor, nn
 from torch._C import DisableTorchFunctionSubclass
 from torch._functorch import eager_transforms, vmap
 
-from poseidon.engine.module.tensors import GroupPlan, tensors_in
+from poseidon.engine.module.tensors import tensors_in
 from poseidon.errors import UsageError
 from poseidon.exchange.module_hooks import leave_out_of_graphs
-from ps_server import RuleKind
 
 _PROPERTIES = (
     "_backward_hooks",
@@ -182,32 +181,30 @@ class Reads:
 
     Args:
         module: has the tensors.
-        plan: nothing of the exchange shares their memory yet, except for what is in the plan.
+        guarded: tensors of the module by an index.
         bring: called with an index where a tensor is read before its value has come. It calls
             `came`, or raises.
+        held: tensors of the exchange that share memory with the module's. Nothing else does yet.
     """
 
-    def __init__(self, module: nn.Module, plan: GroupPlan, bring: Callable[[int], None]) -> None:
-        self._sources = plan.sources
-        self._guarded = [
-            (index, source)
-            for index, (trained, source) in enumerate(zip(plan.tensors, plan.sources, strict=True))
-            # the rest are means of gradients
-            if trained.statistics
-            or trained.rule.kind is not RuleKind.MEAN
-            or trained.tensor is source
-        ]
-        self._indices: dict[object, int] = {tensor: index for index, tensor in self._guarded}
+    def __init__(
+        self,
+        module: nn.Module,
+        guarded: Mapping[int, Tensor],
+        bring: Callable[[int], None],
+        held: Sequence[Tensor] = (),
+    ) -> None:
+        self._guarded = dict(guarded)
+        self._indices: dict[object, int] = {tensor: index for index, tensor in guarded.items()}
         self._bring = bring
         self._kinds: dict[type, type] = {}
-        self._own: list[type | None] = [None] * len(plan.sources)
+        self._own: dict[int, type] = {}
         """The usual class of each tensor that has another one now."""
         self._process = os.getpid()
         self.turn = threading.RLock()
         """Held by the thread that calls the exchange."""
-        held = [trained.tensor for trained in plan.tensors]
-        members = [*module.parameters(), *module.buffers(), *plan.sources, *held]
-        self._aliases = _Aliases([tensor for _, tensor in self._guarded], members)
+        members = [*module.parameters(), *module.buffers(), *held]
+        self._aliases = _Aliases(list(self._guarded.values()), members)
 
     def note_own_aliases(self) -> None:
         """Note that what has come to share the memory of tensors since the construction is the
@@ -221,29 +218,28 @@ class Reads:
         Args:
             indices: of some of the guarded ones; None: of all.
         """
-        for index, tensor in self._guarded:
+        for index, tensor in self._guarded.items():
             kind = type(tensor)
-            if self._own[index] is None and (indices is None or index in indices):
+            if index not in self._own and (indices is None or index in indices):
                 self._own[index] = kind
                 tensor.__class__ = self._kinds.get(kind) or self._new_kind(kind)
 
     def read_aliased(self) -> None:
         """Let tensors whose memory something else shares have their values at once."""
+        guarded = list(self._guarded.items())
         for at in self._aliases.found():
-            index, tensor = self._guarded[at]
-            if self._own[index] is not None:
+            index, tensor = guarded[at]
+            if index in self._own:
                 self.read(tensor)
 
     def came(self, index: int) -> None:
         """Note that a tensor has its value."""
-        kind = self._own[index]
-        if kind is not None:
-            self._sources[index].__class__ = kind
-            self._own[index] = None
+        if index in self._own:
+            self._guarded[index].__class__ = self._own.pop(index)
 
     def all_came(self) -> None:
         """Note that all tensors have their values."""
-        for index, _ in self._guarded:
+        for index in list(self._own):
             self.came(index)
 
     def read(self, tensor: Tensor | OnItsWay) -> None:
@@ -255,9 +251,9 @@ class Reads:
         """
         if os.getpid() != self._process:
             raise UsageError(
-                "a process that was started between step() and the next forward pass, such as a "
-                "loader's, reads a parameter whose value is on its way to the process that has "
-                "started it; expected group.settle() before it starts"
+                "a process that was started after step(), such as a loader's, reads a parameter "
+                "whose value is on its way to the process that has started it; expected "
+                "group.settle() before it starts"
             )
         with self.turn:
             if isinstance(tensor, OnItsWay):

@@ -67,7 +67,9 @@ class StepLoop(ABC):
         self._plan = plan
         self._turns = turns_of(self._module, plan, context.member.virtual_workers, context.worker)
         context.on_progress(LoopPosition(collection=DISTRIBUTE))
-        self._reads = Reads(self._module, plan, self._bring)
+        self._reads = Reads(
+            self._module, plan.values, self._bring, [trained.tensor for trained in plan.tensors]
+        )
         built, self._observed = context.build(
             plan.tensors, ExchangeSettings(clip=plan.clip), module
         )
@@ -349,9 +351,11 @@ class StepLoop(ABC):
         if self._closed:
             return
         self._closed = True
-        if self._watch is not None and not (self._settled or self._begun or sys.exc_info()[0]):
+        if self._watch is not None and not sys.exc_info()[0]:
             with suppress(ServerError):  # after the last step its values are on their way
-                self._hooks.wait()
+                if not (self._settled or self._begun):
+                    self._hooks.wait()
+                self._tables.settle()
         self._reads.all_came()
         if self in self._context.loops.open:
             self._context.loops.open.remove(self)

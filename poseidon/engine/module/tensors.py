@@ -28,6 +28,7 @@ from poseidon.engine.module.update_rules import Outer
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Trained
 from poseidon.exchange.factors.taps import hooks_on, layers_with_factors
+from ps_server import RuleKind
 
 
 class RunsOn(Enum):
@@ -146,6 +147,19 @@ class GroupPlan:
     passes: int = 1
     sends_gradients: bool = True
     tables: Sequence[PlannedTable] = ()
+
+    @property
+    def values(self) -> dict[int, Tensor]:
+        """The tensors of the module that get values from the exchange, by their index; the rest get
+        means of gradients.
+        """
+        return {
+            index: source
+            for index, (trained, source) in enumerate(zip(self.tensors, self.sources, strict=True))
+            if trained.statistics
+            or trained.rule.kind is not RuleKind.MEAN
+            or trained.tensor is source
+        }
 
     @property
     def rest_of_tables(self) -> set[nn.Parameter]:

@@ -42,7 +42,7 @@ class TableGroup:
             link = link_of(table, tables, callbacks)
             self.links.append(link)
             if isinstance(link, EmbeddingRows):
-                link.restore(0, link.first_values() if root else None)
+                link.give(root=root)
 
     def prefetch(self, module: nn.Module, indices: Tensor) -> None:
         """Request the rows that a module will look up.

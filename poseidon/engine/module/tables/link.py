@@ -1,7 +1,8 @@
 """One row table of a group, on one worker: a `Table`, or the weight of a sparse embedding.
 
 The weight of an nn.Embedding(sparse=True) or EmbeddingBag(sparse=True) stays whole on each worker.
-Before its module runs, the rows that it looks up are brought up to date; `settle` updates all rows.
+Before its module runs, the rows that it looks up are brought up to date; `settle`, and whatever else
+reads the weight, updates all rows.
 
 Law: every worker pushes each table once an iteration, maybe no rows.
 """
@@ -15,8 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._C import DisableTorchFunctionSubclass
 from torch.utils.hooks import RemovableHandle
 
+from poseidon.engine.module.reads import Reads
 from poseidon.engine.module.tables.plan import PlannedTable
 from poseidon.engine.module.tables.table import Table, distinct
 from poseidon.errors import UsageError
@@ -75,7 +78,8 @@ class TableLink:
                 self._tables.forget(number)
             number = self._tables.request(self.number, rows_U, staleness=None if wanted else 0)
         self._read = True
-        self._last_pass_read = wanted and self._callbacks.passes_left() <= 1
+        if wanted:
+            self._last_pass_read = self._callbacks.passes_left() <= 1
         return self._wait(number)
 
     def _wait(self, number: int) -> Array:
@@ -170,24 +174,33 @@ class EmbeddingRows(TableLink):
         super().__init__(planned, tables, callbacks)
         assert isinstance(planned.module, nn.Embedding | nn.EmbeddingBag)
         self.weight = planned.module.weight
-        self._whole_at: int | None = None
-        """The clock at which all rows were brought up to date."""
+        self._is_whole = True
+        """Whether all rows are those after this worker's last push."""
+        self._reads = Reads(planned.module, {0: self.weight}, self._bring)
+        self._version = self.weight._version
+        module = planned.module
         self._handles: list[RemovableHandle] = [
             self.weight.register_post_accumulate_grad_hook(callbacks.on_gradient),
-            planned.module.register_forward_pre_hook(OfOneModule(self._refresh), with_kwargs=True),
-            planned.module.register_state_dict_pre_hook(  # type: ignore[no-untyped-call]
+            module.register_forward_pre_hook(OfOneModule(self._refresh), with_kwargs=True),
+            module.register_forward_hook(OfOneModule(self._leave), always_call=True),
+            module.register_state_dict_pre_hook(  # type: ignore[no-untyped-call]
                 OfOneModule(self._refresh_all)
             ),
         ]
 
-    def first_values(self) -> Iterator[tuple[RowIds, list[Array]]]:
+    def give(self, *, root: bool) -> None:
+        """Give rank 0's weight, which all workers have, to the shards. A collection follows."""
+        super().restore(0, self._first_values() if root else None)
+
+    def _first_values(self) -> Iterator[tuple[RowIds, list[Array]]]:
         """Yield all rows, and zeros as their histories."""
         for rows_N in _pieces(self.spec.rows):
             zeros = [np.zeros((len(rows_N), w), np.float32) for w in self.spec.history_widths]
             yield rows_N, [self._of(rows_N), *zeros]
 
     def _of(self, rows_N: RowIds) -> Array:
-        values = self.weight.detach()[_places(rows_N, self.weight)].cpu().numpy()
+        with DisableTorchFunctionSubclass():
+            values = self.weight.detach()[_places(rows_N, self.weight)].cpu().numpy()
         return np.ascontiguousarray(values)
 
     def _refresh(
@@ -196,25 +209,58 @@ class EmbeddingRows(TableLink):
         indices = arguments[0] if arguments else named["input"]
         rows_U, _ = distinct(indices, self.spec.rows, self._padding_idx, f"'{self.spec.name}'")
         self._callbacks.on_forward()
-        self._write(rows_U, self.pull(rows_U))
+        with self._reads.turn:
+            self._check_unchanged()
+            self._write(rows_U, self.pull(rows_U))
+            self._reads.came(0)
+
+    def _leave(self, *_: object) -> None:
+        if not self._is_whole:
+            self._reads.leave()
 
     def _refresh_all(self, *_: object) -> None:
         self.settle()
 
     def settle(self) -> None:
-        clock = self._tables.clock(self.number)
-        if self._whole_at == clock:
-            return
-        with torch.no_grad():
-            for rows_N in _pieces(self.spec.rows):
-                self._write(rows_N, self.pull(rows_N))
-        self._whole_at = clock
+        with self._reads.turn:
+            if not self._is_whole:
+                self._check_unchanged()
+                with torch.no_grad():
+                    for rows_N in _pieces(self.spec.rows):
+                        self._write(rows_N, self.pull(rows_N))
+                self._is_whole = True
+            self._reads.came(0)
+
+    def _bring(self, index: int) -> None:
+        self.settle()
+
+    def push(self, rate: float) -> None:
+        with self._reads.turn:
+            self._check_unchanged()
+            super().push(rate)
+            self._is_whole = False
+            self._reads.leave()
+            self._reads.read_aliased()
+
+    def restore(self, clock: int, pieces: Pieces | None) -> None:
+        super().restore(clock, pieces)
+        self._is_whole = False
+        self._version = self.weight._version
+        self._reads.leave()
+
+    def _check_unchanged(self) -> None:
+        if self.weight._version != self._version:
+            raise UsageError(
+                f"'{self.spec.name}' was changed by the script after distribute(), and the shards' "
+                "rows would take its place; expected changes before distribute()"
+            )
 
     def _write(self, rows_N: RowIds, values_Nd: Array) -> None:
-        # Its data: the script does not change values that come from the shards.
-        self.weight.data[_places(rows_N, self.weight)] = torch.from_numpy(values_Nd).to(
-            self.weight.device
-        )
+        with DisableTorchFunctionSubclass():
+            # Its data: the script does not change values that come from the shards.
+            self.weight.data[_places(rows_N, self.weight)] = torch.from_numpy(values_Nd).to(
+                self.weight.device
+            )
 
     def gradients(self) -> Iterator[tuple[RowIds, Array]]:
         gradient, self.weight.grad = self.weight.grad, None
@@ -232,6 +278,7 @@ class EmbeddingRows(TableLink):
         )
 
     def close(self) -> None:
+        self._reads.all_came()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

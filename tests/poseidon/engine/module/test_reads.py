@@ -18,10 +18,9 @@ from torch.optim.swa_utils import AveragedModel
 
 from poseidon.engine.module.group import Group
 from poseidon.engine.module.reads import OnItsWay, Reads
-from poseidon.engine.module.tensors import DistributeOptions, GroupPlan
+from poseidon.engine.module.tensors import DistributeOptions
 from poseidon.engine.module.update_rules import SGD
 from poseidon.errors import UsageError
-from poseidon.exchange.base import Trained
 from poseidon.exchange.kinds import ExchangeKind
 from ps_server import PeerLost
 from tests.support.module_groups import BATCH, batches, member, together
@@ -302,14 +301,9 @@ class Brought:
     def __init__(self, layer: nn.Linear | None = None) -> None:
         self.layer = layer or nn.Linear(3, 2)
         sources: list[Tensor] = [self.layer.weight, self.layer.bias]
-        tensors = [
-            Trained(name=name, tensor=source.detach())
-            for name, source in zip(("weight", "bias"), sources, strict=True)
-        ]
         self.indices: list[int] = []
         self.error: Exception | None = None
-        plan = GroupPlan(tensors=tensors, sources=sources, rest={})
-        self.reads = Reads(self.layer, plan, self._bring)
+        self.reads = Reads(self.layer, dict(enumerate(sources)), self._bring)
         self.reads.note_own_aliases()
 
     def _bring(self, index: int) -> None:
@@ -356,7 +350,7 @@ def test_a_process_that_was_forked_meanwhile_is_refused(monkeypatch: pytest.Monk
     brought = Brought()
     brought.reads.leave()
     monkeypatch.setattr(os, "getpid", lambda: -1)
-    with pytest.raises(UsageError, match=r"a process that was started between step\(\) and"):
+    with pytest.raises(UsageError, match=r"a process that was started after step\(\), "):
         brought.layer.weight.tolist()
     assert brought.indices == []
 

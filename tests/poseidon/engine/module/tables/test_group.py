@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,17 +11,20 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector
 
 import poseidon
 from poseidon.engine.module.group import Group
+from poseidon.engine.module.tables.link import EmbeddingRows
 from poseidon.engine.module.tensors import DistributeOptions, RunsOn
 from poseidon.engine.module.update_rules import UpdateRule
 from poseidon.errors import UsageError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.row_tables import AloneRowTables
 from ps_server import RowInit
+from ps_server.protocol.messages import Array, RowIds
 from ps_server.row_rules import first_values
-from tests.support.module_groups import BUILDING, member, together
+from tests.support.module_groups import BUILDING, How, member, together
 
 ROWS, DIM, WORKERS, STEPS = 30, 6, 3, 120
 ADAM = poseidon.Adam(lr=0.02)
@@ -545,3 +550,99 @@ def test_a_sparse_embedding_that_cannot_be_a_table() -> None:
         UsageError, match=r"'embedding.weight' is sparse and its module has max_norm"
     ):
         together(1, lambda _: Net(embedding), SGD, lambda *_: None)
+
+
+READS: dict[str, Callable[[nn.Embedding], Tensor]] = {
+    "data": lambda embedding: embedding.weight.data.clone(),
+    "a copy": lambda embedding: copy.deepcopy(embedding).weight.detach(),
+    "another use": lambda embedding: nn.functional.embedding(
+        torch.arange(ROWS), embedding.weight.detach()
+    ),
+    "a file": lambda embedding: pickle.loads(pickle.dumps(embedding.weight)).detach(),
+    "state_dict": lambda embedding: embedding.state_dict()["weight"].clone(),
+    "parameters": lambda embedding: (
+        parameters_to_vector(embedding.parameters()).detach().view(ROWS, DIM)
+    ),
+}
+
+
+@pytest.mark.parametrize("how", [SGD, lambda net: torch.optim.SGD(net.parameters(), lr=0.1)])
+@pytest.mark.parametrize("workers", [1, WORKERS])
+def test_a_read_of_a_sparse_embedding_sees_all_rows_after_the_step(workers: int, how: How) -> None:
+    """Of the rows that this worker has not looked up, too, before the step's next forward pass."""
+
+    def body(module: nn.Module, group: Group) -> None:
+        assert isinstance(module, Net)
+        assert isinstance(module.embedding, nn.Embedding)
+        for step, read in enumerate(READS.values()):
+            loop(range(step, step + 1))(module, group)
+            seen.setdefault(step, []).append(read(module.embedding))
+            assert type(module.embedding.weight) is nn.Parameter
+
+    seen: dict[int, list[Tensor]] = {}
+    together(workers, lambda _: Net(torch_embedding()), how, body)
+    weight = torch_embedding()
+    net = Net(weight)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step, found in seen.items():
+        x, y = batch(step)
+        nn.functional.mse_loss(net(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        for rows in found:
+            torch.testing.assert_close(rows, weight.weight.detach(), rtol=0, atol=1e-6)
+    assert len(seen) == len(READS)
+
+
+def test_a_loop_that_reads_no_weight_brings_the_rows_of_its_batches_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pulled: list[int] = []
+    pull = EmbeddingRows.pull
+
+    def noted(link: EmbeddingRows, rows: RowIds) -> Array:
+        pulled.append(len(rows))
+        return pull(link, rows)
+
+    monkeypatch.setattr(EmbeddingRows, "pull", noted)
+
+    def body(module: nn.Module, group: Group) -> None:
+        for _ in range(3):
+            module(torch.tensor([1, 2])).sum().backward()
+            group.step()
+            with torch.no_grad():
+                module(torch.tensor([3]))
+        del pulled[6:]
+
+    together(1, lambda _: torch_embedding(), SGD, body)
+    assert pulled[:6] == [2, 1] * 3
+
+
+def test_a_view_of_a_sparse_embedding_has_the_rows_after_the_step() -> None:
+    def body(module: nn.Module, group: Group) -> None:
+        assert isinstance(module, nn.Embedding)
+        view = module.weight.detach()
+        for _ in range(3):
+            module(torch.tensor([group.rank])).sum().backward()
+            group.step()
+            seen.append(view.clone())
+            assert torch.equal(view, module.weight)
+
+    seen: list[Tensor] = []
+    together(2, lambda _: nn.Embedding(2, 1, sparse=True, _weight=torch.zeros(2, 1)), SGD, body)
+    expected = [[-0.05 * step] * 2 for step in (1, 1, 2, 2, 3, 3)]
+    torch.testing.assert_close(
+        sorted((rows.flatten().tolist() for rows in seen), reverse=True), expected
+    )
+
+
+def test_a_write_to_a_sparse_embedding_is_refused() -> None:
+    def body(module: nn.Module, group: Group) -> None:
+        module(torch.tensor([1])).sum().backward()
+        group.step()
+        with torch.no_grad():
+            module.weight[2] = 0  # type: ignore[operator]
+        module(torch.tensor([1]))
+
+    with pytest.raises(UsageError, match=r"'weight' was changed by the script after distribute"):
+        together(1, lambda _: torch_embedding(), SGD, body)
