@@ -33,10 +33,6 @@ ABSENT = {
     "caffe2.python.layers": "build layers with model_helper.ModelHelper and brew",
     "caffe2.python.onnx": "run ONNX models with onnxruntime; `poseidon export` writes ONNX of "
     "Caffe's nets",
-    "caffe2.python.models.download": "download init_net.pb and predict_net.pb of the model, and run "
-    "them with workspace.Predictor",
-    "caffe2.python.models.squeezenet": "download its init_net.pb and predict_net.pb, and run them "
-    "with workspace.Predictor",
     "caffe2.python.nomnigraph": "edit the operators of net.Proto(); memonger shares the memory of "
     "blobs",
     "caffe2.python.regularizer": "call optimizer.add_weight_decay",

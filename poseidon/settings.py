@@ -20,6 +20,8 @@ STATUS_FD_VARIABLE = "POSEIDON_STATUS_FD"
 EVENTS_FD_VARIABLE = "POSEIDON_EVENTS_FD"
 STDIN_FD_VARIABLE = "POSEIDON_STDIN_FD"
 PLACE_VARIABLE = "POSEIDON_PLACE"
+CAFFE2_ZOO = "https://s3.amazonaws.com/download.caffe2.ai/models"
+"""The address of Caffe2's model zoo."""
 _OF_ONE_PROCESS = frozenset({STATUS_FD_VARIABLE, EVENTS_FD_VARIABLE, STDIN_FD_VARIABLE})
 _SOCKET_BYTES = 107
 """The length of a Unix socket's path, at most."""
@@ -92,6 +94,17 @@ def expanded(path: str | Path) -> Path:
     if found == "~" or found.startswith("~/"):
         found = f"/{found[2:]}"
     return Path(found)
+
+
+def model_zoo(variable: str = "CAFFE2_MODELS") -> tuple[Path, str]:
+    """Return the folder of Caffe2's trained models, and the address that they are downloaded from.
+
+    The folder is the variable's, else $CAFFE2_HOME/models, else ~/.caffe2/models, as in Caffe2. The
+    address is $CAFFE2_MODELS_URL, else Caffe2's own.
+    """
+    folder = os.environ.get(variable) or f"{os.environ.get('CAFFE2_HOME') or '~/.caffe2'}/models"
+    address = os.environ.get("CAFFE2_MODELS_URL") or CAFFE2_ZOO
+    return expanded(folder), address.rstrip("/")
 
 
 def folder_of_sockets() -> str:

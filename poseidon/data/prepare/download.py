@@ -1,7 +1,7 @@
 """Download of a published file.
 
-Law: the file appears under its name only after its checksum has been verified. A partial download
-is kept beside it and resumed by the next call.
+Law: the file appears under its name only when it is complete and has its checksum. A partial
+download is kept beside it and resumed by the next call.
 """
 
 from __future__ import annotations
@@ -21,6 +21,12 @@ TRIES = 5
 # The timeout of connecting and of each read. A first run without a network must not wait long.
 TIMEOUT_S = 10.0
 RANGE_NOT_SATISFIABLE = 416
+# What servers answer for a file that they do not have; S3 answers 403 where it lists no folders.
+NOT_THERE = (403, 404, 410)
+
+
+class NotOnServerError(ConnectionError):
+    """The server has no such file."""
 
 
 def download(
@@ -29,16 +35,17 @@ def download(
     *,
     md5: str = "",
     sha1: str = "",
+    sha256: str = "",
     report: Report = silent,
 ) -> None:
     """Download `url` to `target`, and create its folder if needed.
 
     Args:
-        md5: the MD5 checksum of the file, in hex; or
-        sha1: its SHA-1 checksum.
+        md5, sha1, sha256: a checksum of the file, in hex; without any the file may be anything.
         report: called with the bytes received and the total (0 if the server does not send it).
 
     Raises:
+        NotOnServerError: the server has no such file.
         ConnectionError: the network or the server cannot be reached, the connection broke, or the
             checksum is wrong. A partial download is kept for the next call.
     """
@@ -52,19 +59,19 @@ def download(
         except (OSError, ValueError, http.client.HTTPException) as error:
             # ValueError: it is not a URL
             if left == 0 or _size(part) <= before:
-                raise ConnectionError(f"{url} cannot be downloaded: {_reason(error)}") from error
-    kind, expected = ("sha1", sha1) if sha1 else ("md5", md5)
-    found = file_digest(part, kind)
-    if found != expected:
-        part.unlink()
-        raise ConnectionError(
-            f"{url} is not the published file: its {kind} is {found}, not {expected}"
-        )
+                kind = NotOnServerError if _is_not_there(error) else ConnectionError
+                raise kind(f"{url} cannot be downloaded: {_reason(error)}") from error
+    for name, expected in (("md5", md5), ("sha1", sha1), ("sha256", sha256)):
+        if expected and (found := file_digest(part, name)) != expected:
+            part.unlink()
+            raise ConnectionError(
+                f"{url} is not the published file: its {name} is {found}, not {expected}"
+            )
     replace_durably(part, target)
 
 
 def file_digest(path: Path, kind: str) -> str:
-    """Return a checksum of a file, in hex; `kind` is `md5` or `sha1`."""
+    """Return a checksum of a file, in hex; `kind` is a name of `hashlib`."""
     with path.open("rb") as file:
         digest = hashlib.new(kind, usedforsecurity=False)
         while chunk := file.read(1 << 20):
@@ -74,6 +81,13 @@ def file_digest(path: Path, kind: str) -> str:
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
+
+
+def _is_not_there(error: Exception) -> bool:
+    if isinstance(error, urllib.error.HTTPError):
+        return error.code in NOT_THERE
+    reason = error.reason if isinstance(error, urllib.error.URLError) else error
+    return isinstance(reason, FileNotFoundError)  # of a file: address
 
 
 def _reason(error: Exception) -> str:
