@@ -108,6 +108,7 @@ SHARED = {
     "poseidon.hints",
     "poseidon.log",
     "poseidon.output_lines",
+    "poseidon.python_modules",
     "poseidon.settings",
     "poseidon.text_columns",
     "poseidon.text_files",

@@ -23,6 +23,7 @@ import psutil
 from poseidon.cluster.jobs.this_host import job_at
 from poseidon.errors import PoseidonError
 from poseidon.proto import paths
+from poseidon.python_modules import module_file, no_module
 from poseidon.version import __version__
 
 PACKAGES = ("torch", "pyzmq", "numpy", "msgpack", "lmdb", "paramiko")
@@ -59,6 +60,7 @@ class HostNeeds:
         prefixes: of snapshots, with the folder of the definition that names them.
         files: to read.
         modules: of Python, to import.
+        runs: the module that the workers run; empty: none.
     """
 
     id: int
@@ -69,6 +71,7 @@ class HostNeeds:
     prefixes: tuple[tuple[str, str], ...] = ()
     files: tuple[NeededFile, ...] = ()
     modules: tuple[str, ...] = ()
+    runs: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +124,8 @@ def answer(check: Check) -> HostFacts:
         for folder in client.folders:
             _check_folder(os.path.abspath(folder), check.space_bytes, problems)
         _check_modules(client.modules, problems)
+        if client.runs and module_file(client.runs) is None:
+            problems.append(no_module(client.runs))
         _check_files(client, check.space_bytes, problems)
     _check_devices(check.clients, problems)
     return HostFacts(

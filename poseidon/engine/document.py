@@ -224,6 +224,8 @@ class ScriptDocument(TrainingDocument):
     """The configuration of a worker of `poseidon run`.
 
     Attributes:
+        script: its file, or the name of a module.
+        module: whether it is a module.
         ddp: whether it is written for DistributedDataParallel.
         snapshot: checkpoint to resume from, or empty.
         restarts: how often the job was started again so far.
@@ -233,6 +235,7 @@ class ScriptDocument(TrainingDocument):
     kind = WorkKind.SCRIPT
     script: str
     arguments: tuple[str, ...] = ()
+    module: bool = False
     ddp: bool = False
     prints: Prints = Prints.LOG
     snapshot: str = ""

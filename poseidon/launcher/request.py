@@ -462,12 +462,20 @@ class ScriptRequest(JobRequest):
     """What `poseidon run` is asked for."""
 
     script: Path = option(
-        Path(), "the script", Section.ARGUMENTS, metavar="SCRIPT", read=Path, takes=Takes.WORD
+        Path(),
+        "the script; with -m the name of a module",
+        Section.ARGUMENTS,
+        metavar="SCRIPT",
+        read=Path,
+        takes=Takes.WORD,
     )
     arguments: tuple[str, ...] = option(
         (), "its own arguments", Section.ARGUMENTS, metavar="...", takes=Takes.REST
     )
     ddp: bool = option(False, "the script is written for DistributedDataParallel", Section.TRAINED)
+    module: bool = option(
+        False, "or -m: run a module, as python -m does", Section.TRAINED, aliases=("m",)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from poseidon.cluster.host_probe import HostNeeds
 from poseidon.cluster.job_plan import JobPlan, WorkerPlan, devices_from_flag
+from poseidon.cluster.machinefile import Host
 from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.cluster.supervision.state import Outcome, SignalEffect
@@ -22,6 +24,7 @@ from poseidon.launcher.processes import Start
 from poseidon.launcher.request import ScriptRequest, ShownLogs
 from poseidon.launcher.site import FileSet, Site
 from poseidon.launcher.terminal import on_one_terminal
+from poseidon.python_modules import module_file, no_module
 from poseidon.snapshot.checksums import sums_path
 from poseidon.snapshot.rotation import CHECKPOINT
 
@@ -43,10 +46,7 @@ class ScriptJob(Job):
     request: ScriptRequest
 
     def __init__(self, request: ScriptRequest, site: Site) -> None:
-        if not request.script.is_file():
-            folder = f"{request.script} is a folder; expected a script"
-            missing = f"there is no script {request.script}"
-            raise UsageError(folder if request.script.is_dir() else missing)
+        _check_script(request, site)
         devices = devices_from_flag(request.gpu, count_gpus=site.visible_gpus)
         if request.ddp and devices not in (("cpu",), first_gpus(len(devices))):
             raise UsageError(
@@ -58,7 +58,7 @@ class ScriptJob(Job):
         self._snapshot = find_snapshot(request.snapshot, CHECKPOINT) if request.snapshot else None
         self._resumed = _read_head(self._snapshot) if self._snapshot else None
         super().__init__(
-            request, site, title=request.script.name, stem=request.script.stem, devices=devices
+            request, site, title=request.script.name, stem=_stem(request), devices=devices
         )
 
     @property
@@ -144,8 +144,11 @@ class ScriptJob(Job):
         state = start.point.state
         return ScriptDocument(
             **self.worker_document(role, start).to_fields(),
-            script=self.site.sent_path(role.host, self.request.script.absolute()),
+            script=str(self.request.script)
+            if self.request.module
+            else self.site.sent_path(role.host, self.request.script.absolute()),
             arguments=self.request.arguments,
+            module=self.request.module,
             ddp=self.request.ddp,
             prints=self._prints(role),
             restarts=start.attempt,
@@ -170,13 +173,42 @@ class ScriptJob(Job):
     def files(self, point: StartingPoint) -> Sequence[FileSet]:
         """See `Job`.
 
-        The script itself is sent; modules of its own that it imports must be there.
+        The script itself is sent; modules, its own among them, must be there.
         """
-        script = (self.request.script.absolute(),)
+        sets = [] if self.request.module else [(self.request.script.absolute(),)]
         if not point.state:
-            return [script]
+            return sets
         state = Path(point.state)
-        return [script, (*(path for path in (sums_path(state),) if path.exists()), state)]
+        return [*sets, (*(path for path in (sums_path(state),) if path.exists()), state)]
+
+    def needs(self, host: Host) -> HostNeeds:
+        needs = super().needs(host)
+        works = any(worker.host.id == host.id for worker in self.plan.workers)
+        if not (works and self.request.module):
+            return needs
+        return replace(needs, runs=str(self.request.script))
+
+
+def _check_script(request: ScriptRequest, site: Site) -> None:
+    """Refuse what is not there. Hosts that have modules of their own are asked for it.
+
+    Raises:
+        UsageError: says what was expected.
+    """
+    script, found = request.script, module_file(str(request.script))
+    if request.module:
+        if found is None and site.opens_files_here:
+            raise UsageError(no_module(str(script)))
+        return
+    if script.is_dir():
+        raise UsageError(f"{script} is a folder; expected a script")
+    if not script.is_file():
+        hint = "" if found is None else f"; expected -m {script}, which is a module"
+        raise UsageError(f"there is no script {script}{hint}")
+
+
+def _stem(request: ScriptRequest) -> str:
+    return request.script.name.rpartition(".")[2] if request.module else request.script.stem
 
 
 def check_ddp(request: ScriptRequest) -> None:

@@ -143,8 +143,6 @@ class Reading:
             hint = _setting(plain, text) or hint
         if not near and "script" in self._values:
             hint = "; the script's own flags come after the script"
-            if name == "-m":
-                hint = "; for a module write a script that calls runpy.run_module"
         raise Mistake(f"unknown flag {name}{hint}")
 
 

@@ -49,6 +49,7 @@ from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.observe.tracing import named_layers
 from poseidon.process_group.backend import Calls, register
 from poseidon.process_group.mesh import Mesh
+from poseidon.python_modules import module_file
 from ps_server import PeerLost, ServerError, StalenessTimeout
 from ps_server.trace import NO_TRACE, Tracer
 
@@ -133,11 +134,13 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         self._memory: ScriptMemory | None = None
         self._own_time: OwnTime | None = None
         self._iterations = 0
+        found = module_file(document.script) if document.module else None
+        self._file = str(found or document.script)
 
     def location(self, error: Exception) -> str:
         """See `Work`: the script, with the line if there is one."""
-        line = line_of(error, self.document.script)
-        name = Path(self.document.script).name
+        line = line_of(error, self._file)
+        name = Path(self._file).name
         return f"{name}, line {line}" if line else name
 
     def run(self) -> Mapping[str, object]:
@@ -146,7 +149,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         A worker that pauses runs it once more, from a memory snapshot.
         """
         import_compiler_late()
-        search_as_plain_python(self.document.script)
+        search_as_plain_python(self.document)
         stdout = os.dup(1)  # `output_to_log` replaces it
         while not self.has_ended(self._run_start):
             os.dup2(stdout, 1)
@@ -252,7 +255,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
     def _run_script(self) -> None:
         document = self.document
         trace = NO_TRACE if document.aside else self.open_trace()
-        sys.argv = [document.script, *document.arguments]
+        sys.argv = ["-m" if document.module else document.script, *document.arguments]
         context = self._context(trace)
         self._statistics.clear()
         self._opened = 0
@@ -261,7 +264,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
             with closing(trace), running_in(context), self._process_group(context) as undo:
                 try:
                     with self._spawning(undo, machines):
-                        run_script(document.script)
+                        run_script(document)
                 except ServerError as error:
                     context.end_waits(error)
                     raise
@@ -320,7 +323,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
             network,
             self._addresses(partial(self.launcher.exchange_addresses, among=WORKERS)),
             on_failure=self._report_collective,
-            place=partial(current_line, self.document.script),
+            place=partial(current_line, self._file),
         )
         register(mesh, Calls(context.report_call))
         is_first_of_several = context.worker.rank == 0 and context.worker.size > 1
@@ -410,14 +413,17 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         self._opened += 1
 
 
-def run_script(path: str) -> None:
-    """Run a script as `python SCRIPT` does.
+def run_script(document: ScriptDocument) -> None:
+    """Run a script as `python SCRIPT` does, or a module as `python -m` does.
 
     A process that the script forks ends here: what follows in the worker is not its work.
     """
     worker = os.getpid()
     try:
-        runpy.run_path(path, run_name="__main__")
+        if document.module:
+            runpy.run_module(document.script, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(document.script, run_name="__main__")
     except BaseException as error:
         if os.getpid() != worker:
             _end_fork(error)
@@ -465,10 +471,10 @@ def combined_statistics(of_groups: Mapping[int, Mapping[str, Any]]) -> dict[str,
     return total
 
 
-def search_as_plain_python(script: str) -> None:
+def search_as_plain_python(document: ScriptDocument) -> None:
     """Let a script find modules in its own folder first, and not in the current folder, as
-    `python SCRIPT` does.
+    `python SCRIPT` does; a module in the current folder first, as `python -m` does.
     """
-    sys.path[:] = [path for path in sys.path if path]
-    if not getattr(sys.flags, "safe_path", False):  # Python 3.10 has none
-        sys.path.insert(0, str(Path(script).resolve().parent))
+    first = os.getcwd() if document.module else str(Path(document.script).resolve().parent)
+    is_safe = getattr(sys.flags, "safe_path", False)  # Python 3.10 has none
+    sys.path[:] = [*([] if is_safe else [first]), *(path for path in sys.path if path)]

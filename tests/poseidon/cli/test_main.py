@@ -170,11 +170,7 @@ def test_standard_output_takes_names_that_are_not_utf_8(
             "poseidon run: unknown flag --epochs; the script's own flags come after the script; "
             "see poseidon run --help",
         ),
-        (
-            "run -m trainer",
-            "poseidon run: unknown flag -m; for a module write a script that calls "
-            "runpy.run_module; see poseidon run --help",
-        ),
+        ("run -m", "poseidon run: SCRIPT is missing; see poseidon run --help"),
         ("ps more words", "poseidon ps: did not expect 'more'; see poseidon ps --help"),
         (
             "train solver.prototxt",

@@ -142,6 +142,9 @@ def test_the_background_gets_the_words_of_job_and_script(
     [
         (("none.py",), "there is no script none.py"),
         ((".",), ". is a folder; expected a script"),
+        (("-m", "package.none", "-m"), "-m package.none: Python finds no such module in "),
+        (("-m", "train.py"), "-m train.py: expected the name of a module, such as package.train"),
+        (("train",), "there is no script train; expected -m train, which is a module"),
         (
             ("--exchange=local", "--hostfile=hosts", "train.py"),
             "--exchange=local is for one client",

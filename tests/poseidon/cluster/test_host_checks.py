@@ -53,6 +53,7 @@ def test_nothing_is_in_the_way(tmp_path: Path) -> None:
             NeededFile(name=sys.executable, folder="."),
         ),
         modules=("json",),
+        runs="json.tool",
     )
     assert _problems(needs) == ()
     assert list(tmp_path.iterdir()) == [tmp_path / "db_1"]
@@ -70,6 +71,7 @@ def test_nothing_is_in_the_way(tmp_path: Path) -> None:
         (replace(HERE, files=(NeededFile(name="/no/db", folder=".", instead=("db", "db_0")),)), "no /no/db or /no/db_0"),
         (replace(HERE, modules=("no_such_module", "no.such.module")), "no Python module "
 "no_such_module"),
+        (replace(HERE, runs="json.nosuch"), "-m json.nosuch: Python finds no such module in /"),
         (replace(HERE, devices=(4711,)), "there is no GPU 4711"),
     ],
 )  # fmt: skip

@@ -140,6 +140,7 @@ UNDER_DDP = {
 """Flags under --ddp, and the sentence that refuses them; empty: they hold."""
 OF_THE_LAUNCHER = frozenset(
     [
+        "module",
         "hostfile",
         "gpu",
         "num_app_threads",

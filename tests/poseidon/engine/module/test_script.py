@@ -9,6 +9,7 @@ import io
 import itertools
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -67,15 +68,8 @@ def events_of(
     script.write_text(text, encoding="utf-8")
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setattr(sys, "path", list(sys.path))
-    document = ScriptDocument(
-        job="j",
-        token="",
-        output=str(folder),
-        script=str(script),
-        arguments=("a", "--b"),
-        prints=Prints.STDOUT,
-        **fields,
-    )
+    given = {"script": str(script), "arguments": ("a", "--b"), "prints": Prints.STDOUT, **fields}
+    document = ScriptDocument(job="j", token="", output=str(folder), **given)
     launcher = RecordingConnection()
     with patch.dict(os.environ):  # --ddp leaves torchrun's variables to the process
         code = run_work(ScriptWork(document, launcher))
@@ -228,8 +222,42 @@ def test_a_script_has_its_own_folder_first_and_not_the_current_one(
     (tmp_path / "real" / "script.py").touch()
     (tmp_path / "link.py").symlink_to("real/script.py")
     monkeypatch.setattr(sys, "path", ["/lib", ""])
-    search_as_plain_python(str(tmp_path / "link.py"))
+    script = str(tmp_path / "link.py")
+    search_as_plain_python(ScriptDocument(job="j", token="", output=".", script=script))
     assert sys.path == [str(tmp_path / "real"), "/lib"]
+
+
+MODULE = """
+import json, pickle, sys
+from .numbers import THREE
+class Value: pass
+main = sys.modules["__main__"]
+pickle.dumps(Value())
+found = [sys.argv, sys.path[0], __file__, __name__, __package__, __spec__.name, main.__spec__.name]
+with open("found", "w") as file:
+    json.dump([*found, main.__dict__ is globals()], file)
+raise ValueError(THREE)
+"""
+
+
+@pytest.mark.parametrize("ddp", [False, True])
+def test_a_module_runs_as_python_runs_it(
+    ddp: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it sees is compared with `python -m`; an error names its line."""
+    folder = tmp_path / "package"
+    folder.mkdir()
+    (folder / "numbers.py").write_text("THREE = 3")
+    (folder / "train.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    command = [sys.executable, "-m", "package.train", "a", "--b"]
+    assert subprocess.run(command, check=False, capture_output=True, timeout=50).returncode == 1
+    expected = Path("found").read_text()
+    assert json.loads(expected)[5:] == ["package.train", "package.train", True]
+    Path("found").unlink()
+    code, event = run(tmp_path, "", monkeypatch, script="package.train", module=True, ddp=ddp)
+    assert (code, Path("found").read_text()) == (1, expected)
+    assert event["message"].startswith("worker 0: train.py, line 10: ValueError: 3 (details in ")
 
 
 def test_a_worker_that_never_joins_says_so_to_the_launcher_and_in_the_log(
