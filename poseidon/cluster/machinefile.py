@@ -39,6 +39,7 @@ from poseidon.foreign_files import read_definition
 from poseidon.text_files import text_of
 
 HIGHEST_PORT = 65535
+MOST_HOSTS = 10_000
 LAYOUT = "'<id> <host> <port>'"
 
 _NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)
@@ -158,6 +159,8 @@ def parse_machinefile(text: str, *, source: str, channels: int = 1) -> tuple[Hos
     for number, line in enumerate(text.split("\n"), start=1):
         fields = line.partition("#")[0].split()
         if fields:
+            if len(found) == MOST_HOSTS:
+                raise MachinefileError(f"{source}:{number}: expected at most {MOST_HOSTS:,} hosts")
             found.append((number, _parse_line(fields, f"{source}:{number}", channels)))
     if not found:
         raise MachinefileError(

@@ -12,6 +12,8 @@ from poseidon.errors import JobError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+MOST_PROBLEMS = 100
+"""Lines of one error."""
 
 
 def for_each_host(
@@ -42,7 +44,8 @@ def for_each_host(
 
 
 def format_problems(problems: Sequence[str], *, of: int) -> str:
-    """Join the problems of several hosts in one error: a single one as it is, else one a line.
+    """Join the problems of several hosts in one error: a single one as it is, else one a line, the
+    first `MOST_PROBLEMS`.
 
     Args:
         problems: one sentence each.
@@ -51,6 +54,6 @@ def format_problems(problems: Sequence[str], *, of: int) -> str:
     if len(problems) == 1:
         return problems[0]
     hosts = "host" if of == 1 else f"{of} hosts"
-    return f"{len(problems)} problems on the {hosts}:" + "".join(
-        f"\n  {problem}" for problem in problems
-    )
+    more = len(problems) - MOST_PROBLEMS
+    shown = [*problems[:MOST_PROBLEMS], *([f"and {more} more"] if more > 0 else [])]
+    return f"{len(problems)} problems on the {hosts}:" + "".join(f"\n  {line}" for line in shown)

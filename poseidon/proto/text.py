@@ -26,6 +26,10 @@ M = TypeVar("M", bound=Message)
 # NetParameter.layer.
 _NO_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1f]|[\x80-\xff]")
 
+_LAYER = re.compile(r"\blayers?\s*:?\s*[{<]")
+MOST_LAYERS = 50_000
+"""A layer takes half a millisecond; the deepest nets that were published have some thousands."""
+
 # `surrogateescape` decodes bytes that are not UTF-8 to these
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")
 
@@ -40,8 +44,12 @@ def parse(text: str, message: M, *, source: str) -> M:
 
     Raises:
         DefinitionError: the text is not legal prototxt, does not match the schema, or leaves out a
-            required setting. `message` is then incomplete.
+            required setting. `message` is then incomplete. Or it has more than `MOST_LAYERS`
+            layers.
     """
+    layers = len(_LAYER.findall(text))
+    if layers > MOST_LAYERS:
+        raise DefinitionError(f"{layers:,} layers; expected at most {MOST_LAYERS:,}", source=source)
     try:
         text_format.Parse(text, message)
     except text_format.ParseError as error:

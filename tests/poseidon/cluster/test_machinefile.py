@@ -81,6 +81,7 @@ def test_reads(text: str, expected: list[tuple[int, str, int]]) -> None:
         ("0 h 5 role=both role=both", 1, "hosts:1: ", "a machine has one role"),
         ("0 h 5 role=server\n1 h 6 role=server", 1, "hosts: ", "every client says role=server"),
         ("0 h 5 role=server\n1 h 5", 1, "hosts:2: ", "share port 5"),
+        ("0 h 5\n" * 10_001, 1, "hosts:10001: ", "at most 10,000 hosts"),
     ],
 )  # fmt: skip
 def test_mistakes(text: str, channels: int, place: str, words: str) -> None:

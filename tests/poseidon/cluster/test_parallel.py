@@ -40,3 +40,5 @@ def test_problems_of_one_host_and_of_several() -> None:
     assert (
         format_problems(["no disk", "no GPU"], of=3).splitlines()[0] == "2 problems on the 3 hosts:"
     )
+    many = format_problems(["no disk"] * 10_000, of=10_000).splitlines()
+    assert len(many) == 102 and many[-1] == "  and 9900 more"

@@ -12,6 +12,7 @@ from poseidon.proto.caffe_pb2 import LayerParameter, NetParameter, SolverParamet
 from poseidon.proto.text import layer_lines, parse, read, read_text, strings_are_text, to_text
 
 FILES = {
+    b"layer {}" * 50_001: "50,001 layers; expected at most 50,000",
     b"": "the file is empty: it holds no settings",
     b"# only words\n": "the file is empty: it holds no settings",
     b"name: \"a\0b\"": "this is a binary file; prototxt text is expected",
