@@ -64,7 +64,7 @@ def of_processes(folder: Path, how: str) -> Results:
                 "PYTHONPATH": str(ROOT),
                 **place,
                 "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
+                "LOCAL_RANK": "0",  # as in a job of machines with one worker each
             },
             cwd=ROOT,
             stdout=subprocess.DEVNULL,

@@ -363,7 +363,7 @@ def refused(rank: int, size: int) -> object:
 def of_a_group(rank: int, size: int) -> object:
     group = dist.new_group([0, 2])
     found: list[object] = [dist.get_rank(), dist.get_world_size(), dist.get_pg_count() > 1]
-    found.append(attempt(lambda: dist.get_node_local_rank(fallback_rank=rank)))
+    found.append(attempt(lambda: dist.get_node_local_rank(fallback_rank=0)))
     if rank != 1:
         found += [dist.get_group_rank(group, 2), dist.get_global_rank(group, 1)]
         found += [
