@@ -80,6 +80,9 @@ GIVE_UP_S = 10.0
 # (every two seconds) have stopped is lost, or as good as lost.
 PAUSE_S = 20.0
 SILENT_S = 6.0
+# After a request to stop: a worker that has made no iteration may wait where no request reaches it,
+# and there is nothing to keep. Heartbeats may be late.
+FIRST_ITERATION_S = 4.0
 SILENT_PAUSE_S = 0.5
 THEN_STOPPED = "; the job was stopped"
 """The end of the sentence of a cause, unless the job continues with the processes that are left."""
@@ -124,7 +127,7 @@ class JobStateMachine:
         self._saved = False  # a snapshot, since its start
         self._stop: SignalReceived | None = None  # the request that it stops for
         self._ended_by_user = False
-        self._stop_by_s = math.inf
+        self._stop_by_s = self._iterate_by_s = math.inf
         self._causes: list[Cause] = []
         self._shutdown: ShutdownState | None = None
         self._pause: PauseState | None = None
@@ -349,6 +352,8 @@ class JobStateMachine:
             self._fail(Cause(rank=CauseRank.ROOT, sentence=sentence), now)
             return self._kill_all(now)
         self._stop = signal
+        if self._pausing is not Pausing.ALWAYS:
+            self._iterate_by_s = now + FIRST_ITERATION_S
         return self._requests_to_workers() if self._state is JobState.RUNNING else []
 
     def _request_regroup(self) -> list[Action]:
@@ -378,6 +383,13 @@ class JobStateMachine:
             sentence = f"the job did not end within {settings.term_deadline_s:g} s of SIGTERM; {self._lost}"
             self._fail(Cause(rank=CauseRank.ROOT, sentence=sentence), now)
             return
+        if self._stop and now >= self._iterate_by_s and self._state is JobState.RUNNING:
+            self._iterate_by_s = math.inf
+            if all(worker.iteration is None for worker in self._workers):
+                sentence = "the job was stopped before its first iteration"
+                code = self._stop.exit_code
+                self._fail(Cause(rank=CauseRank.ROOT, sentence=sentence, exit_code=code), now)
+                return
         for process in [process for process in self._processes.values() if process.running]:
             silent_s = now - process.reported_s
             if not process.ready and now >= self._start_by_s:
@@ -568,6 +580,7 @@ class JobStateMachine:
         if lost_s <= LONGEST_PAUSE_S:
             return
         self._start_by_s += lost_s
+        self._iterate_by_s += lost_s
         if self._pause is not None:
             self._pause.began_s += lost_s
         # `_stop_by_s` stays: the sender of SIGTERM does not wait longer.

@@ -43,7 +43,11 @@ from poseidon.cluster.supervision.state import (
     Terminate,
     Tick,
 )
-from poseidon.cluster.supervision.state_machine import JobStateMachine, mismatched_collections
+from poseidon.cluster.supervision.state_machine import (
+    FIRST_ITERATION_S,
+    JobStateMachine,
+    mismatched_collections,
+)
 from poseidon.errors import JobInterrupted
 
 SHARD = ProcessName(role=Role.SHARD, index=0, client=0, host="127.0.0.1")
@@ -503,6 +507,25 @@ def test_a_request_to_stop_while_starting() -> None:
     assert len(killed(job.take(STOP))) == 3
 
 
+def test_a_request_to_stop_ends_a_job_without_an_iteration() -> None:
+    """A script may wait where no request reaches it: in a store of its own, or in `sleep`."""
+    stop = SignalReceived(effect=SignalEffect.STOP, exit_code=143)
+    job = Job().run()
+    assert commands(job.take(stop)) == [("worker 0", {"do": "stop"})]
+    assert len(terminated(job.wait(FIRST_ITERATION_S, alive=ALL))) == 3
+    assert job.error == "the job was stopped before its first iteration"
+    assert job.machine.error is not None
+    assert job.machine.error.exit_code == 143
+
+
+def test_a_request_to_stop_waits_for_a_job_with_an_iteration() -> None:
+    job = Job().run()
+    job.hear(WORKER_1, Progress(iteration=1))
+    job.take(STOP)
+    assert not job.wait(60.0, alive=ALL)
+    assert job.state is JobState.RUNNING
+
+
 def test_two_requests_to_stop_before_the_first_process() -> None:
     """The first has ended the job: there is no process to send the second to."""
     job = Job()
@@ -583,6 +606,7 @@ TERM = SignalReceived(effect=SignalEffect.STOP, within_s=25.0)
 
 def test_sigterm_stops_with_a_snapshot_and_has_a_deadline() -> None:
     job = Job().run()
+    job.hear(WORKER_0, Progress(iteration=1))
     assert commands(job.take(TERM)) == [("worker 0", {"do": "stop"})]
     assert job.take(TERM) == []  # a scheduler may say it again
     assert not terminated(job.wait(24.5, alive=ALL))
@@ -596,6 +620,7 @@ def test_sigterm_stops_with_a_snapshot_and_has_a_deadline() -> None:
 
 def test_sigterm_gives_a_stop_that_is_under_way_its_deadline() -> None:
     job = Job().run()
+    job.hear(WORKER_0, Progress(iteration=1))
     job.take(STOP)
     assert job.take(TERM) == []
     job.wait(26, alive=ALL)
