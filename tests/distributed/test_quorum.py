@@ -1,4 +1,7 @@
-"""A worker of a real job that stops: a quorum of the others makes rounds of local steps meanwhile."""
+"""A worker of a real job that stops: a quorum of the others makes rounds of local steps meanwhile.
+
+All read their parameters after each step, as the next forward pass uses them.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,13 @@ with poseidon.distribute(model, poseidon.SGD(lr=0.01)) as group:
     to_do = {{{STOPPED}: signal.SIGSTOP, {CONTINUED}: signal.SIGCONT}} if group.rank == 0 else {{}}
     loader = group.loader(data, batch_size=2)
     for epoch in range({EPOCHS}):
+        read = None
         for x, in loader:
-            model(x).square().mean().backward()
+            output = model(x)
+            assert read is None or torch.equal(torch.nn.functional.linear(x, *read), output)
+            output.square().mean().backward()
             group.step()
+            read = [p.detach().clone() for p in model.parameters()]
             own += 1
             for step in [step for step in to_do if step <= group.steps]:
                 os.kill(pids[2], to_do.pop(step))

@@ -41,6 +41,7 @@ how = {
 judges = torch.optim.SGD(judge.parameters(), lr=0.1)
 with poseidon.distribute(model, how, batch_size=12) as group, poseidon.distribute(judge, judges) as other:
     own = slice(group.rank, None, group.size)
+    average = torch.optim.swa_utils.AveragedModel(model)
     for step in range(int(sys.argv[2])):
         model.zero_grad()
         judge.zero_grad()
@@ -49,6 +50,8 @@ with poseidon.distribute(model, how, batch_size=12) as group, poseidon.distribut
         output = model(x[step % 200, own])
         (torch.nn.functional.mse_loss(output, y[step % 200, own]) + judge(output).mean()).backward()
         group.step()
+        if (step + group.rank) % 3:  # each worker by itself
+            average.update_parameters(model)
         if step == 0:
             print("training")
         if group.stopping:
@@ -114,6 +117,7 @@ def test_two_clients_are_one_process(
 RESUMING = """
 import os, signal, sys, torch, poseidon
 from pathlib import Path
+from torch.nn.utils import parameters_to_vector
 torch.manual_seed(poseidon.this_worker().rank)
 model = torch.nn.Sequential(torch.nn.Linear(6, 40), torch.nn.BatchNorm1d(40), torch.nn.Dropout(), torch.nn.Linear(40, 2))
 numbers = torch.Generator().manual_seed(7)
@@ -137,6 +141,8 @@ with poseidon.distribute(model, how) as group, poseidon.distribute(judge, judges
             other.step()
             torch.nn.functional.mse_loss(model(x), y).backward()
             group.step()
+            if group.rank == 0 and group.steps % 3:  # the other may have been killed
+                parameters_to_vector(model.parameters())
             if group.steps % 5 == 0:
                 group.save(keep=2)
                 group.mean(0.0)  # no worker goes on before worker 0 has written it

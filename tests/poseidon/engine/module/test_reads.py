@@ -8,6 +8,8 @@ import os
 import pickle
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -18,12 +20,13 @@ from torch.optim.swa_utils import AveragedModel
 
 from poseidon.engine.module.group import Group
 from poseidon.engine.module.reads import OnItsWay, Reads
-from poseidon.engine.module.tensors import DistributeOptions
+from poseidon.engine.module.tensors import DistributeOptions, RunsOn
 from poseidon.engine.module.update_rules import SGD
 from poseidon.errors import UsageError
 from poseidon.exchange.kinds import ExchangeKind
-from ps_server import PeerLost
-from tests.support.module_groups import BATCH, batches, member, together
+from poseidon.exchange.options import ExchangeOptions
+from ps_server import Consistency, PeerLost
+from tests.support.module_groups import BATCH, How, batches, member, together
 from tests.support.module_groups import build as build_net
 
 KINDS = [
@@ -293,6 +296,80 @@ def test_a_read_changes_neither_rate_nor_calls_that_are_allowed_next(staleness: 
         ends.append(together(2, Normed, SGD(lr=0.5), body, member=how))
     if not staleness:
         assert same(ends[0][1], ends[1][1])
+
+
+def bfloat16(rank: int) -> nn.Module:
+    return Normed(rank).to(torch.bfloat16)
+
+
+def adamw(module: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(module.parameters(), lr=0.1)
+
+
+class Reading(NamedTuple):
+    """A job whose workers read between a step and their next forward pass."""
+
+    how: How = SGD(lr=0.5, momentum=0.9)
+    build: Callable[[int], nn.Module] = Normed
+    kind: ExchangeKind = ExchangeKind.HYBRID
+    options: ExchangeOptions = ExchangeOptions()
+    arguments: DistributeOptions = DistributeOptions()
+
+
+READINGS = {
+    "rounded by the shards": Reading(build=bfloat16),
+    "rounded by workers": Reading(build=bfloat16, kind=ExchangeKind.ALLREDUCE),
+    "rounded, stale": Reading(build=bfloat16, options=ExchangeOptions(staleness=2)),
+    "stale": Reading(options=ExchangeOptions(staleness=2)),
+    "stale, another consistency": Reading(
+        options=ExchangeOptions(staleness=1, consistency=Consistency.SSP)
+    ),
+    "local steps of a rule": Reading(options=ExchangeOptions(sync_every=3)),
+    "local steps, stale": Reading(options=ExchangeOptions(sync_every=2, staleness=2)),
+    "local steps, streamed": Reading(
+        options=ExchangeOptions(sync_every=4, sync_fragments=2, sync_delay=1)
+    ),
+    "local steps of an optimizer": Reading(how=adamw, options=ExchangeOptions(sync_every=3)),
+    "an optimizer on the shards": Reading(how=adamw, arguments=DistributeOptions(on=RunsOn.SHARDS)),
+    "an optimizer on the workers": Reading(how=adamw),
+    "virtual workers": Reading(arguments=DistributeOptions(virtual_workers=5)),
+    "virtual workers with values of their own": Reading(
+        options=ExchangeOptions(sync_every=3), arguments=DistributeOptions(virtual_workers=5)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", READINGS)
+def test_a_read_gives_what_the_next_forward_pass_uses(name: str) -> None:
+    """Each worker reads on its own: after some steps all tensors, after others one, or none."""
+    job = READINGS[name]
+
+    def body(module: nn.Module, group: Group) -> None:
+        read: dict[str, Tensor] = {}
+        plain = job.build(0)
+        number = 0
+        while group.steps < 12:
+            number += 1
+            x = torch.randn(4, 3, 5, generator=torch.Generator().manual_seed(number))
+            x = x.to(module.get_parameter("net.scale").dtype)
+            output = module(x)
+            if len(read) > 1:
+                plain.load_state_dict(read)
+                assert torch.equal(plain(x), output), (name, number)
+            for key, value in read.items():
+                if "running" not in key and "tracked" not in key:
+                    assert torch.equal(module.state_dict()[key], value), (name, number, key)
+            output.square().mean().backward()
+            group.step()
+            read = {}
+            if (number + group.rank) % 3 == 0:
+                read = {key: value.clone() for key, value in module.state_dict().items()}
+            elif (number + group.rank) % 3 == 1:
+                read = {"net.last.bias": module.get_parameter("net.last.bias").detach().clone()}
+
+    how = member(job.kind)
+    how = replace(how, options=replace(job.options, kind=job.kind))
+    together(2, job.build, job.how, body, options=job.arguments, member=how)
 
 
 class Brought:
