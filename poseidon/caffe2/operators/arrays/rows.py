@@ -41,6 +41,19 @@ def batch_permutation_gradient(indices: Tensor, dy: Tensor) -> Tensor:
     return torch.zeros_like(dy).index_copy(0, indices.long(), dy)
 
 
+@operator("SampleAs", gradient="SampleAsGradient(I0, I1, GO0) -> GI0", expected="N *, N")
+def sample_as(x: Tensor, labels: Tensor) -> Tensor:
+    """Return the rows whose labels are above 0, as in Detectron."""
+    return x[labels > 0]
+
+
+@operator("SampleAsGradient", expected="N *, N, M *")
+def sample_as_gradient(x: Tensor, labels: Tensor, dy: Tensor) -> Tensor:
+    dx = torch.zeros_like(x)
+    dx[labels > 0] = dy
+    return dx
+
+
 @operator("WeightedSample", expected="N D, N D")
 def weighted_sample(
     weights: Tensor, values: Tensor | None = None, *, context: Context

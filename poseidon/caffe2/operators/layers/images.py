@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from poseidon.caffe2.operators.gradients import GradientMaker
+from poseidon.caffe2.operators.input_shapes import check_tensor
 from poseidon.caffe2.operators.layers.windows import Windows, channels_last, channels_second
 from poseidon.caffe2.operators.registry import Context, operator
 
@@ -114,6 +115,53 @@ def upsample_bilinear_gradient(
 ) -> Tensor:
     resized = partial(upsample_bilinear, width_scale=width_scale, height_scale=height_scale)
     return pulled_back(lambda z: resized(z, scales), x.shape, dy)
+
+
+@operator("UpsampleNearest", gradient="UpsampleNearestGradient(I0, GO0) -> GI0", expected="* H W")
+def upsample_nearest(x: Tensor, *, scale: int = 2) -> Tensor:
+    """Return images whose pixels are squares of scale x scale pixels, as in Detectron.
+
+    Args:
+        x: images, the last two dimensions are height and width.
+        scale: at least 1.
+    """
+    return x.repeat_interleave(scale, -2).repeat_interleave(scale, -1)
+
+
+@operator("UpsampleNearestGradient", expected="* H W, * _ _")
+def upsample_nearest_gradient(x: Tensor, dy: Tensor, *, scale: int = 2) -> Tensor:
+    height, width = x.shape[-2:]
+    check_tensor("the gradient", dy, (*x.shape[:-2], height * scale, width * scale))
+    return dy.reshape(*x.shape[:-2], height, scale, width, scale).sum((-3, -1))
+
+
+@operator(
+    "SpatialNarrowAs",
+    gradient="SpatialNarrowAsGradient(I0, I1, GO0) -> GI0",
+    expected="N C H W, N *",
+)
+def spatial_narrow_as(x: Tensor, like: Tensor) -> Tensor:
+    """Return the upper left part of images that has the height and width of others, as in
+    Detectron.
+
+    Args:
+        x: images, N x C x H x W.
+        like: N x C x H x W, or N x H x W; not larger.
+    """
+    height, width = like.shape[-2:]
+    check_tensor("the input to be like", like, (*x.shape[: like.dim() - 2], height, width))
+    if like.dim() not in (3, 4) or height > x.shape[2] or width > x.shape[3]:
+        raise ValueError(
+            f"the input to be like has the shape {tuple(like.shape)}, expected 3 or 4 dimensions and "
+            f"at most {x.shape[2]} x {x.shape[3]} pixels"
+        )
+    return x[:, :, :height, :width].contiguous()
+
+
+@operator("SpatialNarrowAsGradient", expected="N C H W, N *, N C _ _")
+def spatial_narrow_as_gradient(x: Tensor, like: Tensor, dy: Tensor) -> Tensor:
+    right, below = x.shape[3] - dy.shape[3], x.shape[2] - dy.shape[2]
+    return functional.pad(dy, (0, right, 0, below))
 
 
 class _Padding:

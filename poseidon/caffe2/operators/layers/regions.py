@@ -37,15 +37,21 @@ def _cells(first: Tensor, last: Tensor, parts: int, size: int) -> Tensor:
     place = torch.arange(parts, device=first.device)
     begin = ((place * step).floor() + first[:, None]).clamp(0, size)
     end = (((place + 1) * step).ceil() + first[:, None]).clamp(0, size)
-    cell = torch.arange(size, device=first.device)
+    return _between(begin, end, size)
+
+
+def _between(begin: Tensor, end: Tensor, size: int) -> Tensor:
+    """Return which cells of one axis lie from `begin` to before `end`, in a new last dimension."""
+    cell = torch.arange(size, device=begin.device)
     return (cell >= begin[..., None]) & (cell < end[..., None])
 
 
 def _pool_rule(maker: GradientMaker) -> None:
-    maker.op("RoIPoolGradient", [maker.I(0), maker.I(1), maker.O(1), maker.GO(0)], [maker.GI(0)])
+    kind = f"{maker.forward.type}Gradient"
+    maker.op(kind, [maker.I(0), maker.I(1), maker.O(1), maker.GO(0)], [maker.GI(0)])
 
 
-@operator("RoIPool", gradient=_pool_rule, expected="N _ _ _, R _")
+@operator("RoIPool", "RoIPoolF", gradient=_pool_rule, expected="N _ _ _, R _")
 def roi_pool(
     x: Tensor, regions: Tensor, *, pooled_h: int = 1, pooled_w: int = 1, spatial_scale: float = 1.0
 ) -> tuple[Tensor, Tensor]:
@@ -78,7 +84,7 @@ def roi_pool(
     return values, places.to(torch.int32)
 
 
-@operator("RoIPoolGradient", expected="N _ _ _, R _, R _ _ _, R _ _ _")
+@operator("RoIPoolGradient", "RoIPoolFGradient", expected="N _ _ _, R _, R _ _ _, R _ _ _")
 def roi_pool_gradient(x: Tensor, regions: Tensor, places: Tensor, dy: Tensor) -> Tensor:
     """Return the gradient of `RoIPool`: the place of each maximum has it."""
     image, _ = _boxes(regions)
@@ -88,6 +94,83 @@ def roi_pool_gradient(x: Tensor, regions: Tensor, places: Tensor, dy: Tensor) ->
     )
     found.scatter_add_(2, flat.clamp(min=0), torch.where(flat >= 0, given, 0))
     return torch.zeros_like(x).flatten(2).index_add(0, image, found).reshape(x.shape)
+
+
+class _Sensitive:
+    """What `PSRoIPool` and its gradient share: how much each row and column of the image counts
+    for each part.
+    """
+
+    def __init__(
+        self, *, spatial_scale: float = 1.0, group_size: int = 1, output_dim: int = 1
+    ) -> None:
+        self.scale, self.parts, self.classes = spatial_scale, group_size, output_dim
+
+    def weights(self, regions: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
+        """Return the weights (regions, parts, height) and (regions, parts, width)."""
+        x1, y1, x2, y2 = _rounded(regions[:, 1:]).unbind(1)
+        return self._means(y1, y2, height), self._means(x1, x2, width)
+
+    def _means(self, first: Tensor, last: Tensor, size: int) -> Tensor:
+        start, end = first * self.scale, (last + 1) * self.scale
+        step = ((end - start).clamp(min=0.1) / self.parts)[:, None]
+        place = torch.arange(self.parts, device=first.device)
+        begin = (place * step + start[:, None]).floor().clamp(0, size)
+        end = ((place + 1) * step + start[:, None]).ceil().clamp(0, size)
+        inside = _between(begin, end, size).to(first.dtype)
+        return inside / inside.sum(2, keepdim=True).clamp(min=1)
+
+    def grouped(self, x: Tensor) -> Tensor:
+        """Return images as (images, classes, parts, parts, height, width)."""
+        needed = self.classes * self.parts**2
+        if x.shape[1] != needed:
+            raise ValueError(
+                f"the images have {x.shape[1]} channels, expected output_dim x group_size^2 = {needed}"
+            )
+        return x.unflatten(1, (self.classes, self.parts, self.parts))
+
+
+def _sensitive_rule(maker: GradientMaker) -> None:
+    maker.op("PSRoIPoolGradient", [maker.I(0), maker.I(1), maker.O(1), maker.GO(0)], [maker.GI(0)])
+
+
+@operator("PSRoIPool", gradient=_sensitive_rule, outputs=(2, 2), expected="N C H W, R 5")
+class PSRoIPool(_Sensitive):
+    """The mean of each part of each region, each part in channels of its own (R-FCN, Dai et al.,
+    2016).
+    """
+
+    def __call__(self, x: Tensor, regions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the means (regions, output_dim, group_size, group_size), 0 for an empty part, and
+        the channel of each, int32.
+
+        Args:
+            x: images, N x (output_dim group_size^2) x H x W.
+            regions: rows of image, x1, y1, x2, y2, in pixels of the original image.
+        """
+        images = self.grouped(x)
+        y = x.new_zeros(len(regions), *images.shape[1:4])
+        channels = torch.arange(x.shape[1], dtype=torch.int32, device=x.device)
+        places = channels.reshape(images.shape[1:4]).expand(y.shape)
+        if not x.is_meta:
+            rows, columns = self.weights(regions, *x.shape[2:])
+            for number, image in enumerate(images):
+                own = regions[:, 0].long() == number
+                y[own] = torch.einsum("rph,dpqhw,rqw->rdpq", rows[own], image, columns[own])
+        return y, places
+
+
+@operator("PSRoIPoolGradient", expected="N C H W, R 5, R D P P, R D P P")
+class PSRoIPoolGradient(_Sensitive):
+    """The gradient of `PSRoIPool`."""
+
+    def __call__(self, x: Tensor, regions: Tensor, places: Tensor, dy: Tensor) -> Tensor:
+        rows, columns = self.weights(regions, *x.shape[2:])
+        found = torch.zeros_like(self.grouped(x))
+        for number in range(len(found)):
+            own = regions[:, 0].long() == number
+            found[number] = torch.einsum("rph,rdpq,rqw->dpqhw", rows[own], dy[own], columns[own])
+        return found.reshape(x.shape)
 
 
 def _weights(first: Tensor, length: Tensor, parts: int, size: int, ratio: int) -> Tensor:

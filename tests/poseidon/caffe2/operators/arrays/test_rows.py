@@ -191,3 +191,9 @@ def test_extend_tensor_adds_rows_of_zeros(shape: tuple[int, ...]) -> None:
     np.testing.assert_array_equal(longer, np.concatenate([rows, np.zeros((2, *shape[1:]))]))
     (same,) = run("ExtendTensor", [rows, np.array([2], "i4")], in_place={0: 0})
     np.testing.assert_array_equal(same, rows)
+
+
+def test_rows_with_positive_labels() -> None:
+    x, labels = numbers(4, 2, 3), np.array([2, 0, -1, 1], "int32")
+    np.testing.assert_array_equal(run("SampleAs", [x, labels])[0], x[[0, 3]])
+    assert_gradients("SampleAs", [x, labels], [0])

@@ -110,3 +110,22 @@ def test_channels_are_normalized_by_given_numbers() -> None:
     )
     with pytest.raises(RuntimeError, match=r"x1 has the shape \(3,\), expected \(A, 3\)"):
         run("NormalizePlanarYUV", [x, mean[0], deviation])
+
+
+def test_pixels_become_squares() -> None:
+    x = numbers(2, 3, 2, 4)
+    (y,) = run("UpsampleNearest", [x], scale=3)
+    np.testing.assert_array_equal(y, x.repeat(3, 2).repeat(3, 3))
+    np.testing.assert_array_equal(run("UpsampleNearest", [x[0]])[0], x[0].repeat(2, 1).repeat(2, 2))
+    assert_gradients("UpsampleNearest", [x], [0], scale=3)
+
+
+def test_the_upper_left_part_of_another_size() -> None:
+    x, like = numbers(2, 3, 5, 4), numbers(2, 3, 3, 2)
+    for other in (like, like[:, 0]):
+        np.testing.assert_array_equal(run("SpatialNarrowAs", [x, other])[0], x[:, :, :3, :2])
+        assert_gradients("SpatialNarrowAs", [x, other], [0])
+    labels = (x > 0).astype("int32")
+    np.testing.assert_array_equal(run("SpatialNarrowAs", [labels, like])[0], labels[:, :, :3, :2])
+    with pytest.raises(Exception, match="at most 3 x 2 pixels"):
+        run("SpatialNarrowAs", [like, x])

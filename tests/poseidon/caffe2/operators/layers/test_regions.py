@@ -116,3 +116,37 @@ def test_regions_of_several_sizes_cover_an_image(
     first = found[found[:, 0] == 0, 1:]
     np.testing.assert_array_equal(found[found[:, 0] == 1, 1:], first)
     np.testing.assert_array_equal(first[: len(boxes)], boxes)
+
+
+def test_maxima_of_parts_by_detectrons_name() -> None:
+    found = run("RoIPoolF", [X, REGIONS], 2, pooled_h=2, pooled_w=3, spatial_scale=0.9)
+    wanted = run("RoIPool", [X, REGIONS], 2, pooled_h=2, pooled_w=3, spatial_scale=0.9)
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert_gradients("RoIPoolF", [X, REGIONS], [0], 2, pooled_h=2, pooled_w=3, spatial_scale=0.9)
+
+
+def test_means_of_parts_in_channels_of_their_own() -> None:
+    x = numbers(2, 8, 6, 7)
+    regions = np.array([[1, 1, 2, 9, 7], [0, 2.6, 1.2, 5, 3], [1, 40, 40, 41, 41]], "float32")
+    arguments = {"group_size": 2, "output_dim": 2, "spatial_scale": 0.6}
+    y, channels = run("PSRoIPool", [x, regions], 2, **arguments)
+    for r, (image, *corners) in enumerate(regions):
+        x1, y1, x2, y2 = (
+            np.float32(math.floor(c + 0.5) + place // 2) * np.float32(0.6)
+            for place, c in enumerate(corners)
+        )
+        high, wide = (y2 - y1) / 2, (x2 - x1) / 2
+        for d, p, q in np.ndindex(2, 2, 2):
+            rows = range(min(math.floor(p * high + y1), 6), min(math.ceil((p + 1) * high + y1), 6))
+            columns = range(
+                min(math.floor(q * wide + x1), 7), min(math.ceil((q + 1) * wide + x1), 7)
+            )
+            channel = (d * 2 + p) * 2 + q
+            cells = x[int(image), channel][rows][:, columns]
+            np.testing.assert_allclose(y[r, d, p, q], cells.mean() if cells.size else 0, rtol=1e-4)
+            assert channels[r, d, p, q] == channel
+    assert not y[2].any()
+    assert_gradients("PSRoIPool", [x, regions], [0], 2, **arguments)
+    with pytest.raises(Exception, match="the images have 8 channels, expected"):
+        run("PSRoIPool", [x, regions], 2, group_size=2, output_dim=3)
