@@ -22,7 +22,7 @@ from poseidon.exchange.server.pool import POOL_ELEMENTS, SMALL_TENSOR_ELEMENTS
 from poseidon.plan.machine import MIB, Machine
 from poseidon.plan.shapes import LayerShape, Shape, shares_of_work
 from ps_server import CodecKind, CodecSpec, Precision
-from ps_server.protocol.placement import SMALLEST_ELEMENTS, chunk_elements
+from ps_server.protocol.placement import SMALLEST_ELEMENTS, UNEVEN, chunk_elements
 from ps_server.protocol.settings import CHUNKS_A_SERVER, CHUNKS_A_SHARD, CodecPair
 from ps_server.protocol.virtual_workers import VirtualWorkers
 
@@ -323,7 +323,7 @@ def _dense_shapes(layer: LayerShape, by_factors: bool) -> Sequence[Shape]:
 
 def _chunk_bytes(scenario: Scenario, by_factors: Collection[int]) -> int:
     """Return the chunk size of `ps_server.protocol.placement`: smaller if there is
-    less than a chunk a shard, down to a minimum.
+    less than half a chunk a shard, down to a minimum.
     """
     part = parts(scenario.workers, scenario.servers)
     shards = (scenario.workers if part.working else 0) + (scenario.servers if part.serving else 0)
@@ -334,7 +334,7 @@ def _chunk_bytes(scenario: Scenario, by_factors: Collection[int]) -> int:
     )
     chunks = CHUNKS_A_SERVER if part.serving else CHUNKS_A_SHARD
     chunk = chunk_elements(total // ELEMENT_BYTES, shards, chunks) * ELEMENT_BYTES
-    while chunk > SMALLEST_ELEMENTS * ELEMENT_BYTES and total < chunk * shards:
+    while chunk > SMALLEST_ELEMENTS * ELEMENT_BYTES and UNEVEN * total < chunk * shards:
         chunk //= 2
     return chunk
 

@@ -1,12 +1,13 @@
 """The placement of chunks on shards: a pure function of sizes, so that workers and shards
 compute the same.
 
-Law: with at least `CHUNKS_FOR_BALANCE` chunks a shard, no shard carries more than `BALANCE` times
-its part of the elements, except where one matrix is larger than its part. Chunks are dealt largest
-first to the lightest shard (Graham's LPT rule, 1969); where that would break the law, the largest
-ones are halved and dealt again. With fewer chunks the same is done where it is worth its messages,
-save for tables whose rows are given. Tables with a codec are cut between its segments only; a
-matrix is not cut. Tables that are copies move no bytes in training; they are dealt by themselves.
+Law: no shard carries more than `BALANCE` times its part of the elements where chunks of
+`LEAST_CHUNK_ELEMENTS` allow that, and none more than `UNEVEN` times its part where chunks of
+`SMALLEST_ELEMENTS` do: a chunk is a message of every worker and a value for each, which cost as
+much as some 100 KB. Chunks are dealt largest first to the lightest shard (Graham's LPT rule, 1969);
+where that breaks the law, the largest ones are halved and dealt again. Tables with a codec are cut
+between its segments only; a matrix, and tables whose rows are given, are not cut further. Tables
+that are copies move no bytes in training; they are dealt by themselves.
 """
 
 from __future__ import annotations
@@ -26,12 +27,9 @@ from ps_server.protocol.settings import (
 )
 
 BALANCE = 1.05
-CHUNKS_FOR_BALANCE = 10
+UNEVEN = 2
 LEAST_CHUNK_ELEMENTS = 64 * 1024
-SMALLEST_ELEMENTS = 8 * 1024
-"""Of few chunks only those from here on (32 KiB) are halved: a chunk's message must be worth its
-header.
-"""
+SMALLEST_ELEMENTS = 4 * 1024
 
 Piece = tuple[int, int, int]
 """(table, start, stop)."""
@@ -93,17 +91,13 @@ def _deal_evenly(store: StoreSpec, chosen: Sequence[int]) -> list[tuple[Piece, i
     step = chunk_elements(sum(tables[t].size for t in chosen), store.shards, store.chunks)
     pieces = [(table, start, stop) for table in chosen for start, stop in _cut(tables[table], step)]
     homes = _deal(pieces, weights)
-    while not _balanced(pieces, homes, weights) and _may_help(pieces, homes, weights, tables):
-        few = len(pieces) < CHUNKS_FOR_BALANCE * len(weights)
-        sizes = [
-            piece[2] - piece[1] for piece in pieces if _can_halve(piece, tables[piece[0]], few)
-        ]
-        largest = max(sizes, default=0)
-        if largest < (SMALLEST_ELEMENTS if few else 2):
+    while (over := _over(pieces, homes, weights)) > BALANCE:
+        halved = [piece for piece in pieces if _can_halve(piece, tables[piece[0]])]
+        largest = max((stop - start for _, start, stop in halved), default=0)
+        smallest = LEAST_CHUNK_ELEMENTS if over <= UNEVEN else SMALLEST_ELEMENTS
+        if largest < 2 * smallest or not _may_help(pieces, homes, weights, tables):
             break
-        pieces = [
-            half for piece in pieces for half in _halve(piece, largest, tables[piece[0]], few)
-        ]
+        pieces = [half for piece in pieces for half in _halve(piece, largest, tables[piece[0]])]
         homes = _deal(pieces, weights)
     return list(zip(pieces, homes, strict=True))
 
@@ -148,13 +142,13 @@ def _grain(spec: TableSpec) -> int:
     return 1 if spec.rows else NORM_SEGMENT_ELEMENTS
 
 
-def _can_halve(piece: Piece, spec: TableSpec, few: bool) -> bool:
-    return piece[2] - piece[1] > _grain(spec) and not ((few and spec.rows) or spec.is_whole)
+def _can_halve(piece: Piece, spec: TableSpec) -> bool:
+    return piece[2] - piece[1] > _grain(spec) and not (spec.rows or spec.is_whole)
 
 
-def _halve(piece: Piece, largest: int, spec: TableSpec, few: bool) -> list[Piece]:
+def _halve(piece: Piece, largest: int, spec: TableSpec) -> list[Piece]:
     table, start, stop = piece
-    if stop - start != largest or not _can_halve(piece, spec, few):
+    if stop - start != largest or not _can_halve(piece, spec):
         return [piece]
     middle = (start + stop + 1) // 2
     middle += -middle % _grain(spec)
@@ -177,10 +171,10 @@ def _deal(pieces: Sequence[Piece], weights: Sequence[int]) -> list[int]:
     return homes
 
 
-def _balanced(pieces: Sequence[Piece], homes: Sequence[int], weights: Sequence[int]) -> bool:
-    loads = _loads(pieces, homes, weights)
+def _over(pieces: Sequence[Piece], homes: Sequence[int], weights: Sequence[int]) -> float:
+    """Return how many times its part the fullest shard carries."""
     total = sum(stop - start for _, start, stop in pieces)
-    return max(loads) * sum(weights) <= BALANCE * total
+    return max(_loads(pieces, homes, weights)) * sum(weights) / max(1, total)
 
 
 def _may_help(
@@ -189,11 +183,11 @@ def _may_help(
     weights: Sequence[int],
     tables: Sequence[TableSpec],
 ) -> bool:
-    """Return whether the fullest shard holds anything but matrices, which stay whole."""
+    """Return whether the fullest shard holds anything that may be halved."""
     loads = _loads(pieces, homes, weights)
     fullest = loads.index(max(loads))
     return any(
-        not tables[piece[0]].is_whole
+        _can_halve(piece, tables[piece[0]])
         for piece, home in zip(pieces, homes, strict=True)
         if home == fullest
     )

@@ -92,8 +92,8 @@ def test_every_chunk_is_a_message_and_small_tensors_share_one() -> None:
     [
         (2, 0, 64 * 1024 * 4),  # 8 MB on 2 shards: the store's least
         (16, 16, 64 * 1024 * 4),
-        (64, 0, 16 * 1024 * 4),  # less than one a shard: halved
-        (512, 0, 8 * 1024 * 4),  # down to what is worth a message
+        (64, 0, 32 * 1024 * 4),  # less than half of one a shard: halved
+        (512, 0, 4 * 1024 * 4),  # down to what is worth a message
     ],
 )
 def test_chunks_are_as_the_store_cuts_them(workers: int, servers: int, largest: int) -> None:
