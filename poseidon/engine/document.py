@@ -227,6 +227,8 @@ class ScriptDocument(TrainingDocument):
         script: its file, or the name of a module.
         module: whether it is a module.
         ddp: whether it is written for DistributedDataParallel.
+        unfit_for_ddp: a sentence on a flag of the job that would have no effect on such a script,
+            as one of Lightning; empty: there is none.
         snapshot: checkpoint to resume from, or empty.
         restarts: how often the job was started again so far.
         max_restarts: most restarts.
@@ -237,6 +239,7 @@ class ScriptDocument(TrainingDocument):
     arguments: tuple[str, ...] = ()
     module: bool = False
     ddp: bool = False
+    unfit_for_ddp: str = ""
     prints: Prints = Prints.LOG
     snapshot: str = ""
     restarts: int = 0

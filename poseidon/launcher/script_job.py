@@ -150,6 +150,7 @@ class ScriptJob(Job):
             arguments=self.request.arguments,
             module=self.request.module,
             ddp=self.request.ddp,
+            unfit_for_ddp=unfit_for_ddp(self.request),
             prints=self._prints(role),
             restarts=start.attempt,
             max_restarts=self.max_restarts,
@@ -218,23 +219,34 @@ def check_ddp(request: ScriptRequest) -> None:
         UsageError: names the flag, and what to do.
     """
     request.exchange.check_ddp()
+    if sentence := unfit_for_ddp(request):
+        raise UsageError(sentence)
+
+
+def unfit_for_ddp(request: ScriptRequest) -> str:
+    """Return a sentence on a flag that would have no effect on a script of DistributedDataParallel;
+    empty: there is none.
+    """
     if request.snapshot:
-        raise UsageError(
-            f"--snapshot={request.snapshot} with --ddp: the script loads its own checkpoint; "
-            "expected its path as an argument of the script"
+        return (
+            f"--snapshot={request.snapshot} is for group.resume(), and a script of "
+            "DistributedDataParallel loads its own checkpoint; expected its path as an argument of "
+            "the script"
         )
     if request.sigint_effect is SignalEffect.SNAPSHOT:
-        raise UsageError(
-            "--sigint_effect=snapshot with --ddp: the script saves by itself, and nothing tells it "
-            "to; expected stop or none"
+        return (
+            "--sigint_effect=snapshot with DistributedDataParallel: the script saves by itself, and "
+            "nothing tells it to; expected stop or none"
         )
     for name in ("replicas", "memory_snapshot_every", "min_workers", "max_rejoins"):
         value, usual = getattr(request, name), _USUAL[name]
         if value not in (usual, 0):
-            raise UsageError(
-                f"--{name}={value} with --ddp: such a job takes no snapshots in memory, and a loss "
-                "restarts all its workers; expected --max_restarts=N, or poseidon.distribute"
+            return (
+                f"--{name}={value} with DistributedDataParallel: such a job takes no snapshots in "
+                "memory, and a loss restarts all its workers; expected --max_restarts=N, or "
+                "poseidon.distribute"
             )
+    return ""
 
 
 _USUAL = {entry.name: entry.default for entry in fields(ScriptRequest)}

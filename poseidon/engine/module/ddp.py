@@ -51,11 +51,6 @@ TAKES_TURNS = (
     "of each worker at a time; expected as many workers as virtual workers, or poseidon.distribute"
 )
 
-OWN_CHECKPOINTS = (
-    "--snapshot={path} is for group.resume(), and a script of DistributedDataParallel loads its own "
-    "checkpoint; expected its path as an argument of the script"
-)
-
 OWN_HOOK = (
     "the script has registered a communication hook of its own on a DistributedDataParallel module: "
     "{given} has no effect on it, and its replicas are not compared"
@@ -282,8 +277,8 @@ def reduce_by_exchange(module: DistributedDataParallel, context: WorkerContext) 
             such a module ignores.
     """
     context.member.options.check_ddp()
-    if context.checkpoint is not None and not context.loops.begun:
-        raise UsageError(OWN_CHECKPOINTS.format(path=context.checkpoint))
+    if context.unfit_for_ddp and not context.loops.begun:  # else it is for a group
+        raise UsageError(context.unfit_for_ddp)
     virtual = context.member.virtual_workers
     if virtual is not None and not virtual.is_one_each:
         workers = counted(virtual.processes, "worker")

@@ -379,6 +379,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
             job=document.job,
             folder=Path(document.output),
             checkpoint=Path(document.snapshot) if document.snapshot else None,
+            unfit_for_ddp=document.unfit_for_ddp,
             memory=self._memory,
             schemes=document.schemes,
             on_saved=self.report_snapshot,

@@ -185,6 +185,8 @@ class WorkerContext:
         folder: the job's output folder; None: a process that trains alone has none.
         script: the name of the script, without its ending.
         checkpoint: the checkpoint to resume from, on rank 0's host; None: a fresh start.
+        unfit_for_ddp: a sentence on a flag of the job that has no effect on a module of
+            DistributedDataParallel; empty: there is none.
         say: takes a sentence for the user; a job's is in its log.
         memory: the memory snapshots of this worker; None: the job has none.
         schemes: returns the scheme of each tensor, by the tensors' names, that an earlier start or
@@ -207,6 +209,7 @@ class WorkerContext:
     folder: Path | None = None
     script: str = "checkpoint"
     checkpoint: Path | None = None
+    unfit_for_ddp: str = ""
     memory: ScriptMemory | None = None
     schemes: Callable[[Sequence[str]], Sequence[Scheme]] = _no_schemes
     say: Callable[[str], None] = _log

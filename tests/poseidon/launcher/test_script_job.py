@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
-from contextlib import closing, nullcontext
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -15,8 +18,10 @@ from poseidon.cluster.machinefile import Host
 from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.cluster.supervision.state import Outcome
-from poseidon.engine.document import Prints
+from poseidon.engine.document import Prints, ScriptDocument, read_document
 from poseidon.engine.module.checkpoint_file import packed, write_checkpoint
+from poseidon.engine.module.ddp import reduce_by_exchange
+from poseidon.engine.module.script import ScriptWork
 from poseidon.errors import UsageError
 from poseidon.exchange.auto.recorded import RecordedPlan
 from poseidon.exchange.kinds import Scheme
@@ -26,6 +31,7 @@ from poseidon.launcher.processes import Start
 from poseidon.launcher.request import Encrypt, ScriptRequest, ShownLogs
 from poseidon.launcher.script_job import ScriptJob
 from poseidon.launcher.site import Site
+from ps_server.trace import NO_TRACE
 
 
 @pytest.mark.parametrize(
@@ -135,7 +141,7 @@ UNDER_DDP = {
     "--memory_snapshot_every=5": IN_MEMORY,
     "--min_workers=2": IN_MEMORY,
     "--max_rejoins=1": IN_MEMORY,
-    "--snapshot=FILE": "the script loads its own checkpoint",
+    "--snapshot=FILE": "a script of DistributedDataParallel loads its own checkpoint",
 }
 """Flags under --ddp, and the sentence that refuses them; empty: they hold."""
 OF_THE_LAUNCHER = frozenset(
@@ -180,14 +186,48 @@ def test_the_table_has_all_flags() -> None:
     assert in_table | OF_THE_LAUNCHER == {flag.name for flag in flags}
 
 
+@contextmanager
+def job_of(folder: Path, *words: str) -> Iterator[ScriptJob]:
+    """A job of `poseidon run` with two workers."""
+    script, checkpoint = folder / "train.py", folder / "a_iter_4.pt"
+    script.write_text("")
+    write_checkpoint(checkpoint, packed({"poseidon": 1, "steps": 4, "workers": 2}), 0)
+    line = ["run", "--num_app_threads=2", *words, str(script)]
+    request = job_request(ScriptRequest, parse_arguments(line))
+    if request.snapshot:
+        request = replace(request, snapshot=str(checkpoint))
+    with closing(Site([Host(id=0, address="127.0.0.1", port=0)], LocalDialer())) as site:
+        yield ScriptJob(request, site)
+
+
 @pytest.mark.parametrize(("flags", "sentence"), UNDER_DDP.items(), ids=str)
 def test_a_flag_holds_under_ddp_or_is_refused(flags: str, sentence: str, tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("")
-    words = ["run", "--ddp", "--num_app_threads=2", *flags.split(), str(script)]
     refused = pytest.raises(UsageError, match=re.escape(sentence)) if sentence else nullcontext()
-    with closing(Site([Host(id=0, address="127.0.0.1", port=0)], LocalDialer())) as site, refused:
-        ScriptJob(job_request(ScriptRequest, parse_arguments(words)), site)
+    with refused, job_of(tmp_path, "--ddp", *flags.split()):
+        pass
+
+
+OF_ONE_HOST = ("--replicas=1", "--sync_every=3 --quorum=1 --quorum_grace=1")
+"""Refused at the start of any job with these hosts."""
+
+
+@pytest.mark.parametrize(("flags", "sentence"), UNDER_DDP.items(), ids=str)
+def test_a_flag_holds_where_a_library_makes_the_module_or_is_refused(
+    flags: str, sentence: str, tmp_path: Path
+) -> None:
+    """Lightning and Fabric, whose jobs have no --ddp, give the same function their modules."""
+    refused = pytest.raises(UsageError, match=re.escape(sentence)) if sentence else nullcontext()
+    if flags in OF_ONE_HOST:
+        refused = pytest.raises(UsageError)
+    elif flags == "--balance=auto":
+        refused = pytest.raises(UsageError, match="this job has none")
+    with refused, job_of(tmp_path, *flags.split()) as job:
+        job.site.prepare(job.id, job.needs)
+        start = Start.new(0, job.origin, job.plan, Encrypt.AUTO, job.exchange_plan)
+        document = job.document(job.plan.workers[0], start)
+        received = read_document(ScriptDocument, document.to_json())
+        work = ScriptWork(received, mock.MagicMock())
+        reduce_by_exchange(mock.MagicMock(), work._context(NO_TRACE))
 
 
 def test_the_page_names_what_is_refused_under_ddp() -> None:
