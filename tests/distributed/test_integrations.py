@@ -217,3 +217,73 @@ def test_a_job_that_loses_a_worker_restarts_and_ends_with_the_same_losses(
         lines = [line for line in losses(done) if "train_loss" not in line]
         ends.append({line.split(":")[0]: line for line in lines})
     assert ends[0] == ends[1]
+
+
+UNEQUAL = """
+import runpy, sys
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+import poseidon
+
+example, *words = sys.argv[1:]
+
+def change(optimizer, *_):
+    if poseidon.this_worker().rank == 1:
+        with torch.no_grad():
+            next(p for p in optimizer.param_groups[0]["params"] if p.grad is not None).add_(1e-3)
+
+register_optimizer_step_post_hook(change)
+sys.argv[1:] = words
+runpy.run_path(example, run_name="__main__")
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("name", "way", "words"),
+    [
+        pytest.param("lightning", (), (), marks=pytest.mark.needs("lightning")),
+        pytest.param("accelerate", ("--ddp",), (), marks=pytest.mark.needs("huggingface")),
+        pytest.param("huggingface", ("--ddp",), (), marks=pytest.mark.needs("huggingface")),
+        pytest.param(
+            "huggingface", ("--ddp",), ("--lora",), marks=pytest.mark.needs("huggingface")
+        ),
+        ("ddp", ("--ddp",), ()),
+    ],
+)
+def test_flags_act_on_the_modules_of_each_library(
+    repository: Path, tmp_path: Path, name: str, way: Sequence[str], words: Sequence[str]
+) -> None:
+    example = repository / "examples" / name / "train.py"
+    hosts = f"--hostfile={machinefile(tmp_path, 2, 1)}"
+
+    def job(output: str, *flags: str, script: Sequence[Path] = ()) -> tuple[int, str, str]:
+        line = (hosts, f"--output={output}", *way, *flags, *script, example, "--epochs=1", *words)
+        done = poseidon_here(tmp_path, "run", *line)
+        plan = tmp_path / output / "exchange_plan.txt"
+        return done.returncode, done.stderr, plan.read_text() if plan.exists() else ""
+
+    sizes = {}
+    for flags in (
+        ("--exchange=ps", "--wire_precision=bfloat16", "--wait_free=no"),
+        ("--exchange=allreduce",),
+    ):
+        scheme = flags[0].partition("=")[2]
+        code, said, plan = job(scheme, *flags)
+        assert code == 0, said
+        assert set(re.findall(r" (ps|svb|allreduce)  ", plan.partition("\n")[2])) == {scheme}
+        sizes[scheme] = float(re.findall(r"^this plan: (\S+) kB", plan, re.MULTILINE)[0])
+    assert sizes["ps"] < 0.6 * sizes["allreduce"]
+    for flags in ("--sync_every=3", "--min_workers=2", "--sigint_effect=snapshot"):
+        code, said, _ = job("refused", flags)
+        assert code == 2, said
+        assert flags in said
+    (tmp_path / "unequal.py").write_text(UNEQUAL, encoding="utf-8")
+    unequal = (tmp_path / "unequal.py",)
+    code, said, _ = job("unequal", "--check_replicas=2", script=unequal)
+    assert code == 1
+    assert "the replicas differ: " in said
+    assert "on worker 1 is not as on worker 0" in said
+    code, said, _ = job("mended", "--check_replicas=2", "--on_divergence=mend", script=unequal)
+    assert code == 0, said
+    assert "They now have the values of worker 0" in said
