@@ -6,6 +6,7 @@ file of any length can make it keep is bounded.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -240,7 +241,7 @@ class JobView:
 
 def _leads(latest: Sequence[Record], loads: Mapping[int, WorkerLoad]) -> dict[int, int]:
     """Return the iterations that each worker is ahead of the last one, at the moment of the
-    earliest record.
+    earliest record: an estimate, within the bound that holds.
     """
     then = min((record["time"] for record in latest), default=0.0)
     clocks = {}
@@ -249,7 +250,9 @@ def _leads(latest: Sequence[Record], loads: Mapping[int, WorkerLoad]) -> dict[in
         later_s = record["time"] - then
         clocks[record["index"]] = record["iteration"] - (load.iterations * later_s if load else 0.0)
     first = min(clocks.values(), default=0.0)
-    return {rank: round(clock - first) for rank, clock in clocks.items()}
+    bounds = [math.inf if (most := record["most_lead"]) is None else most for record in latest]
+    most = max(bounds, default=0)
+    return {rank: round(min(clock - first, most)) for rank, clock in clocks.items()}
 
 
 def _part(busy_s: float, seconds: float) -> float:

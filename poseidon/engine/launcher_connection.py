@@ -108,7 +108,7 @@ class LauncherConnection:
         self._lines: list[str] = []
         self._borrower: Callable[[str], None] | None = None
         self._exchanges: list[Exchange] = []
-        self._forwards = self._root = False
+        self._forwards = self._root = self._was_lent = False
         self._early: list[dict[str, Any]] | None = None
         """Requests of a start after a pause that has no exchange yet; None: it has one."""
         self._documents: queue.Queue[dict[str, Any] | None] = queue.Queue()
@@ -118,6 +118,8 @@ class LauncherConnection:
         """Watches the training loop."""
         self.loop_position: LoopPosition | None = None
         """How far a script's loop has come; None: this process runs no script."""
+        self.most_lead: int | None = None
+        """See `ExchangeOptions.most_lead`; None, too, before the exchange is built."""
         self.gone = threading.Event()
         """Set once the launcher has gone."""
         self.stopping = threading.Event()
@@ -247,6 +249,7 @@ class LauncherConnection:
                 self._outlet.write(line)
                 self._outlet.flush()
 
+        self._was_lent = True
         with self._lending:
             begin(self.rounds)
             for line in self._lines:
@@ -261,6 +264,14 @@ class LauncherConnection:
     def close(self) -> None:
         """Stop the heartbeats."""
         self._closed.set()
+
+    def finish(self, **fields: object) -> None:
+        """Report the end of the work, after the times of its last seconds. The times of work that
+        another process has done are that process's.
+        """
+        if not self._was_lent:
+            self._send_heartbeat()
+        self.send("done", **fields)
 
     def _end(self) -> None:
         self.gone.wait()
@@ -365,14 +376,18 @@ class LauncherConnection:
         while not self._closed.wait(HEARTBEAT_S):
             if self._borrower is not None:
                 continue
-            reading = self.watchdog.read()
-            position = self.loop_position.to_fields() if self.loop_position is not None else {}
-            self.send(
-                "alive",
-                still_s=round(reading.still_s, 1),
-                waited_s=round(reading.waited_s, 3),
-                read_s=round(WAITED.waited_s, 3),
-                sending_s=sending_s(),
-                host_busy=psutil.cpu_percent() / 100,
-                **position,
-            )
+            self._send_heartbeat()
+
+    def _send_heartbeat(self) -> None:
+        reading = self.watchdog.read()
+        position = self.loop_position.to_fields() if self.loop_position is not None else {}
+        self.send(
+            "alive",
+            still_s=round(reading.still_s, 1),
+            waited_s=round(reading.waited_s, 3),
+            read_s=round(WAITED.waited_s, 3),
+            sending_s=sending_s(),
+            host_busy=psutil.cpu_percent() / 100,
+            most_lead=self.most_lead,
+            **position,
+        )

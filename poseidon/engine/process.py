@@ -106,7 +106,7 @@ def run_work(work: Work[Any]) -> int:
         return 1
     finally:
         launcher.close()
-    launcher.send("done", **done)
+    launcher.finish(**done)
     return 0
 
 

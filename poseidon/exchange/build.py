@@ -20,7 +20,7 @@ equal on all workers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from poseidon.errors import UsageError
@@ -31,7 +31,7 @@ from poseidon.exchange.auto.rates import fastest_schemes
 from poseidon.exchange.auto.trial import is_worth_measuring, measure, trial_store
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.building.built import Built, Connect
-from poseidon.exchange.building.rounds_exchange import build_local_steps
+from poseidon.exchange.building.rounds_exchange import Build, build_local_steps
 from poseidon.exchange.building.server_exchange import (
     BuildArguments,
     build_alone,
@@ -141,6 +141,17 @@ def build_exchange(
     arguments = BuildArguments(
         tensors, settings, member, connect, trace, plan_exchange(tensors, member)
     )
+    built = _build(arguments, build, schemes)
+    return replace(built, most_lead=member.options.most_lead)
+
+
+def _build(arguments: BuildArguments, build: Build, schemes: Sequence[Scheme]) -> Built:
+    """Build the exchange that a member's options ask for.
+
+    Args:
+        build: builds the exchange between rounds, or between hosts.
+    """
+    tensors, member = arguments.tensors, arguments.member
     if member.options.sync_every:
         return build_local_steps(arguments, build, plan_exchange)
     if member.local_workers > 1:
@@ -258,10 +269,7 @@ def _build_allreduce(arguments: BuildArguments) -> Built:
     return Built(exchange=exchange, plan=arguments.plan)
 
 
-def _build_local_group(
-    arguments: BuildArguments,
-    build: Callable[[Sequence[Trained], ExchangeSettings, Membership], Built],
-) -> Built:
+def _build_local_group(arguments: BuildArguments, build: Build) -> Built:
     """Build the exchange of one of several workers of a host.
 
     The factors of all of them leave together.

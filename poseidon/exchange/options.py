@@ -363,6 +363,15 @@ class ExchangeOptions:
         return self.sync_fragments > 1 or self.sync_delay > 0
 
     @property
+    def most_lead(self) -> int | None:
+        """The most iterations that a worker is ahead of the slowest one as it begins an iteration;
+        None: no bound.
+        """
+        if self.quorum:
+            return None
+        return (self.staleness + 1) * max(self.sync_every, 1) - 1 + self.sync_delay
+
+    @property
     def without_local_steps(self) -> ExchangeOptions:
         """The options of the outer exchange."""
         unused: dict[str, Any] = {

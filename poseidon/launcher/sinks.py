@@ -77,12 +77,15 @@ class JobRecords(JobListener):
         self._meter = ProgressMeter(monotonic)
         self._iterations: dict[int, int] = {}
         self._next_s: dict[str, float] = {}
+        self._held: dict[str, Record] = {}
+        """The latest record of each period, unless it was passed on."""
         self._started = False
         self._queue: queue.Queue[Record | None] = queue.Queue(MOST_WAITING)
         self._thread: threading.Thread | None = None
 
     def on_started(self) -> None:
         self._iterations.clear()
+        self._held.clear()
         self._started = True
         self._put({"kind": "start", **self._job})
 
@@ -111,6 +114,8 @@ class JobRecords(JobListener):
         Args:
             outcome: in one word: finished, stopped, failed.
         """
+        for record in self._held.values():
+            self._put(record)
         if self._started:
             self._put({"kind": "end", "outcome": outcome, "iteration": self._iterations.get(0)})
 
@@ -151,9 +156,11 @@ class JobRecords(JobListener):
         """Pass a record on, unless one of the same period came a short while ago."""
         if period:
             now = self._monotonic()
+            self._held[period] = record
             if now < self._next_s.get(period, 0.0):
                 return
             self._next_s[period] = now + PERIOD_S
+            del self._held[period]
         self._start()
         with suppress(queue.Full):
             self._queue.put_nowait({"time": round(self._now(), 3), **record})

@@ -77,9 +77,16 @@ def worker_record(event: Mapping[str, object], iteration: int) -> Record | None:
     known = {name: value for name, value in times.items() if isinstance(value, int | float)}
     if "waited_s" not in known or "still_s" not in known:
         return None
-    sending = seconds_by_host(event.get("sending_s"))
     later = {"read_s": 0.0, "host_busy": 0.0}  # earlier releases do not send them
-    return {"kind": "worker", "iteration": iteration, **later, **known, "sending_s": sending}
+    sending, most = seconds_by_host(event.get("sending_s")), event.get("most_lead")
+    return {
+        "kind": "worker",
+        "iteration": iteration,
+        **later,
+        **known,
+        "sending_s": sending,
+        "most_lead": most if isinstance(most, int) else None,
+    }
 
 
 def shard_record(statistics: ShardStatistics, event: Mapping[str, object]) -> Record:
@@ -220,8 +227,9 @@ _FIELDS: Mapping[str, Mapping[str, tuple[Callable[[object], bool], object]]] = {
     "worker": {
         **_PROCESS,
         **_ITERATION,
-        # earlier releases do not send the last two
+        # earlier releases do not send the last three
         **dict.fromkeys(("waited_s", "read_s", "host_busy"), (_is_amount, 0.0)),
+        "most_lead": (lambda value: value is None or _is_count(value), None),
     },
     "shard": {
         **_PROCESS,

@@ -409,6 +409,8 @@ class ScriptWork(TrainingWork[ScriptDocument]):
 
     def _on_open(self, built: Built, exchange: Exchange) -> None:
         self.launcher.forward_requests(exchange, self.document.rank)
+        if self._opened == 0:  # its iterations are the job's
+            self.launcher.most_lead = built.most_lead
         if self.document.rank == 0:
             self.report_plan(built, self._opened)
         self._opened += 1

@@ -126,13 +126,20 @@ class ScoreReporter:
     def __init__(self, launcher: LauncherConnection) -> None:
         self._launcher = launcher
         self._next_s = 0.0
+        self._unreported: TrainRecord | None = None
 
     def on_train(self, record: TrainRecord) -> None:
-        """See `Sink`; reports at most every `TRAINED_S` seconds."""
+        """See `Sink`; reports at most every `TRAINED_S` seconds, and the last one."""
+        self._unreported = record
         now = time.monotonic()
-        if now < self._next_s:
+        if now >= self._next_s:
+            self._next_s = now + TRAINED_S
+            self._report()
+
+    def _report(self) -> None:
+        record, self._unreported = self._unreported, None
+        if record is None:
             return
-        self._next_s = now + TRAINED_S
         outputs = [[output.name, output.value] for output in record.outputs[:MOST_OUTPUTS]]
         self._launcher.send(
             "trained",
@@ -143,11 +150,12 @@ class ScoreReporter:
         )
 
     def on_test(self, record: TestRecord) -> None:
+        self._report()
         scores = [[output.name, number(output.value)] for output in record.outputs]
         self._launcher.send("tested", iteration=record.iteration, net=record.net, scores=scores)
 
     def close(self) -> None:
-        pass
+        self._report()
 
 
 class SolverWork(TrainingWork[JobDocument]):
@@ -253,6 +261,7 @@ class SolverWork(TrainingWork[JobDocument]):
             document.exchange.kind is ExchangeKind.HYBRID and built.store is not None
         ):
             checkpoint.schemes = tuple(choice.scheme for choice in built.plan.choices)
+        self.launcher.most_lead = built.most_lead
         seen = Observation(
             built,
             _layers_of(replica),

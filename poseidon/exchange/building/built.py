@@ -27,6 +27,7 @@ class Built:
         client: this worker's connection to the shards; None without shards.
         local_steps: iterations of a round of local steps; 0: workers exchange in every iteration.
         recorded: whether `--exchange=auto` has chosen the plan: a resumed run needs the same one.
+        most_lead: see `ExchangeOptions.most_lead`.
     """
 
     exchange: Exchange
@@ -37,3 +38,4 @@ class Built:
     client: Client | None = None
     local_steps: int = 0
     recorded: bool = False
+    most_lead: int | None = None

@@ -111,6 +111,23 @@ def test_a_lead_is_no_matter_of_when_a_worker_reports() -> None:
 
 
 @pytest.mark.parametrize(
+    ("bounds", "leads"),
+    [((None, None), [0, 2]), ((0, 0), [0, 0]), ((1, 1), [0, 1]), ((0, None), [0, 2])],
+)
+def test_a_lead_is_within_the_bound(bounds: tuple[int | None, ...], leads: list[int]) -> None:
+    """It is an estimate; without a bound of both workers there is none."""
+    first, second = bounds
+    made = view(
+        START,
+        worker(110.0, 0, 0, 0.0, most_lead=first),
+        worker(114.0, 1, 40, 0.0, most_lead=second),
+        worker(120.0, 0, 100, 0.0, most_lead=first),
+        worker(124.0, 1, 143, 0.0, most_lead=second),
+    )
+    assert [row["lead"] for row in made.summary(125.0, running=True)["workers"]] == leads
+
+
+@pytest.mark.parametrize(
     ("busy_s", "stalled_s", "busy"),
     [(4.0, 1.0, 0.4), (1.0, 9.0, 0.9), (0.0, 0.0, 0.0), (20.0, 0.0, 1.0)],
 )

@@ -276,7 +276,7 @@ def test_a_heartbeat_has_the_position_of_a_scripts_loop(
 ) -> None:
     monkeypatch.setattr("poseidon.engine.launcher_connection.HEARTBEAT_S", 0.0)
     launcher, outlet = connection()
-    launcher.loop_position = position
+    launcher.loop_position, launcher.most_lead = position, 2
     written: list[str] = []
 
     def write(text: str) -> int:
@@ -290,7 +290,7 @@ def test_a_heartbeat_has_the_position_of_a_scripts_loop(
     assert event.pop("read_s") >= 0.0
     assert event.pop("sending_s") == {}
     assert 0.0 <= event.pop("host_busy") <= 1.0
-    assert event == {"event": "alive", "still_s": 0.0, "waited_s": 0.0, **sent}
+    assert event == {"event": "alive", "still_s": 0.0, "waited_s": 0.0, "most_lead": 2, **sent}
 
 
 @pytest.mark.parametrize("commands", [(), ({"do": "stop"},)])

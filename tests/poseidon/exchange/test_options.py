@@ -254,6 +254,22 @@ def test_replicas_are_compared_at_the_ends_of_rounds(steps: int, every: int, exp
     assert ExchangeOptions(sync_every=steps, check_every=every).check_interval == expected
 
 
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [
+        ({}, 0),
+        ({"staleness": 2}, 2),
+        ({"sync_every": 1}, 0),
+        ({"sync_every": 8}, 7),
+        ({"sync_every": 8, "staleness": 1}, 15),
+        ({"sync_every": 8, "sync_delay": 2}, 9),
+        ({"sync_every": 8, "quorum": 3, "quorum_grace": 1.0}, None),
+    ],
+)
+def test_how_far_a_worker_may_be_ahead(options: dict[str, Any], most: int | None) -> None:
+    assert ExchangeOptions(**options).most_lead == most
+
+
 def check_placed(bounds: tuple[int, ...], local_workers: int = 1, **options: Any) -> None:
     check_virtual_workers(VirtualWorkers(bounds), ExchangeOptions(**options), local_workers)
 

@@ -43,6 +43,7 @@ ALIVE = {
     "read_s": 0.5,
     "host_busy": 0.25,
     "sending_s": {"10.0.0.2": 1.5},
+    "most_lead": 3,
 }
 STATISTICS = {
     "event": "statistics",
@@ -117,7 +118,7 @@ def test_a_job_leaves_one_line_of_json_for_each_record(tmp_path: Path) -> None:
     }
     assert found[4] == {
         "time": 1000.0, "kind": "worker", "index": 1, "client": 1, "host": "node1", "iteration": 99, "waited_s": 3.5,
-        "still_s": 0.1, "read_s": 0.5, "host_busy": 0.25, "sending_s": {"10.0.0.2": 1.5},
+        "still_s": 0.1, "read_s": 0.5, "host_busy": 0.25, "sending_s": {"10.0.0.2": 1.5}, "most_lead": 3,
     }  # fmt: skip
     assert (found[5]["bytes_in"], found[5]["busy_s"], found[5]["queue"]) == (7, 0.5, 2)
     assert (found[5]["stalled_s"], found[5]["sending_s"]) == (0.25, {"10.0.0.2": 2.5})
@@ -135,6 +136,22 @@ def test_a_process_is_recorded_at_most_every_few_seconds(tmp_path: Path) -> None
     listener.close()
     kinds = [(record["kind"], record.get("index")) for record in lines(path)]
     assert kinds == [("worker", 0), ("worker", 1), ("progress", None)] * 2
+
+
+def test_the_last_record_of_a_process_is_written_at_the_end(tmp_path: Path) -> None:
+    """It has the clock that the job has ended at."""
+    path = tmp_path / "metrics.jsonl"
+    listener = records(JsonLines(path))
+    listener.on_started()
+    for iteration in (1, 2, 3):
+        listener.on_event(WORKER, {**PROGRESS, "iteration": iteration})
+        listener.on_event(WORKER, ALIVE)
+    listener.ended("finished")
+    listener.close()
+    found = [(record["kind"], record.get("iteration")) for record in lines(path)]
+    assert found[1:] == [
+        ("progress", 1), ("worker", 1), ("progress", 3), ("worker", 3), ("end", 3),
+    ]  # fmt: skip
 
 
 def test_a_job_that_never_started_leaves_no_file(tmp_path: Path) -> None:

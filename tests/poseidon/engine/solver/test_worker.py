@@ -8,7 +8,8 @@ import json
 from poseidon.engine.averages import SmoothedLoss
 from poseidon.engine.launcher_connection import LauncherConnection
 from poseidon.engine.solver.checkpoint import Progress
-from poseidon.engine.solver.worker import ProgressReporter
+from poseidon.engine.solver.worker import ProgressReporter, ScoreReporter
+from poseidon.metrics.record import TestRecord, TrainRecord
 
 
 def test_a_job_that_is_at_its_end_already_says_where_that_is() -> None:
@@ -43,3 +44,21 @@ def test_the_launcher_hears_of_a_test_and_of_the_iteration_before_it() -> None:
         (4, 0.5, None, None),
         (4, 0.5, 1, 7),
     ]
+
+
+def test_the_launcher_hears_of_the_last_displayed_iteration() -> None:
+    """Those that follow another one too soon are left out, unless a test or the end comes next."""
+    outlet = io.StringIO()
+    reporter = ScoreReporter(LauncherConnection(io.StringIO(), outlet))
+    for iteration in (0, 1, 2, 3):
+        reporter.on_train(
+            TrainRecord(iteration=iteration, loss=0.5, elapsed_s=1.0, outputs=(), rate=0.1)
+        )
+        if iteration == 2:
+            reporter.on_test(TestRecord(iteration=2, net=0, elapsed_s=1.0, outputs=()))
+    reporter.close()
+    reporter.close()
+    sent = [json.loads(line) for line in outlet.getvalue().splitlines()]
+    assert [(line["event"], line["iteration"]) for line in sent] == [
+        ("trained", 0), ("trained", 2), ("tested", 2), ("trained", 3),
+    ]  # fmt: skip
