@@ -88,10 +88,15 @@ def test_interrupted() -> GlogLine:
     return GlogLine(text="Test interrupted.", file=_SOLVER, line=457)
 
 
-def last(iteration: int, loss: float, elapsed_s: float) -> GlogLine:
-    """Return the line of the loss after the last iteration."""
-    text = f"Iteration {iteration}, loss = {number(loss)}, time: {number(elapsed_s)}"
-    return GlogLine(text=text, file=_SOLVER, line=228)
+def last(record: TrainRecord) -> tuple[GlogLine, ...]:
+    """Return the lines after the last iteration: the loss and, which Caffe leaves out, each output:
+    the curves of the train net end where those of the test nets do.
+    """
+    text = f"Iteration {record.iteration}, loss = {number(record.loss)}, time: {number(record.elapsed_s)}"
+    return (
+        GlogLine(text=text, file=_SOLVER, line=228),
+        *_outputs("Train", record.outputs, line=318),
+    )
 
 
 def done() -> GlogLine:

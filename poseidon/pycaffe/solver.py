@@ -187,7 +187,7 @@ class Solver:
             self._snapshot_of_all()
         if settings.display and self.iter % settings.display == 0:
             self._smoothed.add(torch.tensor(self._last_loss()))
-            LOG.write(last(self.iter, self._smoothed.value, self._elapsed_s()))
+            LOG.write(*last(self._record()))
         if self._test_is_due(first=True):
             self.test_all()
         LOG.write(done())
@@ -287,7 +287,7 @@ class Solver:
         ]
         self._smoothed.add(torch.tensor(sum(losses) / len(losses)))
         if settings.display and self.iter % settings.display == 0:
-            self._display()
+            LOG.on_train(self._record())
         for _, on_gradients_ready in self._callbacks:
             on_gradients_ready()
         self._average_alone()
@@ -367,19 +367,17 @@ class Solver:
             )
         )
 
-    def _display(self) -> None:
+    def _record(self) -> TrainRecord:
         sums: dict[str, torch.Tensor] = {}
         for net in self.nets:
             accumulate(sums, _outputs(net))
         means = {name: total / len(self.nets) for name, total in sums.items()}
-        LOG.on_train(
-            TrainRecord(
-                iteration=self.iter,
-                loss=self._smoothed.value,
-                elapsed_s=self._elapsed_s(),
-                outputs=named_values(means, self.net.blob_loss_weights),
-                rate=self.lr,
-            )
+        return TrainRecord(
+            iteration=self.iter,
+            loss=self._smoothed.value,
+            elapsed_s=self._elapsed_s(),
+            outputs=named_values(means, self.net.blob_loss_weights),
+            rate=self.lr,
         )
 
     def _elapsed_s(self) -> float:

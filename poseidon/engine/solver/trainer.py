@@ -19,7 +19,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from poseidon.engine.averages import SmoothedLoss, as_outputs, output_sizes, pack, parts, total
@@ -38,7 +40,7 @@ from poseidon.exchange.job_control import join, split
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.replicas import NO_CHECK, ReplicaCheck
 from poseidon.metrics.glog_lines import GlogLine, GlogSink, done, last, solving, test_interrupted
-from poseidon.metrics.record import Sink, TrainRecord
+from poseidon.metrics.record import Output, Sink, TrainRecord
 from ps_server import Collection, SignalKind
 
 
@@ -306,13 +308,16 @@ class Trainer:
                 iteration=shown.iteration,
                 loss=float(numbers[0]),
                 elapsed_s=shown.elapsed_s,
-                outputs=as_outputs(
-                    numbers[1:].tolist(), shown.sizes, self._replica.train.loss_weights
-                ),
+                outputs=self._outputs(numbers[1:], shown.sizes),
                 rate=shown.rate,
             )
             for sink in self._sinks:
                 sink.on_train(record)
+
+    def _outputs(
+        self, numbers: NDArray[np.float64], sizes: Mapping[str, int]
+    ) -> tuple[Output, ...]:
+        return as_outputs(numbers.tolist(), sizes, self._replica.train.loss_weights)
 
     def _test(self) -> bool:
         """Score all test nets.
@@ -404,7 +409,7 @@ class Trainer:
         self._log.write(done())
 
     def _last_loss(self) -> None:
-        """Log the mean of the last losses, with one more forward pass with the final weights, as
+        """Show the mean of the last losses, with one more forward pass with the final weights, as
         Caffe does.
 
         The pass changes statistics once more, and the test that follows reads them: all workers
@@ -418,19 +423,31 @@ class Trainer:
             for tensor, value in zip(statistics, before, strict=True):
                 tensor.copy_(value)
             self._replica.seed_process("last", nets.number)
-            nets.train()
+            outputs = nets.train()
             nets.train.drop_graph()
             loss = nets.train.loss
             losses.add(self._iteration, loss)
             losses.check()
             smoothed = self._smoothed[nets.number]
             smoothed.add(loss)
-            mean = loss.new_tensor([smoothed.value], dtype=torch.float64)
-            numbers = torch.cat([mean, *(s.double() for s in statistics)])
-            found.append(numbers.cpu().numpy().tobytes())
+            others = {f"statistics {n}": tensor for n, tensor in enumerate(statistics)}
+            found.append(pack(smoothed.value, {**outputs, **others}))
         payloads = self._exchange.control.all_gather(join(found))
         means = total(parts(payloads)) / self._workers
         sizes = [tensor.numel() for tensor in statistics]
-        for tensor, mean in zip(statistics, torch.from_numpy(means[1:]).split(sizes), strict=True):
+        shown, of_statistics = np.split(means, [len(means) - sum(sizes)])
+        for tensor, mean in zip(
+            statistics, torch.from_numpy(of_statistics).split(sizes), strict=True
+        ):
             tensor.copy_(mean)
-        self._log.write(last(self._iteration, float(means[0]), self._elapsed_s()))
+        record = TrainRecord(
+            iteration=self._iteration,
+            loss=float(shown[0]),
+            elapsed_s=self._elapsed_s(),
+            outputs=self._outputs(shown[1:], output_sizes(self._replica.train)),
+            rate=self._solver.rate(self._iteration),
+        )
+        self._log.write(*last(record))
+        for sink in self._sinks:
+            if sink is not self._log:
+                sink.on_train(record)

@@ -70,7 +70,10 @@ def test_the_lines_that_users_know() -> None:
         "    Test net output #1: loss = 1.49516 (* 1 = 1.49516 loss)",
     ]
     assert glog_lines.solving("CIFAR10_quick").text == "Solving CIFAR10_quick"
-    assert glog_lines.last(4000, 0.5, 9.25).text == "Iteration 4000, loss = 0.5, time: 9.25"
+    assert [line.text for line in glog_lines.last(TRAIN)] == [
+        "Iteration 100, loss = 1.64066, time: 141.762",
+        "    Train net output #0: loss = 1.64066 (* 1 = 1.64066 loss)",
+    ]
     assert glog_lines.done().text == "Optimization Done."
     assert [line.text for line in glog_lines.snapshotting("a.caffemodel", "a.solverstate")] == [
         "Snapshotting to a.caffemodel",

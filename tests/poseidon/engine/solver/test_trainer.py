@@ -220,7 +220,11 @@ def test_the_last_loss_is_averaged_with_those_before_it(
         with caplog.at_level("INFO"):
             ended = train(folder, job, batch=5, extra=extra)
         (last,) = set(re.findall(r"Iteration 5, loss = (\S+),", caplog.text))
-        return [*(record.loss for record in ended.sink.train), float(last)]
+        records = ended.sink.train
+        assert [record.iteration for record in records] == [0, 1, 2, 3, 4, 5]
+        assert records[-1].loss == pytest.approx(float(last), rel=1e-4)
+        assert window > 1 or records[-1].outputs[0].value == pytest.approx(records[-1].loss)
+        return [record.loss for record in records]
 
     own = losses(1)
     assert losses(3)[-1] == pytest.approx(sum(own[-3:]) / 3, rel=1e-5)
