@@ -8,7 +8,7 @@ from pathlib import Path
 
 from poseidon.cluster.jobs.registry import Registry
 from poseidon.cluster.machinefile import HIGHEST_PORT, is_loopback
-from poseidon.errors import JobError, UsageError
+from poseidon.errors import UsageError
 from poseidon.launcher.job_folder import OUTPUT, local_records
 from poseidon.settings import read_settings
 
@@ -25,12 +25,6 @@ def run(arguments: argparse.Namespace) -> int:
     if not 0 <= arguments.port <= HIGHEST_PORT:
         raise UsageError(f"--port={arguments.port}: expected 0 (a free port) to {HIGHEST_PORT}")
     folders = [Path(folder) for folder in arguments.folders]
-    for folder in folders:
-        if not folder.is_dir():
-            raise JobError(
-                f"{folder}: there is no such folder, expected a job's output folder or one that "
-                "holds some"
-            )
     if not folders:
         records = local_records(Registry(read_settings().state_folder))
         folders = [OUTPUT, *(Path(record.output) for record in records)]

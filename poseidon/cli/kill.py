@@ -26,10 +26,6 @@ MOST_PROBLEMS = 3
 
 def run(arguments: argparse.Namespace) -> int:
     """Stop the job or jobs that the arguments name."""
-    if (arguments.target is None) != arguments.all:
-        raise UsageError(f"expected a job's id, a machinefile, or --all; {_ps()}")
-    if not arguments.grace >= 0:
-        raise UsageError(f"--grace must be 0 seconds or more, not {arguments.grace}")
     registry = Registry(read_settings().state_folder)
     records = local_records(registry)
     with ssh_agents(arguments.ssh_config, records) as agents:

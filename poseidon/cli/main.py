@@ -2,7 +2,7 @@
 
 Law: a mistake of the user ends in one sentence on standard error and exit code 1 or 2, never in a
 traceback. The code of a command is imported after its flags are parsed, so that help and mistakes
-come at once: torch takes seconds.
+come at once: torch takes seconds. What a command line names is looked for before that, too.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Any, TextIO
 
 from poseidon.cli.checkout import PACKAGES, is_checkout, use_environment
+from poseidon.cli.checks import check
 from poseidon.cli.parsers import data, jobs, nets, watch
 from poseidon.cli.parsers.form import Command
 from poseidon.cli.parsers.layout import overview
@@ -97,8 +98,13 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def run_command(parsed: argparse.Namespace) -> int:
-    """Run the command of a namespace of `parse_arguments`; return its exit code."""
-    code: int = import_module(f"poseidon.cli.{parsed.command}").run(parsed)
+    """Check, import and run the command of a namespace of `parse_arguments`; return its exit
+    code.
+    """
+    check(parsed)
+    with ctrl_c_ends_at_once(f"poseidon {parsed.command}"), collector_paused():
+        command = _import(parsed.command)
+    code: int = command.run(parsed)
     return code
 
 
@@ -124,8 +130,6 @@ def _run(arguments: Sequence[str] | None) -> int:
             print(f"note: {note}", file=sys.stderr)
         let_waiting_threads_sleep()
         name_user()
-        with ctrl_c_ends_at_once(name), collector_paused():
-            _import(parsed.command)
         code = run_command(parsed)
         # what cannot be written is an error here, not one of the dying interpreter
         sys.stdout.flush()
@@ -166,14 +170,14 @@ def _problem_of_own_layers(parsed: argparse.Namespace, error: Exception) -> str 
     return f"{location}: {described(error)}" if location else None
 
 
-def _import(command: str) -> None:
-    """Import the code of a command.
+def _import(command: str) -> Any:
+    """Return the module of a command.
 
     Raises:
         PoseidonError: a package that Poseidon requires is not installed.
     """
     try:
-        import_module(f"poseidon.cli.{command}")
+        return import_module(f"poseidon.cli.{command}")
     except ModuleNotFoundError as error:
         package = (error.name or "poseidon").partition(".")[0]
         if package in ("poseidon", "ps_server"):

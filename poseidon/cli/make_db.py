@@ -9,7 +9,6 @@ from poseidon.caffe2.images.pictures import find_pictures, make_database, make_t
 from poseidon.cli.progress_bar import progress_bar
 from poseidon.data.databases.writer import refuse_existing
 from poseidon.data.prepare.imageset import Conversion
-from poseidon.errors import UsageError
 
 MESSAGES = {"caffe2": "TensorProtos", "caffe": "Datums"}
 
@@ -20,10 +19,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _convert(arguments: argparse.Namespace) -> int:
-    if arguments.pictures is None or arguments.db_name is None:
-        raise UsageError("PICTURES and DB_NAME are expected, or --generate=two_class and a folder")
-    if arguments.shorter_side and (arguments.resize_height or arguments.resize_width):
-        raise UsageError("--shorter_side and --resize_height, --resize_width exclude each other")
     conversion = Conversion(
         gray=arguments.gray,
         size=(arguments.resize_height, arguments.resize_width),
@@ -51,11 +46,7 @@ def _convert(arguments: argparse.Namespace) -> int:
 
 
 def _draw(arguments: argparse.Namespace) -> int:
-    folder: Path | None = arguments.pictures
-    if folder is None or arguments.db_name is not None:
-        raise UsageError("--generate=two_class takes one argument: the folder of the databases")
-    if min(arguments.count, arguments.test_count) < 2:
-        raise UsageError("--count and --test_count must be 2 or more: there are two classes")
+    folder: Path = arguments.pictures
     parts = {"train": (arguments.count, 0), "val": (arguments.test_count, arguments.count)}
     targets = {part: folder / f"{arguments.generate}_{part}" for part in parts}
     for target in targets.values():

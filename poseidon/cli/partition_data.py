@@ -10,7 +10,7 @@ from pathlib import Path
 
 from poseidon.cli.progress_bar import progress_bar
 from poseidon.cluster.machinefile import Host, read_machinefile
-from poseidon.cluster.ssh.config import SshSettings
+from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.data.databases.kinds import Backend, require_kind
 from poseidon.data.prepare.part_files import is_divided
 from poseidon.data.prepare.split import partition_data

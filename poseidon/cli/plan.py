@@ -14,7 +14,7 @@ import torch
 from poseidon.cli.doctor import UNITS, over_ssh
 from poseidon.cli.progress_bar import progress_bar
 from poseidon.cluster.machinefile import Host, is_loopback, read_machinefile
-from poseidon.cluster.ssh.config import SshSettings
+from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.errors import JobError, UsageError
 from poseidon.hints import own_command
 from poseidon.plan.cluster_probe import MOST_HOSTS, Network, local_costs, probe_costs, probe_links
@@ -26,14 +26,12 @@ from ps_server.protocol.settings import MAX_WORKERS
 
 LATENCY_S = 50e-6
 """Assumed from host to host in a local network."""
-LEAST_LIMIT_S = 5.0
 ONE_MACHINE = Network(bits_per_s=20e9, latency_s=20e-6, measured=False)
 """Assumed between processes of one machine."""
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, predict, print; 0 when done."""
-    _check(arguments)
     notes: list[str] = []
     training = _training(arguments)
     notes += training.notes
@@ -52,21 +50,6 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print("\n".join(plan_lines(training, cluster, found, chosen, notes)))
     return 0
-
-
-def _check(arguments: argparse.Namespace) -> None:
-    sources = [name for name in ("solver", "net", "module") if getattr(arguments, name)]
-    if len(sources) != 1:
-        given = " and ".join(f"--{name}" for name in sources) or "none of them"
-        raise UsageError(f"expected one of --solver, --net and --module, found {given}")
-    if arguments.hostfile and (arguments.hosts or arguments.servers):
-        raise UsageError(
-            "--hostfile says how many hosts there are; expected it without --hosts and --servers"
-        )
-    if not arguments.hostfile and not (arguments.hosts and arguments.rate):
-        raise UsageError("expected --hostfile=FILE, or --hosts=N and --rate=MBIT")
-    if arguments.seconds < LEAST_LIMIT_S:
-        raise UsageError(f"--seconds must be at least {LEAST_LIMIT_S:g}, not {arguments.seconds:g}")
 
 
 def _training(arguments: argparse.Namespace) -> Training:

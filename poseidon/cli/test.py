@@ -9,7 +9,7 @@ import sys
 import torch
 
 from poseidon import log
-from poseidon.cli.net_requests import missing_weights, net_request
+from poseidon.cli.net_requests import net_request
 from poseidon.cli.progress_bar import progress_bar
 from poseidon.engine.tools.scoring import score
 from poseidon.engine.tools.solo import open_net
@@ -24,8 +24,6 @@ def run(arguments: argparse.Namespace) -> int:
     """Score; 0 when all batches have been."""
     prepare_process()
     request = net_request(arguments)
-    if not request.weights:
-        raise missing_weights("-weights")
     sink = GlogSink(LOGGER)
     with progress_bar(arguments.progress) as progress, log.setup(stream=sys.stderr):
         name = torch.cuda.get_device_name(request.device) if request.device.type == "cuda" else ""

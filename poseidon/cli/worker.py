@@ -14,7 +14,6 @@ from poseidon.cluster.dial.tasks import TaskDialer
 from poseidon.cluster.rendezvous.key import read_key, write_new_key
 from poseidon.cluster.rendezvous.schedulers import task_from
 from poseidon.errors import UsageError
-from poseidon.hints import own_command
 from poseidon.launcher.site import Site
 from poseidon.launcher.tasks import devices_of_tasks, take_part
 from poseidon.settings import inherited_environment
@@ -26,15 +25,6 @@ def run(flags: argparse.Namespace) -> int:
         write_new_key(Path(flags.new_key))
         print(f"{flags.new_key}: a new key. Every task needs it, and nobody else must read it.")
         return 0
-    if not flags.key_file:
-        raise UsageError(
-            f"--key_file is missing: make one with '{own_command()} worker --new_key=FILE', for "
-            "all tasks"
-        )
-    if not flags.rendezvous_timeout > 0:
-        raise UsageError(
-            f"--rendezvous_timeout={flags.rendezvous_timeout:g}: expected more than 0 seconds"
-        )
     job_flags = _job_flags(flags.job_arguments)
     key = read_key(Path(flags.key_file))
     task = task_from(inherited_environment(), port=flags.rendezvous_port)

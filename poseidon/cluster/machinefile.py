@@ -133,15 +133,20 @@ def read_machinefile(path: Path, *, channels: int = 1) -> tuple[Host, ...]:
     try:
         text = text_of(read_definition(path))
     except FileNotFoundError as error:
-        raise MachinefileError(
-            f"{path}: there is no such machinefile; expected a file with a line `<id> <host> "
-            "<port>` for each client"
-        ) from error
+        raise missing_machinefile(path) from error
     except OSError as error:
         raise MachinefileError(f"{path}: cannot read the machinefile: {error.strerror}") from error
     if text is None:
         raise MachinefileError(f"{path}: a machinefile is UTF-8 text; this is something else")
     return parse_machinefile(text, source=str(path), channels=channels)
+
+
+def missing_machinefile(path: Path) -> MachinefileError:
+    """Return the error for a machinefile that does not exist."""
+    return MachinefileError(
+        f"{path}: there is no such machinefile; expected a file with a line `<id> <host> <port>` "
+        "for each client"
+    )
 
 
 def parse_machinefile(text: str, *, source: str, channels: int = 1) -> tuple[Host, ...]:

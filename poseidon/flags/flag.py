@@ -41,6 +41,20 @@ class Takes(Enum):
         return self in (Takes.WORD, Takes.OPTIONAL_WORD, Takes.WORDS, Takes.REST)
 
 
+class Opens(Enum):
+    """What a value names that exists before the command begins; the value is its name in messages."""
+
+    NOTHING = ""
+    FILE = "file"
+    FOLDER = "folder"
+    FILE_OR_FOLDER = "file or folder"
+    MACHINEFILE = "machinefile"
+    MODEL = "model"
+    DATABASE = "database"
+    SNAPSHOT = "snapshot"
+    LOG = "log"
+
+
 class Section(Enum):
     """A group of flags of a job, by its headline in the help."""
 
@@ -69,6 +83,7 @@ class Flag:
         choices: the texts that it takes; empty: `read` decides.
         takes: what it takes.
         required: whether it must be given.
+        opens: what its value, or each of its values, names.
         section: where the help of a job shows it.
         note: what is said when it is given, as it has no effect.
     """
@@ -83,6 +98,7 @@ class Flag:
     choices: tuple[str, ...] = ()
     takes: Takes = Takes.VALUE
     required: bool = False
+    opens: Opens = Opens.NOTHING
     section: Section = Section.ARGUMENTS
     note: str = ""
 

@@ -16,7 +16,7 @@ from poseidon.cluster.dial.dialer import close_agents
 from poseidon.cluster.dial.ssh import dial_all
 from poseidon.cluster.machinefile import Host, is_loopback
 from poseidon.cluster.parallel import format_problems
-from poseidon.cluster.ssh.config import SshSettings
+from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.data.prepare.part_files import PartFiles, part_files
 from poseidon.data.progress_reports import CHECKING, COPYING, Report
 from poseidon.errors import JobError, UsageError, counted

@@ -218,12 +218,7 @@ def find_snapshot(given: str, ending: str = ".solverstate") -> Path:
     """
     if Path(given).is_file():
         return Path(given)
-    try:
-        folder = job_folder(given)
-    except JobError as error:
-        raise SnapshotError(
-            f"--snapshot: there is no file {given}, nor a folder or a job of that name"
-        ) from error
+    folder = folder_of_snapshot(given)
     try:
         return newest_state(folder, ending)
     except SnapshotError:
@@ -231,6 +226,20 @@ def find_snapshot(given: str, ending: str = ".solverstate") -> Path:
         if elsewhere is None:
             raise
         return elsewhere
+
+
+def folder_of_snapshot(given: str) -> Path:
+    """Return the folder of the job that --snapshot names by its id or its folder.
+
+    Raises:
+        SnapshotError: there is none.
+    """
+    try:
+        return job_folder(given)
+    except JobError as error:
+        raise SnapshotError(
+            f"--snapshot: there is no file {given}, nor a folder or a job of that name"
+        ) from error
 
 
 def _recorded_snapshot(folder: Path, ending: str) -> Path | None:
@@ -283,18 +292,22 @@ def find_training_log(given: str | None) -> tuple[str, Path]:
             was started last.
 
     Raises:
-        DataError: the job has no log of worker 0, or one that is refused; see `open_in`.
+        DataError: there is neither; or the job has no log of worker 0, or one that is refused, see
+            `open_in`.
         JobError: there is no last job.
     """
     path = Path(given) if given is not None else None
-    if path is not None and path.is_file():
+    if path is not None and path.exists() and not path.is_dir():
         return path.name, path
     try:
         folder = job_folder(given)
-    except JobError:
+    except JobError as error:
         if path is None:
             raise
-        return path.name, path  # which cannot be read
+        raise DataError(
+            f"there is no log {given}, nor a job of that id or folder; `{own_command()} ps` lists "
+            "the running ones"
+        ) from error
     log = log_paths(folder).get("worker 0")
     if log is None:
         raise DataError(f"{folder} holds no log of worker 0, expected a job's folder or a log")

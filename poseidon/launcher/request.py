@@ -23,7 +23,7 @@ from poseidon.cluster.supervision.state import (
 from poseidon.engine.training_options import TrainingOptions
 from poseidon.errors import UsageError, counted
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
-from poseidon.flags.flag import Section, Takes, declared, option
+from poseidon.flags.flag import Opens, Section, Takes, declared, option
 from poseidon.flags.shared import BACKENDS, IMPORT, ON_TERMINAL, ShownProgress
 from poseidon.flags.values import (
     count,
@@ -139,7 +139,11 @@ class RunRequest:
     """
 
     hostfile: str | None = option(
-        None, "the machinefile; default: this machine alone", Section.MACHINES, metavar="FILE"
+        None,
+        "the machinefile; default: this machine alone",
+        Section.MACHINES,
+        metavar="FILE",
+        opens=Opens.MACHINEFILE,
     )
     gpu: str = option(
         "", "GPUs, a worker each: 0,1 or all (CPU)", Section.MACHINES, metavar="IDS", read=devices
@@ -319,6 +323,7 @@ class JobRequest(RunRequest):
         Section.TRAINED,
         metavar="FILE|JOB",
         read=stated(str),
+        opens=Opens.SNAPSHOT,
     )
 
     def __post_init__(self) -> None:
@@ -407,6 +412,7 @@ class TrainRequest(TrainingOptions, JobRequest):
         metavar="FILE",
         read=Path,
         required=True,
+        opens=Opens.FILE,
     )
     snapshot: str = option(
         "",
@@ -414,6 +420,7 @@ class TrainRequest(TrainingOptions, JobRequest):
         Section.TRAINED,
         metavar="FILE|JOB",
         read=stated(str),
+        opens=Opens.SNAPSHOT,
     )
     weights: tuple[Path, ...] = option(
         (),
@@ -421,6 +428,7 @@ class TrainRequest(TrainingOptions, JobRequest):
         Section.TRAINED,
         metavar="FILES",
         read=stated(paths),
+        opens=Opens.MODEL,
     )
     level: int | None = option(
         None,
@@ -491,7 +499,12 @@ class ExtractionRequest(RunRequest):
         default=None,
     )
     weights: tuple[Path, ...] = option(
-        (), "comma-separated models; later ones win", Section.EXTRACTED, metavar="FILES", read=paths
+        (),
+        "comma-separated models; later ones win",
+        Section.EXTRACTED,
+        metavar="FILES",
+        read=paths,
+        opens=Opens.MODEL,
     )
     extract_feature_blob_names: tuple[str, ...] = option(
         (), "the features: fc7,fc8", Section.EXTRACTED, metavar="BLOBS", read=parts

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 from poseidon.cluster.agent.delivery import SentFile, deliver, sent_file
 from poseidon.cluster.agent.messages import Service
@@ -30,21 +29,20 @@ from poseidon.cluster.dial.local import LocalDialer
 from poseidon.cluster.host_checks import check_hosts
 from poseidon.cluster.host_probe import Check
 from poseidon.cluster.jobs.registry import JobRecord
+from poseidon.cluster.jobs.remote_hosts import SshAgents
 from poseidon.cluster.jobs.this_host import Listed
 from poseidon.cluster.machinefile import Host, is_loopback, read_machinefile
 from poseidon.cluster.parallel import for_each_host, format_problems
 from poseidon.cluster.process import Listener, ProcessSpec
 from poseidon.cluster.python_command import checkout
 from poseidon.cluster.remote_python import LauncherEnvironment
+from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.errors import JobError, JobInterrupted, JobKilled, UsageError
 from poseidon.launcher.ray_hosts import ray_dialer, ray_hosts
 from poseidon.launcher.request import JobRequest, LauncherKind
 from poseidon.launcher.snapshots import SnapshotCopies
 from poseidon.launcher.survivors import PausedProcesses
 from poseidon.proto.shipped import portable
-
-if TYPE_CHECKING:
-    from poseidon.cluster.jobs.remote_hosts import SshAgents
 
 ANSWER_S = 10.0
 FileSet = Sequence[Path]
@@ -457,7 +455,6 @@ def site_of(request: JobRequest) -> Site:
         )
     # imports paramiko, a quarter of the launcher's start, which a job on this machine does not need
     from poseidon.cluster.dial.ssh import SshDialer
-    from poseidon.cluster.ssh.config import SshSettings
 
     return Site(hosts, SshDialer(SshSettings(config=request.ssh_config), launcher_environment()))
 
@@ -489,10 +486,6 @@ def ssh_agents(config: str | None, records: Sequence[JobRecord] = ()) -> SshAgen
         config: the file of --ssh_config; None: each job's own.
         records: of the jobs.
     """
-    # imports paramiko, as above
-    from poseidon.cluster.jobs.remote_hosts import SshAgents
-    from poseidon.cluster.ssh.config import SshSettings
-
     own = {
         host: SshSettings.from_flag(record.ssh_config)
         for record in (() if config else records)

@@ -17,7 +17,7 @@ from poseidon.cli.parsers.form import (
     switch,
     word,
 )
-from poseidon.flags.flag import Takes
+from poseidon.flags.flag import Opens, Takes
 from poseidon.flags.shared import BACKENDS
 from poseidon.flags.values import count, one_of, whole
 
@@ -30,11 +30,13 @@ def _backend(group: Group, *, default: str | None) -> None:
 
 
 def _partition_data(parser: Parser) -> None:
-    word(parser, "db_path", "folder of the database, or list file", metavar="DB_PATH", read=Path)
+    text = "folder of the database, or list file"
+    word(parser, "db_path", text, metavar="DB_PATH", read=Path, opens=Opens.DATABASE)
     group = parser.section("Flags")
     _backend(group, default=None)
     flag(group, "num_partitions", "parts (one for each client, else 2)", read=whole, metavar="N")
-    flag(group, "hostfile", "the machinefile: a part for each client with workers", metavar="FILE")
+    text = "the machinefile: a part for each client with workers"
+    flag(group, "hostfile", text, metavar="FILE", opens=Opens.MACHINEFILE)
     switch(group, "distribute", "copy part k to the k-th of them over SSH")
     flag(group, "root_folder", "of a list: what stands before each path", metavar="DIR", default="")
     switch(group, "replace", "replace earlier parts, here and on the hosts")
@@ -44,7 +46,7 @@ def _partition_data(parser: Parser) -> None:
 
 def _prepare_cifar10(parser: Parser) -> None:
     group = parser.section("Flags")
-    flag(group, "data", DATA, read=Path, metavar="DIR")
+    flag(group, "data", DATA, read=Path, metavar="DIR", opens=Opens.FILE_OR_FOLDER)
     _backend(group, default="lmdb")
     text = "with leveldb: make parts _0 to _<N-1> as well (1)"
     flag(group, "clients", text, read=whole, default=1, metavar="N")
@@ -56,7 +58,8 @@ def _prepare_cifar10(parser: Parser) -> None:
 
 
 def _convert_cifar(parser: Parser) -> None:
-    word(parser, "input", "archive, or folder that holds it", metavar="INPUT", read=Path)
+    text = "archive, or folder that holds it"
+    word(parser, "input", text, metavar="INPUT", read=Path, opens=Opens.FILE_OR_FOLDER)
     word(parser, "output_folder", "where the databases go", metavar="OUTPUT_FOLDER", read=Path)
     text = "lmdb or leveldb"
     word(parser, "db_type", text, metavar="DB_TYPE", read=one_of(BACKENDS), choices=BACKENDS)
@@ -66,7 +69,7 @@ def _convert_cifar(parser: Parser) -> None:
 def _picture_words(parser: Parser, beside: str) -> None:
     word(parser, "root_folder", "put before each path as it is", metavar="ROOTFOLDER")
     text = f"a line for each picture: path and {beside}"
-    word(parser, "list_file", text, metavar="LISTFILE", read=Path)
+    word(parser, "list_file", text, metavar="LISTFILE", read=Path, opens=Opens.FILE)
     word(parser, "db_name", "the database to make", metavar="DB_NAME", read=Path)
 
 
@@ -102,7 +105,7 @@ def _convert_annoset(parser: Parser) -> None:
     text = "xml (PASCAL VOC), json (COCO) or txt"
     chosen(group, "label_type", text, ("xml", "json", "txt"), default="xml", metavar="FORMAT")
     text = "names and labels, a LabelMap"
-    flag(group, "label_map_file", text, read=Path, default=None, metavar="FILE")
+    flag(group, "label_map_file", text, read=Path, default=None, metavar="FILE", opens=Opens.FILE)
     switch(group, "check_label", "refuse names and labels that occur twice")
     _picture_flags(group)
     pixels = partial(flag, group, read=count, default=0, metavar="PIXELS")
@@ -118,12 +121,13 @@ def _convert_annoset(parser: Parser) -> None:
 
 def _convert_voc(parser: Parser) -> None:
     text = "folder of VOC2007 and others, or one"
-    word(parser, "voc_folder", text, metavar="VOC_FOLDER", read=Path)
+    word(parser, "voc_folder", text, metavar="VOC_FOLDER", read=Path, opens=Opens.FOLDER)
     word(parser, "output_folder", "where the files go", metavar="OUTPUT_FOLDER", read=Path)
     group = parser.section("Flags")
     text = "comma-separated (trainval,test, else train,val)"
     flag(group, "parts", text, default="", metavar="NAMES")
-    flag(group, "label_map_file", "names and labels (VOC's classes)", read=Path, metavar="FILE")
+    text = "names and labels (VOC's classes)"
+    flag(group, "label_map_file", text, read=Path, metavar="FILE", opens=Opens.FILE)
     _backend(group, default="lmdb")
     flag(group, "seed", "of the shuffle of training parts (0)", read=whole, default=0, metavar="N")
     progress_flag(group)
@@ -162,7 +166,8 @@ def _make_db(parser: Parser) -> None:
 
 
 def _convert_mnist(parser: Parser, folder: str) -> None:
-    word(parser, "input_folder", "folder of the four .gz files", metavar="INPUT_FOLDER", read=Path)
+    text = "folder of the four .gz files"
+    word(parser, "input_folder", text, metavar="INPUT_FOLDER", read=Path, opens=Opens.FOLDER)
     group = parser.section("Flags")
     text = f"where they go (examples/{folder})"
     flag(group, "folder", text, read=Path, metavar="DIR")
@@ -173,7 +178,8 @@ def _convert_mnist(parser: Parser, folder: str) -> None:
 
 
 def _compute_image_mean(parser: Parser) -> None:
-    word(parser, "input_db", "folder of the database", metavar="INPUT_DB", read=Path)
+    text = "folder of the database"
+    word(parser, "input_db", text, metavar="INPUT_DB", read=Path, opens=Opens.DATABASE)
     text = "mean file: mean.binaryproto"
     word(parser, "output_file", text, metavar="OUTPUT_FILE", read=Path, takes=Takes.OPTIONAL_WORD)
     group = parser.section("Flags")

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from poseidon.cli.parsers.layout import section, usage, wrapped
 from poseidon.cli.parsers.reading import HelpWanted, Mistake, Reading
-from poseidon.flags.flag import Flag, Takes
+from poseidon.flags.flag import Flag, Opens, Takes
 from poseidon.flags.shared import ShownProgress
 from poseidon.flags.values import one_of, truth
 from poseidon.hints import own_command
@@ -110,14 +110,19 @@ class Parser:
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """Return the flags: `argv` has them as they were given, `notes` a sentence for each one
-        without effect.
+        without effect, `opened` those whose values name what must exist, with the values.
         """
         name = self._command.name
         if self._command.verbatim and list(words[:1]) not in (["--help"], ["-h"]):
             values: dict[str, Any] = {"words": list(words), "notes": []}
         else:
             values = self._read(words)
-        return argparse.Namespace(command=name, argv=[name, *words], **values)
+        opened = [
+            (flag, values[flag.attribute])
+            for flag in self._all()
+            if flag.opens is not Opens.NOTHING and values.get(flag.attribute)
+        ]
+        return argparse.Namespace(command=name, argv=[name, *words], opened=opened, **values)
 
     def error(self, message: str) -> NoReturn:
         name = self._command.name

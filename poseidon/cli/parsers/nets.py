@@ -18,7 +18,7 @@ from poseidon.cli.parsers.form import (
     switch,
     word,
 )
-from poseidon.flags.flag import Takes
+from poseidon.flags.flag import Opens, Takes
 from poseidon.flags.shared import IMPORT, ON_TERMINAL
 from poseidon.flags.values import count, input_shape, parts, paths, renamed, whole
 
@@ -39,9 +39,10 @@ def _init(parser: Parser) -> None:
 
 def _score(parser: Parser, phase: str) -> None:
     group = parser.section("What to run")
-    flag(group, "model", "the net definition (prototxt)", metavar="FILE", required=True)
+    text = "the net definition (prototxt)"
+    flag(group, "model", text, metavar="FILE", required=True, opens=Opens.FILE)
     text = "models, binary or HDF5, with commas; later ones win"
-    flag(group, "weights", text, metavar="FILES", read=paths, default=())
+    flag(group, "weights", text, metavar="FILES", read=paths, default=(), opens=Opens.MODEL)
     flag(group, "iterations", "batches (50)", read=whole, default=50, metavar="N")
     flag(group, "gpu", "the GPU; default: CPU", metavar="ID", default="")
     text = f"of the net: TRAIN or TEST ({phase})"
@@ -61,7 +62,8 @@ def _device_query(parser: Parser) -> None:
 
 
 def _draw_net(parser: Parser) -> None:
-    word(parser, "input_net", "net definition of any grammar", metavar="INPUT_NET", read=Path)
+    text = "net definition of any grammar"
+    word(parser, "input_net", text, metavar="INPUT_NET", read=Path, opens=Opens.FILE)
     word(parser, "output_file", "the picture: .png, .svg or .pdf", metavar="OUTPUT_FILE", read=Path)
     group = parser.section("Flags")
     text = "where the data flows: TB (default; of ALL: LR), LR, BT, RL"
@@ -92,9 +94,17 @@ def _shapes_flag(group: Group) -> None:
 
 def _export(parser: Parser) -> None:
     text = "the net definition, whose phase TEST is exported, or Caffe2's predict_net.pb or predictor database"
-    word(parser, "model", text, metavar="NET", read=Path)
+    word(parser, "model", text, metavar="NET", read=Path, opens=Opens.FILE_OR_FOLDER)
     text = "the model, binary or HDF5, Caffe2's init_net.pb, or a checkpoint; none for a predictor or a checkpoint alone"
-    word(parser, "weights", text, takes=Takes.OPTIONAL_WORD, metavar="MODEL", read=Path)
+    word(
+        parser,
+        "weights",
+        text,
+        takes=Takes.OPTIONAL_WORD,
+        metavar="MODEL",
+        read=Path,
+        opens=Opens.MODEL,
+    )
     word(
         parser, "output", "the file: .onnx, .safetensors, .pth or .pt2", metavar="OUTPUT", read=Path
     )
@@ -105,8 +115,9 @@ def _export(parser: Parser) -> None:
 
 
 def _import(parser: Parser) -> None:
-    word(parser, "model", "the net definition", metavar="NET", read=Path)
-    word(parser, "weights", "tensors by name: .pth or .safetensors", metavar="WEIGHTS", read=Path)
+    word(parser, "model", "the net definition", metavar="NET", read=Path, opens=Opens.FILE)
+    text = "tensors by name: .pth or .safetensors"
+    word(parser, "weights", text, metavar="WEIGHTS", read=Path, opens=Opens.FILE)
     word(parser, "output", "the model to write (.caffemodel)", metavar="OUTPUT", read=Path)
     group = parser.section("Flags")
     text = "a tensor of the net, and its name in the file"
@@ -116,7 +127,8 @@ def _import(parser: Parser) -> None:
 
 
 def _download_model_binary(parser: Parser) -> None:
-    word(parser, "dirname", "a model's folder, with a readme.md", metavar="FOLDER", read=Path)
+    text = "a model's folder, with a readme.md"
+    word(parser, "dirname", text, metavar="FOLDER", read=Path, opens=Opens.FOLDER)
     progress_flag(parser.section("Flags"))
 
 
@@ -132,7 +144,7 @@ def _parse_log(parser: Parser) -> None:
 
 def _plot(parser: Parser) -> None:
     text = "logs, or jobs by id or folder; default: the last job"
-    word(parser, "logs", text, metavar="LOG|JOB", takes=Takes.WORDS)
+    word(parser, "logs", text, metavar="LOG|JOB", takes=Takes.WORDS, opens=Opens.LOG)
     group = parser.section(
         "Flags",
         "Charts, by Caffe's numbers: 0 accuracy over iterations, 1 over seconds; 2 test loss over "
@@ -152,7 +164,8 @@ def _plot(parser: Parser) -> None:
 
 
 def _upgrade(parser: Parser, what: str) -> None:
-    word(parser, "input", f"file of any grammar: {what}", metavar="INPUT", read=Path)
+    text = f"file of any grammar: {what}"
+    word(parser, "input", text, metavar="INPUT", read=Path, opens=Opens.FILE)
     word(parser, "output", "file to write in today's grammar", metavar="OUTPUT", read=Path)
 
 

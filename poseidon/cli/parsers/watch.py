@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from poseidon.cli.parsers.form import Command, Group, Parser, flag, progress_flag, switch, word
-from poseidon.flags.flag import Takes
+from poseidon.flags.flag import Opens, Takes
 from poseidon.flags.values import count, number, one_of, positive, whole
 
 SHELLS = ("bash", "zsh")
@@ -21,7 +21,8 @@ def _ssh_config(group: Group) -> None:
 
 def _ps(parser: Parser) -> None:
     group = parser.section("Flags")
-    flag(group, "hostfile", "ask the hosts of this machinefile, too", metavar="FILE")
+    text = "ask the hosts of this machinefile, too"
+    flag(group, "hostfile", text, metavar="FILE", opens=Opens.MACHINEFILE)
     _ssh_config(group)
     switch(group, "json", "print a list of objects, for scripts")
 
@@ -52,7 +53,8 @@ def _kill(parser: Parser) -> None:
     word(parser, "target", text, takes=Takes.OPTIONAL_WORD, metavar="JOB")
     group = parser.section("Flags")
     switch(group, "all", "all jobs of this user that this machine has on record")
-    flag(group, "hostfile", "look for the job on the hosts of this file, too", metavar="FILE")
+    text = "look for the job on the hosts of this file, too"
+    flag(group, "hostfile", text, metavar="FILE", opens=Opens.MACHINEFILE)
     flag(
         group, "grace", "seconds from SIGTERM to SIGKILL (3)", read=number, default=3.0, metavar="S"
     )
@@ -72,7 +74,8 @@ def _join(parser: Parser) -> None:
 
 def _doctor(parser: Parser) -> None:
     group = parser.section("Flags")
-    flag(group, "hostfile", "examine the hosts of this machinefile (this machine)", metavar="FILE")
+    text = "examine the hosts of this machinefile (this machine)"
+    flag(group, "hostfile", text, metavar="FILE", opens=Opens.MACHINEFILE)
     _ssh_config(group)
     text = "of each transfer between two hosts (0.5)"
     flag(group, "seconds", text, read=number, default=0.5, metavar="S")
@@ -82,14 +85,15 @@ def _doctor(parser: Parser) -> None:
 
 def _plan(parser: Parser) -> None:
     group = parser.section("What is trained")
-    flag(group, "solver", "its train net", metavar="FILE")
-    flag(group, "net", "a train net, or a deploy net", metavar="FILE")
+    flag(group, "solver", "its train net", metavar="FILE", opens=Opens.FILE)
+    flag(group, "net", "a train net, or a deploy net", metavar="FILE", opens=Opens.FILE)
     text = "function that returns module and input"
     flag(group, "module", text, metavar="FILE:NAME")
     text = "forward and backward pass (measured here)"
     flag(group, "compute", text, read=positive, metavar="MS")
     group = parser.section("Where")
-    flag(group, "hostfile", "measure the hosts of this machinefile", metavar="FILE")
+    text = "measure the hosts of this machinefile"
+    flag(group, "hostfile", text, metavar="FILE", opens=Opens.MACHINEFILE)
     _ssh_config(group)
     flag(group, "hosts", "with a worker, without a machinefile", read=count, default=0, metavar="N")
     flag(group, "servers", "further hosts that only serve (0)", read=count, default=0, metavar="N")
@@ -105,7 +109,7 @@ def _plan(parser: Parser) -> None:
 
 def _dashboard(parser: Parser) -> None:
     text = "folders of jobs, or folders that hold some; default: output/ and all jobs that run"
-    word(parser, "folders", text, takes=Takes.WORDS, metavar="DIR")
+    word(parser, "folders", text, takes=Takes.WORDS, metavar="DIR", opens=Opens.FOLDER)
     group = parser.section("Flags")
     flag(group, "port", "of the page (8300); 0: a free one", read=whole, default=8300, metavar="N")
     text = "address to listen at (127.0.0.1); another one asks for a token"

@@ -27,9 +27,10 @@ from poseidon.cluster.name_lookup import addresses_of
 from poseidon.cluster.parallel import for_each_host
 from poseidon.cluster.python_command import agent_arguments
 from poseidon.cluster.remote_python import LauncherEnvironment, remote_command
-from poseidon.cluster.ssh.config import MAX_DEPTH, Endpoint, SshConfig, SshSettings
+from poseidon.cluster.ssh.config import MAX_DEPTH, Endpoint, SshConfig
 from poseidon.cluster.ssh.handshake import close_transport, handshake
 from poseidon.cluster.ssh.quoting import shell_command
+from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.errors import JobError, printable
 
 LOGGER = logging.getLogger("poseidon.cluster.dial")

@@ -17,12 +17,11 @@ from typing import TypeVar
 from poseidon.cluster.agent.messages import Service
 from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.dial.dialer import close_agents
-from poseidon.cluster.dial.ssh import dial_all
 from poseidon.cluster.jobs.this_host import HostJob, Kill, Killed, Listed
 from poseidon.cluster.machinefile import Host, is_loopback
 from poseidon.cluster.parallel import for_each_host
 from poseidon.cluster.remote_python import LauncherEnvironment
-from poseidon.cluster.ssh.config import SshSettings
+from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.errors import JobError, printable
 
 MAX_PARALLEL = 64
@@ -154,6 +153,9 @@ class SshAgents:
             agent = self._agents.get(host)
         if agent is not None and agent.lost is None:
             return agent
+        # imports paramiko, which takes longer than all else of a command that asks no host
+        from poseidon.cluster.dial.ssh import dial_all
+
         settings = self._own.get(host, self._settings)
         agent = dial_all([host], settings, self._launcher)[host.id]
         with self._lock:

@@ -20,6 +20,7 @@ import paramiko
 
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.ssh.known_hosts import SSH_PORT
+from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.errors import JobError
 from poseidon.foreign_files import read_definition
 from poseidon.settings import expanded, name_user
@@ -38,26 +39,6 @@ _BETWEEN = "\x1f"
 _JUMP = re.compile(
     r"(?:ssh://)?(?:(?P<user>[^@]+)@)?(?P<host>\[[^\]]+\]|[^:\[\]]+)(?::(?P<port>\d{1,5}))?"
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SshSettings:
-    """SSH settings that are the same for all hosts.
-
-    Attributes:
-        config: a file read instead of ~/.ssh/config and /etc/ssh/ssh_config, as with `ssh -F`.
-        connect_timeout_s: for each host, from the lookup of its name to the accepted key.
-    """
-
-    config: Path | None = None
-    connect_timeout_s: float = 15.0
-
-    @classmethod
-    def from_flag(cls, config: str | None) -> SshSettings:
-        """Return the settings for the value of `--ssh_config`; None or empty: OpenSSH's own
-        files.
-        """
-        return cls(config=Path(config) if config else None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ import paramiko
 from paramiko.agent import get_agent_connection
 
 from poseidon.cluster.name_lookup import NameTimeoutError, dial
-from poseidon.cluster.ssh.config import Endpoint, SshSettings
+from poseidon.cluster.ssh.config import Endpoint
 from poseidon.cluster.ssh.known_hosts import (
     SSH_PORT,
     HostKey,
@@ -31,6 +31,7 @@ from poseidon.cluster.ssh.known_hosts import (
     parse_known_hosts,
     rejection,
 )
+from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.errors import JobError
 from poseidon.foreign_files import read_definition
 

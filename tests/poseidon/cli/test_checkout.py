@@ -61,7 +61,7 @@ def test_without_packages_a_script_says_what_to_run(checkout: Path) -> None:
 
 
 def test_the_command_says_so_too(checkout: Path) -> None:
-    done = run(checkout, "-m", "poseidon", "convert_mnist", "folder")
+    done = run(checkout, "-m", "poseidon", "convert_mnist", ".")
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
 
 

@@ -167,7 +167,7 @@ def test_convert_cifar(tmp_path: Path, real: Path) -> None:
     assert run("convert_cifar", str(real), str(tmp_path / "out"), "leveldb") == 0
     assert detect(tmp_path / "out" / "cifar10_train_leveldb") is Backend.LEVELDB
     with pytest.raises(DataError, match="no CIFAR-10 at"):
-        run("convert_cifar", str(tmp_path / "none"), str(tmp_path / "out"), "lmdb")
+        run("convert_cifar", str(tmp_path / "out"), str(tmp_path / "out"), "lmdb")
 
 
 def test_convert_mnist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

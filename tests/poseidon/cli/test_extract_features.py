@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from poseidon.cli.extract_features import from_caffe_arguments
-from poseidon.cli.main import main
+from poseidon.cli.main import main, parse_arguments, run_command
 from poseidon.data.databases.cursor import open_cursor
 from poseidon.data.databases.kinds import Backend, detect
 from poseidon.engine.tools.solo import NetRequest, open_net
@@ -101,7 +101,7 @@ def test_the_device_among_caffes_words(
 )
 def test_words_that_will_not_do(folder: Path, words: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        from_caffe_arguments(words)
+        run_command(parse_arguments(["extract_features", *words]))
 
 
 FLAGS = (

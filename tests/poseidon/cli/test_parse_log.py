@@ -78,7 +78,7 @@ def test_a_job_stands_for_the_log_of_its_first_worker(
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["parse_log", "absent.log"], 1, "cannot read the log absent.log: No such file"),
+        (["parse_log", "absent.log"], 1, "there is no log absent.log, nor a job"),
         (["parse_log", "empty.log"], 1, "empty.log has no line of a net's output"),
         (
             ["parse_log", "train.log", "--delimiter=ab"],

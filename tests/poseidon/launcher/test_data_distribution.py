@@ -15,7 +15,7 @@ import pytest
 from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.dial.local import dial_here
 from poseidon.cluster.machinefile import Host, parse_machinefile
-from poseidon.cluster.ssh.config import SshSettings
+from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.data.batches.partition import part_path
 from poseidon.data.databases.cursor import open_cursor, records
 from poseidon.data.databases.kinds import Backend

@@ -14,7 +14,7 @@ from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registrat
 from poseidon.cluster.jobs.requests import HostRequest, RequestFiles
 from poseidon.cluster.machinefile import Host, parse_machinefile
 from poseidon.cluster.remote_python import LauncherEnvironment
-from poseidon.cluster.ssh.config import SshSettings
+from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.state import RegroupRequested
 from poseidon.errors import JobError

@@ -78,7 +78,10 @@ def test_a_training_log_is_named_by_itself_or_by_its_job(
         Path("output") / "j-1" / REMOTE_LOGS / "worker_0.log",
     )
     assert find_training_log(str(log)) == ("worker_0.log", log)
-    assert find_training_log("none.log") == ("none.log", Path("none.log"))
+    with pytest.raises(
+        DataError, match=r"^there is no log none.log, nor a job of that id or folder"
+    ):
+        find_training_log("none.log")
     with pytest.raises(JobError, match="no job is running"):
         find_training_log(None)
 

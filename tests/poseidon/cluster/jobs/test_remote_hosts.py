@@ -29,7 +29,7 @@ from poseidon.cluster.json_fields import plain
 from poseidon.cluster.machinefile import Host, parse_machinefile
 from poseidon.cluster.process import creation
 from poseidon.cluster.remote_python import LauncherEnvironment
-from poseidon.cluster.ssh.config import SshSettings
+from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.errors import JobError
 from tests.support.loopback_sshd import LoopbackSshd
 from tests.support.polling import until

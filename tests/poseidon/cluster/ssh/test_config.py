@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from poseidon.cluster.machinefile import Host
-from poseidon.cluster.ssh.config import Endpoint, SshConfig, SshSettings
+from poseidon.cluster.ssh.config import Endpoint, SshConfig
+from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.errors import JobError
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from poseidon.cli.checks import check_models
 from poseidon.cli.main import main
-from poseidon.cli.net_requests import weight_files
 from poseidon.data.prepare.model_folder import (
     fetch_model,
     front_matter,
@@ -143,8 +143,8 @@ def test_a_missing_model_has_the_command_that_fetches_it(
     (tmp_path / "caffe net" / "readme.md").write_text(README.format(url="http://a/b", sha1=SHA1))
     assert how_to_fetch(Path(name)) == said
     with pytest.raises(SnapshotError) as caught:
-        weight_files((Path(name),))
-    assert str(caught.value) == f"-weights: there is no file {name}{said}"
+        check_models([Path(name)], "--weights")
+    assert str(caught.value) == f"--weights: there is no file {name}{said}"
 
 
 def test_no_readme(tmp_path: Path) -> None:
