@@ -1,11 +1,16 @@
-"""The environment variables of a process that computes: `ps_server.numerics` says why.
+"""The environment variables of a process that computes, `ps_server.numerics` says why; and the
+limits that a process raises for itself.
 
 Law: this module imports no torch, so that a program which only starts such processes starts fast.
 """
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Mapping
+
+MOST_FILES = 65_536
+"""More connections than a job has, and few enough for programs that close them one by one."""
 
 
 def environment(threads: int, inherited: Mapping[str, str]) -> dict[str, str]:
@@ -25,3 +30,13 @@ def environment(threads: int, inherited: Mapping[str, str]) -> dict[str, str]:
         **dict.fromkeys(names, str(threads)),
         **{k: inherited.get(k) or v for k, v in defaults.items()},
     }
+
+
+def raise_file_limit() -> None:
+    """Let this process, and those that it starts, open as many files as the user may: connections
+    count as files, and a job of many workers has more than the usual 1,024.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if 0 <= soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

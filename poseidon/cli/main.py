@@ -30,6 +30,7 @@ from poseidon.output_lines import visible, visible_line
 from poseidon.settings import let_waiting_threads_sleep, name_user
 from poseidon.version import __version__
 from ps_server.importing import collector_paused
+from ps_server.process_environment import raise_file_limit
 
 GROUPS: Mapping[str, Sequence[Command]] = {
     "Train": (nets.INIT, *jobs.COMMANDS),
@@ -129,6 +130,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         for note in parsed.notes:
             print(f"note: {note}", file=sys.stderr)
         let_waiting_threads_sleep()
+        raise_file_limit()
         name_user()
         code = run_command(parsed)
         # what cannot be written is an error here, not one of the dying interpreter

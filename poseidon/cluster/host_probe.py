@@ -28,6 +28,8 @@ from poseidon.version import __version__
 
 PACKAGES = ("torch", "pyzmq", "numpy", "msgpack", "lmdb", "paramiko")
 """The packages whose versions a description has."""
+FILES_OF_A_PROCESS, FILES_OF_A_PEER = 64, 4
+"""Of a worker; of the launcher, for each process that it starts."""
 PORT_REMEDY = "give the client another port in the machinefile, or 0, which takes a free one"
 
 
@@ -61,6 +63,7 @@ class HostNeeds:
         files: to read.
         modules: of Python, to import.
         runs: the module that the workers run; empty: none.
+        peers: other processes of the job, which each of its processes may have connections with.
     """
 
     id: int
@@ -72,6 +75,7 @@ class HostNeeds:
     files: tuple[NeededFile, ...] = ()
     modules: tuple[str, ...] = ()
     runs: str = ""
+    peers: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +131,7 @@ def answer(check: Check) -> HostFacts:
         if client.runs and module_file(client.runs) is None:
             problems.append(no_module(client.runs))
         _check_files(client, check.space_bytes, problems)
+        _check_connections(client.peers, problems)
     _check_devices(check.clients, problems)
     return HostFacts(
         torch=torch,
@@ -311,6 +316,19 @@ def _check_files(client: HostNeeds, space_bytes: int, problems: list[str]) -> No
     for prefix, folder in client.prefixes:
         parent = paths.resolve_prefix(prefix, folder=Path(folder).absolute()).parent
         _check_folder(str(parent), space_bytes, problems)
+
+
+def _check_connections(peers: int, problems: list[str]) -> None:
+    """Check the highest limit of open files, to which processes raise theirs."""
+    import resource  # there is none on Windows
+
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = FILES_OF_A_PROCESS + FILES_OF_A_PEER * peers
+    if most != resource.RLIM_INFINITY and most < needed:
+        problems.append(
+            f"a process of this job opens up to {needed} files and connections, and may open {most}; "
+            "raise the hard limit (/etc/security/limits.conf, or the container's --ulimit nofile)"
+        )
 
 
 def _check_devices(clients: Sequence[HostNeeds], problems: list[str]) -> None:

@@ -269,6 +269,7 @@ class Job(ABC):
             ports=tuple(s.port for s in self.plan.shards if s.host.id == host.id and s.port),
             devices=tuple(int(card) for card in cards if card.isdecimal()),
             folders=(self.site.path(self.output),),
+            peers=self.plan.worker_count + self.plan.shard_count,
         )
 
     def files(self, point: StartingPoint) -> Sequence[FileSet]:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import resource
+import subprocess
+import sys
+
+import pytest
+
 from ps_server.process_environment import environment
 
 
@@ -12,3 +18,19 @@ def test_the_user_says_how_threads_wait_but_not_how_many_they_are() -> None:
     assert found["MKL_CBWR"] == "AUTO,STRICT"
     assert {found[f"{name}_NUM_THREADS"] for name in ("OMP", "MKL", "OPENBLAS")} == {"2"}
     assert "HOME" not in found
+
+
+@pytest.mark.parametrize(("hard", "expected"), [(300, 300), (200, 200), (100, 100)])
+def test_a_process_opens_as_many_files_as_its_user_may(hard: int, expected: int) -> None:
+    program = (
+        "import resource as r; from ps_server.process_environment import raise_file_limit; "
+        "raise_file_limit(); print(r.getrlimit(r.RLIMIT_NOFILE))"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", program],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard)),
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert printed == f"({expected}, {hard})\n"

@@ -15,6 +15,7 @@ from poseidon.cluster.agent.host import Agent
 from poseidon.cluster.dial.channel import StreamChannel
 from poseidon.cluster.jobs.kill import USER_KILL
 from poseidon.errors import PoseidonError
+from ps_server.process_environment import raise_file_limit
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -28,6 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--job", default="", help="the job's id, a mark for `poseidon kill`")
     parser.parse_args(arguments)
+    raise_file_limit()
     # Nothing that this process prints or reads may mix with the messages.
     inlet, outlet = os.dup(0), os.dup(1)
     with open(os.devnull, "rb") as nothing:

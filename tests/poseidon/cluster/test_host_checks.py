@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -77,6 +78,13 @@ def test_nothing_is_in_the_way(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_obstacles(needs: HostNeeds, words: str) -> None:
     assert words in " | ".join(_problems(needs))
+
+
+def test_a_process_that_may_not_have_all_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (100, 144))
+    assert _problems(replace(HERE, peers=20)) == ()
+    (problem,) = _problems(replace(HERE, peers=21))
+    assert "opens up to 148 files and connections, and may open 144; raise the hard" in problem
 
 
 def test_a_missing_part_of_data_that_are_there_undivided(tmp_path: Path) -> None:
