@@ -181,7 +181,7 @@ def _by_anchor(x: Tensor, classes: int) -> Tensor:
         raise ValueError(
             f"{x.shape[1]} channels are given, expected a multiple of num_classes={classes}"
         )
-    return x.unflatten(1, (-1, classes))
+    return x.reshape(len(x), x.shape[1] // classes, classes, *x.shape[2:])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -127,7 +127,7 @@ class _Sensitive:
             raise ValueError(
                 f"the images have {x.shape[1]} channels, expected output_dim x group_size^2 = {needed}"
             )
-        return x.unflatten(1, (self.classes, self.parts, self.parts))
+        return x.reshape(len(x), self.classes, self.parts, self.parts, *x.shape[2:])
 
 
 def _sensitive_rule(maker: GradientMaker) -> None:
