@@ -22,6 +22,7 @@ from poseidon.settings import put_on_python_path
 
 NAMES = {
     "caffe": "poseidon.pycaffe",
+    "caffe2.python.onnx": "poseidon.export.onnx",
     "caffe2.python": "poseidon.caffe2",
     "caffe2.proto": "poseidon.caffe2.proto",
     "caffe_pb2": "poseidon.proto.caffe_pb2",  # two modules with Caffe's messages exclude each other
@@ -31,8 +32,6 @@ ABSENT = {
     "caffe2.python.layer_model_helper": "build layers with model_helper.ModelHelper and brew",
     "caffe2.python.layer_model_instantiator": "build nets with model_helper.ModelHelper and brew",
     "caffe2.python.layers": "build layers with model_helper.ModelHelper and brew",
-    "caffe2.python.onnx": "run ONNX models with onnxruntime; `poseidon export` writes ONNX of "
-    "Caffe's nets",
     "caffe2.python.nomnigraph": "edit the operators of net.Proto(); memonger shares the memory of "
     "blobs",
     "caffe2.python.regularizer": "call optimizer.add_weight_decay",

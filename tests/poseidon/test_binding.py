@@ -44,6 +44,7 @@ def modules(folder: str, bound: str) -> list[tuple[str, Path]]:
         ("caffe2.python", "poseidon.caffe2"),
         ("caffe2.python.core", "poseidon.caffe2.core"),
         ("caffe2.python.models.resnet", "poseidon.caffe2.models.resnet"),
+        ("caffe2.python.onnx.backend", "poseidon.export.onnx.backend"),
         ("caffe2.proto", "poseidon.caffe2.proto"),
         ("caffe2.proto.caffe2_pb2", "poseidon.caffe2.proto.caffe2_pb2"),
     ],
@@ -118,8 +119,8 @@ def test_an_absent_module_of_caffe2_says_what_to_use_and_is_listed() -> None:
             importlib.import_module(name)
         assert str(caught.value).endswith(instead) and caught.value.name == name
         assert f"`{name.removeprefix('caffe2.python.')}`" in page
-    with pytest.raises(ModuleNotFoundError, match=r"Poseidon has no caffe2\.python\.onnx "):
-        importlib.import_module("caffe2.python.onnx.backend")
+    with pytest.raises(ModuleNotFoundError, match=r"Poseidon has no caffe2\.python\.trt "):
+        importlib.import_module("caffe2.python.trt.transform")
 
 
 @pytest.mark.parametrize("name", ["caffe", "caffe2", "caffe_pb2"])

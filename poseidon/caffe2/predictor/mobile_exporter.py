@@ -12,6 +12,8 @@ from poseidon.caffe2.proto import caffe2_pb2
 
 _FILLERS = {
     np.dtype("float32"): "GivenTensorFill",
+    np.dtype("bool"): "GivenTensorBoolFill",
+    np.dtype("int16"): "GivenTensorInt16Fill",
     np.dtype("int32"): "GivenTensorIntFill",
     np.dtype("int64"): "GivenTensorInt64Fill",
     np.dtype("uint8"): "GivenTensorByteStringToUInt8Fill",

@@ -98,7 +98,7 @@ def read_predictor(model: Path, weights: Path | None, shapes: Mapping[str, Shape
         )
     workspace = Workspace()
     _run(workspace, init, weights)
-    return _predictor(net, workspace, _value_info(model.parent / VALUE_INFO) | typed, (), model)
+    return predictor_of(net, workspace, _value_info(model.parent / VALUE_INFO) | typed, (), model)
 
 
 def read_net(path: Path) -> NetDef:
@@ -188,17 +188,28 @@ def _from_database(path: Path, shapes: Mapping[str, tuple[Shape, str]]) -> Predi
             inputs[name] = tuple(blob.value.shape), ""
     inputs |= shapes
     outputs = tuple(parts.GetBlobs(meta, predictor_constants.OUTPUTS_BLOB_TYPE))
-    return _predictor(net, workspace, inputs, outputs, path)
+    return predictor_of(net, workspace, inputs, outputs, path)
 
 
-def _predictor(
+def predictor_of(
     net: NetDef,
     workspace: Workspace,
     inputs: Mapping[str, tuple[Shape, str]],
     outputs: tuple[str, ...],
     path: Path,
 ) -> Predictor:
-    """Return the predictor of a net whose parameters are in a workspace."""
+    """Return the predictor of a net whose parameters are in a workspace.
+
+    Args:
+        net: the net that predicts.
+        workspace: has its parameters.
+        inputs: the shapes and types of its inputs; an empty type is the one that its use implies.
+        outputs: their names; none: those of the net.
+        path: of the net, for messages.
+
+    Raises:
+        UsageError: a name is not an input, or there are none.
+    """
     read, made = _ends(net)
     parameters = {
         name: blob.value for name, blob in workspace.blobs.items() if isinstance(blob.value, Tensor)

@@ -43,7 +43,7 @@ def taken(x: Any, indices: Tensor, axis: int = 0) -> Any:
         raise IndexError(
             f"the index {wrong[0]} is not one of the axis {axis}, 0 to {x.shape[axis] - 1}"
         ) from error
-    return flat.reshape(*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+    return flat.reshape((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]))
 
 
 def _wrapped(indices: Tensor, size: int, wrap: bool) -> Tensor:
@@ -93,7 +93,7 @@ def gather(
     if not match_outer:
         return taken(x, indices, axis)
     found = torch.gather(x, axis, _matched(x, indices, axis))
-    return found.reshape(*indices.shape, *x.shape[axis + 1 :])
+    return found.reshape((*indices.shape, *x.shape[axis + 1 :]))
 
 
 def _batch_gather_rule(maker: GradientMaker) -> None:

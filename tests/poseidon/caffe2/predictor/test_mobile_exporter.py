@@ -65,6 +65,15 @@ def test_strings_among_the_parameters() -> None:
     assert workspace.Predictor(init, predict).run([])[0].tolist() == [b"aa", b"b"]
 
 
+def test_truth_values_and_short_numbers() -> None:
+    init = caffe2_pb2.NetDef()
+    for name, value in (("b", np.array([True, False])), ("i", np.array(7, "int16"))):
+        mobile_exporter.add_tensor(init, name, value)
+    workspace.RunNetOnce(init)
+    assert workspace.FetchBlob("b").tolist() == [True, False]
+    assert workspace.FetchBlob("i") == 7 and workspace.FetchBlob("i").dtype == np.int16
+
+
 def test_a_tensor_that_no_operator_makes() -> None:
     with pytest.raises(ValueError, match="x of type float64 cannot be exported"):
         mobile_exporter.add_tensor(caffe2_pb2.NetDef(), "x", np.zeros(1))

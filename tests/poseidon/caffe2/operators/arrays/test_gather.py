@@ -31,6 +31,7 @@ def test_the_gradient_of_gather_is_sparse() -> None:
 def test_gather_of_strings_and_from_the_end() -> None:
     assert run("Gather", [STRINGS, INDICES])[0].tolist() == [[b"d", b"a"], [b"b", b"d"]]
     np.testing.assert_array_equal(run("Gather", [X, np.array([-1])], wrap_indices=1)[0], X[-1:])
+    assert run("Gather", [INDICES[0], np.array(1)])[0] == INDICES[0, 1]
     with pytest.raises(RuntimeError):
         run("Gather", [X, np.array([7])])
 
