@@ -7,13 +7,15 @@ from contextlib import closing
 
 from poseidon.cli.progress_bar import progress_bar
 from poseidon.data.databases.cursor import open_cursor
-from poseidon.data.databases.kinds import Backend, require
+from poseidon.data.databases.kinds import Backend, require, require_kind
 from poseidon.data.mean import compute_mean, write_mean
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Compute, print and write; 0 when it is written."""
-    backend = Backend.parse(arguments.backend) if arguments.backend else require(arguments.input_db)
+    backend = require(arguments.input_db)
+    if arguments.backend:
+        require_kind(arguments.input_db, Backend.parse(arguments.backend), by_flag=True)
     with closing(open_cursor(arguments.input_db, backend)) as cursor:
         print(f"Processed {len(cursor)} files.")
         with progress_bar(arguments.progress) as report:

@@ -6,6 +6,7 @@ Law: no process outlives the call.
 
 from __future__ import annotations
 
+import argparse
 import base64
 import linecache
 import os
@@ -20,8 +21,9 @@ from typing import Any
 import cloudpickle
 
 from poseidon.cli.parsers.jobs import COMMANDS
+from poseidon.cli.parsers.reading import Mistake
 from poseidon.cli.run import run
-from poseidon.errors import JobError, UsageError
+from poseidon.errors import JobError, UsageError, nearest
 
 RUN = next(command for command in COMMANDS if command.name == "run")
 SCRIPT = '''"""Calls a function of the process that has started the job by poseidon.launch."""
@@ -87,7 +89,7 @@ def launch(
         script = Path(folder, f"{getattr(function, '__name__', 'function').strip('<>')}.py")
         script.write_text(_script_of(function, tuple(args)), encoding="utf-8")
         try:
-            code = run(RUN.parser().parse([*_words(flags), str(script)]))
+            code = run(_read(flags, str(script)))
         except JobError as error:
             if not error.traceback:
                 raise
@@ -95,14 +97,29 @@ def launch(
             failed.args = (f"{error}\n\n{_of_function(error.traceback, str(script))}",)
             failed.exit_code, failed.traceback = error.exit_code, error.traceback
             raise failed from None
-        except SystemExit as error:  # argparse has printed the reason
-            raise UsageError(
-                f"poseidon.launch was given flags that `poseidon run` refuses: {flags}"
-            ) from error
     if code == 128 + signal.SIGINT:
         raise KeyboardInterrupt
     if code:
         raise JobError(f"the job was stopped (exit code {code})")
+
+
+def _read(flags: dict[str, object], script: str) -> argparse.Namespace:
+    """Return the command line of `poseidon run` with these flags.
+
+    Raises:
+        UsageError: it has no such flag, or a value is wrong.
+    """
+    parser = RUN.parser()
+    names = parser.names()
+    for name in flags:
+        if name not in names:
+            near = nearest(name, ("workers", *(flag.name for flag in parser.flags())))
+            hint = f"; did you mean '{near}'?" if near else ""
+            raise UsageError(f"launch() has no argument '{name}'{hint}")
+    try:
+        return parser.read([*_words(flags), script])
+    except Mistake as mistake:
+        raise UsageError(f"launch(): {mistake}") from mistake
 
 
 def _is_worker() -> bool:

@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     # A trailing slash would end up inside the names of the parts.
     source = Path(str(arguments.db_path).rstrip("/") or "/")
     if arguments.backend is not None:
-        require_kind(source, Backend.parse(arguments.backend))
+        require_kind(source, Backend.parse(arguments.backend), by_flag=True)
     clients = read_machinefile(Path(arguments.hostfile)) if arguments.hostfile else ()
     parts = _parts(arguments, clients)
     with progress_bar(arguments.progress) as report:

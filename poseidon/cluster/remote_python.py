@@ -13,30 +13,40 @@ from dataclasses import dataclass
 
 from poseidon.cluster.machinefile import Host
 
+NO_FOLDER = 125
+"""Exit status: the machinefile's `workdir` cannot be entered."""
+
 # One line, since a remote command holds no line ends. Its arguments are the five of
 # `remote_command`, then Python's.
-_SCRIPT = "; ".join(
-    (
-        "own=$1 checkout=$2 python=$3 folder=$4 here=$5 && shift 5 || exit 125",
-        'case $python in "~/"*) python=$HOME/${python#"~/"};; esac',
-        'case $folder in "~/"*) folder=$HOME/${folder#"~/"};; esac',
-        'if [ -n "$folder" ]',
-        'then cd "$folder" || exit 125',
-        'else cd "$here" 2>/dev/null || cd',
-        "fi",
-        'if [ -z "$python" ]',
-        "then python=python3",
-        'if [ -x "$own" ]',
-        "then python=$own",
-        'if [ -d "$checkout/poseidon" ]',
-        "then PYTHONPATH=$checkout${PYTHONPATH:+:$PYTHONPATH}",
-        "export PYTHONPATH",
-        "fi",
-        "fi",
-        "fi",
-        'exec "$python" "$@"',
+_SCRIPT = (
+    "; ".join(
+        (
+            "own=$1 checkout=$2 python=$3 folder=$4 here=$5 && shift 5 || exit 125",
+            'case $python in "~/"*) python=$HOME/${python#"~/"};; esac',
+            'case $folder in "~/"*) folder=$HOME/${folder#"~/"};; esac',
+            'if [ -n "$folder" ]',
+            'then cd "$folder" 2>/dev/null || {',
+            'echo "workdir=$folder cannot be entered on this host: is it there?" >&2',
+            f"exit {NO_FOLDER}",
+            "}",
+            'else cd "$here" 2>/dev/null || cd',
+            "fi",
+            'if [ -z "$python" ]',
+            "then python=python3",
+            'if [ -x "$own" ]',
+            "then python=$own",
+            'if [ -d "$checkout/poseidon" ]',
+            "then PYTHONPATH=$checkout${PYTHONPATH:+:$PYTHONPATH}",
+            "export PYTHONPATH",
+            "fi",
+            "fi",
+            "fi",
+            'exec "$python" "$@"',
+        )
     )
-).replace("then; ", "then ")
+    .replace("then; ", "then ")
+    .replace("{; ", "{ ")
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,7 +49,7 @@ NO_DEBUGGER = (
 )
 
 
-PAUSED = "the job pauses: it goes on with other workers"
+PAUSED = "the job continues with different workers"
 
 
 def launcher_streams() -> tuple[TextIO, TextIO]:

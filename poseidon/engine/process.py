@@ -122,7 +122,8 @@ def report_error(error: Exception, work: Work[Any]) -> None:
         exit_code = getattr(error, "exit_code", 1)
     else:
         advice = out_of_memory(error) or limit_reached(error) or shared_memory_full(error)
-        problem = advice or (described(error) if elsewhere is None else elsewhere.problem)
+        own = described(error).removesuffix(f" ({location})")  # as a SyntaxError ends
+        problem = advice or (own if elsewhere is None else elsewhere.problem)
         sentence, exit_code = f"{place}: {problem} (details in {document.log_file})", 1
         trace = "".join(traceback.format_exception(error))
         with (

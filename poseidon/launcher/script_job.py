@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import shlex
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -15,8 +17,8 @@ from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.cluster.supervision.state import Outcome, SignalEffect
 from poseidon.engine.document import Prints, ScriptDocument, WorkKind
-from poseidon.errors import UsageError, counted
-from poseidon.hints import short_path
+from poseidon.errors import JobError, UsageError, counted
+from poseidon.hints import own_command, short_path
 from poseidon.launcher.closing_lines import resume_command, without_flags
 from poseidon.launcher.job import FRAGMENTS_TRAVEL, Job, other_iteration
 from poseidon.launcher.job_folder import find_snapshot
@@ -200,12 +202,41 @@ def _check_script(request: ScriptRequest, site: Site) -> None:
     if request.module:
         if found is None and site.opens_files_here:
             raise UsageError(no_module(str(script)))
+        if found is not None:
+            _check_syntax(found, site)
         return
     if script.is_dir():
         raise UsageError(f"{script} is a folder; expected a script")
     if not script.is_file():
         hint = "" if found is None else f"; expected -m {script}, which is a module"
         raise UsageError(f"there is no script {script}{hint}")
+    if script.suffix == ".prototxt":
+        raise UsageError(
+            f"{script} is a definition of Caffe, expected a Python script; a solver is trained by: "
+            f"{own_command()} train --solver={shlex.quote(str(script))}"
+        )
+    _check_syntax(script, site)
+
+
+def _check_syntax(script: Path, site: Site) -> None:
+    """Refuse a script that is not Python; hosts with another Python may know more of it.
+
+    Raises:
+        JobError: has the line and what was expected.
+    """
+    content = script.read_bytes()
+    theirs = not site.opens_files_here and any(host.python for host in site.hosts)
+    if theirs or b"\0" in content:  # which a compiled script or an archive has
+        return
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the script's own run shows them
+            ast.parse(content, str(script))
+    except SyntaxError as error:
+        line = f", line {error.lineno}" if error.lineno else ""
+        raise JobError(
+            f"{short_path(script)}{line}: {type(error).__name__}: {error.msg}"
+        ) from error
 
 
 def _stem(request: ScriptRequest) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import torch
+from google.protobuf.message import Message
 from torch import Tensor, nn
 
 from poseidon.errors import PoseidonError, counted
@@ -41,6 +42,18 @@ class LayerError(PoseidonError):
 
     The text is a clause; the net adds file, line and layer name.
     """
+
+
+def check_positive(param: Message, *names: str) -> None:
+    """Check that fields of a layer's block are 1 or more.
+
+    Raises:
+        LayerError: one is not set, or less.
+    """
+    for name in names:
+        if (value := getattr(param, name)) < 1:
+            stated = f"{name} is {value}" if param.HasField(name) else f"missing {name}"
+            raise LayerError(f"{stated}, expected at least 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -128,9 +128,9 @@ def Parallelize(
     )
     if not updates and model.init_params:
         log.warning(
-            "Model %s has no updates, so it is for tests, but it has init_params=True: its init "
-            "net would replace the "
-            "parameters of the training model. Make it with ModelHelper(init_params=False)",
+            "Model %s has no updates, so it is for tests, but it has init_params=True: its "
+            "param_init_net, when it is run, replaces the parameters of the training model. Make "
+            "it with ModelHelper(init_params=False)",
             model.name,
         )
     losses, old = build_replicas(

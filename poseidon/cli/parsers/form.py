@@ -79,9 +79,7 @@ class Group:
 
 
 class Parser:
-    """The flags of one command, and the reader of its command lines. A mistake ends the process
-    with one sentence and code 2.
-    """
+    """The flags of one command, and the reader of its command lines."""
 
     def __init__(self, command: Command) -> None:
         self._command = command
@@ -109,8 +107,18 @@ class Parser:
         return {name: flag for flag in self._all() for name in flag.names}
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
+        """Return the flags; a mistake ends the process with one sentence and code 2."""
+        try:
+            return self.read(words)
+        except Mistake as mistake:
+            self.error(str(mistake))
+
+    def read(self, words: Sequence[str]) -> argparse.Namespace:
         """Return the flags: `argv` has them as they were given, `notes` a sentence for each one
         without effect, `opened` those whose values name what must exist, with the values.
+
+        Raises:
+            Mistake: the command line is not legal.
         """
         name = self._command.name
         if self._command.verbatim and list(words[:1]) not in (["--help"], ["-h"]):
@@ -149,8 +157,6 @@ class Parser:
         except HelpWanted:
             print(self.help(), end="", flush=True)
             sys.exit(0)
-        except Mistake as mistake:
-            self.error(str(mistake))
 
     def _all(self) -> Iterator[Flag]:
         return (flag for group in self._groups for flag in group.flags)

@@ -26,7 +26,7 @@ from poseidon.cluster.machinefile import Host, is_loopback
 from poseidon.cluster.name_lookup import addresses_of
 from poseidon.cluster.parallel import for_each_host
 from poseidon.cluster.python_command import agent_arguments
-from poseidon.cluster.remote_python import LauncherEnvironment, remote_command
+from poseidon.cluster.remote_python import NO_FOLDER, LauncherEnvironment, remote_command
 from poseidon.cluster.ssh.config import MAX_DEPTH, Endpoint, SshConfig
 from poseidon.cluster.ssh.handshake import close_transport, handshake
 from poseidon.cluster.ssh.quoting import shell_command
@@ -120,9 +120,8 @@ def _dial(
         agent.close()
         if status is None:
             raise JobError(f"{error}" + (f": {last}" if last else "")) from error
-        raise JobError(
-            f"{endpoint.label}: its Python cannot be run (status {status}): {last or 'no reason'}"
-        ) from error
+        reason = f"its Python cannot be run (status {status}): {last or 'no reason'}"
+        raise JobError(f"{endpoint.label}: {last if status == NO_FOLDER else reason}") from error
     return agent
 
 

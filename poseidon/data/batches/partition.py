@@ -8,6 +8,7 @@ regular subset of it.
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,11 +93,12 @@ def source_for(source: Path, *, shared_file_system: bool, client: int, clients: 
             f"client {client} of {clients} reads {part} (shared_file_system is false), which does "
             f"not exist{_instead_of_parts(source, clients)}"
         )
-    if part_path(source, clients).exists():
+    numbers = itertools.count(clients)
+    parts = next(number for number in numbers if not part_path(source, number).exists())
+    if parts > clients:
         raise DataError(
-            f"{source} was divided for more than the {clients} clients of this job, as "
-            f"{part_path(source, clients).name} shows: remove its parts and divide it again with: "
-            f"{_division(source, clients)}"
+            f"{source} was divided for {parts} clients, but this job has {clients}: remove its "
+            f"parts, and divide it again with: {_division(source, clients)}"
         )
     return part
 

@@ -85,15 +85,20 @@ def require(path: Path) -> Backend:
     return found
 
 
-def require_kind(path: Path, backend: Backend) -> None:
+def require_kind(path: Path, backend: Backend, *, by_flag: bool = False) -> None:
     """Check that the folder `path` holds a database of the kind `backend`.
+
+    Args:
+        path: the folder.
+        backend: what a layer names, or a flag.
+        by_flag: whether the flag --backend names it.
 
     Raises:
         DataError: the folder does not exist, is not a database, or is of the other kind.
     """
     found = require(path)
     if found is not backend:
+        named = f"--backend={found.suffix}" if by_flag else f"backend: {found.name}"
         raise DataError(
-            f"the database {path} is {found.title}, but was named as {backend.title}: "
-            f"write backend: {found.name} (--backend={found.suffix})"
+            f"the database {path} is {found.title}, but was named as {backend.title}: write {named}"
         )

@@ -11,7 +11,14 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional
 
-from poseidon.layers.base import BlobSpec, Layer, LayerError, Shape, canonical_axis, optional_bias
+from poseidon.layers.base import (
+    BlobSpec,
+    Layer,
+    Shape,
+    canonical_axis,
+    check_positive,
+    optional_bias,
+)
 from poseidon.layers.common.indices import to_indices
 from poseidon.layers.registry import register
 
@@ -34,8 +41,7 @@ class InnerProduct(Layer):
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param, shape = self.param.inner_product_param, bottoms[0]
-        if param.num_output < 1:
-            raise LayerError("missing num_output, expected at least 1")
+        check_positive(param, "num_output")
         self.axis = canonical_axis(param.axis, shape)
         self.transpose = param.transpose
         inputs, outputs = math.prod(shape[self.axis :]), param.num_output
@@ -71,9 +77,7 @@ class Embed(Layer):
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param = self.param.embed_param
-        for name in ("num_output", "input_dim"):
-            if getattr(param, name) < 1:
-                raise LayerError(f"missing {name}, expected at least 1")
+        check_positive(param, "num_output", "input_dim")
         self.allow_absent("bias")
         self.declare(
             BlobSpec(

@@ -19,7 +19,15 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from poseidon.layers.base import BlobSpec, Layer, LayerError, Shape, check_count, times
+from poseidon.layers.base import (
+    BlobSpec,
+    Layer,
+    LayerError,
+    Shape,
+    check_count,
+    check_positive,
+    times,
+)
 from poseidon.layers.registry import register
 
 
@@ -105,8 +113,7 @@ class Recurrent(Layer):
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         self.units, exposed = self.param.recurrent_param.num_output, self._exposed()
-        if self.units < 1:
-            raise LayerError("missing num_output, expected at least 1")
+        check_positive(self.param.recurrent_param, "num_output")
         x, cont = bottoms[:2]
         if len(x) < 3:
             raise LayerError(

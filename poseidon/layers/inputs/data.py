@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from poseidon.data.batches.numbered import NumberedReader
 from poseidon.data.batches.reader import DatumMaker, DatumPlan, open_maker
 from poseidon.data.databases.kinds import require
-from poseidon.layers.base import LayerError, Shape
+from poseidon.layers.base import LayerError, Shape, check_positive
 from poseidon.layers.inputs.sources import ReadingSource
 from poseidon.layers.registry import register
 from poseidon.proto.caffe_pb2 import DataParameter
@@ -24,8 +24,7 @@ def check_data_param(param: DataParameter) -> None:
     """
     if not param.source:
         raise LayerError("missing source")
-    if param.batch_size < 1:
-        raise LayerError("missing batch_size, expected at least 1")
+    check_positive(param, "batch_size")
     for name in MOVED_FIELDS:
         if param.HasField(name):
             raise LayerError(f"data_param has {name}, which belongs in transform_param")

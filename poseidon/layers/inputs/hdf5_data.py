@@ -12,7 +12,7 @@ from torch import Tensor
 from poseidon.data.batches.hdf5_rows import RowMaker, RowPlan, read_file_list
 from poseidon.data.batches.numbered import NumberedReader
 from poseidon.errors import DataError
-from poseidon.layers.base import Layer, LayerError, Shape, times
+from poseidon.layers.base import Layer, LayerError, Shape, check_positive, times
 from poseidon.layers.inputs.sources import ReadingSource
 from poseidon.layers.registry import register
 
@@ -39,8 +39,7 @@ class HDF5Data(ReadingSource):
 
     def _open(self) -> NumberedReader[RowMaker]:
         param = self.param.hdf5_data_param
-        if param.batch_size < 1:
-            raise LayerError("missing batch_size, expected at least 1")
+        check_positive(param, "batch_size")
         if self.param.HasField("transform_param"):
             raise LayerError("has transform_param, but HDF5Data does not transform its data")
         source = self.source(param)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from poseidon.data.batches.images import ImageMaker, ImagePlan, read_list
 from poseidon.data.batches.numbered import NumberedReader
 from poseidon.data.batches.transform import Transform
-from poseidon.layers.base import LayerError, Shape
+from poseidon.layers.base import LayerError, Shape, check_positive
 from poseidon.layers.inputs.sources import ReadingSource
 from poseidon.layers.registry import register
 from poseidon.proto.caffe_pb2 import DenseImageDataParameter, ImageDataParameter
@@ -21,8 +21,7 @@ def check_list_param(param: ListParameter) -> None:
     Raises:
         LayerError: batch_size is missing, or only one side of the images is given.
     """
-    if param.batch_size < 1:
-        raise LayerError(f"batch_size is {param.batch_size}, expected at least 1")
+    check_positive(param, "batch_size")
     if bool(param.new_height) != bool(param.new_width):
         raise LayerError("has only one of new_height and new_width, expected both or none")
 

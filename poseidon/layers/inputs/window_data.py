@@ -10,7 +10,7 @@ from poseidon.data.batches.numbered import NumberedReader
 from poseidon.data.batches.window_file import read_windows
 from poseidon.data.batches.windows import CHANNELS, CropMode, Floats, Sampling, WindowMaker
 from poseidon.data.mean import read_mean
-from poseidon.layers.base import LayerError, Shape, times
+from poseidon.layers.base import LayerError, Shape, check_positive, times
 from poseidon.layers.inputs.sources import ReadingSource
 from poseidon.layers.registry import register
 
@@ -40,10 +40,8 @@ class WindowData(ReadingSource):
 
     def _open(self) -> NumberedReader[WindowMaker]:
         param, transform = self.param.window_data_param, self.param.transform_param
-        if param.batch_size < 1:
-            raise LayerError("missing batch_size, expected at least 1")
-        if transform.crop_size < 1:
-            raise LayerError("missing crop_size in transform_param, expected at least 1")
+        check_positive(param, "batch_size")
+        check_positive(transform, "crop_size")
         if 2 * param.context_pad >= transform.crop_size:
             raise LayerError(
                 f"context_pad is {param.context_pad}, expected less than half of crop_size "

@@ -21,6 +21,7 @@ from poseidon.layers.base import (
     LayerError,
     Shape,
     canonical_axis,
+    check_positive,
     once_or,
     optional_bias,
     times,
@@ -188,6 +189,7 @@ class BaseConvolution(Layer):
         self.window = window(param, len(spatial))
         outputs, channels = param.num_output, shape[self.axis]
         self.group = self.groups(channels)
+        check_positive(param, "num_output")
         check_groups(channels, outputs, self.group)
         extents = self.extents(spatial)
         self.pointwise = not spatial
@@ -299,11 +301,7 @@ class ConvolutionDepthwise(Convolution):
 
 
 def check_groups(channels: int, outputs: int, group: int) -> None:
-    """Raise LayerError unless `group` divides the channels and the outputs, and there are
-    outputs.
-    """
-    if outputs < 1:
-        raise LayerError("missing num_output, expected at least 1")
+    """Raise LayerError unless `group` divides the channels and the outputs."""
     if group < 1:
         raise LayerError(f"group is {group}, expected at least 1")
     if channels % group:

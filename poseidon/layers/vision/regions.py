@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from poseidon.errors import DataError
-from poseidon.layers.base import Layer, LayerError, Shape, times
+from poseidon.layers.base import Layer, LayerError, Shape, check_positive, times
 from poseidon.layers.common.indices import to_indices
 from poseidon.layers.registry import register
 from poseidon.proto.caffe_pb2 import ROIAlignParameter, ROIPoolingParameter
@@ -80,8 +80,7 @@ class PooledRegions(Layer):
         """
         shape, regions = bottoms
         check_map_and_regions(shape, regions)
-        if min(param.pooled_h, param.pooled_w) < 1:
-            raise LayerError("missing pooled_h or pooled_w, expected at least 1 each")
+        check_positive(param, "pooled_h", "pooled_w")
         self.parts, self.scale = (param.pooled_h, param.pooled_w), param.spatial_scale
         return [(regions[0], shape[1], *self.parts)]
 

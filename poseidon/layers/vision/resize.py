@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from poseidon.errors import DataError, counted
-from poseidon.layers.base import Layer, LayerError, Shape, check_image, times
+from poseidon.layers.base import Layer, LayerError, Shape, check_image, check_positive, times
 from poseidon.layers.common.indices import outside
 from poseidon.layers.registry import register
 
@@ -209,8 +209,7 @@ class Reorg(Layer):
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param, shape = self.param.reorg_param, bottoms[0]
         check_image(shape)
-        if not param.HasField("stride") or param.stride < 1:
-            raise LayerError("missing stride in reorg_param, expected at least 1")
+        check_positive(param, "stride")
         self.stride, self.reverse = param.stride, param.reverse
         s, (_, channels, high, wide) = self.stride, shape
         if channels % s**2:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from poseidon.layers.base import Layer, LayerError, Shape, check_image, times
+from poseidon.layers.base import Layer, LayerError, Shape, check_image, check_positive, times
 from poseidon.layers.registry import register
 from poseidon.layers.vision.pooling import Pooling
 from poseidon.proto.caffe_pb2 import LayerParameter, PoolingParameter, SPPParameter
@@ -34,8 +34,7 @@ class SPP(Layer):
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param, shape = self.param.spp_param, bottoms[0]
         check_image(shape)
-        if param.pyramid_height < 1:
-            raise LayerError("missing pyramid_height, expected at least 1")
+        check_positive(param, "pyramid_height")
         self.levels = [self._level(level, shape) for level in range(param.pyramid_height)]
         if len(self.levels) == 1:
             return [(*shape[:2], 1, 1)]

@@ -61,7 +61,7 @@ def test_compute_image_mean(
 
 def test_compute_image_mean_of_the_wrong_kind(tmp_path: Path) -> None:
     path = make_pictures(tmp_path / "db", 3)
-    with pytest.raises(DataError, match="is LMDB, but was named as LevelDB"):
+    with pytest.raises(DataError, match=r"was named as LevelDB: write --backend=lmdb$"):
         run("compute_image_mean", "-backend=leveldb", str(path))
 
 

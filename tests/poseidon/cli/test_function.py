@@ -42,10 +42,20 @@ def test_what_cannot_be_sent_is_refused() -> None:
         poseidon.launch(note, args=(threading.Lock(),))
 
 
-def test_an_unknown_flag_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(UsageError, match="flags that `poseidon run` refuses"):
-        poseidon.launch(note, args=("x", 1), exchanges="ps")
-    assert "exchanges" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ({"exchanges": "ps"}, "launch() has no argument 'exchanges'; did you mean 'exchange'?"),
+        ({"worker": 2}, "launch() has no argument 'worker'; did you mean 'workers'?"),
+        ({"threads": "x"}, "launch(): --threads: expected a whole number, found 'x'"),
+    ],
+)
+def test_an_unknown_flag_is_refused(
+    flags: dict[str, object], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        poseidon.launch(note, args=("x", 1), **flags)  # type: ignore[arg-type]
+    assert (str(caught.value), capsys.readouterr().err) == (sentence, "")
 
 
 def test_a_worker_starts_no_job(tmp_path: Path) -> None:

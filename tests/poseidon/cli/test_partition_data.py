@@ -36,7 +36,7 @@ def test_dividing(tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: lis
 
 def test_the_wrong_backend(tmp_path: Path) -> None:
     path = make_pictures(tmp_path / "db", 5, backend=Backend.LEVELDB)
-    with pytest.raises(DataError, match="is LevelDB, but was named as LMDB"):
+    with pytest.raises(DataError, match=r"was named as LMDB: write --backend=leveldb$"):
         run("--backend=lmdb", str(path))
 
 

@@ -142,6 +142,11 @@ def test_the_background_gets_the_words_of_job_and_script(
     [
         (("none.py",), "there is no script none.py"),
         ((".",), ". is a folder; expected a script"),
+        (
+            ("net_solver.prototxt",),
+            "net_solver.prototxt is a definition of Caffe, expected a Python script; a solver is "
+            "trained by: poseidon train --solver=net_solver.prototxt",
+        ),
         (("-m", "package.none", "-m"), "-m package.none: Python finds no such module in "),
         (("-m", "train.py"), "-m train.py: expected the name of a module, such as package.train"),
         (("train",), "there is no script train; expected -m train, which is a module"),
@@ -156,5 +161,16 @@ def test_the_background_gets_the_words_of_job_and_script(
 def test_mistakes_are_told_before_anything_starts(
     folder: Path, words: Sequence[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (folder / "net_solver.prototxt").write_text("base_lr: 1", encoding="utf-8")
     assert main(["run", *words]) == 2
     assert f"poseidon run: {sentence}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [("broken.py",), ("-m", "broken")])
+def test_a_script_that_is_not_python_is_told_before_anything_starts(
+    folder: Path, words: Sequence[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "broken.py").write_text("x = 1\nfor y in x\n    pass\n", encoding="utf-8")
+    assert main(["run", *words]) == 1
+    said = capsys.readouterr().err
+    assert said == "poseidon run: broken.py, line 2: SyntaxError: expected ':'\n"

@@ -126,7 +126,7 @@ def test_a_request_to_pause_ends_the_wait_for_addresses() -> None:
         try:
             commands.write('{"do": "pause"}\n')
             commands.flush()
-            with pytest.raises(Interrupted, match="the job pauses"):
+            with pytest.raises(Interrupted, match="the job continues with different workers"):
                 launcher.exchange_addresses()
             assert launcher.is_asked_to_pause
             commands.close()

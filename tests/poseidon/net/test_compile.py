@@ -241,6 +241,10 @@ WRONG = {
         layer("Data", "", "a", "data_param { source: 'db' }"),
         "missing batch_size, expected at least 1",
     ),
+    "data batch of 0": (
+        layer("Data", "", "a", "data_param { source: 'db' batch_size: 0 }"),
+        "batch_size is 0, expected at least 1",
+    ),
     "data scale": (
         layer("Data", "", "a", "data_param { source: 'db' batch_size: 1 scale: 2 }"),
         "data_param has scale, which belongs in transform_param",

@@ -243,7 +243,7 @@ def test_a_transport_that_is_gone_is_a_broken_channel(
     ("python", "folder", "words"),
     [
         ("/no/such/python", None, "not found"),
-        (None, "/no/such/folder", "/no/such/folder"),
+        (None, "/no/such/folder", ": workdir=/no/such/folder cannot be entered on this host"),
         ("/bin/false", None, "its Python cannot be run (status 1)"),
         ("/bin/echo", None, "what answers there is not an agent of Poseidon: b'-c exec"),
     ],

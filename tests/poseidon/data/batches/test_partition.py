@@ -135,6 +135,6 @@ def test_parts_for_more_clients_are_refused(tmp_path: Path) -> None:
     for part in range(3):
         part_path(tmp_path / "db", part).mkdir()
     with pytest.raises(
-        DataError, match=r"divided for more than the 2 clients of this job, as db_2 shows"
+        DataError, match=r"db was divided for 3 clients, but this job has 2: remove its parts"
     ):
         source_for(tmp_path / "db", shared_file_system=False, client=0, clients=2)

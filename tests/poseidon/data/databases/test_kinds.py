@@ -33,7 +33,7 @@ def test_the_error_for_a_wrong_kind_has_the_right_setting(tmp_path: Path, backen
     other = Backend(1 - backend)
     with pytest.raises(
         DataError,
-        match=rf"{path} is {backend.title}, but was named as {other.title}.*backend: {backend.name}",
+        match=rf"{path} is {backend.title}, but was named as {other.title}: write backend: {backend.name}$",
     ):
         require_kind(path, other)
 

@@ -97,7 +97,11 @@ def events_of(
             "worker 0: script.py, line 2: the script ended itself with 'no'",
             1,
         ),
-        ("x = 1\ndef", "worker 0: script.py, line 2: SyntaxError: ", 1),
+        (
+            "x = 1\nif x\n  pass",
+            "worker 0: script.py, line 2: SyntaxError: expected ':' (details in ",
+            1,
+        ),
         (
             "import poseidon, torch\nposeidon.distribute(torch.nn.ReLU(), poseidon.SGD(lr=1))",
             "worker 0: script.py, line 2: ReLU has no parameter that wants a gradient: nothing to "

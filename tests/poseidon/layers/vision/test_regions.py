@@ -45,7 +45,7 @@ def test_a_region_outside_the_map_is_zero() -> None:
             "expected 5 values for each region",
         ),
         ({"x": (2, 3, 8), "r": (2, 5)}, "pooled_h: 1 pooled_w: 1", "expected 4 axes"),
-        ({"x": (2, 3, 8, 9), "r": (2, 5)}, "pooled_h: 1", "missing pooled_h or pooled_w"),
+        ({"x": (2, 3, 8, 9), "r": (2, 5)}, "pooled_h: 1", "missing pooled_w"),
     ],
 )
 def test_regions_that_are_none(shapes: dict[str, tuple[int, ...]], body: str, message: str) -> None:
@@ -159,7 +159,7 @@ def test_samples_between_cells() -> None:
 "}"), "has 8 channels, expected output_dim x group_size.2 = 18"),
         (("PSROIPooling", "psroi_pooling_param { spatial_scale: 1 output_dim: 0 group_size: 3 "
 "}"), "output_dim is 0"),
-        (("ROIAlign", "roi_align_param { pooled_h: 3 }"), "missing pooled_h or pooled_w"),
+        (("ROIAlign", "roi_align_param { pooled_h: 3 }"), "missing pooled_w"),
     ],
 )  # fmt: skip
 def test_mistakes_of_other_pooling(text: tuple[str, str], message: str) -> None:

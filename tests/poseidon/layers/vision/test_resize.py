@@ -185,7 +185,7 @@ def test_reorg_in_reverse() -> None:
     ("shape", "body", "message"),
     [
         ((1, 4, 4, 4), "", "missing stride"),
-        ((1, 4, 4, 4), "stride: 0", "missing stride"),
+        ((1, 4, 4, 4), "stride: 0", "stride is 0, expected at least 1"),
         ((1, 6, 4, 4), "stride: 2", "6 channels, expected a multiple of stride"),
         ((1, 4, 3, 4), "stride: 2", "bottom is 3x4, expected multiples of stride 2"),
         ((4, 4), "stride: 2", "expected 4"),
