@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from poseidon import log
+from poseidon import glog
 from poseidon.cli.net_requests import one_device
 from poseidon.cli.progress_bar import progress_bar
 from poseidon.data.progress_reports import EXTRACTING
@@ -49,6 +49,6 @@ def from_caffe_arguments(arguments: Sequence[str]) -> Extraction:
 def _run_alone(extraction: Extraction, progress: str) -> int:
     check_extraction(extraction, extraction.paths())
     prepare_process()
-    with progress_bar(progress) as report, log.setup(stream=sys.stderr):
+    with progress_bar(progress) as report, glog.setup(stream=sys.stderr):
         run_extraction(extraction, lambda done, total, _: report(EXTRACTING, done, total))
     return 0

@@ -10,7 +10,7 @@ import sys
 
 import torch
 
-from poseidon import log
+from poseidon import glog
 from poseidon.cli.net_requests import net_request
 from poseidon.cli.progress_bar import progress_bar
 from poseidon.engine.tools.benchmark import time_net
@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
     prepare_process()
     request = net_request(arguments)
     sink = GlogSink(LOGGER)
-    with progress_bar(arguments.progress) as progress, log.setup(stream=sys.stderr):
+    with progress_bar(arguments.progress) as progress, glog.setup(stream=sys.stderr):
         name = torch.cuda.get_device_name(request.device) if request.device.type == "cuda" else ""
         sink.write(*using(str(request.device), gpu_name=name))
         net = open_net(request)

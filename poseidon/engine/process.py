@@ -27,7 +27,7 @@ import tempfile
 import traceback
 from typing import Any
 
-from poseidon import log
+from poseidon import glog
 from poseidon.engine.document import WorkKind, read_document
 from poseidon.engine.launcher_connection import LauncherConnection, launcher_streams
 from poseidon.engine.other_process import raised_elsewhere
@@ -75,7 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
         document = read_document(work_class.document_class, inlet.readline())
         prepare_process(document.threads)
         _shorten_sockets()
-        outputs = log.setup(stream=sys.stderr, file=document.log_file)
+        outputs = glog.setup(stream=sys.stderr, file=document.log_file)
     except (PoseidonError, OSError) as error:
         launcher.send("error", message=str(error), exit_code=getattr(error, "exit_code", 1))
         return 1

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
-from poseidon import log
+from poseidon import glog
 from poseidon.engine.document import TrainingDocument, WorkerDocument, read_document
 from poseidon.engine.elastic import Regrouped
 from poseidon.engine.launcher_connection import NOTHING_NOTED, LauncherConnection
@@ -120,7 +120,7 @@ class TrainingWork(Work[Training]):
         """Wait for the document of the next start; see `LauncherConnection.pause`."""
         found = self.launcher.pause(snapshot, message, regrouped=regrouped)
         self.document = read_document(type(self.document), json.dumps(found))
-        log.move_file(self.document.log_file)
+        glog.move_file(self.document.log_file)
 
     def report_snapshot(self, written: WrittenSnapshot) -> None:
         """Report a snapshot that is complete on disk."""

@@ -19,7 +19,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from poseidon.log import at
+from poseidon.glog import at
 from poseidon.metrics.record import Output, TestRecord, TrainRecord
 
 _SOLVER = "solver.cpp"
@@ -171,7 +171,7 @@ class GlogSink:
     """A `Sink` that logs records. `begin_test` logs the line at the start of a test.
 
     Args:
-        logger: a logger configured by `poseidon.log.setup`.
+        logger: a logger configured by `poseidon.glog.setup`.
     """
 
     def __init__(self, logger: logging.Logger) -> None:

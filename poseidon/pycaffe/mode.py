@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from poseidon import log as glog
+from poseidon import glog
 from poseidon.engine.module.distribute import (
     compute_with_one_thread,
     current_context,

@@ -9,7 +9,7 @@ import sys
 from contextlib import ExitStack
 from typing import Any
 
-from poseidon import log
+from poseidon import glog
 from poseidon.engine.document import ScriptDocument, read_document
 from poseidon.engine.launcher_connection import LauncherConnection
 from poseidon.engine.module.script import ScriptWork
@@ -35,7 +35,7 @@ class Place:
         document = read_document(ScriptDocument, json.dumps(answer["document"]))
         prepare_process(document.threads)
         if not logging.getLogger("poseidon").handlers:  # a fork has the worker's
-            self._process.enter_context(log.setup(stream=sys.stderr, file=document.log_file))
+            self._process.enter_context(glog.setup(stream=sys.stderr, file=document.log_file))
         self._launcher = LauncherConnection(link.reader, link.writer, notes=ScriptWork.notes)
         self._launcher.rounds.update(answer["rounds"])
         self._work = ScriptWork(document, self._launcher)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.log import setup
+from poseidon.glog import setup
 from poseidon.metrics import glog_lines
 from poseidon.metrics.glog_lines import GlogSink, number
 from poseidon.metrics.record import Output, TestRecord, TrainRecord

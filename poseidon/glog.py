@@ -23,7 +23,7 @@ from typing import TextIO
 
 from poseidon.output_lines import visible, visible_line
 
-LOGGER = logging.getLogger("poseidon.log")
+LOGGER = logging.getLogger("poseidon.glog")
 _LETTERS = {logging.WARNING: "W", logging.ERROR: "E", logging.CRITICAL: "F"}
 _LOCATION = "glog_location"
 # The loggers of all modules are below these two.

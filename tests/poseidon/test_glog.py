@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.log import at, glog_head, setup
+from poseidon.glog import at, glog_head, setup
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_stream_and_file_get_the_same_lines(tmp_path: Path) -> None:
     assert re.fullmatch(
         rf"I\d{{4}} \d\d:\d\d:\d\d\.\d{{6}} {thread} solver\.cpp:294\] Iteration 100", lines[0]
     )
-    assert re.fullmatch(rf"W\d{{4}} \S+ {thread} test_log\.py:\d+\] late", lines[1])
+    assert re.fullmatch(rf"W\d{{4}} \S+ {thread} test_glog\.py:\d+\] late", lines[1])
     assert len(lines) == 2
 
 
