@@ -27,7 +27,7 @@ from poseidon.version import __version__
 
 if TYPE_CHECKING:
     from poseidon.cli.function import launch
-    from poseidon.engine.module.distribute import distribute, this_worker
+    from poseidon.engine.module.distribute import distribute, log, this_worker
     from poseidon.engine.module.group import Group
     from poseidon.engine.module.optimizer_group import OptimizerGroup
     from poseidon.engine.module.rule_group import RuleGroup
@@ -71,12 +71,13 @@ __all__ = [
     "bind",
     "distribute",
     "launch",
+    "log",
     "this_worker",
 ]
 
 if not TYPE_CHECKING:
     _MODULES = {
-        "distribute": ("distribute", "this_worker"),
+        "distribute": ("distribute", "log", "this_worker"),
         "group": ("Group",),
         "optimizer_group": ("OptimizerGroup",),
         "rule_group": ("RuleGroup",),

@@ -29,6 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from poseidon.engine.module.ddp import reduce_by_exchange
 from poseidon.engine.module.distribute import current_context
+from poseidon.engine.module.trainer_logs import log_of_library
 
 
 class PoseidonEnvironment(ClusterEnvironment):
@@ -136,6 +137,19 @@ class PoseidonStrategy(_OfJob, DDPStrategy):
     Args:
         arguments: of DDPStrategy and of DistributedDataParallel, as `find_unused_parameters`.
     """
+
+    def setup(self, trainer: Any) -> None:
+        """Set up as DDPStrategy does, and log what the Trainer logs, whatever its loggers are."""
+        super().setup(trainer)
+        connector, log = trainer._logger_connector, self._place._context.log
+        log_metrics = type(connector).log_metrics  # a second run of the Trainer sets up again
+
+        def logging(metrics: Any, step: int | None = None) -> None:
+            if step is None:  # of an evaluation it is the number of a batch
+                log_of_library(log, trainer.global_step, metrics)
+            log_metrics(connector, metrics, step)
+
+        connector.log_metrics = logging
 
     def _setup_model(self, model: nn.Module) -> DistributedDataParallel:
         return self._reduced(super()._setup_model(model))

@@ -95,13 +95,13 @@ def main() -> None:
                 loss = nn.functional.cross_entropy(model(x), y)
                 loss.backward()
                 group.step()
+                group.log(loss=loss)
                 if group.stopping:
                     return
             group.settle()
-            print(
-                f"epoch {epoch + 1}: loss {group.mean(loss):.3f}, accuracy "
-                f"{accuracy(model, test):.1%}"
-            )
+            right = accuracy(model, test)
+            group.log(accuracy=right)
+            print(f"epoch {epoch + 1}: loss {group.mean(loss):.3f}, accuracy {right:.1%}")
 
 
 if __name__ == "__main__":

@@ -91,6 +91,7 @@ def main() -> None:
             )
             loss.backward()
             group.step()
+            group.log(loss=loss)
             decay.step()
             if group.stopping:
                 break

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from poseidon.errors import UsageError
 from poseidon.launcher.job_folder import find_training_log, read_training_log
-from poseidon.metrics.curves import CHARTS, FORMATS, Panel, XAxis, YScale, curves, draw
+from poseidon.metrics.curves import CHARTS, FORMATS, Panel, XAxis, YScale, curves, draw, scores
 from poseidon.snapshot.files import make_folder, write_atomically
 from poseidon.text_files import escaped
 
@@ -26,11 +26,14 @@ def run(arguments: argparse.Namespace) -> int:
         (name, read_training_log(path))
         for name, (_, path) in zip(_short_names(found), found, strict=True)
     ]
+    if arguments.chart is None:
+        panels = [*panels, *dict.fromkeys(panel for _, log in logs for panel in scores(log))]
     shown = [
         panel for panel in panels if any(curves(name, log, panel, against) for name, log in logs)
     ]
     if not shown:
-        raise UsageError(f"the logs have no {panels[0].value} to draw")
+        missing = " or ".join(panel.value for panel in panels if isinstance(panel, Panel))
+        raise UsageError(f"the logs have no {missing} to draw")
     scale = YScale(arguments.scale)
     picture = draw(logs, shown, against, kind, smooth=arguments.smooth, scale=scale)
     make_folder(arguments.output.parent)
@@ -39,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _panels(arguments: argparse.Namespace) -> tuple[Sequence[Panel], XAxis]:
+def _panels(arguments: argparse.Namespace) -> tuple[Sequence[Panel | str], XAxis]:
     if arguments.chart is None:
         return (Panel.LOSS, Panel.ACCURACY), XAxis(arguments.x)
     panel, against = CHARTS[int(arguments.chart)]

@@ -1,5 +1,5 @@
-"""`poseidon stats`: what each tensor costs on its way, and how loaded each shard
-is; for a running job or one that has ended.
+"""`poseidon stats`: what each tensor costs on its way, how loaded each shard is, and the last values
+of the curves; for a running job or one that has ended.
 """
 
 from __future__ import annotations
@@ -8,9 +8,10 @@ import argparse
 from pathlib import Path
 
 from poseidon.errors import JobError, UsageError
-from poseidon.launcher.job_folder import job_folder
+from poseidon.launcher.job_folder import job_folder, read_records
+from poseidon.metrics.job_records import last_values
 from poseidon.metrics.job_statistics import FILE_NAME, encode_statistics, read_statistics
-from poseidon.metrics.statistics_tables import job_tables
+from poseidon.metrics.statistics_tables import job_tables, value_table
 from poseidon.metrics.trace_iteration import view_iteration
 from poseidon.metrics.trace_merge import merge, read_trace, trace_files
 from poseidon.snapshot.files import write_atomically
@@ -29,7 +30,11 @@ def run(arguments: argparse.Namespace) -> int:
     if not path.exists():
         raise JobError(f"{folder} holds no {FILE_NAME}: the job has written no statistics yet")
     statistics = read_statistics(path)
-    print(encode_statistics(statistics) if arguments.json else "\n".join(job_tables(statistics)))
+    if arguments.json:
+        print(encode_statistics(statistics))
+        return 0
+    values = value_table(last_values(read_records(folder)))
+    print("\n".join([*job_tables(statistics), *(["", *values] if values else [])]))
     return 0
 
 

@@ -34,6 +34,8 @@ A process prints to standard output:
         iterations in this start, without and with waits for others
     {"event": "trained", "iteration": 100, "loss": 1.5, "rate": 0.01, "outputs": [["loss", 1.5]]}
         worker 0, at a displayed iteration
+    {"event": "logged", "iteration": 100, "values": {...}}
+        a worker of a script that logs: numbers by name, null where one is not finite
     {"event": "tested", "iteration": 500, "net": 0, "scores": [["accuracy", "0.7"]]}
         worker 0, at the end of a test of a net
     {"event": "snapshot", "state": "/.../snap_iter_120.solverstate", "iteration": 120, "seconds": 0.2}

@@ -209,14 +209,16 @@ def _new_points(job: JobFolder, sent: dict[str, tuple[int, int]]) -> dict[str, A
         sent: the revision and the number of points of each curve that the page has.
 
     Returns:
-        For each curve that has changed: `from`, the position of the first point, and `points`.
+        For each curve that has changed: `from`, the position of the first point, `points`, and the
+        `panel` of the curve.
     """
     found = {}
     for name, series in job.view.series.items():
         revision, count = sent.get(name, (series.revision, 0))
         start = count if revision == series.revision else 0
         if len(series.points) > start or revision != series.revision:
-            found[name] = {"from": start, "points": series.points[start:]}
+            points = series.points[start:]
+            found[name] = {"from": start, "points": points, "panel": series.panel}
         sent[name] = (series.revision, len(series.points))
     return found
 

@@ -36,6 +36,7 @@ def job_parts(
     bottleneck = summary["bottleneck"]
     state = escape(summary["state"])
     done = summary["iteration"] / summary["max_iter"] if summary["max_iter"] else 0
+    bar = f'<progress max="1" value="{done:.4f}" aria-label="Iterations done"></progress>'
     return {
         "state": f'<span class="state {state.replace(" ", "-")}">{state}</span>',
         "bottleneck": escape(bottleneck["sentence"]),
@@ -43,7 +44,7 @@ def job_parts(
         "facts": "".join(
             f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in _facts(summary)
         ),
-        "bar": f'<progress max="1" value="{done:.4f}" aria-label="Iterations done"></progress>',
+        "bar": bar if summary["max_iter"] else "",
         "worker-rows": _workers(summary["workers"], bottleneck["where"]),
         "shard-rows": _shards(summary["shards"], bottleneck["where"]),
         "tensor-rows": _tensors(tensors),
@@ -53,17 +54,18 @@ def job_parts(
 
 
 def last_values(curves: Mapping[str, Sequence[tuple[float, float]]]) -> str:
-    """Return a list of the curves' last values, for a page that draws no curves.
+    """Return a list of the curves' last values, for a page that draws no curves; empty without
+    curves.
 
     Args:
         curves: points (iteration, value) by name.
     """
-    rows = (
+    rows = "".join(
         f"<div><dt>{escape(name)}</dt><dd>{number(points[-1][1])}</dd></div>"
         for name, points in curves.items()
         if points
     )
-    return f'<dl id="last-values">{"".join(rows)}</dl>'
+    return f'<dl id="last-values">{rows}</dl>' if rows else ""
 
 
 def fill(template: str, parts: Mapping[str, str]) -> str:
@@ -116,14 +118,19 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def _facts(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    """Yield what is known, each with its name."""
     of = f" of {number(summary['max_iter'], 9)}" if summary["max_iter"] else ""
     yield "Iteration", number(summary["iteration"], 9) + of
-    yield "Loss", number(summary["loss"])
-    yield "Images a second", number(summary["images_rate"] or None)
-    yield "Time left", _duration(summary["eta_s"])
-    yield "Running for", _duration(summary["updated"] - summary["started"])
-    yield "Workers", str(len(summary["workers"]))
-    yield "Shards", str(len(summary["shards"]))
+    known = {
+        "Loss": number(summary["loss"]),
+        "Iterations a second": number(summary["rate"] or None, 3),
+        "Images a second": number(summary["images_rate"] or None),
+        "Time left": _duration(summary["eta_s"]),
+        "Running for": _duration(summary["updated"] - summary["started"]),
+        "Workers": str(len(summary["workers"]) or NONE),
+        "Shards": str(len(summary["shards"]) or NONE),
+    }
+    yield from ((name, value) for name, value in known.items() if value != NONE)
 
 
 def _workers(workers: Sequence[Mapping[str, Any]], limit: str) -> str:
@@ -149,7 +156,7 @@ def _workers(workers: Sequence[Mapping[str, Any]], limit: str) -> str:
             _milliseconds(worker["own_s"]),
         ]
         rows.append(_row(cells, kind))
-    return "".join(rows) or _empty(8, "Nothing was reported yet.")
+    return "".join(rows)
 
 
 def _shards(shards: Sequence[Mapping[str, Any]], limit: str) -> str:
@@ -165,7 +172,7 @@ def _shards(shards: Sequence[Mapping[str, Any]], limit: str) -> str:
             _rate(shard["out_per_s"]),
         ]
         rows.append(_row(cells, "marked" if limit in (label, shard["host"]) else ""))
-    return "".join(rows) or _empty(6, "This job has no shards.")
+    return "".join(rows)
 
 
 def _tensors(tensors: Sequence[Mapping[str, Any]]) -> str:
@@ -182,15 +189,11 @@ def _tensors(tensors: Sequence[Mapping[str, Any]]) -> str:
         )
         for tensor in tensors
     ]
-    return "".join(rows) or _empty(6, "Nothing was reported yet.")
+    return "".join(rows)
 
 
 def _row(cells: Sequence[str], kind: str = "") -> str:
     return f"<tr{f' class={kind}' if kind else ''}>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
-
-
-def _empty(columns: int, text: str) -> str:
-    return f'<tr><td colspan="{columns}" class="empty">{text}</td></tr>'
 
 
 def _timeline(name: str) -> str:

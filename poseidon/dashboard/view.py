@@ -15,6 +15,7 @@ from typing import Any
 
 from poseidon.dashboard.bottleneck import Cause, ShardLoad, WorkerLoad, find_bottleneck
 from poseidon.metrics.job_records import Record
+from poseidon.metrics.logged_names import RATES, is_loss, score
 
 WINDOW_S = 20.0
 """Seconds over which loads are measured."""
@@ -23,20 +24,29 @@ SILENT_S = 15.0
 MOST_POINTS = 2000
 MOST_EVENTS = 200
 MOST_CURVES = 1000
+MOST_PANELS = 40
 MOST_PROCESSES = 10_000
 MOST_RECENT = 100
 """Records of a process that are kept; in `WINDOW_S` a job writes four."""
 
 
+PANELS = {"loss": "Loss", "images/s": "Images a second", "learning rate": "Learning rate"}
+"""The panels of curves that every kind of job may have."""
+
+
 class Series:
     """A curve: pairs of iteration and value, thinned out when there are too many.
+
+    Args:
+        panel: in which the curve is drawn; empty: in none.
 
     Attributes:
         points: so far.
         revision: grows when points were dropped; with the same revision only points were added.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, panel: str = "") -> None:
+        self.panel = panel
         self.points: list[tuple[float, float]] = []
         self.revision = 0
         self._step, self._skipped = 1, 0
@@ -81,8 +91,10 @@ class JobView:
         elif kind == "train":
             self._point("loss", record, record["loss"])
             self._point("learning rate", record, record["rate"])
+            train = "" if self.job.get("script") else "train "
             for name, value in record["outputs"].items():
-                self._point(f"train {name}", record, value)
+                if train or name not in ("loss", *RATES):
+                    self._point(f"{train}{name}", record, value)
         elif kind == "test":
             for name, value in record["outputs"].items():
                 self._point(f"test {record['net']} {name}", record, value)
@@ -116,7 +128,22 @@ class JobView:
     def _point(self, name: str, record: Record, value: float | None) -> None:
         if value is None or (name not in self.series and len(self.series) == MOST_CURVES):
             return
-        self.series.setdefault(name, Series()).add(record["iteration"], value)
+        if name not in self.series:
+            self.series[name] = Series(self._panel(name))
+        self.series[name].add(record["iteration"], value)
+
+    def _panel(self, name: str) -> str:
+        """Return the title of the panel of a new curve; empty: it is not drawn."""
+        kind, _, rest = name.partition(" ")
+        if name in PANELS:
+            return PANELS[name]
+        if kind == "test" and rest:
+            return "Loss" if "loss" in name else "Scores"
+        if kind == "train" and rest:  # the total loss has a curve
+            return "" if "loss" in name else "Scores"
+        panels = {series.panel for series in self.series.values()}
+        panel = "Loss" if is_loss(name) else score(name)
+        return panel if panel in panels or len(panels) < MOST_PANELS else "Others"
 
     def loads(self) -> tuple[list[WorkerLoad], list[ShardLoad]]:
         """Return the loads of workers and shards over the last seconds."""
@@ -173,7 +200,8 @@ class JobView:
             "updated": self.updated_s,
             "iteration": progress.get("iteration", 0),
             "max_iter": progress.get("max_iter", 0),
-            "loss": progress.get("loss"),
+            "loss": self._loss(),
+            "rate": rate,
             "images_rate": progress.get("images_rate", 0.0),
             "eta_s": left / rate if running and rate and left > 0 else None,
             "bottleneck": {**asdict(bottleneck), "cause": bottleneck.cause.value},
@@ -181,6 +209,11 @@ class JobView:
             "shards": self._shard_rows(shards),
             "events": [{"time": time, "text": text} for time, text in self._events],
         }
+
+    def _loss(self) -> float | None:
+        """Return the latest loss; of a script, the last finite one that it has logged."""
+        logged = self.series.get("loss") if self.job.get("script") else None
+        return logged.points[-1][1] if logged else self._progress.get("loss")
 
     def _state(self, *, running: bool) -> str:
         if self.outcome:

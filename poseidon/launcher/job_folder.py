@@ -26,9 +26,10 @@ from poseidon.foreign_files import open_in, read_end
 from poseidon.hints import own_command, short_path
 from poseidon.launcher.listeners import REMOTE_LOGS
 from poseidon.launcher.sinks import FILE_NAME as METRICS_FILE
-from poseidon.metrics.job_records import decode_record
+from poseidon.metrics.job_records import LONGEST_LINE as LONGEST_RECORD
+from poseidon.metrics.job_records import Record, decode_record
 from poseidon.metrics.job_statistics import FILE_NAME
-from poseidon.metrics.training_log import TrainingLog, parse_log
+from poseidon.metrics.training_log import TrainingLog, parse_log, script_log
 from poseidon.output_lines import LONGEST_LINE
 from poseidon.settings import read_settings
 from poseidon.snapshot.rotation import newest_state
@@ -288,8 +289,8 @@ def find_training_log(given: str | None) -> tuple[str, Path]:
     """Return a name for a training log, and its path.
 
     Args:
-        given: a log, or the id or folder of a job, whose worker 0 has the log; None: the job that
-            was started last.
+        given: a log, or the id or folder of a job, whose worker 0 has the log; of a script it is
+            `metrics.jsonl`. None: the job that was started last.
 
     Raises:
         DataError: there is neither; or the job has no log of worker 0, or one that is refused, see
@@ -308,7 +309,9 @@ def find_training_log(given: str | None) -> tuple[str, Path]:
             f"there is no log {given}, nor a job of that id or folder; `{own_command()} ps` lists "
             "the running ones"
         ) from error
-    log = log_paths(folder).get("worker 0")
+    start = next((record for record in read_records(folder) if record["kind"] == "start"), {})
+    of_script = start.get("script", False)
+    log = folder / METRICS_FILE if of_script else log_paths(folder).get("worker 0")
     if log is None:
         raise DataError(f"{folder} holds no log of worker 0, expected a job's folder or a log")
     try:
@@ -319,11 +322,20 @@ def find_training_log(given: str | None) -> tuple[str, Path]:
 
 
 def read_training_log(path: Path) -> TrainingLog:
-    """Return the tables of a log file, which began in the year of its last change, or before.
+    """Return the tables of a log file, which began in the year of its last change, or before; or
+    of a script's `metrics.jsonl`.
 
     Raises:
         DataError: it cannot be read, or has no output of any iteration.
     """
+    if path.name == METRICS_FILE:
+        table = script_log(read_records(path.parent))
+        if not table.train:
+            raise DataError(
+                f"{path} has no value that the script has logged, expected group.log(loss=loss) in "
+                "the script, or poseidon.log() under --ddp"
+            )
+        return table
     try:
         text = decoded(path.read_bytes(), errors="backslashreplace")
         year = datetime.fromtimestamp(path.stat().st_mtime).year
@@ -337,6 +349,15 @@ def read_training_log(path: Path) -> TrainingLog:
             "(output/<job>/worker_0.log)"
         )
     return log
+
+
+def read_records(folder: Path) -> Iterator[Record]:
+    """Yield the records of a job's `metrics.jsonl`; none if it cannot be read."""
+    with suppress(OSError), open_in(folder.resolve(), METRICS_FILE) as file:
+        while line := file.readline(LONGEST_RECORD + 1):
+            record = decode_record(line)
+            if record is not None:
+                yield record
 
 
 class LogLines:

@@ -22,6 +22,7 @@ from poseidon.cluster.supervision.loop import JobResult, run_job
 from poseidon.cluster.supervision.restarts import Restarts, StartingPoint, describe_ending
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.state import Pausing
+from poseidon.engine.document import WorkKind
 from poseidon.errors import JobError, PoseidonError, UsageError, counted
 from poseidon.hints import short_path
 from poseidon.launcher.balancing import Balancing
@@ -129,6 +130,7 @@ class _Run:
                 "job": job.id,
                 "workers": job.plan.worker_count,
                 "shards": job.plan.shard_count,
+                **({"script": True} if job.kind is WorkKind.SCRIPT else {}),
                 "addresses": {
                     host.peer_address or host.address: host.address for host in job.plan.hosts
                 },

@@ -28,6 +28,7 @@ from poseidon.metrics.job_records import (
     worker_record,
 )
 from poseidon.metrics.job_statistics import parse_shard
+from poseidon.metrics.logged_means import LoggedMeans
 from poseidon.metrics.progress import ProgressMeter
 
 FILE_NAME = "metrics.jsonl"
@@ -79,6 +80,7 @@ class JobRecords(JobListener):
         self._next_s: dict[str, float] = {}
         self._held: dict[str, Record] = {}
         """The latest record of each period, unless it was passed on."""
+        self._means = LoggedMeans(job["workers"])
         self._started = False
         self._queue: queue.Queue[Record | None] = queue.Queue(MOST_WAITING)
         self._thread: threading.Thread | None = None
@@ -86,6 +88,8 @@ class JobRecords(JobListener):
     def on_started(self) -> None:
         self._iterations.clear()
         self._held.clear()
+        self._put_means(everything=True)
+        self._means = LoggedMeans(self._job["workers"])
         self._started = True
         self._put({"kind": "start", **self._job})
 
@@ -101,6 +105,9 @@ class JobRecords(JobListener):
         iteration = event.get("iteration")
         if kind == "progress" and isinstance(iteration, int):
             self._iterations[name.index] = iteration
+        if kind == "logged":
+            self._means.add(name.index, event, self._monotonic())
+        self._put_means()
         if kind == "alive":
             worker = worker_record(event, self._iterations.get(name.index, 0))
             if worker is not None:
@@ -114,6 +121,7 @@ class JobRecords(JobListener):
         Args:
             outcome: in one word: finished, stopped, failed.
         """
+        self._put_means(everything=True)
         for record in self._held.values():
             self._put(record)
         if self._started:
@@ -135,6 +143,11 @@ class JobRecords(JobListener):
                 target=self._deliver, name="poseidon-sinks", daemon=True
             )
             self._thread.start()
+
+    def _put_means(self, *, everything: bool = False) -> None:
+        """Pass on the means of what a script has logged, once they are due."""
+        for record in self._means.due(self._monotonic(), everything=everything):
+            self._put(record)
 
     def _put_first(self, kind: object, event: Mapping[str, object]) -> None:
         if kind == "progress" and (progress := self._meter.update(event)) is not None:
@@ -253,8 +266,8 @@ def scalars(record: Record) -> dict[str, float | None]:
         outputs = {f"train/{name}": value for name, value in record["outputs"].items()}
         return {
             **outputs,
-            "train/total_loss": record["loss"],
-            "train/learning_rate": record["rate"],
+            "train/total_loss": record.get("loss"),
+            "train/learning_rate": record.get("rate"),
         }
     if kind == "test":
         return {f"test_{record['net']}/{name}": value for name, value in record["outputs"].items()}
@@ -304,7 +317,9 @@ class Prometheus:
             "images_rate": gauge("images_per_second", "Images a second of all workers"),
         }
         self._train = gauge(
-            "train_output", "Outputs of the train net, averaged over all workers", "output"
+            "train_output",
+            "Outputs of the train net, or what a script logs; means over all workers",
+            "output",
         )
         self._loss = gauge(
             "loss", "Total loss of the train net, averaged over average_loss iterations"
@@ -340,8 +355,9 @@ class Prometheus:
             for name, gauge in self._of_job.items():
                 gauge.set(record[name], job)
         elif kind == "train":
-            self._loss.set(_number(record["loss"]), job)
-            self._learning_rate.set(_number(record["rate"]), job)
+            for gauge, name in ((self._loss, "loss"), (self._learning_rate, "rate")):
+                if name in record:  # a script need not log them
+                    gauge.set(_number(record[name]), job)
             for name, value in record["outputs"].items():
                 self._train.set(_number(value), job, name)
         elif kind == "test":

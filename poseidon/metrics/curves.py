@@ -19,6 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from poseidon.metrics.logged_names import RATES, is_loss, score
 from poseidon.metrics.training_log import LogRow, TrainingLog
 
 
@@ -80,7 +81,10 @@ SPAN = 30.0
 MOST_MARKERS = 100
 """The most points of a curve that has markers."""
 DASHES = ("-", "--", ":", "-.")
-TYPICAL_MAX = {Panel.ACCURACY: 1.0}
+MOST_COLUMNS = 3
+ACCURACIES = ("accuracy", "acc")
+"""The scores of scripts in the panel of accuracy."""
+TYPICAL_MAX: dict[Panel | str, float] = {Panel.ACCURACY: 1.0}
 """The upper end of a panel's axis if it has a single value."""
 MARGIN = 0.04
 """The margin on both sides of an axis, as a fraction of its length."""
@@ -102,19 +106,50 @@ class Curve:
     faint: bool
 
 
-def curves(name: str, log: TrainingLog, panel: Panel, x_axis: XAxis) -> list[Curve]:
+def scores(log: TrainingLog) -> list[str]:
+    """Return the further panels of a script's log: one for each score (`logged_names.score`)
+    besides accuracy.
+    """
+    names = dict.fromkeys(output for row in log.train for output in row.outputs)
+    found = dict.fromkeys(score(name) for name in names if log.of_script and not _is_usual(name))
+    return list(found)
+
+
+def _is_usual(name: str) -> bool:
+    """Return whether a value that a script logs has its place in one of `Panel`."""
+    return is_loss(name) or name in RATES or score(name) in ACCURACIES
+
+
+def _of_script(name: str, log: TrainingLog, panel: Panel | str, x_axis: XAxis) -> list[Curve]:
+    """Return the curves of what a script has logged, for a panel of losses or scores."""
+    found = []
+    for output in dict.fromkeys(output for row in log.train for output in row.outputs):
+        belongs = score(output) == panel and not _is_usual(output)
+        if panel in (Panel.LOSS, Panel.TRAIN_LOSS):
+            belongs = is_loss(output)
+        elif panel is Panel.ACCURACY:
+            belongs = score(output) in ACCURACIES and not is_loss(output)
+        if belongs:
+            having = [row for row in log.train if output in row.outputs]
+            values = [row.outputs[output] for row in having]
+            faint = len(having) > MOST_MARKERS
+            found.append(_curve(f"{name}: {output}", having, values, x_axis, faint=faint))
+    return found
+
+
+def curves(name: str, log: TrainingLog, panel: Panel | str, x_axis: XAxis) -> list[Curve]:
     """Return the curves of a log for a panel.
 
     Args:
         name: the name of the log, for the legend.
+        panel: text: one of `scores`.
     """
     if panel is Panel.RATE:
-        rows = log.train or log.test
-        return (
-            [_curve(f"{name}: rate", rows, [row.rate for row in rows], x_axis, faint=False)]
-            if rows
-            else []
-        )
+        rated = [row for row in log.train or log.test if not math.isnan(row.rate)]
+        rates = [row.rate for row in rated]
+        return [_curve(f"{name}: rate", rated, rates, x_axis, faint=False)] if rated else []
+    if log.of_script:
+        return _of_script(name, log, panel, x_axis)
     wanted_losses = panel is not Panel.ACCURACY
     found = []
     for net, rows, panels in (
@@ -133,14 +168,14 @@ def curves(name: str, log: TrainingLog, panel: Panel, x_axis: XAxis) -> list[Cur
 
 def draw(
     logs: Sequence[tuple[str, TrainingLog]],
-    panels: Sequence[Panel],
+    panels: Sequence[Panel | str],
     x_axis: XAxis,
     kind: str,
     *,
     smooth: int | None = None,
     scale: YScale = YScale.AUTO,
 ) -> bytes:
-    """Draw panels side by side, each with its legend below.
+    """Draw panels, up to three side by side, each with its legend below.
 
     Args:
         logs: the names and tables of the logs.
@@ -159,18 +194,21 @@ def draw(
         ]
         for panel in panels
     ]
-    rows = max((len(drawn) for drawn in shown), default=0)
+    legend = max((len(drawn) for drawn in shown), default=0)
+    columns = min(len(panels), MOST_COLUMNS)
+    rows = math.ceil(len(panels) / MOST_COLUMNS)
     figure = Figure(
-        figsize=(INCHES[0] * len(panels), INCHES[1] + LEGEND_ROW_INCHES * rows),
+        figsize=(INCHES[0] * columns, (INCHES[1] + LEGEND_ROW_INCHES * legend) * rows),
         layout="constrained",
     )
     width = _extent([x for drawn in shown for _, curve in drawn for x in curve.x])
     for index, (panel, drawn) in enumerate(zip(panels, shown, strict=True)):
-        axes = figure.add_subplot(1, len(panels), index + 1)
+        axes = figure.add_subplot(rows, columns, index + 1)
         smoothed = [
             _draw_curve(axes, curve, style, smooth) for curve, style in _styled(drawn, len(logs))
         ]
         values = [value for each in smoothed for value in each]
+        title = panel.value if isinstance(panel, Panel) else panel
         logarithmic = _is_logarithmic(scale, panel, values)
         raw = [y for _, curve in drawn for y in curve.y]
         _scale(
@@ -183,8 +221,8 @@ def draw(
             logarithmic=logarithmic,
         )
         axes.set_xlabel(x_axis.value)
-        axes.set_ylabel(f"{panel.value} (logarithmic)" if logarithmic else panel.value)
-        axes.set_title(f"{panel.value} over {x_axis.value}")
+        axes.set_ylabel(f"{title} (logarithmic)" if logarithmic else title)
+        axes.set_title(f"{title} over {x_axis.value}")
         axes.grid(alpha=0.3)
         if axes.lines:
             axes.legend(
@@ -251,7 +289,7 @@ def _draw_curve(
     return curve.y
 
 
-def _is_logarithmic(scale: YScale, panel: Panel, values: Sequence[float]) -> bool:
+def _is_logarithmic(scale: YScale, panel: Panel | str, values: Sequence[float]) -> bool:
     finite = [value for value in values if math.isfinite(value)]
     if scale is YScale.AUTO:
         return panel in LOGARITHMIC and bool(finite) and max(finite) >= SPAN * min(finite) > 0

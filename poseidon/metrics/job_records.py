@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeGuard
 
 from poseidon.metrics.job_statistics import ShardStatistics
@@ -34,8 +34,8 @@ def train_record(event: Mapping[str, object]) -> Record | None:
     return {
         "kind": "train",
         "iteration": iteration,
-        "loss": _finite(event.get("loss")),
-        "rate": _finite(event.get("rate")),
+        "loss": finite(event.get("loss")),
+        "rate": finite(event.get("rate")),
         "outputs": outputs,
     }
 
@@ -60,7 +60,7 @@ def progress_record(progress: JobProgress) -> Record:
         "kind": "progress",
         "iteration": progress.iteration,
         "max_iter": progress.max_iter,
-        "loss": _finite(progress.loss),
+        "loss": finite(progress.loss),
         "rate": progress.rate,
         "images_rate": progress.images_rate,
     }
@@ -108,7 +108,7 @@ def shard_record(statistics: ShardStatistics, event: Mapping[str, object]) -> Re
     return {
         "kind": "shard",
         **{name: getattr(statistics, name) for name in names},
-        "stalled_s": _finite(event.get("stalled_s")) or 0.0,
+        "stalled_s": finite(event.get("stalled_s")) or 0.0,
         "sending_s": seconds_by_host(event.get("sending_s")),
     }
 
@@ -120,8 +120,27 @@ def seconds_by_host(value: object) -> dict[str, float]:
     if not isinstance(value, dict):
         return {}
     return {
-        str(host): float(seconds) for host, seconds in value.items() if _finite(seconds) is not None
+        str(host): float(seconds) for host, seconds in value.items() if finite(seconds) is not None
     }
+
+
+def last_values(records: Iterable[Record]) -> dict[str, tuple[int, float | None]]:
+    """Return the last value of each curve with its iteration, by name: what a script has logged,
+    `train loss`, `test 0 accuracy`.
+
+    Args:
+        records: of `metrics.jsonl`, in its order.
+    """
+    found: dict[str, tuple[int, float | None]] = {}
+    of_script = False
+    for record in records:
+        if record["kind"] == "start":
+            of_script = record["script"]
+        elif record["kind"] in ("train", "test"):
+            prefix = f"test {record['net']} " if "net" in record else "" if of_script else "train "
+            for name, value in record["outputs"].items():
+                found[prefix + name] = record["iteration"], value
+    return found
 
 
 def encode_record(record: Record) -> str:
@@ -205,11 +224,15 @@ _PROCESS = {
     "sending_s": (_is_by_name(_is_amount), {}),
 }
 _FIELDS: Mapping[str, Mapping[str, tuple[Callable[[object], bool], object]]] = {
-    "start": {"job": (_is_text, _REQUIRED), "addresses": (_is_by_name(_is_text), {})},
+    "start": {
+        "job": (_is_text, _REQUIRED),
+        "addresses": (_is_by_name(_is_text), {}),
+        "script": (lambda value: isinstance(value, bool), False),
+    },
     "train": {
         **_ITERATION,
-        "loss": (_is_value, _REQUIRED),
-        "rate": (_is_value, _REQUIRED),
+        # of a script that does not log them
+        **dict.fromkeys(("loss", "rate"), (_is_value, None)),
         "outputs": (_is_by_name(_is_value), _REQUIRED),
     },
     "test": {
@@ -254,14 +277,16 @@ def _outputs(value: object) -> dict[str, float | None] | None:
     ):
         return None
     names = [str(name) for name, _ in value]
-    numbers = [_finite(number) for _, number in value]
+    numbers = [finite(number) for _, number in value]
     return dict(zip(own_names(names, repeated(names)), numbers, strict=True))
 
 
-def _finite(value: object) -> float | None:
-    """Return a number, also one that is given as text; None for anything else, or not finite."""
+def finite(value: object) -> float | None:
+    """Return a number that a record can have, also one that is given as text; None for anything
+    else.
+    """
     try:
         number = float(value) if isinstance(value, int | float | str) else math.nan
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
-    return number if math.isfinite(number) else None
+    return number if abs(number) <= _LARGEST_VALUE else None

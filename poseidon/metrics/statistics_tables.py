@@ -9,7 +9,7 @@ values and histories, and the peak memory of its process.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from poseidon.errors import counted
@@ -115,6 +115,23 @@ def shard_table(shards: Sequence[tuple[int, ShardStatistics]]) -> list[str]:
         for index, shard in shards
     ]
     return aligned([SHARD_HEAD, *rows], left=0)
+
+
+def value_table(values: Mapping[str, tuple[int, float | None]]) -> list[str]:
+    """Return the lines of the last values of curves; an empty list without curves.
+
+    Args:
+        values: see `last_values`; None: not finite.
+    """
+    rows = [
+        (name, f"{iteration:,}", UNKNOWN if value is None else f"{value:.6g}")
+        for name, (iteration, value) in values.items()
+    ]
+    return (
+        aligned([("last value of", "iteration", "mean over workers"), *rows], left=1)
+        if rows
+        else []
+    )
 
 
 def job_tables(statistics: JobStatistics) -> list[str]:

@@ -1,5 +1,5 @@
 """Parsing of training logs to tables, as by Caffe's tools/extra/parse_log.py, for logs of Caffe
-and Poseidon.
+and Poseidon; and the same tables of what a script has logged.
 
 Law: no I/O. A row has the outputs of a net at an iteration. Lines without a glog header and lines
 before the first iteration are ignored.
@@ -16,6 +16,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from poseidon.metrics.job_records import Record
+from poseidon.metrics.logged_names import RATES, is_loss
 from poseidon.metrics.record import own_names, repeated
 
 # Newer glog writes the year, too.
@@ -58,11 +60,13 @@ class TrainingLog:
 
     Attributes:
         losses: the names of outputs with a loss weight, as the rows have them.
+        of_script: whether the train rows have what a script has logged, and there are no test rows.
     """
 
     train: tuple[LogRow, ...]
     test: tuple[LogRow, ...]
     losses: frozenset[str]
+    of_script: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +105,47 @@ def parse_log(lines: Iterable[str], year: int) -> TrainingLog:
     for line in lines:
         reader.read(line)
     return reader.log()
+
+
+def script_log(records: Iterable[Record]) -> TrainingLog:
+    """Return the table of what a script has logged.
+
+    After a restart the later value of an iteration counts, and no value of a later iteration from
+    before.
+
+    Args:
+        records: of `metrics.jsonl`, in its order.
+    """
+    start_s: float | None = None
+    curves: dict[str, list[tuple[int, float, float]]] = {}
+    for record in records:
+        start_s = record["time"] if start_s is None else start_s
+        if record["kind"] != "train":
+            continue
+        iteration, seconds = record["iteration"], round(record["time"] - start_s, 3)
+        for name, value in record["outputs"].items():
+            points = curves.setdefault(name, [])
+            while points and points[-1][0] >= iteration:
+                points.pop()
+            points.append((iteration, seconds, math.nan if value is None else value))
+    times: dict[int, float] = {}
+    outputs: dict[int, dict[str, float]] = {}
+    for name, points in curves.items():
+        for iteration, seconds, value in points:
+            times.setdefault(iteration, seconds)
+            outputs.setdefault(iteration, {})[name] = value
+    rates = {i: row[name] for i, row in outputs.items() for name in RATES[::-1] if name in row}
+    rows = [
+        LogRow(
+            iteration=iteration,
+            seconds=times[iteration],
+            rate=rates.get(iteration, math.nan),
+            outputs=outputs[iteration],
+        )
+        for iteration in sorted(outputs)
+    ]
+    losses = frozenset(filter(is_loss, curves))
+    return TrainingLog(train=tuple(rows), test=(), losses=losses, of_script=True)
 
 
 class _Reader:

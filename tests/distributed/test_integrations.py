@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from poseidon.launcher.job_folder import read_records
 from tests.support.ddp_processes import run_by_gloo
 from tests.support.training_processes import machinefile, poseidon_here
 
@@ -121,6 +122,17 @@ def run_job(folder: Path, *words: object) -> str:
     return done.stdout
 
 
+def logged(folder: Path) -> dict[str, list[int]]:
+    """Return the iterations at which a job of `run_job` has recorded what the library has logged,
+    by name.
+    """
+    found: dict[str, list[int]] = {}
+    for record in read_records(folder / "out"):
+        for name in record["outputs"] if record["kind"] == "train" else ():
+            found.setdefault(name, []).append(record["iteration"])
+    return found
+
+
 @pytest.mark.needs("lightning")
 def test_lightning(repository: Path, tmp_path: Path) -> None:
     """Accumulation, clipping, validation, logs of all workers, checkpoints and their resuming,
@@ -143,6 +155,8 @@ def test_lightning(repository: Path, tmp_path: Path) -> None:
     ]
     assert re.search(r"\[[1-9]\d*, 0\]$", lines[-1]), "a worker besides the first has written"
     assert files(ours, "here/*") == files(theirs, "here/*")
+    epochs = [8, 16, 24, 32, 8]
+    assert logged(ours) == dict.fromkeys(("accuracy", "test_loss", "loss"), epochs)
 
 
 @pytest.mark.needs("huggingface")
@@ -161,6 +175,9 @@ def test_accelerate_the_trainer_and_lora(repository: Path, tmp_path: Path) -> No
     assert [line.split(":")[0] for line in lines if line.startswith("epoch")] == [
         f"epoch {number}" for number in (*range(1, 5), 1)
     ]
+    names = logged(ours)
+    assert set(names) == {"loss", "grad_norm", "learning_rate", "eval_loss", "train_loss"}
+    assert names["eval_loss"] == [10, 20, 10, 20]
     for left in ("adapters/*/*", "model/*/*", "here/*"):
         assert files(ours, left) == files(theirs, left)
     plan = (ours / "out" / "exchange_plan.txt").read_text(encoding="utf-8")

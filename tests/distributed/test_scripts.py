@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from poseidon.launcher.job_folder import read_records
 from poseidon.pycaffe import mode
 from tests.support.pseudo_terminal import pseudo_terminal
 from tests.support.shadowing_files import write_shadowing_files
@@ -52,6 +53,7 @@ with poseidon.distribute(model, how, batch_size=12) as group, poseidon.distribut
         group.step()
         if (step + group.rank) % 3:  # each worker by itself
             average.update_parameters(model)
+        group.log(step=step, **{"a/rank": torch.tensor(group.rank)})
         if step == 0:
             print("training")
         if group.stopping:
@@ -108,6 +110,10 @@ def test_two_clients_are_one_process(
         encoding="utf-8"
     )
     assert "0.weight" in (work / "logs" / "exchange_plan.txt").read_text(encoding="utf-8")
+    train = [record for record in read_records(work / "logs") if record["kind"] == "train"]
+    assert [(record["iteration"], record["outputs"]) for record in train] == [
+        (step + 1, {"step": step, "a/rank": (workers - 1) / 2}) for step in range(8)
+    ]
     expected = train_alone(folder, how, monkeypatch)
     for rank in range(workers):
         for name, value in torch.load(work / f"end{rank}").items():

@@ -2,7 +2,7 @@
 // The page of `poseidon dashboard`: shows one job live, and curves of others over it.
 
 const find = (id) => document.getElementById(id);
-const jobs = new Map(); // name -> {state, parts: {id: html}, series: {name: [[x...], [y...]]}}
+const jobs = new Map(); // name -> {state, parts: {id: html}, series: {name: [[x...], [y...], panel]}}
 const drawn = new Map(); // id -> html
 const overlaid = new Set();
 const charts = new Map(); // title -> uPlot
@@ -13,12 +13,8 @@ const resized = new ResizeObserver(() => {
 });
 
 const COLOURS = ["#0b7bd3", "#d9480f", "#2b8a3e", "#9c36b5", "#c2255c", "#0c8599", "#e67700", "#5f3dc4"];
-const PANELS = [
-  ["Loss", (name) => name === "loss" || /^test .*loss/.test(name)],
-  ["Scores", (name) => /^(test|train) /.test(name) && !/loss/.test(name)],
-  ["Images a second", (name) => name === "images/s"],
-  ["Learning rate", (name) => name === "learning rate"],
-];
+const FIRST = ["Loss", "Scores"]; // panels; then those of what a script logs
+const LAST = ["Images a second", "Learning rate"];
 
 // -- text ---------------------------------------------------------------------------------------------------------------
 
@@ -95,7 +91,7 @@ function merge(news) {
       xs.push(x);
       ys.push(y);
     }
-    job.series[name] = [xs, ys];
+    job.series[name] = [xs, ys, part.panel];
   }
   jobs.set(news.name, { ...news, series: job.series });
 }
@@ -148,15 +144,16 @@ function drawPart(id, html) {
 function drawCurves() {
   const names = [shown, ...[...overlaid].filter((name) => name !== shown)].filter((name) => jobs.has(name));
   find("last-values")?.remove(); // the server's, in place of curves
-  for (const [title, belongs] of PANELS) {
-    const curves = [];
-    for (const name of names) {
-      for (const [curve, points] of Object.entries(jobs.get(name).series)) {
-        if (belongs(curve)) curves.push([names.length > 1 ? `${name}: ${curve}` : curve, points]);
-      }
+  const panels = new Map(); // title -> curves
+  for (const name of names) {
+    for (const [curve, points] of Object.entries(jobs.get(name).series)) {
+      const [, , title] = points;
+      if (!title) continue;
+      if (!panels.has(title)) panels.set(title, []);
+      panels.get(title).push([names.length > 1 ? `${name}: ${curve}` : curve, points]);
     }
-    if (curves.length) drawChart(title, curves);
   }
+  for (const [title, curves] of panels) drawChart(title, curves);
 }
 
 function drawChart(title, curves) {
@@ -182,13 +179,18 @@ function holder(title) {
   if (!find(id)) {
     const card = element("div", undefined, { class: "chart" });
     card.append(element("h3", title), element("div", undefined, { id, role: "img" }));
-    const place = PANELS.findIndex(([name]) => name === title);
-    const after = [...find("charts").children].find((child) => Number(child.dataset.place) > place);
+    const place = placeOf(title);
+    const after = [...find("charts").children].find((child) => child.dataset.place > place);
     card.dataset.place = place;
     find("charts").insertBefore(card, after || null);
     resized.observe(card);
   }
   return find(id);
+}
+
+function placeOf(title) {
+  if (FIRST.includes(title)) return `0 ${FIRST.indexOf(title)}`;
+  return LAST.includes(title) ? `2 ${LAST.indexOf(title)}` : `1 ${title}`;
 }
 
 function options(title, curves, logarithmic) {

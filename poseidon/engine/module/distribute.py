@@ -29,7 +29,7 @@ from types import TracebackType
 from typing import ClassVar, Literal, TypeVar, overload
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from poseidon.engine.module.group import Group
 from poseidon.engine.module.local_optimizer_group import LocalOptimizerGroup, is_synchronous
@@ -98,6 +98,23 @@ def this_worker() -> ThisWorker:
     May be called before `distribute`.
     """
     return current_context().worker
+
+
+def log(*, iteration: int | None = None, **values: float | Tensor) -> None:
+    """Log values of this worker for the job's curves, in a script without a group
+    (`poseidon run --ddp`). Otherwise as `Group.log`.
+
+    Args:
+        iteration: to which the values belong, 0 or more. None: the steps of the first
+            DistributedDataParallel module in this start of the job, so a script that resumes from a
+            checkpoint gives its own number.
+        values: see `Group.log`.
+
+    Raises:
+        UsageError: a name, a value or the iteration cannot be logged.
+    """
+    context = current_context()
+    context.log(context.loops.steps if iteration is None else iteration, values)
 
 
 def compute_with_one_thread(say: Callable[[str], object]) -> None:

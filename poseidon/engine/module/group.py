@@ -105,6 +105,24 @@ class Group(SharedLoop):
             )
         self._own.keep(objects, own=True)
 
+    def log(self, **values: float | Tensor) -> None:
+        """Log values of this worker for the job's curves, which show means over the workers.
+
+        Workers need not call it together, and it does not wait. The values are of the step that is
+        under way after its forward pass, else of the last one that has ended. Several values of one
+        name and step are averaged. The value of a tensor on a GPU is copied while the script
+        continues. A script that trains alone logs nothing. docs/torch_modules.md says what is
+        shown where.
+
+        Args:
+            values: real numbers, or tensors of one element, such as `loss=loss`. `loss` and
+                `learning_rate` have curves of their own. At most 100 names.
+
+        Raises:
+            UsageError: a name or a value cannot be logged.
+        """
+        self._context.log(self.steps + self._is_in_step, values)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state that training can resume from, after a step.
 

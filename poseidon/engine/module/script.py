@@ -27,7 +27,10 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from poseidon.engine.document import Prints, ScriptDocument
 from poseidon.engine.elastic import StartEnded
@@ -35,10 +38,12 @@ from poseidon.engine.launcher_connection import NO_DEBUGGER, WORKERS, LauncherCo
 from poseidon.engine.module.ddp import ddp_script, default_group
 from poseidon.engine.module.distribute import current_line, line_of, running_in
 from poseidon.engine.module.lazy_compiler import import_compiler_late
+from poseidon.engine.module.logged_values import LoggedValues
 from poseidon.engine.module.memory import ScriptMemory
 from poseidon.engine.module.script_output import output_to_log
 from poseidon.engine.module.spawning import Place, this_machine
 from poseidon.engine.module.torchrun import free_address, torchrun_variables
+from poseidon.engine.module.trainer_logs import taking_from_trainer
 from poseidon.engine.module.worker_context import LoopPosition, Observed, ThisWorker, WorkerContext
 from poseidon.engine.observation import Observation
 from poseidon.engine.own_time import OwnTime
@@ -136,6 +141,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         self._iterations = 0
         found = module_file(document.script) if document.module else None
         self._file = str(found or document.script)
+        self._logged = LoggedValues(launcher.send)
 
     def location(self, error: Exception) -> str:
         """See `Work`: the script, with the line if there is one."""
@@ -185,9 +191,12 @@ class ScriptWork(TrainingWork[ScriptDocument]):
     def _noticing_lone_steps(self, mesh: Mesh) -> Iterator[None]:
         """Warn at an optimizer's first step if nothing has joined the workers before it."""
 
+        has_stepped = False
+
         def notice(*_: object) -> None:
-            hook.remove()
-            if not (self._opened or mesh.is_connected):
+            nonlocal has_stepped
+            is_first, has_stepped = not has_stepped, True
+            if is_first and not (self._opened or mesh.is_connected):
                 LOGGER.warning(
                     "an optimizer steps and nothing has joined the %d workers: each trains by "
                     "itself; expected %s",
@@ -196,6 +205,24 @@ class ScriptWork(TrainingWork[ScriptDocument]):
                 )
 
         hook = register_optimizer_step_pre_hook(notice)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    @contextmanager
+    def _counting_steps(self, context: WorkerContext) -> Iterator[None]:
+        """Count the steps of the first optimizer that steps, where one worker has no exchange."""
+        counted: dict[int, int] = {}
+
+        def count(optimizer: torch.optim.Optimizer, *_: object) -> None:
+            first = next(iter(counted), id(optimizer))
+            if not context.loops.begun and first == id(optimizer):
+                counted[first] = steps = counted.get(first, 0) + 1
+                position = LoopPosition(steps=steps, iterations=steps)
+                context.on_progress(context.loops.together(0, position))
+
+        hook = register_optimizer_step_post_hook(count)
         try:
             yield
         finally:
@@ -259,6 +286,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         context = self._context(trace)
         self._statistics.clear()
         self._opened = 0
+        self._logged = LoggedValues(self.launcher.send)
         try:
             machines = self._set_variables() if document.ddp else []
             with closing(trace), running_in(context), self._process_group(context) as undo:
@@ -279,6 +307,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
             what = NO_DEBUGGER if document.workers > 1 else "the script was ended in its debugger"
             raise JobError(what).with_traceback(end.__traceback__) from end
         finally:
+            self._logged.close()
             self._progress.report()
 
     @contextmanager
@@ -296,6 +325,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
             with closing(trace), running_in(context), self._process_group(context):
                 yield
         finally:
+            self._logged.close()
             self._progress.report()
 
     @contextmanager
@@ -333,6 +363,9 @@ class ScriptWork(TrainingWork[ScriptDocument]):
                 ExitStack() as own,
             ):
                 stack = undo or own
+                stack.enter_context(taking_from_trainer(context.log))
+                if context.worker.size == 1:
+                    stack.enter_context(self._counting_steps(context))
                 if is_first_of_several:
                     stack.enter_context(self._noticing_lone_steps(mesh))
                 yield stack
@@ -386,6 +419,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
             observe=lambda built, module: self._observe(built, module, trace),
             on_open=self._on_open,
             on_progress=self._on_progress,
+            log=self._logged.log,
         )
 
     def _observe(self, built: Built, module: nn.Module, trace: Tracer) -> Observed:
@@ -402,6 +436,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
 
     def _on_progress(self, position: LoopPosition) -> None:
         self._progress(position)
+        self._logged.send_copied()
         if position.iterations != self._iterations:
             self._iterations = position.iterations
             if self._own_time is not None:

@@ -201,6 +201,11 @@ class StepLoop(ABC):
         return self._collections.steps
 
     @property
+    def _is_in_step(self) -> bool:
+        """Whether a step is under way, after a forward or a backward pass, or a turn."""
+        return self._begun or self._passes > 0 or self._in_backward or not self._turns.is_first
+
+    @property
     def pending(self) -> int:
         """Backward passes since the last step: `step` would apply them, and `drop` would discard
         them.

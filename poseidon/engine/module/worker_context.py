@@ -5,7 +5,7 @@ callbacks.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from poseidon.engine.elastic import StartEnded
+from poseidon.engine.module.logged_values import Value, check
 from poseidon.engine.module.memory import ScriptMemory
 from poseidon.engine.module.random_streams import RandomStreams
 from poseidon.engine.snapshot_writer import WrittenSnapshot
@@ -108,6 +109,11 @@ class Loops:
         self.streams: RandomStreams | None = None
         self._positions: dict[int, LoopPosition] = {}
 
+    @property
+    def steps(self) -> int:
+        """Steps that the first loop has finished; 0: there is none."""
+        return self._positions[0].steps if 0 in self._positions else 0
+
     def add(self, loop: Loop) -> None:
         """Add a loop that is open; a second time does nothing."""
         if loop not in self.open:
@@ -122,7 +128,7 @@ class Loops:
         self._positions[number] = position
         every = self._positions.values()
         return LoopPosition(
-            steps=self._positions[0].steps if 0 in self._positions else 0,
+            steps=self.steps,
             iterations=sum(one.iterations for one in every),
             collections=sum(one.collections for one in every),
             collection=position.collection,
@@ -194,6 +200,7 @@ class WorkerContext:
         on_saved: called with each checkpoint once it is complete on disk.
         on_open: called once the exchange is open, with what was built and the exchange to train
             with.
+        log: takes what the script logs: an iteration, and values by name.
         reducers: of the script's DistributedDataParallel modules; closed at its end.
         on_progress: called at the beginning and end of each step, of each collection and of
             `distribute`; must be fast.
@@ -216,6 +223,7 @@ class WorkerContext:
     on_saved: Callable[[WrittenSnapshot], None] = _nothing
     on_open: Callable[[Built, Exchange], None] = _nothing
     on_progress: Callable[[LoopPosition], None] = _nothing
+    log: Callable[[int, Mapping[str, Value]], None] = check
     reducers: list[Reducer] = field(default_factory=list)
     number: int = 0
     loops: Loops = field(default_factory=Loops)

@@ -63,6 +63,16 @@ def test_a_job_by_its_folder_or_its_id(capsys: pytest.CaptureFixture[str], tmp_p
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "job one-1: 1 worker, 2 iterations, 0 shards"
     assert lines[-2].split()[:3] == ["fc.0", "2", "3"]
+    start = {"kind": "start", "time": 1.0, "job": "one-1", "script": True}
+    train = {"kind": "train", "time": 2.0, "iteration": 1000, "outputs": {"loss": 0.5, "a": None}}
+    metrics = tmp_path / "output" / "one-1" / "metrics.jsonl"
+    metrics.write_text(f"{json.dumps(start)}\n{json.dumps(train)}\n")
+    assert main(["stats", "output/one-1"]) == 0
+    assert [line.split() for line in capsys.readouterr().out.splitlines()[-3:]] == [
+        ["last", "value", "of", "iteration", "mean", "over", "workers"],
+        ["loss", "1,000", "0.5"],
+        ["a", "1,000", "-"],
+    ]
     assert first_line(capsys, "one-1") == "job one-1"
     assert main(["stats", "one-1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["job"] == "one-1"

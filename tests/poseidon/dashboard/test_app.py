@@ -156,7 +156,11 @@ def test_a_job_is_listed_and_shown_with_its_curves(folder: Path) -> None:
         (listed,) = get(f"{address}/api/jobs")
         assert (listed["name"], listed["state"]) == ("lenet-1", "finished")
         job = get(f"{address}/api/jobs/lenet-1")
-        assert job["series"]["loss"] == {"from": 0, "points": [[20, 2.0]]}
+        assert job["series"]["loss"] == {
+            "from": 0,
+            "points": [[20, 2.0]],
+            "panel": "Loss",
+        }
         assert job["summary"]["state"] == "finished"
         with urllib.request.urlopen(address, timeout=20) as page:
             assert b"<title>finished: lenet-1</title>" in page.read()
@@ -255,7 +259,11 @@ def test_the_stream_sends_new_points_only(folder: Path) -> None:
             file.write(
                 json.dumps({**RECORDS[1], "time": 103.0, "iteration": 40, "loss": 1.5}) + "\n"
             )
-        assert _next_event(stream)["series"]["loss"] == {"from": 1, "points": [[40, 1.5]]}
+        assert _next_event(stream)["series"]["loss"] == {
+            "from": 1,
+            "points": [[40, 1.5]],
+            "panel": "Loss",
+        }
 
 
 def _next_event(stream: Any) -> Any:

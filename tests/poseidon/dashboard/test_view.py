@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from poseidon.dashboard.view import MOST_POINTS, SILENT_S, JobView, Series
+from poseidon.dashboard.view import MOST_PANELS, MOST_POINTS, SILENT_S, JobView, Series
 from poseidon.metrics.job_records import decode_record
 
 START = {
@@ -217,3 +217,39 @@ def test_a_restart_replaces_the_points_that_are_repeated() -> None:
     for x, y in ((10, 1.0), (20, 2.0), (30, 3.0), (20, 4.0), (30, 5.0)):
         series.add(x, y)
     assert series.points == [(10, 1.0), (20, 4.0), (30, 5.0)]
+
+
+def test_curves_of_a_script_have_its_names_and_a_panel_for_each_score() -> None:
+    made = view(
+        {**START, "script": True},
+        {
+            "time": 101.0,
+            "kind": "train",
+            "iteration": 20,
+            "loss": 2.0,
+            "rate": 0.1,
+            "outputs": {"loss": 2.0, "lr": 0.1, "val/loss": 3.0, "accuracy": 0.5, "grad_norm": 9},
+        },
+        {"time": 102.0, "kind": "train", "iteration": 20, "outputs": {"val_accuracy_epoch": 0.25}},
+        {"time": 103.0, "kind": "train", "iteration": 40, "outputs": {"loss": None}},
+    )
+    assert {name: (series.panel, series.points) for name, series in made.series.items()} == {
+        "loss": ("Loss", [(20, 2.0)]),
+        "learning rate": ("Learning rate", [(20, 0.1)]),
+        "val/loss": ("Loss", [(20, 3.0)]),
+        "accuracy": ("accuracy", [(20, 0.5)]),
+        "grad_norm": ("grad_norm", [(20, 9)]),
+        "val_accuracy_epoch": ("accuracy", [(20, 0.25)]),
+    }
+    assert made.summary(105.0, running=True)["loss"] == 2.0
+
+
+def test_panels_are_bounded() -> None:
+    outputs = {f"score{number}": 1.0 for number in range(MOST_PANELS + 5)}
+    made = view(
+        {**START, "script": True},
+        {"time": 101.0, "kind": "train", "iteration": 20, "outputs": outputs},
+    )
+    panels = [series.panel for series in made.series.values()]
+    assert panels[MOST_PANELS:] == ["Others"] * 5
+    assert len(set(panels)) == MOST_PANELS + 1

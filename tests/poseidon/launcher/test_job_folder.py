@@ -16,10 +16,12 @@ from poseidon.launcher.job_folder import (
     find_training_log,
     is_running,
     output_folder,
+    read_training_log,
     register_job,
     remove_unused,
 )
 from poseidon.launcher.listeners import REMOTE_LOGS
+from poseidon.launcher.sinks import FILE_NAME as METRICS_FILE
 from poseidon.launcher.site import read_hosts
 
 
@@ -82,6 +84,19 @@ def test_a_training_log_is_named_by_itself_or_by_its_job(
         DataError, match=r"^there is no log none.log, nor a job of that id or folder"
     ):
         find_training_log("none.log")
+    start = {"kind": "start", "time": 1.0, "job": "j-1"}
+    metrics = folder / METRICS_FILE
+    metrics.write_text(json.dumps(start) + "\n")
+    assert find_training_log("j-1")[1].name == "worker_0.log"
+    metrics.write_text(json.dumps({**start, "script": True}) + "\n")
+    assert find_training_log("j-1") == ("j-1", Path("output") / "j-1" / METRICS_FILE)
+    with pytest.raises(DataError, match=r"no value that the script has logged, expected group.log"):
+        read_training_log(metrics)
+    train = {"kind": "train", "time": 2.0, "iteration": 5, "outputs": {"loss": 0.5}}
+    with metrics.open("a") as file:
+        file.write(f"{json.dumps(train)}\n{json.dumps(train)[:20]}")
+    (row,) = read_training_log(metrics).train
+    assert (row.iteration, row.seconds, row.outputs) == (5, 1.0, {"loss": 0.5})
     with pytest.raises(JobError, match="no job is running"):
         find_training_log(None)
 

@@ -18,9 +18,17 @@ import pytest
 from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.errors import JobError
 from poseidon.launcher import sinks
-from poseidon.launcher.sinks import JobRecords, JsonLines, Prometheus, RecordSink, TensorBoard
+from poseidon.launcher.sinks import (
+    JobRecords,
+    JsonLines,
+    Prometheus,
+    RecordSink,
+    TensorBoard,
+    scalars,
+)
 from poseidon.metrics.job_records import Record, progress_record, shard_record, worker_record
 from poseidon.metrics.job_statistics import ShardStatistics
+from poseidon.metrics.logged_means import LoggedMeans
 from poseidon.metrics.progress import JobProgress
 from tests.support.polling import until
 
@@ -152,6 +160,60 @@ def test_the_last_record_of_a_process_is_written_at_the_end(tmp_path: Path) -> N
     assert found[1:] == [
         ("progress", 1), ("worker", 1), ("progress", 3), ("worker", 3), ("end", 3),
     ]  # fmt: skip
+
+
+LOGGED = {"event": "logged", "iteration": 100, "values": {"loss": 2.0, "lr": 0.5, "a/b": 1.0}}
+
+
+def test_what_workers_log_is_recorded_as_its_means(tmp_path: Path) -> None:
+    """Once both have gone on, after some seconds without the other, at a restart and at the end."""
+    clock, path = Clock(), tmp_path / "metrics.jsonl"
+    listener = records(JsonLines(path), clock=clock)
+    listener.on_started()
+    listener.on_event(WORKER, LOGGED)
+    listener.on_event(OTHER, {**LOGGED, "values": {"loss": 3.0, "lr": 0.5, "a/b": None}})
+    for name in (WORKER, OTHER):
+        listener.on_event(name, {**LOGGED, "iteration": 101})
+    listener.on_event(SHARD, LOGGED)
+    clock.now_s += 60.0
+    listener.on_event(OTHER, ALIVE)
+    listener.on_event(WORKER, {**LOGGED, "iteration": 102})
+    listener.on_started()
+    listener.on_event(WORKER, LOGGED)
+    listener.ended("finished")
+    listener.close()
+    found = [record for record in lines(path) if record["kind"] != "worker"]
+    assert [(record["kind"], record.get("iteration")) for record in found] == [
+        *(("start", None), ("train", 100), ("train", 101), ("train", 102)),
+        *(("start", None), ("train", 100), ("end", None)),
+    ]
+    assert found[1] == {
+        "time": 1000.0,
+        "kind": "train",
+        "iteration": 100,
+        "loss": 2.5,
+        "rate": 0.5,
+        "outputs": {"loss": 2.5, "lr": 0.5, "a/b": None},
+    }
+
+
+def test_a_script_without_a_loss_leaves_the_last_one() -> None:
+    served = Prometheus(0, "job-1")
+    try:
+        for values in ({"loss": 2.0, "lr": 0.5}, {"accuracy": 0.75}):
+            means = LoggedMeans(1)
+            means.add(0, {"iteration": 1, "values": values}, 0.0)
+            (record,) = means.due(0.0, everything=True)
+            served.write(record)
+            assert scalars(record)["train/total_loss"] == values.get("loss")
+        address = f"http://127.0.0.1:{served.port}/metrics"
+        with urllib.request.urlopen(address, timeout=20) as answer:
+            page = answer.read().decode()
+    finally:
+        served.close()
+    assert 'poseidon_loss{job="job-1"} 2.0' in page
+    assert 'poseidon_learning_rate{job="job-1"} 0.5' in page
+    assert 'poseidon_train_output{job="job-1",output="accuracy"} 0.75' in page
 
 
 def test_a_job_that_never_started_leaves_no_file(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from poseidon.metrics.curves import (
     curves,
     draw,
     moving_average,
+    scores,
 )
 from poseidon.metrics.training_log import LogRow, TrainingLog
 
@@ -149,3 +150,39 @@ def test_drawings(kind: str, start: bytes) -> None:
             [("one", LOG), ("two", LOG)], [Panel.LOSS, Panel.ACCURACY], XAxis.SECONDS, kind
         )
     assert "matplotlib.pyplot" not in sys.modules
+
+
+OF_SCRIPT = TrainingLog(
+    train=(
+        LogRow(iteration=1, seconds=0, rate=0.1, outputs={"loss": 2, "lr": 0.1, "grad_norm": 5}),
+        LogRow(iteration=2, seconds=1, rate=math.nan, outputs={"val/loss": 3, "val/acc": 0.5}),
+        LogRow(iteration=3, seconds=2, rate=math.nan, outputs={"loss": 1, "val_grad_norm": 4}),
+    ),
+    test=(),
+    losses=frozenset({"loss", "val/loss"}),
+    of_script=True,
+)
+
+
+@pytest.mark.parametrize(
+    ("panel", "expected"),
+    [
+        (Panel.LOSS, {"n: loss": (2, 1), "n: val/loss": (3,)}),
+        (Panel.TRAIN_LOSS, {"n: loss": (2, 1), "n: val/loss": (3,)}),
+        (Panel.TEST_LOSS, {}),
+        (Panel.ACCURACY, {"n: val/acc": (0.5,)}),
+        (Panel.RATE, {"n: rate": (0.1,)}),
+        ("grad_norm", {"n: grad_norm": (5,), "n: val_grad_norm": (4,)}),
+    ],
+)
+def test_curves_of_a_script(panel: Panel | str, expected: dict[str, tuple[float, ...]]) -> None:
+    found = curves("n", OF_SCRIPT, panel, XAxis.ITERATIONS)
+    assert {curve.label: curve.y for curve in found} == expected
+    assert scores(OF_SCRIPT) == ["grad_norm"]
+    assert scores(LOG) == []
+
+
+def test_many_panels_are_drawn_below_each_other() -> None:
+    panels: list[Panel | str] = [Panel.LOSS, Panel.ACCURACY, Panel.RATE, "grad_norm"]
+    drawn = draw([("n", OF_SCRIPT)], panels, XAxis.ITERATIONS, "svg").decode()
+    assert all(f"{title} over iterations" in drawn for title in ("loss", "grad_norm"))

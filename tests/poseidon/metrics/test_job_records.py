@@ -15,6 +15,7 @@ from poseidon.metrics.job_records import (
     LONGEST_LINE,
     decode_record,
     encode_record,
+    last_values,
     progress_record,
     test_record,
     train_record,
@@ -77,7 +78,7 @@ def test_progress() -> None:
 
 
 WRITTEN: dict[str, dict[str, Any]] = {
-    "start": {"job": "lenet-1", "addresses": {"10.0.0.2": "node1"}},
+    "start": {"job": "lenet-1", "addresses": {"10.0.0.2": "node1"}, "script": True},
     "train": {"iteration": 100, "loss": 1.5, "rate": 0.01, "outputs": {"loss": 1.5, "a": None}},
     "test": {"iteration": 100, "net": 0, "outputs": {"accuracy": 0.5}},
     "progress": {"iteration": 1, "max_iter": 9, "loss": None, "rate": 2.5, "images_rate": 0.0},
@@ -117,6 +118,7 @@ def test_a_value_of_another_type_or_range_makes_no_record(kind: str, field: str)
         **dict.fromkeys(("job", "host", "path", "outcome"), text),
         **dict.fromkeys(("loss", "rate"), values if kind == "train" else []),
         "addresses": [{"a": "b"}],
+        "script": [True],
     }
     if (kind, field) == ("progress", "loss"):
         legal["loss"] = values
@@ -138,3 +140,14 @@ def test_a_value_of_another_type_or_range_makes_no_record(kind: str, field: str)
 )
 def test_what_is_no_record_is_none(line: bytes) -> None:
     assert decode_record(line) is None
+
+
+def test_the_last_value_of_each_curve() -> None:
+    train = {"kind": "train", "time": 1.0, "iteration": 5, "outputs": {"loss": 1.5}}
+    test = {"kind": "test", "time": 1.0, "iteration": 6, "net": 0, "outputs": {"accuracy": 0.5}}
+    lines = [line_of({"kind": "start", "time": 0.0, "job": "j"}), line_of(train), line_of(test)]
+    lines.append(line_of({**train, "iteration": 7, "outputs": {"loss": None}}))
+    of_solver = last_values(filter(None, map(decode_record, lines)))
+    assert of_solver == {"train loss": (7, None), "test 0 accuracy": (6, 0.5)}
+    lines[0] = line_of({"kind": "start", "time": 0.0, "job": "j", "script": True})
+    assert list(last_values(filter(None, map(decode_record, lines)))) == ["loss", "test 0 accuracy"]

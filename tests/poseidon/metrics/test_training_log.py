@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.metrics.training_log import as_csv, parse_log
+from poseidon.metrics.training_log import as_csv, parse_log, script_log
 
 HEAD = "I1231 23:59:50.000000  7 solver.cpp:1] "
 LOG = """\
@@ -184,3 +184,32 @@ def test_our_log(repository: Path) -> None:
         "0.0001",
         "0.413973",
     )
+
+
+def test_a_script_has_the_rows_that_it_has_logged() -> None:
+    """After a restart from iteration 2, whose values replace those after it."""
+
+    def train(time: float, iteration: int, **outputs: float | None) -> dict[str, object]:
+        return {"kind": "train", "time": time, "iteration": iteration, "outputs": outputs}
+
+    log = script_log(
+        [
+            {"kind": "start", "time": 100.0},
+            train(101.0, 1, loss=3.0, lr=0.5),
+            train(102.0, 2, loss=2.0),
+            train(102.0, 3, loss=9.0),
+            train(103.0, 2, val_accuracy=0.5),
+            {"kind": "start", "time": 110.0},
+            train(111.0, 2, loss=2.5),
+            train(112.0, 4, loss=None),
+        ]
+    )
+    assert [(row.iteration, row.seconds, row.outputs) for row in log.train[:2]] == [
+        (1, 1.0, {"loss": 3.0, "lr": 0.5}),
+        (2, 11.0, {"loss": 2.5, "val_accuracy": 0.5}),
+    ]
+    assert [row.iteration for row in log.train] == [1, 2, 4]
+    assert math.isnan(log.train[2].outputs["loss"])
+    assert log.train[0].rate == 0.5
+    assert math.isnan(log.train[1].rate)
+    assert (log.losses, log.test, log.of_script) == (frozenset({"loss"}), (), True)

@@ -472,3 +472,88 @@ def test_the_heartbeat_has_the_waits_of_a_script(
     assert reading.waited_s >= 3
     assert not reading.waiting
     assert reading.still_s == 0
+
+
+LOGGING = """
+import poseidon, torch
+module = torch.nn.Linear(2, 1)
+group = poseidon.distribute(module, poseidon.SGD(lr=0.1), virtual_workers=2)
+for _ in range(2):
+    for turn in range(2):
+        loss = module(torch.ones(1, 2)).sum()
+        group.log(early=turn)
+        loss.backward()
+        group.log(loss=loss - loss)
+        group.step()
+        group.log(late=turn)
+with torch.no_grad():
+    module(torch.ones(1, 2))
+group.log(accuracy=0.5)
+"""
+
+
+def test_a_groups_values_are_of_the_step_that_they_were_logged_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two virtual workers take turns; each logs a value of the step."""
+    code, events = events_of(tmp_path, LOGGING, monkeypatch)
+    assert code == 0, events[-1]
+    found: dict[str, list[tuple[int, float]]] = {}
+    for event in events:
+        if event["event"] == "logged":
+            for name, value in event["values"].items():
+                found.setdefault(name, []).append((event["iteration"], value))
+    turns = [(1, 0.0), (1, 1.0), (2, 0.0), (2, 1.0)]
+    assert found == {
+        "early": turns,
+        "loss": [(iteration, 0.0) for iteration, _ in turns],
+        "late": turns,
+        "accuracy": [(2, 0.5)],
+    }
+
+
+DDP_LOGGING = """
+import sys, types
+import torch, poseidon
+trainer = types.ModuleType("transformers.trainer_callback")
+class CallbackHandler:
+    def on_log(self, args, state, control, logs):
+        return logs
+trainer.CallbackHandler = CallbackHandler
+sys.modules["transformers.trainer_callback"] = trainer
+module = torch.nn.Linear(2, 1)
+optimizer, other = (torch.optim.SGD(module.parameters(), lr=0.1) for _ in range(2))
+for _ in range(3):
+    module(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    other.step()
+    poseidon.log(loss=1.0)
+poseidon.log(iteration=7, accuracy=0.5)
+given = {"eval_loss": 2.0, "epoch": 1.0, "eval_runtime": 3.0}
+assert CallbackHandler().on_log(None, types.SimpleNamespace(global_step=9), None, given) == given
+"""
+
+
+def test_a_script_of_ddp_logs_without_a_group_and_so_does_the_trainer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, events = events_of(tmp_path, DDP_LOGGING, monkeypatch, ddp=True)
+    assert code == 0, events[-1]
+    logged = [(e["iteration"], e["values"]) for e in events if e["event"] == "logged"]
+    steps = [(iteration, {"loss": 1.0}) for iteration in (1, 2, 3)]
+    assert logged == [*steps, (7, {"accuracy": 0.5}), (9, {"eval_loss": 2.0})]
+    *_, progress = (event for event in events if event["event"] == "progress")
+    assert progress["iteration"] == 3, "of one worker the optimizer's steps are counted"
+
+
+@pytest.mark.parametrize("ddp", [False, True])
+def test_what_cannot_be_logged_is_an_error_in_the_scripts_line(
+    ddp: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "import poseidon, torch\n\nposeidon.log(loss=torch.ones(2))"
+    code, event = run(tmp_path, text, monkeypatch, ddp=ddp)
+    assert (code, event["exit_code"]) == (1, 2)
+    assert event["message"] == (
+        "worker 0: script.py, line 3: log() was given loss=a tensor of torch.float32 and shape "
+        "(2,); expected a real number, or a tensor of one element, such as loss.mean()"
+    )
