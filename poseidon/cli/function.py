@@ -33,8 +33,10 @@ import linecache
 import sys
 
 import cloudpickle
+from poseidon.engine.module.distribute import name_lines_of
 
 sys.path.extend(path for path in {paths!r} if path not in sys.path)
+name_lines_of({filename!r}, {label!r})
 SOURCE = {source!r}
 linecache.cache[{filename!r}] = (len(SOURCE), None, SOURCE.splitlines(keepends=True), {filename!r})
 function, arguments = cloudpickle.loads(base64.b64decode({pickled!r}))
@@ -152,8 +154,21 @@ def _script_of(function: Callable[..., object], arguments: tuple[Any, ...]) -> s
         paths=[os.path.abspath(path) for path in sys.path],
         source="".join(linecache.getlines(filename)),
         filename=filename,
+        label=_label(function, filename),
         pickled=base64.b64encode(pickled),
     )
+
+
+def _label(function: Callable[..., object], file: str) -> str:
+    """Return what errors call the file of a function: a cell of a notebook by its number, a function
+    of an interactive session by its name.
+    """
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    cell = shell.compile.format_code_name(file) if shell is not None else None
+    if cell is not None:
+        return " ".join(cell)  # Cell In[5]
+    name = getattr(function, "__name__", type(function).__name__)
+    return Path(file).name if os.path.isfile(file) else f"function {name}"
 
 
 def _of_function(trace: str, script: str) -> str:

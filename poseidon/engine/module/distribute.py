@@ -59,9 +59,12 @@ Choice = TypeVar("Choice", RunsOn, Buffers)
 
 
 class _Process:
-    """The context of this process in its job, and its groups; if it trains alone, its loops."""
+    """The context of this process in its job, and its groups; if it trains alone, its loops. Of a
+    function that `poseidon.launch` calls, the file and its name.
+    """
 
     context: WorkerContext | None = None
+    called: tuple[str, str] | None = None
     loops: Loops = Loops()
     groups: ClassVar[list[Group]] = []
 
@@ -75,7 +78,7 @@ def running_in(context: WorkerContext) -> Iterator[None]:
 
     Groups that are open at the end are closed.
     """
-    _PROCESS.context = context
+    _PROCESS.context, _PROCESS.called = context, None
     try:
         yield
     finally:
@@ -442,6 +445,26 @@ def _say(sentence: str) -> None:
     print(f"poseidon: {sentence}", file=sys.stderr, flush=True)
 
 
+def name_lines_of(file: str, name: str) -> None:
+    """Let errors name lines of this file in place of the script's: the script only calls a function
+    of it.
+
+    Args:
+        file: as tracebacks have it.
+        name: of the file for the user.
+    """
+    _PROCESS.called = file, name
+
+
+def place_of(error: BaseException, script: str) -> str:
+    """Return the line of a script that raised an error, as `train.py, line 7`; without the line, if
+    it was raised elsewhere.
+    """
+    file, name = _PROCESS.called or (script, Path(script).name)
+    line = line_of(error, file)
+    return f"{name}, line {line}" if line else name
+
+
 def line_of(error: BaseException, script: str) -> int | None:
     """Return the line of a script that raised an error; None if it was raised elsewhere."""
     if isinstance(error, SyntaxError) and error.filename == script:
@@ -458,10 +481,11 @@ def current_line(script: str) -> str:
     """Return the line of a script that the calling thread is in, as `train.py, line 7`; empty:
     it is in none.
     """
+    file, name = _PROCESS.called or (script, Path(script).name)
     frame = inspect.currentframe()
-    while frame is not None and frame.f_code.co_filename != script:
+    while frame is not None and frame.f_code.co_filename != file:
         frame = frame.f_back
-    return f"{Path(script).name}, line {frame.f_lineno}" if frame is not None else ""
+    return f"{name}, line {frame.f_lineno}" if frame is not None else ""
 
 
 def _runs_on(name: str | None, how: object) -> RunsOn:

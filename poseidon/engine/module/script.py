@@ -36,7 +36,7 @@ from poseidon.engine.document import Prints, ScriptDocument
 from poseidon.engine.elastic import StartEnded
 from poseidon.engine.launcher_connection import NO_DEBUGGER, WORKERS, LauncherConnection
 from poseidon.engine.module.ddp import ddp_script, default_group
-from poseidon.engine.module.distribute import current_line, line_of, running_in
+from poseidon.engine.module.distribute import current_line, place_of, running_in
 from poseidon.engine.module.lazy_compiler import import_compiler_late
 from poseidon.engine.module.logged_values import LoggedValues
 from poseidon.engine.module.memory import ScriptMemory
@@ -145,9 +145,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
 
     def location(self, error: Exception) -> str:
         """See `Work`: the script, with the line if there is one."""
-        line = line_of(error, self._file)
-        name = Path(self._file).name
-        return f"{name}, line {line}" if line else name
+        return place_of(error, self._file)
 
     def run(self) -> Mapping[str, object]:
         """Run the script. Its exceptions are raised unchanged.
@@ -415,6 +413,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
             unfit_for_ddp=document.unfit_for_ddp,
             memory=self._memory,
             schemes=document.schemes,
+            say=lambda sentence: LOGGER.info("%s", document.named(sentence)),
             on_saved=self.report_snapshot,
             observe=lambda built, module: self._observe(built, module, trace),
             on_open=self._on_open,

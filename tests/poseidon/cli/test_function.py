@@ -5,14 +5,19 @@ its jobs.
 from __future__ import annotations
 
 import runpy
+import sys
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import FunctionType, SimpleNamespace
+from typing import Any
 
 import pytest
 
 import poseidon
 from poseidon.cli.function import RUN, _of_function, _script_of, _words
-from poseidon.engine.module.distribute import running_in
+from poseidon.engine.module.distribute import place_of, running_in
 from poseidon.engine.module.worker_context import WorkerContext
 from poseidon.errors import UsageError
 
@@ -26,8 +31,47 @@ def note(path: str, value: int) -> None:
 def test_the_script_calls_the_function(tmp_path: Path) -> None:
     script = tmp_path / "note.py"
     script.write_text(_script_of(note, (str(tmp_path / "noted"), 4)), encoding="utf-8")
-    runpy.run_path(str(script), run_name="__main__")
+    with running_in(WorkerContext()):
+        runpy.run_path(str(script), run_name="__main__")
     assert (tmp_path / "noted").read_text(encoding="utf-8") == "12"
+
+
+class Shell:
+    """IPython's, as far as `launch` asks it."""
+
+    compile: Any = SimpleNamespace(format_code_name=lambda _: ("Cell", "In[5]"))
+
+
+def fail(path: str, value: int) -> None:
+    raise ValueError(path, value)
+
+
+@pytest.mark.parametrize(
+    ("function", "file", "shell", "place"),
+    [
+        (fail, __file__, None, f"test_function.py, line {fail.__code__.co_firstlineno + 1}"),
+        (fail, "<stdin>", None, f"function fail, line {fail.__code__.co_firstlineno + 1}"),
+        (fail, "/tmp/ipykernel_1/2.py", Shell(), f"Cell In[5], line {fail.__code__.co_firstlineno + 1}"),
+        (partial(fail, "x"), "", None, "function partial"),
+    ],
+    ids=["file", "session", "notebook", "object"],
+)  # fmt: skip
+def test_an_error_names_the_line_of_the_function(
+    function: Callable[..., object], file: str, shell: Shell | None, place: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The script that calls it is a file that is gone when the user reads the sentence."""
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    if isinstance(function, FunctionType):
+        function = FunctionType(function.__code__.replace(co_filename=file), {}, "fail")
+        function.__module__ = "__main__"
+    script = tmp_path / "fail.py"
+    script.write_text(_script_of(function, ("x", 4)), encoding="utf-8")
+    with running_in(WorkerContext()), pytest.raises((ValueError, TypeError)) as raised:
+        runpy.run_path(str(script), run_name="__main__")
+    assert place_of(raised.value, str(script)) == place
+    with running_in(WorkerContext()):  # a later script of this process
+        assert place_of(raised.value, str(script)).startswith("fail.py, line ")
 
 
 def test_flags_are_those_of_the_command_line() -> None:
