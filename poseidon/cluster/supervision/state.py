@@ -247,7 +247,7 @@ class ProcessState:
     def when(self) -> str:
         """The iteration or phase, at the end of a sentence. Not every iteration is reported."""
         if self.iteration is not None:
-            return f" at iteration {self.iteration} or later"
+            return f", last seen at iteration {self.iteration}"
         return "" if self.ready else " while it was starting"
 
 

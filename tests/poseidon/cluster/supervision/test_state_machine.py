@@ -321,7 +321,7 @@ def test_the_iteration_is_told() -> None:
     job = Job().run()
     job.hear(WORKER_1, Progress(iteration=120))
     job.exit(WORKER_1, -9)
-    assert "SIGKILL) at iteration 120 or later; the job" in job.error
+    assert "SIGKILL), last seen at iteration 120; the job" in job.error
 
 
 def test_a_snapshot_shows_the_iteration_too() -> None:
