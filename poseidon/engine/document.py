@@ -44,6 +44,8 @@ class WorkerDocument:
         local_workers: workers on each host.
         device: `cpu` or `cuda:<n>`.
         threads: CPU threads for this worker's arithmetic.
+        sent: files that this host has from the launcher, by their paths here.
+        sources: their paths there.
     """
 
     kind: ClassVar[WorkKind]
@@ -57,6 +59,8 @@ class WorkerDocument:
     local_workers: int = 1
     device: str = "cpu"
     threads: int = 1
+    sent: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("workers", "clients", "local_workers", "threads"):
@@ -71,6 +75,12 @@ class WorkerDocument:
     def log_file(self) -> Path:
         """The worker's log."""
         return Path(self.output) / f"worker_{self.rank}.log"
+
+    def named(self, text: str) -> str:
+        """Return a text with the names that the user knows of the files in it."""
+        for sent, source in zip(self.sent, self.sources, strict=True):
+            text = text.replace(sent, source)
+        return text
 
     def to_json(self) -> bytes:
         """Return one line of JSON, without the line end."""

@@ -131,6 +131,7 @@ def report_error(error: Exception, work: Work[Any]) -> None:
             document.log_file.open("a", encoding="utf-8", errors="backslashreplace") as file,
         ):
             file.write(trace)
+    sentence = document.named(sentence)
     LOGGER.critical("%s", sentence)
     work.launcher.send(
         "error",

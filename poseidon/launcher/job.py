@@ -391,6 +391,7 @@ class Job(ABC):
         """Return the part of a worker's document that every job has."""
         plan = self.plan
         alone = plan.workers_per_host == 1
+        sources = self.site.sources(role.host)
         return TrainingDocument(
             job=self.id,
             token=start.token,
@@ -420,6 +421,8 @@ class Job(ABC):
             rewind=start.point.iteration if start.point.memory else -1,
             aside=start.aside,
             balances=self.request.balance.measured,
+            sent=tuple(sources),
+            sources=tuple(sources.values()),
         )
 
     @property

@@ -262,6 +262,11 @@ class Site:
         sent = self._sent.get(host.id, {}).get(path)
         return self.path(path) if sent is None else sent.remote
 
+    def sources(self, host: Host) -> dict[str, str]:
+        """Return where the launcher has each file that was sent to a host, by its path there."""
+        sent = self._sent.get(host.id, {})
+        return {file.remote: str(path) for path, file in sent.items()}
+
     def end(self) -> None:
         """End what still runs of this start, and remove what was sent for it; nothing where
         processes wait for the next start.

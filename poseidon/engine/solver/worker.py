@@ -356,7 +356,9 @@ class SolverWork(TrainingWork[JobDocument]):
         self._log_notes(replica.load([resumed.model], own=True))
         if self.document.rank == 0:
             LOGGER.info(
-                "continuing from %s at iteration %d", document.snapshot, resumed.progress.iteration
+                "continuing from %s at iteration %d",
+                document.named(document.snapshot),
+                resumed.progress.iteration,
             )
         return resumed
 
@@ -386,7 +388,7 @@ class SolverWork(TrainingWork[JobDocument]):
     def _log_notes(self, notes: list[str]) -> None:
         if self.document.rank == 0:
             for note in notes:
-                LOGGER.info("%s", note)
+                LOGGER.info("%s", self.document.named(note))
 
     def _log_start(self, replica: Replica, built: Built) -> None:
         document = self.document

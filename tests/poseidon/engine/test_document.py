@@ -65,10 +65,15 @@ def test_a_script_is_told_its_words_and_no_solver() -> None:
         job="j", token="00", output="o", script="s.py", arguments=("--x", "1"), prints=Prints.STDERR
     )
     assert read_document(ScriptDocument, document.to_json()) == document
-    with pytest.raises(
-        UsageError, match="not know: arguments, ddp, max_restarts, prints, restarts, script"
-    ):
+    with pytest.raises(UsageError, match=r"not know: arguments, ddp, .*, prints, restarts, script"):
         read_document(JobDocument, document.to_json())
     wrong = document.to_json().replace(b'"stderr"', b'"paper"')
     with pytest.raises(UsageError, match="prints is 'paper'; expected one of log, stdout, stderr"):
         read_document(ScriptDocument, wrong)
+
+
+def test_files_that_were_sent_have_the_names_that_the_user_knows() -> None:
+    document = ScriptDocument(
+        job="j", token="", output=".", script="x", sent=("/s/0/a.pt",), sources=("/runs/a.pt",)
+    )
+    assert document.named("resuming from /s/0/a.pt, b.pt") == "resuming from /runs/a.pt, b.pt"

@@ -304,6 +304,7 @@ def test_a_remote_host_has_a_file_where_it_was_sent(remote: Remote, tmp_path: Pa
             "net.sums",
         ]
     assert len(set(places)) == 2
+    assert site.sources(THREE[0])[str(places[0])] == str(state)
     assert site.sent_path(THREE[0], tmp_path / "other") == "other"
     assert site.sent_path(THREE[2], state) == "net.solverstate", "no worker of it needs any"
     site.end()

@@ -142,6 +142,24 @@ def test_a_script_of_a_job_that_is_balanced_reports_its_times(
     assert all(0 < times["own_s"] <= times["whole_s"] for times in found)
 
 
+def test_a_checkpoint_that_was_sent_has_its_name_of_the_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert run(tmp_path, f"{LOOP}    group.save()\n", monkeypatch)[0] == 0
+    (sent,) = tmp_path.glob("*.pt")
+    names = {"snapshot": str(sent), "sent": (str(sent),), "sources": ("/runs/a.pt",)}
+    with caplog.at_level("INFO"):
+        assert run(tmp_path, LOOP, monkeypatch, **names)[0] == 0
+    assert "resuming from /runs/a.pt at step 3" in caplog.messages
+    sent.write_bytes(b"?")
+    code, event = run(tmp_path, LOOP, monkeypatch, **names)
+    assert (code, "/runs/a.pt" in event["message"], str(sent) in event["message"]) == (
+        1,
+        True,
+        False,
+    )
+
+
 def test_an_error_and_output_with_a_name_that_is_not_utf_8(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
