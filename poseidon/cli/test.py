@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import logging
+import signal
 import sys
 
 import torch
 
 from poseidon import glog
+from poseidon.cli.interrupts import asked_to_stop
 from poseidon.cli.net_requests import net_request
 from poseidon.cli.progress_bar import progress_bar
 from poseidon.engine.tools.scoring import score
@@ -21,17 +23,22 @@ LOGGER = logging.getLogger("poseidon.test")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Score; 0 when all batches have been."""
+    """Score; 0 when all batches have been, 130 when Ctrl-C came before."""
     prepare_process()
     request = net_request(arguments)
     sink = GlogSink(LOGGER)
-    with progress_bar(arguments.progress) as progress, glog.setup(stream=sys.stderr):
+    with (
+        progress_bar(arguments.progress) as progress,
+        glog.setup(stream=sys.stderr),
+        asked_to_stop() as stopped,
+    ):
         name = torch.cuda.get_device_name(request.device) if request.device.type == "cuda" else ""
         sink.write(*using(str(request.device), gpu_name=name))
         net = open_net(request)
         try:
             sink.write(running(arguments.iterations))
-            score(net, arguments.iterations, progress.without_details(sink.write), report=progress)
+            write = progress.without_details(sink.write)
+            scores = score(net, arguments.iterations, write, report=progress, stopped=stopped)
         finally:
             net.close()
-    return 0
+    return 0 if scores.batches == arguments.iterations else 128 + signal.SIGINT

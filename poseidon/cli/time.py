@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import argparse
 import logging
+import signal
 import sys
 
 import torch
 
 from poseidon import glog
+from poseidon.cli.interrupts import asked_to_stop
 from poseidon.cli.net_requests import net_request
 from poseidon.cli.progress_bar import progress_bar
 from poseidon.engine.tools.benchmark import time_net
@@ -23,18 +25,21 @@ LOGGER = logging.getLogger("poseidon.time")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure; 0 when done."""
+    """Measure; 0 when done, 130 when Ctrl-C came before."""
     prepare_process()
     request = net_request(arguments)
     sink = GlogSink(LOGGER)
-    with progress_bar(arguments.progress) as progress, glog.setup(stream=sys.stderr):
+    with (
+        progress_bar(arguments.progress) as progress,
+        glog.setup(stream=sys.stderr),
+        asked_to_stop() as stopped,
+    ):
         name = torch.cuda.get_device_name(request.device) if request.device.type == "cuda" else ""
         sink.write(*using(str(request.device), gpu_name=name))
         net = open_net(request)
         try:
-            time_net(
-                net, arguments.iterations, progress.without_details(sink.write), report=progress
-            )
+            write = progress.without_details(sink.write)
+            times = time_net(net, arguments.iterations, write, report=progress, stopped=stopped)
         finally:
             net.close()
-    return 0
+    return 0 if times.iterations == arguments.iterations else 128 + signal.SIGINT

@@ -48,6 +48,11 @@ def running(iterations: int) -> GlogLine:
     return _line(f"Running for {iterations} iterations.", 290)
 
 
+def interrupted(done: int, iterations: int) -> GlogLine:
+    """Return the line before the results of a test or a measurement that was stopped early."""
+    return _line(f"Interrupted: the means are of {done} of {iterations} iterations.", 299)
+
+
 def batch_line(batch: int, output: Output) -> GlogLine:
     return _line(f"Batch {batch}, {output.name} = {number(output.value)}", 313)
 

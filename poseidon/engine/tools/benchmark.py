@@ -43,6 +43,7 @@ def time_net(
     *,
     clock: Clock | None = None,
     report: Report = silent,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> lines.NetTime:
     """Run a net forward and backward and measure its layers.
 
@@ -51,6 +52,7 @@ def time_net(
         iterations: 1 or more, after one that is not measured.
         log: receives the log lines of `caffe time`.
         clock: seconds; the device's when not given.
+        stopped: asked after each iteration; True: the times are those of the iterations so far.
     """
     now = clock or clock_of(net.context.device)
     inputs = zero_inputs(net)
@@ -76,19 +78,24 @@ def time_net(
             forward_s, backward_s = forward_s + middle - start, backward_s + end - middle
             log(lines.iteration_time(iteration + 1, 1000 * (end - start)))
             report(TIMING, iteration + 1, iterations)
+            if stopped():
+                break
+    done = iteration + 1
+    if done < iterations:
+        log(lines.interrupted(done, iterations))
     times = lines.NetTime(
         layers=tuple(
             lines.LayerTime(
                 name=layer.param.name,
-                forward_ms=1000 * stopwatch.forward_s.get(layer, 0.0) / iterations,
-                backward_ms=1000 * stopwatch.backward_s.get(layer, 0.0) / iterations,
+                forward_ms=1000 * stopwatch.forward_s.get(layer, 0.0) / done,
+                backward_ms=1000 * stopwatch.backward_s.get(layer, 0.0) / done,
             )
             for _, layer in net.layer_modules
         ),
-        forward_ms=1000 * forward_s / iterations,
-        backward_ms=1000 * backward_s / iterations,
+        forward_ms=1000 * forward_s / done,
+        backward_ms=1000 * backward_s / done,
         total_ms=1000 * (now() - began),
-        iterations=iterations,
+        iterations=done,
     )
     for line in lines.benchmark_ends(times):
         log(line)

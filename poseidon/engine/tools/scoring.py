@@ -17,7 +17,7 @@ from poseidon.data.progress_reports import TESTING, Report, silent
 from poseidon.engine.averages import accumulate, named_values
 from poseidon.engine.detection import DetectionTally, evaluates_detections
 from poseidon.engine.tools.solo import zero_inputs
-from poseidon.metrics.caffe_lines import batch_line, score_lines
+from poseidon.metrics.caffe_lines import batch_line, interrupted, score_lines
 from poseidon.metrics.glog_lines import GlogLine
 from poseidon.metrics.record import Output
 from poseidon.net.net import Net
@@ -29,14 +29,24 @@ AP_VERSION = "Integral"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """Means over the batches: the loss, and every number of every output in Caffe's order."""
+    """Means over the batches: the loss, and every number of every output in Caffe's order.
 
+    Attributes:
+        batches: their number.
+    """
+
+    batches: int
     loss: float
     outputs: tuple[Output, ...]
 
 
 def score(
-    net: Net, iterations: int, log: Callable[[GlogLine], None], *, report: Report = silent
+    net: Net,
+    iterations: int,
+    log: Callable[[GlogLine], None],
+    *,
+    report: Report = silent,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Scores:
     """Run batches through a net and average its outputs.
 
@@ -46,6 +56,7 @@ def score(
         net: one that reads its own data; inputs are filled with zeros.
         iterations: batches, 1 or more.
         log: receives the log lines of `caffe test`, a batch's as soon as it is finished.
+        stopped: asked after each batch; True: the scores are those of the batches so far.
     """
     weights, detects = net.loss_weights, evaluates_detections(net)
     inputs = None if detects else zero_inputs(net)
@@ -68,10 +79,15 @@ def score(
             for output in named_values(outputs, weights):
                 log(batch_line(batch, output))
         report(TESTING, batch + 1, iterations)
+        if stopped():
+            break
+    batches = batch + 1
+    if batches < iterations:
+        log(interrupted(batches, iterations))
     if detects:
         means, _ = tally.scores([name for name, _ in net.plan.outputs], AP_VERSION)
     else:
-        means = named_values({name: total / iterations for name, total in sums.items()}, weights)
-    for line in score_lines(loss / iterations, means):
+        means = named_values({name: total / batches for name, total in sums.items()}, weights)
+    for line in score_lines(loss / batches, means):
         log(line)
-    return Scores(loss=loss / iterations, outputs=means)
+    return Scores(batches=batches, loss=loss / batches, outputs=means)

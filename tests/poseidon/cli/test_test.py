@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from poseidon.cli.main import main
 from poseidon.engine.tools.solo import NetRequest, open_net
+from poseidon.metrics.glog_lines import GlogLine, GlogSink
 from poseidon.proto.caffe_pb2 import TEST, TRAIN
 from poseidon.snapshot import hdf5
 from poseidon.snapshot.caffemodel import write_model
@@ -65,6 +67,32 @@ def test_both_forms_of_a_model_score_alike(
     assert scores[0][2].startswith("Batch 0, accuracy = ")
     assert scores[0][-3].startswith("Loss: ")
     assert scores[0][-1].endswith(" loss)")
+
+
+@pytest.mark.parametrize(("command", "batch"), [("test", "Batch 1, "), ("time", "Iteration: 2 ")])
+def test_ctrl_c_prints_the_means_so_far(
+    command: str,
+    batch: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write = GlogSink.write
+
+    def press(sink: GlogSink, *lines: GlogLine) -> None:
+        write(sink, *lines)
+        if any(line.text.startswith(batch) for line in lines) and not pressed:
+            pressed.append(True)
+            signal.raise_signal(signal.SIGINT)
+
+    pressed = list[bool]()
+    monkeypatch.setattr(GlogSink, "write", press)
+    words = [f"-model={folder}/net.prototxt", f"-weights={folder}/m.caffemodel"]
+    assert main([command, *words, "-phase=TEST", "-iterations=1000"]) == 130
+    said = texts(capsys)
+    ending = said[said.index("Interrupted: the means are of 2 of 1000 iterations.") + 1 :]
+    assert len(ending) > 2
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_stages_choose_layers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
