@@ -16,8 +16,8 @@ import runpy
 import sys
 import time
 from bdb import BdbQuit
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -286,10 +286,14 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         self._opened = 0
         self._logged = LoggedValues(self.launcher.send)
         try:
-            machines = self._set_variables() if document.ddp else []
-            with closing(trace), running_in(context), self._process_group(context) as undo:
+            with (
+                closing(trace),
+                self._place() as place,
+                running_in(context),
+                self._process_group(context) as undo,
+            ):
                 try:
-                    with self._spawning(undo, machines):
+                    with nullcontext() if place is None else place.spawns(undo):
                         run_script(document)
                 except ServerError as error:
                     context.end_waits(error)
@@ -327,15 +331,15 @@ class ScriptWork(TrainingWork[ScriptDocument]):
             self._progress.report()
 
     @contextmanager
-    def _spawning(self, undo: ExitStack, machines: Sequence[str]) -> Iterator[None]:
-        """Let the script start its workers itself."""
+    def _place(self) -> Iterator[Place | None]:
+        """Set the variables of torchrun, and let the script start its workers itself."""
         if not self.document.ddp:
-            yield
+            yield None
             return
-        with closing(Place(self.document, self.launcher, machines)) as place:
+        with closing(Place(self.document, self.launcher)) as place:
+            place.open(self._set_variables())
             try:
-                with place.spawns(undo):
-                    yield
+                yield place
             finally:
                 self._has_collectives |= place.was_taken
 

@@ -25,6 +25,10 @@ import torch.distributed.distributed_c10d
 from poseidon.errors import UsageError
 from poseidon.settings import place_of_parent, rank_and_size
 
+ENDED = (
+    "a process calls init_process_group() with rank {rank}, and worker {rank} of the job has ended "
+    "its script; expected the same in all workers"
+)
 LEFT = "left"
 """The last event of a process that leaves its place."""
 _PLACE = "poseidon.engine.module.spawned_place:Place"
@@ -87,20 +91,25 @@ class Link(NamedTuple):
     One thread reads, others may write: a text file for both would drop what it has read ahead.
     """
 
+    connection: socket.socket
     reader: TextIO
     writer: TextIO
 
     @classmethod
     def to(cls, name: str) -> Link:
         """Connect to a place."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
             connection.connect(f"\0{name}")
-            return cls.over(connection)
+        except OSError:
+            connection.close()
+            raise
+        return cls.over(connection)
 
     @classmethod
     def over(cls, connection: socket.socket) -> Link:
-        """Return the files of a connection, which keep it open."""
-        return cls(connection.makefile("r"), connection.makefile("w"))
+        """Return the link over a connection, which it closes."""
+        return cls(connection, connection.makefile("r"), connection.makefile("w"))
 
     def write(self, **fields: object) -> None:
         """Write a line."""
@@ -117,15 +126,20 @@ class Link(NamedTuple):
         self.write(**question)
         return self.read()
 
-    def wait_for_end(self) -> None:
-        """Wait until the other side has closed the connection."""
+    def end(self) -> None:
+        """End the connection, which forks of this process may hold too, and the reads of both
+        sides.
+        """
         with suppress(OSError):
-            self.reader.read()
+            self.connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
+        """End the connection. No other thread may be reading."""
+        self.end()
         self.reader.close()
         with suppress(OSError):
             self.writer.close()
+        self.connection.close()
 
 
 def take_place(parent: str, asked: Asked) -> None:
@@ -146,8 +160,18 @@ def take_place(parent: str, asked: Asked) -> None:
         reply = link.ask(do="place", rank=rank, size=size)
     if "error" in reply:
         raise UsageError(reply["error"])
-    link = Link.to(reply["of"])
-    answer = link.ask(do=reply["do"])
+    if not reply:  # the worker has ended
+        os._exit(0)
+    try:
+        link = Link.to(reply["of"])
+    except OSError:
+        if reply["do"] == "take":
+            raise UsageError(ENDED.format(rank=rank)) from None
+        answer = {} if reply["was_taken"] else {"free": True}
+    else:
+        answer = link.ask(do=reply["do"])
+    if "free" in answer:
+        raise UsageError(reply["alone"])
     if "document" not in answer:  # the other side has ended
         os._exit(0)
     _put_into_torch(_initialize)  # what is imported now binds it

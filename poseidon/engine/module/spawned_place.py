@@ -17,7 +17,7 @@ from poseidon.engine.module.spawned import LEFT, Link
 from poseidon.engine.process import report_error
 from ps_server.numerics import prepare_process
 
-_AFTER_USERS = 0
+_LAST = -100
 """The priority among the finalizers of `multiprocessing`, which run in decreasing order."""
 
 
@@ -31,7 +31,7 @@ class Place:
 
     def __init__(self, link: Link, answer: dict[str, Any]) -> None:
         self._process, self._part = ExitStack(), ExitStack()
-        self._process.callback(link.close)
+        self._process.callback(link.end)
         document = read_document(ScriptDocument, json.dumps(answer["document"]))
         prepare_process(document.threads)
         if not logging.getLogger("poseidon").handlers:  # a fork has the worker's
@@ -44,13 +44,13 @@ class Place:
         """Take part in the job until this process ends."""
         self._launcher.start()
         self._part.enter_context(self._work.taking_part())
-        multiprocessing.util.Finalize(None, self._leave, exitpriority=_AFTER_USERS)
+        multiprocessing.util.Finalize(None, self._leave, exitpriority=_LAST)
 
     def _leave(self) -> None:
         """Leave the job, as the process ends. `multiprocessing` calls this while the error that
         ends the process is handled.
         """
-        error = sys.exc_info()[1]
+        stopped, error = False, sys.exc_info()[1]
         if isinstance(error, SystemExit):  # torch.multiprocessing.spawn has caught the error
             error = error.__context__ if error.code else None
         try:
@@ -58,9 +58,11 @@ class Place:
                 if error is not None:
                     raise error
         except KeyboardInterrupt:  # the job was asked to stop
-            pass
+            stopped = True
         except Exception as last:  # noqa: BLE001 - the outermost frame: the launcher gets one sentence
             report_error(last, self._work)
         self._launcher.close()
         self._launcher.send(LEFT, rounds=dict(self._launcher.rounds))
         self._process.close()
+        if stopped:  # as in torch.multiprocessing.spawn: it is no error, and the script goes on
+            raise SystemExit(0)
