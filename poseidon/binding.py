@@ -29,9 +29,6 @@ NAMES = {
 }
 """Packages and modules by the names that scripts import; the first that fits counts."""
 ABSENT = {
-    "caffe2.python.layer_model_helper": "build layers with model_helper.ModelHelper and brew",
-    "caffe2.python.layer_model_instantiator": "build nets with model_helper.ModelHelper and brew",
-    "caffe2.python.layers": "build layers with model_helper.ModelHelper and brew",
     "caffe2.python.nomnigraph": "edit the operators of net.Proto(); memonger shares the memory of "
     "blobs",
     "caffe2.python.regularizer": "call optimizer.add_weight_decay",

@@ -1,0 +1,1 @@
+"""Layers of a `LayerModelHelper`: parts of a model from which several nets are made."""
