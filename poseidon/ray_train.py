@@ -2,7 +2,8 @@
 
 Ray starts the workers and restarts them. torch.distributed's default group is the process group
 "poseidon", so DistributedDataParallel and collectives travel over it, encrypted between nodes.
-There are no shards: DistributedDataParallel reduces its buckets by all-reduce.
+There are no shards: DistributedDataParallel reduces its buckets by all-reduce, and the workers
+compare their weights meanwhile.
 
 Law: workers exchange public keys and addresses through an actor of Ray, whose connections they
 trust.
@@ -25,6 +26,8 @@ import torch.distributed
 from ray.train.backend import Backend
 from ray.train.torch import TorchConfig, get_device
 
+from poseidon.engine.module.ddp import modules_compared
+from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
 from poseidon.process_group.backend import PoseidonGroup, initialize, register
 from poseidon.process_group.functions import groups_of_job
 from poseidon.process_group.mesh import Mesh
@@ -40,16 +43,24 @@ class PoseidonConfig(TorchConfig):  # type: ignore[misc]
         encrypt: whether traffic is encrypted; None: where the workers have several nodes.
         timeout_s: the longest time that a call waits for another worker; of TorchConfig, as are
             `backend` and `init_method`, which have no effect.
+        check_replicas: steps between comparisons of the weights of DistributedDataParallel; 0: they
+            are never compared.
     """
 
     encrypt: bool | None = None
+    check_replicas: int = DEFAULT_OPTIONS.check_every
 
     @property
     def backend_cls(self) -> type[PoseidonBackend]:
         return PoseidonBackend
 
     def to_dict(self) -> dict[str, Any]:
-        return {"backend": "poseidon", "encrypt": self.encrypt, "timeout_s": self.timeout_s}
+        return {
+            "backend": "poseidon",
+            "encrypt": self.encrypt,
+            "timeout_s": self.timeout_s,
+            "check_replicas": self.check_replicas,
+        }
 
 
 class PoseidonBackend(Backend):  # type: ignore[misc]
@@ -65,7 +76,8 @@ class PoseidonBackend(Backend):  # type: ignore[misc]
             encrypt = len(set(hosts)) > 1
         meeting = ray.remote(Meeting).options(num_cpus=0).remote(len(hosts))
         token, timeout_s = secrets.token_bytes(32), backend_config.timeout_s
-        worker_group.execute(join, meeting, token, timeout_s, encrypt=encrypt)
+        options = ExchangeOptions(check_every=backend_config.check_replicas)
+        worker_group.execute(join, meeting, token, timeout_s, options, encrypt=encrypt)
 
     def on_shutdown(self, worker_group: Any, backend_config: PoseidonConfig) -> None:
         """End the process group on all workers."""
@@ -100,13 +112,16 @@ class Meeting:
             return [payloads[rank] for rank in range(self._size)]
 
 
-def join(meeting: Any, token: bytes, timeout_s: int, *, encrypt: bool) -> None:
+def join(
+    meeting: Any, token: bytes, timeout_s: int, options: ExchangeOptions, *, encrypt: bool
+) -> None:
     """Make the process group on this worker, and connect it with all others.
 
     Args:
         meeting: an actor, `Meeting`.
         token: the secret of these workers.
         timeout_s: the longest time that a call waits.
+        options: how often the replicas are compared.
         encrypt: whether the traffic is encrypted.
     """
     context = ray.train.get_context()
@@ -136,6 +151,7 @@ def join(meeting: Any, token: bytes, timeout_s: int, *, encrypt: bool) -> None:
     mesh = Mesh(network, gather)
     register(mesh)
     mesh.at_close.enter_context(groups_of_job())
+    mesh.at_close.enter_context(modules_compared(options))
     initialize(mesh, timeout=timedelta(seconds=timeout_s))
     torch.distributed.barrier()
 

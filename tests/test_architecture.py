@@ -43,7 +43,12 @@ MAY_IMPORT: dict[str, set[str]] = {
         "poseidon.process_group",
     },
     "poseidon.lightning": {"poseidon.engine"},
-    "poseidon.ray_train": {"ps_server", "poseidon.process_group"},
+    "poseidon.ray_train": {
+        "poseidon.engine",
+        "poseidon.exchange",
+        "poseidon.process_group",
+        "ps_server",
+    },
     "poseidon.pycaffe": {
         *("ps_server", "poseidon.proto", "poseidon.metrics", "poseidon.data", "poseidon.snapshot"),
         *("poseidon.solvers", "poseidon.layers", "poseidon.net", "poseidon.engine"),

@@ -130,6 +130,7 @@ class PoseidonWork(dist.Work):  # type: ignore[misc]
             raise StalenessTimeout(f"{self._name or 'a message'} was not done within {limit_s:g} s")
         if self._error is not None:
             raise self._error
+        self._future.wait()  # a callback may wait for the call before
         return True
 
     def synchronize(self) -> None:

@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from inspect import signature
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed
 import torch.distributed.device_mesh
 import torch.distributed.rpc
+from torch.distributed.algorithms.join import Join
 
 from poseidon.errors import UsageError, counted
 from poseidon.process_group.backend import NAME, PoseidonGroup, initialize
@@ -72,12 +74,20 @@ def groups_of_job() -> Iterator[None]:
             return
         group.monitored_barrier(timeout, wait_all_ranks)
 
+    def notify_join_context(joinable: Any) -> Any:
+        # torch's reducer uses it later, and does not keep it alive
+        notices[joinable] = notify(joinable)
+        return notices[joinable]
+
     barrier = dist.monitored_barrier
+    notify = Join.notify_join_context
+    notices: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
     mesh_class = torch.distributed.device_mesh.DeviceMesh
     with ExitStack() as undo:
         undo.enter_context(replaced(c10d, "_new_group_with_tag", new_poseidon_group))
         for owner in (dist, c10d):
             undo.enter_context(replaced(owner, "monitored_barrier", monitored_barrier))
+        undo.enter_context(replaced(Join, "notify_join_context", notify_join_context))
         undo.enter_context(replaced(torch.distributed.rpc, "init_rpc", refusal(CALLS_OTHERS)))
         for name in ("__init__", "get_group", "get_coordinate"):
             method = _of_whole_models(getattr(mesh_class, name))

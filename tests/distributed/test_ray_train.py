@@ -72,3 +72,49 @@ def test_ray_train_has_the_losses_of_one_process_also_after_the_loss_of_a_worker
     assert [int(epoch) for epoch, _ in lines] == [*range(1, EPOCHS + 1)]
     expected = losses_of_one_process(example)
     assert [float(loss) for _, loss in lines] == pytest.approx(expected, abs=1e-6)
+
+
+UNEQUAL = """
+import sys
+import ray, ray.train, torch
+from ray.train import ScalingConfig
+from ray.train.torch import TorchTrainer, prepare_model
+from poseidon.ray_train import PoseidonConfig
+
+def train():
+    model = prepare_model(torch.nn.Linear(2, 1))
+    rate = 0.1 * (1 + ray.train.get_context().get_world_rank())
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    for _ in range(9):
+        model(torch.ones(1, 2)).square().mean().backward()
+        optimizer.step()
+
+ray.init(address=sys.argv[1])
+config = PoseidonConfig(check_replicas=int(sys.argv[2]))
+TorchTrainer(train, torch_config=config, scaling_config=ScalingConfig(num_workers=2)).fit()
+"""
+
+
+@pytest.mark.thorough
+def test_unequal_replicas_end_a_run_of_ray_train(repository: Path, tmp_path: Path) -> None:
+    script = tmp_path / "unequal.py"
+    script.write_text(UNEQUAL, encoding="utf-8")
+    cluster = RayCluster()
+    try:
+        cluster.add(num_cpus=2)
+        said = []
+        for every in ("1000", "0"):
+            done = subprocess.run(
+                [sys.executable, script, cluster.address, every],
+                cwd=tmp_path,
+                env={**cluster.environment(), "PYTHONPATH": str(repository)},
+                capture_output=True,
+                text=True,
+                timeout=LIMIT_S,
+                check=False,
+            )
+            said.append((done.returncode != 0, done.stderr))
+    finally:
+        cluster.close()
+    assert [failed for failed, _ in said] == [True, False], said
+    assert "the replicas differ: 'weight', 'bias' on worker 1 are not as on worker 0" in said[0][1]

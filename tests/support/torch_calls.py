@@ -624,6 +624,19 @@ def with_the_join_of_ddp(rank: int, size: int) -> object:
     return gradients(ddp)
 
 
+@case(DDP)
+def with_the_means_of_those_that_have_inputs(rank: int, size: int) -> object:
+    ddp = nn.parallel.DistributedDataParallel(small())
+    found = []
+    for divide in (True, False):
+        with ddp.join(divide_by_initial_world_size=divide):
+            for _ in range(rank + 1):
+                ddp.zero_grad()
+                ddp(torch.full((2, 3), rank + 1.0)).square().sum().backward()
+                found.append(gradients(ddp))
+    return found
+
+
 @case("`torch.distributed.algorithms.Join`, hooks (`fp16_compress_hook`, `powerSGD_hook`)")
 def with_hooks(rank: int, size: int) -> object:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
@@ -754,6 +767,8 @@ def gathering(folder: Path, rank: int, size: int) -> Callable[[str], list[str]]:
 
 def join_alone(folder: Path) -> None:
     """Make the process group as `poseidon.ray_train` does: without a launcher of Poseidon."""
+    from poseidon.engine.module.ddp import modules_compared
+    from poseidon.exchange.options import DEFAULT_OPTIONS
     from poseidon.process_group.backend import initialize, register
     from poseidon.process_group.functions import groups_of_job
     from poseidon.process_group.mesh import Mesh
@@ -764,6 +779,7 @@ def join_alone(folder: Path) -> None:
     mesh = Mesh(network, gathering(folder, rank, size))
     register(mesh)
     mesh.at_close.enter_context(groups_of_job())
+    mesh.at_close.enter_context(modules_compared(DEFAULT_OPTIONS))
     initialize(mesh)
 
 

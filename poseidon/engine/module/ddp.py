@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ import torch.distributed
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from poseidon.engine.module.ddp_replicas import DdpReplicas, reduced_parameters
+from poseidon.engine.module.ddp_replicas import ComparedModule, DdpReplicas, reduced_parameters
 from poseidon.engine.module.masters import TYPES
 from poseidon.engine.module.tensors import looked_up
 from poseidon.engine.module.worker_context import STEP, LoopPosition, Observed, WorkerContext
@@ -33,6 +33,7 @@ from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.factors.taps import FactorTap, layers_with_factors, rows_of
 from poseidon.exchange.module_hooks import OfOneModule, uncompiled
+from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.turns import stacked
 from poseidon.process_group.backend import initialize
 from poseidon.process_group.functions import (
@@ -153,13 +154,14 @@ class BucketReducer:
                         self._send(own, self._observed.exchange)
                 self._report(STEP)
                 self._finish(self._observed.exchange)
+            factor = self._replicas.factor()
             self._replicas.compare(self._steps)
             self._steps += 1
             self._report()
             self._reduces = False
             waiting, self._waiting = self._waiting, []
             for done, one in waiting:
-                one.set_result(done.buffer())
+                one.set_result(done.buffer() if factor == 1.0 else done.buffer().mul_(factor))
         return future
 
     def _sends(self, bucket: Any) -> bool:
@@ -289,6 +291,22 @@ def reduce_by_exchange(module: DistributedDataParallel, context: WorkerContext) 
     is_of_all = module.process_group is torch.distributed.group.WORLD
     if context.worker.size > 1 and is_of_all and not is_known:
         context.reducers.append(BucketReducer(module, context))
+
+
+def modules_compared(options: ExchangeOptions) -> AbstractContextManager[None]:
+    """Compare the replicas of each DistributedDataParallel that is made inside the block, where the
+    process group of the workers reduces it.
+
+    Args:
+        options: how often, and what a difference does.
+    """
+    construct = DistributedDataParallel.__init__
+
+    def make(self: DistributedDataParallel, *arguments: Any, **named: Any) -> None:
+        construct(self, *arguments, **named)
+        ComparedModule(self, options)
+
+    return replaced(DistributedDataParallel, "__init__", make)
 
 
 @contextmanager

@@ -11,8 +11,12 @@ script has asked it not to.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import torch
+import torch.distributed
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from poseidon.exchange.module_hooks import OfOneModule
@@ -45,6 +49,8 @@ class DdpReplicas:
         collect: Callable[[bytes], Sequence[bytes]],
         rank: int,
     ) -> None:
+        self._module = module
+        self._collect = collect
         self._weights = reduced_parameters(module)
         self._has_run = False
         self._check = ReplicaCheck(
@@ -55,6 +61,16 @@ class DdpReplicas:
             remedy="Change weights, set rates and load the optimizer's state on all workers alike",
         )
         module.register_forward_pre_hook(OfOneModule(self._note_forward))
+
+    def factor(self) -> float:
+        """Return by what to multiply means over all workers: 1, and in a script that has asked
+        `join(divide_by_initial_world_size=False)` for means over those whose inputs have not ended,
+        so. All workers call it together, before `compare`.
+        """
+        if getattr(self._module, "_divide_by_initial_world_size", True):
+            return 1.0
+        active = self._collect(b"\1" if self._has_run else b"\0")
+        return len(active) / max(1, active.count(b"\1"))
 
     def compare(self, steps: int) -> None:
         """Compare the replicas if it is time to. All workers call it together, once in each
@@ -82,3 +98,52 @@ class DdpReplicas:
         (`Join`): its weights stay behind until the others have ended theirs.
         """
         return {n: p.data for n, p in self._weights.items()} if self._has_run else {}
+
+
+class ComparedModule:
+    """Compares the replicas of a module whose gradients its process group reduces.
+
+    Args:
+        options: as `DdpReplicas` takes them.
+    """
+
+    def __init__(self, module: DistributedDataParallel, options: ExchangeOptions) -> None:
+        self._group = module.process_group
+        self._replicas = DdpReplicas(
+            module, options, collect=self._collect, rank=torch.distributed.get_rank(self._group)
+        )
+        self._steps = 0
+        self._factor = 1.0
+        self._is_hook = False
+        self._reduce_bucket = lambda _, bucket: self._reduce(bucket)
+        module.register_forward_pre_hook(OfOneModule(self._before_forward))
+
+    def _before_forward(self, module: nn.Module, _: object) -> None:
+        """Become the communication hook unless the script has registered one of its own."""
+        assert isinstance(module, DistributedDataParallel)
+        if not (self._is_hook or module._comm_hooks):
+            self._is_hook = True
+            module.register_comm_hook(self._group, self._reduce_bucket)
+            module._comm_hooks.clear()  # what torch pickles
+
+    def _reduce(self, bucket: Any) -> torch.futures.Future[Tensor]:
+        if bucket.index() == 0:
+            self._factor = self._replicas.factor()
+        factor, mean = self._factor, allreduce_hook(self._group, bucket)
+        if bucket.is_last():
+            self._replicas.compare(self._steps)
+            self._steps += 1
+        return mean if factor == 1.0 else mean.then(lambda done: done.value().mul_(factor))
+
+    def _collect(self, payload: bytes) -> Sequence[bytes]:
+        distributed: Any = torch.distributed
+        size = distributed.get_world_size(self._group)
+        own = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
+        distributed.all_gather(lengths, torch.tensor([len(own)]), group=self._group)
+        longest = max(int(length) for length in lengths)
+        padded = torch.cat([own, own.new_zeros(longest - len(own))])
+        parts = [torch.empty_like(padded) for _ in range(size)]
+        distributed.all_gather(parts, padded, group=self._group)
+        pairs = zip(parts, lengths, strict=True)
+        return [part[: int(length)].numpy().tobytes() for part, length in pairs]

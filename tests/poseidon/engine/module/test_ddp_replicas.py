@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
+from poseidon.engine.module.ddp import modules_compared
 from poseidon.engine.module.ddp_replicas import DdpReplicas
 from poseidon.errors import JobError
 from poseidon.exchange.options import ExchangeOptions, OnDivergence
+from poseidon.process_group.backend import initialize, register
+from poseidon.process_group.mesh import Mesh
+from ps_server.network import Network
 
 
 class Wrapped(nn.Module):
@@ -119,3 +126,40 @@ def test_worker_0s_weights_go_to_all() -> None:
     layer: Any = modules[1].module["fc"]
     assert torch.equal(layer.weight, torch.ones(1, 2))
     assert layer.weight.grad is None
+
+
+def trained(mesh: Mesh, others: Callable[[bytes], bytes], steps: int) -> DistributedDataParallel:
+    """Train a module that the process group reduces, beside a worker that has the same gradients.
+
+    Args:
+        others: what the other worker gives for each payload of this one.
+    """
+    initialize(mesh)
+    try:
+        with modules_compared(ExchangeOptions(check_every=5)):
+            module = DistributedDataParallel(nn.Linear(2, 1))
+        for hook in module._forward_pre_hooks.values():
+            owner = hook._hook.__self__  # type: ignore[attr-defined]
+            if isinstance(owner, DdpReplicas):
+                owner._check._collect = lambda own: [own, others(own)]
+        for _ in range(steps):
+            module(torch.ones(1, 2)).sum().backward()
+        return copy.deepcopy(module)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.fixture
+def mesh() -> Iterator[Mesh]:
+    own = Mesh(Network(), lambda payload: [payload])
+    register(own)
+    yield own
+    own.close()
+
+
+def test_a_module_that_the_process_group_reduces_is_compared(mesh: Mesh) -> None:
+    module = trained(mesh, lambda own: own, 8)
+    assert not module._comm_hooks
+    other = b'{"weight": "00000000"}'
+    with pytest.raises(JobError, match=r"'weight' on worker 1 is not as on worker 0"):
+        trained(mesh, lambda own: other, 3)
