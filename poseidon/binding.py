@@ -29,8 +29,6 @@ NAMES = {
 }
 """Packages and modules by the names that scripts import; the first that fits counts."""
 ABSENT = {
-    "caffe2.python.nomnigraph": "edit the operators of net.Proto(); memonger shares the memory of "
-    "blobs",
     "caffe2.python.regularizer": "call optimizer.add_weight_decay",
     "caffe2.python.normalizer": "use brew.spatial_bn or brew.layer_norm",
     "caffe2.python.functional": "feed blobs and call workspace.RunOperatorOnce",
