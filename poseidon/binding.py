@@ -32,6 +32,8 @@ ABSENT = {
     "caffe2.python.regularizer": "call optimizer.add_weight_decay",
     "caffe2.python.normalizer": "use brew.spatial_bn or brew.layer_norm",
     "caffe2.python.functional": "feed blobs and call workspace.RunOperatorOnce",
+    "caffe2.python.test_util": "a checkout runs Caffe2's own tests: python -m "
+    "tests.support.caffe2_testing FILE",
     "caffe2.python.trt": "run ONNX models with onnxruntime",
     "caffe2.python.ideep": "operators compute with torch, which uses oneDNN itself",
     "caffe2.python.mkl": "operators compute with torch, which uses oneDNN itself",
@@ -51,12 +53,13 @@ class _Finder(MetaPathFinder, Loader):
     ) -> ModuleSpec | None:
         if fullname == "caffe2":
             return ModuleSpec(fullname, self, is_package=True)
-        found = _real_spec(fullname)
+        name = _bound(fullname)
+        found = None if name in ABSENT else _real_spec(name)
         if found is None:
-            if instead := ABSENT.get(fullname):
+            if instead := ABSENT.get(name):
                 raise ModuleNotFoundError(
-                    f"Poseidon has no {fullname} (docs/caffe2.md lists what it has); {instead}",
-                    name=fullname,
+                    f"Poseidon has no {name} (docs/caffe2.md lists what it has); {instead}",
+                    name=name,
                 )
             return None
         spec = ModuleSpec(fullname, self, origin=found.origin)
@@ -70,7 +73,7 @@ class _Finder(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Put the real module in the place of the empty one."""
-        real = _real(module.__name__)
+        real = _real(_bound(module.__name__))
         if real is not None:
             sys.modules[module.__name__] = importlib.import_module(real)
 
@@ -80,6 +83,17 @@ class _Finder(MetaPathFinder, Loader):
         if spec is None or not isinstance(spec.loader, InspectLoader):
             return None
         return spec.loader.get_code(spec.name)
+
+
+def _bound(name: str) -> str:
+    """Return the bound name of a module that a package has under this name only: `from
+    caffe2.python import onnx` asks for `poseidon.caffe2.onnx`.
+    """
+    for bound, real in NAMES.items():
+        if name.startswith(f"{real}."):
+            made = bound + name[len(real) :]
+            return made if made in NAMES or made in ABSENT else name
+    return name
 
 
 def _real(name: str) -> str | None:

@@ -121,6 +121,16 @@ def test_an_absent_module_of_caffe2_says_what_to_use_and_is_listed() -> None:
         assert f"`{name.removeprefix('caffe2.python.')}`" in page
     with pytest.raises(ModuleNotFoundError, match=r"Poseidon has no caffe2\.python\.trt "):
         importlib.import_module("caffe2.python.trt.transform")
+    with pytest.raises(ModuleNotFoundError, match=r"no caffe2\.python\.regularizer .*weight_decay"):
+        exec("from caffe2.python import core, regularizer")
+
+
+def test_a_package_of_caffe2_that_has_its_place_elsewhere_comes_from_its_parent() -> None:
+    poseidon.bind()
+    names: dict[str, ModuleType] = {}
+    exec("from caffe2.python import onnx\nimport caffe2.python.onnx.backend as backend", names)
+    assert names["onnx"].__name__ == "poseidon.export.onnx"
+    assert names["backend"].__name__ == "poseidon.export.onnx.backend"
 
 
 @pytest.mark.parametrize("name", ["caffe", "caffe2", "caffe_pb2"])
