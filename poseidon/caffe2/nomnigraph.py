@@ -11,7 +11,7 @@ and outputs of an operator have an order. Operators keep their order as far as t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from poseidon.caffe2.proto.caffe2_pb2 import NetDef, OperatorDef
@@ -180,6 +180,64 @@ class Graph:
         return "\n".join(["digraph G {", *lines, "}"])
 
 
+class NNSubgraph:
+    """Some nodes of a graph."""
+
+    def __init__(self, nodes: Iterable[Node] = ()) -> None:
+        self.nodes = list(nodes)
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self.nodes)
+
+
+class NNMatchGraph(Graph):
+    """A pattern: operators by type, and tensors of any name, from the one node without inputs on.
+
+    The outputs of a strict node must be the pattern's, in order and no others. Those of any other
+    node are not looked at: a pattern ends there.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._strict: set[Node] = set()
+
+    def createNode(self, content: Any, strict: bool = False) -> Node:
+        """Add a node; see the class."""
+        node = super().createNode(content)
+        if strict:
+            self._strict.add(node)
+        return node
+
+    def found_at(self, node: Node) -> NNSubgraph | None:
+        """Return the nodes of the match that begins at a node, None where there is none.
+
+        Raises:
+            ValueError: the pattern has several nodes without inputs, or none.
+        """
+        first = [each for each in self.nodes if not each.inputs]
+        if len(first) != 1:
+            raise ValueError(f"a pattern begins at one node, this one at {len(first)}")
+        found: dict[Node, Node] = {}
+        return NNSubgraph(found.values()) if self._fits(first[0], node, found) else None
+
+    def _fits(self, wanted: Node, node: Node, found: dict[Node, Node]) -> bool:
+        if wanted in found:
+            return found[wanted] is node
+        if wanted.isOperator() != node.isOperator() or (
+            wanted.isOperator() and wanted.name != node.name
+        ):
+            return False
+        found[wanted] = node
+        if wanted not in self._strict:
+            return True
+        return len(wanted.outputs) == len(node.outputs) and all(
+            self._fits(*pair, found) for pair in zip(wanted.outputs, node.outputs, strict=True)
+        )
+
+
 class NNModule:
     """A net as a graph."""
 
@@ -272,6 +330,13 @@ class NNModule:
         if tensor.inputs:
             self.dataFlow.deleteEdge(tensor.producer, tensor)
         self.createEdge(new, tensor)
+
+    def match(self, pattern: NNMatchGraph) -> Iterator[NNSubgraph]:
+        """Yield the matches of a pattern, in the order of the nodes at which they begin."""
+        for node in self.nodes:
+            found = pattern.found_at(node)
+            if found is not None:
+                yield found
 
     def convertToCaffe2Proto(self, old_proto: NetDef | None = None) -> NetDef:
         """Return the net of the graph.

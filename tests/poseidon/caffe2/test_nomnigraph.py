@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from poseidon.caffe2 import core, workspace
-from poseidon.caffe2.nomnigraph import Data, Graph, NNModule, Operator, render
+from poseidon.caffe2.nomnigraph import Data, Graph, NNMatchGraph, NNModule, Operator, render
 from poseidon.caffe2.proto.caffe2_pb2 import NetDef
 
 
@@ -107,3 +107,37 @@ def test_a_graph_is_drawn(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert printed.startswith("digraph G {\n") and 'n0 [label="FC", shape=box];' in printed
     assert printed.count("->") == 8
+
+
+def chain(*nodes: tuple[Operator | Data, bool]) -> NNMatchGraph:
+    """Return a pattern whose nodes follow each other, each strict or not."""
+    pattern, before = NNMatchGraph(), None
+    for content, strict in nodes:
+        node = pattern.createNode(content, strict=strict)
+        if before is not None:
+            pattern.createEdge(before, node)
+        before = node
+    return pattern
+
+
+def test_matches_of_a_pattern() -> None:
+    """As in Caffe2's tutorial of nomnigraph."""
+    nn = NNModule(net())
+    pattern = chain((Operator("Relu"), True), (Data("*"), True), (Operator("Scale"), False))
+    (match,) = nn.match(pattern)
+    assert [node.name for node in match.nodes] == ["Relu", "y", "Scale"] and len(match) == 3
+    assert not list(nn.match(chain((Operator("FC"), True), (Data("*"), True))))
+    assert len(list(nn.match(chain((Operator("FC"), False))))) == 1
+    assert not list(nn.match(chain((Operator("FC"), True))))  # it has an output
+    nn.createEdge(match.nodes[1], nn.createNode(Operator("Copy")))
+    assert not list(nn.match(pattern))  # two operators read y
+    pattern.createNode(Operator("Relu"))
+    with pytest.raises(ValueError, match="a pattern begins at one node, this one at 2"):
+        list(nn.match(pattern))
+
+
+def test_a_match_is_removed() -> None:
+    nn = NNModule(net())
+    (match,) = nn.match(chain((Operator("Scale"), True), (Data("*"), False)))
+    nn.deleteSubgraph(match)
+    assert [op.name for op in nn.controlFlow] == ["FC", "Relu"]
