@@ -19,13 +19,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any, NoReturn, TextIO
+from typing import Any, TextIO
 
 import psutil
 
 from poseidon.data.batches.prefetch import WAITED
+from poseidon.engine.debugger import refuse_breakpoints
 from poseidon.engine.module.worker_context import LoopPosition
-from poseidon.errors import JobError, UsageError
+from poseidon.errors import JobError
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.observe.watchdog import Watchdog
 from poseidon.settings import hide_descriptors, read_settings
@@ -43,10 +44,6 @@ CONNECT_TIMEOUT_S = 600.0
 ORPHAN_S = 60.0
 """Once its launcher has gone, a worker has this long to write a snapshot and end."""
 NOTHING_NOTED: Mapping[str, str] = MappingProxyType({})
-NO_DEBUGGER = (
-    "breakpoint() needs a terminal, which only the one worker of a job on the launcher's own host "
-    "has; expected such a job, or the script under plain `python`"
-)
 
 
 PAUSED = "the job continues with different workers"
@@ -66,22 +63,17 @@ def launcher_streams() -> tuple[TextIO, TextIO]:
     fd = os.open(os.devnull, os.O_RDONLY) if settings.stdin_fd is None else settings.stdin_fd
     os.dup2(fd, 0)
     os.close(fd)
+    hide_descriptors()
+    if settings.stdin_fd is None and not settings.debugger:
+        refuse_breakpoints()
     if settings.events_fd is None:
         outlet = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(line_buffering=True)
         return inlet, outlet
-    hide_descriptors()
     os.set_inheritable(settings.events_fd, False)
-    if settings.stdin_fd is None and not settings.debugger:
-        sys.breakpointhook = refuse_breakpoint
     return inlet, os.fdopen(settings.events_fd, "w")
-
-
-def refuse_breakpoint(*_: object, **__: object) -> NoReturn:
-    """Stand for `sys.breakpointhook` where a debugger has nothing to read."""
-    raise UsageError(NO_DEBUGGER)
 
 
 class LauncherConnection:

@@ -28,6 +28,7 @@ import traceback
 from typing import Any
 
 from poseidon import glog
+from poseidon.engine.debugger import ending
 from poseidon.engine.document import WorkKind, read_document
 from poseidon.engine.launcher_connection import LauncherConnection, launcher_streams
 from poseidon.engine.other_process import raised_elsewhere
@@ -112,6 +113,7 @@ def run_work(work: Work[Any]) -> int:
 
 def report_error(error: Exception, work: Work[Any]) -> None:
     """Log an error that ended the work, and report it to the launcher in one sentence."""
+    error = ending(error, work.document.workers) or error
     document, location, trace = work.document, work.location(error), ""
     elsewhere = raised_elsewhere(error)
     if elsewhere is not None:

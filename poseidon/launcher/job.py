@@ -377,7 +377,7 @@ class Job(ABC):
                 role,
                 self.document(role, start),
                 own_stdout=self.own_stdout,
-                own_stdin=self.own_stdout and len(self.plan.workers) == 1,
+                own_stdin=len(self.plan.workers) == 1,
             )
         # on a machine that shuts down they compute until their host leaves the job
         return replace(spec, ignore_signals=self.elastic and not self.site.opens_files_here)

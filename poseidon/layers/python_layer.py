@@ -12,13 +12,14 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from poseidon.binding import bind
-from poseidon.errors import DataError
+from poseidon.errors import DataError, PoseidonError
 from poseidon.layers.base import BlobSpec, Layer, LayerContext, LayerError, Shape
 from poseidon.layers.blob import Blob, BlobVec, BoolVec, RawBlobVec
 from poseidon.layers.registry import register
@@ -27,6 +28,7 @@ from poseidon.proto.caffe_pb2 import FillerParameter, LayerParameter
 
 # The module that users import as `caffe`. By name, because that package imports this one.
 PYCAFFE = "poseidon.pycaffe"
+_PACKAGE = str(Path(__file__).parents[1])
 
 
 class PythonLayerError(LayerError, DataError):
@@ -184,10 +186,13 @@ class Python(Layer):
         except (Exception, SystemExit) as error:
             param = self.param.python_param
             frames = traceback.extract_tb(error.__traceback__)
+            own = (_PACKAGE, "importlib")
             frame = next(
-                (one for one in reversed(frames) if "importlib" not in one.filename), frames[-1]
+                (f for f in reversed(frames) if not any(name in f.filename for name in own)),
+                frames[-1],
             )
             what = f"{type(error).__name__}: {error}".removesuffix(": ")
+            what = str(error) if isinstance(error, PoseidonError) else what
             text = f"{param.module}.{param.layer}, {method}: {what} (raised at {frame.filename}:{frame.lineno})"
             if isinstance(error, ModuleNotFoundError) and f"{param.module}.".startswith(
                 f"{error.name}."

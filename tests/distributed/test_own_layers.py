@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from poseidon.cli.main import main
+from poseidon.engine.debugger import ENDED
 from poseidon.launcher.site import Site
 from poseidon.snapshot.caffemodel import read_model
 from tests.support.shadowing_files import write_shadowing_files
@@ -40,7 +41,7 @@ def test_the_page_trains(page: str, tmp_path: Path, clients: int) -> None:
     done = poseidon(here, *words.split(), f"--hostfile={machinefile(here, clients)}")
     assert done.returncode == 0, done.stderr
     losses = [float(loss) for loss in LOSS.findall(done.stderr)]
-    assert len(losses) == 4 and losses[-1] < 0.05 * losses[0]
+    assert len(losses) == 5 and losses[-1] < 0.05 * losses[0]
     (gain,) = dict(read_model(here / "soft_iter_200.caffemodel"))["soft"]
     assert gain.shape == (8,) and (gain != 1).all()
 
@@ -74,6 +75,21 @@ def test_a_forward_pass_that_fails_is_one_sentence_with_its_line(
     begin = f"poseidon {words[0]}: {worker}{source}:{number}: RuntimeError: "
     assert begin in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.usefixtures("page")
+def test_a_breakpoint_in_a_layer_reads_what_the_launcher_reads(tmp_path: Path) -> None:
+    source = tmp_path / "softplus.py"
+    line = "        gain = self.gain.view"
+    text = source.read_text(encoding="utf-8")
+    assert text.count(line) == 1
+    source.write_text(text.replace(line, f"        breakpoint()\n{line}"), encoding="utf-8")
+    words = ("train", "--solver=solver.prototxt", "--import=softplus")
+    done = poseidon(tmp_path, *words, typed="p type(self).__name__\nq\n")
+    assert "(Pdb) 'SoftPlus'\n(Pdb) " in done.stderr
+    assert done.returncode == 1
+    where = f"worker 0: {source}:{text[: text.index(line)].count(chr(10)) + 2}"
+    assert done.stderr.splitlines()[-1] == f"poseidon train: {where}: {ENDED}"
 
 
 @pytest.mark.usefixtures("page")

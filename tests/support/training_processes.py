@@ -64,10 +64,15 @@ def command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "poseidon", *map(str, arguments)]
 
 
-def poseidon(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, in `folder`."""
+def poseidon(
+    folder: Path, *arguments: object, typed: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, in `folder`; it reads what is typed, by default what the test
+    reads.
+    """
     return subprocess.run(
         command(*arguments),
+        input=typed,
         cwd=folder,
         env=environment(folder),
         capture_output=True,

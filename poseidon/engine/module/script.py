@@ -15,7 +15,6 @@ import os
 import runpy
 import sys
 import time
-from bdb import BdbQuit
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -34,7 +33,7 @@ from torch.optim.optimizer import (
 
 from poseidon.engine.document import Prints, ScriptDocument
 from poseidon.engine.elastic import StartEnded
-from poseidon.engine.launcher_connection import NO_DEBUGGER, WORKERS, LauncherConnection
+from poseidon.engine.launcher_connection import WORKERS, LauncherConnection
 from poseidon.engine.module.ddp import ddp_script, default_group
 from poseidon.engine.module.distribute import current_line, place_of, running_in
 from poseidon.engine.module.lazy_compiler import import_compiler_late
@@ -48,7 +47,7 @@ from poseidon.engine.module.worker_context import LoopPosition, Observed, ThisWo
 from poseidon.engine.observation import Observation
 from poseidon.engine.own_time import OwnTime
 from poseidon.engine.work import NOTHING, TrainingWork, membership_of
-from poseidon.errors import JobError, PoseidonError
+from poseidon.errors import PoseidonError
 from poseidon.exchange.building.built import Built
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.observe.tracing import named_layers
@@ -305,9 +304,6 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         except SystemExit as end:
             if end.code not in (None, 0):
                 raise ScriptEnded(end.code).with_traceback(end.__traceback__) from end
-        except BdbQuit as end:
-            what = NO_DEBUGGER if document.workers > 1 else "the script was ended in its debugger"
-            raise JobError(what).with_traceback(end.__traceback__) from end
         finally:
             self._logged.close()
             self._progress.report()

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from torch import nn
 
 from poseidon.engine.averages import SmoothedLoss
+from poseidon.engine.debugger import unwatched
 from poseidon.engine.document import JobDocument
 from poseidon.engine.elastic import SnapshotInterval
 from poseidon.engine.launcher_connection import LauncherConnection
@@ -186,6 +187,10 @@ class SolverWork(TrainingWork[JobDocument]):
 
         A worker that pauses keeps its nets and its memory snapshot for the next start.
         """
+        with unwatched(self.launcher.watchdog):
+            return self._run()
+
+    def _run(self) -> Mapping[str, object]:
         import_modules(self.document.imports)
         replica = self._replica()
         try:

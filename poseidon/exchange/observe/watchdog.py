@@ -55,6 +55,16 @@ class Watchdog(Observer):
         """Stop watching: the loop has ended."""
         self._progress_s = None
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Do not watch inside the block: the loop stands still on purpose."""
+        is_watched, self._progress_s = self._progress_s is not None, None
+        try:
+            yield
+        finally:
+            if is_watched:
+                self.start()
+
     def progress(self) -> None:
         """Note that the loop makes progress."""
         if self._progress_s is not None:

@@ -19,12 +19,11 @@ from unittest.mock import patch
 import pytest
 
 import poseidon
+from poseidon.engine.debugger import NO_DEBUGGER, refuse_breakpoints
 from poseidon.engine.document import Prints, ScriptDocument
 from poseidon.engine.launcher_connection import (
-    NO_DEBUGGER,
     WORKERS,
     LauncherConnection,
-    refuse_breakpoint,
 )
 from poseidon.engine.module.script import (
     STRATEGIES,
@@ -187,14 +186,15 @@ def test_an_error_and_output_with_a_name_that_is_not_utf_8(
         (
             "import bdb\nraise bdb.BdbQuit",
             1,
-            "worker 0: script.py, line 2: the script was ended in",
+            "worker 0: script.py, line 2: the job was ended in its debugger",
         ),
     ],
 )
 def test_a_debugger_that_has_nothing_to_read_is_one_sentence(
     text: str, workers: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "breakpointhook", refuse_breakpoint)
+    monkeypatch.setattr(sys, "breakpointhook", None)
+    refuse_breakpoints()
     code, event = run(tmp_path, text, monkeypatch, workers=workers)
     assert (code, event["event"]) == (1, "error")
     assert event["message"].startswith(message)
