@@ -168,6 +168,11 @@ def _check_kill(arguments: argparse.Namespace) -> None:
         raise UsageError(f"--grace must be 0 seconds or more, not {arguments.grace}")
 
 
+def _check_classify(arguments: argparse.Namespace) -> None:
+    if not arguments.pictures:
+        raise UsageError("PICTURE is missing")
+
+
 def _check_worker(arguments: argparse.Namespace) -> None:
     if not (arguments.new_key or arguments.key_file):
         raise UsageError(
@@ -189,5 +194,6 @@ _COMBINATIONS: Mapping[str, Callable[[argparse.Namespace], None]] = {
     "plan": _check_plan,
     "make_db": _check_make_db,
     "kill": _check_kill,
+    "classify": _check_classify,
     "worker": _check_worker,
 }

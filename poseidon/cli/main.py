@@ -44,6 +44,7 @@ COMMANDS: Mapping[str, Command] = {
 }
 OTHER_NAMES: Mapping[str, str] = {
     "classification": "classify",
+    "cpp_classification": "classify",
     "convert_cifar_data": "convert_cifar",
     "convert_mnist_data": "convert_mnist",
     "convert_mnist_siamese_data": "convert_mnist_siamese",

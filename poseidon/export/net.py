@@ -53,7 +53,7 @@ def inference_definition(definition: NetDefinition, shapes: Mapping[str, Shape])
     """
     layers = definition.param.layer
     readers = [i for i, layer in enumerate(layers) if not layer.bottom and not _is_constant(layer)]
-    known = [top for i in readers if layers[i].type not in _SHAPED for top in layers[i].top]
+    known = [top for i in readers if reads_data(layers[i]) for top in layers[i].top]
     unknown = [name for name in shapes if name not in known]
     if unknown:
         raise UsageError(
@@ -68,7 +68,7 @@ def inference_definition(definition: NetDefinition, shapes: Mapping[str, Shape])
     absent, kept = {name for name in known if name not in shapes}, []
     for index, layer in enumerate(layers):
         needs = set(layer.bottom) & absent
-        if _needs_labels(layer) or needs or (index in readers and set(layer.top) <= absent):
+        if needs_labels(layer) or needs or (index in readers and set(layer.top) <= absent):
             absent |= set(layer.top) - set(layer.bottom)
         else:
             kept.append(index)
@@ -106,13 +106,18 @@ _SHAPED = ("Input", "DummyData")
 """The layers without bottoms whose definition has the shapes of the tops."""
 
 
+def reads_data(layer: LayerParameter) -> bool:
+    """Return whether a layer reads data, whose shape its definition need not have."""
+    return not (layer.bottom or _is_constant(layer) or layer.type in _SHAPED)
+
+
 def _is_constant(layer: LayerParameter) -> bool:
     """Return whether a layer without bottoms gives the same in every pass."""
     random = any(filler.type != "constant" for filler in layer.dummy_data_param.data_filler)
     return layer.type == "Parameter" or (layer.type == "DummyData" and not random)
 
 
-def _needs_labels(layer: LayerParameter) -> bool:
+def needs_labels(layer: LayerParameter) -> bool:
     """Return whether a layer is left out; a Python layer with a loss weight is a loss."""
     kind = replaced(layer, LayerContext(phase=TEST, seed=1)).type
     return kind in NEEDS_LABELS or (kind == "Python" and any(layer.loss_weight))

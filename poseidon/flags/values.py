@@ -96,6 +96,37 @@ def count(text: str) -> int:
     return int(text)
 
 
+def natural(text: str) -> int:
+    """Read a whole number, 1 or more."""
+    if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number, 1 or more, found '{text}'")
+    return int(text)
+
+
+def extents(text: str) -> tuple[int, int]:
+    """Return height and width; one number stands for both.
+
+    >>> extents("256,320"), extents("256")
+    ((256, 320), (256, 256))
+    """
+    numbers = [natural(part) for part in text.split(",")]
+    if len(numbers) > 2:
+        raise argparse.ArgumentTypeError(f"expected height and width, H,W, found '{text}'")
+    return numbers[0], numbers[-1]
+
+
+def mean(text: str) -> Path | tuple[float, ...]:
+    """Return the values of a mean, or the path of its file.
+
+    >>> mean("104,117,123")
+    (104.0, 117.0, 123.0)
+    """
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        return Path(text)
+
+
 def number(text: str) -> float:
     """Read a number."""
     try:

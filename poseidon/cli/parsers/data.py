@@ -230,13 +230,16 @@ COMMANDS: Sequence[Command] = (
     ),
     Command(
         name="make_db",
-        line="make a database for Caffe2 of folders of pictures",
+        line="make a database of folders of pictures",
         description="Write pictures and labels into the new database DB_NAME, for Caffe2's "
         "ImageInput or for Caffe. PICTURES is a folder with a sub-folder for each class (labels "
         "follow the order of their names), or a file with a line for each picture: path and label. "
-        "With --generate=two_class it is the folder in which two_class_train and two_class_val are "
+        "--format=caffe makes the database that Caffe's Data layer reads. "
+        "With --generate=two_class PICTURES is the folder in which two_class_train and two_class_val are "
         "made, of drawn cars and boats.",
-        example="poseidon make_db --shorter_side=256 pictures/ train_lmdb\nposeidon make_db "
+        example="poseidon make_db --shorter_side=256 pictures/ train_lmdb\n"
+        "poseidon make_db --format=caffe --shorter_side=256 pictures/ train_lmdb\n"
+        "poseidon make_db "
         "--generate=two_class data/",
         declare=_make_db,
     ),

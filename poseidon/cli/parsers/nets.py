@@ -20,7 +20,18 @@ from poseidon.cli.parsers.form import (
 )
 from poseidon.flags.flag import Opens, Takes
 from poseidon.flags.shared import IMPORT, ON_TERMINAL
-from poseidon.flags.values import count, input_shape, parts, paths, renamed, whole
+from poseidon.flags.values import (
+    count,
+    extents,
+    input_shape,
+    mean,
+    natural,
+    number,
+    parts,
+    paths,
+    renamed,
+    whole,
+)
 
 PHASES = ("TRAIN", "TEST")
 RANKDIRS = ("LR", "TB", "BT", "RL")
@@ -90,6 +101,49 @@ def _shapes_flag(group: Group) -> None:
         metavar="NAME:N,C,H,W",
         read=input_shape,
     )
+
+
+def _deploy(parser: Parser) -> None:
+    text = "a net that trains: with data layers and losses"
+    word(parser, "net", text, metavar="NET", read=Path, opens=Opens.FILE)
+    text = "the file to write (train_val.prototxt: deploy.prototxt beside it)"
+    word(parser, "output", text, metavar="OUTPUT", read=Path, takes=Takes.OPTIONAL_WORD)
+    group = parser.section("Flags")
+    flag(group, "batch", "images of a pass (1)", read=natural, default=1, metavar="N")
+    _shapes_flag(group)
+    _stage_flag(group)
+    group.add(IMPORT)
+
+
+def _classify(parser: Parser) -> None:
+    text = "a deploy net; `poseidon deploy` makes one"
+    word(parser, "net", text, metavar="NET", read=Path, opens=Opens.FILE)
+    text = "its model, binary or HDF5"
+    word(parser, "model", text, metavar="MODEL", read=Path, opens=Opens.MODEL)
+    text = (
+        "picture files; or a mean file, a file of labels and a picture, as Caffe's tool takes them"
+    )
+    word(
+        parser,
+        "pictures",
+        text,
+        metavar="PICTURE",
+        read=Path,
+        takes=Takes.WORDS,
+        opens=Opens.FILE,
+    )
+    group = parser.section("Flags")
+    text = "a mean file, or values: one, or one a channel (B,G,R)"
+    flag(group, "mean", text, read=mean, metavar="FILE|VALUES")
+    flag(group, "scale", "of pixels, after the mean (1)", read=number, default=1.0, metavar="S")
+    text = "height and width before the crop (the mean file's, or the net's)"
+    flag(group, "images_dim", text, read=extents, metavar="H,W")
+    text = "channels R,G,B, as in CIFAR-10's databases (B,G,R, as convert_imageset)"
+    switch(group, "rgb", text)
+    text = "the names of the classes, a line each"
+    flag(group, "labels", text, read=Path, metavar="FILE", opens=Opens.FILE)
+    flag(group, "top", "classes to print (5)", read=natural, default=5, metavar="N")
+    flag(group, "gpu", "the GPU; default: CPU", metavar="ID", default="")
 
 
 def _export(parser: Parser) -> None:
@@ -219,6 +273,25 @@ COMMANDS: Sequence[Command] = (
         "SVG or HTML file, by mouse, fingers or keys. Needs Graphviz's program dot.",
         example="poseidon draw_net net.prototxt net.png",
         declare=_draw_net,
+    ),
+    Command(
+        name="deploy",
+        line="write the deploy net of a net that trains",
+        description="Write the phase TEST of a net for use: its data comes from the caller, a "
+        "softmax loss becomes its scores, and other losses and accuracies are left out. The shape "
+        "of the data is the crop's, the database's or --input's.",
+        example="poseidon deploy train_val.prototxt deploy.prototxt",
+        declare=_deploy,
+    ),
+    Command(
+        name="classify",
+        line="print the likeliest classes of pictures",
+        description="Print the best scores of pictures, as Caffe's classification.bin does. A "
+        "picture is resized, the mean subtracted and the center cropped, as a data layer of the "
+        "phase TEST does it.",
+        example="poseidon classify deploy.prototxt net.caffemodel cat.jpg --mean=104,117,123\n"
+        "poseidon classify deploy.prototxt net.caffemodel mean.binaryproto labels cat.jpg",
+        declare=_classify,
     ),
     Command(
         name="export",

@@ -7,6 +7,7 @@ of a different kind are different errors.
 
 from __future__ import annotations
 
+import shlex
 from enum import IntEnum
 from pathlib import Path
 
@@ -56,13 +57,19 @@ def detect(path: Path) -> Backend | None:
 
 
 def _maker(name: str) -> str:
-    """Return the command that makes a database of this name in Caffe's examples."""
+    """Return the command that makes a database of this name, by the names of Caffe's examples."""
     makers = {
         "siamese": "convert_mnist_siamese",
         "mnist": "convert_mnist",
         "cifar": "prepare_cifar10",
     }
-    return next((maker for part, maker in makers.items() if part in name), "convert_imageset")
+    known = next((maker for part, maker in makers.items() if part in name), None)
+    if known is not None:
+        return f"{own_command()} {known} ({IN_README})"
+    return (
+        f"{own_command()} make_db --format=caffe FOLDER {shlex.quote(name)}, of a folder with a "
+        "sub-folder of pictures for each class, or with convert_imageset, of a list"
+    )
 
 
 def require(path: Path) -> Backend:
@@ -73,8 +80,7 @@ def require(path: Path) -> Backend:
     """
     if not path.exists():
         raise DataError(
-            f"the database {path} does not exist: create it first with {own_command()} "
-            f"{_maker(path.name)} ({IN_README})"
+            f"the database {path} does not exist: create it first with {_maker(path.name)}"
         )
     found = detect(path)
     if found is None:

@@ -41,7 +41,6 @@ def test_the_error_for_a_wrong_kind_has_the_right_setting(tmp_path: Path, backen
 @pytest.mark.parametrize(
     ("name", "command"),
     [
-        ("none", "convert_imageset"),
         ("mnist_train_lmdb", "convert_mnist"),
         ("mnist_siamese_train_lmdb", "convert_mnist_siamese"),
         ("cifar10_test_leveldb", "prepare_cifar10"),
@@ -56,6 +55,16 @@ def test_a_missing_database_names_its_path_and_the_way_to_make_it(
         match=rf"{tmp_path}/{name} does not exist: create it first with poseidon {command} \(",
     ):
         require(tmp_path / name)
+
+
+def test_a_missing_database_of_pictures_names_both_commands(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        require(tmp_path / "train db")
+    assert str(caught.value) == (
+        f"the database {tmp_path}/train db does not exist: create it first with poseidon make_db "
+        "--format=caffe FOLDER 'train db', of a folder with a sub-folder of pictures for each "
+        "class, or with convert_imageset, of a list"
+    )
 
 
 @pytest.mark.parametrize("kind", ["folder", "file"])

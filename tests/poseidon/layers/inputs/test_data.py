@@ -148,7 +148,7 @@ def test_crop_changes_the_shape(tmp_path: Path) -> None:
 
 def test_a_missing_database_is_named(tmp_path: Path) -> None:
     with pytest.raises(
-        DataError, match=r"the database .*db does not exist: create it first with poseidon convert"
+        DataError, match=r"the database .*db does not exist: create it first with poseidon make_db"
     ):
         net(tmp_path, "batch_size: 2 backend: LMDB")
 
