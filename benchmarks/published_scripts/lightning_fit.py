@@ -4,17 +4,36 @@ It takes the strategy as its argument: ddp or poseidon.
 """
 
 import os
+import random
 import sys
 import time
 from statistics import median
 
 import lightning as L
+import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset, random_split
+from torch.utils.data import DataLoader, Dataset, TensorDataset, random_split
 
 if sys.argv[1] == "poseidon":
     import poseidon.lightning  # noqa: F401 - registers the strategy
+
+
+class Augmented(Dataset):
+    """Records with noise of all generators, in a process of the loader."""
+
+    def __init__(self, records):
+        self.records = records
+
+    def __len__(self):
+        return len(self.records)
+
+    def __getitem__(self, index):
+        x, y = self.records[index]
+        x = x + 0.1 * torch.randn(12)
+        x[0] += random.random()
+        x[1] += np.random.rand()
+        return x, y
 
 
 class Data(L.LightningDataModule):
@@ -31,7 +50,7 @@ class Data(L.LightningDataModule):
         self.train, self.val, self.held_out = parts
 
     def train_dataloader(self):
-        return DataLoader(self.train, batch_size=8, shuffle=True)
+        return DataLoader(Augmented(self.train), batch_size=8, shuffle=True, num_workers=1)
 
     def val_dataloader(self):
         return DataLoader(self.val, batch_size=5)
@@ -45,7 +64,8 @@ class Model(L.LightningModule):
         super().__init__()
         self.save_hyperparameters()
         self.net = nn.Sequential(
-            *(nn.Linear(12, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Dropout(0.2), nn.Linear(24, 3)),
+            nn.Linear(12, 24, bias=False),  # before BatchNorm its gradient would be noise
+            *(nn.BatchNorm1d(24), nn.ReLU(), nn.Dropout(0.2), nn.Linear(24, 3)),
         )
         self.seconds = []
 
