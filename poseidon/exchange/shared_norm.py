@@ -2,12 +2,15 @@
 have some.
 
 At staleness > 0 each worker limits its own gradients (`Exchange.finish`).
+
+Law: nobody waits for the server with a lock held.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Sequence
+from concurrent.futures import Future
 from itertools import chain
 
 from ps_server import Client
@@ -23,27 +26,32 @@ class SharedNorm:
     def __init__(self, client: Client, carriers: Collection[str]) -> None:
         self._client = client
         self._carriers = carriers
-        self._adding, self._taking = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
         self._squares: dict[int, dict[str, Sequence[float]]] = {}
-        self._totals: dict[int, tuple[float, int]] = {}
+        self._totals: dict[int, tuple[Future[float], int]] = {}
 
     def add(self, carrier: str, clock: int, squares: Sequence[float]) -> None:
         """Add numbers whose exact sum is the sum of squares of a carrier's gradients. Rank 0."""
-        with self._adding:
+        with self._lock:
             parts = self._squares.setdefault(clock, {})
             parts[carrier] = squares
-            if len(parts) == len(self._carriers):
-                del self._squares[clock]
-                self._client.add_norm(clock, list(chain(*parts.values())))
+            if len(parts) < len(self._carriers):
+                return
+            del self._squares[clock]
+        self._client.add_norm(clock, list(chain(*parts.values())))
 
     def total(self, clock: int) -> float:
         """Wait for the sum of squares over all gradients; each carrier calls it once an
         iteration.
         """
-        with self._taking:
-            total, taken = self._totals.pop(clock, (None, 0))
-            if total is None:
-                total = self._client.total_norm(clock)
+        with self._lock:
+            total, taken = self._totals.pop(clock, (Future(), 0))
             if taken + 1 < len(self._carriers):
                 self._totals[clock] = total, taken + 1
-            return total
+        if taken == 0:
+            try:
+                total.set_result(self._client.total_norm(clock))
+            except BaseException as error:  # the waits of the others end with it, too
+                total.set_exception(error)
+                raise
+        return total.result()
