@@ -122,8 +122,6 @@ class Solver:
             context = context_of(state.phase, self._seed, rank=number, workers=placed.count)
             self.nets.append(Net.from_definition(train, state, context))
         self.net = self.nets[0]
-        for model in weight_files(definition, ()):
-            self.net.copy_from(model)
         self.test_nets: list[Net] = NetVec(
             Net.from_definition(
                 test.definition,
@@ -137,6 +135,9 @@ class Solver:
         )
         for net in (*self.nets[1:], *self.test_nets):
             net.share_with(self.net)
+        for model in weight_files(definition, ()):
+            for net in (self.net, *self.test_nets):
+                net.copy_from(model)
 
     def _seed_process(self, *path: int | str) -> None:
         """Seed the generators of the process as `poseidon train` does, if the user has set virtual

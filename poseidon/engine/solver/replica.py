@@ -84,6 +84,8 @@ class Replica:
         self.context = context
         self.virtual_workers = virtual_workers or VirtualWorkers.one_each(context.workers)
         self.tests: tuple[TestNet, ...] = solver.test_nets()
+        self._models: Sequence[Path] = ()
+        """What layers that only test nets have begin with."""
         self._open: list[Net] = []
         self._draws = any(
             draws_from_process(definition)
@@ -176,7 +178,9 @@ class Replica:
             for test in self.tests
         )
         kind = "worker" if placed.is_one_each else "virtual worker"
-        return WorkerNets(number=number, name=f"{kind} {number}", train=train, tests=tests)
+        nets = WorkerNets(number=number, name=f"{kind} {number}", train=train, tests=tests)
+        _load_tests(nets, self._models)
+        return nets
 
     def seed_process(self, *path: int | str) -> None:
         """Seed the generators of the process, if layers of the nets may draw from them.
@@ -212,10 +216,17 @@ class Replica:
         Raises:
             SnapshotError: a model cannot be read, or a layer's blobs have other shapes.
         """
-        return [
-            f"{path}: {report.summary()}"
-            for path, report in load_models(self.train, models, own=own)
-        ]
+        reports = load_models(self.train, models, own=own)
+        notes = [f"{path}: {report.summary()}" for path, report in reports]
+        return notes if own else [*notes, *self.load_tests(models)]
+
+    def load_tests(self, models: Sequence[Path]) -> list[str]:
+        """Copy the weights of models to layers that only test nets have, as Caffe copies them to
+        each test net. What it returns and raises is as for `load`.
+        """
+        self._models = models
+        found = [_load_tests(nets, models) for nets in self.nets]
+        return found[0]
 
     def forward_backward(
         self,
@@ -299,3 +310,16 @@ def _trained(info: ParamInfo, settings: SolverSettings, rows: int) -> Trained:
         statistics=info.statistics,
         looked_up=info.looked_up,
     )
+
+
+def _load_tests(nets: WorkerNets, models: Sequence[Path]) -> list[str]:
+    """Copy the weights of models to the test nets that have layers of their own with weights."""
+    shared = nets.train.layers_by_name
+    return [
+        f"{path}, test net #{index}: {report.summary()}"
+        for index, test in enumerate(nets.tests)
+        if any(
+            layer.blob_specs and name not in shared for name, layer in test.layers_by_name.items()
+        )
+        for path, report in load_models(test, models)
+    ]

@@ -359,6 +359,7 @@ class SolverWork(TrainingWork[JobDocument]):
         )
         assert resumed.model is not None, "a snapshot on disk names its model"
         self._log_notes(replica.load([resumed.model], own=True))
+        replica.load_tests(weight_files(replica.solver, document.weights))  # of a restart
         if self.document.rank == 0:
             LOGGER.info(
                 "continuing from %s at iteration %d",

@@ -14,7 +14,8 @@ from poseidon.engine.solver.replica import Replica
 from poseidon.errors import DataError
 from poseidon.layers.base import LayerContext
 from poseidon.layers.vision.pooling import Pooling
-from poseidon.proto.caffe_pb2 import TRAIN
+from poseidon.proto.blob import from_array
+from poseidon.proto.caffe_pb2 import TRAIN, NetParameter
 from poseidon.proto.definition import read_solver
 from poseidon.pycaffe import mode
 from poseidon.solvers.settings import solver_settings
@@ -227,3 +228,35 @@ def test_users_layers_have_the_rank_of_their_virtual_worker(
         replica.close()
     seen = importlib.import_module("ranked_layer").SEEN
     assert seen == [(1, 1, 3), (1, 1, 3), (2, 2, 3), (2, 2, 3)]
+
+
+TEST_LAYER = """
+layer { name: "judge" type: "InnerProduct" bottom: "data" top: "judge" include { phase: TEST }
+  inner_product_param { num_output: 2 weight_filler { type: "gaussian" std: 1 } } }
+"""
+
+
+def test_a_layer_that_only_a_test_net_has_gets_weights(solver: Path, tmp_path: Path) -> None:
+    """As in Caffe, which copies models to each test net; also for virtual workers that come
+    later.
+    """
+    net = tmp_path / "net.prototxt"
+    net.write_text(net.read_text() + TEST_LAYER)
+    replica = replica_of(solver, (0, 1, 2), 0)
+    try:
+        judge = replica.nets[0].tests[0].layers_by_name["judge"]
+        value = np.full(judge.blobs()[0].shape, 0.25, np.float32)
+        saved = NetParameter(name="net")
+        saved.layer.add(name="judge", type="InnerProduct").blobs.extend(
+            [from_array(value), from_array(np.zeros(2))]
+        )
+        (tmp_path / "judge.caffemodel").write_bytes(saved.SerializeToString())
+        notes = replica.load([tmp_path / "judge.caffemodel"])
+        assert "test net #0: weights of 1 layer loaded (judge)" in notes[-1]
+        replica.go_on(replica.context, VirtualWorkers((0, 2)))
+        for nets in replica.nets:
+            found = nets.tests[0].layers_by_name["judge"].blobs()[0]
+            assert torch.equal(found.detach(), torch.from_numpy(value)), nets.name
+        assert len(replica.nets) == 2
+    finally:
+        replica.close()
