@@ -143,6 +143,7 @@ class JobView:
             return "" if "loss" in name else "Scores"
         panels = {series.panel for series in self.series.values()}
         panel = "Loss" if is_loss(name) else score(name)
+        panel = panel.capitalize() if panel.isalpha() else panel
         return panel if panel in panels or len(panels) < MOST_PANELS else "Others"
 
     def loads(self) -> tuple[list[WorkerLoad], list[ShardLoad]]:
@@ -242,7 +243,7 @@ class JobView:
                     "lead": leads[record["index"]],
                     "waited": load.waited if load else None,
                     "read": load.read if load else None,
-                    "own_s": load.own_s if load else None,
+                    "own_s": (load.own_s or None) if load else None,
                     "silent": running and not self.outcome and now - record["time"] > SILENT_S,
                 }
             )

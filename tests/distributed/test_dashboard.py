@@ -145,6 +145,15 @@ def test_a_job_is_seen_to_train_to_lose_a_worker_and_to_go_on(
         "return [0.0049, 0.00001, 0, 427, 10000000, 0.98765432, null].map((value) => number(value))"
     ) == ["0.0049", "1e-5", "0", "427", "10,000,000", "0.9877", "–"]
 
+    hidden = "return [...document.querySelectorAll('section')].filter((one) => !one.offsetHeight).map((one) => one.id)"
+    until(lambda: browser.execute_script(hidden) == ["timeline"], "all but a trace is shown", 60.0)
+    empty = (
+        "for (const id of ['charts', 'shard-rows']) document.getElementById(id).textContent = '';"
+    )
+    assert browser.execute_script(empty + hidden) == ["", "", "timeline"], "nor these anything"
+    browser.refresh()
+    until(lambda: last_iteration(browser) > before, "the curve is drawn again", 60.0)
+
     _worker(launcher.pid, 1).kill()
     until(lambda: "the job was restarted" in shown(browser, "events"), "the restart shows", 90.0)
     after = last_iteration(browser)

@@ -13,6 +13,8 @@ const resized = new ResizeObserver(() => {
 });
 
 const COLOURS = ["#0b7bd3", "#d9480f", "#2b8a3e", "#9c36b5", "#c2255c", "#0c8599", "#e67700", "#5f3dc4"];
+const WHOLE = Array.from({ length: 13 }, (_, power) => [1, 2, 5].map((digit) => digit * 10 ** power)).flat(); // ticks of iterations
+const FEW = 40; // points of a curve, below which they are shown, and not smoothed
 const FIRST = ["Loss", "Scores"]; // panels; then those of what a script logs
 const LAST = ["Images a second", "Learning rate"];
 
@@ -159,7 +161,8 @@ function drawCurves() {
 function drawChart(title, curves) {
   const smoothing = Number(find("smoothing").value);
   const logarithmic = find("log-axis").checked;
-  const data = uPlot.join(curves.map(([, [xs, ys]]) => [xs, smooth(ys, smoothing, logarithmic)]));
+  const weight = (points) => (points.length < FEW ? 0 : smoothing);
+  const data = uPlot.join(curves.map(([, [xs, ys]]) => [xs, smooth(ys, weight(xs), logarithmic)]));
   const key = JSON.stringify([curves.map(([name]) => name), logarithmic]);
   const old = charts.get(title);
   if (old && old.key === key) {
@@ -204,7 +207,7 @@ function options(title, curves, logarithmic) {
     width: Math.max(200, holder(title).clientWidth),
     height: 240,
     scales: { x: { time: false }, y: logarithmic ? { distr: 3 } : {} },
-    axes: [axis, { ...axis, size: 64, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : number(tick, 4))) }],
+    axes: [{ ...axis, incrs: WHOLE }, { ...axis, size: 64, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : number(tick, 4))) }],
     series: [
       { label: "iteration", value: atCursor },
       ...curves.map(([name], index) => ({
@@ -212,7 +215,7 @@ function options(title, curves, logarithmic) {
         stroke: COLOURS[index % COLOURS.length],
         width: 1.5,
         spanGaps: true,
-        points: { show: curves[index][1][0].length < 40 },
+        points: { show: curves[index][1][0].length < FEW },
         value: atCursor,
       })),
     ],

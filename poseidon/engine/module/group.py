@@ -121,7 +121,7 @@ class Group(SharedLoop):
         Raises:
             UsageError: a name or a value cannot be logged.
         """
-        self._context.log(self.steps + self._is_in_step, values)
+        self._context.log(self._last_step, values)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that training can resume from, after a step.

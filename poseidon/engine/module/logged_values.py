@@ -6,8 +6,8 @@ Laws:
 * Logging does not wait, neither for other workers nor for a device: the value of a tensor on a
   device is copied while the script continues, and is sent once the copy has ended.
 * A worker sends a name's value for each of its first 1024 iterations, then of every second one up
-  to 2048, of every fourth up to 4096, and so on. Which ones depends on their number alone, so all
-  workers send the same ones.
+  to 2048, of every fourth up to 4096, and so on, and the last one at its end. Which ones depends on
+  their number alone, so all workers send the same ones.
 """
 
 from __future__ import annotations
@@ -106,6 +106,8 @@ class LoggedValues:
     def __init__(self, send: Callable[..., None]) -> None:
         self._send = send
         self._counts: dict[str, _Count] = {}
+        self._left_out: dict[str, tuple[int, Value]] = {}
+        """The last value of each name, unless it was sent."""
         self._waiting: deque[tuple[int, dict[str, Value], list[Any]]] = deque()
         self._lock = threading.Lock()
 
@@ -123,9 +125,15 @@ class LoggedValues:
                         f"log() was given '{name}' after {MOST_NAMES} other names; expected fewer"
                     )
                 self._counts.setdefault(name, _Count())
-            due = {n: _copied(v) for n, v in values.items() if self._counts[n].is_due(iteration)}
-            if due:
-                self._waiting.append((iteration, due, _copies(values.values())))
+            due = {}
+            for name, value in values.items():
+                if self._counts[name].is_due(iteration):
+                    due[name] = value
+                    self._left_out.pop(name, None)
+                else:  # the script may change a tensor
+                    own = value.detach().clone() if isinstance(value, Tensor) else value
+                    self._left_out[name] = iteration, own
+            self._copy(iteration, due)
         self.send_copied()
 
     def send_copied(self) -> None:
@@ -133,9 +141,22 @@ class LoggedValues:
         self._send_waiting(wait=False)
 
     def close(self) -> None:
-        """Send all values, for which this waits."""
+        """Send all values that wait and the last one of each name, and wait for them."""
         with suppress(RuntimeError):  # a device that has failed: the script has raised its error
+            with self._lock:
+                last: dict[int, dict[str, Value]] = {}
+                for name, (iteration, value) in self._left_out.items():
+                    last.setdefault(iteration, {})[name] = value
+                self._left_out.clear()
+                for iteration, values in last.items():
+                    self._copy(iteration, values)
             self._send_waiting(wait=True)
+
+    def _copy(self, iteration: int, values: Mapping[str, Value]) -> None:
+        """Begin to copy values to the host, from where they are sent."""
+        if values:
+            copied = {name: _copied(value) for name, value in values.items()}
+            self._waiting.append((iteration, copied, _copies(values.values())))
 
     def _send_waiting(self, *, wait: bool) -> None:
         with self._lock:

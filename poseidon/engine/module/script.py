@@ -280,10 +280,10 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         document = self.document
         trace = NO_TRACE if document.aside else self.open_trace()
         sys.argv = ["-m" if document.module else document.script, *document.arguments]
+        self._logged = LoggedValues(self.launcher.send)
         context = self._context(trace)
         self._statistics.clear()
         self._opened = 0
-        self._logged = LoggedValues(self.launcher.send)
         try:
             with (
                 closing(trace),

@@ -90,6 +90,7 @@ class StepLoop(ABC):
         )
         self._passes = 0  # backward passes of this step that have ended
         self._in_backward = False
+        self._steps_before_pass = -1
         self._begun = False
         self._settled = True
         self._closed = False
@@ -201,9 +202,11 @@ class StepLoop(ABC):
         return self._collections.steps
 
     @property
-    def _is_in_step(self) -> bool:
-        """Whether a step is under way, after a forward or a backward pass, or a turn."""
-        return self._begun or self._passes > 0 or self._in_backward or not self._turns.is_first
+    def _last_step(self) -> int:
+        """The step that is under way since its forward pass, else the last one that has ended; the
+        first one is 1.
+        """
+        return max(self.steps, self._steps_before_pass + 1)
 
     @property
     def pending(self) -> int:
@@ -534,6 +537,7 @@ class StepLoop(ABC):
         self._context.check_start()
         self._before_run()
         if torch.is_grad_enabled():
+            self._steps_before_pass = self.steps
             self._turns.begin()
             if not self._begun:
                 self._begin()
@@ -564,6 +568,7 @@ class StepLoop(ABC):
     def _on_gradient(self, parameter: Tensor | None = None) -> None:
         if self._in_backward:
             return
+        self._steps_before_pass = self.steps
         if self._passes and self._hooks.are_cleared(besides=parameter):
             self._forget_passes()
             if not self._begun:  # what they have sent is awaited before more is sent

@@ -95,6 +95,12 @@ def test_loads_are_measured_between_two_records() -> None:
     ]  # fmt: skip
 
 
+def test_a_worker_without_an_iteration_has_no_own_time() -> None:
+    made = view(START, worker(110.0, 0, 7, 1.0), worker(120.0, 0, 7, 1.0))
+    (row,) = made.summary(121.0, running=True)["workers"]
+    assert (row["waited"], row["own_s"]) == (0.0, None)
+
+
 def test_a_lead_is_no_matter_of_when_a_worker_reports() -> None:
     made = view(
         START,
@@ -237,9 +243,9 @@ def test_curves_of_a_script_have_its_names_and_a_panel_for_each_score() -> None:
         "loss": ("Loss", [(20, 2.0)]),
         "learning rate": ("Learning rate", [(20, 0.1)]),
         "val/loss": ("Loss", [(20, 3.0)]),
-        "accuracy": ("accuracy", [(20, 0.5)]),
+        "accuracy": ("Accuracy", [(20, 0.5)]),
         "grad_norm": ("grad_norm", [(20, 9)]),
-        "val_accuracy_epoch": ("accuracy", [(20, 0.25)]),
+        "val_accuracy_epoch": ("Accuracy", [(20, 0.25)]),
     }
     assert made.summary(105.0, running=True)["loss"] == 2.0
 

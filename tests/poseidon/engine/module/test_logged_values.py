@@ -82,6 +82,14 @@ def test_a_doubling_of_the_iterations_has_512_points() -> None:
     assert numbers[:1024] == list(range(1, 1025))
     assert numbers[1024:1027] == [1025, 1027, 1029]
     assert len(numbers) == 1024 + 3 * 512
+    assert numbers[-1] == 8185
+    changed = torch.tensor(0.5)
+    logged.log(7 * 8193, {"accuracy": 1.0})
+    logged.log(7 * 8194, {"loss": changed})
+    changed.zero_()
+    logged.close()
+    logged.close()
+    assert sent[-2:] == [(7 * 8193, {"accuracy": 1.0}), (7 * 8194, {"loss": 0.5})], "the last ones"
 
 
 def test_seldom_names_and_many_values_of_one_iteration() -> None:

@@ -495,7 +495,8 @@ def test_the_heartbeat_has_the_waits_of_a_script(
 LOGGING = """
 import poseidon, torch
 module = torch.nn.Linear(2, 1)
-group = poseidon.distribute(module, poseidon.SGD(lr=0.1), virtual_workers=2)
+group = poseidon.distribute(module, RULE, virtual_workers=2)
+group.log(accuracy=0.25)
 for _ in range(2):
     for turn in range(2):
         loss = module(torch.ones(1, 2)).sum()
@@ -510,11 +511,14 @@ group.log(accuracy=0.5)
 """
 
 
+@pytest.mark.parametrize(
+    "rule", ["poseidon.SGD(lr=0.1)", "torch.optim.SGD(module.parameters(), lr=0.1)"]
+)
 def test_a_groups_values_are_of_the_step_that_they_were_logged_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two virtual workers take turns; each logs a value of the step."""
-    code, events = events_of(tmp_path, LOGGING, monkeypatch)
+    code, events = events_of(tmp_path, LOGGING.replace("RULE", rule), monkeypatch)
     assert code == 0, events[-1]
     found: dict[str, list[tuple[int, float]]] = {}
     for event in events:
@@ -526,7 +530,7 @@ def test_a_groups_values_are_of_the_step_that_they_were_logged_in(
         "early": turns,
         "loss": [(iteration, 0.0) for iteration, _ in turns],
         "late": turns,
-        "accuracy": [(2, 0.5)],
+        "accuracy": [(0, 0.25), (2, 0.5)],
     }
 
 
@@ -547,6 +551,8 @@ for _ in range(3):
     other.step()
     poseidon.log(loss=1.0)
 poseidon.log(iteration=7, accuracy=0.5)
+for i in range(1026):
+    poseidon.log(iteration=i, many=i)
 given = {"eval_loss": 2.0, "epoch": 1.0, "eval_runtime": 3.0}
 assert CallbackHandler().on_log(None, types.SimpleNamespace(global_step=9), None, given) == given
 """
@@ -558,6 +564,9 @@ def test_a_script_of_ddp_logs_without_a_group_and_so_does_the_trainer(
     code, events = events_of(tmp_path, DDP_LOGGING, monkeypatch, ddp=True)
     assert code == 0, events[-1]
     logged = [(e["iteration"], e["values"]) for e in events if e["event"] == "logged"]
+    many = [iteration for iteration, values in logged if "many" in values]
+    assert many == [*range(1025), 1025], "of these the last one at the end"
+    logged = [(iteration, values) for iteration, values in logged if "many" not in values]
     steps = [(iteration, {"loss": 1.0}) for iteration in (1, 2, 3)]
     assert logged == [*steps, (7, {"accuracy": 0.5}), (9, {"eval_loss": 2.0})]
     *_, progress = (event for event in events if event["event"] == "progress")
