@@ -29,6 +29,9 @@ NAMES = {
 }
 """Packages and modules by the names that scripts import; the first that fits counts."""
 ABSENT = {
+    "caffe2.python.examples": "run examples/resnet50/resnet50_trainer.py of Poseidon",
+    "caffe2.python.models.seq2seq": "build it of rnn_cell.MultiRNNCell and "
+    "rnn_cell.LSTMWithAttention",
     "caffe2.python.regularizer": "call optimizer.add_weight_decay",
     "caffe2.python.normalizer": "use brew.spatial_bn or brew.layer_norm",
     "caffe2.python.functional": "feed blobs and call workspace.RunOperatorOnce",

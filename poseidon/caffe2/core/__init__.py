@@ -72,6 +72,7 @@ __all__ = [
     "DEFAULT_REMAP_FUNCS",
     "IR",
     "BlobReference",
+    "C",
     "CreateOperator",
     "CreatePythonOperator",
     "CurrentDeviceScope",
@@ -124,6 +125,10 @@ __all__ = [
     "scoped_execution_step",
     "to_execution_step",
 ]
+
+
+C = workspace.C
+"""The compiled part of Caffe2, which scripts name here too."""
 
 
 def __getattr__(name: str) -> set[str]:

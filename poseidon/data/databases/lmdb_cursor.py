@@ -30,6 +30,11 @@ def _translated(path: Path) -> Iterator[None]:
     try:
         yield
     except lmdb.Error as error:
+        if "already open in this process" in str(error):
+            raise DataError(
+                f"the LMDB database {path} cannot be read while this script has it open: call "
+                "close() of its lmdb environment first"
+            ) from error
         raise DataError(f"the LMDB database {path} cannot be read: {error}") from error
 
 

@@ -91,6 +91,27 @@ def _slice(node: Node) -> None:
             value = node.step("Slice", [value], **limits)
 
 
+@converts("DepthToSpace", "SpaceToDepth")
+def _depth(node: Node) -> None:
+    size, shape = int(node.get("blocksize")), node.shape()
+    if len(shape) != 4 or None in shape[1:]:
+        raise NoForm("the size of its input is not known")
+    channels, height, width = (int(extent or 0) for extent in shape[1:])
+    if node.kind == "SpaceToDepth":
+        inner = [0, channels, height // size, size, width // size, size]
+        order, outer = [0, 3, 5, 1, 2, 4], [0, channels * size**2, height // size, width // size]
+    elif node.get("mode", "DCR") == "CRD":
+        inner, order = [0, channels // size**2, size, size, height, width], [0, 1, 4, 2, 5, 3]
+    else:
+        inner, order = [0, size, size, channels // size**2, height, width], [0, 3, 4, 1, 5, 2]
+    if node.kind == "DepthToSpace":
+        outer = [0, channels // size**2, height * size, width * size]
+    parts = node.facts.fresh(f"{node.outputs[0]}/parts")
+    node.emit("Reshape", outputs=[parts, node.rest()], shape=inner)
+    moved = node.step("Transpose", [parts], axes=order)
+    node.emit("Reshape", [moved], [node.outputs[0], node.rest()], shape=outer)
+
+
 @converts("Gather")
 def _gather(node: Node) -> None:
     node.emit("Gather", axis=node.axis(0), wrap_indices=1)

@@ -151,6 +151,7 @@ def test_the_transform_that_exists() -> None:
 def test_a_database_is_written_when_it_is_closed(tmp_path: Path) -> None:
     path = str(tmp_path / "x.db")
     pairs = [(b"b", b"2"), (b"a", b"1")]
+    assert core.C is workspace.C  # scripts write core.C.create_db
     written = workspace.C.create_db("minidb", path, workspace.C.Mode.new)
     transaction = written.new_transaction()
     for key, value in pairs:

@@ -11,6 +11,7 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
+import lmdb
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -167,6 +168,17 @@ def test_an_lmdb_file_that_is_cut_short(tmp_path: Path) -> None:
         DataError, match=rf"{path} is truncated: data.mdb has {size // 2} of {size} bytes"
     ):
         open_cursor(path, Backend.LMDB)
+
+
+def test_an_lmdb_that_the_script_has_open(tmp_path: Path) -> None:
+    path = tmp_path / "db"
+    with closing(lmdb.open(str(path))) as environment:
+        with environment.begin(write=True) as transaction:
+            transaction.put(b"a", b"1")
+        with pytest.raises(DataError, match=r"this script has it open: call close\(\)"):
+            open_cursor(path, Backend.LMDB)
+    with closing(open_cursor(path, Backend.LMDB)) as cursor:
+        assert cursor.key() == b"a"
 
 
 def test_an_lmdb_file_of_rubbish(tmp_path: Path) -> None:

@@ -187,6 +187,11 @@ CASES = [
     Case("Slice", [X, L([0]), L([-1]), L([-1])], constants=[1, 2, 3]),
     Case("Slice", [X, L([1]), L([2**63 - 1]), L([0]), L([1])], constants=[1, 2, 3, 4]),
     Case("Slice", [X], {"starts": [0, -2], "ends": [1, -1], "axes": [0, 2]}, opset=9),
+    *(
+        Case("DepthToSpace", [numbers(2, 12, 3, 2)], {"blocksize": 2, "mode": mode})
+        for mode in ("DCR", "CRD")
+    ),
+    Case("SpaceToDepth", [numbers(2, 3, 4, 6)], {"blocksize": 2}),
     Case("Gather", [X, L([[2, 0], [1, 1]])], {"axis": 1}),
     Case("Gather", [X, L(-1)], {"axis": -1}),
     Case("ConstantOfShape", [L([2, 3])]),
