@@ -106,7 +106,7 @@ def _shapes_flag(group: Group) -> None:
 def _deploy(parser: Parser) -> None:
     text = "a net that trains: with data layers and losses"
     word(parser, "net", text, metavar="NET", read=Path, opens=Opens.FILE)
-    text = "the file to write (train_val.prototxt: deploy.prototxt beside it)"
+    text = "the file to write (beside it, *deploy.prototxt)"
     word(parser, "output", text, metavar="OUTPUT", read=Path, takes=Takes.OPTIONAL_WORD)
     group = parser.section("Flags")
     flag(group, "batch", "images of a pass (1)", read=natural, default=1, metavar="N")
@@ -120,9 +120,7 @@ def _classify(parser: Parser) -> None:
     word(parser, "net", text, metavar="NET", read=Path, opens=Opens.FILE)
     text = "its model, binary or HDF5"
     word(parser, "model", text, metavar="MODEL", read=Path, opens=Opens.MODEL)
-    text = (
-        "picture files; or a mean file, a file of labels and a picture, as Caffe's tool takes them"
-    )
+    text = "files; or mean file, labels and picture, as Caffe's tool"
     word(
         parser,
         "pictures",
@@ -133,12 +131,12 @@ def _classify(parser: Parser) -> None:
         opens=Opens.FILE,
     )
     group = parser.section("Flags")
-    text = "a mean file, or values: one, or one a channel (B,G,R)"
+    text = "a mean file, or values: one, or B,G,R"
     flag(group, "mean", text, read=mean, metavar="FILE|VALUES")
     flag(group, "scale", "of pixels, after the mean (1)", read=number, default=1.0, metavar="S")
-    text = "height and width before the crop (the mean file's, or the net's)"
+    text = "size before the crop (the mean file's, else the net's)"
     flag(group, "images_dim", text, read=extents, metavar="H,W")
-    text = "channels R,G,B, as in CIFAR-10's databases (B,G,R, as convert_imageset)"
+    text = "R,G,B, as databases of CIFAR-10 (B,G,R)"
     switch(group, "rgb", text)
     text = "the names of the classes, a line each"
     flag(group, "labels", text, read=Path, metavar="FILE", opens=Opens.FILE)
@@ -290,7 +288,7 @@ COMMANDS: Sequence[Command] = (
         "picture is resized, the mean subtracted and the center cropped, as a data layer of the "
         "phase TEST does it.",
         example="poseidon classify deploy.prototxt net.caffemodel cat.jpg --mean=104,117,123\n"
-        "poseidon classify deploy.prototxt net.caffemodel mean.binaryproto labels cat.jpg",
+        "poseidon classify deploy.prototxt net.caffemodel mean.binaryproto names a.jpg",
         declare=_classify,
     ),
     Command(
