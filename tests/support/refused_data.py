@@ -96,14 +96,6 @@ DATA_AND_MODELS = (
         says=r"the weights of {}/s\.solverstate are missing",
     ),
     Broken(
-        name="leveldb-shared-by-two-clients",
-        edit=(TWO, net("backend: LMDB", "backend: LEVELDB")),
-        prepare=replace_database(
-            lambda path: make_pictures(path, 10, backend=Backend.LEVELDB, shape=(1, 6, 6))
-        ),
-        says=r"LevelDB database {}/train_lmdb .*in one process only: give each client its own part",
-    ),
-    Broken(
         name="partition-missing",
         edit=(TWO, NOT_SHARED),
         says=r"{}/train_lmdb_\d \(shared_file_system is false\), which does not exist: write "

@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from poseidon.data.databases.kinds import Backend, detect
 from poseidon.errors import DataError
 from poseidon.hints import own_command, short_path
 
@@ -105,8 +104,6 @@ def source_for(source: Path, *, shared_file_system: bool, client: int, clients: 
 
 def _instead_of_parts(source: Path, clients: int) -> str:
     """Return the end of the sentence on a missing part: what to do."""
-    if detect(source) is Backend.LEVELDB:  # one process at a time can open it
-        return f": divide the LevelDB with: {_division(source, clients)}"
     if source.exists():
         return (
             f": write shared_file_system: true if all clients can read {source}, "

@@ -1,7 +1,7 @@
 """Reference-counted database handles, shared by all cursors of the process.
 
-Law: a process opens a database at most once. LevelDB and LMDB both require it (LevelDB's lock
-refuses a second owner; LMDB's file locks break when one of two handles closes), yet a train net and
+Law: a process opens a database at most once. LevelDB and LMDB both require it (their file locks
+break when one of two handles closes), yet a train net and
 a test net may read the same database. So the open handles are state of the process, as the locks
 are. This is the only module state in the package.
 """

@@ -1,18 +1,24 @@
 """Cursors on LevelDB databases, and the library behind them: plyvel, or its successor plyvel-next.
 
-Law: a LevelDB can be open in one process only. A second process gets an error that says what to do
-instead; the cursors of a process share one handle. Without the library everything but LevelDB
-works.
+Law: LevelDB's library opens a folder in one process only. Here a process opens a folder of its own,
+with links to the files, which the library never changes; so any number of processes read one
+database, also from a folder that is not writable. Each shares the lock that a writer needs alone:
+who writes is refused while it is read, and who reads while it is written. The cursors of a process
+share one handle. Without the library everything but LevelDB works.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import sys
+import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any, cast
 
@@ -58,11 +64,8 @@ def require_leveldb() -> ModuleType:
     return PLYVEL
 
 
-ONE_OWNER = (
-    "and a LevelDB can be open in one process only: give each client its own part (poseidon "
-    "partition_data and shared_file_system: false), or use LMDB"
-)
-"""The end of the error for a second process."""
+OF_THE_LIBRARY = ("LOCK", "LOG", "LOG.old")
+"""The files of a database that each process has to itself."""
 
 _DATABASES = SharedHandles()
 
@@ -81,22 +84,52 @@ def _translated(path: Path) -> Iterator[None]:
         raise DataError(
             f"the LevelDB database {path} cannot be read: {reason_of(error)}"
         ) from error
+    except OSError as error:
+        raise DataError(f"the LevelDB database {path} cannot be read: {error.strerror}") from error
 
 
-def _open(path: Path) -> Any:
-    if not os.access(path, os.W_OK):
-        raise DataError(
-            f"the LevelDB database {path} is in a folder that is not writable, and LevelDB writes "
-            "to its folder even for reading: copy it to a writable folder, or use LMDB"
-        )
-    plyvel = require_leveldb()
+class _Readable:
+    """A database that this process reads, and others may."""
+
+    def __init__(self, path: Path) -> None:
+        plyvel = require_leveldb()
+        with ExitStack() as stack:
+            _share_lock(path, stack)
+            folder = stack.enter_context(TemporaryDirectory(prefix="poseidon-leveldb-"))
+            with os.scandir(path) as entries:
+                for entry in entries:
+                    if entry.name not in OF_THE_LIBRARY:
+                        os.symlink(os.path.abspath(entry.path), os.path.join(folder, entry.name))
+            database = plyvel.DB(folder, create_if_missing=False)
+            stack.callback(database.close)
+            self.raw_iterator = database.raw_iterator
+            # also at the end of the process, before the folder is removed
+            self.close = weakref.finalize(self, stack.pop_all().close)
+
+
+def _share_lock(path: Path, stack: ExitStack) -> None:
+    """Hold the lock of a database together with other readers, to the end of the stack.
+
+    A copy in a folder that is not writable may lack the file; then nobody can write there.
+
+    Raises:
+        DataError: a process writes to the database.
+    """
     try:
-        return plyvel.DB(os.fsencode(path), create_if_missing=False)
-    except plyvel.IOError as error:
-        if "lock" not in reason_of(error).lower():
+        descriptor = os.open(path / "LOCK", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        try:
+            descriptor = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError:
+            return
+    stack.callback(os.close, descriptor)
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EAGAIN):
             raise
         raise DataError(
-            f"the LevelDB database {path} is in use by another process, {ONE_OWNER}"
+            f"a process writes to the LevelDB database {path}; wait until it has ended"
         ) from error
 
 
@@ -107,15 +140,15 @@ class LevelDbCursor(SteppingCursor):
         path: a folder with a file CURRENT.
 
     Raises:
-        DataError: the database is damaged, empty, in use by another process or in a read-only
-            folder, or the library is not installed.
+        DataError: the database is damaged or empty, a process writes to it, or the library is not
+            installed.
     """
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, None)
         self._closed = True
         with _translated(path):
-            self._database = _DATABASES.acquire(path, lambda: _open(path))
+            self._database = _DATABASES.acquire(path, lambda: _Readable(path))
             self._closed = False
             self._iterator = self._new_iterator()
             self._iterator.seek_to_first()

@@ -14,18 +14,14 @@ workers:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from poseidon.data.databases.kinds import Backend
-from poseidon.data.databases.leveldb_cursor import ONE_OWNER
 from poseidon.durable import obstacle_to
-from poseidon.errors import DataError, DefinitionError
+from poseidon.errors import DefinitionError
 from poseidon.flags.values import parts
 from poseidon.layers.base import Layer, LayerContext
-from poseidon.layers.inputs.annotated_data import AnnotatedData
-from poseidon.layers.inputs.data import Data
 from poseidon.layers.python_layer import Python
 from poseidon.net.compile import checked_layers, plan_phase
 from poseidon.net.net_plan import NetPlan
@@ -85,7 +81,6 @@ def check_layers(
                 train = train or layers.by_name
                 if number == 0:
                     params = layers.params
-                _check_owners(net, layers.by_name.values())
     return params
 
 
@@ -96,22 +91,6 @@ def runs_users_code(kind: type[Layer]) -> bool:
 
 def _left_out_elsewhere(kind: type[Layer]) -> bool:
     return kind.OPENS_FILES or runs_users_code(kind)
-
-
-def _check_owners(net: NetDefinition, layers: Iterable[Layer]) -> None:
-    """Refuse workers of one host that would open the same LevelDB database."""
-    for layer in layers:
-        param = layer.param.data_param
-        if (
-            not isinstance(layer, Data | AnnotatedData)
-            or layer.reader is None
-            or Backend(param.backend) is not Backend.LEVELDB
-        ):
-            continue
-        readers = layer.share(param, 1).step
-        if readers > 1:
-            text = f"the LevelDB database {layer.reader.source} would be opened by {readers} workers, {ONE_OWNER}"
-            raise DataError(str(net.error(layer.param.name, text)))
 
 
 def weight_files(solver: SolverDefinition, given: Sequence[str]) -> list[Path]:

@@ -106,7 +106,6 @@ def test_the_source_of_a_client(
             "db/data.mdb",
             ": write shared_file_system: true if all clients can read {}, or divide it with: ",
         ),
-        ("db/CURRENT", ": divide the LevelDB with: "),
         (
             "other/x",
             ", nor does {}: make it first; then write shared_file_system: true if all clients can "

@@ -4,6 +4,7 @@ unusable.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from poseidon.data.databases import leveldb_cursor
 from poseidon.data.databases.cursor import open_cursor, records
 from poseidon.data.databases.kinds import Backend
 from poseidon.errors import DataError
@@ -152,10 +154,20 @@ def test_leveldb_in_a_folder_that_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = make_database(tmp_path / "db", Backend.LEVELDB, RECORDS)
-    # The superuser may write everywhere, so the answer of the system is scripted.
-    monkeypatch.setattr(os, "access", lambda *_: False)
-    with pytest.raises(DataError, match=r"not writable.*use LMDB"):
-        open_cursor(path, Backend.LEVELDB)
+    (path / "LOCK").unlink()
+    files = sorted(path.iterdir())
+    real = os.open
+
+    def refuse(name: Path, flags: int, *more: int, **settings: int) -> int:
+        """Answer as the system does to one who is not the superuser."""
+        if flags & os.O_CREAT and str(name).startswith(str(path)):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return real(name, flags, *more, **settings)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with closing(open_cursor(path, Backend.LEVELDB)) as cursor:
+        assert len(cursor) == COUNT
+    assert sorted(path.iterdir()) == files
 
 
 def test_an_lmdb_file_that_is_cut_short(tmp_path: Path) -> None:
@@ -208,7 +220,7 @@ sys.stdin.read()
 @pytest.mark.processes
 @every_backend
 def test_a_second_process(tmp_path: Path, backend: Backend) -> None:
-    """LMDB has any number of readers; LevelDB has one owner, and says what to do about it."""
+    """A database has any number of readers. Nobody writes to a LevelDB that is read."""
     path = make_database(tmp_path / "db", backend, RECORDS)
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(path), str(int(backend))],
@@ -218,15 +230,38 @@ def test_a_second_process(tmp_path: Path, backend: Backend) -> None:
     ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "00\n"
-        if backend is Backend.LMDB:
-            with closing(open_cursor(path, backend)) as cursor:
-                assert len(cursor) == COUNT
-        else:
-            with pytest.raises(
-                DataError, match=r"in use by another process.*shared_file_system: false.*LMDB"
-            ):
-                open_cursor(path, backend)
+        with closing(open_cursor(path, backend)) as cursor:
+            assert len(cursor) == COUNT
+        if backend is Backend.LEVELDB:
+            with pytest.raises(leveldb_cursor.ERRORS, match="lock"):
+                leveldb_cursor.require_leveldb().DB(str(path))
         holder.communicate("")
+
+
+WRITER = """
+import sys
+from poseidon.data.databases.leveldb_cursor import require_leveldb
+database = require_leveldb().DB(sys.argv[1])
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.processes
+def test_a_leveldb_that_is_written(tmp_path: Path) -> None:
+    path = make_database(tmp_path / "db", Backend.LEVELDB, RECORDS)
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "open\n"
+        with pytest.raises(DataError, match=f"a process writes to the LevelDB database {path}"):
+            open_cursor(path, Backend.LEVELDB)
+        writer.communicate("")
+    open_cursor(path, Backend.LEVELDB).close()
 
 
 @pytest.mark.parametrize(
