@@ -173,7 +173,7 @@ def test_three_clients_train_over_the_servers_of_the_script(tmp_path: Path) -> N
         done = subprocess.run(
             [
                 *(sys.executable, "-m", "poseidon", "train", "--solver=solver.prototxt", "--hostfile=machinefile"),
-                *("--launcher=ssh", f"--ssh_config={config}", "--output=out", "--threads=1"),
+                *(f"--ssh_config={config}", "--output=out", "--threads=1"),
             ],
             cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=150, check=False,
         )  # fmt: skip

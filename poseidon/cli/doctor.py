@@ -21,7 +21,7 @@ from poseidon.cluster.doctor.report import survey_fields, survey_lines
 from poseidon.cluster.doctor.survey import ASKING, MEASURING, Subject, examine
 from poseidon.cluster.host_checks import ask_hosts
 from poseidon.cluster.host_probe import Check, HostNeeds
-from poseidon.cluster.machinefile import Host, is_loopback, read_machinefile
+from poseidon.cluster.machinefile import Host, has_remote_hosts, read_machinefile
 from poseidon.cluster.ssh.config import SshConfig
 from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.errors import JobError, UsageError
@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--seconds must be above 0 and at most 60, not {arguments.seconds:g}")
     hosts = read_machinefile(Path(arguments.hostfile)) if arguments.hostfile else ()
     problems: list[tuple[str, str]] = []
-    if all(is_loopback(host.address) for host in hosts):
+    if not has_remote_hosts(hosts):
         found = this_machine(hosts, problems)
     else:
         found = over_ssh(hosts, SshSettings.from_flag(arguments.ssh_config), problems)

@@ -13,7 +13,7 @@ import torch
 
 from poseidon.cli.doctor import UNITS, over_ssh
 from poseidon.cli.progress_bar import progress_bar
-from poseidon.cluster.machinefile import Host, is_loopback, read_machinefile
+from poseidon.cluster.machinefile import Host, has_remote_hosts, read_machinefile
 from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.errors import JobError, UsageError
 from poseidon.hints import own_command
@@ -77,7 +77,7 @@ def _cluster(arguments: argparse.Namespace, notes: list[str]) -> tuple[PlannedCl
     if not workers:
         raise UsageError(f"{arguments.hostfile} has no host with a worker; expected one at least")
     servers = len(hosts) - workers
-    if all(is_loopback(host.address) for host in hosts):
+    if not has_remote_hosts(hosts):
         shared = "all hosts of the machinefile are this machine: they share its processors"
         notes.append(
             shared if arguments.rate else f"{shared}, and 20 Gbit/s are assumed between them"

@@ -70,7 +70,7 @@ def _by_host(
     """Return each job with its host; None: this machine, which may be one of the hosts."""
     seen = {job.reported.record for job in remote}
     rows: list[tuple[str | None, HostJob]] = [(None, job) for job in here if job.record not in seen]
-    return [*rows, *((job.host.address, job.reported) for job in remote)]
+    return [*rows, *((job.host.name, job.reported) for job in remote)]
 
 
 def _fields(host: str | None, job: HostJob) -> dict[str, object]:

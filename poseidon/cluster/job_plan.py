@@ -66,7 +66,7 @@ class WorkerPlan:
     @property
     def process(self) -> ProcessName:
         return ProcessName(
-            role=Role.WORKER, index=self.rank, client=self.host.id, host=self.host.address
+            role=Role.WORKER, index=self.rank, client=self.host.id, host=self.host.name
         )
 
 
@@ -94,7 +94,7 @@ class ShardPlan:
     @property
     def process(self) -> ProcessName:
         return ProcessName(
-            role=Role.SHARD, index=self.index, client=self.host.id, host=self.host.address
+            role=Role.SHARD, index=self.index, client=self.host.id, host=self.host.name
         )
 
     @property
@@ -327,7 +327,7 @@ def _devices_of(host: Host, usual: tuple[str, ...]) -> tuple[str, ...]:
     own = ("cpu",) * len(usual) if host.gpus == "cpu" else devices_from_flag(host.gpus)
     if len(own) != len(usual):
         raise UsageError(
-            f"client {host.id} on {host.address} has gpus={host.gpus}, {len(own)} workers, where "
+            f"client {host.id} on {host.name} has gpus={host.gpus}, {len(own)} workers, where "
             f"the others have {len(usual)}; expected as many on each machine"
         )
     return own

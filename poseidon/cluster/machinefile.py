@@ -102,6 +102,22 @@ class Host(HostOptions):
     peer_address: str | None = None
 
     @property
+    def is_here(self) -> bool:
+        """Whether it is this machine: a loopback address, at which SSH is to reach no other user or
+        sshd, such as a container's.
+        """
+        return is_loopback(self.address) and self.user is None and self.ssh_port is None
+
+    @property
+    def name(self) -> str:
+        """The host in messages and records: its address, with the port of an sshd that is reached
+        at a loopback address.
+        """
+        if self.ssh_port is None or not is_loopback(self.address):
+            return self.address
+        return f"{socket_host(self.address)}:{self.ssh_port}"
+
+    @property
     def socket_address(self) -> str:
         """The address at which the other hosts reach it, as it stands in `tcp://host:port`."""
         return socket_host(self.peer_address or self.address)
@@ -204,7 +220,7 @@ def names_loopback(host: str) -> bool:
 
 def has_remote_hosts(hosts: Iterable[Host]) -> bool:
     """Return whether a host is another machine than this one."""
-    return any(not is_loopback(host.address) for host in hosts)
+    return not all(host.is_here for host in hosts)
 
 
 def socket_host(address: str) -> str:
@@ -283,9 +299,9 @@ def _check_ids(found: list[tuple[int, Host]], source: str) -> None:
 
 
 def _check_ports(found: list[tuple[int, Host]], source: str, channels: int) -> None:
-    # Lines with one address: their port ranges [port, port + channels) must not touch.
+    # Lines with one host: their port ranges [port, port + channels) must not touch.
     taken = sorted(
-        (socket_host(host.address).lower(), host.port, line, host.id)
+        (_machine(host).lower(), host.port, line, host.id)
         for line, host in found
         if host.port and host.serves
     )
@@ -298,6 +314,10 @@ def _check_ports(found: list[tuple[int, Host]], source: str, channels: int) -> N
                 f"port {next_port} (each takes {channels} from its own on); expected ports at "
                 f"least {channels} apart, or 0"
             )
+
+
+def _machine(host: Host) -> str:
+    return host.name if host.name != host.address else socket_host(host.address)
 
 
 def parse_options(options: Sequence[str], place: str) -> HostOptions:

@@ -14,7 +14,7 @@ from poseidon.cluster.agent.delivery import SentFile, deliver, sent_file
 from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.dial.dialer import close_agents
 from poseidon.cluster.dial.ssh import dial_all
-from poseidon.cluster.machinefile import Host, is_loopback
+from poseidon.cluster.machinefile import Host
 from poseidon.cluster.parallel import format_problems
 from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.data.prepare.part_files import PartFiles, part_files
@@ -75,9 +75,7 @@ def distribute(
     working = [client for client in clients if client.works]
     parts = [part_files(source, number, root=root) for number in range(len(working))]
     others = [
-        (client, part)
-        for client, part in zip(working, parts, strict=True)
-        if not is_loopback(client.address)
+        (client, part) for client, part in zip(working, parts, strict=True) if not client.is_here
     ]
     if not others:
         return [f"{client_name(client)}: this machine, where its part is" for client in working]
@@ -96,7 +94,7 @@ def distribute(
 
 def client_name(client: Host) -> str:
     """Return `client 1 (node1)`."""
-    return f"client {client.id} ({client.address})"
+    return f"client {client.id} ({client.name})"
 
 
 def remote_path(path: Path, client: Host) -> str:

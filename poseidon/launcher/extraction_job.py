@@ -17,7 +17,7 @@ import torch
 from poseidon.cluster.dial.local import LocalDialer
 from poseidon.cluster.job_plan import JobPlan, ShardPlan, WorkerPlan, devices_from_flag, plan_job
 from poseidon.cluster.jobs.registry import EXTRACTION, new_job_id
-from poseidon.cluster.machinefile import Host, is_loopback
+from poseidon.cluster.machinefile import Host
 from poseidon.cluster.process import ProcessSpec
 from poseidon.cluster.supervision.loop import run_job
 from poseidon.cluster.supervision.signals import SignalRequests
@@ -110,9 +110,9 @@ def require_local(hostfile: str | None, hosts: tuple[Host, ...]) -> None:
         JobError: a client is another machine.
     """
     for host in hosts:
-        if not is_loopback(host.address):
+        if not host.is_here:
             raise JobError(
-                f"{hostfile}: client {host.id} is on {host.address}; this command works on "
+                f"{hostfile}: client {host.id} is on {host.name}; this command works on "
                 "this machine only (127.0.0.1, ::1, localhost)"
             )
 

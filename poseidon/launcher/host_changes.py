@@ -145,9 +145,11 @@ class HostChanges(JobListener):
         if request.do == "join":
             return f"{named([self._join(request.host)])} takes part from here on"
         hosts = self._job.site.hosts
-        leaving = [each for each in hosts if request.host in (each.address, str(each.id))][:1]
+        leaving = [
+            each for each in hosts if request.host in (each.address, each.name, str(each.id))
+        ][:1]
         if not leaving:
-            known = ", ".join(f"{each.id} ({each.address})" for each in hosts)
+            known = ", ".join(f"{each.id} ({each.name})" for each in hosts)
             raise JobError(f"the job has no host {request.host:.80}; its clients are {known}")
         self._leave(leaving)
         return f"{named(leaving)} leaves the job after the next iteration"
@@ -321,4 +323,4 @@ class HostChanges(JobListener):
 
 def named(hosts: Sequence[Host]) -> str:
     """Return hosts by number and address, for a sentence."""
-    return ", ".join(f"client {host.id} ({host.address})" for host in hosts)
+    return ", ".join(f"client {host.id} ({host.name})" for host in hosts)

@@ -442,18 +442,18 @@ def site_of(request: JobRequest) -> Site:
         hosts = ray_hosts(request)
         return Site(hosts, ray_dialer(request, hosts))
     hosts = read_hosts(request.hostfile, request.num_comm_channels_per_client)
-    remote = [host for host in hosts if not is_loopback(host.address)]
+    remote = [host for host in hosts if not host.is_here]
     if request.launcher is LauncherKind.LOCAL and remote:
         raise UsageError(
             "--launcher=local starts processes on this machine only, and client "
-            f"{remote[0].id} is on {remote[0].address}"
+            f"{remote[0].id} is on {remote[0].name}"
         )
     if request.launcher is LauncherKind.LOCAL or (
         request.launcher is LauncherKind.AUTO and not remote
     ):
         return Site(hosts, LocalDialer())
     local = [host for host in hosts if is_loopback(host.address)]
-    if remote and local:
+    if 0 < len(local) < len(hosts):
         raise UsageError(
             f"{request.hostfile}: client {local[0].id} is on {local[0].address}, which the other "
             "machines cannot reach; expected a name or an address of this machine on their network"

@@ -18,7 +18,7 @@ from poseidon.cluster.agent.messages import Service
 from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.dial.dialer import close_agents
 from poseidon.cluster.jobs.this_host import HostJob, Kill, Killed, Listed
-from poseidon.cluster.machinefile import Host, is_loopback
+from poseidon.cluster.machinefile import Host
 from poseidon.cluster.parallel import for_each_host
 from poseidon.cluster.remote_python import LauncherEnvironment
 from poseidon.cluster.ssh.settings import SshSettings
@@ -49,7 +49,7 @@ def remote_hosts(hosts: Iterable[Host]) -> tuple[Host, ...]:
     """Return one host for each account on another machine, in the order given."""
     found: dict[tuple[str, str | None, int | None], Host] = {}
     for host in hosts:
-        if not is_loopback(host.address):
+        if not host.is_here:
             found.setdefault((host.address.lower(), host.user, host.ssh_port), host)
     return tuple(found.values())
 
@@ -107,7 +107,7 @@ def _ask_all(
         if isinstance(outcome, JobError):
             problems.append(str(outcome))
         else:
-            problems += [f"{host.address}: {printable(text)}" for text in outcome.problems]
+            problems += [f"{host.name}: {printable(text)}" for text in outcome.problems]
             answered.append((host, outcome))
     return answered
 

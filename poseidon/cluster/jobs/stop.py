@@ -199,7 +199,7 @@ def _elsewhere(
     found: dict[str, int] = {}
     for (name, host), count in killed.items():
         if name == job:  # two accounts of one machine are one address
-            found[host.address] = found.get(host.address, 0) + max(count, before.get(host, 0))
+            found[host.name] = found.get(host.name, 0) + max(count, before.get(host, 0))
     return found
 
 

@@ -10,6 +10,7 @@ from poseidon.cluster.machinefile import (
     Host,
     HostOptions,
     HostRole,
+    has_remote_hosts,
     is_loopback,
     parse_machinefile,
     parse_options,
@@ -239,3 +240,21 @@ def test_mistakes_in_options(word: str, expected: str) -> None:
 def test_each_word_stands_once() -> None:
     with pytest.raises(MachinefileError, match="a machine has one user"):
         parse_options(["user=a", "user=a"], "hosts:1")
+
+
+@pytest.mark.parametrize(
+    ("line", "is_here", "name"),
+    [
+        ("0 127.0.0.1 0", True, "127.0.0.1"),
+        ("0 localhost 9 gpus=cpu workdir=/x", True, "localhost"),
+        ("0 127.0.0.1 0 ssh_port=2222", False, "127.0.0.1:2222"),
+        ("0 ::1 0 ssh_port=2222", False, "[::1]:2222"),
+        ("0 127.0.0.1 0 user=ml", False, "127.0.0.1"),
+        ("0 node0 0 ssh_port=2222", False, "node0"),
+    ],
+)
+def test_an_sshd_of_a_loopback_address_is_a_host_of_its_own(
+    line: str, is_here: bool, name: str
+) -> None:
+    (host,) = parse_machinefile(line, source="hosts")
+    assert (host.is_here, has_remote_hosts([host]), host.name) == (is_here, not is_here, name)

@@ -83,6 +83,8 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str]
         ("0 127.0.0.1 0\n1 ::1 0", "ssh", SshDialer),
         ("0 node0 0\n1 10.0.0.1 0", "auto", SshDialer),
         ("0 node0 0", "ssh", SshDialer),
+        ("0 127.0.0.1 9 ssh_port=22\n1 127.0.0.1 9 ssh_port=23", "auto", SshDialer),
+        ("0 127.0.0.1 0 user=other\n1 127.0.0.1 0", "auto", SshDialer),
         ("0 any 0\n1 node0 0", "ray", RayDialer),
     ],
 )
@@ -102,6 +104,7 @@ def test_how_hosts_are_reached(
     [
         ("0 node0 0", "local", "--launcher=local starts processes on this machine only, and "
 "client 0 is on node0"),
+        ("0 127.0.0.1 0\n1 localhost 0 ssh_port=2222", "local", "and client 1 is on 127.0.0.1:2222"),
         ("0 node0 0\n1 127.0.0.1 "
 "0", "auto", "hosts: client 1 is on 127.0.0.1, which the other "
 "machines cannot reach"),
