@@ -36,6 +36,12 @@ class OfOneModule:
         """Call the hook."""
         return self._hook(*arguments, **named)
 
+    def __deepcopy__(self, memo: object) -> OfOneModule:
+        """Return a hook that does nothing: a class may copy all attributes of a module by itself,
+        as those of torch.nn.utils.parametrize do.
+        """
+        return OfOneModule(_nothing)
+
 
 class OutsideOfGraphs(OfOneModule):
     """A hook that torch.compile leaves out of a graph.
@@ -46,6 +52,10 @@ class OutsideOfGraphs(OfOneModule):
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Call the hook, unless torch.compile makes a graph."""
         return None if torch.compiler.is_dynamo_compiling() else self._hook(*arguments, **named)
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    pass
 
 
 def leave_out_of_graphs(function: Any, reason: str) -> None:

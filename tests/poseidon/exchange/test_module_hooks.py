@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from poseidon.exchange.module_hooks import OfOneModule
 
@@ -82,3 +83,17 @@ def test_a_shallow_copy_has_the_tensors_and_the_hooks() -> None:
     again(torch.ones(1, 2))
     assert len(calls) == 4
     assert again[0] is module[0]
+
+
+def test_a_copy_of_a_class_that_copies_its_attributes_has_hooks_that_do_nothing() -> None:
+    calls: list[object] = []
+    lock = threading.Lock()
+    module = weight_norm(nn.Linear(2, 2))
+    assert "__deepcopy__" in vars(type(module))
+    module.register_forward_pre_hook(OfOneModule(lambda *_: calls.append(lock)))
+    again = copy.deepcopy(module)
+    x = torch.ones(1, 2)
+    expected = again(x)
+    assert not calls
+    torch.testing.assert_close(module(x), expected)
+    assert calls == [lock]
