@@ -27,6 +27,7 @@ from poseidon.errors import DefinitionError, UsageError
 from poseidon.export.graph import onnx_module
 from poseidon.export.onnx import elementwise as _elementwise  # noqa: F401 - registers converters
 from poseidon.export.onnx import products as _products  # noqa: F401 - registers converters
+from poseidon.export.onnx import recurrent as _recurrent  # noqa: F401 - registers converters
 from poseidon.export.onnx import shaping as _shaping  # noqa: F401 - registers converters
 from poseidon.export.onnx import vision as _vision  # noqa: F401 - registers converters
 from poseidon.export.onnx.nodes import Facts, NoForm, convert

@@ -153,7 +153,7 @@ def converts(*kinds: str) -> Callable[[Converter], Converter]:
     return register
 
 
-_SEVERAL = ("Split", "TopK")
+_SEVERAL = ("Split", "TopK", "LSTM", "GRU", "RNN")
 """Nodes with several outputs."""
 
 

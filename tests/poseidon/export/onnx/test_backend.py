@@ -281,6 +281,46 @@ CASES = [
 ]
 
 
+def recurrent(
+    kind: str, gates: int, *, both: bool = False, states: bool = False, **attributes: Any
+) -> Case:
+    """Return a node over sequences of 5 steps: a batch of 3, inputs of 4, 2 units."""
+    directions = 2 if both else 1
+    inputs: list[Array | None] = [
+        numbers(5, 3, 4),
+        numbers(directions, 2 * gates, 4, seed=1),
+        numbers(directions, 2 * gates, 2, seed=2),
+        numbers(directions, 4 * gates, seed=3),
+    ]
+    if states:
+        count = 2 if kind == "LSTM" else 1
+        inputs += [None, *(numbers(directions, 3, 2, seed=4 + place) for place in range(count))]
+    if both:
+        attributes["direction"] = "bidirectional"
+    outputs = 3 if kind == "LSTM" else 2
+    return Case(kind, inputs, {"hidden_size": 2, **attributes}, (1, 2, 3), outputs=outputs)
+
+
+CASES += [
+    *(
+        recurrent("LSTM", 4, both=both, states=states)
+        for both in (False, True)
+        for states in (False, True)
+    ),
+    recurrent("LSTM", 4, direction="reverse"),
+    *(
+        recurrent("GRU", 3, both=both, linear_before_reset=before)
+        for both in (False, True)
+        for before in (0, 1)
+    ),
+    recurrent("RNN", 1, both=True, states=True),
+    recurrent("RNN", 1, activations=["Relu"]),
+    Case(
+        "LSTM", [numbers(5, 3, 4), numbers(1, 8, 4), numbers(1, 8, 2)], {"hidden_size": 2}, (1, 2)
+    ),
+]
+
+
 def assert_same(found: Sequence[Array], wanted: Sequence[Array]) -> None:
     for one, other in zip(found, wanted, strict=True):
         assert one.dtype == other.dtype and one.shape == other.shape
@@ -416,7 +456,10 @@ def test_what_has_no_form_is_named() -> None:
         ("Resize", [X, None, np.ones(4, "float32") * 2], {}, "resizes height and width of images"),
         ("Reshape", [X, np.array([0, -1])], {"allowzero": 1}, "Caffe2 has no allowzero=1"),
         ("TopK", [X, np.array([1])], {"largest": 0}, "Caffe2 has no largest=0"),
-        ("LSTM", [X], {}, "LSTM has no form in Caffe2$"),
+        ("Hardmax", [X], {}, "Hardmax has no form in Caffe2$"),
+        ("LSTM", [X] * 8, {}, "Caffe2 has no padding of shorter sequences"),
+        ("GRU", [X[0]] * 3, {"activations": ["Relu", "Tanh"]}, "no GRU with the activations relu"),
+        ("RNN", [X[0]] * 3, {"clip": 1.0}, "Caffe2 has no clip=1.0"),
     ],
 )
 def test_settings_without_a_form(
