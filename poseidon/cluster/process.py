@@ -114,6 +114,13 @@ class RunningProcess(Protocol):
     def created(self) -> str:
         """Its `creation` on its own host."""
 
+    def await_start(self) -> None:
+        """Wait until its host has started it; `pid` and `created` are known from then on.
+
+        Raises:
+            JobError: it cannot be started; the message has the process, the host and the reason.
+        """
+
     def send_line(self, line: bytes) -> None:
         """Queue one line for its standard input.
 
@@ -137,7 +144,10 @@ class Launcher(Protocol):
     """Starts processes on hosts."""
 
     def start(self, spec: ProcessSpec, host: Host, listener: Listener) -> RunningProcess:
-        """Start a process; its first line is on its way when this returns.
+        """Ask a host to start a process; return at once, with its first line on its way.
+
+        Hosts start theirs at the same time. `RunningProcess.await_start` tells whether it has come
+        to life.
 
         Raises:
             JobError: it cannot be started; the message has the process, the host and the reason.

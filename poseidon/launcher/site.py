@@ -178,11 +178,13 @@ class Site:
         ]
 
     def start(self, spec: ProcessSpec, host: Host, listener: Listener) -> RemoteProcess:
-        """Start a process on a host, or let one that waits there continue; see `Launcher.start`."""
+        """Ask a host to start a process, or let one that waits there continue; see
+        `Launcher.start`.
+        """
         waiting = self.paused.take(spec, listener)
         if waiting is not None:
             return waiting
-        process = self._agents[host.id].start(spec, listener)
+        process = self._agents[host.id].begin_start(spec, listener)
         self.paused.started(spec, process)
         return process
 

@@ -60,6 +60,9 @@ class ThreadProcess:
         self._status = run_work(SolverWork(document, launcher))
         self._listener.exited(self.name, self._status)
 
+    def await_start(self) -> None:
+        """It runs already."""
+
     def send_line(self, line: bytes) -> None:
         """Commands are ignored."""
 

@@ -239,6 +239,9 @@ class ChildProcess:
     def created(self) -> str:
         return self._created
 
+    def await_start(self) -> None:
+        """Return at once: it has started."""
+
     def send_line(self, line: bytes) -> None:
         """Queue one line for its standard input; dropped when the process no longer reads."""
         with contextlib.suppress(queue.Full):

@@ -29,7 +29,6 @@ from poseidon.errors import JobError, PoseidonError, printable
 from poseidon.version import __version__
 
 HEARTBEAT_S = 2.0
-START_S = 60.0
 ANSWER_S = 60.0
 MAX_QUEUED = 1000
 MOST_SHOWN = 300
@@ -177,11 +176,17 @@ class RemoteAgent:
         self._request(m.Register(record=record))
 
     def start(self, spec: ProcessSpec, listener: Listener) -> RemoteProcess:
-        """Start a process there; see `Launcher.start`.
+        """Start a process there, and wait for it.
 
         Raises:
             JobError: it cannot be started, or the agent is lost.
         """
+        process = self.begin_start(spec, listener)
+        process.await_start()
+        return process
+
+    def begin_start(self, spec: ProcessSpec, listener: Listener) -> RemoteProcess:
+        """Ask for the start of a process; see `Launcher.start`."""
         with self._lock:
             process = RemoteProcess(spec.name, self._next_id(), self.label, listener, self._request)
             self._processes[process.id] = process
@@ -191,7 +196,6 @@ class RemoteAgent:
         self._request(m.Start(id=process.id, spec=sent))
         if self._lost is not None:  # it was added after the loss was reported
             process.lose(self._lost, killed_by_user=self._killed_by_user)
-        process.await_start(START_S)
         return process
 
     def import_ahead(

@@ -16,6 +16,7 @@ from poseidon.cluster.process import Listener
 from poseidon.errors import JobError, JobKilled, printable
 
 CLOSE_S = 2.0
+START_S = 60.0
 LOST_STATUS = 1
 
 
@@ -71,15 +72,15 @@ class RemoteProcess:
         if status is not None:
             listener.exited(name, status)
 
-    def await_start(self, timeout_s: float) -> None:
+    def await_start(self) -> None:
         """Wait until the agent has started it.
 
         Raises:
             JobError: it was not started; `JobKilled` where the user has killed the job there.
         """
-        if not self._answered.wait(timeout_s):
+        if not self._answered.wait(START_S):
             raise JobError(
-                f"{self._label}: {self._name.short} was not started within {timeout_s:g} s"
+                f"{self._label}: {self._name.short} was not started within {START_S:g} s"
             )
         if self._refusal is not None:
             error = JobKilled if self._killed_by_user else JobError
@@ -98,7 +99,7 @@ class RemoteProcess:
         self._send(m.SendSignal(id=self.id, signal=m.ProcessSignal.KILL))
 
     def close(self) -> None:
-        if self._status is None and self._started is not None:
+        if self._status is None and self._answered.wait(CLOSE_S) and self._started is not None:
             self.kill()
             self._ended.wait(CLOSE_S)
 

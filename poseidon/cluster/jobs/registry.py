@@ -15,14 +15,13 @@ import json
 import os
 import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from poseidon.cluster.job_plan import ProcessName
 from poseidon.cluster.json_fields import fields_of, plain, value_of
 from poseidon.cluster.machinefile import Host, check_options
 from poseidon.cluster.process import RunningProcess
@@ -257,14 +256,20 @@ class Registration:
         """The record as it is now."""
         return self._record
 
-    def add(self, name: ProcessName, pid: int, created: str) -> None:
-        """Add a process to the record. Call it right after its start.
+    def add(self, processes: Sequence[RunningProcess]) -> None:
+        """Add processes to the record. Call it right after their start.
 
         One that is there already, of an earlier start, gets its new name.
         """
-        process = RecordedProcess(name=name.describe(), host=name.host, pid=pid, created=created)
-        others = [one for one in self._record.processes if (one.host, one.pid) != (name.host, pid)]
-        self._change(processes=(*others, process))
+        added = [
+            RecordedProcess(
+                name=one.name.describe(), host=one.name.host, pid=one.pid, created=one.created
+            )
+            for one in processes
+        ]
+        known = {(one.host, one.pid) for one in added}
+        others = [one for one in self._record.processes if (one.host, one.pid) not in known]
+        self._change(processes=(*others, *added))
 
     def keep(self, processes: Iterable[RunningProcess]) -> None:
         """Remove all processes but these, which wait for the next start, from the record."""

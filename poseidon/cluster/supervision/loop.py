@@ -7,6 +7,7 @@ to `kept`. All decisions are in `state_machine.py`; the queue, the clock and the
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 import time
@@ -184,23 +185,37 @@ class _Run:
         requests: SignalRequests,
     ) -> None:
         """Start shards and workers together: a worker takes seconds to load, a shard is up by
-        then.
+        then. All hosts are asked first, so that they start theirs at the same time.
         """
         for role in plan.roles:
             self._take_requests(requests)
             if self._machine.state is not JobState.STARTING:
                 return
             try:
-                process = launcher.start(make_spec(role), role.host, self)
+                self._running[role.process] = launcher.start(make_spec(role), role.host, self)
             except JobError as error:
-                killed = isinstance(error, JobKilled)
-                self._handle(
-                    ProcessStartFailed(name=role.process, message=str(error), killed_by_user=killed)
-                )
+                self._not_started(role.process, error)
                 return
-            self._running[role.process] = process
-            self._registration.add(role.process, process.pid, process.created)
-            self._handle(ProcessStarted(name=role.process, pid=process.pid))
+        waiting = list(self._running.items())
+        while waiting:
+            self._take_requests(requests)
+            if self._machine.state is not JobState.STARTING:
+                return
+            name, process = waiting[0]
+            try:
+                process.await_start()
+            except JobError as error:
+                self._not_started(name, error)
+                return
+            started = list(itertools.takewhile(lambda each: each[1].pid, waiting))
+            del waiting[: len(started)]
+            self._registration.add([process for _, process in started])
+            for name, process in started:
+                self._handle(ProcessStarted(name=name, pid=process.pid))
+
+    def _not_started(self, name: ProcessName, error: JobError) -> None:
+        killed = isinstance(error, JobKilled)
+        self._handle(ProcessStartFailed(name=name, message=str(error), killed_by_user=killed))
 
     def loop(self, requests: SignalRequests) -> None:
         """Handle events until no process is left."""

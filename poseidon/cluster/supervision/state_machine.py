@@ -67,6 +67,7 @@ from poseidon.cluster.supervision.state import (
     SignalReceived,
     SupervisionSettings,
     Terminate,
+    Tick,
 )
 from poseidon.errors import JobError, JobInterrupted
 
@@ -84,6 +85,8 @@ SILENT_S = 6.0
 # and there is nothing to keep. Heartbeats may be late.
 FIRST_ITERATION_S = 4.0
 SILENT_PAUSE_S = 0.5
+LOOK_S = 0.05
+"""The least time between two looks at the deadlines of all processes, save for ticks."""
 THEN_STOPPED = "; the job was stopped"
 """The end of the sentence of a cause, unless the job continues with the processes that are left."""
 FIRST = Round()
@@ -118,7 +121,8 @@ class JobStateMachine:
         self._shards = [self._processes[name] for name in names if name.role is Role.SHARD]
         of_hosts = {worker.name.client: worker for worker in reversed(self._workers)}
         self._listeners = self._shards or list(reversed(of_hosts.values()))
-        self._last_event_s = now
+        self._unstarted = set(names)
+        self._last_event_s = self._look_s = now
         self._start_by_s = now + settings.start_timeout_s
         self._state = JobState.STARTING
         self._addresses: dict[Round, dict[ProcessName, str]] = {FIRST: {}}
@@ -225,6 +229,7 @@ class JobStateMachine:
         if isinstance(event, ProcessStarted):
             process = self._processes[event.name]
             process.pid, process.reported_s = event.pid, now
+            self._unstarted.discard(event.name)
         elif isinstance(event, ProcessStartFailed):
             self._ended_by_user |= event.killed_by_user
             self._fail(Cause(rank=CauseRank.ROOT, sentence=event.message, remedy=Remedy.RETRY), now)
@@ -236,7 +241,9 @@ class JobStateMachine:
             actions += self._signal(event, now)
         elif isinstance(event, RegroupRequested):
             actions += self._request_regroup()
-        self._check_deadlines(now)
+        if now >= self._look_s or isinstance(event, Tick):
+            self._look_s = now + LOOK_S
+            self._check_deadlines(now)
         return actions + self._advance(now)
 
     def _report(self, process: ProcessState, event: Event, now: float) -> None:
@@ -495,7 +502,7 @@ class JobStateMachine:
         """Send the addresses once they are known; the job runs when all are ready, or a worker
         trains.
         """
-        if not all(process.pid is not None for process in self._processes.values()):
+        if self._unstarted:
             return []
         # Once a worker trains a stop takes a snapshot first.
         begins = self._state is JobState.STARTING and (

@@ -9,6 +9,8 @@ import socket
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -36,6 +38,9 @@ RECORD = JobRecord(
     ),
     output="/out",
     started_s=3.5,
+)
+SHARD_2: Any = SimpleNamespace(
+    name=ProcessName(role=Role.SHARD, index=2, client=1, host="127.0.0.1"), pid=77, created="8.5"
 )
 
 
@@ -116,7 +121,7 @@ def test_a_record_that_is_a_link_is_refused(tmp_path: Path) -> None:
 def test_a_registration_grows_and_goes(tmp_path: Path) -> None:
     registry = Registry(tmp_path)
     registration = Registration(registry, RECORD)
-    registration.add(ProcessName(role=Role.SHARD, index=2, client=1, host="127.0.0.1"), 77, "8.5")
+    registration.add([SHARD_2])
     record = registry.read("cifar10-1")
     assert record is not None
     assert record.processes == (
@@ -148,9 +153,7 @@ def test_hosts_that_join_are_on_record_until_they_leave(tmp_path: Path) -> None:
 def test_a_job_of_which_something_may_be_left_stays_on_record(tmp_path: Path) -> None:
     registry = Registry(tmp_path)
     with Registration(registry, RECORD) as registration:
-        registration.add(
-            ProcessName(role=Role.SHARD, index=2, client=1, host="127.0.0.1"), 77, "8.5"
-        )
+        registration.add([SHARD_2])
     assert registry.jobs() == ("cifar10-1",)
 
 
