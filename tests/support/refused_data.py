@@ -135,6 +135,6 @@ DATA_AND_MODELS = (
         prepare=lambda f: [
             make_pictures(f / f"train_lmdb_{part}", 3, shape=(1, 6, 6)) for part in range(3)
         ],
-        says=r"divided for more than the 2 clients of this job, as train_lmdb_2 shows",
+        says=r"was divided for 3 clients, but this job has 2: remove its parts",
     ),
 )
