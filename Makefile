@@ -13,9 +13,10 @@ setup: $(STAMP)
 $(STAMP): setup.py constraints.txt $(wildcard ps_server/native/*.[ch])
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Poseidon needs Python 3.10 or newer, and $(PYTHON) is %d.%d; expected, for example: make setup PYTHON=python3.11" % sys.version_info[:2])'
 	$(VENV)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
-	@echo "Poseidon, torch and the tools of development ($(EXTRA)) are installed into $(VENV): about 2 GB, several minutes"
+	@echo "make: installing Poseidon, torch and the tools of development ($(EXTRA)) into $(VENV): about 2 GB, some 5 minutes; the lines of pip follow"
 	$(VENV)/bin/python -m pip install --quiet --upgrade pip
 	PYTHONWARNINGS=ignore $(VENV)/bin/python -m pip install --no-compile -c constraints.txt -e '.[$(EXTRA)]'
+	@echo "make: installed; compiling what each process imports, up to a minute"
 	$(VENV)/bin/python -m compileall -q -j 0 -x /testing/ $(COMPILED)
 	touch $@
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from poseidon.cli.main import parse_arguments
-from poseidon.data.prepare.cifar10 import Cifar10Request
+from poseidon.data.prepare.cifar10 import BUILT_IN, Cifar10Request, Prepared
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.layers.registry import layer_class
 from poseidon.net.net_plan import plan_net
@@ -93,13 +93,58 @@ def test_a_script_says_what_it_takes_and_what_it_cannot_write(
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 
 
+def prepared(
+    requests: list[Cifar10Request], origin: str = ""
+) -> Callable[[Cifar10Request], Prepared]:
+    """Return what stands for `prepare_and_print`: it notes the request alone."""
+    found = Prepared(train=Path("train"), test=Path("test"), mean=Path("mean"), origin=origin)
+
+    def prepare(request: Cifar10Request) -> Prepared:
+        requests.append(request)
+        return found
+
+    return prepare
+
+
+@pytest.mark.parametrize(
+    ("drawn", "words", "line", "settings"),
+    [
+        (
+            "",
+            [],
+            "4000 iterations, about 7 min on two processors; tested at iterations 0, 500,",
+            (),
+        ),
+        (
+            BUILT_IN,
+            ["--max_iter", "900"],
+            "900 iterations, about 2 min on two processors; tested at iterations 0, 100, 200, ...",
+            ("max_iter=900", "test_interval=100", "test_iter=20"),
+        ),
+        (BUILT_IN, ["--test_interval=50"], "tested at iterations 0, 50,", ("test_interval=50",)),
+    ],
+)
+def test_cifar10_says_how_long_it_trains_and_tests_drawn_pictures_early(
+    train_cifar10: TrainCifar10,
+    capsys: pytest.CaptureFixture[str],
+    drawn: str,
+    words: list[str],
+    line: str,
+    settings: tuple[str, ...],
+) -> None:
+    train_cifar10.main.__globals__["prepare_and_print"] = prepared([], drawn)
+    train_cifar10.main(words)
+    assert line in capsys.readouterr().err
+    assert parse_arguments(train_cifar10.commands[0]).settings == settings
+
+
 @pytest.fixture
 def train_cifar10(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TrainCifar10]:
     """The example's `main`, which prepares nothing and trains nothing."""
     script = runpy.run_path(str(repository / "examples" / "cifar10" / "train_cifar10.py"))
     heard = TrainCifar10(main=script["main"])
     globals_: dict[str, Any] = script["main"].__globals__
-    globals_["prepare_and_print"] = heard.requests.append
+    globals_["prepare_and_print"] = prepared(heard.requests)
     globals_["poseidon"] = heard.train
     yield heard
 
@@ -304,7 +349,7 @@ def test_both_cifar10_scripts_train_with_what_is_edited_in_run_local(
     requests: list[Cifar10Request] = []
     main = runpy.run_path(str(edited / script))["main"]
     main.__globals__.update(
-        prepare_and_print=requests.append, poseidon=lambda words: started.append(words) or 0
+        prepare_and_print=prepared(requests), poseidon=lambda words: started.append(words) or 0
     )
     assert main(list(words)) == 0
     flags = vars(parse_arguments(started[0]))
@@ -343,7 +388,7 @@ def test_a_flag_of_train_cifar10_replaces_what_is_edited(
     started: list[list[str]] = []
     main = runpy.run_path(str(edited / "train_cifar10.py"))["main"]
     main.__globals__.update(
-        prepare_and_print=lambda _: None, poseidon=lambda words: started.append(words) or 0
+        prepare_and_print=prepared([]), poseidon=lambda words: started.append(words) or 0
     )
     assert main([f"--output={tmp_path / 'mine'}", words.format(tmp_path)]) == 0
     expected = value.format(tmp_path) if isinstance(value, str) else value
