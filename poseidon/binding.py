@@ -22,6 +22,7 @@ from poseidon.settings import put_on_python_path
 
 NAMES = {
     "caffe": "poseidon.pycaffe",
+    "caffe2.python.caffe2_pb2": "poseidon.caffe2.proto.caffe2_pb2",
     "caffe2.python.onnx": "poseidon.export.onnx",
     "caffe2.python": "poseidon.caffe2",
     "caffe2.proto": "poseidon.caffe2.proto",

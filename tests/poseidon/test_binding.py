@@ -45,6 +45,7 @@ def modules(folder: str, bound: str) -> list[tuple[str, Path]]:
         ("caffe2.python.core", "poseidon.caffe2.core"),
         ("caffe2.python.models.resnet", "poseidon.caffe2.models.resnet"),
         ("caffe2.python.onnx.backend", "poseidon.export.onnx.backend"),
+        ("caffe2.python.caffe2_pb2", "poseidon.caffe2.proto.caffe2_pb2"),
         ("caffe2.proto", "poseidon.caffe2.proto"),
         ("caffe2.proto.caffe2_pb2", "poseidon.caffe2.proto.caffe2_pb2"),
     ],
@@ -128,7 +129,11 @@ def test_an_absent_module_of_caffe2_says_what_to_use_and_is_listed() -> None:
 def test_a_package_of_caffe2_that_has_its_place_elsewhere_comes_from_its_parent() -> None:
     poseidon.bind()
     names: dict[str, ModuleType] = {}
-    exec("from caffe2.python import onnx\nimport caffe2.python.onnx.backend as backend", names)
+    exec(
+        "from caffe2.python import caffe2_pb2, onnx\nimport caffe2.python.onnx.backend as backend",
+        names,
+    )
+    assert names["caffe2_pb2"].__name__ == "poseidon.caffe2.proto.caffe2_pb2"
     assert names["onnx"].__name__ == "poseidon.export.onnx"
     assert names["backend"].__name__ == "poseidon.export.onnx.backend"
 

@@ -9,8 +9,7 @@ The nets are `prepared.init_net` and `prepared.predict_net`; their blobs are in
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,8 +20,6 @@ from poseidon.caffe2 import workspace as workspaces
 from poseidon.caffe2.predictor.mobile_exporter import add_tensor
 from poseidon.caffe2.proto import caffe2_pb2
 from poseidon.caffe2.proto.caffe2_pb2 import DeviceOption, NetDef, OperatorDef
-from poseidon.caffe2.runtime.facade import WorkspaceView
-from poseidon.caffe2.runtime.workspace import Workspace as Blobs
 from poseidon.errors import DefinitionError, UsageError
 from poseidon.export.graph import onnx_module
 from poseidon.export.onnx import elementwise as _elementwise  # noqa: F401 - registers converters
@@ -31,6 +28,7 @@ from poseidon.export.onnx import recurrent as _recurrent  # noqa: F401 - registe
 from poseidon.export.onnx import shaping as _shaping  # noqa: F401 - registers converters
 from poseidon.export.onnx import vision as _vision  # noqa: F401 - registers converters
 from poseidon.export.onnx.nodes import Facts, NoForm, convert
+from poseidon.export.onnx.workspace import Workspace, named_outputs
 
 __all__ = [
     "Caffe2Backend",
@@ -42,22 +40,6 @@ __all__ = [
     "run_node",
     "supports_device",
 ]
-
-
-class Workspace:
-    """A workspace of its own with the functions of the module `workspace`."""
-
-    def __init__(self) -> None:
-        self._view = WorkspaceView(Blobs())
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        function = getattr(workspaces, name)
-
-        def inside(*args: Any, **kwargs: Any) -> Any:
-            with workspaces.WorkspaceGuard(self._view):
-                return function(*args, **kwargs)
-
-        return inside
 
 
 class Caffe2Rep:
@@ -103,12 +85,7 @@ class Caffe2Rep:
             for name, value in named.items():
                 self.workspace.FeedBlob(name, np.asarray(value))
             self.workspace.RunNet(self.predict_net.name)
-        return _outputs(self.workspace, self.predict_net.external_output)
-
-
-def _outputs(workspace: Workspace, names: Sequence[str]) -> Any:
-    base = importlib.import_module("onnx.backend.base")
-    return base.namedtupledict("Outputs", list(names))(*map(workspace.FetchBlob, names))
+        return named_outputs(self.workspace, self.predict_net.external_output)
 
 
 def _option(device: str) -> DeviceOption:
@@ -270,7 +247,7 @@ class Caffe2Backend:
             for op in operators:
                 op.device_option.CopyFrom(_option(device))
             workspace.RunOperatorsOnce(operators)
-        return _outputs(workspace, [name for name in node.output if name])
+        return named_outputs(workspace, [name for name in node.output if name])
 
     @classmethod
     def supports_device(cls, device_str: str) -> bool:
