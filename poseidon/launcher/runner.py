@@ -271,6 +271,23 @@ class _Run:
         phrase = f"{' and '.join(changes) or 'with the same clients'}: {job.description()}"
         return StartingPoint(iteration=found.iteration, memory=True), phrase
 
+    def how_to_restart(self) -> str:
+        if self._job.request.max_restarts is not None:
+            return ""
+        newest = self._snapshots.newest()
+        where = f"from {short_path(Path(newest.state))}" if newest.state else "from the beginning"
+        return f"add --max_restarts=N, and it continues {where} by itself"
+
+    def from_disk_because(self) -> str:
+        job = self._job
+        if job.plan.working_hosts == 1:
+            return ""
+        lost = (
+            "no snapshot in memory is left, or fewer workers than "
+            f"--min_workers={job.request.min_workers}"
+        )
+        return job.fixed_because or lost
+
     def end_paused(self) -> None:
         self._job.site.paused.end()
         self._job.site.end()

@@ -62,7 +62,9 @@ def test_a_killed_worker_costs_no_bit(tmp_path: Path, kind: ExchangeKind) -> Non
         job.children()["worker 1"].kill()
         line = job.wait_for("restart 1 of 2: continuing from ")
         assert job.end() == 0, job.lines
-    assert re.search(r"worker 1 .* was killed by signal 9 \(SIGKILL\) at iteration \d+", line)
+    assert re.search(
+        r"worker 1 .* was killed by signal 9 \(SIGKILL\), last seen at iteration \d+", line
+    )
     assert re.search(
         r"snap_iter_\d0\.solverstate at iteration \d0(, at least \d+ iterations? to repeat)?$", line
     )

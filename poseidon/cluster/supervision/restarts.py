@@ -80,6 +80,14 @@ class RestartDriver(Protocol):
         about the hosts that the next start has; None: there is none, or too few workers are left.
         """
 
+    def how_to_restart(self) -> str:
+        """Return what the user can do for a job without restarts to continue after a loss, a
+        clause; empty: she has asked for none.
+        """
+
+    def from_disk_because(self) -> str:
+        """Return why a restart does not continue from memory; empty: it is not expected to."""
+
     def end_paused(self) -> None:
         """End the processes that have paused: the next start has new ones."""
 
@@ -128,6 +136,7 @@ class Restarts:
         self._point = StartingPoint()
         self._memory_starts = 0
         self._in_vain = 0
+        self._explained = ""
 
     def run(self) -> RestartedJob:
         """Run the job to its end, with restarts.
@@ -203,6 +212,7 @@ class Restarts:
             self._count(loss)
         point = self._driver.starting_point()
         self._report(loss, point, tried_again=tried_again)
+        self._explain(self._driver.from_disk_because())
         self._attempt += 1
         pause_s = min(FIRST_PAUSE_S + self._paused_s / 2, LONGEST_PAUSE_S)
         if tried_again:
@@ -216,7 +226,8 @@ class Restarts:
         self._wait_anew()
         self._note_loss(loss)
         if self._most == 0:
-            raise _ended(str(loss), loss)
+            how = self._driver.how_to_restart()
+            raise _ended(f"{loss}; {how}" if how else str(loss), loss)
         if self._restarts == self._most:
             times = "once" if self._restarts == 1 else f"{self._restarts} times"
             raise _ended(
@@ -248,6 +259,11 @@ class Restarts:
         if self._failed_at_s is None:
             self._failed_at_s = now_s
         return now_s - self._failed_at_s
+
+    def _explain(self, why: str) -> None:
+        if why and why != self._explained:
+            self._driver.report(f"it continues from disk, not from memory: {why}")
+        self._explained = why
 
     def _wait_anew(self) -> None:
         self._paused_s, self._failed_at_s = 0.0, None

@@ -27,6 +27,7 @@ from poseidon.cluster.supervision.restarts import RestartedJob, Restarts, Starti
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.state import Outcome
 from poseidon.errors import JobError
+from poseidon.hints import short_path
 from poseidon.launcher.request import JobRequest
 from poseidon.launcher.runner import _Run, run
 from poseidon.launcher.site import FileSet, Site
@@ -169,6 +170,32 @@ def test_a_signal_in_the_pause(number: signal.Signals, stops: bool) -> None:
     with running(make_job()[0]) as found:
         os.kill(os.getpid(), number)
         assert found.pause(600.0 if stops else 0.15) is stops
+
+
+def test_what_a_job_that_is_lost_may_be_started_with() -> None:
+    with running(make_job()[0]) as found:
+        assert found.how_to_restart() == (
+            "add --max_restarts=N, and it continues from the beginning by itself"
+        )
+        state = found._job.output / "net_iter_5.solverstate"
+        found._job.output.mkdir()
+        state.write_bytes(b"")
+        found._snapshots._written[5] = state
+        assert f"continues from {short_path(state)} by itself" in found.how_to_restart()
+        found._job.request = replace(found._job.request, max_restarts=0)
+        assert found.how_to_restart() == ""
+
+
+@pytest.mark.parametrize(
+    ("machinefile", "why"),
+    [
+        ("0 a 0", ""),
+        ("0 a 0\n1 b 0", "each host has work of its own"),
+    ],
+)
+def test_why_a_restart_is_from_disk(machinefile: str, why: str) -> None:
+    with running(make_job(machinefile)[0]) as found:
+        assert found.from_disk_because() == why
 
 
 @pytest.mark.parametrize("importing", [False, True])

@@ -177,6 +177,12 @@ class _Driver(JobListener):
     def end_paused(self) -> None:
         """See `RestartDriver`: no process pauses."""
 
+    def how_to_restart(self) -> str:
+        return ""
+
+    def from_disk_because(self) -> str:
+        return ""
+
     def starting_point(self) -> StartingPoint:
         job = self._job
         for iteration, name in sorted(job.written.items(), reverse=True):

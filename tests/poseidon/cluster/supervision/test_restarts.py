@@ -48,6 +48,7 @@ class World:
     ) -> None:
         self._memory = list(memory)
         self.ended_paused = 0
+        self.advice = self.from_disk = ""
         self._attempt_s = attempt_s
         self._now_s = 0.0
         self._points = list(points)
@@ -71,6 +72,12 @@ class World:
         if iteration is None:
             return None
         return StartingPoint(iteration=iteration, memory=True), "with all clients"
+
+    def how_to_restart(self) -> str:
+        return self.advice
+
+    def from_disk_because(self) -> str:
+        return self.from_disk
 
     def end_paused(self) -> None:
         self.ended_paused += 1
@@ -158,6 +165,25 @@ def test_there_is_an_end_to_it(most: int, words: str) -> None:
 def test_without_restarts_the_sentence_is_the_cause_alone() -> None:
     with pytest.raises(JobError, match=r"^worker 1 was killed$"):
         Restarts(World([lost()]), most=0).run()
+
+
+def test_a_job_that_could_have_restarted_says_how() -> None:
+    world = World([lost()])
+    world.advice = "add --max_restarts=N"
+    with pytest.raises(JobError, match=r"^worker 1 was killed; add --max_restarts=N$"):
+        Restarts(world, most=0).run()
+    world = World([absent()])
+    world.advice = "add --max_restarts=N"
+    with pytest.raises(JobError, match=r"^no route to node1$"):
+        Restarts(world, most=0).run()
+
+
+def test_a_job_that_does_not_continue_from_memory_says_why_once() -> None:
+    world = World([lost(), lost(), DONE])
+    world.from_disk = "--replicas is 0"
+    Restarts(world, most=3).run()
+    why = "it continues from disk, not from memory: --replicas is 0"
+    assert [line == why for line in world.said] == [False, True, False]
 
 
 def test_what_a_new_start_does_not_mend_ends_the_job() -> None:
