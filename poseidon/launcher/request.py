@@ -194,7 +194,7 @@ class JobRequest(RunRequest):
     )
     virtual_workers: int | None = option(
         None,
-        "what bits depend on (one each)",
+        "results depend on V alone (one each)",
         Section.MACHINES,
         metavar="V",
         read=whole,

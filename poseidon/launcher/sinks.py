@@ -1,7 +1,7 @@
 """The sinks of a job's records: `metrics.jsonl` in its folder, TensorBoard, Prometheus.
 
 Law: a sink never delays a job and never ends it. Records wait in a queue of bounded length; a full
-queue drops them. A sink that fails is one warning, and gets nothing more.
+queue drops them. A sink that fails is one warning, and no more is written to it.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ class JobRecords(JobListener):
                 reason = (
                     error.strerror if isinstance(error, OSError) and error.strerror else str(error)
                 )
-                self._warn(f"{sink.name} gets nothing more: {reason or type(error).__name__}")
+                self._warn(f"no more is written to {sink.name}: {reason or type(error).__name__}")
 
 
 class JsonLines:

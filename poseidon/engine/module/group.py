@@ -380,9 +380,8 @@ class Group(SharedLoop):
         """Refuse a checkpoint without a name that is not of the job's first group."""
         if self._context.number:
             raise UsageError(
-                f"{call}() of another group than the job's first: its checkpoints are the first "
-                f"group's, which expects first.keep(NAME=this) and first.{call}(); or give "
-                f"{call}() a prefix of its own"
+                f"only the job's first group has checkpoints without a prefix; call "
+                f"first.keep(NAME=this) and first.{call}(), or give {call}() a prefix"
             )
 
     def _check_not_begun(self) -> None:

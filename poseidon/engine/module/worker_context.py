@@ -204,7 +204,7 @@ class WorkerContext:
         reducers: of the script's DistributedDataParallel modules; closed at its end.
         on_progress: called at the beginning and end of each step, of each collection and of
             `distribute`; must be fast.
-        number: of the loop of this context among the loops of its process, from 0.
+        number: index of this training loop in its process, from 0.
     """
 
     worker: ThisWorker = field(default_factory=ThisWorker)

@@ -243,7 +243,7 @@ class Broken:
 def test_a_sink_that_fails_is_one_warning_and_the_others_go_on(tmp_path: Path) -> None:
     broken, path, warnings = Broken(), tmp_path / "metrics.jsonl", list[str]()
     play(records(broken, JsonLines(path), warnings=warnings))
-    assert warnings == ["the disk gets nothing more: No space left on device"]
+    assert warnings == ["no more is written to the disk: No space left on device"]
     assert broken.calls == 1
     assert len(lines(path)) == 8
 
