@@ -57,6 +57,9 @@ class PseudoFP16Initializer(Initializer):
         )
 
 
+pFP16Initializer = PseudoFP16Initializer  # its name until 2018
+
+
 class ReversePseudoFP16Initializer(Initializer):
     """Fills the float32 parameter and converts it to a float16 copy."""
 
