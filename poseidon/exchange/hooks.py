@@ -45,6 +45,7 @@ class Hooks:
         entry: the compiled module that the script calls in place of the net; all
             tensors are waited for before it runs.
         on_backward: called when a backward pass reaches a layer whose weight travels as factors.
+        on_sent: called with the index of a tensor whose gradient has left within a backward pass.
         on_value: called with the index of a tensor once its value has come.
         sends: whether gradients are sent; otherwise they stay in `grad`, for an optimizer of the
             caller.
@@ -62,12 +63,14 @@ class Hooks:
         sources: Sequence[Tensor] = (),
         entry: nn.Module | None = None,
         on_backward: Callable[[], None] = lambda: None,
+        on_sent: Callable[[int], None] = lambda _: None,
         on_value: Callable[[int], None] = lambda _: None,
         sends: bool = True,
         turn: AbstractContextManager[object] = nullcontext(),  # noqa: B008 - it has no state
     ) -> None:
         self._exchange = exchange
         self._turn = turn
+        self._on_sent = on_sent
         self._on_value = on_value
         self._sends = sends
         self._passes = passes
@@ -133,6 +136,10 @@ class Hooks:
     def are_taken(self) -> bool:
         """Whether some tensors have been waited for since the last iteration."""
         return len(self._waiting) < len(self._indices)
+
+    def has_left(self, index: int) -> bool:
+        """Whether the gradient of a tensor has left in this iteration, or for this virtual worker."""
+        return index in self._begun
 
     def wait_for(self, index: int) -> None:
         """Wait for one tensor, also between two iterations."""
@@ -292,6 +299,7 @@ class Hooks:
         if self._leaves_now:
             self._begun.add(index)
             self._send(index, tensor.grad)
+            self._on_sent(index)
 
     def _check_kind(self, index: int, gradient: Tensor) -> None:
         if gradient.layout is not torch.strided:

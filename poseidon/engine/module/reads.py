@@ -1,7 +1,7 @@
 """Reads of the module's tensors while their values are on their way.
 
-From the end of a backward pass, whose gradients have left, the memory of a parameter belongs to the
-exchange; after the step its new value is on its way. Meanwhile the tensor has a class of its own,
+Once its gradient has left, within a backward pass or at its end, the memory of a parameter belongs
+to the exchange; after the step its new value is on its way. Meanwhile the tensor has a class of its own,
 whose `__torch_function__` first lets the group bring the value. Whatever reads it from Python waits:
 an operation, `data`, `detach`, `repr`, a copy, pickle. What asks for no value (`shape`, `grad`,
 `requires_grad`) does not. When its value has come, the tensor has its usual class again, so a loop

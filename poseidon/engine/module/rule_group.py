@@ -219,12 +219,20 @@ class RuleGroup(Group):
                 "another module passes through it"
             )
 
+    def _on_sent(self, index: int) -> None:
+        self._reads.leave({index})
+
     def _bring(self, index: int) -> None:
+        when = ""
         if self._passes >= self._plan.passes:
+            when = f"after {self._passes} backward pass(es)"
+        elif self._in_backward and self._hooks.has_left(index):
+            when = "in a hook, after its gradient has left,"
+        if when:
             raise UsageError(
-                f"'{self._plan.tensors[index].name}' is read or written after {self._passes} "
-                "backward pass(es) and before step(), while the shards change it; expected that "
-                "before backward() or after step(), and no optimizer's step() beside a rule"
+                f"'{self._plan.tensors[index].name}' is read or written {when} and before step(), "
+                "while the shards change it; expected that before backward() or after step(), and "
+                "no optimizer's step() beside a rule"
             )
         super()._bring(index)
 

@@ -112,6 +112,7 @@ class StepLoop(ABC):
                 wait_free=context.member.options.wait_free,
                 on_forward=self._on_forward,
                 on_gradient=self._on_gradient,
+                on_sent=self._on_sent,
                 on_value=self._on_value,
                 turn=self._reads.turn,
             )
@@ -554,6 +555,9 @@ class StepLoop(ABC):
     def _on_lookup(self) -> None:
         """Begin an iteration where a row table runs the first of its forward passes."""
         self._on_forward(self._module, ())
+
+    def _on_sent(self, index: int) -> None:  # noqa: B027 - an optimizer's parameters stay meanwhile
+        """Note that the gradient of a tensor has left."""
 
     def _on_value(self, index: int) -> None:
         """Give the module a value that has come."""

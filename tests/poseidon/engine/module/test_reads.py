@@ -28,6 +28,7 @@ from poseidon.exchange.options import ExchangeOptions
 from ps_server import Consistency, PeerLost
 from tests.support.module_groups import BATCH, How, batches, member, together
 from tests.support.module_groups import build as build_net
+from tests.support.thread_streams import streams_of_threads
 
 KINDS = [
     ExchangeKind.SERVER,
@@ -276,6 +277,37 @@ def test_a_read_between_backward_and_step_is_refused(read: Callable[[Tensor], ob
     together(1, Normed, SGD(lr=0.5), body)
 
 
+def test_a_hook_that_reads_what_has_left_is_refused_and_may_run_before() -> None:
+    norms: list[tuple[float, float]] = []
+
+    def body(module: nn.Module, group: Group) -> None:
+        bias = module.get_parameter("net.last.bias")
+        norm = bias.detach().norm().item()
+        module(torch.ones(4, 3, 5)).square().mean().backward()
+        group.step()
+        norms.append((norm, read[-1]))
+        bias.register_post_accumulate_grad_hook(note)
+        with pytest.raises(
+            UsageError, match=r"'net.last.bias' is read or written in a hook, after"
+        ):
+            module(torch.ones(4, 3, 5)).square().mean().backward()
+        raise StopIteration
+
+    def note(parameter: Tensor) -> None:
+        read.append(parameter.detach().norm().item())
+
+    def build(rank: int) -> nn.Module:
+        module = Normed(rank)
+        module.get_parameter("net.last.bias").register_post_accumulate_grad_hook(note)
+        return module
+
+    read: list[float] = []
+    with pytest.raises(StopIteration):
+        together(1, build, SGD(lr=0.5), body)
+    ((before, within),) = norms
+    assert before == within
+
+
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_a_read_changes_neither_rate_nor_calls_that_are_allowed_next(staleness: int) -> None:
     ends = []
@@ -346,7 +378,7 @@ def test_a_read_gives_what_the_next_forward_pass_uses(name: str) -> None:
 
     def body(module: nn.Module, group: Group) -> None:
         read: dict[str, Tensor] = {}
-        plain = job.build(0)
+        plain = plains[group.rank]
         number = 0
         while group.steps < 12:
             number += 1
@@ -367,9 +399,11 @@ def test_a_read_gives_what_the_next_forward_pass_uses(name: str) -> None:
             elif (number + group.rank) % 3 == 1:
                 read = {"net.last.bias": module.get_parameter("net.last.bias").detach().clone()}
 
+    plains = [job.build(0) for _ in range(2)]
     how = member(job.kind)
     how = replace(how, options=replace(job.options, kind=job.kind))
-    together(2, job.build, job.how, body, options=job.arguments, member=how)
+    with streams_of_threads():
+        together(2, job.build, job.how, body, options=job.arguments, member=how)
 
 
 class Brought:
