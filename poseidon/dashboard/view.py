@@ -75,6 +75,7 @@ class JobView:
         self.outcome = ""
         self.updated_s = self.started_s = 0.0
         self._progress: Record = {}
+        self._logged_loss: float | None = None
         self._recent: dict[tuple[str, int], deque[Record]] = {}
         self._events: deque[tuple[float, str]] = deque(maxlen=MOST_EVENTS)
 
@@ -89,6 +90,8 @@ class JobView:
             if record["images_rate"]:
                 self._point("images/s", record, record["images_rate"])
         elif kind == "train":
+            if self.job.get("script") and record["loss"] is not None:
+                self._logged_loss = record["loss"]
             self._point("loss", record, record["loss"])
             self._point("learning rate", record, record["rate"])
             train = "" if self.job.get("script") else "train "
@@ -213,8 +216,7 @@ class JobView:
 
     def _loss(self) -> float | None:
         """Return the latest loss; of a script, the last finite one that it has logged."""
-        logged = self.series.get("loss") if self.job.get("script") else None
-        return logged.points[-1][1] if logged else self._progress.get("loss")
+        return self._progress.get("loss") if self._logged_loss is None else self._logged_loss
 
     def _state(self, *, running: bool) -> str:
         if self.outcome:

@@ -126,7 +126,7 @@ class _Run:
         )
         self._snapshots = SnapshotList(job.origin, show, copies)
         self._records = JobRecords(
-            {
+            lambda: {
                 "job": job.id,
                 "workers": job.plan.worker_count,
                 "shards": job.plan.shard_count,

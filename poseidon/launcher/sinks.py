@@ -55,7 +55,8 @@ class JobRecords(JobListener):
     """Makes records of a job's events, and passes them to sinks on a thread of its own.
 
     Args:
-        job: its id, and the counts of its processes.
+        job: returns its id, and the counts and hosts of its processes, which may be others at each
+            start.
         sinks: owned from here on.
         warn: takes a sentence when a sink fails.
         now: seconds since 1970.
@@ -64,7 +65,7 @@ class JobRecords(JobListener):
 
     def __init__(
         self,
-        job: Mapping[str, Any],
+        job: Callable[[], Mapping[str, Any]],
         sinks: list[RecordSink],
         warn: Callable[[str], None],
         *,
@@ -80,7 +81,7 @@ class JobRecords(JobListener):
         self._next_s: dict[str, float] = {}
         self._held: dict[str, Record] = {}
         """The latest record of each period, unless it was passed on."""
-        self._means = LoggedMeans(job["workers"])
+        self._means = LoggedMeans(job()["workers"])
         self._started = False
         self._queue: queue.Queue[Record | None] = queue.Queue(MOST_WAITING)
         self._thread: threading.Thread | None = None
@@ -89,9 +90,10 @@ class JobRecords(JobListener):
         self._iterations.clear()
         self._held.clear()
         self._put_means(everything=True)
-        self._means = LoggedMeans(self._job["workers"])
+        job = self._job()
+        self._means = LoggedMeans(job["workers"])
         self._started = True
-        self._put({"kind": "start", **self._job})
+        self._put({"kind": "start", **job})
 
     def on_event(self, name: ProcessName, event: Mapping[str, object]) -> None:
         kind = event.get("event")

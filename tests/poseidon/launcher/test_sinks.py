@@ -10,6 +10,7 @@ import socket
 import struct
 import threading
 import urllib.request
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,13 +76,16 @@ class Clock:
 
 
 def records(
-    *outputs: RecordSink, warnings: list[str] | None = None, clock: Clock | None = None
+    *outputs: RecordSink,
+    warnings: list[str] | None = None,
+    clock: Clock | None = None,
+    job: Callable[[], Mapping[str, Any]] = lambda: {"job": "lenet-1", "workers": 2, "shards": 1},
 ) -> JobRecords:
     """Return a listener of a job with two workers and a shard."""
     found = [] if warnings is None else warnings
     time = clock or Clock()
     return JobRecords(
-        {"job": "lenet-1", "workers": 2, "shards": 1},
+        job,
         list(outputs),
         found.append,
         now=time,
@@ -195,6 +199,23 @@ def test_what_workers_log_is_recorded_as_its_means(tmp_path: Path) -> None:
         "rate": 0.5,
         "outputs": {"loss": 2.5, "lr": 0.5, "a/b": None},
     }
+
+
+def test_a_start_has_the_processes_of_that_start(tmp_path: Path) -> None:
+    """Means wait for the workers that there are then."""
+    path, counts = tmp_path / "metrics.jsonl", iter([2, 2, 1])
+    listener = records(JsonLines(path), job=lambda: {"job": "j", "workers": next(counts)})
+    for _ in range(2):
+        listener.on_started()
+        listener.on_event(WORKER, LOGGED)
+        listener.on_event(WORKER, {**LOGGED, "iteration": 101})
+        listener.on_event(WORKER, TESTED)
+    listener.close()
+    found = [(record["kind"], record.get("workers")) for record in lines(path)]
+    assert found == [
+        *(("start", 2), ("test", None), ("train", None), ("train", None)),
+        *(("start", 1), ("train", None), ("test", None)),
+    ]
 
 
 def test_a_script_without_a_loss_leaves_the_last_one() -> None:
