@@ -5,6 +5,7 @@ seconds where that is torch: that what it names exists, and what its flags need 
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -77,6 +78,11 @@ def _nothing(_: argparse.Namespace) -> None:
 
 
 def _check_job(arguments: argparse.Namespace) -> None:
+    if arguments.command == "train" and arguments.solver.suffix == ".py":
+        raise UsageError(
+            f"{arguments.solver} is a Python script, expected a solver; a script is run by: "
+            f"{own_command()} run {shlex.quote(str(arguments.solver))}"
+        )
     requests = import_module("poseidon.launcher.request")
     kind = requests.TrainRequest if arguments.command == "train" else requests.ScriptRequest
     import_module("poseidon.cli.requests").job_request(kind, arguments)

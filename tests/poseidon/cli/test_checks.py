@@ -26,6 +26,10 @@ print(json.dumps(told))
 MISTAKES = {
     "train": (2, "--solver is missing"),
     "train --solver=none": (1, "none: there is no such file"),
+    "train --solver=train.py": (
+        2,
+        "train.py is a Python script, expected a solver; a script is run",
+    ),
     "train --solver=net --bogus": (2, "unknown flag --bogus"),
     "train --solver=net --hostfile=none": (
         1,
