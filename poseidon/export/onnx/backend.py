@@ -111,6 +111,7 @@ def _facts(model: Any) -> Facts:
         facts.constants[tensor.name] = onnx.numpy_helper.to_array(tensor)
     for node in graph.node:
         facts.taken.update([*node.input, *node.output])
+        facts.read.update(node.input)
         if node.op_type == "Constant":
             facts.constants[node.output[0]] = _constant(node)
     for info in (*graph.input, *graph.value_info, *graph.output):
@@ -120,6 +121,7 @@ def _facts(model: Any) -> Facts:
                 for dim in info.type.tensor_type.shape.dim
             ]
     facts.shapes |= {name: list(value.shape) for name, value in facts.constants.items()}
+    facts.read.update(info.name for info in graph.output)
     facts.taken |= facts.constants.keys() | facts.shapes.keys()
     return facts
 
@@ -168,7 +170,8 @@ class Caffe2Backend:
             try:
                 net.op.extend(convert(node, facts))
             except NoForm as why:
-                faults.setdefault(f"{node.op_type} ({node.output[0]})", str(why))
+                label = next(filter(None, node.output), "")
+                faults.setdefault(f"{node.op_type} ({label})", str(why))
         if faults:
             text = "; ".join(f"{name}: {why}" if why else name for name, why in faults.items())
             raise DefinitionError(
@@ -193,7 +196,7 @@ class Caffe2Backend:
         init_net, net = cls.onnx_graph_to_caffe2_net(model, device)
         workspace, given = Workspace(), _inputs(model)
         for info in model.graph.input:
-            if info.name in given:
+            if info.name in given and info.type.HasField("tensor_type"):
                 tensor = info.type.tensor_type
                 shape = [max(dim.dim_value, 1) for dim in tensor.shape.dim]
                 dtype = onnx_module().helper.tensor_dtype_to_np_dtype(tensor.elem_type)
@@ -233,7 +236,7 @@ class Caffe2Backend:
         facts = Facts(version=opset_version or onnx.defs.onnx_opset_version())
         facts.constants = {name: np.asarray(value) for name, value in named.items()}
         facts.shapes = {name: list(value.shape) for name, value in facts.constants.items()}
-        facts.taken = {*node.input, *node.output}
+        facts.taken, facts.read = {*node.input, *node.output}, set(node.output)
         try:
             operators: list[OperatorDef] = convert(node, facts)
         except NoForm as why:

@@ -16,7 +16,7 @@ _SAME: Mapping[str, str] = {
         for kind in (
             *("Abs", "Acos", "Asin", "Atan", "Ceil", "Cos", "Cosh", "Erf"),
             *("Exp", "Expand", "Floor", "Log", "Mean", "Mish", "Not", "Range"),
-            *("Reciprocal", "Relu", "Shape", "Sigmoid", "Sign", "Sin", "Sinh", "Size"),
+            *("Reciprocal", "Relu", "Sigmoid", "Sign", "Sin", "Sinh", "Size"),
             *("Softplus", "Softsign", "Sqrt", "Sum", "Tan", "Tanh"),
         )
     },
@@ -38,8 +38,6 @@ _PAIRS = {
 
 @converts(*_SAME)
 def _same(node: Node) -> None:
-    if node.attributes.keys() & {"start", "end"}:
-        raise NoForm("Caffe2 has no part of a shape")
     node.emit(_SAME[node.kind])
 
 
@@ -137,6 +135,8 @@ def _cast(node: Node) -> None:
 
 @converts("Dropout")
 def _dropout(node: Node) -> None:
+    if node.setting("training_mode", 2):
+        raise NoForm("it is in training mode")
     node.emit("Copy", node.inputs[:1])
 
 

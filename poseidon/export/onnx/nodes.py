@@ -32,12 +32,14 @@ class Facts:
         constants: values that no input decides, by name.
         shapes: extents by name; None for one that is not known.
         taken: names of all values.
+        read: names of the values that nodes read, and of the outputs.
     """
 
     version: int
     constants: dict[str, Array] = field(default_factory=dict)
     shapes: dict[str, list[int | None]] = field(default_factory=dict)
     taken: set[str] = field(default_factory=set)
+    read: set[str] = field(default_factory=set)
 
     def fresh(self, name: str) -> str:
         """Return a name that no value has."""
@@ -172,7 +174,7 @@ def convert(proto: Any, facts: Facts) -> list[OperatorDef]:
     converter = CONVERTERS.get(node.kind)
     if proto.domain not in ("", "ai.onnx") or converter is None:
         raise NoForm("")
-    spare = [name for name in node.outputs[1:] if name]
+    spare = [name for name in node.outputs[1:] if name in facts.read]
     if spare and node.kind not in _SEVERAL:
         raise NoForm(f"Caffe2 has no output {spare[0]}")
     converter(node)

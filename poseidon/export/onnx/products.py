@@ -9,7 +9,11 @@ from poseidon.export.onnx.nodes import Node, converts
 
 @converts("MatMul")
 def _matmul(node: Node) -> None:
-    node.emit("BatchMatMul", broadcast=1)
+    ranks = [len(node.facts.shapes.get(name, "..")) for name in node.inputs]
+    if ranks == [1, 1]:
+        node.emit("ReduceSum", [node.step("Mul", node.inputs)], axes=[0], keepdims=0)
+    else:
+        node.emit("BatchMatMul", broadcast=1)
 
 
 @converts("Gemm")

@@ -11,6 +11,17 @@ from poseidon.export.graph import onnx_module
 from poseidon.export.onnx.nodes import Node, NoForm, converts
 
 
+@converts("Shape")
+def _shape(node: Node) -> None:
+    start, end = node.get("start", 0), node.get("end")
+    if not start and end is None:
+        node.emit("Shape")
+        return
+    low, high, _ = slice(start, end).indices(len(node.shape()))
+    whole = node.step("Shape", node.inputs)
+    node.emit("Slice", [whole], starts=[low], ends=[max(low, high)])
+
+
 @converts("Reshape")
 def _reshape(node: Node) -> None:
     node.allow(allowzero=0)
@@ -94,6 +105,8 @@ def _slice(node: Node) -> None:
 @converts("DepthToSpace", "SpaceToDepth")
 def _depth(node: Node) -> None:
     size, shape = int(node.get("blocksize")), node.shape()
+    if node.kind == "SpaceToDepth":
+        node.allow(mode="DCR")
     if len(shape) != 4 or None in shape[1:]:
         raise NoForm("the size of its input is not known")
     channels, height, width = (int(extent or 0) for extent in shape[1:])

@@ -31,6 +31,9 @@ def _windows(node: Node) -> dict[str, Any]:
             or automatic != "NOTSET"
         ):
             raise NoForm("Caffe2 rounds up with one padding for all sides only")
+        strides = node.get("strides") or [1] * len(node.get("kernel_shape"))
+        if any(map(int.__lt__, node.get("kernel_shape"), strides)):
+            raise NoForm("Caffe2 rounds up with kernels that are at least the stride only")
         given |= {"legacy_pad": 3, "pad": pads[0]}
     return given
 
@@ -55,6 +58,8 @@ def _conv_transpose(node: Node) -> None:
 def _pool(node: Node) -> None:
     node.allow(storage_order=0)
     windows = _windows(node)
+    if node.kind != "MaxPool" and set(node.get("dilations") or [1]) != {1}:
+        raise NoForm(f"Caffe2 has no dilations of {node.kind}")
     if node.kind == "AveragePool":
         if windows.get("legacy_pad") == 3 and (windows["pad"] or node.get("count_include_pad")):
             raise NoForm("Caffe2 has no mean that rounds up with padding")

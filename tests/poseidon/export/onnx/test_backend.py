@@ -162,6 +162,11 @@ CASES = [
     Case("Cast", [X], {"to": TensorProto.DOUBLE}),
     Case("Cast", [X > 0], {"to": TensorProto.FLOAT}),
     Case("Dropout"),
+    *(
+        Case("Shape", attributes=limits, opset=15)
+        for limits in ({"start": -3}, {"end": 2}, {"start": 1, "end": -1})
+    ),
+    Case("MatMul", [C, 2 * C]),
     Case("Dropout", attributes={"ratio": 0.3}, opset=7),
     Case("Where", [X > 0, X, 2 * X]),
     Case("Where", [X > 0, X, L(0.0, dtype="float32")], constants=[2]),
@@ -455,6 +460,13 @@ def test_what_has_no_form_is_named() -> None:
         ("Pad", [X, np.array([1, 0, 0, 0, 0, 0, 0, 0])], {}, "pads height and width of images"),
         ("Resize", [X, None, np.ones(4, "float32") * 2], {}, "resizes height and width of images"),
         ("Reshape", [X, np.array([0, -1])], {"allowzero": 1}, "Caffe2 has no allowzero=1"),
+        ("Dropout", [X, np.float32(0.5), np.array(True)], {}, "it is in training mode"),
+        ("AveragePool", [X], {"kernel_shape": [2, 2], "dilations": [2, 2]}, "no dilations of"),
+        (
+            *("MaxPool", [X], {"kernel_shape": [1, 1], "strides": [2, 2], "ceil_mode": 1}),
+            "kernels that are at least the stride only",
+        ),
+        ("SpaceToDepth", [X], {"blocksize": 1, "mode": "CRD"}, "Caffe2 has no mode=CRD"),
         ("TopK", [X, np.array([1])], {"largest": 0}, "Caffe2 has no largest=0"),
         ("Hardmax", [X], {}, "Hardmax has no form in Caffe2$"),
         ("LSTM", [X] * 8, {}, "Caffe2 has no padding of shorter sequences"),
@@ -473,6 +485,16 @@ def test_settings_without_a_form(
         return
     with pytest.raises(DefinitionError, match=why):
         backend.run_node(node, given)
+
+
+def test_outputs_that_none_reads_may_lack() -> None:
+    """As the masks of Dropout in ONNX's zoo."""
+    nodes = [
+        helper.make_node("Dropout", ["x"], ["y", "mask"]),
+        helper.make_node("MaxPool", ["y"], ["z", "places"], kernel_shape=[2, 2]),
+    ]
+    model = model_of(nodes, {"x": X}, ["z"], {}, 9)
+    assert_same(backend.run_model(model, X), runtime(model, {"x": X}))
 
 
 def test_computed_settings_have_no_form() -> None:
