@@ -119,6 +119,7 @@ class _Run:
             shown=job.request.show_logs,
             progress=job.request.progress,
             interval_s=job.request.progress_interval,
+            in_a_hurry=lambda: self._requests.asked_to_stop,
         )
         show = self._terminal.print
         copies = job.site.snapshot_copies(

@@ -12,12 +12,14 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import TextIO
+from contextlib import suppress
+from typing import Any, TextIO
 
 from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.process import OutputStream
 from poseidon.cluster.supervision.loop import JobListener
 from poseidon.flags.shared import ShownProgress
+from poseidon.launcher.outlet import Outlet, may_wait
 from poseidon.launcher.request import ShownLogs
 from poseidon.metrics.progress import ProgressLine, ProgressMeter
 from poseidon.output_lines import OutputLine, visible
@@ -45,6 +47,7 @@ class Terminal(JobListener):
         progress: how the progress is shown.
         interval_s: seconds between two lines on the progress, where there is no bar; 0: none.
         clock: seconds, monotonic.
+        in_a_hurry: see `Outlet`.
     """
 
     def __init__(
@@ -58,11 +61,15 @@ class Terminal(JobListener):
         progress: ShownProgress = ShownProgress.AUTO,
         interval_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
+        in_a_hurry: Callable[[], bool] = lambda: False,
     ) -> None:
         self._shown = shown
-        self._line = ProgressLine(title, stream, bar=progress is not ShownProgress.LINES)
+        plain = getattr(stream, "unescaped", stream)
+        self._outlet = Outlet(plain, in_a_hurry) if may_wait(plain) else None
+        shown_on: Any = self._outlet or plain
+        self._line = ProgressLine(title, shown_on, bar=progress is not ShownProgress.LINES)
         self._bar_alone = progress is ShownProgress.BAR and self._line.on_terminal
-        self._stdout = _StandardOutput(stdout or sys.stdout, self.print)
+        self._stdout = _StandardOutput(stdout or sys.stdout, self.print, in_a_hurry)
         self._live = stream.isatty() and shown is ShownLogs.FIRST and not self._bar_alone
         self._stderr = _LogLines()
         self._started = on_started
@@ -180,21 +187,45 @@ class Terminal(JobListener):
         """Show what a process has left within a line, and end the progress line."""
         if rest := self._stderr.finish():
             self._line.pass_on(rest)
+        self._stdout.close()
         self._line.close()
+        if self._outlet is not None:
+            with suppress(OSError):  # the terminal has gone
+                self._outlet.close()
 
 
 class _StandardOutput:
     """Standard output for a script's bytes. When it cannot be written, there is one warning."""
 
-    def __init__(self, stream: TextIO, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self, stream: TextIO, warn: Callable[[str], None], in_a_hurry: Callable[[], bool]
+    ) -> None:
         self._stream: TextIO | None = stream
+        plain = getattr(stream, "unescaped", stream)
+        self._outlet = Outlet(plain, in_a_hurry) if may_wait(plain) else None
         self._warn = warn
 
     def write(self, text: str) -> None:
+        self._do(lambda stream: self._write(stream, text))
+
+    def close(self) -> None:
+        """Wait until what was written is there."""
+        if self._outlet is not None:
+            outlet = self._outlet
+            self._do(lambda _: outlet.close())
+
+    def _write(self, stream: TextIO, text: str) -> None:
+        content = text.encode("utf-8", errors="surrogateescape")
+        if self._outlet is None:
+            write_bytes(stream, content)
+        else:
+            self._outlet.write_bytes(content)
+
+    def _do(self, call: Callable[[TextIO], None]) -> None:
         if self._stream is None:
             return
         try:
-            write_bytes(self._stream, text.encode("utf-8", errors="surrogateescape"))
+            call(self._stream)
         except BrokenPipeError:  # its reader has read enough
             self._stream = None
         except (OSError, ValueError) as error:

@@ -66,6 +66,8 @@ class SignalRequests:
         self._received: deque[SignalReceived | RegroupRequested] = deque(maxlen=16)
         self.stop_code = 0
         """The exit code of a job that ends for the request that `stop_wanted` has found."""
+        self.asked_to_stop = False
+        """Whether a request to stop has ever come."""
         self._handled = ExitStack()
 
     def __enter__(self) -> SignalRequests:
@@ -110,4 +112,6 @@ class SignalRequests:
         return bool(codes)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        self._received.append(self._requests[signal.Signals(number)])
+        request = self._requests[signal.Signals(number)]
+        self._received.append(request)
+        self.asked_to_stop |= request.effect is SignalEffect.STOP
