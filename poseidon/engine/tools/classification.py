@@ -33,7 +33,7 @@ class PictureScores:
         rgb: whether the net takes the channels as R, G, B; otherwise B, G, R.
 
     Raises:
-        UsageError: the net does not take one picture.
+        UsageError: the net does not take one picture, or the mean has another number of channels.
         DataError: the mean file is wrong.
     """
 
@@ -60,6 +60,11 @@ class PictureScores:
             param.mean_file = str(mean)
             self._size = size or read_mean(mean).shape[1:]
         elif mean is not None:
+            if len(mean) not in (1, channels):
+                raise UsageError(
+                    f"the mean has {len(mean)} values, but the net takes {channels} channels; "
+                    f"expected 1 or {channels}"
+                )
             param.mean_value.extend(mean)
         self._net, self._color, self._step = net, channels == 3, -1 if rgb else 1
         self._transform = Transform(param, train=False, resolve=Path)

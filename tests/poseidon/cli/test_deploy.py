@@ -134,6 +134,11 @@ def test_the_deploy_net_computes_what_the_test_net_does(folder: Path) -> None:
             "list2 has 2 labels, but the net returns 4 scores; expected a line for each",
         ),
         (
+            ["classify", "deploy.prototxt", "net.caffemodel", "cat.png", "--mean=1,2"],
+            2,
+            "the mean has 2 values, but the net takes 3 channels; expected 1 or 3",
+        ),
+        (
             ["classify", "deploy.prototxt", "net.caffemodel", "cat.png", "--images_dim=8"],
             1,
             "crop_size 24 is larger than the images",
