@@ -45,6 +45,8 @@ class Hooks:
         entry: the compiled module that the script calls in place of the net; all
             tensors are waited for before it runs.
         on_backward: called when a backward pass reaches a layer whose weight travels as factors.
+        may_leave: called with the index of a tensor before its gradient leaves within a backward
+            pass; False: it leaves at the end of the iteration.
         on_sent: called with the index of a tensor whose gradient has left within a backward pass.
         on_value: called with the index of a tensor once its value has come.
         sends: whether gradients are sent; otherwise they stay in `grad`, for an optimizer of the
@@ -63,6 +65,7 @@ class Hooks:
         sources: Sequence[Tensor] = (),
         entry: nn.Module | None = None,
         on_backward: Callable[[], None] = lambda: None,
+        may_leave: Callable[[int], bool] = lambda _: True,
         on_sent: Callable[[int], None] = lambda _: None,
         on_value: Callable[[int], None] = lambda _: None,
         sends: bool = True,
@@ -70,6 +73,7 @@ class Hooks:
     ) -> None:
         self._exchange = exchange
         self._turn = turn
+        self._may_leave = may_leave
         self._on_sent = on_sent
         self._on_value = on_value
         self._sends = sends
@@ -296,7 +300,7 @@ class Hooks:
             )
         if tensor.grad is not None:
             self._accumulated[index] = tensor.grad, tensor.grad._version
-        if self._leaves_now:
+        if self._leaves_now and self._may_leave(index):
             self._begun.add(index)
             self._send(index, tensor.grad)
             self._on_sent(index)

@@ -32,6 +32,8 @@ class ModuleWatch:
         on_forward: called before a forward pass of the module, or of a part of it that has tensors
             of the group.
         on_gradient: called when a backward pass has reached the module; several times within each.
+        may_leave: called with the index of a tensor before its gradient leaves within a backward
+            pass; False: it leaves in the step.
         on_sent: called with the index of a tensor whose gradient has left within a backward pass.
         on_value: called with the index of a tensor of the exchange once its value has come.
         turn: entered around each wait for a value.
@@ -49,6 +51,7 @@ class ModuleWatch:
         wait_free: bool,
         on_forward: Callable[..., None],
         on_gradient: Callable[..., None],
+        may_leave: Callable[[int], bool],
         on_sent: Callable[[int], None],
         on_value: Callable[[int], None],
         turn: AbstractContextManager[object],
@@ -70,6 +73,7 @@ class ModuleWatch:
                 sources=plan.sources,
                 entry=entry if is_compiled else None,
                 on_backward=on_gradient,
+                may_leave=may_leave,
                 on_sent=on_sent,
                 on_value=on_value,
                 sends=plan.sends_gradients,

@@ -204,7 +204,7 @@ class Reads:
         self.turn = threading.RLock()
         """Held by the thread that calls the exchange."""
         members = [*module.parameters(), *module.buffers(), *held]
-        self._aliases = _Aliases(list(self._guarded.values()), members)
+        self._aliases = _Aliases(self._guarded, members)
 
     def note_own_aliases(self) -> None:
         """Note that what has come to share the memory of tensors since the construction is the
@@ -226,11 +226,13 @@ class Reads:
 
     def read_aliased(self) -> None:
         """Let tensors whose memory something else shares have their values at once."""
-        guarded = list(self._guarded.items())
-        for at in self._aliases.found():
-            index, tensor = guarded[at]
+        for index in self._aliases.found():
             if index in self._own:
-                self.read(tensor)
+                self.read(self._guarded[index])
+
+    def is_aliased(self, index: int) -> bool:
+        """Return whether something else in this process has the memory of a tensor now."""
+        return self._aliases.has(index)
 
     def came(self, index: int) -> None:
         """Note that a tensor has its value."""
@@ -275,10 +277,12 @@ class _Aliases:
         members: what shares the memory of the tensors, or of others, and is not the script's.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], members: Sequence[Tensor]) -> None:
+    def __init__(self, tensors: Mapping[int, Tensor], members: Sequence[Tensor]) -> None:
         # kept: to look one up costs ten times as much as to count
-        self._storages = [tensor.untyped_storage() for tensor in tensors]
+        self._storages = [tensor.untyped_storage() for tensor in tensors.values()]
         self._addresses = [storage._cdata for storage in self._storages]
+        self._indices = list(tensors)
+        self._places = {index: at for at, index in enumerate(tensors)}
         self._is_shared = [
             storage.is_shared() and not storage.is_cuda for storage in self._storages
         ]
@@ -300,11 +304,16 @@ class _Aliases:
         """Note that what has come since the construction is the exchange's."""
         self._expected = [n - u for n, u in zip(self._counts(), self._users, strict=True)]
 
+    def has(self, index: int) -> bool:
+        """Return whether a tensor has an alias of the script's in this process."""
+        at = self._places[index]
+        return _use_count(self._addresses[at]) > self._expected[at]
+
     def found(self) -> list[int]:
-        """Return the places of the tensors that have an alias of the script's."""
+        """Return the indices of the tensors that have an alias of the script's."""
         counts = self._counts()
         return [
-            at
-            for at, count in enumerate(counts)
+            index
+            for at, (index, count) in enumerate(zip(self._indices, counts, strict=True))
             if count > self._expected[at] or self._is_shared[at]
         ]

@@ -219,6 +219,10 @@ class RuleGroup(Group):
                 "another module passes through it"
             )
 
+    def _may_leave(self, index: int) -> bool:
+        # The graph may have an alias, as of weight.detach(), that a node which is still to run uses.
+        return not self._reads.is_aliased(index)
+
     def _on_sent(self, index: int) -> None:
         self._reads.leave({index})
 

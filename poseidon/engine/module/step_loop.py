@@ -112,6 +112,7 @@ class StepLoop(ABC):
                 wait_free=context.member.options.wait_free,
                 on_forward=self._on_forward,
                 on_gradient=self._on_gradient,
+                may_leave=self._may_leave,
                 on_sent=self._on_sent,
                 on_value=self._on_value,
                 turn=self._reads.turn,
@@ -555,6 +556,10 @@ class StepLoop(ABC):
     def _on_lookup(self) -> None:
         """Begin an iteration where a row table runs the first of its forward passes."""
         self._on_forward(self._module, ())
+
+    def _may_leave(self, index: int) -> bool:
+        """Return whether the gradient of a tensor may leave before the backward pass has ended."""
+        return True
 
     def _on_sent(self, index: int) -> None:  # noqa: B027 - an optimizer's parameters stay meanwhile
         """Note that the gradient of a tensor has left."""

@@ -9,7 +9,7 @@ import pickle
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -306,6 +306,57 @@ def test_a_hook_that_reads_what_has_left_is_refused_and_may_run_before() -> None
         together(1, build, SGD(lr=0.5), body)
     ((before, within),) = norms
     assert before == within
+
+
+class Watched(torch.autograd.Function):
+    """Runs a function within the backward pass."""
+
+    @staticmethod
+    def forward(context: Any, x: Tensor, act: Callable[[], object]) -> Tensor:
+        context.act = act
+        return x.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        context.act()
+        return gradient, None
+
+
+@pytest.mark.parametrize("used", ["by its layer", "detached, too", "by the script"])
+def test_a_gradient_waits_for_the_step_where_a_node_still_reads_the_weight(used: str) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(3, 3), nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x)
+            if used == "detached, too":
+                x = nn.functional.linear(x, self.last.weight.detach())
+            result: Tensor = self.last(Watched.apply(x, act))
+            return result
+
+    def body(module: nn.Module, group: Group) -> None:
+        assert isinstance(module, Net)
+        view = module.last.weight.detach() if used == "by the script" else None
+        index = [trained.name for trained in group._plan.tensors].index("last.weight")
+        acts.append(lambda: left.append(group._hooks.has_left(index)))
+        for _ in range(2):
+            module(torch.ones(4, 3)).square().mean().backward()
+            assert view is None or torch.equal(view, before[-1])
+            group.step()
+            before.append(module.last.weight.detach().clone())
+
+    def act() -> None:
+        acts[0]()
+
+    left: list[bool] = []
+    before: list[Tensor] = []
+    acts: list[Callable[[], None]] = []
+    net = Net()
+    before.append(net.last.weight.detach().clone())
+    together(1, lambda _: net, SGD(lr=0.5), body)
+    assert left == [used == "by its layer"] * 2
 
 
 @pytest.mark.parametrize("staleness", [0, 2])
