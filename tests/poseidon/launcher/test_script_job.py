@@ -315,3 +315,17 @@ def test_a_script_that_has_finished_has_nothing_to_resume(
     newest = StartingPoint(state=str(tmp_path / name.format(job=job.output)), iteration=saved)
     report = job.final_report(JobResult(outcome=outcome, iteration=7), newest, ())
     assert (report[0][0], report[0][1].replace(job.id, "JOB")) == expected
+
+
+def test_a_module_stays_beside_its_flag_in_the_command_that_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    argv = ["run", "--threads=1", "-m", "train", "--epochs", "3"]
+    request = job_request(ScriptRequest, parse_arguments(argv))
+    with closing(Site([Host(id=0, address="127.0.0.1", port=0)], LocalDialer())) as site:
+        job = ScriptJob(request, site)
+        assert job.resume_line(tmp_path / "a_iter_4.pt") == (
+            "poseidon run --threads=1 --snapshot=a_iter_4.pt -m train --epochs 3"
+        )
