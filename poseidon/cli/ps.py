@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     hosts = _hosts_of(Path(arguments.hostfile), records) if arguments.hostfile else ()
     remote: list[RemoteJob] = []
     if hosts:
-        with ssh_agents(arguments.ssh_config) as agents:
+        with ssh_agents(arguments.ssh_config, records) as agents:
             remote, failures = list_remote_jobs(hosts, agents)
         problems += failures
     for problem in problems:

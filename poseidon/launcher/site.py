@@ -29,7 +29,7 @@ from poseidon.cluster.dial.local import LocalDialer
 from poseidon.cluster.host_checks import check_hosts
 from poseidon.cluster.host_probe import Check
 from poseidon.cluster.jobs.registry import JobRecord
-from poseidon.cluster.jobs.remote_hosts import SshAgents
+from poseidon.cluster.jobs.remote_hosts import SshAgents, account_of
 from poseidon.cluster.jobs.this_host import Listed
 from poseidon.cluster.machinefile import Host, is_loopback, read_machinefile
 from poseidon.cluster.parallel import for_each_host, format_problems
@@ -494,7 +494,7 @@ def ssh_agents(config: str | None, records: Sequence[JobRecord] = ()) -> SshAgen
         records: of the jobs.
     """
     own = {
-        host: SshSettings.from_flag(record.ssh_config)
+        account_of(host): SshSettings.from_flag(record.ssh_config)
         for record in (() if config else records)
         if record.ssh_config is not None
         for host in record.all_hosts

@@ -45,12 +45,20 @@ class RemoteJob:
     reported: HostJob
 
 
+Account = tuple[str, str | None, int | None]
+
+
+def account_of(host: Host) -> Account:
+    """Return what is dialled for a host: its address, user and port of SSH."""
+    return host.address.lower(), host.user, host.ssh_port
+
+
 def remote_hosts(hosts: Iterable[Host]) -> tuple[Host, ...]:
     """Return one host for each account on another machine, in the order given."""
-    found: dict[tuple[str, str | None, int | None], Host] = {}
+    found: dict[Account, Host] = {}
     for host in hosts:
         if not host.is_here:
-            found.setdefault((host.address.lower(), host.user, host.ssh_port), host)
+            found.setdefault(account_of(host), host)
     return tuple(found.values())
 
 
@@ -121,14 +129,14 @@ class SshAgents:
     Args:
         settings: of hosts that `own` does not name.
         launcher: what starts the agents.
-        own: settings of hosts whose job had a --ssh_config.
+        own: settings of accounts (`account_of`) whose job had a --ssh_config.
     """
 
     def __init__(
         self,
         settings: SshSettings,
         launcher: LauncherEnvironment,
-        own: Mapping[Host, SshSettings] | None = None,
+        own: Mapping[Account, SshSettings] | None = None,
     ) -> None:
         self._settings = settings
         self._own = own or {}
@@ -156,7 +164,7 @@ class SshAgents:
         # imports paramiko, which takes longer than all else of a command that asks no host
         from poseidon.cluster.dial.ssh import dial_all
 
-        settings = self._own.get(host, self._settings)
+        settings = self._own.get(account_of(host), self._settings)
         agent = dial_all([host], settings, self._launcher)[host.id]
         with self._lock:
             self._agents[host] = agent

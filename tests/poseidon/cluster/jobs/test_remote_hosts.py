@@ -20,6 +20,7 @@ from poseidon.cluster.jobs.kill import KillTimeouts
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registry
 from poseidon.cluster.jobs.remote_hosts import (
     SshAgents,
+    account_of,
     kill_remote_jobs,
     list_remote_jobs,
     remote_hosts,
@@ -154,7 +155,7 @@ def _receivers() -> list[str]:
 def test_a_host_is_asked_over_ssh_and_again_after_its_connection_broke(
     sshd: LoopbackSshd, far_home: Path
 ) -> None:
-    own = {FAR: SshSettings(config=sshd.config)}
+    own = {account_of(replace(FAR, id=7)): SshSettings(config=sshd.config)}
     with SshAgents(SshSettings(config=Path("/dev/null")), OWN, own) as ask:
         for _ in range(2):
             jobs, problems = list_remote_jobs([FAR], ask)
