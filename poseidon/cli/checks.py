@@ -53,6 +53,8 @@ def check_models(models: Sequence[Path], flag: str) -> None:
 
 def _check_name(flag: Flag, name: Any) -> None:
     path = Path(name)
+    if flag.opens is Opens.NET and path.name.rpartition(":")[2] != path.name:  # of a function
+        return
     if flag.opens is Opens.MODEL:
         check_models([path], flag.title)
     if path.is_dir() if flag.opens is Opens.FOLDER else path.exists():

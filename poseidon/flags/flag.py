@@ -48,6 +48,8 @@ class Opens(Enum):
     FILE = "file"
     FOLDER = "folder"
     FILE_OR_FOLDER = "file or folder"
+    NET = "net"
+    """A definition, a database, or FILE.py:FUNCTION or MODULE:FUNCTION, which the command reads."""
     MACHINEFILE = "machinefile"
     MODEL = "model"
     DATABASE = "database"

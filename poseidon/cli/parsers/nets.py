@@ -146,7 +146,7 @@ def _classify(parser: Parser) -> None:
 
 def _export(parser: Parser) -> None:
     text = "the net definition, whose phase TEST is exported, or Caffe2's predict_net.pb or predictor database"
-    word(parser, "model", text, metavar="NET", read=Path, opens=Opens.FILE_OR_FOLDER)
+    word(parser, "model", text, metavar="NET", read=Path, opens=Opens.NET)
     text = "the model, binary or HDF5, Caffe2's init_net.pb, or a checkpoint; none for a predictor or a checkpoint alone"
     word(
         parser,

@@ -53,7 +53,7 @@ MISTAKES = {
     "plan": (2, "expected one of --solver, --net and --module, found none of them"),
     "plan --net=none --hosts=2 --rate=100": (1, "none: there is no such file"),
     "draw_net none net.png": (1, "none: there is no such file"),
-    "export none net.onnx": (1, "none: there is no such file or folder; expected the net definit"),
+    "export none net.onnx": (1, "none: there is no such net; expected the net definition, whose"),
     "import none weights.pth out": (1, "none: there is no such file"),
     "plot none -o curves.png": (1, "there is no log none, nor a job of that id or folder"),
     "parse_log none": (1, "there is no log none, nor a job of that id or folder"),
