@@ -110,12 +110,13 @@ class Host(HostOptions):
 
     @property
     def name(self) -> str:
-        """The host in messages and records: its address, with the port of an sshd that is reached
-        at a loopback address.
+        """The host in messages and records: its address; at a loopback address with the user and
+        the port of an sshd that is reached there.
         """
-        if self.ssh_port is None or not is_loopback(self.address):
+        if self.is_here or not is_loopback(self.address):
             return self.address
-        return f"{socket_host(self.address)}:{self.ssh_port}"
+        port = "" if self.ssh_port is None else f":{self.ssh_port}"
+        return f"{'' if self.user is None else f'{self.user}@'}{socket_host(self.address)}{port}"
 
     @property
     def socket_address(self) -> str:

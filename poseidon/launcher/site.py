@@ -453,6 +453,7 @@ def site_of(request: JobRequest) -> Site:
     if request.launcher is LauncherKind.LOCAL or (
         request.launcher is LauncherKind.AUTO and not remote
     ):
+        _check_local(hosts, request.hostfile)
         return Site(hosts, LocalDialer())
     local = [host for host in hosts if is_loopback(host.address)]
     if 0 < len(local) < len(hosts):
@@ -464,6 +465,21 @@ def site_of(request: JobRequest) -> Site:
     from poseidon.cluster.dial.ssh import SshDialer
 
     return Site(hosts, SshDialer(SshSettings(config=request.ssh_config), launcher_environment()))
+
+
+def _check_local(hosts: Sequence[Host], hostfile: str | None) -> None:
+    """Refuse options that would have no effect: processes run as the launcher does.
+
+    Raises:
+        UsageError: names the option.
+    """
+    for host in hosts:
+        for option in ("python", "workdir"):
+            if getattr(host, option) is not None:
+                raise UsageError(
+                    f"{hostfile}: client {host.id} is this machine, without SSH, where {option}= "
+                    f"has no effect; expected --launcher=ssh, or no {option}="
+                )
 
 
 def launcher_environment() -> LauncherEnvironment:

@@ -246,10 +246,11 @@ def test_each_word_stands_once() -> None:
     ("line", "is_here", "name"),
     [
         ("0 127.0.0.1 0", True, "127.0.0.1"),
-        ("0 localhost 9 gpus=cpu workdir=/x", True, "localhost"),
+        ("0 localhost 9 gpus=cpu", True, "localhost"),
         ("0 127.0.0.1 0 ssh_port=2222", False, "127.0.0.1:2222"),
         ("0 ::1 0 ssh_port=2222", False, "[::1]:2222"),
-        ("0 127.0.0.1 0 user=ml", False, "127.0.0.1"),
+        ("0 127.0.0.1 0 user=ml", False, "ml@127.0.0.1"),
+        ("0 127.0.0.1 0 user=ml ssh_port=2222", False, "ml@127.0.0.1:2222"),
         ("0 node0 0 ssh_port=2222", False, "node0"),
     ],
 )
