@@ -135,7 +135,7 @@ class ScriptJob(Job):
     def _argv(self) -> tuple[list[str], list[str]]:
         """Return this command's own arguments, and the script with its arguments."""
         argv, kept = list(self.request.argv), len(self.request.arguments) + 1
-        kept += argv[:-kept][-1:] == ["-m"]
+        kept += "-m" in argv[:-kept][-1:]
         return argv[:-kept], argv[-kept:]
 
     def background_argv(self, added: Sequence[str]) -> list[str]:
