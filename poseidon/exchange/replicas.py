@@ -265,11 +265,12 @@ class ReplicaCheck:
             return False
         return iteration % every == 0 or (also_first and not self._has_run)
 
-    def run(self, iteration: int) -> None:
+    def run(self, iteration: int, own: Mapping[str, str] | None = None) -> None:
         """Compare the replicas. All workers call it together, after `Exchange.settle`.
 
         Args:
             iteration: finished iterations.
+            own: checksums of this worker's tensors that were computed before; None: of now.
 
         Raises:
             JobError: replicas differ, and a difference ends the job; the text names tensors,
@@ -279,7 +280,7 @@ class ReplicaCheck:
             return
         first, self._has_run = not self._has_run, True
         state = self._state()
-        own = {name: checksum(tensor) for name, tensor in state.items()}
+        own = checksums(state) if own is None else own
         everyone = [json.loads(payload) for payload in self._collect(json.dumps(own).encode())]
         unequal = {
             name: [rank for rank, one in enumerate(everyone) if one.get(name, root) != root]
@@ -343,6 +344,11 @@ def _after_rule(kind: RuleKind, gradient: Tensor) -> str:
     # threads: of larger products they may change bits
     threads = [str(torch.get_num_threads())] if muon and gradient.device.type == "cpu" else []
     return "-".join([*map(checksum, (value, *history)), *threads])
+
+
+def checksums(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return the checksum of each tensor."""
+    return {name: checksum(tensor) for name, tensor in tensors.items()}
 
 
 def checksum(tensor: Tensor) -> str:

@@ -231,7 +231,8 @@ def test_what_a_script_of_ddp_may_do(tmp_path: Path) -> None:
     assert (
         "refused: the replicas differ: '0.weight', '0.bias', '2.weight' and 1 more on workers 1 and "
         "2 are not as on worker 0 after iteration 1 (equal after iteration 0). Change weights, set "
-        "rates and load the optimizer's state on all workers alike, or use --on_divergence=mend."
+        "rates and load the optimizer's state on all workers alike, use --check_replicas=0 where "
+        "weights differ on purpose, or use --on_divergence=mend."
     ) in done.stdout
     assert (
         "the script has registered a communication hook of its own on a DistributedDataParallel "

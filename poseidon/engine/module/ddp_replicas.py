@@ -1,8 +1,10 @@
 """Comparisons of the replicas of a DistributedDataParallel module.
 
 Law: the workers compare while they reduce gradients, the one moment that all of them reach
-together: a forward pass may be of one worker alone, an evaluation for instance. The weights then
-are those after the optimizer's last step, before the next one.
+together: a forward pass may be of one worker alone, an evaluation for instance. They compare what
+the weights were at the first forward pass with gradients since the reduction before, which are
+those after the optimizer's last step: later ones may differ, as with SAM, whose first backward pass
+under `no_sync` moves them on each worker for the second one.
 
 Only weights that want a gradient are compared. DistributedDataParallel broadcasts buffers, or the
 script has asked it not to.
@@ -10,7 +12,7 @@ script has asked it not to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from poseidon.exchange.module_hooks import OfOneModule
 from poseidon.exchange.options import ExchangeOptions
-from poseidon.exchange.replicas import ReplicaCheck
+from poseidon.exchange.replicas import ReplicaCheck, checksums
 
 
 def reduced_parameters(module: DistributedDataParallel) -> dict[str, nn.Parameter]:
@@ -50,6 +52,7 @@ class DdpReplicas:
         rank: int,
     ) -> None:
         self._module = module
+        self._options = options
         self._collect = collect
         self._weights = reduced_parameters(module)
         self._has_run = False
@@ -58,8 +61,11 @@ class DdpReplicas:
             state=self._own,
             collect=collect,
             rank=rank,
-            remedy="Change weights, set rates and load the optimizer's state on all workers alike",
+            remedy="Change weights, set rates and load the optimizer's state on all workers alike, "
+            "use --check_replicas=0 where weights differ on purpose",
         )
+        self._next = 0
+        self._seen: Mapping[str, str] = {}
         module.register_forward_pre_hook(OfOneModule(self._note_forward))
 
     def factor(self) -> float:
@@ -85,13 +91,19 @@ class DdpReplicas:
         Raises:
             JobError: they differ, and a difference ends the job.
         """
+        if self._is_due(steps):
+            self._check.run(steps, self._seen)
+        self._has_run, self._seen, self._next = False, {}, steps + 1
+
+    def _is_due(self, steps: int) -> bool:
         early = steps > 0 and steps & (steps - 1) == 0
-        if early or self._check.is_due(steps):
-            self._check.run(steps)
-        self._has_run = False
+        return early or self._check.is_due(steps)
 
     def _note_forward(self, *_: object) -> None:
-        self._has_run = True
+        if torch.is_grad_enabled() and not self._has_run:
+            self._has_run = True
+            if self._options.check_every and self._is_due(self._next):
+                self._seen = checksums(self._own())
 
     def _own(self) -> dict[str, Tensor]:
         """Return the weights to compare. A worker without a forward pass has ended its inputs

@@ -40,9 +40,16 @@ def run(
     steps: Sequence[int],
     change: Callable[[int, Wrapped], object],
     runs: Callable[[int, int], bool] = lambda rank, step: True,
+    then: Callable[[int, Wrapped], object] = lambda rank, module: None,
     **options: Any,
 ) -> tuple[list[str], list[Wrapped]]:
-    """Change the module of each of two workers before each comparison. Return what each raised."""
+    """Change the module of each of two workers before each comparison. Return what each raised.
+
+    Args:
+        change: before the forward pass.
+        runs: whether a worker has one.
+        then: changes it after the forward pass.
+    """
     barrier, payloads = threading.Barrier(2, timeout=30), [b"", b""]
     said, modules = ["", ""], [Wrapped(), Wrapped()]
 
@@ -60,8 +67,10 @@ def run(
         try:
             for step in steps:
                 change(rank, modules[rank])
+                replicas._next = step
                 if runs(rank, step):
                     modules[rank]()
+                then(rank, modules[rank])
                 replicas.compare(step)
         except JobError as error:
             said[rank] = str(error)
@@ -163,3 +172,23 @@ def test_a_module_that_the_process_group_reduces_is_compared(mesh: Mesh) -> None
     other = b'{"weight": "00000000"}'
     with pytest.raises(JobError, match=r"'weight' on worker 1 is not as on worker 0"):
         trained(mesh, lambda own: other, 3)
+
+
+@pytest.mark.parametrize("is_evaluation", [False, True])
+def test_weights_that_differ_after_the_first_forward_pass(is_evaluation: bool) -> None:
+    """As SAM moves them; an evaluation beside training, as of an average, does not count."""
+
+    def moved(rank: int, module: Wrapped) -> None:
+        layer: Any = module.module["fc"]
+        before = layer.weight.detach().clone()
+        nn.init.constant_(layer.weight, rank)
+        with torch.set_grad_enabled(not is_evaluation):
+            module()
+        if is_evaluation:
+            layer.weight.data.copy_(before)
+
+    same: Callable[[int, Wrapped], object] = lambda rank, module: None  # noqa: E731
+    change, then = (moved, same) if is_evaluation else (same, moved)
+    said, _ = run([1, 2], change, runs=lambda rank, step: True, then=then)
+    when = "" if is_evaluation else "after iteration 2 (equal after iteration 1)"
+    assert all(when in text and bool(text) is not is_evaluation for text in said)
