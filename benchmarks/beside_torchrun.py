@@ -3,6 +3,7 @@
 
     python benchmarks/beside_torchrun.py
     python benchmarks/beside_torchrun.py --only=gan,penalties --rounds=3 --workers=3
+    python benchmarks/beside_torchrun.py --write    # the table of docs/from_ddp.md
 
 The scripts in `benchmarks/published_scripts` were written for torchrun, or start their workers
 themselves. Both run with one thread a worker on this machine; torchrun uses gloo. `lightning_fit`
@@ -14,6 +15,7 @@ step, by turns.
 from __future__ import annotations
 
 import argparse
+import ast
 import re
 import statistics
 import subprocess
@@ -32,6 +34,8 @@ use_environment()
 
 from poseidon.settings import inherited_environment
 
+PAGE = ROOT / "docs" / "from_ddp.md"
+BEGIN, END = "<!-- table of scripts -->", "<!-- end of the table of scripts -->"
 FOLDER = ROOT / "benchmarks" / "published_scripts"
 SCRIPTS = tuple(sorted(path.stem for path in FOLDER.glob("*.py")))
 STARTS_ITSELF = {"spawned_workers", "spawned_demo", "started_processes"}
@@ -93,8 +97,13 @@ def run(command: Sequence[str], folder: Path) -> Run:
         raise SystemExit(
             f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-3000:]}"
         )
+    return printed(done.stdout)
+
+
+def printed(text: str) -> Run:
+    """Return what a script has printed."""
     found = Run()
-    for line in done.stdout.splitlines():
+    for line in text.splitlines():
         if "loss " in line:
             found.losses.append([float(number) for number in NUMBER.findall(line)])
         elif (at := line.find("seconds ")) >= 0:
@@ -142,8 +151,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", default=",".join(SCRIPTS), help=f"of {', '.join(SCRIPTS)}")
     parser.add_argument("--workers", type=int, default=2, help="where torchrun starts them (2)")
     parser.add_argument("--rounds", type=int, default=1, help="turns of each script (1)")
+    parser.add_argument("--write", action="store_true", help="write the table of docs/from_ddp.md")
     flags = parser.parse_args(arguments)
     print(f"{'script':<20} {'losses differ by':>16} {'torchrun':>9} {'poseidon':>9}  s a step")
+    rows = []
     for name in flags.only.split(","):
         workers = 2 if name in STARTS_ITSELF else flags.workers
         try:
@@ -152,6 +163,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"{name:<20} {failure}")
             continue
         print(f"{name:<20} {apart:>16.1e} {there:>9.4f} {here:>9.4f}", flush=True)
+        rows.append((name, apart, there, here))
+    if flags.write:
+        write(rows)
+
+
+def write(rows: Sequence[tuple[str, float, float, float]]) -> None:
+    """Write the table of docs/from_ddp.md, of scripts, differences, and seconds there and here."""
+    before, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
+    lines = [
+        "| script | largest difference of its losses | torchrun, s a step | Poseidon, s a step |",
+        "|---" * 4 + "|",
+        *(
+            f"| `{name}`: {about(name)} | {apart:.1g} | {there:.4f} | {here:.4f} |"
+            for name, apart, there, here in rows
+        ),
+    ]
+    table = "\n".join((BEGIN, *lines, END))
+    PAGE.write_text(before + table + rest.partition(END)[2], "utf-8")
+
+
+def about(name: str) -> str:
+    """Return the first line of a script's docstring, as part of a sentence."""
+    text = ast.get_docstring(ast.parse((FOLDER / f"{name}.py").read_text("utf-8"))) or ""
+    line = text.partition("\n\n")[0].replace("\n", " ").rstrip(".")
+    return line[:1].lower() + line[1:]
 
 
 if __name__ == "__main__":

@@ -173,6 +173,7 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._script = script if script is not None and has_all else Calls()
         self._calls: queue.SimpleQueue[PoseidonWork | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._ending: threading.Thread | None = None
         self._name = self._description = ""
 
     @property
@@ -383,8 +384,13 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
         return self.recv(tensors, None, tag)
 
     def shutdown(self) -> None:
-        """End the thread, after the collectives that have begun. The mesh belongs to all groups."""
+        """End the thread, after the collectives that have begun. The mesh belongs to all groups.
+
+        A later call is made all the same, as under gloo: the default arguments of
+        `torch.distributed.nn.functional` are the group that there was when it was imported.
+        """
         self._calls.put(None)
+        self._calls, self._ending, self._thread = queue.SimpleQueue(), self._thread, None
 
     # the names of these collectives in earlier versions of torch
     _allgather_base = all_gather_single
@@ -439,14 +445,21 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
             return work
         if self._thread is None:
             self._thread = threading.Thread(
-                target=self._serve, name="poseidon-collectives", daemon=True
+                target=self._serve,
+                args=(self._calls, self._ending),
+                name="poseidon-collectives",
+                daemon=True,
             )
             self._thread.start()
         self._calls.put(work)
         return work
 
-    def _serve(self) -> None:
-        while (work := self._calls.get()) is not None:
+    def _serve(
+        self, calls: queue.SimpleQueue[PoseidonWork | None], before: threading.Thread | None
+    ) -> None:
+        if before is not None:
+            before.join()
+        while (work := calls.get()) is not None:
             work.run()
 
 

@@ -113,6 +113,22 @@ def test_calls_return_before_they_are_done_and_run_in_their_order() -> None:
         on_all(made, run)
 
 
+def test_calls_of_a_group_that_was_shut_down_are_made_as_under_gloo() -> None:
+    """They do not wait for ever; `torch.distributed.nn.functional` may have kept the group."""
+
+    def run(mesh: Mesh) -> None:
+        with group_of(mesh) as group:
+            tensors = [torch.full((4,), float(mesh.rank + step)) for step in range(3)]
+            for tensor in tensors:
+                work = group.allreduce([tensor])
+                group.shutdown()
+            work.wait()
+            assert [tensor[0].item() for tensor in tensors] == [3.0, 6.0, 9.0]
+
+    with meshes(SIZE) as made:
+        on_all(made, run)
+
+
 def test_a_callback_of_a_collective_may_wait_for_its_own() -> None:
     """As torch's hook of PowerSGD does: its own comes before those that the script calls next."""
     callbacks_are_set = threading.Event()
