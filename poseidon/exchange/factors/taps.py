@@ -49,7 +49,8 @@ class FactorTap:
 
     Args:
         modules: the layer, in each of the nets that share its weight and run one after another.
-        on_backward: called when a backward pass brings factors, before they are kept.
+        on_backward: called when a backward pass brings factors, before they are kept. It may also
+            be a hook on the weight; with any other one no factors are kept.
         takes: whether factors are wanted in the backward pass under way.
         of_16_bits: whether factors of 16 bits are wanted (autocast): their product has more digits
             than the gradient of autograd, which is rounded to 16 bits.
@@ -77,7 +78,6 @@ class FactorTap:
         self._of_16_bits = of_16_bits
         self._shows_use = shows_use
         self._pairs: list[Factors] = []
-        self._own_hooks = _hooks(self.weight)
         # The first of the forward hooks: what others make of the output is not the layer's.
         self._handles: list[RemovableHandle] = [
             module.register_forward_hook(OfOneModule(self._after), prepend=True, with_kwargs=True)
@@ -116,7 +116,8 @@ class FactorTap:
             if not is_added:
                 return None
         is_free = is_added and not torch.is_grad_enabled()
-        if is_free and _hooks(self.weight) <= self._own_hooks and self._takes():
+        is_hooked = any(hook != self._on_backward for hook in _hooks(self.weight))
+        if is_free and not is_hooked and self._takes():
             self._on_backward()
             self._pairs.append((u_KN.detach().float(), v_KM.detach().float()))
             return self.weight.new_zeros(1).expand_as(self.weight) if self._shows_use() else None
@@ -252,9 +253,10 @@ def rows_of(gradient_NM: Tensor) -> list[Factors]:
     return [(gradient_NM[:, columns].t(), v)]
 
 
-def _hooks(parameter: Tensor) -> set[int]:
-    """Return the numbers of the hooks on a parameter's gradient."""
-    return {*(parameter._backward_hooks or ()), *(parameter._post_accumulate_grad_hooks or ())}
+def _hooks(parameter: Tensor) -> list[Any]:
+    """Return the hooks on a parameter's gradient."""
+    before, after = parameter._backward_hooks, parameter._post_accumulate_grad_hooks
+    return [*(before or {}).values(), *(after or {}).values()]
 
 
 def hooks_on(parameter: Tensor) -> int:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.autograd.graph import get_gradient_edge
 
 from poseidon.errors import UsageError
 from poseidon.exchange.base import ExchangeSettings, Trained
@@ -99,14 +100,23 @@ def test_the_dense_gradient_is_never_formed() -> None:
     net = mlp()
     formed: list[str] = []
 
-    def note(name: str, gradient: Tensor | None) -> None:
-        if gradient is not None:
+    def note(name: str, gradients: tuple[Tensor | None, ...]) -> None:
+        if gradients[0] is not None:
             formed.append(name)
 
-    for name, parameter in net.named_parameters():
-        parameter.register_hook(partial(note, name))
+    nodes = {name: get_gradient_edge(parameter).node for name, parameter in net.named_parameters()}
+    for name, node in nodes.items():
+        node.register_prehook(partial(note, name))
     run(net, loss_on(torch.randn(6, 5)))
     assert sorted(formed) == ["0.bias", "2.bias"]
+
+
+def test_a_hook_from_before_gets_the_whole_gradient() -> None:
+    net, x = mlp(), torch.randn(6, 5)
+    expected, seen = dense(net, loss_on(x)), []
+    net[0].weight.register_hook(lambda gradient: seen.append(gradient.clone()))
+    run(net, loss_on(x))
+    torch.testing.assert_close(seen, expected[:1])
 
 
 def test_a_weight_is_released_once_no_node_is_left_that_reads_it() -> None:
