@@ -169,25 +169,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def write(rows: Sequence[tuple[str, float, float, float]]) -> None:
-    """Write the table of docs/from_ddp.md, of scripts, differences, and seconds there and here."""
+    """Write rows of the table of docs/from_ddp.md, and keep its others.
+
+    Args:
+        rows: scripts, differences, and seconds there and here.
+    """
     before, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
+    table, _, after = rest.partition(END)
+    by_name = {line.split("`")[1]: line for line in table.splitlines() if line.startswith("| `")}
+    by_name |= {
+        name: f"| `{name}`: {about(name)} | {apart:.1g} | {there:.4f} | {here:.4f} |"
+        for name, apart, there, here in rows
+    }
     lines = [
         "| script | largest difference of its losses | torchrun, s a step | Poseidon, s a step |",
         "|---" * 4 + "|",
-        *(
-            f"| `{name}`: {about(name)} | {apart:.1g} | {there:.4f} | {here:.4f} |"
-            for name, apart, there, here in rows
-        ),
+        *(by_name[name] for name in sorted(by_name)),
     ]
-    table = "\n".join((BEGIN, *lines, END))
-    PAGE.write_text(before + table + rest.partition(END)[2], "utf-8")
+    PAGE.write_text(before + "\n".join((BEGIN, *lines, END)) + after, "utf-8")
 
 
 def about(name: str) -> str:
-    """Return the first line of a script's docstring, as part of a sentence."""
+    """Return the first sentence of a script's docstring."""
     text = ast.get_docstring(ast.parse((FOLDER / f"{name}.py").read_text("utf-8"))) or ""
-    line = text.partition("\n\n")[0].replace("\n", " ").rstrip(".")
-    return line[:1].lower() + line[1:]
+    return text.partition("\n\n")[0].replace("\n", " ").rstrip(".")
 
 
 if __name__ == "__main__":

@@ -76,6 +76,16 @@ for part in (penalty, second_use, of_the_gradient):
             near(ddp, mean_of(build, [
                 lambda m, r=r: total(m, m[0].weight, parts[r], x[r]) for r in range(size)
             ]))
+# a gradient hook from before
+hooked = build()
+hooked[0].weight.register_hook(lambda gradient: gradient * 3)
+ddp = DistributedDataParallel(hooked)
+for _ in range(3):
+    ddp.zero_grad()
+    loss(ddp).backward()
+    expected = mean_of(build, losses)
+    near(ddp, [3 * expected[0], *expected[1:]])
+
 # gradient hooks that rewrite it, and passes that are not reduced
 def add_one(weight): weight.grad.data.add_(1)
 ddp = DistributedDataParallel(build())
@@ -150,6 +160,11 @@ with Join([uneven]):
     for _ in range(1 + rank):
         uneven.zero_grad()
         loss(uneven).backward()
+with uneven.join(divide_by_initial_world_size=False):
+    for step in range(1 + rank):
+        uneven.zero_grad()
+        loss(uneven).backward()
+        near(uneven, mean_of(build, losses[step:]))
 
 # a hook of the script's own, over the process group
 own = DistributedDataParallel(build())
