@@ -119,6 +119,9 @@ class BucketReducer:
         assert isinstance(module, DistributedDataParallel)
         if module._comm_hooks and not self._says_hook:
             self._says_hook = True
+            for tap in self._taps.values():  # DDP orders gradients as they come: as without taps
+                tap.close()
+            self._taps.clear()
             given = self._context.member.options.first_given()
             if given and self._context.worker.rank == 0:
                 LOGGER.warning(OWN_HOOK.format(given=given))
