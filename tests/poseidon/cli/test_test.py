@@ -88,11 +88,15 @@ def test_ctrl_c_prints_the_means_so_far(
     pressed = list[bool]()
     monkeypatch.setattr(GlogSink, "write", press)
     words = [f"-model={folder}/net.prototxt", f"-weights={folder}/m.caffemodel"]
-    assert main([command, *words, "-phase=TEST", "-iterations=1000"]) == 130
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert main([command, *words, "-phase=TEST", "-iterations=1000"]) == 130
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
     said = texts(capsys)
     ending = said[said.index("Interrupted: the means are of 2 of 1000 iterations.") + 1 :]
     assert len(ending) > 2
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_stages_choose_layers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

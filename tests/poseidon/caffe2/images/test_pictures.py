@@ -162,7 +162,7 @@ def test_a_line_of_a_list_is_named(
     [
         ([], "PICTURES and DB_NAME are expected"),
         (["nothing"], "PICTURES and DB_NAME are expected"),
-        (["nothing", "db"], "nothing does not exist: expected a folder"),
+        (["nothing", "db"], "nothing: there is no such file or folder; expected a folder"),
         (["--shorter_side=3", "--resize_width=3", "a", "b"], "exclude each other"),
         (["--generate=two_class"], "takes one argument"),
         (["--generate=two_class", "a", "b"], "takes one argument"),

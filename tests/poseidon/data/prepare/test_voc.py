@@ -123,7 +123,7 @@ def test_a_given_label_map(tmp_path: Path) -> None:
         (["--parts=test,val"], "", "has val.txt"),
         ([], "JPEGImages/a.jpg", "test.txt:1: there is no image"),
         ([], "Annotations/a.xml", "a.xml cannot be read"),
-        (["--label_map_file=none"], "", "cannot read the label map none"),
+        (["--label_map_file=none"], "", "none: there is no such file"),
     ],
 )
 def test_mistakes(
