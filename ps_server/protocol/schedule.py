@@ -139,7 +139,8 @@ class Schedule:
 
     def take(self, most_bytes: int, *, pushes: bool = True) -> list[Waiting]:
         """Take the next packet, empty when nothing is queued. A caller that cannot send it calls
-        `put_back`.
+        `put_back`. A `Hello` is a packet of its own: a shard gets a packet when all of it has come,
+        and ends connections that have sent much and are not known.
 
         Args:
             most_bytes: of a packet of more than one message, with `FRAME_BYTES` for each frame.
@@ -156,7 +157,7 @@ class Schedule:
             if isinstance(waiting.message, m.Value):
                 del self._values[waiting.message.table, waiting.message.chunk]
             packet.append(waiting)
-            if waiting.key[0] == _BACKGROUND_EPOCH:
+            if waiting.key[0] == _BACKGROUND_EPOCH or isinstance(waiting.message, m.Hello):
                 break
         return packet
 

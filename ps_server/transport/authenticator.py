@@ -77,7 +77,7 @@ class Authenticator:
         self._borrowed = Borrowed(listening)
         self._open: dict[int, Place] = {}
         self._is_full = self._admits_no_more = False
-        self._looked_s = -math.inf
+        self._looked_s, self._drained = -math.inf, True
         self._socket = socket
         self._admit = admit
         socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
@@ -109,8 +109,9 @@ class Authenticator:
                 break
         now_s = time.monotonic()
         self._end(self._newcomers.too_many(now_s))
-        if now_s - self._looked_s >= LOOK_S and (waiting := self._newcomers.waiting):
-            self._looked_s = now_s
+        due = self._drained and now_s - self._looked_s >= LOOK_S
+        if due and (waiting := self._newcomers.waiting):
+            self._looked_s, self._drained = now_s, False
             received = {
                 each: self._borrowed.received_bytes(each, self._open[each]) for each in waiting
             }
@@ -157,6 +158,12 @@ class Authenticator:
     def spoke(self, peer: bytes, frame: zmq.Frame) -> None:
         """Note by which connection a message of a peer has come."""
         self._newcomers.spoke(int(frame.get(DESCRIPTOR)), peer)
+
+    def drained(self) -> None:
+        """Note that all messages were taken that had come. Before that nobody is judged once more
+        by what was sent: on a loaded machine this process may be late.
+        """
+        self._drained = True
 
     def known(self, peer: bytes) -> None:
         """Note that a peer is the job's: its connection is not ended for the sake of others."""

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import socket
 import struct
 import sys
+import termios
 from collections.abc import Iterator
 
 from ps_server.errors import TransportError
@@ -128,12 +130,14 @@ class Borrowed:
             return self._place()
 
     def received_bytes(self, descriptor: int, place: Place) -> int:
-        """Return how much a peer has sent; 0: it has gone."""
+        """Return how much of what a peer has sent ZeroMQ has read; 0: the peer has gone."""
         with self._lent(descriptor):
             if not place or self._place() != place:
                 return 0
             info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED_AT + 8)
-        return int.from_bytes(info[_RECEIVED_AT:], sys.byteorder)
+            unread = fcntl.ioctl(self._socket, termios.FIONREAD, bytes(4))
+        received = int.from_bytes(info[_RECEIVED_AT:], sys.byteorder)
+        return max(0, received - int.from_bytes(unread, sys.byteorder))
 
     def end(self, descriptor: int, place: Place) -> None:
         """End a connection: ZeroMQ sees that its peer has left."""

@@ -216,6 +216,8 @@ class ZmqServerTransport:
             try:
                 name, *parts = _receive(self._socket)
             except zmq.Again:
+                if self._watched:
+                    self._authenticator.drained()
                 return batch, count - len(batch)
             peer, buffers = name.bytes, [part.buffer for part in parts]
             frames: Sequence[Buffer] = buffers

@@ -173,3 +173,13 @@ def test_nothing_is_lost_whatever_is_put_back() -> None:
     assert longest > 1
     clocks = [text for text in got if text.startswith("Clock")]
     assert clocks == [text for text in expected if text.startswith("Clock")]
+
+
+def test_a_hello_travels_alone() -> None:
+    """A shard knows its sender before it gets the first values, however long these take."""
+    queue = Schedule()
+    given = [m.Hello(0, "token"), m.Clock(1), m.Clock(2)]
+    for message in given:
+        queue.add(message)
+    packets = [[waiting.message for waiting in queue.take(1 << 20)] for _ in range(2)]
+    assert packets == [given[:1], given[1:]]
