@@ -14,10 +14,10 @@ A process prints to standard output:
         a worker that has its net and can connect
     {"event": "alive", "still_s": 0.1, "waited_s": 12.5, "read_s": 0.5,
      "sending_s": {"10.0.0.2": 3.5}, "host_busy": 0.5, "most_lead": 0}
-        every two seconds and at the end, from all workers: for how long the loop has neither moved nor waited for
-        others; how long it has waited in total, how long for its data, how long it had something to
-        send to hosts, the busy part of its host's processors, and how many iterations it may be ahead
-        of the slowest worker, or null
+        every two seconds and at the end, from all workers: for how long the loop has neither moved
+        nor waited for others; how long it has waited in total, how long for its data, how long it
+        had something to send to hosts, the busy part of its host's processors, and how many
+        iterations it may be ahead of the slowest worker, or null
     {"event": "alive", ..., "steps": 6, "collections": 2, "collection": "mean"}
         the same of a script's loop, with its position
     {"event": "statistics", ...}

@@ -91,11 +91,19 @@ def _deal_evenly(store: StoreSpec, chosen: Sequence[int]) -> list[tuple[Piece, i
     step = chunk_elements(sum(tables[t].size for t in chosen), store.shards, store.chunks)
     pieces = [(table, start, stop) for table in chosen for start, stop in _cut(tables[table], step)]
     homes = _deal(pieces, weights)
-    while (over := _over(pieces, homes, weights)) > BALANCE:
-        halved = [piece for piece in pieces if _can_halve(piece, tables[piece[0]])]
+    while True:
+        loads = _loads(pieces, homes, weights)
+        total = sum(stop - start for _, start, stop in pieces)
+        over = max(loads) * sum(weights) / max(1, total)  # the fullest shard's, times its part
+        fullest = loads.index(max(loads))
+        halved = {
+            piece: home
+            for piece, home in zip(pieces, homes, strict=True)
+            if _can_halve(piece, tables[piece[0]])
+        }
         largest = max((stop - start for _, start, stop in halved), default=0)
         smallest = LEAST_CHUNK_ELEMENTS if over <= UNEVEN else SMALLEST_ELEMENTS
-        if largest < 2 * smallest or not _may_help(pieces, homes, weights, tables):
+        if over <= BALANCE or largest < 2 * smallest or fullest not in halved.values():
             break
         pieces = [half for piece in pieces for half in _halve(piece, largest, tables[piece[0]])]
         homes = _deal(pieces, weights)
@@ -169,28 +177,6 @@ def _deal(pieces: Sequence[Piece], weights: Sequence[int]) -> list[int]:
             lightest, (load + Fraction(pieces[i][2] - pieces[i][1], weights[shard]), shard)
         )
     return homes
-
-
-def _over(pieces: Sequence[Piece], homes: Sequence[int], weights: Sequence[int]) -> float:
-    """Return how many times its part the fullest shard carries."""
-    total = sum(stop - start for _, start, stop in pieces)
-    return max(_loads(pieces, homes, weights)) * sum(weights) / max(1, total)
-
-
-def _may_help(
-    pieces: Sequence[Piece],
-    homes: Sequence[int],
-    weights: Sequence[int],
-    tables: Sequence[TableSpec],
-) -> bool:
-    """Return whether the fullest shard holds anything that may be halved."""
-    loads = _loads(pieces, homes, weights)
-    fullest = loads.index(max(loads))
-    return any(
-        _can_halve(piece, tables[piece[0]])
-        for piece, home in zip(pieces, homes, strict=True)
-        if home == fullest
-    )
 
 
 def _loads(pieces: Sequence[Piece], homes: Sequence[int], weights: Sequence[int]) -> list[float]:

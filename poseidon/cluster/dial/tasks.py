@@ -136,10 +136,11 @@ class Rendezvous:
         others = self._size - 1
         deadline_s = time.monotonic() + timeout_s
         with self._changed:
-            while not self._failure and len(self._members) < others:
-                left_s = deadline_s - time.monotonic()
-                if left_s <= 0:
-                    break
+            while (
+                not self._failure
+                and len(self._members) < others
+                and (left_s := deadline_s - time.monotonic()) > 0
+            ):
                 self._changed.wait(min(POLL_S, left_s))  # a signal just before it does not end it
             if self._failure:
                 raise JobError(self._failure)

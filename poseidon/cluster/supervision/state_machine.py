@@ -81,10 +81,10 @@ GIVE_UP_S = 10.0
 # (every two seconds) have stopped is lost, or as good as lost.
 PAUSE_S = 20.0
 SILENT_S = 6.0
+SILENT_PAUSE_S = 0.5
 # After a request to stop: a worker that has made no iteration may wait where no request reaches it,
 # and there is nothing to keep. Heartbeats may be late.
 FIRST_ITERATION_S = 4.0
-SILENT_PAUSE_S = 0.5
 LOOK_S = 0.05
 """The least time between two looks at the deadlines of all processes, save for ticks."""
 THEN_STOPPED = "; the job was stopped"
