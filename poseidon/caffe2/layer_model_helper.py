@@ -184,7 +184,7 @@ class LayerModelHelper(ModelHelper):
         self._loss = loss
 
     def add_loss(self, loss: Any, name: str = "unnamed") -> None:
-        """Add a loss; the gradient is that of the sum."""
+        """Add a loss. The net computes the gradient of the sum of all losses."""
         if isinstance(self._loss, schema.Scalar):
             self._loss = schema.Struct(("unnamed", self._loss))
         present, prefix, count = self._loss or schema.Struct(), name, 0

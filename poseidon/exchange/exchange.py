@@ -9,12 +9,12 @@ One iteration of a training loop:
     exchange.finish()
 
 Law: after `wait(k)` in iteration t, tensor k holds every replica's updates of iterations < t - s,
-s its staleness, and this replica's own. It may also come between `finish` and the next `start`, on any
-replica alone, and then brings the value of the next iteration. `begin` returns at once; the gradient is read in the
-background and must not be written to before the tensor's next `wait`. A tensor that got no gradient
-in an iteration counts as zero. The tensors' own memory is updated in place, so modules never see a
-new tensor: from `begin` (with factors: from `release`) to the next `wait` it belongs to the
-exchange, which may change it at any moment.
+s its staleness, and this replica's own. `wait` may also be called between `finish` and the next
+`start`, on one replica alone: it then brings the value of the next iteration. `begin` returns at
+once; the gradient is read in the background and must not be written to before the tensor's next
+`wait`. A tensor that got no gradient in an iteration counts as zero. The tensors' own memory is
+updated in place, so modules never see a new tensor: from `begin` (with factors: from `release`) to
+the next `wait` it belongs to the exchange, which may change it at any moment.
 
 A tensor in `by_factors` gets no gradient: `begin_factors` brings u (rows x N) and v (rows x M) of
 its layer, whose product u^T v (N x M, the tensor's shape) is the gradient. They are copied before

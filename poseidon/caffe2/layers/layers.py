@@ -95,7 +95,7 @@ class ModelLayer:
             model: a `LayerModelHelper`.
             prefix: its name, which gets a number where it is taken.
             input_record: its input.
-            tags: beside those of the context.
+            tags: added to the tags of the context.
             kwargs: further arguments of its operators.
         """
         self.name = model.next_layer_name(prefix)

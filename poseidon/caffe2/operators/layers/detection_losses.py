@@ -114,7 +114,7 @@ def select_smooth_l1_loss(
 
     Args:
         y: predictions of boxes, N x C x H x W.
-        target: what those of the M selected boxes should be, M x 4.
+        target: the right values of the M selected boxes, M x 4.
         locations: n, c, h and w of each, M x 4; a box has the channels c to c + 3.
         count: what the sum is divided by.
         smooth: its arguments.
