@@ -1,4 +1,4 @@
-"""The import rules of docs/architecture.md: which package imports which, no cycles, state
+"""The import rules of docs/internals/architecture.md: which package imports which, no cycles, state
 machines without I/O.
 """
 

@@ -208,7 +208,7 @@ def test_every_message_of_the_page_is_one_of_the_code() -> None:
     assert not missing
 
 
-WIRE_PAGE = "docs/wire_protocol.md"
+WIRE_PAGE = "docs/internals/wire_protocol.md"
 
 
 def _rows(page: str, heading: str) -> list[list[str]]:
@@ -317,7 +317,7 @@ def test_the_drawing_of_the_packages_is_true() -> None:
     """A package stands above all that it imports (`test_architecture.py` holds the imports to
     the code).
     """
-    drawing = _text("docs/architecture.md").partition("## Packages")[2].split("```")[1]
+    drawing = _text("docs/internals/architecture.md").partition("## Packages")[2].split("```")[1]
     height = {line.split()[0]: number for number, line in enumerate(drawing.strip().splitlines())}
     names = {package: package.removeprefix("poseidon.") for package in MAY_IMPORT}
     assert set(height) == set(names.values())

@@ -1,6 +1,6 @@
 """Five nets on 8 to 1024 hosts: the efficiency of each exchange, and the fastest one.
 
-Law: pure. The assumptions are the constants here; docs/performance.md names them all.
+Law: pure. The assumptions are the constants here; docs/internals/cluster_simulator.md names them all.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A client written from `docs/wire_protocol.md` alone, with ZeroMQ and msgpack, trains on a
-shard.
+"""A client written from `docs/internals/wire_protocol.md` alone, with ZeroMQ and msgpack, trains
+on a shard.
 """
 
 from __future__ import annotations

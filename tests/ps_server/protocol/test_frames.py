@@ -273,7 +273,7 @@ def create(
     chunks: int = 12,
 ) -> bytes:
     """Return the header of `Create` for a store of one table, by the field list of
-    docs/wire_protocol.md.
+    docs/internals/wire_protocol.md.
     """
     of_rule = [rule, 0.0, 0.9, 1.0, 0.9, 0.0, regularization, 1.0, 0.0, False, list(matrices)]
     table = ["t", size, staleness, 0, *of_rule, keeping, "", list(parts), row_elements, held_as]
