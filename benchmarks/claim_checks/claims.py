@@ -148,28 +148,33 @@ CLAIMS: tuple[Claim, ...] = (
 SENTENCES = (
     Sentence(
         page="README.md",
-        template="| DDP | defaults | {plain-100} | {plain-1000} | {plain-10000} |",
+        template="| GPT, 19 M parameters | DDP | defaults | {plain-100} | | {plain-1000} "
+        "| {plain-10000} | |",
     ),
     Sentence(
         page="README.md",
-        template="| DDP, `fp16` hook | `--compress=int8` | {int8-100} | {int8-1000} | |",
+        template="| | DDP, `fp16` hook | `--compress=int8` | {int8-100} | | {int8-1000} | | |",
     ),
     Sentence(
         page="README.md",
-        template="| DDP, PowerSGD hook | `--compress=powersgd:4` | {powersgd-100} "
-        "| {powersgd-1000} | |",
+        template="| | DDP, PowerSGD hook | `--compress=powersgd:4` | {powersgd-100} | "
+        "| {powersgd-1000} | | |",
     ),
     Sentence(
         page="README.md",
-        template="| DiLoCo loop, 20 steps (2 M) | `--sync_every=20 --compress=int8` "
-        "| {rounds-100} | | |",
+        template="| GPT, 2 M parameters | DiLoCo loop, 20 steps "
+        "| `--sync_every=20 --compress=int8` | {rounds-100} | | | | |",
     ),
-    Sentence(page="README.md", template="| AlexNet | {alexnet-250} | | |"),
     Sentence(
         page="README.md",
-        template="| ResNet-50 | {resnet50-servers}, with four more hosts that only serve "
-        "| {resnet50-1000} | {resnet50-auto} |",
+        template="| AlexNet | DDP | `--exchange=hybrid` | | {alexnet-250} | | | |",
     ),
+    Sentence(
+        page="README.md",
+        template="| ResNet-50 | DDP | `--exchange=ps` | "
+        "| {resnet50-servers} (four more hosts that only serve) | {resnet50-1000} | | |",
+    ),
+    Sentence(page="README.md", template="| | DDP | defaults | | | | | {resnet50-auto} |"),
     Sentence(
         page="README.md",
         template="The accuracy is {cifar10-4000} after these 4000 iterations, and {cifar10-5000} "

@@ -51,7 +51,6 @@ OR_NOTHING = "|| test $? = 1"
 CIFAR10 = "python -m poseidon prepare_cifar10"
 TRAINED = "poseidon train --solver=solver.prototxt"
 BEFORE = {
-    "README.md": (TRAINED, "sleep 1", BACKGROUND),
     "docs/caffe_jobs.md": (TRAINED,),
     "docs/from_poseidon.md": (BACKGROUND,),
     "docs/operations.md": (
@@ -63,11 +62,6 @@ BEFORE = {
     "docs/spreading_data.md": (CIFAR10,),
 }
 REPLACED: dict[str, tuple[tuple[str, str], ...]] = {
-    "README.md": (
-        ("--solver=S", "--solver=solver.prototxt"),
-        ("--snapshot=JOB", f"--snapshot={OLDEST}"),
-        ("kill JOB", f"kill {NEWEST}"),
-    ),
     "docs/caffe2.md": (("two_class data/", "two_class data/ --count=8 --test_count=4"),),
     "docs/caffe_jobs.md": (("JOB", NEWEST), ("device_query", f"device_query {OR_NOTHING}")),
     "docs/from_poseidon.md": (("kill JOB", f"kill {NEWEST} {OR_NOTHING}"),),
