@@ -97,6 +97,7 @@ INSTALL_REQUIRES = [
     "paramiko>=4",  # starting jobs over SSH
     "psutil>=6",  # identity of processes, for supervision and kill
     "tqdm>=4.67",  # progress bars
+    "shtab>=1.8",  # poseidon completion
 ]
 
 REDIS_REQUIRES = [

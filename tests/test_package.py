@@ -41,7 +41,7 @@ CHECKED = (
         "paramiko",
         "cloudpickle",
     ),
-    *("psutil", "tqdm"),
+    *("psutil", "shtab", "tqdm"),
 )
 """The packages that Poseidon imports, by the names of their modules."""
 COMPILER = """

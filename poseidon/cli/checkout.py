@@ -16,7 +16,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 OLDEST = (3, 10)
 """The oldest Python that runs Poseidon, as in setup.py."""
 PACKAGES = (
-    "torch", "numpy", "zmq", "msgpack", "google", "lmdb", "cv2", "h5py", "matplotlib", "pydot", "paramiko", "psutil", "tqdm",
+    "torch", "numpy", "zmq", "msgpack", "google", "lmdb", "cv2", "h5py", "matplotlib", "pydot", "paramiko", "psutil", "tqdm", "shtab",
     "cryptography",
 )  # fmt: skip
 """What setup.py requires, by the names that are imported."""

@@ -112,10 +112,10 @@ def _read(flags: dict[str, object], script: str) -> argparse.Namespace:
         UsageError: it has no such flag, or a value is wrong.
     """
     parser = RUN.parser()
-    names = parser.names()
+    names = {name for flag in parser.flags() for name in flag.names}
     for name in flags:
         if name not in names:
-            near = nearest(name, ("workers", *(flag.name for flag in parser.flags())))
+            near = nearest(name, ("workers", *(flag.name for flag in parser.flags() if flag.text)))
             hint = f"; did you mean '{near}'?" if near else ""
             raise UsageError(f"launch() has no argument '{name}'{hint}")
     try:

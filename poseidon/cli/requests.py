@@ -17,17 +17,6 @@ from poseidon.launcher.request import JobRequest
 
 AnyJobRequest = TypeVar("AnyJobRequest", bound=JobRequest)
 
-KIND_OF_SVB = {
-    "auto": ExchangeKind.HYBRID,
-    "true": ExchangeKind.FACTORS,
-    "1": ExchangeKind.FACTORS,
-    "yes": ExchangeKind.FACTORS,
-    "false": ExchangeKind.SERVER,
-    "0": ExchangeKind.SERVER,
-    "no": ExchangeKind.SERVER,
-}
-"""The values of --svb, the flag of the original Poseidon."""
-
 
 def job_request(kind: type[AnyJobRequest], flags: argparse.Namespace) -> AnyJobRequest:
     """Return what a command line asks of a job.
@@ -50,13 +39,13 @@ def exchange_kind(flags: argparse.Namespace) -> ExchangeKind:
     Raises:
         UsageError: they contradict each other.
     """
-    by_svb = KIND_OF_SVB[flags.svb] if flags.svb else None
+    by_svb = {True: ExchangeKind.FACTORS, False: ExchangeKind.SERVER}.get(flags.svb)
     if flags.exchange is None:
         return by_svb or DEFAULT_OPTIONS.kind
     kind: ExchangeKind = flags.exchange
     if by_svb not in (None, kind):
         raise UsageError(
-            f"--svb={flags.svb} means --exchange={by_svb.value}, and --exchange={kind.value} is "
+            f"--svb={str(flags.svb).lower()} means --exchange={by_svb.value}, and --exchange={kind.value} is "
             "asked for too; give one of them"
         )
     return kind

@@ -42,7 +42,9 @@ def run(flags: argparse.Namespace) -> int:
 
 
 def _job_flags(arguments: Sequence[str]) -> argparse.Namespace:
-    arguments = list(arguments[1:] if arguments[:1] == ["--"] else arguments)
+    arguments = [*arguments]
+    if arguments[:1] == ["--"]:
+        del arguments[0]
     if not arguments or arguments[0] not in ("train", "run"):
         raise UsageError(
             "the job is missing: expected 'train' or 'run' and its flags after the flags of 'worker'"

@@ -26,9 +26,7 @@ class Takes(Enum):
     VALUES = "a value each time"
     """All of them count, in their order."""
     SWITCH = "true or false"
-    """True without a value; false as --noNAME."""
-    NOTHING = "nothing"
-    """It asks for help."""
+    """True without a value; false as --noNAME or --NAME=false."""
     WORD = "an argument"
     OPTIONAL_WORD = "an argument, or none"
     WORDS = "any number of arguments"
@@ -64,9 +62,9 @@ class Section(Enum):
     EXTRACTED = "What to extract"
     SETTINGS = "Fields of the solver"
     MACHINES = "Where it runs"
-    OUTPUT = "Output"
     EXCHANGE = "How gradients are exchanged"
     FAILURES = "Signals and failures"
+    OUTPUT = "Output"
     ARGUMENTS = "Arguments"
 
 
@@ -111,11 +109,8 @@ class Flag:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names that it may be given by, without dashes in front."""
-        if self.takes.is_word:
-            return ()
-        dashed = [name.replace("_", "-") for name in (self.name, *self.aliases) if "_" in name]
-        return (self.name, *self.aliases, *dashed)
+        """All names that it may be given by, without dashes."""
+        return () if self.takes.is_word else (self.name, *self.aliases)
 
     @property
     def title(self) -> str:

@@ -7,13 +7,13 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 from poseidon.cli.parsers.layout import section, usage, wrapped
-from poseidon.cli.parsers.reading import HelpWanted, Mistake, Reading
+from poseidon.cli.parsers.reading import HelpWanted, Mistake, read
 from poseidon.flags.flag import Flag, Opens, Takes
 from poseidon.flags.shared import ShownProgress
-from poseidon.flags.values import one_of, truth
+from poseidon.flags.values import one_of
 from poseidon.hints import own_command
 
 _OF_GLOG_SWITCHES = ("logtostderr", "alsologtostderr", "colorlogtostderr", "log_prefix")
@@ -30,7 +30,6 @@ _OF_GLOG = {
     "logbufsecs": "",
     "max_log_size": "",
 }
-_HELP = Flag(name="help", text="show this and end", aliases=("h",), takes=Takes.NOTHING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +56,6 @@ class Command:
     def parser(self) -> Parser:
         parser = Parser(self)
         self.declare(parser)
-        parser.section("Help").add(_HELP)
         return parser
 
 
@@ -99,19 +97,21 @@ class Parser:
         return self._groups[-1]
 
     def flags(self) -> Iterator[Flag]:
-        """Return the flags that help shows."""
-        return (flag for flag in self._all() if flag.text)
-
-    def names(self) -> dict[str, Flag]:
-        """Return all flags by all their names, without dashes in front."""
-        return {name: flag for flag in self._all() for name in flag.names}
+        """Return all flags, in the order of the help."""
+        return (flag for group in self._groups for flag in group.flags)
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """Return the flags; a mistake ends the process with one sentence and code 2."""
+        name = self._command.name
         try:
             return self.read(words)
+        except HelpWanted:
+            print(self.help(), end="", flush=True)
+            sys.exit(0)
         except Mistake as mistake:
-            self.error(str(mistake))
+            hint = f"see {own_command()} {name} --help"
+            print(f"poseidon {name}: {mistake}; {hint}", file=sys.stderr)
+            sys.exit(2)
 
     def read(self, words: Sequence[str]) -> argparse.Namespace:
         """Return the flags: `argv` has them as they were given, `notes` a sentence for each one
@@ -119,30 +119,25 @@ class Parser:
 
         Raises:
             Mistake: the command line is not legal.
+            HelpWanted: it asks for help.
         """
-        name = self._command.name
+        name, flags = self._command.name, list(self.flags())
         if self._command.verbatim and list(words[:1]) not in (["--help"], ["-h"]):
             values: dict[str, Any] = {"words": list(words), "notes": []}
         else:
-            values = self._read(words)
+            values = read(flags, words)
         opened = [
             (flag, values[flag.attribute])
-            for flag in self._all()
+            for flag in flags
             if flag.opens is not Opens.NOTHING and values.get(flag.attribute)
         ]
         return argparse.Namespace(command=name, argv=[name, *words], opened=opened, **values)
-
-    def error(self, message: str) -> NoReturn:
-        name = self._command.name
-        hint = f"see {own_command()} {name} --help"
-        print(f"poseidon {name}: {message}; {hint}", file=sys.stderr)
-        sys.exit(2)
 
     def help(self) -> str:
         """Return usage, description, an example, and each flag in a line."""
         command = self._command
         parts = [
-            usage(command.name, list(self.flags())),
+            usage(command.name, [flag for flag in self.flags() if flag.text]),
             wrapped(command.description),
             "example:\n" + textwrap.indent(command.example, "  "),
         ]
@@ -150,16 +145,6 @@ class Parser:
             if shown := [flag for flag in group.flags if flag.text]:
                 parts.append(section(group.title, group.terms, shown))
         return "\n\n".join(parts) + "\n"
-
-    def _read(self, words: Sequence[str]) -> dict[str, Any]:
-        try:
-            return Reading(list(self._all()), words).values()
-        except HelpWanted:
-            print(self.help(), end="", flush=True)
-            sys.exit(0)
-
-    def _all(self) -> Iterator[Flag]:
-        return (flag for group in self._groups for flag in group.flags)
 
 
 def flag(group: Group, name: str, text: str, **settings: Any) -> None:
@@ -176,7 +161,7 @@ def solver_flag(group: Group, name: str, text: str, **settings: Any) -> None:
 
 def switch(group: Group, name: str, text: str, **settings: Any) -> None:
     """Add a flag that is on without a value, and on or off with one."""
-    flag(group, name, text, **{"read": truth, "default": False, "takes": Takes.SWITCH, **settings})
+    flag(group, name, text, **{"default": False, "takes": Takes.SWITCH, **settings})
 
 
 def retired(group: Group, name: str, instead: str = "", *, alone: bool = False) -> None:

@@ -16,10 +16,8 @@ from poseidon.cli.parsers.form import (
 )
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.flags.flag import Flag, Section, Takes, flags_of
-from poseidon.flags.values import TRUTH, count, number, one_of, port
+from poseidon.flags.values import count, number, one_of, port
 from poseidon.launcher.request import ExtractionRequest, ScriptRequest, TrainRequest
-
-SVB = (*TRUTH, "auto")
 
 RETIRED = {
     "num_table_threads": "--num_app_threads is the number of workers of a client on CPU, --gpu "
@@ -116,7 +114,7 @@ def _fields(parser: Parser, *kinds: type) -> None:
 
 def _svb(parser: Parser) -> None:
     text = "short for --exchange=svb; --nosvb: ps"
-    svb = Flag(name="svb", text=text, read=one_of(SVB), choices=SVB, takes=Takes.SWITCH)
+    svb = Flag(name="svb", text=text, takes=Takes.SWITCH)
     parser.section(Section.EXCHANGE.value).flags.insert(1, svb)
 
 

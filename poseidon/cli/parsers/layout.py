@@ -47,7 +47,7 @@ def _left(flag: Flag) -> str:
     """Return the beginning of a flag's line in the help."""
     if flag.takes is Takes.SWITCH:
         return f"--[no]{flag.name}" if flag.default else flag.title
-    if flag.takes is Takes.NOTHING or flag.takes.is_word:
+    if flag.takes.is_word:
         return flag.title
     return f"{flag.title}={flag.metavar}"
 

@@ -1,21 +1,26 @@
-"""How a command line is read: words and a table of flags in, values out.
+"""How a command line is read: argparse reads it, in gflags' spellings, as Caffe's tools take them.
 
-Flags follow gflags, as Caffe's tools do: -flag or --flag, -flag=value or -flag value, and for a
-switch -flag, -flag=true or -noflag. A flag may not be cut short: what `--max` stands for would
-change with every new flag.
+A flag is -flag or --flag, its value =value or the next word, and a switch -flag, -flag=true or
+-noflag; dashes within a name are underscores. A flag may not be cut short: what `--max` stands for
+would change with every new flag.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from poseidon.errors import nearest
 from poseidon.flags.flag import Flag, Takes
-from poseidon.flags.values import TRUTH
+from poseidon.flags.values import TRUTH, stated
+
+_COUNTS = {
+    Takes.OPTIONAL_WORD: argparse.OPTIONAL,
+    Takes.WORDS: argparse.ZERO_OR_MORE,
+    Takes.REST: argparse.REMAINDER,
+}
 
 
 class Mistake(Exception):
@@ -26,129 +31,131 @@ class HelpWanted(Exception):
     """The command line asks for help."""
 
 
-class Reading:
-    """One command line that is read, word by word."""
-
-    def __init__(self, flags: Sequence[Flag], words: Sequence[str]) -> None:
-        self._flags = flags
-        self._rest = deque(words)
-        self._names = {name: flag for flag in flags for name in flag.names}
-        self._places = [flag for flag in flags if flag.takes.is_word]
-        self._takes_the_rest = any(flag.takes is Takes.REST for flag in self._places)
-        self._values = {flag.attribute: flag.default for flag in flags}
-        self._given: dict[str, Flag] = {}
-
-    def values(self) -> dict[str, Any]:
-        """Return the value of each flag by its attribute, and `notes`, a sentence for each flag
-        without effect.
-
-        Raises:
-            Mistake: a word is not a flag or a value of this command, or one is missing.
-            HelpWanted: a flag asks for help.
-        """
-        words = list[str]()
-        while self._rest:
-            word = self._rest.popleft()
-            if _is_flag(word):
-                self._take(word)
-            elif not self._places:
-                self._refuse([word])
-            elif word == "--" or self._takes_the_rest:
-                words += [*([word] if word != "--" else []), *self._rest]
-                break
-            else:
-                words.append(word)
-        self._place(words)
-        notes = [flag.note for flag in self._given.values() if flag.note]
-        return {**self._values, "notes": notes}
-
-    def _take(self, word: str) -> None:
-        """Take a flag, and its value from it or from the next word."""
-        name, equals, text = word.lstrip("-").partition("=")
-        flag = self._names.get(name)
-        if flag is None:
-            flag, text = self._names.get(name.removeprefix("no")), "false"
-            off = name.startswith("no") and flag is not None and flag.takes is Takes.SWITCH
-            if flag is None or not off or equals:
-                self._refuse([word])
-        elif flag.takes is Takes.NOTHING:
-            raise HelpWanted
-        elif flag.takes is Takes.SWITCH and not equals:
-            own = bool(self._rest) and self._rest[0].lower() in (*TRUTH, *flag.choices)
-            text = self._rest.popleft() if own else "true"
-        elif not equals:
-            if not self._rest or _is_flag(self._rest[0]):
-                raise Mistake(f"{flag.title}: expected a value")
-            text = self._rest.popleft()
-        self._given[flag.name] = flag
-        self._set(flag, text)
-
-    def _place(self, words: list[str]) -> None:
-        """Divide the words among the arguments: each gets one, and the first that may have more
-        gets what is left.
-        """
-        spare = len(words) - sum(flag.takes is Takes.WORD for flag in self._places)
-        rest = deque(words)
-        missing = list[str]()
-        for flag in self._places:
-            if flag.takes in (Takes.WORDS, Takes.REST):
-                count = max(spare, 0) if flag.takes is Takes.WORDS else len(rest)
-                self._values[flag.attribute] = tuple(
-                    self._read(flag, rest.popleft()) for _ in range(count)
-                )
-                spare -= count
-            elif flag.takes is Takes.OPTIONAL_WORD:
-                if spare > 0:
-                    self._set(flag, rest.popleft())
-                spare -= 1
-            elif rest:
-                self._set(flag, rest.popleft())
-            else:
-                missing.append(flag.title)
-        missing += [
-            flag.title for flag in self._flags if flag.required and flag.name not in self._given
-        ]
-        if missing:
-            verb = "is" if len(missing) == 1 else "are"
-            raise Mistake(f"{' and '.join(missing)} {verb} missing")
-        if rest:
-            self._refuse(list(rest))
-
-    def _set(self, flag: Flag, text: str) -> None:
-        value = self._read(flag, text)
-        if flag.takes is Takes.VALUES:
-            value = (*self._values[flag.attribute], value)
-        self._values[flag.attribute] = value
-
-    def _read(self, flag: Flag, text: str) -> Any:
-        if not text and (flag.required or flag.takes in (Takes.OPTIONAL_WORD, Takes.WORDS)):
-            raise Mistake(f"{flag.title}: expected a value")  # such as "$JOB", which is not set
-        try:
-            return flag.read(text)
-        except argparse.ArgumentTypeError as error:
-            raise Mistake(f"{flag.title}: {error}") from error
-
-    def _refuse(self, words: Sequence[str]) -> NoReturn:
-        """Raise Mistake because of arguments that no flag of this command takes."""
-        shown = [flag for flag in self._flags if flag.text and not flag.takes.is_word]
-        if not words[0].startswith("-"):
-            files = [flag for flag in shown if flag.required and flag.metavar == "FILE"]
-            hint = f", did you mean {files[0].title}={words[0]}?" if files else ""
-            raise Mistake(f"did not expect '{' '.join(words)}'{hint}")
-        name, _, text = words[0].partition("=")
-        plain = name.lstrip("-").replace("-", "_")
-        near = nearest(plain, [flag.name for flag in shown])
-        hint = f", did you mean --{near}?" if near else ""
-        if "settings" in self._values:
-            hint = _setting(plain, text) or hint
-        if not near and "script" in self._values:
-            hint = "; the script's own flags come after the script"
-        raise Mistake(f"unknown flag {name}{hint}")
+class _Help(argparse.Action):
+    def __call__(self, *_: Any) -> NoReturn:
+        raise HelpWanted
 
 
-def _is_flag(word: str) -> bool:
-    """Return whether a word is a flag and not a value, such as -1."""
-    return re.match(r"--?[a-zA-Z]", word) is not None
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise argparse.ArgumentError(None, message)
+
+
+def parser_of(flags: Iterable[Flag]) -> argparse.ArgumentParser:
+    """Return a parser of argparse for flags, each with two dashes.
+
+    It raises ArgumentError, and has no defaults: argparse would read those that are texts.
+    """
+    parser = _Parser(
+        usage="",
+        add_help=False,
+        allow_abbrev=False,
+        exit_on_error=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    parser.add_argument("--help", "--h", action=_Help, nargs=0, help="show flags and end")
+    for flag in flags:
+        names = [f"--{name}" for name in flag.names]
+        shown: dict[str, Any] = {"help": flag.text.replace("%", "%%") or argparse.SUPPRESS}
+        if flag.takes is Takes.SWITCH:
+            shown |= {"dest": flag.attribute, "action": "store_const"}
+            parser.add_argument(*names, const=True, **shown)
+            shown["help"] = argparse.SUPPRESS
+            parser.add_argument(*(f"--no{name}" for name in flag.names), const=False, **shown)
+            continue
+        shown |= {"metavar": flag.metavar, "type": flag.read}
+        if flag.required or flag.takes in (Takes.OPTIONAL_WORD, Takes.WORDS):
+            shown["type"] = stated(flag.read)  # not "$JOB", which is not set
+        if flag.takes.is_word:
+            count = _COUNTS.get(flag.takes)
+            parser.add_argument(flag.attribute, nargs=count, default=None, **shown)
+        else:
+            action = "append" if flag.takes is Takes.VALUES else "store"
+            parser.add_argument(*names, dest=flag.attribute, action=action, **shown)
+    return parser
+
+
+def read(flags: Sequence[Flag], words: Sequence[str]) -> dict[str, Any]:
+    """Return the value of each flag by its attribute, and `notes`, a sentence for each flag that is
+    given without effect.
+
+    Raises:
+        Mistake: a word is not a flag or a value of this command, or one is missing.
+        HelpWanted: it asks for help.
+    """
+    parser = parser_of(flags)
+    switches = {name for flag in flags if flag.takes is Takes.SWITCH for name in flag.names}
+    spelled = [_spelled(word, switches) for word in words]
+    rest = next((flag for flag in flags if flag.takes is Takes.REST), None)
+    try:
+        parse = parser.parse_known_args if rest else parser.parse_known_intermixed_args
+        given, unknown = parse(spelled)
+    except argparse.ArgumentError as error:
+        raise Mistake(_sentence(error)) from error
+    if unknown:
+        _refuse([words[spelled.index(word)] for word in unknown], flags)
+    found = vars(given)
+    if rest:  # the words of another program, as they were
+        found[rest.attribute] = words[len(words) - len(found.get(rest.attribute, ())) :]
+    missing = [flag.title for flag in flags if flag.required and flag.attribute not in found]
+    if missing:
+        raise Mistake(_are_missing(missing))
+    values = {flag.attribute: flag.default for flag in flags}
+    values |= {name: value for name, value in found.items() if value is not None}
+    for flag in flags:
+        if flag.takes in (Takes.VALUES, Takes.WORDS, Takes.REST):
+            values[flag.attribute] = tuple(values[flag.attribute] or ())
+    return {
+        **values,
+        "notes": [flag.note for flag in flags if flag.note and flag.attribute in found],
+    }
+
+
+def _spelled(word: str, switches: set[str]) -> str:
+    """Return a word of a command line in argparse's spelling."""
+    if not re.match("--?[a-zA-Z]", word):
+        return word
+    name, equals, text = word.lstrip("-").partition("=")
+    name = name.replace("-", "_")
+    if name in switches and text.lower() in TRUTH:
+        return f"--{'' if TRUTH[text.lower()] else 'no'}{name}"
+    return f"--{name}{equals}{text}"
+
+
+def _sentence(error: argparse.ArgumentError) -> str:
+    """Return what argparse complains about, in the words of the other messages."""
+    if error.argument_name is None:
+        names = error.message.rpartition(": ")[2].split(", ")
+        return _are_missing([name for name in names if name != "..."])
+    if found := re.fullmatch(r"ignored explicit argument ('.*')", error.message, re.DOTALL):
+        message = f"expected true or false, found {found[1]}"
+    else:
+        message = error.message.replace("expected one argument", "expected a value")
+    return f"{error.argument_name.partition('/')[0]}: {message}"
+
+
+def _are_missing(titles: Sequence[str]) -> str:
+    return f"{' and '.join(titles)} {'is' if len(titles) == 1 else 'are'} missing"
+
+
+def _refuse(words: Sequence[str], flags: Sequence[Flag]) -> NoReturn:
+    """Raise Mistake because of words that no flag of this command takes."""
+    shown = [flag for flag in flags if flag.text and not flag.takes.is_word]
+    attributes = {flag.attribute for flag in flags}
+    unknown = next((word for word in words if word.startswith("-")), None)
+    if unknown is None:
+        files = [flag for flag in shown if flag.required and flag.metavar == "FILE"]
+        hint = f", did you mean {files[0].title}={words[0]}?" if files else ""
+        raise Mistake(f"did not expect '{' '.join(words)}'{hint}")
+    name, _, text = unknown.partition("=")
+    plain = name.lstrip("-").replace("-", "_")
+    near = nearest(plain, [flag.name for flag in shown])
+    hint = f", did you mean --{near}?" if near else ""
+    if "settings" in attributes:
+        hint = _setting(plain, text) or hint
+    if not near and "script" in attributes:
+        hint = "; the script's own flags come after the script"
+    raise Mistake(f"unknown flag {name}{hint}")
 
 
 def _setting(name: str, value: str) -> str:

@@ -11,7 +11,7 @@ from poseidon.cli.parsers.form import Command, Group, Parser, flag, progress_fla
 from poseidon.flags.flag import Opens, Takes
 from poseidon.flags.values import count, number, one_of, positive, whole
 
-SHELLS = ("bash", "zsh")
+SHELLS = ("bash", "zsh", "fish", "tcsh")
 _JOB = "a job's id or its output folder; default: the newest of the current folder"
 
 
@@ -117,7 +117,8 @@ def _dashboard(parser: Parser) -> None:
 
 
 def _completion(parser: Parser) -> None:
-    word(parser, "shell", "bash or zsh", read=one_of(SHELLS), choices=SHELLS, metavar="SHELL")
+    text = "bash, zsh, fish or tcsh"
+    word(parser, "shell", text, read=one_of(SHELLS), choices=SHELLS, metavar="SHELL")
 
 
 COMMANDS: Sequence[Command] = (
@@ -200,9 +201,8 @@ COMMANDS: Sequence[Command] = (
 SHELL: Sequence[Command] = (
     Command(
         name="completion",
-        line="complete commands and flags in bash or zsh",
-        description="Print a script for bash or zsh that completes commands, flags and their "
-        "values.",
+        line="complete commands and flags in a shell",
+        description="Print a script for a shell that completes commands, flags and their values.",
         example="poseidon completion bash > poseidon.bash; source poseidon.bash\n"
         "poseidon completion zsh > poseidon.zsh; source poseidon.zsh",
         declare=_completion,

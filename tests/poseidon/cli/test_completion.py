@@ -1,4 +1,4 @@
-"""`poseidon completion`: what bash offers, and that zsh takes the script."""
+"""`poseidon completion`: what bash offers, and that other shells take the script."""
 
 from __future__ import annotations
 
@@ -6,25 +6,24 @@ import subprocess
 
 import pytest
 
-from poseidon.cli.completion import bash_script, zsh_script
+from poseidon.cli.completion import script
+from poseidon.cli.parsers.watch import SHELLS
 
 
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
         ("poseidon tr", "train"),
-        ("poseidon train --exch", "--exchange_plan= --exchange="),
-        ("poseidon train -exch", "-exchange_plan= -exchange="),
-        ("poseidon train --exchange = h", "hybrid"),
-        ("poseidon train -launcher s", "ssh"),
+        ("poseidon train --exch", "--exchange_plan --exchange"),
+        ("poseidon train --exchange h", "hybrid"),
+        ("poseidon train --launcher s", "ssh"),
         ("poseidon completion z", "zsh"),
-        ("poseidon worker --key_file f train --backg", "--background"),
-        ("poseidon train --table_staleness = x", ""),
+        ("poseidon train --table_staleness x", ""),
         ("poseidon train --client_i", ""),
     ],
 )
 def test_bash(words: str, offered: str) -> None:
-    program = f'{bash_script()}\nCOMP_WORDS=({words}); COMP_CWORD={words.count(" ")}; _poseidon; echo "${{COMPREPLY[*]}}"'
+    program = f'{script("bash")}\nCOMP_WORDS=({words}); COMP_CWORD={words.count(" ")}; _shtab_poseidon; echo "${{COMPREPLY[*]}}"'
     done = subprocess.run(
         ["bash", "-c", program], capture_output=True, text=True, check=True, timeout=60
     )
@@ -33,13 +32,14 @@ def test_bash(words: str, offered: str) -> None:
 
 @pytest.mark.needs("zsh")
 def test_zsh_reads_its_script() -> None:
-    subprocess.run(["zsh", "-n"], input=zsh_script(), text=True, check=True, timeout=60)
+    subprocess.run(["zsh", "-n"], input=script("zsh"), text=True, check=True, timeout=60)
 
 
 def test_zsh_has_flags_with_their_help() -> None:
-    script = zsh_script()
-    assert (
-        "'--exchange=[auto (default), hybrid, ps, svb, allreduce, local]:KIND:(auto hybrid ps svb "
-        "allreduce local)'" in script
-    )
-    assert "'--solver=[the solver definition (prototxt)]:FILE:_files'" in script
+    said = script("zsh")
+    assert "--solver[the solver definition (prototxt)]:FILE:_files" in said
+    assert "(auto hybrid ps svb allreduce local)" in said
+
+
+def test_each_shell_has_a_script() -> None:
+    assert all("poseidon" in script(shell) for shell in SHELLS)

@@ -171,7 +171,7 @@ def test_standard_output_takes_names_that_are_not_utf_8(
             "see poseidon run --help",
         ),
         ("run -m", "poseidon run: SCRIPT is missing; see poseidon run --help"),
-        ("ps more words", "poseidon ps: did not expect 'more'; see poseidon ps --help"),
+        ("ps more words", "poseidon ps: did not expect 'more words'; see poseidon ps --help"),
         (
             "train solver.prototxt",
             "poseidon train: did not expect 'solver.prototxt', did you mean "
@@ -195,7 +195,7 @@ def test_standard_output_takes_names_that_are_not_utf_8(
         ("ps --hostfile", "poseidon ps: --hostfile: expected a value; see poseidon ps --help"),
         (
             "train --solver=",
-            "poseidon train: --solver: expected a value; see poseidon train --help",
+            "poseidon train: --solver: the value is empty; is a variable not set?; see poseidon train --help",
         ),
         ("train", "poseidon train: --solver is missing; see poseidon train --help"),
         (
@@ -326,7 +326,9 @@ def test_help_has_a_line_for_each_flag(name: str, capsys: pytest.CaptureFixture[
         for line in lines
         if line.startswith("  -")
     }
-    flags = [flag for flag in COMMANDS[name].parser().flags() if not flag.takes.is_word]
+    flags = [
+        flag for flag in COMMANDS[name].parser().flags() if flag.text and not flag.takes.is_word
+    ]
     assert list(first) == [flag.title for flag in flags]
     assert all(line.endswith(flag.text) for line, flag in zip(first.values(), flags, strict=True))
 

@@ -32,7 +32,6 @@ def parsed(*words: str, staleness: int = 0) -> argparse.Namespace:
     ("words", "kind"),
     [
         ((), ExchangeKind.AUTO),
-        (("--svb=auto",), ExchangeKind.HYBRID),
         (("--svb=true",), ExchangeKind.FACTORS),
         (("--svb=false",), ExchangeKind.SERVER),
         (("--svb=0",), ExchangeKind.SERVER),
@@ -40,7 +39,6 @@ def parsed(*words: str, staleness: int = 0) -> argparse.Namespace:
         (("--exchange=local",), ExchangeKind.LOCAL),
         (("--exchange=svb", "--svb=true"), ExchangeKind.FACTORS),
         (("--exchange=ps", "--svb=no"), ExchangeKind.SERVER),
-        (("--exchange=hybrid", "--svb=auto"), ExchangeKind.HYBRID),
     ],
 )
 def test_kinds(words: tuple[str, ...], kind: ExchangeKind) -> None:
@@ -48,7 +46,7 @@ def test_kinds(words: tuple[str, ...], kind: ExchangeKind) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("--exchange=ps", "--svb=true"), ("--exchange=allreduce", "--svb=auto")]
+    "words", [("--exchange=ps", "--svb=true"), ("--exchange=allreduce", "--nosvb")]
 )
 def test_the_two_flags_may_not_contradict_each_other(words: tuple[str, ...]) -> None:
     with pytest.raises(

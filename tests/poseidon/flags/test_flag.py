@@ -59,4 +59,3 @@ def test_values_return_to_their_fields() -> None:
     given.update(weight_kg=1.5, depth=2)
     basket = Basket(**values_of(Basket, argparse.Namespace(**given)))
     assert basket == Basket(weight=1.5, level=2)
-    assert FLAGS["weight_kg"].names == ("weight_kg", "weight-kg")

@@ -7,8 +7,7 @@ from enum import Enum
 import pytest
 
 from poseidon.cli.main import COMMANDS
-from poseidon.cli.parsers import job_flags, nets
-from poseidon.cli.requests import KIND_OF_SVB
+from poseidon.cli.parsers import nets
 from poseidon.data.databases.kinds import Backend
 from poseidon.flags.shared import BACKENDS
 from poseidon.metrics.curves import CHARTS, XAxis, YScale
@@ -29,7 +28,6 @@ def test_fields_of_the_solver_with_flags_of_their_own() -> None:
 
 
 def test_the_rest() -> None:
-    assert set(job_flags.SVB) == set(KIND_OF_SVB)
     assert set(BACKENDS) == {backend.suffix for backend in Backend}
     assert set(nets.PHASES) == set(Phase.keys())
     assert set(nets.RANKDIRS) == set(RANKDIRS)

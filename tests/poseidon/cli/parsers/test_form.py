@@ -13,14 +13,13 @@ from poseidon.cli.main import main, parse_arguments
     ("words", "svb", "wait_free", "background"),
     [
         ("--solver=s", None, True, False),
-        ("-solver s -svb -background", "true", True, True),
-        ("--svb --solver s --background=true", "true", True, True),
-        ("--solver=s --nosvb --nowait_free", "false", False, False),
-        ("--solver=s --svb false -wait-free=0 --background=false", "false", False, False),
-        ("--solver=s --svb auto --wait_free 1", "auto", True, False),
+        ("-solver s -svb -background", True, True, True),
+        ("--svb --solver s --background=true", True, True, True),
+        ("--solver=s --nosvb --nowait_free", False, False, False),
+        ("--solver=s --svb=False -wait-free=0 --background=false", False, False, False),
     ],
 )
-def test_switches(words: str, svb: str | None, wait_free: bool, background: bool) -> None:
+def test_switches(words: str, svb: bool | None, wait_free: bool, background: bool) -> None:
     flags = parse_arguments(["train", *words.split()])
     assert (flags.solver, flags.svb, flags.wait_free, flags.background) == (
         Path("s"),
@@ -33,7 +32,7 @@ def test_switches(words: str, svb: str | None, wait_free: bool, background: bool
 def test_a_switch_leaves_the_script_and_its_words_alone() -> None:
     words = ["run", "--gpu", "[0, 1]", "--svb", "script.py", "--svb", "-trace", "0"]
     flags = parse_arguments(words)
-    assert (flags.gpu, flags.svb, flags.trace) == ("0,1", "true", False)
+    assert (flags.gpu, flags.svb, flags.trace) == ("0,1", True, False)
     assert (flags.script, flags.arguments) == (Path("script.py"), ("--svb", "-trace", "0"))
     assert flags.argv == words
 
@@ -60,8 +59,8 @@ def test_flags_of_the_original_name_what_to_use(capsys: pytest.CaptureFixture[st
         "note: --num_table_threads has no effect here: --num_app_threads is the number of workers "
         "of a client on CPU, "
         "--gpu names its GPUs",
-        "note: --init_thread_access_table has no effect here",
         "note: --row_type has no effect here",
+        "note: --init_thread_access_table has no effect here",
     ]
 
 
