@@ -40,7 +40,7 @@ LOOPS = [
     ("README.md", 0, 2),
     ("docs/torch_modules.md", 0, 1),
     ("docs/torch_modules.md", 0, 2),
-    ("docs/torch_modules.md", 3, 1),  # torch.compile is not for several threads of one process
+    ("docs/torch_details.md", 0, 1),  # torch.compile is not for several threads of one process
     ("docs/torch_resume.md", 0, 1),
     ("docs/torch_resume.md", 0, 2),
 ]
