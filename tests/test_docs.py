@@ -139,7 +139,12 @@ def _module(name: str) -> bool:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_and_flag_exists(page: str) -> None:
-    flags = {f"--{name}" for command in COMMANDS.values() for name in command.parser().names()}
+    flags = {
+        f"--{name}"
+        for command in COMMANDS.values()
+        for flag in command.parser().flags()
+        for name in flag.names
+    }
     flags.update(re.findall(r"--\w+", trainer_flags().format_help()))
     known = _source_text()
     for code in _named(page):
