@@ -287,7 +287,7 @@ def _send(agent: RemoteAgent, channel: SimulatedChannel, world: World) -> Iterat
                 request = agent._requests.get_nowait()
             if request is not None or waited_s >= remote.HEARTBEAT_S / 2:
                 waits_since_s = world.now
-                if not agent._send_one(request or Heartbeat(), waited_s):
+                if not agent._send_one(request or Heartbeat()):
                     return
                 if request is not None:
                     continue

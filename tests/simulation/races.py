@@ -115,7 +115,7 @@ RACES = (
         name="a launcher that was stopped takes its processes for silent",
         commit="a3211d26",
         module=MACHINE,
-        mended="        if lost_s <= LONGEST_PAUSE_S:",
+        mended="        if late_s <= 0.0:",
         before="        if True:",
         scenario="job",
     ),

@@ -1,8 +1,8 @@
 """The state machine of an agent: requests and the time in, what its host is to do out.
 
 Law: pure. No request is carried out before `Hello`, and none after the agent has decided to leave.
-It leaves when its launcher says so, falls silent, or sends what is not a request. A launcher is
-not taken for silent while this host itself was suspended.
+It leaves when its launcher says so, falls silent, or sends what is not a request. Silence counts
+only while this host itself was running.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from poseidon.cluster.agent import messages as m
+from poseidon.cluster.agent.silence import Silence
 
-LONGEST_PAUSE_S = 5.0
-"""A longer pause between two ticks means that this host was suspended, not the launcher."""
+TICK_S = 1.0
+"""The longest time between two ticks of an agent that is not late."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +62,7 @@ class AgentState:
         self._version = version
         self._launcher = launcher
         self._silence_s = hello_s
-        self._received_s = self._awake_s = now_s
+        self._silence = Silence(TICK_S, now_s)
         self._greeted = False
         self._left = False
         self._started: set[int] = set()
@@ -74,7 +75,7 @@ class AgentState:
         return self._greeted
 
     def take(self, request: m.Request, now_s: float) -> list[Action]:
-        self._received_s = self._awake_s = now_s
+        self._silence.heard_s = now_s
         if self._left or isinstance(request, m.Heartbeat):
             return []
         if isinstance(request, m.Shutdown):
@@ -104,11 +105,8 @@ class AgentState:
         ]
 
     def tick(self, now_s: float) -> list[Action]:
-        """Note the time; called at least once a second."""
-        if now_s - self._awake_s > LONGEST_PAUSE_S:
-            self._received_s += now_s - self._awake_s
-        self._awake_s = now_s
-        if now_s - self._received_s <= self._silence_s or self._left:
+        """Note the time; called once in `TICK_S` at least."""
+        if self._silence.look(now_s) <= self._silence_s or self._left:
             return []
         said = "has sent nothing for" if self._greeted else "did not answer within"
         return self._leave(1, f"{self._launcher} {said} {self._silence_s:g} s")

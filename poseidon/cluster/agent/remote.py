@@ -2,7 +2,8 @@
 
 Law: no call blocks without a limit. When the channel ends, breaks or falls silent, each of the
 agent's processes is reported as failed, with a sentence that names the host, then as ended; every
-question that waits fails; the agent ends the processes on its host.
+question that waits fails; the agent ends the processes on its host. Silence counts only while this
+process itself was running.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from poseidon.cluster.agent import messages as m
-from poseidon.cluster.agent.agent import LONGEST_PAUSE_S
 from poseidon.cluster.agent.remote_process import RemoteProcess
+from poseidon.cluster.agent.silence import Silence
 from poseidon.cluster.agent.wire import REPORTS, REQUESTS, WireError
 from poseidon.cluster.dial.channel import Channel
 from poseidon.cluster.jobs.registry import JobRecord
@@ -106,11 +107,12 @@ class RemoteAgent:
         self._closed = threading.Event()
         self._heard = threading.Condition()
         self._lost: str | None = None
-        self._broken, self._broken_s = "", 0.0
-        """Why nothing can be sent to it, and since when."""
+        self._broken = ""
+        """Why nothing can be sent to it."""
+        self._since_broken: Silence | None = None
         self._killed_by_user = self._refused = False
         self._welcome: m.Welcome | None = None
-        self._received_s = time.monotonic()
+        self._silence = Silence(HEARTBEAT_S / 2, time.monotonic())
         self._in_listener = False
         self._threads = [
             self._thread("receive", self._receive),
@@ -329,10 +331,10 @@ class RemoteAgent:
     def is_heard(self, timeout_s: float) -> bool:
         """Wait for a further report of the agent; return False if none comes in time."""
         with self._heard:
-            before = self._received_s
+            before = self._silence.heard_s
             return (
                 self._heard.wait_for(
-                    lambda: self._received_s != before or self._lost is not None, timeout_s
+                    lambda: self._silence.heard_s != before or self._lost is not None, timeout_s
                 )
                 and self._lost is None
             )
@@ -414,30 +416,21 @@ class RemoteAgent:
 
     def _send(self) -> None:
         while not self._closed.is_set() and self._lost is None:
-            began_s = time.monotonic()
             try:
                 request: m.Request = self._requests.get(timeout=HEARTBEAT_S / 2)
             except queue.Empty:
                 request = m.Heartbeat()
-            if not self._send_one(request, time.monotonic() - began_s):
+            if not self._send_one(request):
                 return
 
-    def _send_one(self, request: m.Request, waited_s: float) -> bool:
-        """Send a request, and look for silence; return whether others may follow.
-
-        Args:
-            request: the request.
-            waited_s: seconds that this process has waited for it.
-        """
-        if waited_s > LONGEST_PAUSE_S:  # this process was stopped, not the agent
-            self._received_s += waited_s
-            self._broken_s += waited_s
+    def _send_one(self, request: m.Request) -> bool:
+        """Send a request, and look for silence; return whether others may follow."""
         if not self._broken:
             try:
                 self._channel.send(REQUESTS.encode(request))
             except OSError as error:
                 self._broken = f"the channel to it broke ({str(error) or type(error).__name__})"
-                self._broken_s = time.monotonic()
+                self._since_broken = Silence(HEARTBEAT_S / 2, time.monotonic())
         if isinstance(request, m.Shutdown):
             if self._broken:
                 self._lose(self._broken)
@@ -449,10 +442,12 @@ class RemoteAgent:
     def _why_lost(self) -> str:
         """Return why the agent counts as lost by now; empty: it does not."""
         now_s = time.monotonic()
-        if self._broken:  # what it has sent before is taken first: it may say why
-            return self._broken if now_s - self._broken_s > HEARTBEAT_S else ""
+        if self._since_broken is not None:  # what it has sent before is taken first: it may say why
+            return self._broken if self._since_broken.look(now_s) > HEARTBEAT_S else ""
+        if self._broken:
+            return self._broken
         limit_s = self._timeouts.silence_s
-        is_silent = self._welcomed.is_set() and now_s - self._received_s > limit_s
+        is_silent = self._silence.look(now_s) > limit_s and self._welcomed.is_set()
         return f"it has sent nothing for {limit_s:g} s" if is_silent else ""
 
     def _receive(self) -> None:
@@ -478,7 +473,7 @@ class RemoteAgent:
             return False
         finally:
             with self._heard:
-                self._received_s = time.monotonic()
+                self._silence.heard_s = time.monotonic()
                 self._in_listener = False
                 self._heard.notify_all()
 
@@ -509,7 +504,6 @@ class RemoteAgent:
             # `_send` finds it lost, after all has been taken that is here already: where this
             # process was stopped meanwhile, that may be that the user has killed the job there.
             self._broken = f"its agent was ended by {name}"
-            self._broken_s = time.monotonic() - HEARTBEAT_S
 
     def _lose(self, why: str, *, killed_by_user: bool = False) -> None:
         with self._lock:

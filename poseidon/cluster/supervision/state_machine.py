@@ -71,10 +71,10 @@ from poseidon.cluster.supervision.state import (
 )
 from poseidon.errors import JobError, JobInterrupted
 
-# A longer pause between two events means that the launcher was suspended (Ctrl-Z, a frozen
-# terminal, a suspended machine), not the processes: all deadlines move on by the time that was
-# lost.
-LONGEST_PAUSE_S = 5.0
+# A longer pause between two events means that the launcher was late (a busy machine) or suspended
+# (Ctrl-Z, a frozen terminal), not the processes: all deadlines move on by what it was longer. So a
+# launcher that is always late finds every silence, too.
+LONGEST_WAIT_S = 1.0
 # After SIGKILL only the kernel can delay the end of a process (a dead disk or network file system).
 GIVE_UP_S = 10.0
 # A process that computes pauses between two of its steps, which may be long. One whose heartbeats
@@ -582,21 +582,21 @@ class JobStateMachine:
         return give_up_at_s is not None and self._last_event_s >= give_up_at_s
 
     def _shift_deadlines(self, now: float) -> None:
-        lost_s = now - self._last_event_s
+        late_s = now - self._last_event_s - LONGEST_WAIT_S
         self._last_event_s = now
-        if lost_s <= LONGEST_PAUSE_S:
+        if late_s <= 0.0:
             return
-        self._start_by_s += lost_s
-        self._iterate_by_s += lost_s
+        self._start_by_s += late_s
+        self._iterate_by_s += late_s
         if self._pause is not None:
-            self._pause.began_s += lost_s
+            self._pause.began_s += late_s
         # `_stop_by_s` stays: the sender of SIGTERM does not wait longer.
         for process in self._processes.values():
-            process.reported_s += lost_s
+            process.reported_s += late_s
             if process.moved_s is not None:
-                process.moved_s += lost_s
+                process.moved_s += late_s
             if process.finish_by_s is not None:
-                process.finish_by_s += lost_s
+                process.finish_by_s += late_s
 
 
 def mismatched_collections(positions: Mapping[int, LoopPosition]) -> str | None:

@@ -30,7 +30,7 @@ from poseidon.errors import JobError
 from poseidon.version import __version__
 from ps_server.errors import PeerLost
 from ps_server.transport.base import Frames
-from tests.simulation.launcher import Primitives
+from tests.simulation.launcher import STRETCH, Primitives
 from tests.simulation.network import End, Fabric
 from tests.simulation.processes import STEP_S, Process
 from tests.simulation.threads import BatonThread
@@ -38,8 +38,10 @@ from tests.simulation.world import Violation, World
 
 RUN_S = 1000.0
 JOIN_S = 60.0
-NOTICED_S = 40.0
-"""Within which rank 0 hears of what has happened to a task, or a task of rank 0."""
+NOTICED_S = 20.0 * STRETCH
+"""Within which rank 0 hears of what has happened to a task, or a task of rank 0: a wait of a process
+that is late counts as one that is not.
+"""
 BUSY = 10
 """How often rank 0 sends something to all while the event happens."""
 EVENTS = (

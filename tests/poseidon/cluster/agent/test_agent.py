@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from poseidon.cluster.agent.agent import LONGEST_PAUSE_S, Action, AgentState, Leave, Perform, Send
+from poseidon.cluster.agent.agent import TICK_S, Action, AgentState, Leave, Perform, Send
 from poseidon.cluster.agent.messages import (
     AGENT_ITSELF,
     PROTOCOL,
@@ -142,7 +142,8 @@ def test_it_leaves_when_it_is_told_to_and_does_nothing_after_it() -> None:
 
 def test_a_launcher_that_says_no_hello_is_lost() -> None:
     state = AgentState(VERSION, 3.0, 100.0)
-    assert state.tick(103.0) == []
+    for second in (101.0, 102.0, 103.0):
+        assert state.tick(second) == []
     assert state.tick(103.5) == [Leave(status=1, reason="the launcher did not answer within 3 s")]
 
 
@@ -156,16 +157,27 @@ def test_a_launcher_that_falls_silent_is_lost() -> None:
     assert state.tick(140.0) == [Leave(status=1, reason="the launcher has sent nothing for 20 s")]
 
 
-@pytest.mark.parametrize("pause_s", [LONGEST_PAUSE_S + 1.0, 3600.0])
+@pytest.mark.parametrize("pause_s", [TICK_S, 6.0, 3600.0])
 def test_a_host_that_was_suspended_does_not_blame_the_launcher(pause_s: float) -> None:
     state = _greeted(100.0)
     assert state.tick(101.0) == []
-    assert state.tick(101.0 + pause_s) == []
     awake_s = 101.0 + pause_s
-    for second in range(1, 20):
+    assert state.tick(awake_s) == []
+    for second in range(1, 19):
         assert state.tick(awake_s + second) == []
-    (left,) = state.tick(awake_s + 20.0)
+    (left,) = state.tick(awake_s + 18.5)
     assert isinstance(left, Leave)
+
+
+@pytest.mark.parametrize("pause_s", [3.0, 25.0])
+def test_a_host_that_is_always_late_finds_a_dead_launcher_and_no_other(pause_s: float) -> None:
+    state = _greeted(0.0)
+    for number in range(1, 100):
+        state.take(Heartbeat(), number * pause_s)
+        assert state.tick((number + 0.5) * pause_s) == []
+    ticks = [state.tick((100 + number) * pause_s) for number in range(21)]
+    assert ticks[:-2] == [[]] * 19
+    assert any(isinstance(action, Leave) for actions in ticks[-2:] for action in actions)
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from poseidon.cluster.agent import host
+from poseidon.cluster.agent.silence import Silence
 from poseidon.cluster.dial.local import dial_here
 
 
@@ -12,7 +15,7 @@ def test_silence_does_not_end_it() -> None:
     """All its threads may wait for processors, as long as it takes."""
     agent = dial_here()
     try:
-        agent._received_s -= 3600.0
+        agent._silence = Silence(3600.0, time.monotonic() - 3600.0)
         assert agent._why_lost() == ""
     finally:
         agent.close()

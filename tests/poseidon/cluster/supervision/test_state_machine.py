@@ -435,8 +435,24 @@ def test_a_pause_of_the_launcher_is_not_silence() -> None:
     job = Job().run()
     job.now += 3600
     assert job.take(Tick()) == []
-    assert job.wait(9.75) == []
+    assert job.wait(8.75) == []
     assert len(terminated(job.wait(0.25))) == 3
+
+
+@pytest.mark.parametrize("pause_s", [2.0, 12.0, 300.0])
+def test_a_launcher_that_is_always_late_finds_a_silence_and_no_other(pause_s: float) -> None:
+    job = Job().run()
+    for _ in range(50):  # heartbeats come every two seconds, and are taken when it runs
+        job.now += pause_s
+        assert [job.hear(name, Alive()) for name in ALL] == [[], [], []]
+        assert job.take(Tick()) == []
+    for _ in range(9):
+        job.now += pause_s
+        assert [job.hear(name, Alive()) for name in (SHARD, WORKER_0)] == [[], []]
+        assert job.take(Tick()) == []
+    job.now += pause_s
+    assert len(terminated(job.take(Tick()))) == 3
+    assert job.error.startswith("worker 1 (client 1, node1, pid 102) has sent no heartbeat for 10")
 
 
 def test_a_worker_that_is_done_must_end() -> None:
