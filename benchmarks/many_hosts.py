@@ -82,7 +82,7 @@ class SimulatedHosts:
             host.id: RemoteAgent(here, host.address)
             for host, (here, _) in zip(hosts, pairs, strict=True)
         }
-        for_each_host(RemoteAgent.connect, list(self.agents.values()), name="connect")
+        for_each_host(RemoteAgent.connect, list(self.agents.values()), name="connect", limit=64)
 
     def start(self, spec: ProcessSpec, host: Host, listener: Listener) -> RunningProcess:
         """See `Launcher.start`."""

@@ -11,7 +11,6 @@ import os
 import queue
 import struct
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
@@ -106,19 +105,16 @@ class QueueChannel:
 
     def receive(self, timeout_s: float = math.inf) -> bytes | None:
         """See `Channel`; None also when nothing has come in time."""
-        deadline_s = time.monotonic() + timeout_s
-        while True:
-            try:
-                message = self._inlet.get(timeout=_POLL_S)
-                if message is not None:
-                    return message
+        # `close` sets the event before it puts None, so None is missing only behind other messages.
+        limit_s = 0.0 if self._closed.is_set() else timeout_s
+        message = None
+        with suppress(queue.Empty):
+            message = self._inlet.get(timeout=None if limit_s == math.inf else limit_s)
+            if message is None:
                 self._closed.set()
-            except queue.Empty:
-                if not self._closed.is_set() and time.monotonic() < deadline_s:
-                    continue
-            if self._why:
-                raise OSError(self._why[0])
-            return None
+        if message is None and self._why:
+            raise OSError(self._why[0])
+        return message
 
     def close(self, why: str = "") -> None:
         """See `Channel`. A `receive` of either end that finds it closed raises the reason."""
