@@ -1,30 +1,35 @@
 #!/usr/bin/env python3
-"""Measure what a step costs a worker as a job gets more clients, beside DDP.
+"""Measure what a step costs a worker as a job gets more workers, beside DDP.
 
-    python benchmarks/scale.py
+    python benchmarks/scale.py                      # clients with one worker each
     python benchmarks/scale.py --clients 2,8,32 --nets mlp --rounds 3
+    python benchmarks/scale.py hosts                # two clients with four workers each
+    python benchmarks/scale.py forms                # two workers of this machine, in five ways
+    python benchmarks/scale.py forms --beside ../before
 
-All clients are on this machine: a worker of one thread and a shard each, SGD with momentum on the
-shards. DDP has as many processes, over gloo, with torch's SGD. Jobs take turns. Each trains for a
-number of steps after some that do not count.
+All clients are on this machine, with a shard and workers of one thread each. DDP has as many
+processes of torchrun, over gloo. Small nets train by SGD with momentum, by a rule of the shards;
+GPTs by AdamW. Jobs take turns. Each trains for a number of steps after some that do not count.
+With `--beside` the jobs of another checkout take turns with them, and add columns.
 
 `core-ms` is the processor time of all processes of a job, for a step and a worker, in
-milliseconds; `ms` the time of a step. A machine has fewer processors than clients, so that the
-time shows processor time, too. Numbers are medians of the rounds. `chunks` is the number of the
-job's chunks on all shards: a message of each worker, and a value for each.
+milliseconds; `ms` the time of a step. A machine has fewer processors than workers, so that the
+time shows processor time, too. Numbers are medians of the rounds; `ratio` is DDP's over ours, of
+processor time and of time. `chunks` is the number of the job's chunks on all shards: a message of
+each worker, and a value for each.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
+import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,105 +39,82 @@ from poseidon.cli.checkout import use_environment
 
 use_environment()
 
-import psutil
-import torch
-import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
-
-import poseidon
 from benchmarks.testbed.measurement_lock import alone
-from benchmarks.torch_models import CifarQuick
+from benchmarks.testbed.scale_worker import MEASURED, NETS, OF_JOB
 from poseidon.settings import inherited_environment
 from ps_server.protocol.placement import place
 from ps_server.protocol.settings import StoreSpec, TableSpec
 
 CLIENTS = (2, 4, 8, 16, 32)
-OF_JOB = "SCALE_JOB"
-"""The environment variable with the process whose descendants are the job's processes."""
-WARM_UP = 5
-LEAST_S = 3.0
+WORKERS = 4
 TIMEOUT_S = 600
+STEPS = {"gpt-20m": 10, "large": 10}
+SMALL = ("quick", "mlp", "large")
+GPTS = ("gpt-2m", "gpt-20m")
+OTHER = " beside"
+"""Ends the names of the other checkout's jobs."""
 
 
-def mlp(*widths: int) -> nn.Sequential:
-    """Return linear layers of these widths with ReLU between them."""
-    layers: list[nn.Module] = []
-    for before, after in itertools.pairwise(widths):
-        layers += [nn.Linear(before, after), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A job that is measured.
+
+    Attributes:
+        name: in the tables.
+        how: the worker trains, see `scale_worker.main`.
+        clients: of the job; 0: torchrun starts it.
+        workers: of a client.
+        flags: of `poseidon run`.
+    """
+
+    name: str
+    how: str
+    clients: int
+    workers: int
+    flags: tuple[str, ...] = ()
 
 
-NETS = {
-    "quick": CifarQuick,
-    "mlp": lambda: mlp(512, 512, 512, 10),
-    "large": lambda: mlp(1024, *[2048] * 5, 1000),
-}
-"""0.15, 0.53 and 20.9 million parameters."""
+def by_clients(clients: int, workers: int, exchanges: Sequence[str]) -> list[Job]:
+    """Return DDP, and a rule of the shards by each exchange."""
+    ours = [
+        Job(name=way, how="rule", clients=clients, workers=workers, flags=(f"--exchange={way}",))
+        for way in exchanges
+    ]
+    return [Job(name="DDP", how="ddp", clients=0, workers=clients * workers), *ours]
 
 
-def batch_of(net: str) -> tuple[Tensor, ...]:
-    """Return the inputs of a net's forward pass."""
-    if net == "quick":
-        return torch.randn(2, 3, 32, 32), torch.randint(0, 10, (2,))
-    return (torch.randn(2, 512 if net == "mlp" else 1024),)
+FORMS = (
+    Job(name="DDP", how="ddp", clients=0, workers=2),
+    Job(name="run --ddp", how="ddp", clients=1, workers=2, flags=("--ddp",)),
+    Job(name="distribute", how="optimizer", clients=1, workers=2),
+    Job(name="distribute, a rule", how="rule", clients=1, workers=2),
+    Job(name="distribute, two clients", how="optimizer", clients=2, workers=1),
+)
+"""Two workers of one machine: what a user of torch tries first."""
 
 
-def processor_s() -> float:
-    """Return the processor time of all processes of this job so far, in seconds."""
-    total = 0.0
-    for process in psutil.Process(int(os.environ[OF_JOB])).children(recursive=True):
-        try:
-            times = process.cpu_times()
-        except psutil.Error:
-            continue
-        total += times.user + times.system
-    return total
+def measure(net: str, job: Job, steps: int, checkout: Path) -> tuple[float, float]:
+    """Run a job. Return its core-ms for a step and a worker, and the milliseconds of a step.
 
-
-def train(net: str, how: str, steps: int) -> None:
-    """Train on one worker; the first one prints the processor time and the time of a step."""
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    module = NETS[net]()
-    batch = batch_of(net)
-    if how == "ddp":
-        dist.init_process_group("gloo")
-        trained: nn.Module = DistributedDataParallel(module)
-        optimizer = torch.optim.SGD(module.parameters(), lr=0.001, momentum=0.9)
-        step, first, size = optimizer.step, dist.get_rank() == 0, dist.get_world_size()
-    else:
-        trained = module
-        group = poseidon.distribute(module, poseidon.SGD(lr=0.001, momentum=0.9))
-        step, first, size = group.step, group.rank == 0, group.size
-    began = (0.0, 0.0)
-    for number in range(WARM_UP + steps):
-        if number == WARM_UP and first:
-            began = (processor_s(), time.perf_counter())
-        loss = trained(*batch)
-        (loss if loss.ndim == 0 else loss.square().mean()).backward()
-        step()
-        if how == "ddp":
-            optimizer.zero_grad()
-    if first:
-        core_s, seconds = processor_s() - began[0], time.perf_counter() - began[1]
-        print(f"measured {1e3 * core_s / steps / size} {1e3 * seconds / steps}", flush=True)
-
-
-def measure(net: str, how: str, clients: int, steps: int) -> tuple[float, float]:
-    """Run a job. Return its core-ms for a step and a worker, and the milliseconds of a step."""
-    own = {OF_JOB: str(os.getpid()), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    words = [__file__, "--train", net, how, str(steps)]
+    Args:
+        net: of `NETS`.
+        job: the job.
+        steps: that count.
+        checkout: whose Poseidon it is.
+    """
+    own = {OF_JOB: str(os.getpid()), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(checkout)}
+    worker = str(ROOT / "benchmarks" / "testbed" / "scale_worker.py")
     with tempfile.TemporaryDirectory() as folder:
-        if how == "ddp":
-            python = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-            command = [*python, f"--nproc_per_node={clients}", *words]
-        else:
+        if job.clients:
             hosts = Path(folder, "hosts")
-            hosts.write_text("".join(f"{i} 127.0.0.1 0\n" for i in range(clients)))
-            python = [sys.executable, "-m", "poseidon", "run"]
-            flags = [f"--hostfile={hosts}", f"--exchange={how}", f"--output={folder}/out"]
-            command = [*python, *flags, *words]
+            hosts.write_text("".join(f"{i} 127.0.0.1 0\n" for i in range(job.clients)))
+            command = [sys.executable, "-m", "poseidon", "run", *job.flags]
+            command += [f"--hostfile={hosts}", f"--output={folder}/out"]
+            command += [f"--num_app_threads={job.workers}"]
+        else:
+            command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+            command += [f"--nproc_per_node={job.workers}"]
+        command += [worker, net, job.how, str(steps)]
         ended = subprocess.run(
             command,
             env={**inherited_environment(), **own},
@@ -143,53 +125,98 @@ def measure(net: str, how: str, clients: int, steps: int) -> tuple[float, float]
             check=False,
         )
     for line in ended.stdout.splitlines():
-        if "measured " in line:
-            core_ms, ms = line.partition("measured ")[2].split()
+        if MEASURED in line:
+            core_ms, ms = line.partition(MEASURED)[2].split()
             return float(core_ms), float(ms)
     raise SystemExit(
         f"{' '.join(command)} has not measured:\n{(ended.stdout + ended.stderr)[-3000:]}"
     )
 
 
+def by_turns(
+    net: str, jobs: Sequence[Job], *, steps: int, rounds: int, beside: Path | None
+) -> dict[str, tuple[float, float]]:
+    """Measure jobs by turns. Return the medians of what `measure` returns, by the jobs' names;
+    those of the other checkout have names that end with `OTHER`.
+    """
+    turns = [(job.name, job, ROOT) for job in jobs]
+    if beside is not None:
+        turns += [(job.name + OTHER, job, beside) for job in jobs if job.clients]
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name, _, _ in turns}
+    for _ in range(rounds):
+        for name, job, checkout in turns:
+            found[name].append(measure(net, job, steps, checkout))
+    return {
+        name: (
+            statistics.median(core_ms for core_ms, _ in pairs),
+            statistics.median(ms for _, ms in pairs),
+        )
+        for name, pairs in found.items()
+    }
+
+
+def chunks(net: str, workers: int, shards: int) -> int:
+    """Return the number of chunks of a net."""
+    tables = tuple(
+        TableSpec(name=name, size=value.numel())
+        for name, value in NETS[net].build().named_parameters()
+    )
+    return sum(map(len, place(StoreSpec(workers=workers, shards=shards, tables=tables)).chunks))
+
+
+def print_rows(first: str, found: Mapping[str, tuple[float, float]]) -> None:
+    """Print a row for each job, with what they share in front."""
+    core, seconds = found["DDP"]
+    for name, (core_ms, ms) in found.items():
+        ratios = "" if name == "DDP" else f"{core / core_ms:>7.2f}{seconds / ms:>6.2f}"
+        print(f"{first}  {name:<31}{core_ms:>9.2f}{ms:>9.1f}{ratios}", flush=True)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print a row for each net and number of clients."""
+    """Print a table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--clients", default=",".join(map(str, CLIENTS)), help="of a job")
-    parser.add_argument("--nets", default=",".join(NETS), help=f"of {','.join(NETS)}")
+    parser.add_argument("table", nargs="?", choices=("clients", "hosts", "forms"))
+    parser.add_argument("--clients", help="of a job, a row each (2,4,8,16,32; hosts: 2)")
+    parser.add_argument("--workers", type=int, help="of a client (1; hosts: 4)")
+    parser.add_argument("--nets", help=f"of {','.join(NETS)}")
     parser.add_argument("--exchange", default="ps", help="ways to exchange: ps, allreduce (ps)")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each job (3)")
-    parser.add_argument("--steps", type=int, default=30, help="steps that count (30)")
-    parser.add_argument("--train", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--steps", type=int, help="steps that count (30; of large nets 10)")
+    parser.add_argument("--beside", type=Path, help="another checkout, whose jobs take turns")
+    parser.add_argument("--json", type=Path, help="write the medians there")
     flags = parser.parse_args(arguments)
-    if flags.train:
-        train(*flags.train[:2], int(flags.train[2]))
-        return
-    ways = ["ddp", *flags.exchange.split(",")]
+    facts = []
+    nets = (flags.nets or ",".join(GPTS if flags.table == "forms" else SMALL)).split(",")
+    default = (2,) if flags.table == "hosts" else CLIENTS
+    clients = flags.clients or ",".join(map(str, default))
+    workers = flags.workers or (WORKERS if flags.table == "hosts" else 1)
+    beside = None if flags.beside is None else flags.beside.resolve()
     with alone(print):
-        print(f"{'net':<8}{'clients':>8}{'chunks':>8}", end="")
-        print("".join(f"{way + ' core-ms':>20}{'ms':>8}" for way in ways) + f"{'ratio':>8}")
-        for net in flags.nets.split(","):
-            tables = [
-                TableSpec(name=name, size=value.numel())
-                for name, value in NETS[net]().named_parameters()
-            ]
-            for clients in map(int, flags.clients.split(",")):
-                store = StoreSpec(workers=clients, shards=clients, tables=tuple(tables))
-                chunks = sum(map(len, place(store).chunks))
-                found: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
-                for _ in range(flags.rounds):
-                    for way in ways:
-                        found[way].append(measure(net, way, clients, flags.steps))
-                print(f"{net:<8}{clients:>8}{chunks:>8}", end="")
-                medians = {
-                    way: [statistics.median(column) for column in zip(*pairs, strict=True)]
-                    for way, pairs in found.items()
-                }
-                for core_ms, ms in medians.values():
-                    print(f"{core_ms:>20.2f}{ms:>8.1f}", end="")
-                print(f"{medians[ways[1]][0] / medians['ddp'][0]:>8.2f}", flush=True)
+        head = f"{'net':<8}{'workers':>8}{'clients':>8}{'chunks':>8}  {'job':<31}"
+        print(f"{head}{'core-ms':>9}{'ms':>9}  ratio")
+        for net in nets:
+            rows: list[tuple[str, Sequence[Job]]] = [(f"{FORMS[0].workers:>8}", FORMS)]
+            if flags.table != "forms":
+                ways = flags.exchange.split(",")
+                rows = [
+                    (
+                        f"{count * workers:>8}{count:>8}{chunks(net, count * workers, count):>8}",
+                        by_clients(count, workers, ways),
+                    )
+                    for count in map(int, clients.split(","))
+                ]
+            for columns, jobs in rows:
+                steps = flags.steps or STEPS.get(net, 30)
+                found = by_turns(net, jobs, steps=steps, rounds=flags.rounds, beside=beside)
+                print_rows(f"{net:<8}{columns:<24}", found)
+                facts += [
+                    {"net": net, "job": name, "rate_mbit": None, "median_s": ms / 1e3}
+                    for name, (_, ms) in found.items()
+                ]
+    if flags.json is not None:
+        flags.json.write_text(json.dumps([{"facts": facts}], indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
