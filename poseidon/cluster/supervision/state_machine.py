@@ -87,6 +87,8 @@ SILENT_PAUSE_S = 0.5
 FIRST_ITERATION_S = 4.0
 LOOK_S = 0.05
 """The least time between two looks at the deadlines of all processes, save for ticks."""
+MOST_NAMED = 8
+"""Processes that a sentence names."""
 THEN_STOPPED = "; the job was stopped"
 """The end of the sentence of a cause, unless the job continues with the processes that are left."""
 FIRST = Round()
@@ -121,13 +123,14 @@ class JobStateMachine:
         self._shards = [self._processes[name] for name in names if name.role is Role.SHARD]
         of_hosts = {worker.name.client: worker for worker in reversed(self._workers)}
         self._listeners = self._shards or list(reversed(of_hosts.values()))
-        self._unstarted = set(names)
+        self._unstarted, self._unready = set(names), set(names)
         self._last_event_s = self._look_s = now
         self._start_by_s = now + settings.start_timeout_s
         self._state = JobState.STARTING
         self._addresses: dict[Round, dict[ProcessName, str]] = {FIRST: {}}
         self._asked = {FIRST}  # exchanges of addresses for which the shards listen, or soon will
         self._connected: set[Round] = set()
+        self._some_are_done = False
         self._saved = False  # a snapshot, since its start
         self._stop: SignalReceived | None = None  # the request that it stops for
         self._ended_by_user = False
@@ -144,7 +147,7 @@ class JobStateMachine:
     @property
     def all_ready(self) -> bool:
         """Whether every shard listens and every worker has loaded what it needs."""
-        return all(process.ready for process in self._processes.values())
+        return not self._unready
 
     @property
     def outcome(self) -> Outcome:
@@ -204,7 +207,9 @@ class JobStateMachine:
         if self._shutdown is None:
             return self._error(cause, cause.sentence.removesuffix(THEN_STOPPED))
         left = [process.label for process in self._processes.values() if process.running]
-        survivors = f"; these did not end: {', '.join(left)}" if left and self._ended() else ""
+        names = ", ".join(left[:MOST_NAMED])
+        names += f" and {len(left) - MOST_NAMED} more" if len(left) > MOST_NAMED else ""
+        survivors = f"; these did not end: {names}" if left and self._ended() else ""
         error = self._error(cause, cause.sentence + survivors)
         error.exit_code, error.traceback = cause.exit_code, cause.traceback
         return error
@@ -250,26 +255,27 @@ class JobStateMachine:
         process.reported_s = now
         if isinstance(event, Listening):
             self._addresses.setdefault(event.round, {})[process.name] = event.address
-            process.ready = True
+            self._note_ready(process)
         elif isinstance(event, Connecting):
             self._addresses.setdefault(event.round, {})
-            process.ready = True
+            self._note_ready(process)
         elif isinstance(event, Ready):
-            process.ready = True
+            self._note_ready(process)
         elif isinstance(event, Alive):
             process.moved_s = None if event.still_s is None else now - event.still_s
-            if event.position is not None:
+            if event.position not in (None, process.position):
                 process.position = event.position
                 self._compare_positions(now)
         elif isinstance(event, Progress | Saved):
             # one may be saved late
             process.iteration = max(event.iteration, process.iteration or 0)
-            process.ready = True
+            self._note_ready(process)
             self._saved |= isinstance(event, Saved)
         elif isinstance(event, Paused):
             self._take_pause(process, event, now)
         elif isinstance(event, Done):
-            process.ready = True
+            self._note_ready(process)
+            self._some_are_done = True
             process.finish_by_s = now + self._settings.finish_timeout_s
             process.joined = event.joined
             self._compare_positions(now)
@@ -289,6 +295,10 @@ class JobStateMachine:
                 ),
                 now,
             )
+
+    def _note_ready(self, process: ProcessState) -> None:
+        process.ready = True
+        self._unready.discard(process.name)
 
     def _take_pause(self, process: ProcessState, event: Paused, now: float) -> None:
         process.paused = event
@@ -519,7 +529,7 @@ class JobStateMachine:
         if at in self._connected:
             return []
         actions: list[Action] = []
-        if at.among is Among.WORKERS:
+        if at.among is Among.WORKERS and self._some_are_done:
             self._check_all_can_take_part(at, now)
         if at.among is Among.JOB and at not in self._asked:
             self._asked.add(at)
@@ -527,7 +537,7 @@ class JobStateMachine:
             actions = [SendLine(name=shard.name, line=line) for shard in self._shards]
         listeners = self._workers if at.among is Among.WORKERS else self._listeners
         known = self._addresses[at]
-        if all(process.name in known for process in listeners):
+        if len(known) >= len(listeners) and all(each.name in known for each in listeners):
             self._connected.add(at)
             addresses = [known[process.name] for process in listeners]
             line = encode_command(
@@ -610,17 +620,22 @@ def mismatched_collections(positions: Mapping[int, LoopPosition]) -> str | None:
     Args:
         positions: by rank, the last one that each worker has reported.
     """
+    least: dict[tuple[int, str], int] = {}
     for rank, position in positions.items():
-        if position.current in ("", STEP):
-            continue
+        if position.current not in ("", STEP):
+            first = least.setdefault((position.collections, position.current), rank)
+            if position.steps < positions[first].steps:
+                least[position.collections, position.current] = rank
+    for (collections, current), rank in least.items():
+        steps = positions[rank].steps
         for other, ahead in positions.items():
             reached = ahead.steps + (ahead.current == STEP)
-            if ahead.collections < position.collections and reached > position.steps:
-                waits, must = f"in {position.current}()", f"call {position.current}()"
-                if position.current == LEAVING:
+            if ahead.collections < collections and reached > steps:
+                waits, must = f"in {current}()", f"call {current}()"
+                if current == LEAVING:
                     waits, must = "at the end of its `with` block", "end it"
                 return (
-                    f"worker {rank} waits {waits} after step {position.steps}, and worker {other} "
+                    f"worker {rank} waits {waits} after step {steps}, and worker {other} "
                     f"has gone on to step {reached} without it: all workers must {must}, after "
                     "equally many steps"
                 )

@@ -357,6 +357,20 @@ def test_what_does_not_obey_is_killed_after_the_grace() -> None:
     assert job.error.endswith("; these did not end: worker 0 (client 0, 127.0.0.1, pid 101)")
 
 
+def test_of_many_processes_that_do_not_end_some_are_named() -> None:
+    names = tuple(
+        ProcessName(role=Role.WORKER, index=rank, client=rank, host=f"n{rank}")
+        for rank in range(1000)
+    )
+    job = Job(names).start()
+    for name in names:
+        job.hear(name, Ready())
+    job.exit(names[0], -9)
+    job.wait(14)
+    assert job.error.endswith("worker 8 (client 8, n8, pid 108) and 991 more")
+    assert "worker 9" not in job.error
+
+
 def test_a_process_tells_its_own_error() -> None:
     job = Job().run()
     failed = Failed(
@@ -771,6 +785,14 @@ def test_the_sentence_names_both_workers_and_steps() -> None:
         "all workers must call mean(), "
         "after equally many steps"
     )
+
+
+def test_of_many_that_wait_the_one_behind_is_named() -> None:
+    behind = LoopPosition(steps=5, collections=WAITS.collections, current=WAITS.current)
+    other = LoopPosition(steps=6, collections=WAITS.collections - 1, current="")
+    sentence = mismatched_collections({0: WAITS, 1: WAITS, 2: behind, 3: other})
+    assert sentence is not None
+    assert sentence.startswith("worker 2 waits in mean() after step 5, and worker 3 has")
 
 
 def test_a_single_position_does_not_mismatch() -> None:
