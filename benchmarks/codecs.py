@@ -32,9 +32,10 @@ use_environment()
 import numpy as np
 import torch
 
-from ps_server import CodecSpec, native
+from ps_server import native
+from ps_server.codecs.base import Coder, Key
+from ps_server.codecs.registry import codec_of
 from ps_server.numerics import prepare_process
-from ps_server.protocol.codecs import Key, codec_of
 from ps_server.protocol.precision import Feedback, Replica, add, as_array
 from ps_server.protocol.settings import Precision
 
@@ -48,7 +49,7 @@ def stages_of(
     spec: str, library: native.Library | None, given: Sequence[np.ndarray], workers: int
 ) -> Stages:
     """Return the stages of a codec on chunks of its own."""
-    codec = codec_of(CodecSpec.parse(spec), library)
+    codec = Coder(codec_of(spec), library)
     left, own, other = (np.zeros_like(given[0]) for _ in range(3))
     pushes = [np.zeros(codec.size(left.size), np.uint8) for _ in range(workers)]
     for out, gradient in zip(pushes, given, strict=False):

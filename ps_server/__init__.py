@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ps_server.client import Client
+    from ps_server.codecs.base import Codec
+    from ps_server.codecs.registry import CodecPair, register_codec
     from ps_server.collection import Collection
     from ps_server.errors import (
         Interrupted,
@@ -39,9 +41,6 @@ if TYPE_CHECKING:
     from ps_server.protocol.messages import Signal, SignalKind
     from ps_server.protocol.row_settings import RowInit, RowRule, RowRuleKind, RowTableSpec
     from ps_server.protocol.settings import (
-        CodecKind,
-        CodecPair,
-        CodecSpec,
         Consistency,
         Keeping,
         NewtonSchulz,
@@ -58,9 +57,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Client",
-    "CodecKind",
+    "Codec",
     "CodecPair",
-    "CodecSpec",
     "Collection",
     "Consistency",
     "Interrupted",
@@ -90,11 +88,14 @@ __all__ = [
     "TableSpec",
     "TransportError",
     "ZmqServerTransport",
+    "register_codec",
 ]
 
 if not TYPE_CHECKING:
     _MODULES = {
         "client": ("Client",),
+        "codecs.base": ("Codec",),
+        "codecs.registry": ("CodecPair", "register_codec"),
         "collection": ("Collection",),
         "errors": (
             "Interrupted",
@@ -114,9 +115,6 @@ if not TYPE_CHECKING:
         ),
         "protocol.row_settings": ("RowInit", "RowRule", "RowRuleKind", "RowTableSpec"),
         "protocol.settings": (
-            "CodecKind",
-            "CodecPair",
-            "CodecSpec",
             "Consistency",
             "Keeping",
             "NewtonSchulz",

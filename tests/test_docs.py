@@ -19,6 +19,7 @@ from poseidon.cluster import events
 from poseidon.cluster.agent import messages
 from poseidon.cluster.process import ProcessSpec
 from poseidon.exchange import worker_links
+from ps_server.codecs.base import SEGMENT_ELEMENTS
 from ps_server.protocol import fields, frames, placement, settings
 from ps_server.protocol.collections_and_signals import MAX_OPEN_GATHERS
 from ps_server.protocol.members import LEGAL, MAX_ANSWERED_FAULTS
@@ -265,7 +266,7 @@ def test_the_wire_page_has_the_versions_and_limits() -> None:
 def test_the_wire_page_has_the_numbers_of_the_placement() -> None:
     section = _text(WIRE_PAGE).partition("### Placement")[2].partition("\n### ")[0]
     numbers = {
-        *(settings.CHUNK_ELEMENTS, settings.NORM_SEGMENT_ELEMENTS, settings.SEGMENT_ELEMENTS),
+        *(settings.CHUNK_ELEMENTS, settings.NORM_SEGMENT_ELEMENTS, SEGMENT_ELEMENTS),
         *(placement.LEAST_CHUNK_ELEMENTS, placement.SMALLEST_ELEMENTS),
         placement.BALANCE,
     }

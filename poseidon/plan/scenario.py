@@ -21,9 +21,10 @@ from poseidon.exchange.lossy import low_rank_matrix
 from poseidon.exchange.server.pool import POOL_ELEMENTS, SMALL_TENSOR_ELEMENTS
 from poseidon.plan.machine import MIB, Machine
 from poseidon.plan.shapes import LayerShape, Shape, shares_of_work
-from ps_server import CodecKind, CodecSpec, Precision
+from ps_server import CodecPair, Precision
+from ps_server.codecs.int8 import Int8
 from ps_server.protocol.placement import SMALLEST_ELEMENTS, UNEVEN, chunk_elements
-from ps_server.protocol.settings import CHUNKS_A_SERVER, CHUNKS_A_SHARD, CodecPair
+from ps_server.protocol.settings import CHUNKS_A_SERVER, CHUNKS_A_SHARD
 from ps_server.protocol.virtual_workers import VirtualWorkers
 
 
@@ -60,7 +61,7 @@ class WireCodec(Enum):
 
 Lossy = LowRank | WireCodec
 
-INT8 = CodecPair(CodecSpec(CodecKind.INT8), CodecSpec(CodecKind.INT8))
+INT8 = CodecPair(Int8(), Int8())
 KIND_OF_EXCHANGE = {
     Exchange.PS: ExchangeKind.SERVER,
     Exchange.SVB: ExchangeKind.FACTORS,

@@ -1,4 +1,4 @@
-"""Compiled code for the codecs (`ps_server.protocol.codecs`), for PowerSGD
+"""Compiled code for the codecs (`ps_server.codecs`), for PowerSGD
 (`poseidon.exchange.lossy.low_rank_matrix`) and for shards (`ps_server.rules`): a pass over memory
 where torch takes up to six, and the same bits.
 
@@ -12,6 +12,7 @@ Laws:
 
 * The sources are checked: a library that was made of other texts is not used.
 * Callers pass arrays that `fits` accepts, and encoded bytes that `Codec.check` accepts.
+* A codec is looked up by its name: `codec_NAME_compress` and so on.
 """
 
 from __future__ import annotations
@@ -33,18 +34,8 @@ Array = NDArray[np.float32]
 Encoded = NDArray[np.uint8]
 
 
-class Kind(IntEnum):
-    """A codec; `codecs.c` has the same numbers."""
-
-    INT8 = 0
-    INT4 = 1
-    SIGN = 2
-    TOPK = 3
-    RANDOMK = 4
-
-
 class Level(IntEnum):
-    """The instructions that a call uses; `codecs.c` has the same numbers."""
+    """The instructions that a call uses; `library.c` has the same numbers."""
 
     PLAIN = 0  # what every processor of the architecture has
     AVX2 = 1
@@ -71,8 +62,46 @@ class Part(NamedTuple):
     clock: int
 
 
+class Twin:
+    """The compiled operations of a codec; `Coder` has the same ones and says what they do.
+
+    Args:
+        code: the library.
+        name: of the codec.
+        level: at most the processor's.
+
+    Raises:
+        AttributeError: the library has no such codec.
+    """
+
+    def __init__(self, code: ctypes.CDLL, name: str, level: Level) -> None:
+        self._level = level
+        part = [ctypes.c_size_t] * 3 + [ctypes.c_uint64] * 3
+        self._compress = _function(code[f"codec_{name}_compress"], 3, part)
+        self._follow = _function(code[f"codec_{name}_follow"], 3, part)
+        self._add = _function(code[f"codec_{name}_add"], 2, part)
+        self._average = _function(code[f"codec_{name}_average"], 2, [ctypes.c_size_t, *part])
+
+    def compress(self, left: Array, given: Array, out: Encoded, part: Part) -> None:
+        """See `Coder.compress`."""
+        self._compress(self._level, _at(left), _at(given), _at(out), *part)
+
+    def follow(self, own: Array, value: Array, out: Encoded, part: Part) -> None:
+        """See `Coder.follow`."""
+        self._follow(self._level, _at(own), _at(value), _at(out), *part)
+
+    def add(self, out: Array, encoded: Encoded, part: Part) -> None:
+        """See `Coder.add`."""
+        self._add(self._level, _at(out), _at(encoded), *part)
+
+    def average(self, out: Array, pushes: Sequence[Encoded], part: Part) -> None:
+        """See `Coder.average`."""
+        addresses = (ctypes.c_void_p * len(pushes))(*map(_at, pushes))
+        self._average(self._level, _at(out), addresses, len(pushes), *part)
+
+
 class Library:
-    """The compiled operations of `Codec`, whose docstrings say what they do.
+    """The compiled operations.
 
     Args:
         code: the library.
@@ -81,37 +110,24 @@ class Library:
 
     def __init__(self, code: ctypes.CDLL, level: Level) -> None:
         self.level = level
-        part = [ctypes.c_size_t] * 3 + [ctypes.c_uint64] * 3
-        self._compress = _function(code.codecs_compress, 3, part)
-        self._follow = _function(code.codecs_follow, 3, part)
-        self._add = _function(code.codecs_add, 2, part)
-        self._average = _function(code.codecs_average, 2, [ctypes.c_size_t, *part])
+        self._code = code
+        self._twins: dict[str, Twin | None] = {}
         sides = [ctypes.c_size_t] * 2
-        self._orthonormal = _function(
-            code.low_rank_orthonormal, 3, [*sides, ctypes.c_double], numbers=1
-        )
+        self._orthonormal = _function(code.low_rank_orthonormal, 3, [*sides, ctypes.c_double])
         number, size = ctypes.c_float, ctypes.c_size_t
-        self._mean = _function(code.rules_mean, 4, [size, number], numbers=1)
-        self._sgd = _function(code.rules_sgd, 4, [size, *[number] * 5], numbers=1)
-        self._adam = _function(code.rules_adam, 5, [size, *[number] * 9], numbers=1)
-        self._product = _function(code.low_rank_product, 4, [*sides, ctypes.c_size_t], numbers=1)
+        self._mean = _function(code.rules_mean, 4, [size, number])
+        self._sgd = _function(code.rules_sgd, 4, [size, *[number] * 5])
+        self._adam = _function(code.rules_adam, 5, [size, *[number] * 9])
+        self._product = _function(code.low_rank_product, 4, [*sides, ctypes.c_size_t])
 
-    def compress(self, kind: Kind, left: Array, given: Array, out: Encoded, part: Part) -> None:
-        """See `Codec.compress`."""
-        self._compress(self.level, kind, _at(left), _at(given), _at(out), *part)
-
-    def follow(self, kind: Kind, own: Array, value: Array, out: Encoded, part: Part) -> None:
-        """See `Codec.follow`."""
-        self._follow(self.level, kind, _at(own), _at(value), _at(out), *part)
-
-    def add(self, kind: Kind, out: Array, encoded: Encoded, part: Part) -> None:
-        """See `Codec.add`."""
-        self._add(self.level, kind, _at(out), _at(encoded), *part)
-
-    def average(self, kind: Kind, out: Array, pushes: Sequence[Encoded], part: Part) -> None:
-        """See `Codec.average`."""
-        addresses = (ctypes.c_void_p * len(pushes))(*map(_at, pushes))
-        self._average(self.level, kind, _at(out), addresses, len(pushes), *part)
+    def twin(self, name: str) -> Twin | None:
+        """Return the compiled codec of a name; None: there is none."""
+        if name not in self._twins:
+            try:
+                self._twins[name] = Twin(self._code, name, self.level)
+            except AttributeError:
+                self._twins[name] = None
+        return self._twins[name]
 
     def orthonormal(self, p: Array, out: Array, dependent: float) -> None:
         """Write orthonormal columns that span the rows of `p`, r x n, to `out`, n x r.
@@ -159,10 +175,10 @@ class Library:
         function(self.level, value, *history, *gradient, size, *factors)
 
 
-def _function(function: Any, pointers: int, others: list[Any], *, numbers: int = 2) -> Any:
-    """Declare a function of the library: first the level, and the kind of a codec."""
+def _function(function: Any, pointers: int, others: list[Any]) -> Any:
+    """Declare a function of the library: its first argument is the level."""
     function.restype = None
-    function.argtypes = [ctypes.c_int] * numbers + [ctypes.c_void_p] * pointers + others
+    function.argtypes = [ctypes.c_int] + [ctypes.c_void_p] * pointers + others
     return function
 
 

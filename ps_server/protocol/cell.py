@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ps_server.codecs.base import Coder
 from ps_server.errors import RemoteProtocolError
 from ps_server.protocol import messages as m
-from ps_server.protocol.codecs import Codec, Key, codec_of
 from ps_server.protocol.packed_rows import ChunkRows, Packed
 from ps_server.protocol.placement import Chunk
-from ps_server.protocol.precision import NUMPY_TYPES, EncodedReplica, Replica, as_tensor
+from ps_server.protocol.precision import NUMPY_TYPES, EncodedReplica, Replica, as_tensor, key_of
 from ps_server.protocol.settings import Keeping, Precision, RuleKind, TableSpec
 from ps_server.protocol.virtual_workers import Node, TreeSum
 from ps_server.rules import (
@@ -46,7 +46,7 @@ class Cell:
         "begun",
         "chunk",
         "clock",
-        "codec",
+        "coder",
         "complete",
         "eager",
         "history",
@@ -100,9 +100,9 @@ class Cell:
         self.spec = spec
         self.adds_changes = spec.adds_changes
         # the codec of pushes
-        self.codec = None if spec.gradient_codec is None else codec_of(spec.gradient_codec)
-        self.push_type = push_type if self.codec is None else np.dtype(np.uint8)
-        self.push_size = chunk.size if self.codec is None else self.codec.size(chunk.size)
+        self.coder = None if spec.gradient_codec is None else Coder(spec.gradient_codec)
+        self.push_type = push_type if self.coder is None else np.dtype(np.uint8)
+        self.push_size = chunk.size if self.coder is None else self.coder.size(chunk.size)
         self.value: Tensor | None = None
         self.value_is_shared = False
         count = history_count(spec.rule.kind) if spec.follows_gradients else 0
@@ -155,7 +155,7 @@ class Cell:
         if self.spec.value_codec is not None:
             replaces = self.spec.rule.kind is RuleKind.MEAN
             self.replica = EncodedReplica(
-                self.value, self.chunk, codec_of(self.spec.value_codec), replaces=replaces
+                self.value, self.chunk, self.spec.value_codec, replaces=replaces
             )
             if self.unsent is not None and self.replica.held_back is not None:
                 self.replica.held_back.copy_(self.unsent)
@@ -260,12 +260,12 @@ class Cell:
         elif push.array.dtype != self.push_type and not empty:
             raise RemoteProtocolError(f"worker {rank} pushes {self.name} as {push.array.dtype}")
         elif push.array.size != self.push_size and not empty:
-            kind = "elements" if self.codec is None else "encoded bytes"
+            kind = "elements" if self.coder is None else "encoded bytes"
             raise RemoteProtocolError(
                 f"{self.name} takes {self.push_size} {kind}; {push.array.size} came"
             )
-        if self.codec is not None and not empty:
-            self.codec.check(push.array.view(np.uint8), self.chunk.size)
+        if self.coder is not None and not empty:
+            self.coder.check(push.array.view(np.uint8), self.chunk.size)
         if push.clock != self.own[rank]:
             raise RemoteProtocolError(
                 f"worker {rank} pushes iteration {push.clock} of {self.name}; expected "
@@ -310,10 +310,10 @@ class Cell:
         self.received[rank] += 1
         if self.received[rank] == len(self.nodes[rank]):
             self.own[rank] += 1
-        if self.codec is not None and not self.skipped:
+        if self.coder is not None and not self.skipped:
             self.arrived[node.start] = push.array
             if len(self.arrived) == self.virtual_workers:
-                self._average_encoded(self.codec)
+                self._average_encoded(self.coder)
         elif not self.skipped:
             self.tree.put(node, self._whole(push.array))
         self.awaited -= 1
@@ -390,10 +390,10 @@ class Cell:
             self.sum = Halves(left)
         return left
 
-    def _average_encoded(self, codec: Codec) -> None:
+    def _average_encoded(self, coder: Coder) -> None:
         pushes = [self.arrived[v].view(np.uint8) for v in range(self.virtual_workers)]
         average = torch.empty(self.chunk.size)
-        codec.average(average.numpy(), pushes, Key.of(self.chunk, self.clock))
+        coder.average(average.numpy(), pushes, key_of(self.chunk, self.clock))
         self.sum = Halves(average)
         self.arrived.clear()
 

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgpack
 
+from ps_server.codecs.registry import CodecPair
 from ps_server.errors import RemoteProtocolError, SpecError
 from ps_server.protocol import messages as m
 from ps_server.protocol.fields import PRECISIONS, Buffer, Fields, Header, raw_bytes
@@ -40,7 +41,6 @@ from ps_server.protocol.settings import (
     MAX_NEWTON_SCHULZ_STEPS,
     MAX_TABLES,
     MAX_WORKERS,
-    CodecPair,
     Consistency,
     Keeping,
     NewtonSchulz,

@@ -26,7 +26,7 @@ RowIds = NDArray[np.uint32]
 """Numbers of rows of a row table, each once, in increasing order."""
 Payload = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.uint16] | NDArray[np.uint8]
 """An array as it crosses the wire; uint16 holds bfloat16 (`precision.py`), uint8 what a codec
-made (`codecs.py`), or packed rows (`packed_rows.py`).
+made (`ps_server.codecs`), or packed rows (`packed_rows.py`).
 """
 
 

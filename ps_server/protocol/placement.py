@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from ps_server.codecs.base import SEGMENT_ELEMENTS
 from ps_server.protocol.settings import (
     CHUNK_ELEMENTS,
     NORM_SEGMENT_ELEMENTS,
-    SEGMENT_ELEMENTS,
     Keeping,
     StoreSpec,
     TableSpec,

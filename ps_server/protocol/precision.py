@@ -1,7 +1,7 @@
 """Fewer bits on the wire, float32 everywhere else, with error feedback: 16 bits, or the codec of
-a table (`codecs.py`).
+a table (`ps_server.codecs`).
 
-Laws, where a store's precision is float16 or bfloat16, for tables without a codec (`codecs.py`):
+Laws, where a store's precision is float16 or bfloat16, for tables without a codec:
 
 * Gradients and changes (`Push`): the worker rounds what it sends, keeps what rounding has lost, and
   adds that to what it sends next (error feedback: Seide et al., Interspeech 2014; Karimireddy et
@@ -35,7 +35,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ps_server.protocol.codecs import Codec, Encoded, Key
+from ps_server.codecs.base import SEGMENT_ELEMENTS, Codec, Coder, Encoded, Key
 from ps_server.protocol.messages import Array, Payload
 from ps_server.protocol.placement import Chunk
 from ps_server.protocol.settings import Consistency, Keeping, Precision, StoreSpec, TableSpec
@@ -182,6 +182,11 @@ class Replica:
             own.add_(change)
 
 
+def key_of(chunk: Chunk, clock: int) -> Key:
+    """Return the key of a chunk in an iteration."""
+    return Key(chunk.table, chunk.start // SEGMENT_ELEMENTS, clock)
+
+
 class Compressor:
     """Encodes one table's pushes on a worker, and adds what was not sent to the next one.
 
@@ -194,7 +199,7 @@ class Compressor:
         self.held_back: Array = np.zeros(sum(chunk.size for chunk in chunks), np.float32)
         """The sum of all that was given, less all that was sent."""
         self._chunks = chunks
-        self._codec = codec
+        self._coder = Coder(codec)
         self.bounds = bounds(chunks, codec)
         """Where the bytes of each chunk begin in an encoded push; at last their number."""
         self._out: Encoded = np.zeros(self.bounds[-1], np.uint8)
@@ -205,8 +210,8 @@ class Compressor:
         """
         for chunk, start, stop in zip(self._chunks, self.bounds, self.bounds[1:], strict=False):
             own = slice(chunk.start, chunk.stop)
-            out, key = self._out[start:stop], Key.of(chunk, clock)
-            self._codec.compress(self.held_back[own], array[own], out, key)
+            out, key = self._out[start:stop], key_of(chunk, clock)
+            self._coder.compress(self.held_back[own], array[own], out, key)
         return self._out
 
 
@@ -230,7 +235,7 @@ class EncodedReplica:
             is added to the next value.
     """
 
-    __slots__ = ("_chunk", "_codec", "change", "held_back", "value")
+    __slots__ = ("_chunk", "_coder", "change", "held_back", "value")
 
     def __init__(self, value: Tensor, chunk: Chunk, codec: Codec, *, replaces: bool) -> None:
         self.value = value.clone()
@@ -241,14 +246,14 @@ class EncodedReplica:
         of changes.
         """
         self._chunk = chunk
-        self._codec = codec
+        self._coder = Coder(codec)
 
     def follow(self, value: Tensor, clock: int) -> None:
         """Encode the change towards `value` in an iteration, and apply it."""
-        encoded, key = self.change.numpy(), Key.of(self._chunk, clock)
+        encoded, key = self.change.numpy(), key_of(self._chunk, clock)
         own, exact = self.value.numpy(), value.numpy()
         if self.held_back is None:
-            self._codec.follow(own, exact, encoded, key)
+            self._coder.follow(own, exact, encoded, key)
         else:
-            self._codec.compress(self.held_back.numpy(), exact, encoded, key)
-            self._codec.average(own, [encoded], key)
+            self._coder.compress(self.held_back.numpy(), exact, encoded, key)
+            self._coder.average(own, [encoded], key)

@@ -11,9 +11,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from ps_server.errors import SpecError
 from ps_server.protocol.virtual_workers import Node, VirtualWorkers
+
+if TYPE_CHECKING:
+    from ps_server.codecs.base import Codec
+    from ps_server.codecs.registry import CodecPair  # it imports torch
 
 CHUNK_ELEMENTS = 512 * 1024
 """Most elements of a chunk unless the table says otherwise: 2 MiB of float32, as Poseidon's KV
@@ -32,16 +37,7 @@ NORM_SEGMENT_ELEMENTS = 4 * 1024
 """Elements whose squares are added up by themselves. Other tables are cut at multiples of this,
 unless their rows are given.
 """
-SEGMENT_ELEMENTS = 16 * 1024
-"""Tables with a codec are cut into chunks at multiples of this: their codec treats each segment
-by itself.
-"""
 MAX_NEWTON_SCHULZ_STEPS = 100
-NO_CODEC = "none"
-MAX_FRACTION = 0.5
-"""Largest part of the elements that a sparse codec sends: an element costs it more than a
-float32.
-"""
 
 
 class Consistency(Enum):
@@ -83,117 +79,6 @@ class Precision(Enum):
     """
     BFLOAT16 = "bfloat16"
     """As FLOAT16, with float32's range and fewer digits."""
-
-
-class CodecKind(Enum):
-    """The lossy codecs of a table; `codecs.py` has their bytes."""
-
-    INT8 = "int8"
-    """Whole numbers of 8 bits, with one scale for each block."""
-    INT4 = "int4"
-    """Whole numbers of 4 bits, with one scale for each block."""
-    SIGN = "sign"
-    """The sign of each element, with the mean magnitude of each block."""
-    TOPK = "topk"
-    """The part of the elements that is largest in magnitude, with their positions."""
-    RANDOMK = "randomk"
-    """A part of the elements, at positions that sender and receiver draw alike."""
-
-    @property
-    def is_sparse(self) -> bool:
-        """Whether it sends a part of the elements."""
-        return self in (CodecKind.TOPK, CodecKind.RANDOMK)
-
-
-@dataclass(frozen=True, slots=True)
-class CodecSpec:
-    """The lossy codec of a table.
-
-    Args:
-        kind: the codec.
-        fraction: the part of the elements that a sparse codec sends; above 0, at most 0.5. 1 for
-            the others.
-    """
-
-    kind: CodecKind
-    fraction: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.kind.is_sparse and not 0 < self.fraction <= MAX_FRACTION:
-            raise SpecError(
-                f"{self.kind.value}:{self.fraction:g} is not a codec; expected a fraction above 0 "
-                f"and at most {MAX_FRACTION}"
-            )
-        if not self.kind.is_sparse and self.fraction != 1:
-            raise SpecError(
-                f"{self.kind.value}:{self.fraction:g} is not a codec; {self.kind.value} has no "
-                "fraction"
-            )
-
-    def __str__(self) -> str:
-        return f"{self.kind.value}:{self.fraction!r}" if self.kind.is_sparse else self.kind.value
-
-    @classmethod
-    def parse(cls, text: str) -> CodecSpec:
-        """Return the codec of a text such as `int8` or `topk:0.01`.
-
-        Raises:
-            SpecError: it is not a codec.
-        """
-        name, colon, number = text.partition(":")
-        try:
-            kind = CodecKind(name)
-        except ValueError:
-            names = ", ".join(f"{k.value}:FRACTION" if k.is_sparse else k.value for k in CodecKind)
-            raise SpecError(f"'{text:.60}' is not a codec; expected {names}") from None
-        if kind.is_sparse and not colon:
-            raise SpecError(f"'{name}' is not a codec; expected a fraction, such as {name}:0.01")
-        try:
-            fraction = float(number) if colon else 1.0
-        except ValueError:
-            raise SpecError(
-                f"'{text:.60}' is not a codec; expected a number after '{name}:'"
-            ) from None
-        return cls(kind, fraction)
-
-
-@dataclass(frozen=True, slots=True)
-class CodecPair:
-    """The lossy codecs of a table, one for each direction; at least one of them.
-
-    Args:
-        gradients: of what workers push; None: the store's precision.
-        values: of what the shards send back; None: the store's precision.
-    """
-
-    gradients: CodecSpec | None
-    values: CodecSpec | None
-
-    def __post_init__(self) -> None:
-        if self.gradients is None and self.values is None:
-            raise SpecError(
-                f"{NO_CODEC}/{NO_CODEC} is not a codec; expected one for gradients or for values"
-            )
-
-    def __str__(self) -> str:
-        if self.gradients == self.values:
-            return str(self.gradients)
-        return f"{self.gradients or NO_CODEC}/{self.values or NO_CODEC}"
-
-    @classmethod
-    def parse(cls, text: str) -> CodecPair:
-        """Return the codecs of a text: `topk:0.01/int8` for gradients and values,
-        or `int8` for both; `none` for neither.
-
-        Raises:
-            SpecError: it is not a pair, or `none` twice.
-        """
-        gradients, slash, values = text.partition("/")
-        found = [
-            None if name == NO_CODEC else CodecSpec.parse(name)
-            for name in (gradients, values if slash else gradients)
-        ]
-        return cls(*found)
 
 
 class RuleKind(Enum):
@@ -357,12 +242,12 @@ class TableSpec:
         return self.staleness == 0 and self.keeping is Keeping.GRADIENTS
 
     @property
-    def gradient_codec(self) -> CodecSpec | None:
+    def gradient_codec(self) -> Codec | None:
         """The codec of what workers push; None: the store's precision."""
         return None if self.codec is None else self.codec.gradients
 
     @property
-    def value_codec(self) -> CodecSpec | None:
+    def value_codec(self) -> Codec | None:
         """The codec of what the shards send back; None: the store's precision."""
         return None if self.codec is None else self.codec.values
 

@@ -19,11 +19,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ps_server.codecs.base import Coder
 from ps_server.errors import LocalProtocolError, RemoteProtocolError
 from ps_server.protocol import messages as m
 from ps_server.protocol.asked_history import AskedHistory
 from ps_server.protocol.bandwidth import ChangeLog
-from ps_server.protocol.codecs import Key, codec_of
 from ps_server.protocol.packed_rows import ChunkRows
 from ps_server.protocol.placement import Chunk
 from ps_server.protocol.precision import (
@@ -31,6 +31,7 @@ from ps_server.protocol.precision import (
     Compressor,
     Feedback,
     add,
+    key_of,
     of_pushes,
     of_values,
 )
@@ -93,8 +94,7 @@ def feedback_for(
         return []
     nodes = store.nodes(table, rank)
     if table.gradient_codec is not None:
-        codec = codec_of(table.gradient_codec)
-        return [Compressor(chunks, codec) for _ in nodes]
+        return [Compressor(chunks, table.gradient_codec) for _ in nodes]
     precision = of_pushes(store, table)
     if precision is Precision.FLOAT32:
         return []
@@ -144,7 +144,7 @@ class WorkerValues:
         self._store = store
         self._log = log
         codecs = (table.value_codec for table in store.tables)
-        self._codecs = [None if codec is None else codec_of(codec) for codec in codecs]
+        self._coders = [None if codec is None else Coder(codec) for codec in codecs]
         self._bound: list[m.Payload | None] = [
             np.zeros(table.size, np.float32) if self._sends_changes(table) else None
             for table in store.tables
@@ -204,12 +204,12 @@ class WorkerValues:
             np.copyto(view, value.array)
             return
         own = np.asarray(view, np.float32)  # the same memory
-        if (codec := self._codecs[value.table]) is not None:
-            encoded, key = value.array.view(np.uint8), Key.of(copy.chunk, value.clock - 1)
+        if (coder := self._coders[value.table]) is not None:
+            encoded, key = value.array.view(np.uint8), key_of(copy.chunk, value.clock - 1)
             if self._store.tables[value.table].rule.kind is RuleKind.MEAN:
-                codec.average(own, [encoded], key)
+                coder.average(own, [encoded], key)
             else:
-                codec.add(own, encoded, key)
+                coder.add(own, encoded, key)
         elif (rows := self._rows_of(copy.chunk)) is not None:
             if self._store.tables[value.table].rule.kind is RuleKind.MEAN:
                 own.fill(0.0)
@@ -282,11 +282,11 @@ class WorkerValues:
 
     def _fitting(self, shard: int, value: m.Value) -> ChunkCopy:
         copy = self._known(shard, value.table, value.chunk)
-        codec, size = self._codecs[value.table], copy.chunk.size
+        coder, size = self._coders[value.table], copy.chunk.size
         rows = self._rows_of(copy.chunk)
         whole = kind = NUMPY_TYPES[self._store.tables[value.table].held_as]
-        if value.array.dtype != kind and codec is not None:
-            size, kind = codec.size(size), ENCODED
+        if value.array.dtype != kind and coder is not None:
+            size, kind = coder.size(size), ENCODED
         elif value.array.dtype != kind and rows is not None:
             size, kind = value.array.size, ENCODED
         elif value.array.dtype != kind:
@@ -302,8 +302,8 @@ class WorkerValues:
                 raise RemoteProtocolError(
                     f"shard {shard} sent a change that does not fit chunk {value.chunk}"
                 )
-            if codec is not None:
-                codec.check(value.array.view(np.uint8), copy.chunk.size)
+            if coder is not None:
+                coder.check(value.array.view(np.uint8), copy.chunk.size)
             elif rows is not None:
                 rows.check(value.array.view(np.uint8))
         return copy

@@ -15,11 +15,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from ps_server import CodecSpec, Rule, native, rules
+from ps_server import Rule, native, rules
+from ps_server.codecs.base import SEGMENT_ELEMENTS, Array, Coder, Encoded, Key
+from ps_server.codecs.registry import codec_of
+from ps_server.codecs.segments import SegmentCodec
 from ps_server.native.compile import compile_codecs
-from ps_server.protocol.codecs import Codec, Encoded, Key, RandomK, TopK, codec_of
-from ps_server.protocol.messages import Array
-from ps_server.protocol.settings import SEGMENT_ELEMENTS, Regularization, RuleKind
+from ps_server.protocol.settings import Regularization, RuleKind
 from tests.support import needs
 
 CODECS = (
@@ -102,7 +103,7 @@ def shifted(array: np.ndarray, shift: int) -> np.ndarray:
     return moved
 
 
-def results(codec: Codec, make: Make, size: int, shift: int = 0) -> list[bytes]:
+def results(codec: Coder, make: Make, size: int, shift: int = 0) -> list[bytes]:
     """What every operation writes: encoded bytes, and numbers with one NaN for all."""
     left, own = shifted(make(size, 1), shift), shifted(make(size, 2), shift)
     pushes: list[Encoded] = []
@@ -124,7 +125,9 @@ def results(codec: Codec, make: Make, size: int, shift: int = 0) -> list[bytes]:
         codec.average(mean, pushes, KEY)
         codec.average(alone, pushes[:1], KEY)
     written += [own, mean, alone]
-    whole = isinstance(codec, TopK | RandomK)  # their encoded bytes are elements, and small numbers
+    whole = isinstance(
+        codec.codec, SegmentCodec
+    )  # their encoded bytes are elements, and small numbers
     return [
         one_nan(array.view(np.float32)).tobytes() if array.dtype == np.float32 or whole
         else array.tobytes()
@@ -137,8 +140,8 @@ def one_nan(array: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(array), np.float32(np.nan), array)
 
 
-def codec(name: str, library: native.Library | None) -> Codec:
-    return codec_of(CodecSpec.parse(name), library)
+def codec(name: str, library: native.Library | None) -> Coder:
+    return Coder(codec_of(name), library)
 
 
 @pytest.fixture

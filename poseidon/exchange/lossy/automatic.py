@@ -18,8 +18,9 @@ from torch import Tensor
 
 from poseidon.errors import UsageError
 from poseidon.exchange.lossy.low_rank_matrix import ELEMENT_BYTES, LowRank
-from ps_server import CodecKind, CodecPair, CodecSpec
-from ps_server.protocol.codecs import codec_of
+from ps_server import Codec, CodecPair
+from ps_server.codecs.int4 import Int4
+from ps_server.codecs.int8 import Int8
 
 AUTO = "auto"
 
@@ -30,19 +31,18 @@ def wire_bytes(codec: CodecPair | LowRank, tensor: Tensor) -> int:
         return 2 * codec.bytes(tensor)
     ways = (codec.gradients, codec.values)
     return sum(
-        ELEMENT_BYTES * tensor.numel() if way is None else codec_of(way).size(tensor.numel())
-        for way in ways
+        ELEMENT_BYTES * tensor.numel() if way is None else way.size(tensor.numel()) for way in ways
     )
 
 
-def _both(kind: CodecKind) -> CodecPair:
-    return CodecPair(CodecSpec(kind), CodecSpec(kind))
+def _both(codec: Codec) -> CodecPair:
+    return CodecPair(codec, codec)
 
 
 MEASURED: tuple[tuple[CodecPair | LowRank, float], ...] = (
-    (_both(CodecKind.INT8), 0.005),
-    (_both(CodecKind.INT4), 0.01),
-    (LowRank(4, codec=CodecSpec(CodecKind.INT8)), 0.1),
+    (_both(Int8()), 0.005),
+    (_both(Int4()), 0.01),
+    (LowRank(4, codec=Int8()), 0.1),
 )
 """Codecs, and the largest share by which each has raised the final loss of a measured net,
 rounded up.

@@ -30,7 +30,10 @@ from poseidon.exchange.base import Trained
 from poseidon.exchange.lossy.automatic import AUTO, Auto
 from poseidon.exchange.lossy.low_rank_matrix import POWERSGD, LowRank
 from poseidon.exchange.server.pool import SMALL_TENSOR_ELEMENTS
-from ps_server import CodecKind, CodecPair, CodecSpec, SpecError
+from ps_server import CodecPair, SpecError
+from ps_server.codecs import registry
+from ps_server.codecs.int4 import Int4
+from ps_server.codecs.int8 import Int8
 
 NONE = "none"
 START = ":start="
@@ -124,7 +127,7 @@ def _codec(name: str) -> Lossy | None:
             f"or {POWERSGD}:RANK:CODEC with int8 or int4 for the factors, or either with "
             f"{START}ITERATION"
         )
-    return LowRank(int(rank), int(start or 0), CodecSpec.parse(codec) if codec else None)
+    return LowRank(int(rank), int(start or 0), registry.codec_of(codec) if codec else None)
 
 
 def _pair(name: str) -> CodecPair:
@@ -134,16 +137,13 @@ def _pair(name: str) -> CodecPair:
             raise SpecError(
                 f"'{name:.60}' is not a codec; {kind} has both directions: leave out the '/'"
             )
-        if half != NONE and kind not in _KINDS:
-            raise SpecError(f"'{half:.60}' is not a codec; expected {_NAMES}")
+        if half != NONE and registry.find(kind) is None:
+            known = ", ".join([*registry.names(), f"{POWERSGD}:RANK", AUTO, f"or {NONE}"])
+            raise SpecError(f"'{half:.60}' is not a codec; expected {known}")
     return CodecPair.parse(name)
 
 
-_KINDS = {
-    kind.value: f"{kind.value}:FRACTION" if kind.is_sparse else kind.value for kind in CodecKind
-}
-_NAMES = ", ".join([*_KINDS.values(), f"{POWERSGD}:RANK", AUTO, f"or {NONE}"])
-_DENSE = (CodecKind.INT8.value, CodecKind.INT4.value)
+_DENSE = (Int8.name, Int4.name)
 """Codecs of PowerSGD's factors: those that lose little."""
 
 

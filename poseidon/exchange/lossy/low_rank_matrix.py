@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from poseidon.exchange.base import Array, Trained
-from ps_server import CodecSpec, Rule, RuleKind, native
-from ps_server.protocol.codecs import codec_of
+from ps_server import Codec, Rule, RuleKind, native
 from ps_server.rules import update
 
 ELEMENT_BYTES = 4
@@ -54,7 +53,7 @@ class LowRank:
 
     rank: int
     start: int = 0
-    codec: CodecSpec | None = None
+    codec: Codec | None = None
 
     def __str__(self) -> str:
         name = f"{POWERSGD}:{self.rank}" + (f":{self.codec}" if self.codec else "")
@@ -65,7 +64,7 @@ class LowRank:
         sizes = [self.rank * side for side in matrix_shape(tensor)]
         if self.codec is None:
             return ELEMENT_BYTES * sum(sizes)
-        return sum(codec_of(self.codec).size(size) for size in sizes)
+        return sum(self.codec.size(size) for size in sizes)
 
     def fits(self, tensor: Tensor) -> bool:
         """Return whether it makes a tensor enough smaller."""

@@ -11,15 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ps_server.codecs.registry import CodecPair
+from ps_server.codecs.topk import TopK
 from ps_server.errors import RemoteProtocolError
 from ps_server.protocol import messages as m
 from ps_server.protocol.fields import Buffer
 from ps_server.protocol.frames import PROTOCOL_VERSION, decode, encode
 from ps_server.protocol.row_settings import RowInit, RowRule, RowRuleKind, RowTableSpec
 from ps_server.protocol.settings import (
-    CodecKind,
-    CodecPair,
-    CodecSpec,
     Consistency,
     Keeping,
     NewtonSchulz,
@@ -67,7 +66,7 @@ LOSSY = StoreSpec(
     virtual_workers=VirtualWorkers((0, 3, 4)),
     shards=1,
     tables=(
-        TableSpec(name="ip", size=5, codec=CodecPair(CodecSpec(CodecKind.TOPK, 0.015), None)),
+        TableSpec(name="ip", size=5, codec=CodecPair(TopK(0.015), None)),
         TableSpec(name="half", size=5, held_as=Precision.BFLOAT16),
     ),
 )

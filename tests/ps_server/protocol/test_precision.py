@@ -13,7 +13,6 @@ import torch
 from ps_server import (
     Client,
     CodecPair,
-    CodecSpec,
     Consistency,
     Keeping,
     Precision,
@@ -24,8 +23,9 @@ from ps_server import (
     StoreSpec,
     TableSpec,
 )
+from ps_server.codecs.base import SEGMENT_ELEMENTS
+from ps_server.codecs.registry import codec_of
 from ps_server.protocol import messages as m
-from ps_server.protocol.codecs import Key, codec_of
 from ps_server.protocol.placement import Chunk, place
 from ps_server.protocol.precision import (
     EncodedReplica,
@@ -35,8 +35,8 @@ from ps_server.protocol.precision import (
     as_array,
     as_tensor,
     empty,
+    key_of,
 )
-from ps_server.protocol.settings import SEGMENT_ELEMENTS
 from ps_server.protocol.shard import Shard
 from ps_server.protocol.worker_session import Session
 from tests.support.cluster import memory_store, run_workers, zeros
@@ -309,7 +309,7 @@ def test_means_are_encoded_with_what_was_held_back(name: str) -> None:
     """A mean is not a sum of changes: it is what the last encoding holds, and nothing of the
     gradients is lost.
     """
-    codec = codec_of(CodecSpec.parse(name))
+    codec = codec_of(name)
     chunk = Chunk(table=0, index=0, start=0, stop=SIZE, shard=0)
     replica = EncodedReplica(torch.ones(SIZE), chunk, codec, replaces=True)
     given = received = np.zeros(SIZE)
@@ -317,7 +317,7 @@ def test_means_are_encoded_with_what_was_held_back(name: str) -> None:
         mean = torch.from_numpy(gradient(clock, 0))
         replica.follow(mean, clock)
         got = np.zeros(SIZE, np.float32)
-        codec.add(got, replica.change.numpy(), Key.of(chunk, clock))
+        codec.add(got, replica.change.numpy(), key_of(chunk, clock))
         assert got.tobytes() == replica.value.numpy().tobytes()
         given, received = given + mean.numpy(), received + got
     assert replica.held_back is not None

@@ -16,13 +16,13 @@ from random import Random
 
 import numpy as np
 
+from ps_server.codecs.int8 import Int8
+from ps_server.codecs.sign import Sign
 from ps_server.errors import PeerLeft
 from ps_server.protocol import messages as m
 from ps_server.protocol.row_settings import RowInit, RowTableSpec
 from ps_server.protocol.settings import (
-    CodecKind,
     CodecPair,
-    CodecSpec,
     Consistency,
     Keeping,
     Precision,
@@ -75,7 +75,7 @@ def settings_of(number: int) -> Settings:
     staleness = random.choice((0, 0, 0, 1, 2, 4))
     consistency = random.choice(list(Consistency))
     push = consistency is Consistency.SSP_PUSH
-    codec = CodecSpec(random.choice((CodecKind.INT8, CodecKind.SIGN)))
+    codec = random.choice((Int8(), Sign()))
     tables = []
     only_rows = random.random() < 0.15
     for index in range(0 if only_rows else random.choice((1, 1, 2))):

@@ -67,7 +67,7 @@ def test_the_first_scheme_that_matches_decides(text: str, expected: list[str | N
         ),
         ("=int8", "'=int8' is not a scheme"),
         ("fc*=", "'fc*=' is not a scheme"),
-        ("fc*=topk", "'topk' is not a codec; expected a fraction, such as topk:0.01"),
+        ("fc*=topk", "'topk' is not a codec; expected topk:FRACTION"),
         (
             "topk:0.6",
             "--compress=topk:0.6: topk:0.6 is not a codec; expected a fraction above 0 and at most 0.5",
@@ -87,7 +87,7 @@ def test_the_first_scheme_that_matches_decides(text: str, expected: list[str | N
         ),
         ("auto", "--compress=auto needs --loss_budget=F"),
         ("powersgd:2:start=", "or either with :start=ITERATION"),
-        ("fc*=int8:start=9", "'int8:start=9' is not a codec; expected a number after 'int8:'"),
+        ("fc*=int8:start=9", "'int8:start=9' is not a codec; expected int8"),
         ("none/none", "none/none is not a codec; expected one for gradients or for values"),
         ("int8/", "'' is not a codec; expected int8"),
         ("int8/sign/none", "'sign/none' is not a codec; expected int8"),

@@ -15,7 +15,8 @@ from poseidon.exchange.lossy.low_rank_matrix import (
     orthonormal,
     subtracted_product,
 )
-from ps_server import CodecKind, CodecSpec, Rule, native
+from ps_server import Rule, native
+from ps_server.codecs.int8 import Int8
 from tests.support import needs
 
 SIDES = (1, 2, 3, 7, 8, 64, 65, 257, 1000)
@@ -84,7 +85,7 @@ def test_neighbours_share_tables() -> None:
         Trained(name=f"w{number}", tensor=torch.zeros(side), rule=Rule())
         for number, side in enumerate(sides)
     ]
-    coded = LowRank(2, codec=CodecSpec(CodecKind.INT8))
+    coded = LowRank(2, codec=Int8())
     chosen = {0: LowRank(4), 1: LowRank(4), 2: LowRank(4), 3: coded, 4: coded}
     tables = factor_tables(tensors, chosen)
     assert [shared.indices for shared in tables] == [(0, 1), (2,), (3,), (4,)]

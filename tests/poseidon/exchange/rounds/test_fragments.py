@@ -23,8 +23,8 @@ from poseidon.exchange.rounds.local_steps import fragments_of
 from poseidon.exchange.server.store import store_spec
 from poseidon.exchange.server.tables import ServerTables
 from ps_server import Client, Consistency, Precision, RuleKind, SignalKind
+from ps_server.codecs.base import Encoded
 from ps_server.network import Network
-from ps_server.protocol.codecs import Encoded
 from ps_server.protocol.precision import Compressor
 from tests.poseidon.exchange.rounds.test_local_steps import (
     RULES,
