@@ -37,7 +37,7 @@ docs: setup
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" NO_MKDOCS_2_WARNING=1 python -m mkdocs build --strict --config-file website/mkdocs.yml
 
 proto: setup
-	$(VENV)/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. poseidon/proto/caffe.proto poseidon/caffe2/proto/*.proto
+	$(VENV)/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. poseidon/caffe/proto/caffe.proto poseidon/caffe2/proto/*.proto
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info ps_server/native/codecs.so .mypy_cache .ruff_cache .pytest_cache

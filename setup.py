@@ -236,11 +236,11 @@ setup(
     package_data={
         "poseidon": [
             "py.typed",
-            "proto/*.proto",
-            "proto/*.pyi",
+            "caffe/proto/*.proto",
+            "caffe/proto/*.pyi",
             "caffe2/proto/*.proto",
             "caffe2/proto/*.pyi",
-            "dashboard/static/*",
+            "observe/dashboard/static/*",
             "startup/sitecustomize.py",
         ],
         "ps_server": ["py.typed"],

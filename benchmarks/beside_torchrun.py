@@ -32,7 +32,7 @@ from poseidon.cli.checkout import use_environment
 
 use_environment()
 
-from poseidon.settings import inherited_environment
+from poseidon.base.settings import inherited_environment
 
 PAGE = ROOT / "docs" / "from_ddp.md"
 BEGIN, END = "<!-- table of scripts -->", "<!-- end of the table of scripts -->"

@@ -28,10 +28,10 @@ use_environment()
 
 import torch
 
-from poseidon.layers.base import BlobSpec, LayerContext
-from poseidon.net import compile as compiling
-from poseidon.proto.caffe_pb2 import TRAIN, NetState
-from poseidon.proto.definition import read_net
+from poseidon.caffe.layers.base import BlobSpec, LayerContext
+from poseidon.caffe.net import compile as compiling
+from poseidon.caffe.proto.caffe_pb2 import TRAIN, NetState
+from poseidon.caffe.proto.definition import read_net
 
 WIDTHS = (64, 128, 256, 512)
 

@@ -45,8 +45,8 @@ import poseidon
 from benchmarks.small_trainings import TRAININGS, WORKERS, Task, load
 from benchmarks.testbed.hooks import Hook, HookKind, attach
 from poseidon.errors import unknown
-from poseidon.metrics.job_statistics import read_statistics
-from poseidon.plan.scenario import low_rank_elements
+from poseidon.observe.metrics.job_statistics import read_statistics
+from poseidon.observe.plan.scenario import low_rank_elements
 
 NONE, DDP = "none", "ddp"
 WAYS = (

@@ -34,13 +34,13 @@ import torch
 from torch import Tensor, nn
 from torch_models import AlexNet, CifarQuick, GoogLeNet, ResNet50
 
-from poseidon.layers.base import LayerContext
-from poseidon.layers.neuron.dropout import Dropout
-from poseidon.net.compile import compile_net
-from poseidon.net.net import Net
-from poseidon.proto.caffe_pb2 import TRAIN, NetState
-from poseidon.proto.definition import read_net
-from poseidon.proto.phase import filter_net
+from poseidon.caffe.layers.base import LayerContext
+from poseidon.caffe.layers.neuron.dropout import Dropout
+from poseidon.caffe.net.compile import compile_net
+from poseidon.caffe.net.net import Net
+from poseidon.caffe.proto.caffe_pb2 import TRAIN, NetState
+from poseidon.caffe.proto.definition import read_net
+from poseidon.caffe.proto.phase import filter_net
 
 FOLDER = Path(__file__).parents[1] / "prototxt"
 WARM_UP = 3

@@ -41,17 +41,17 @@ from PIL import Image
 from torch import Tensor
 from torch_models import CifarQuick
 
-from poseidon.data.batches.numbered import NumberedReader
-from poseidon.data.batches.partition import Share
-from poseidon.data.batches.reader import DatumMaker, DatumPlan, open_maker
-from poseidon.data.batches.transform import Transform
-from poseidon.data.databases.cursor import open_cursor
-from poseidon.data.databases.kinds import Backend
-from poseidon.data.databases.writer import write_database
-from poseidon.data.mean import compute_mean, write_mean
-from poseidon.data.prepare.convert import write_labelled
-from poseidon.data.prepare.procedural import draw_images
-from poseidon.proto.caffe_pb2 import Datum, TransformationParameter
+from poseidon.caffe.data.batches.numbered import NumberedReader
+from poseidon.caffe.data.batches.partition import Share
+from poseidon.caffe.data.batches.reader import DatumMaker, DatumPlan, open_maker
+from poseidon.caffe.data.batches.transform import Transform
+from poseidon.caffe.data.databases.cursor import open_cursor
+from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.databases.writer import write_database
+from poseidon.caffe.data.mean import compute_mean, write_mean
+from poseidon.caffe.data.prepare.convert import write_labelled
+from poseidon.caffe.data.prepare.procedural import draw_images
+from poseidon.caffe.proto.caffe_pb2 import Datum, TransformationParameter
 
 BATCH = 100
 RAW_PICTURES, ENCODED_PICTURES = 10_000, 500

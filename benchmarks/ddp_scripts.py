@@ -33,8 +33,8 @@ use_environment()
 from benchmarks.testbed.hosts import Host, Hosts
 from benchmarks.testbed.measurement_lock import alone
 from benchmarks.testbed.processes import ON_HOST
+from poseidon.base.settings import inherited_environment
 from poseidon.cluster.rendezvous.key import write_new_key
-from poseidon.settings import inherited_environment
 
 SCRIPT = ROOT / "benchmarks" / "library_loops.py"
 ROWS = {

@@ -37,15 +37,15 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from poseidon.data.batches.partition import Share
-from poseidon.data.batches.reader import DatumMaker, DatumPlan
-from poseidon.data.batches.transform import Transform
-from poseidon.data.databases.cursor import open_cursor
-from poseidon.data.databases.kinds import Backend
-from poseidon.data.databases.writer import write_database
-from poseidon.data.datum import encode_datum
-from poseidon.data.mean import read_mean, write_mean
-from poseidon.proto.caffe_pb2 import Datum, TransformationParameter
+from poseidon.caffe.data.batches.partition import Share
+from poseidon.caffe.data.batches.reader import DatumMaker, DatumPlan
+from poseidon.caffe.data.batches.transform import Transform
+from poseidon.caffe.data.databases.cursor import open_cursor
+from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.databases.writer import write_database
+from poseidon.caffe.data.datum import encode_datum
+from poseidon.caffe.data.mean import read_mean, write_mean
+from poseidon.caffe.proto.caffe_pb2 import Datum, TransformationParameter
 
 BATCH = 100
 

@@ -35,7 +35,7 @@ import torch
 from torch import Tensor, nn
 
 import poseidon
-from poseidon.metrics.job_statistics import read_statistics
+from poseidon.observe.metrics.job_statistics import read_statistics
 
 CONTEXT, BATCH, WORKERS = 48, 8, 3
 CORPUS_BYTES = 2_000_000

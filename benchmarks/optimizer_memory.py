@@ -37,7 +37,7 @@ from poseidon.cli.checkout import use_environment
 
 use_environment()
 
-from poseidon.settings import inherited_environment
+from poseidon.base.settings import inherited_environment
 
 WORKERS = 2
 TOGETHER = "0 127.0.0.1 0\n1 127.0.0.1 0\n"

@@ -43,22 +43,22 @@ use_environment()
 import torch
 
 from benchmarks.chaos_runs.definitions import RECORDS, write_pictures
-from poseidon.engine.averages import SmoothedLoss
+from poseidon.caffe.layers.base import LayerContext
+from poseidon.caffe.proto.caffe_pb2 import TRAIN
+from poseidon.caffe.proto.definition import read_solver
+from poseidon.caffe.solver.averages import SmoothedLoss
+from poseidon.caffe.solver.checkpoint import Checkpoint, Progress
+from poseidon.caffe.solver.replica import Replica
+from poseidon.caffe.solver.settings import solver_settings
+from poseidon.caffe.solver.trainer import LoopSettings, Trainer
 from poseidon.engine.launcher_connection import LauncherConnection
-from poseidon.engine.solver.checkpoint import Checkpoint, Progress
-from poseidon.engine.solver.replica import Replica
-from poseidon.engine.solver.trainer import LoopSettings, Trainer
 from poseidon.exchange.alone import AloneCarrier
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.observe.watchdog import Watchdog
 from poseidon.launcher.processes import child_environment
-from poseidon.layers.base import LayerContext
-from poseidon.metrics.glog_lines import GlogSink
-from poseidon.proto.caffe_pb2 import TRAIN
-from poseidon.proto.definition import read_solver
-from poseidon.solvers.settings import solver_settings
+from poseidon.observe.metrics.glog_lines import GlogSink
 
 NET = """
 name: "cost"

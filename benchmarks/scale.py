@@ -41,7 +41,7 @@ use_environment()
 
 from benchmarks.testbed.measurement_lock import alone
 from benchmarks.testbed.scale_worker import MEASURED, NETS, OF_JOB
-from poseidon.settings import inherited_environment
+from poseidon.base.settings import inherited_environment
 from ps_server.protocol.placement import place
 from ps_server.protocol.settings import StoreSpec, TableSpec
 

@@ -48,12 +48,12 @@ from benchmarks.simulation.curves import facts, points
 from benchmarks.simulation.simulator import simulate
 from benchmarks.testbed.shapes import NETS, layers_of
 from poseidon.errors import PoseidonError
-from poseidon.plan.cluster_probe import Network, local_costs
-from poseidon.plan.costs import HostCosts
-from poseidon.plan.forecast import PlannedCluster, machine_of
-from poseidon.plan.iteration import iteration_of
-from poseidon.plan.machine import Machine
-from poseidon.plan.scenario import Exchange, Scenario, link_bytes
+from poseidon.observe.plan.cluster_probe import Network, local_costs
+from poseidon.observe.plan.costs import HostCosts
+from poseidon.observe.plan.forecast import PlannedCluster, machine_of
+from poseidon.observe.plan.iteration import iteration_of
+from poseidon.observe.plan.machine import Machine
+from poseidon.observe.plan.scenario import Exchange, Scenario, link_bytes
 
 Report = Callable[[str], None]
 

@@ -27,8 +27,8 @@ from poseidon.cli.checkout import use_environment
 
 use_environment()
 
-from poseidon.proto.definition import read_solver
-from poseidon.proto.text import to_text
+from poseidon.caffe.proto.definition import read_solver
+from poseidon.caffe.proto.text import to_text
 
 SOLVER = ROOT / "prototxt" / "cifar10" / "cifar10_quick_solver.prototxt"
 

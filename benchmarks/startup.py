@@ -43,7 +43,7 @@ from poseidon.cli.checkout import use_environment
 
 use_environment()
 
-from poseidon.settings import inherited_environment
+from poseidon.base.settings import inherited_environment
 
 PHASES = ("processes", "imports", "script", "join", "step")
 TRAIN_PHASES = ("processes", "step")

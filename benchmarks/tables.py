@@ -34,7 +34,7 @@ from poseidon.cli.checkout import use_environment
 
 use_environment()
 
-from poseidon.settings import inherited_environment
+from poseidon.base.settings import inherited_environment
 
 DIM = 16
 ROWS = 10_000_000
@@ -50,7 +50,7 @@ MACHINES = """\
 SCRIPT = """
 import json, resource, sys, time
 import torch, poseidon
-from poseidon.engine.module import distribute
+from poseidon.torch import distribute
 
 part, rows, dim, size, steps = sys.argv[1], *map(int, sys.argv[2:])
 rule = poseidon.Adam(lr=1e-3) if part == "bytes" else poseidon.SGD(lr=1e-3)

@@ -46,9 +46,9 @@ import psutil
 
 from benchmarks.chaos_runs.definitions import TRANSFORMER
 from benchmarks.testbed.measurement_lock import alone
-from poseidon.data.databases.kinds import Backend
-from poseidon.data.databases.writer import open_writer
-from poseidon.data.datum import encode_datum
+from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.databases.writer import open_writer
+from poseidon.caffe.data.datum import encode_datum
 
 POSEIDON = [sys.executable, "-m", "poseidon"]
 TIMEOUT_S = 600

@@ -40,13 +40,13 @@ import torch
 from torch.nn import functional
 
 from poseidon import pycaffe
+from poseidon.caffe.data.prepare.shapes import draw_scene, write_detection_set
+from poseidon.caffe.proto.caffe_pb2 import LayerParameter, NetParameter
+from poseidon.caffe.proto.text import to_text
+from poseidon.caffe.snapshot.caffemodel import read_model, write_model
 from poseidon.cli.main import main as poseidon
-from poseidon.data.prepare.shapes import draw_scene, write_detection_set
-from poseidon.proto.caffe_pb2 import LayerParameter, NetParameter
-from poseidon.proto.text import to_text
 from poseidon.pycaffe import NetSpec
 from poseidon.pycaffe import layers as L
-from poseidon.snapshot.caffemodel import read_model, write_model
 from prototxt.backbones import Anchors
 from prototxt.faster_rcnn import generate as faster_rcnn
 from prototxt.pspnet import generate as pspnet

@@ -27,14 +27,14 @@ from poseidon.version import __version__
 
 if TYPE_CHECKING:
     from poseidon.cli.function import launch
-    from poseidon.engine.module.distribute import distribute, log, this_worker
-    from poseidon.engine.module.group import Group
-    from poseidon.engine.module.optimizer_group import OptimizerGroup
-    from poseidon.engine.module.rule_group import RuleGroup
-    from poseidon.engine.module.sampler import SharedSampler
-    from poseidon.engine.module.tables.rules import RowWiseAdaGrad
-    from poseidon.engine.module.tables.table import Table
-    from poseidon.engine.module.update_rules import (
+    from poseidon.torch.distribute import distribute, log, this_worker
+    from poseidon.torch.group import Group
+    from poseidon.torch.optimizer_group import OptimizerGroup
+    from poseidon.torch.rule_group import RuleGroup
+    from poseidon.torch.sampler import SharedSampler
+    from poseidon.torch.tables.rules import RowWiseAdaGrad
+    from poseidon.torch.tables.table import Table
+    from poseidon.torch.update_rules import (
         SGD,
         AdaDelta,
         AdaGrad,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
         ParameterGroup,
         RMSProp,
     )
-    from poseidon.engine.module.worker_context import ThisWorker
+    from poseidon.torch.worker_context import ThisWorker
 
 __all__ = [
     "SGD",
@@ -101,9 +101,7 @@ if not TYPE_CHECKING:
     _MODULE_OF = {
         "launch": "poseidon.cli.function",
         **{
-            name: f"poseidon.engine.module.{module}"
-            for module, names in _MODULES.items()
-            for name in names
+            name: f"poseidon.torch.{module}" for module, names in _MODULES.items() for name in names
         },
     }
 

@@ -17,16 +17,15 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType
 
+from poseidon.base.settings import put_on_python_path
 from poseidon.errors import UsageError
-from poseidon.settings import put_on_python_path
 
 NAMES = {
     "caffe": "poseidon.pycaffe",
     "caffe2.python.caffe2_pb2": "poseidon.caffe2.proto.caffe2_pb2",
-    "caffe2.python.onnx": "poseidon.export.onnx",
     "caffe2.python": "poseidon.caffe2",
     "caffe2.proto": "poseidon.caffe2.proto",
-    "caffe_pb2": "poseidon.proto.caffe_pb2",  # two modules with Caffe's messages exclude each other
+    "caffe_pb2": "poseidon.caffe.proto.caffe_pb2",  # two modules with Caffe's messages exclude each other
 }
 """Packages and modules by the names that scripts import; the first that fits counts."""
 ABSENT = {
@@ -91,7 +90,7 @@ class _Finder(MetaPathFinder, Loader):
 
 def _bound(name: str) -> str:
     """Return the bound name of a module that a package has under this name only: `from
-    caffe2.python import onnx` asks for `poseidon.caffe2.onnx`.
+    caffe2.python import caffe2_pb2` asks for `poseidon.caffe2.caffe2_pb2`.
     """
     for bound, real in NAMES.items():
         if name.startswith(f"{real}."):

@@ -27,9 +27,9 @@ from lightning.pytorch.utilities import rank_zero
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from poseidon.engine.module.ddp import reduce_by_exchange
-from poseidon.engine.module.distribute import current_context
-from poseidon.engine.module.trainer_logs import log_of_library
+from poseidon.torch.ddp import reduce_by_exchange
+from poseidon.torch.distribute import current_context
+from poseidon.torch.trainer_logs import log_of_library
 
 
 class PoseidonEnvironment(ClusterEnvironment):

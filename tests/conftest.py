@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.text_files import escaped
+from poseidon.base.text_files import escaped
 from tests.support import needs
 
 ROOT = Path(__file__).parents[1]

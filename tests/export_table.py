@@ -16,15 +16,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from poseidon.caffe.export.graph import OPSET, Exported
+from poseidon.caffe.export.net import export_net, inference_definition
+from poseidon.caffe.layers.base import LayerContext
+from poseidon.caffe.net.compile import compile_net, filter_phase
+from poseidon.caffe.net.net import Net
+from poseidon.caffe.proto.caffe_pb2 import TEST, NetState
+from poseidon.caffe.proto.definition import read_net
+from poseidon.caffe2.export.net import export_predictor
 from poseidon.errors import PoseidonError
-from poseidon.export.caffe2.net import export_predictor
-from poseidon.export.graph import OPSET, Exported
-from poseidon.export.net import export_net, inference_definition
-from poseidon.layers.base import LayerContext
-from poseidon.net.compile import compile_net, filter_phase
-from poseidon.net.net import Net
-from poseidon.proto.caffe_pb2 import TEST, NetState
-from poseidon.proto.definition import read_net
 from tests.corpus.random_inputs import random_inputs, with_random_inputs
 from tests.support.caffe2_nets import NETS, built, inputs_of, results
 from tests.support.needs import SHARED

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from poseidon.proto.caffe_pb2 import NetParameter
+from poseidon.caffe.proto.caffe_pb2 import NetParameter
 from poseidon.pycaffe import NetSpec
 from poseidon.pycaffe import layers as L
 from prototxt.backbones import Anchors

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import torch
 
+from poseidon.caffe.data.prepare.cifar10 import BUILT_IN, Cifar10Request, Prepared
+from poseidon.caffe.layers.registry import layer_class
+from poseidon.caffe.net.net_plan import plan_net
+from poseidon.caffe.proto.definition import read_net, read_solver
 from poseidon.cli.main import parse_arguments
-from poseidon.data.prepare.cifar10 import BUILT_IN, Cifar10Request, Prepared
 from poseidon.exchange.kinds import ExchangeKind
-from poseidon.layers.registry import layer_class
-from poseidon.net.net_plan import plan_net
-from poseidon.proto.definition import read_net, read_solver
 from ps_server import Consistency
 from tests.support.training import write_definitions
 from tests.support.training_processes import machinefile, poseidon

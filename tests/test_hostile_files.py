@@ -10,30 +10,30 @@ from pathlib import Path
 
 import pytest
 
+from poseidon.caffe.data.annotated import decode_annotated
+from poseidon.caffe.data.batches.images import read_image
+from poseidon.caffe.data.databases.leveldb_cursor import LevelDbCursor
+from poseidon.caffe.data.databases.lmdb_cursor import LmdbCursor
+from poseidon.caffe.data.datum import Decoding, decode
+from poseidon.caffe.data.label_map import read_label_map
+from poseidon.caffe.data.mean import read_mean
+from poseidon.caffe.data.prepare.annotations import AnnotationFormat, read_marked
+from poseidon.caffe.data.prepare.convert import read_mnist
+from poseidon.caffe.data.prepare.imageset import Conversion, to_datum
+from poseidon.caffe.export.formats import read_tensors
+from poseidon.caffe.layers.loss.classification_loss import read_matrix
+from poseidon.caffe.proto.caffe_pb2 import BlobProto
+from poseidon.caffe.proto.definition import read_net, read_solver
+from poseidon.caffe.snapshot.caffemodel import read_model
+from poseidon.caffe.snapshot.solverstate import read_head
+from poseidon.caffe2.export.files import VALUE_INFO, read_predictor
 from poseidon.caffe2.proto.caffe2_pb2 import NetDef, OperatorDef
 from poseidon.caffe2.utils import MakeArgument
-from poseidon.data.annotated import decode_annotated
-from poseidon.data.batches.images import read_image
-from poseidon.data.databases.leveldb_cursor import LevelDbCursor
-from poseidon.data.databases.lmdb_cursor import LmdbCursor
-from poseidon.data.datum import Decoding, decode
-from poseidon.data.label_map import read_label_map
-from poseidon.data.mean import read_mean
-from poseidon.data.prepare.annotations import AnnotationFormat, read_marked
-from poseidon.data.prepare.convert import read_mnist
-from poseidon.data.prepare.imageset import Conversion, to_datum
-from poseidon.engine.module.checkpoint_file import unpacked
-from poseidon.engine.module.tables.file import read_rows
 from poseidon.errors import PoseidonError
 from poseidon.exchange.auto.recorded import RecordedPlan
-from poseidon.export.caffe2.files import VALUE_INFO, read_predictor
-from poseidon.export.formats import read_tensors
-from poseidon.layers.loss.classification_loss import read_matrix
-from poseidon.metrics.trace_merge import read_trace
-from poseidon.proto.caffe_pb2 import BlobProto
-from poseidon.proto.definition import read_net, read_solver
-from poseidon.snapshot.caffemodel import read_model
-from poseidon.snapshot.solverstate import read_head
+from poseidon.observe.metrics.trace_merge import read_trace
+from poseidon.torch.checkpoint_file import unpacked
+from poseidon.torch.tables.file import read_rows
 from ps_server import RowRule, RowRuleKind, RowTableSpec
 
 

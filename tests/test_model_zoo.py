@@ -14,16 +14,16 @@ import torch
 from _pytest.mark import ParameterSet
 from google.protobuf import text_format
 
-from poseidon.layers.base import LayerContext
-from poseidon.layers.neuron.batch_norm import BatchNorm
-from poseidon.layers.registry import layer_class
-from poseidon.net.compile import compile_net
-from poseidon.net.net import Net
-from poseidon.net.net_plan import plan_net
-from poseidon.proto.caffe_pb2 import TEST, TRAIN, NetParameter, NetState
-from poseidon.proto.definition import read_net, read_solver
-from poseidon.proto.phase import filter_net
-from poseidon.snapshot.caffemodel import read_model, write_model
+from poseidon.caffe.layers.base import LayerContext
+from poseidon.caffe.layers.neuron.batch_norm import BatchNorm
+from poseidon.caffe.layers.registry import layer_class
+from poseidon.caffe.net.compile import compile_net
+from poseidon.caffe.net.net import Net
+from poseidon.caffe.net.net_plan import plan_net
+from poseidon.caffe.proto.caffe_pb2 import TEST, TRAIN, NetParameter, NetState
+from poseidon.caffe.proto.definition import read_net, read_solver
+from poseidon.caffe.proto.phase import filter_net
+from poseidon.caffe.snapshot.caffemodel import read_model, write_model
 
 FOLDER = Path(__file__).parents[1] / "prototxt"
 SCRIPTS = (

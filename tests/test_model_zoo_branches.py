@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from poseidon.layers.base import LayerContext
-from poseidon.net.compile import compile_net
-from poseidon.net.net import Net
-from poseidon.proto.caffe_pb2 import TEST, TRAIN, NetState
-from poseidon.proto.definition import read_net, read_solver
-from poseidon.proto.phase import filter_net
+from poseidon.caffe.layers.base import LayerContext
+from poseidon.caffe.net.compile import compile_net
+from poseidon.caffe.net.net import Net
+from poseidon.caffe.proto.caffe_pb2 import TEST, TRAIN, NetState
+from poseidon.caffe.proto.definition import read_net, read_solver
+from poseidon.caffe.proto.phase import filter_net
 
 FOLDER = Path(__file__).parents[1] / "prototxt"
 SOURCES = {

@@ -12,8 +12,8 @@ import pytest
 from google.protobuf import text_format
 
 import poseidon.pycaffe as caffe
-from poseidon.proto.caffe_pb2 import NetParameter
-from poseidon.proto.definition import read_net
+from poseidon.caffe.proto.caffe_pb2 import NetParameter
+from poseidon.caffe.proto.definition import read_net
 
 CLASSES = 21
 # Of the crops, the released models' own.

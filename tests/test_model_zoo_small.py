@@ -13,8 +13,8 @@ import pytest
 from google.protobuf import text_format
 
 import poseidon.pycaffe as caffe
-from poseidon.proto.caffe_pb2 import NetParameter, SolverParameter
-from poseidon.proto.definition import read_net, read_solver
+from poseidon.caffe.proto.caffe_pb2 import NetParameter, SolverParameter
+from poseidon.caffe.proto.definition import read_net, read_solver
 
 SOURCES = ("Data", "HDF5Data", "ImageData", "Input", "DummyData")
 NOISE = 'data_filler { type: "uniform" min: 0 max: 1 }'

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from poseidon.layers.base import LayerContext
-from poseidon.layers.neuron.batch_norm import BatchNorm
-from poseidon.net.compile import compile_net
-from poseidon.net.net import Net
-from poseidon.proto.caffe_pb2 import TEST, TRAIN, NetState
-from poseidon.proto.definition import read_net, read_solver
-from poseidon.snapshot.caffemodel import write_model
+from poseidon.caffe.layers.base import LayerContext
+from poseidon.caffe.layers.neuron.batch_norm import BatchNorm
+from poseidon.caffe.net.compile import compile_net
+from poseidon.caffe.net.net import Net
+from poseidon.caffe.proto.caffe_pb2 import TEST, TRAIN, NetState
+from poseidon.caffe.proto.definition import read_net, read_solver
+from poseidon.caffe.snapshot.caffemodel import write_model
 from tests.support import opencv
 
 FOLDER = Path(__file__).parents[1] / "prototxt" / "ssd"

@@ -92,7 +92,7 @@ def installed(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
         repository,
         folder / "checkout",
         ignore=lambda at, names: (
-            skipped(at, names) - ({"data"} if at.endswith("poseidon") else set())
+            skipped(at, names) - ({"data"} if at.endswith("poseidon/caffe") else set())
         ),
     )
     run(folder / "checkout", sys.executable, "-c", BUILD.format("sdist"))
@@ -284,7 +284,7 @@ def test_a_checkout_named_poseidon_is_no_package_in_the_folder_that_has_it(
     repository: Path, tmp_path: Path
 ) -> None:
     checkout, site = tmp_path / "poseidon", tmp_path / "site"
-    (checkout / "poseidon").mkdir(parents=True)
+    (checkout / "poseidon" / "base").mkdir(parents=True)
     for name in (
         "setup.py",
         "pyproject.toml",
@@ -293,8 +293,9 @@ def test_a_checkout_named_poseidon_is_no_package_in_the_folder_that_has_it(
         "poseidon/__init__.py",
         "poseidon/binding.py",
         "poseidon/errors.py",
-        "poseidon/output_lines.py",
-        "poseidon/settings.py",
+        "poseidon/base/__init__.py",
+        "poseidon/base/output_lines.py",
+        "poseidon/base/settings.py",
         "poseidon/version.py",
     ):
         shutil.copy(repository / name, checkout / name)

@@ -2,7 +2,7 @@
 layer types.
 
 Law: the fields, their types and defaults come from the compiled schema. Their descriptions are
-the comments of `poseidon/proto/caffe.proto`. A message has one place; the types of fields link to
+the comments of `poseidon/caffe/proto/caffe.proto`. A message has one place; the types of fields link to
 it.
 """
 
@@ -20,9 +20,9 @@ from pathlib import Path
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
-from poseidon.layers.registry import known_types, layer_class
-from poseidon.proto import caffe_pb2
-from poseidon.proto.caffe_pb2 import LayerParameter
+from poseidon.caffe.layers.registry import known_types, layer_class
+from poseidon.caffe.proto import caffe_pb2
+from poseidon.caffe.proto.caffe_pb2 import LayerParameter
 from poseidon.pycaffe.net_spec import param_name_dict
 from tests.support.compatibility import BLOCKS, NOT_OF_TYPE, effect
 
@@ -40,7 +40,7 @@ GROUPS = {
     "ssd": ("Detection layers", "Layers of SSD."),
 }
 """The title and the first sentence of each page of layers, by its sub-package of
-`poseidon.layers`.
+`poseidon.caffe.layers`.
 """
 MESSAGES = {
     "net": (
@@ -129,7 +129,7 @@ def _types(group: str) -> list[str]:
 
 
 def _group(kind: str) -> str:
-    part = layer_class(kind).__module__.removeprefix("poseidon.layers.").partition(".")[0]
+    part = layer_class(kind).__module__.removeprefix("poseidon.caffe.layers.").partition(".")[0]
     return part if part in GROUPS else "common"  # Python
 
 
@@ -240,7 +240,7 @@ def _comments() -> dict[tuple[str, str], str]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "descriptors")
         command = [sys.executable, "-m", "grpc_tools.protoc", "-I.", "--include_source_info"]
-        command += [f"--descriptor_set_out={path}", "poseidon/proto/caffe.proto"]
+        command += [f"--descriptor_set_out={path}", "poseidon/caffe/proto/caffe.proto"]
         subprocess.run(command, cwd=ROOT, check=True, timeout=60)
         (file,) = FileDescriptorSet.FromString(path.read_bytes()).file
     found = {}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from benchmarks.bottleneck_cases.definitions import Data, NetShape
-from poseidon.dashboard.bottleneck import Bottleneck, Cause
+from poseidon.observe.dashboard.bottleneck import Bottleneck, Cause
 
 
 class Role(Enum):

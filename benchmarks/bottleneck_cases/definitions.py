@@ -14,9 +14,9 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from poseidon.data.databases.kinds import Backend
-from poseidon.data.databases.writer import open_writer
-from poseidon.proto.caffe_pb2 import Datum
+from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.databases.writer import open_writer
+from poseidon.caffe.proto.caffe_pb2 import Datum
 
 MODULE = "bottleneck_layers"
 LAYERS = '''

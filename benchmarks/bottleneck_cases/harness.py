@@ -23,8 +23,8 @@ import psutil
 from benchmarks.bottleneck_cases.cases import Case, Injected
 from benchmarks.bottleneck_cases.definitions import LAYERS, MODULE, SOLVER, write_pictures
 from benchmarks.testbed import links
-from poseidon.dashboard.bottleneck import Bottleneck, Cause
-from poseidon.dashboard.folders import JobFolder
+from poseidon.observe.dashboard.bottleneck import Bottleneck, Cause
+from poseidon.observe.dashboard.folders import JobFolder
 from tests.support.ssh_hosts import SshHost, SshHosts, clean_environment
 
 START_LIMIT_S = 90.0

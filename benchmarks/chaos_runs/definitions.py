@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from poseidon.data.databases.kinds import Backend
-from poseidon.data.databases.writer import open_writer
-from poseidon.data.datum import encode_datum
+from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.databases.writer import open_writer
+from poseidon.caffe.data.datum import encode_datum
 
 RECORDS = 240
 NET = """

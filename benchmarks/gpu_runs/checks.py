@@ -18,15 +18,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.gpu_runs.jobs import TIMEOUT_S, TOKEN, Body, How, lone_worker, shard_threads, train
-from poseidon.engine.module.distribute import join
-from poseidon.engine.module.group import Group
-from poseidon.engine.module.tensors import DistributeOptions
-from poseidon.engine.module.update_rules import SGD
 from poseidon.errors import PoseidonError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.local.nccl import GroupTensors
 from poseidon.exchange.local.process_group import Backend, Rendezvous
 from poseidon.exchange.side_stream import SideStream
+from poseidon.torch.distribute import join
+from poseidon.torch.group import Group
+from poseidon.torch.tensors import DistributeOptions
+from poseidon.torch.update_rules import SGD
 from ps_server.network import Network
 
 STEPS, BATCH = 5, 8

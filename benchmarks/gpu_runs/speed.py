@@ -18,10 +18,10 @@ from benchmarks.gpu_runs.checks import autocast
 from benchmarks.gpu_runs.jobs import lone_worker, shard_process
 from benchmarks.gpu_runs.nets import DeviceNet
 from benchmarks.testbed.tables import Table
-from poseidon.engine.module.distribute import join
-from poseidon.engine.module.tensors import DistributeOptions
-from poseidon.engine.module.update_rules import SGD
 from poseidon.exchange.kinds import ExchangeKind
+from poseidon.torch.distribute import join
+from poseidon.torch.tensors import DistributeOptions
+from poseidon.torch.update_rules import SGD
 
 RATE, MOMENTUM, DECAY = 1e-4, 0.9, 5e-4
 WARM = 3

@@ -19,7 +19,7 @@ from benchmarks.simulation.event_queue import (
     SerialResource,
     Urgency,
 )
-from poseidon.plan.scenario import Scenario, parts
+from poseidon.observe.plan.scenario import Scenario, parts
 
 QUANTUM_S = 0.002
 """The time slice of a processor: longer work is preempted, as in an operating system."""

@@ -12,7 +12,7 @@ from functools import partial
 
 from benchmarks.simulation.cluster import Cluster, Home
 from benchmarks.simulation.event_queue import Action, SerialResource, Urgency
-from poseidon.plan.scenario import Factors, LayerLoad, buckets
+from poseidon.observe.plan.scenario import Factors, LayerLoad, buckets
 
 Arrived = Callable[[int], None]
 FACTORS = "factors"

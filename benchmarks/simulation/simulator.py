@@ -1,6 +1,6 @@
 """A simulation of an iteration: the passes of one worker as events, until they repeat.
 
-`poseidon plan` has a formula for the same scenario (`poseidon/plan/iteration.py`). The simulation
+`poseidon plan` has a formula for the same scenario (`poseidon/observe/plan/iteration.py`). The simulation
 also has what a formula lacks: the order of messages, and shards that wait for the last worker's
 part of a chunk, which counts with hundreds of hosts.
 """
@@ -13,8 +13,8 @@ from functools import partial
 from benchmarks.simulation.cluster import Cluster
 from benchmarks.simulation.event_queue import Action
 from benchmarks.simulation.schemes import FactorScheme, RingScheme, ServerScheme
-from poseidon.plan.iteration import Iteration, local_steps
-from poseidon.plan.scenario import Exchange, LayerLoad, Scenario, loads
+from poseidon.observe.plan.iteration import Iteration, local_steps
+from poseidon.observe.plan.scenario import Exchange, LayerLoad, Scenario, loads
 
 ITERATIONS = 4
 """Number of simulated iterations. The first find the links idle; the last one is measured."""

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from benchmarks.gpu_runs.nets import Gpt, GptShape
 from benchmarks.torch_models import AlexNet, ResNet50
-from poseidon.plan.shapes import LayerShape, module_layers
+from poseidon.observe.plan.shapes import LayerShape, module_layers
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKENS = 128

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from poseidon.plan.shapes import LayerShape, Shape, shares_of_work
+from poseidon.observe.plan.shapes import LayerShape, Shape, shares_of_work
 
 FORWARD_PART = 1 / 3
 VALUE = 0.01

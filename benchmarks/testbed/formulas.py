@@ -25,7 +25,7 @@ from poseidon.exchange.build import plan_exchange
 from poseidon.exchange.cost import ExchangePlan
 from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.membership import Membership
-from poseidon.plan.shapes import LayerShape, elements
+from poseidon.observe.plan.shapes import LayerShape, elements
 from ps_server.network import Network
 
 ELEMENT_BYTES = 4

@@ -34,8 +34,8 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parameters_to_vector
 
-from poseidon.plan.scenario import low_rank_elements
-from poseidon.plan.shapes import LayerShape
+from poseidon.observe.plan.scenario import low_rank_elements
+from poseidon.observe.plan.shapes import LayerShape
 
 ELEMENT_BYTES, HALF_BYTES = 4, 2
 PLAIN_ITERATIONS = 2

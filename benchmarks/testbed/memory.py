@@ -10,7 +10,7 @@ from benchmarks.testbed.errors import TestbedError
 from benchmarks.testbed.hooks import Hook, HookKind
 from benchmarks.testbed.tables import megabytes
 from benchmarks.testbed.worker_settings import DdpSettings, PoseidonSettings, TrainingSettings
-from poseidon.plan.shapes import elements
+from poseidon.observe.plan.shapes import elements
 
 ELEMENT_BYTES = 4
 PROCESS_BYTES = 200_000_000

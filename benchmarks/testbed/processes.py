@@ -22,8 +22,8 @@ from benchmarks.testbed.errors import TestbedError
 from benchmarks.testbed.hosts import Host
 from benchmarks.testbed.links import INTERFACE
 from benchmarks.testbed.template import Forked, Template
+from poseidon.base.settings import inherited_environment
 from poseidon.launcher.processes import child_environment
-from poseidon.settings import inherited_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 LAST_WORDS = 12

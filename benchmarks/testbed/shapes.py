@@ -1,6 +1,6 @@
 """The shapes of the nets that measurements emulate, read from their definitions.
 
-`poseidon/plan/shapes.py` says what a shape holds.
+`poseidon/observe/plan/shapes.py` says what a shape holds.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
-from poseidon.layers.base import LayerContext
-from poseidon.net.compile import compile_net
-from poseidon.plan.shapes import LayerShape, Shape, net_layers
-from poseidon.proto.caffe_pb2 import TEST, NetState
-from poseidon.proto.definition import read_net
+from poseidon.caffe.layers.base import LayerContext
+from poseidon.caffe.net.compile import compile_net
+from poseidon.caffe.proto.caffe_pb2 import TEST, NetState
+from poseidon.caffe.proto.definition import read_net
+from poseidon.observe.plan.shapes import LayerShape, Shape, net_layers
 
 ROOT = Path(__file__).resolve().parents[2]
 CLASSES_22K = 21841

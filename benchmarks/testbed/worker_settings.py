@@ -11,7 +11,7 @@ from benchmarks.testbed.shapes import from_json, to_json
 from poseidon.errors import UsageError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
-from poseidon.plan.shapes import LayerShape
+from poseidon.observe.plan.shapes import LayerShape
 from ps_server import Precision
 
 EXCHANGES = tuple(kind.value for kind in ExchangeKind if kind is not ExchangeKind.LOCAL)

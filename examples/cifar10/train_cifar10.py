@@ -34,24 +34,24 @@ if __name__ == "__main__" and not {"-h", "--help"} & set(sys.argv):
     # The imports take seconds, on a busy machine many.
     print("train_cifar10.py: loading torch", file=sys.stderr, flush=True)
 
+from poseidon.base.settings import read_settings
+from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.prepare.cifar10 import Cifar10Request
+from poseidon.caffe.proto.caffe_pb2 import DataParameter
+from poseidon.caffe.proto.definition import read_net, read_solver
+from poseidon.caffe.proto.text import to_text
+from poseidon.caffe.solver.settings import solver_settings
+from poseidon.caffe.tools.preflight import check_nets
 from poseidon.cli.main import main as poseidon
 from poseidon.cli.main import parse_arguments
 from poseidon.cli.parsers.data import DATA
 from poseidon.cli.prepare_cifar10 import prepare_and_print
 from poseidon.cluster.jobs.registry import new_job_id
 from poseidon.cluster.machinefile import read_machinefile
-from poseidon.data.databases.kinds import Backend
-from poseidon.data.prepare.cifar10 import Cifar10Request
-from poseidon.engine.tools.preflight import check_nets
 from poseidon.errors import PoseidonError, UsageError
 from poseidon.flags.shared import BACKENDS
 from poseidon.flags.values import one_of
 from poseidon.launcher.job_folder import remove_unused
-from poseidon.proto.caffe_pb2 import DataParameter
-from poseidon.proto.definition import read_net, read_solver
-from poseidon.proto.text import to_text
-from poseidon.settings import read_settings
-from poseidon.solvers.settings import solver_settings
 
 HERE = Path(__file__).resolve().parent
 RUN_LOCAL = HERE / "run_local.py"

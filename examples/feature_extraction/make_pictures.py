@@ -23,9 +23,9 @@ use_environment()
 
 import cv2
 
-from poseidon.data.databases.cursor import open_cursor, records
-from poseidon.data.databases.kinds import require
-from poseidon.data.datum import decode
+from poseidon.caffe.data.databases.cursor import open_cursor, records
+from poseidon.caffe.data.databases.kinds import require
+from poseidon.caffe.data.datum import decode
 from poseidon.errors import PoseidonError
 
 COUNT = 200

@@ -21,10 +21,10 @@ use_environment()
 
 import numpy as np
 
-from poseidon.data.databases.cursor import open_cursor, records
-from poseidon.data.databases.kinds import require
+from poseidon.caffe.data.databases.cursor import open_cursor, records
+from poseidon.caffe.data.databases.kinds import require
+from poseidon.caffe.proto.caffe_pb2 import Datum
 from poseidon.errors import DataError, PoseidonError, UsageError
-from poseidon.proto.caffe_pb2 import Datum
 
 SHOWN = 10
 

@@ -17,11 +17,11 @@ from poseidon.cli.checkout import use_environment
 
 use_environment()
 
-from poseidon.data.databases.kinds import Backend
-from poseidon.data.prepare.annoset import Annotations, convert_annoset
-from poseidon.data.prepare.annotations import AnnotationFormat
-from poseidon.data.prepare.imageset import Conversion
-from poseidon.data.prepare.shapes import write_detection_set
+from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.prepare.annoset import Annotations, convert_annoset
+from poseidon.caffe.data.prepare.annotations import AnnotationFormat
+from poseidon.caffe.data.prepare.imageset import Conversion
+from poseidon.caffe.data.prepare.shapes import write_detection_set
 from poseidon.errors import PoseidonError
 
 # The number of images of each part, and the number of its first scene.

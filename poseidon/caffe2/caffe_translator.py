@@ -12,6 +12,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from poseidon.base.output_lines import visible_line
+from poseidon.caffe.proto.definition import read_net
+from poseidon.caffe.snapshot.caffemodel import read_model
 from poseidon.caffe2 import core
 from poseidon.caffe2.proto.caffe2_pb2 import NetDef, TensorProtos
 from poseidon.caffe2.translation import layers as _layers  # noqa: F401 - registers translators
@@ -21,11 +24,8 @@ from poseidon.caffe2.translation.registry import (
     TranslatorRegistry,
     translate,
 )
+from poseidon.engine.snapshots.files import write_atomically
 from poseidon.errors import PoseidonError
-from poseidon.output_lines import visible_line
-from poseidon.proto.definition import read_net
-from poseidon.snapshot.caffemodel import read_model
-from poseidon.snapshot.files import write_atomically
 
 __all__ = [
     "AddArgument",

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from poseidon.base.settings import expanded
 from poseidon.caffe2 import _import_c_extension as C
 from poseidon.caffe2 import core, scope, workspace
 from poseidon.caffe2.dataio import Reader
 from poseidon.caffe2.dataset import Dataset
 from poseidon.caffe2.schema import from_column_list
-from poseidon.settings import expanded
 
 
 class DBFileReader(Reader):

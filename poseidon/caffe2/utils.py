@@ -14,11 +14,11 @@ import numpy as np
 from google.protobuf import text_format
 from google.protobuf.message import DecodeError, Message
 
+from poseidon.base.text_files import decoded
+from poseidon.caffe.proto.blob import packed
 from poseidon.caffe2 import workspace
 from poseidon.caffe2.proto import caffe2_pb2
 from poseidon.caffe2.runtime.values import from_proto, from_value
-from poseidon.proto.blob import packed
-from poseidon.text_files import decoded
 
 _FLOATS = (float, np.floating)
 _INTS = (int, np.integer, np.bool_)

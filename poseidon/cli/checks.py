@@ -11,12 +11,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from poseidon.base.hints import own_command
+from poseidon.caffe.data.databases.kinds import require
 from poseidon.cluster.machinefile import missing_machinefile
-from poseidon.data.databases.kinds import require
 from poseidon.errors import DataError, DefinitionError, SnapshotError, UsageError, counted
 from poseidon.flags.flag import Flag, Opens
 from poseidon.flags.values import paths
-from poseidon.hints import own_command
 
 CAFFE_ARGUMENTS = "WEIGHTS NET BLOBS DATABASES NUM_MINI_BATCHES DB_TYPE [CPU/GPU] [DEVICE_ID]"
 """The arguments of Caffe's extract_features."""
@@ -47,7 +47,7 @@ def check_models(models: Sequence[Path], flag: str) -> None:
     """
     for path in models:
         if not path.is_file():
-            folders = import_module("poseidon.data.prepare.model_folder")
+            folders = import_module("poseidon.caffe.data.prepare.model_folder")
             raise SnapshotError(f"{flag}: there is no file {path}{folders.how_to_fetch(path)}")
 
 

@@ -8,13 +8,13 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from poseidon.base.foreign_files import read_definition
+from poseidon.base.text_files import text_of
+from poseidon.caffe.proto.caffe_pb2 import TEST
+from poseidon.caffe.tools.classification import PictureScores
+from poseidon.caffe.tools.solo import NetRequest, open_net
 from poseidon.cli.net_requests import one_device
-from poseidon.engine.tools.classification import PictureScores
-from poseidon.engine.tools.solo import NetRequest, open_net
 from poseidon.errors import DataError
-from poseidon.foreign_files import read_definition
-from poseidon.proto.caffe_pb2 import TEST
-from poseidon.text_files import text_of
 from ps_server.numerics import prepare_process
 
 

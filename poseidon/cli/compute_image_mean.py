@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from contextlib import closing
 
+from poseidon.caffe.data.databases.cursor import open_cursor
+from poseidon.caffe.data.databases.kinds import Backend, require, require_kind
+from poseidon.caffe.data.mean import compute_mean, write_mean
 from poseidon.cli.progress_bar import progress_bar
-from poseidon.data.databases.cursor import open_cursor
-from poseidon.data.databases.kinds import Backend, require, require_kind
-from poseidon.data.mean import compute_mean, write_mean
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import argparse
 
+from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.prepare.annoset import Annotations, convert_annoset
+from poseidon.caffe.data.prepare.annotations import AnnotationFormat
+from poseidon.caffe.data.prepare.imageset import Conversion
 from poseidon.cli.progress_bar import progress_bar
-from poseidon.data.databases.kinds import Backend
-from poseidon.data.prepare.annoset import Annotations, convert_annoset
-from poseidon.data.prepare.annotations import AnnotationFormat
-from poseidon.data.prepare.imageset import Conversion
 from poseidon.errors import UsageError
 
 

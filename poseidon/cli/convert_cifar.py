@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import argparse
 
+from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.prepare.cifar10 import Cifar10Request
 from poseidon.cli.prepare_cifar10 import prepare_and_print
-from poseidon.data.databases.kinds import Backend
-from poseidon.data.prepare.cifar10 import Cifar10Request
 
 
 def run(arguments: argparse.Namespace) -> int:

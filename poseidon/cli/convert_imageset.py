@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
+from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.prepare.imageset import Conversion, convert_imageset
 from poseidon.cli.progress_bar import progress_bar
-from poseidon.data.databases.kinds import Backend
-from poseidon.data.prepare.imageset import Conversion, convert_imageset
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
+from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.prepare.convert import convert_mnist
+from poseidon.caffe.proto.paths import repository_root
 from poseidon.cli.progress_bar import progress_bar
-from poseidon.data.databases.kinds import Backend
-from poseidon.data.prepare.convert import convert_mnist
-from poseidon.proto.paths import repository_root
 
 
 def run(arguments: argparse.Namespace) -> int:

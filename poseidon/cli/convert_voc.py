@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import argparse
 
+from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.prepare.voc import VocRequest, convert_voc
 from poseidon.cli.progress_bar import progress_bar
-from poseidon.data.databases.kinds import Backend
-from poseidon.data.prepare.voc import VocRequest, convert_voc
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -6,17 +6,17 @@ import argparse
 import secrets
 from pathlib import Path
 
+from poseidon.base.settings import read_settings
 from poseidon.cluster.jobs.registry import Registry
 from poseidon.cluster.machinefile import HIGHEST_PORT, is_loopback
 from poseidon.errors import UsageError
 from poseidon.launcher.job_folder import OUTPUT, local_records
-from poseidon.settings import read_settings
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve the page until Ctrl-C."""
     try:
-        from poseidon.dashboard.serve import serve
+        from poseidon.observe.dashboard.serve import serve
     except ImportError as error:
         raise UsageError(
             f"the dashboard needs packages that are not installed ({error}): pip install "

@@ -6,16 +6,16 @@ import argparse
 import shlex
 from pathlib import Path
 
+from poseidon.base.hints import own_command, short_path
+from poseidon.caffe.export.deploy import deploy_net
+from poseidon.caffe.layers.base import times
+from poseidon.caffe.layers.user_modules import import_modules
+from poseidon.caffe.net.compile import filter_phase
+from poseidon.caffe.proto.caffe_pb2 import TEST, TransformationParameter
+from poseidon.caffe.proto.definition import read_net
+from poseidon.caffe.proto.text import to_text
+from poseidon.engine.snapshots.files import write_atomically
 from poseidon.errors import UsageError
-from poseidon.export.deploy import deploy_net
-from poseidon.hints import own_command, short_path
-from poseidon.layers.base import times
-from poseidon.layers.user_modules import import_modules
-from poseidon.net.compile import filter_phase
-from poseidon.proto.caffe_pb2 import TEST, TransformationParameter
-from poseidon.proto.definition import read_net
-from poseidon.proto.text import to_text
-from poseidon.snapshot.files import write_atomically
 
 
 def run(arguments: argparse.Namespace) -> int:

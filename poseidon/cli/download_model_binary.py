@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from poseidon.caffe.data.prepare.model_folder import fetch_model, is_complete, read_model_folder
 from poseidon.cli.progress_bar import progress_bar
-from poseidon.data.prepare.model_folder import fetch_model, is_complete, read_model_folder
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -6,15 +6,15 @@ import argparse
 
 import pydot
 
-from poseidon.engine.tools.preflight import runs_users_code
+from poseidon.caffe.layers.base import LayerContext, Shape
+from poseidon.caffe.net.compile import checked_layers
+from poseidon.caffe.proto.definition import NetDefinition, read_net
+from poseidon.caffe.proto.phase import filter_net
+from poseidon.caffe.tools.preflight import runs_users_code
+from poseidon.engine.snapshots.files import write_atomically
 from poseidon.errors import UsageError
-from poseidon.layers.base import LayerContext, Shape
-from poseidon.net.compile import checked_layers
-from poseidon.proto.definition import NetDefinition, read_net
-from poseidon.proto.phase import filter_net
 from poseidon.pycaffe.draw import extension_of, get_pydot_graph, render
 from poseidon.pycaffe.net_picture import picture_graph
-from poseidon.snapshot.files import write_atomically
 
 VECTOR_FORMATS = ("svg", "pdf", "ps", "eps")
 DPI = 150

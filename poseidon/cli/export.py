@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import argparse
 
+from poseidon.caffe.export.formats import check_suffix, open_for_inference, write_net
+from poseidon.caffe.export.modules import (
+    CHECKPOINT,
+    names_module,
+    write_checkpoint_tensors,
+    write_module,
+)
+from poseidon.caffe2.export.files import is_caffe2, read_predictor
+from poseidon.caffe2.export.formats import write_predictor
 from poseidon.errors import UsageError
-from poseidon.export.caffe2.files import is_caffe2, read_predictor
-from poseidon.export.caffe2.formats import write_predictor
-from poseidon.export.formats import check_suffix, open_for_inference, write_net
-from poseidon.export.modules import CHECKPOINT, names_module, write_checkpoint_tensors, write_module
 
 
 def run(arguments: argparse.Namespace) -> int:

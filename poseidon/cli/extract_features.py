@@ -9,15 +9,15 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from poseidon import glog
+from poseidon.base import glog
+from poseidon.caffe.data.progress_reports import EXTRACTING
+from poseidon.caffe.launch.extraction_job import check_extraction, run_extraction_job
+from poseidon.caffe.tools.extraction import Extraction
+from poseidon.caffe.tools.extractor import run_extraction
 from poseidon.cli.net_requests import one_device
 from poseidon.cli.progress_bar import progress_bar
-from poseidon.data.progress_reports import EXTRACTING
-from poseidon.engine.tools.extraction import Extraction
-from poseidon.engine.tools.extractor import run_extraction
 from poseidon.flags.flag import values_of
 from poseidon.flags.values import parts, paths
-from poseidon.launcher.extraction_job import check_extraction, run_extraction_job
 from poseidon.launcher.request import ExtractionRequest
 from ps_server.numerics import prepare_process
 

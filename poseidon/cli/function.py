@@ -33,7 +33,7 @@ import linecache
 import sys
 
 import cloudpickle
-from poseidon.engine.module.distribute import name_lines_of
+from poseidon.torch.distribute import name_lines_of
 
 sys.path.extend(path for path in {paths!r} if path not in sys.path)
 name_lines_of({filename!r}, {label!r})
@@ -126,7 +126,7 @@ def _read(flags: dict[str, object], script: str) -> argparse.Namespace:
 
 def _is_worker() -> bool:
     """Return whether this process is a worker of a job; imports nothing."""
-    loaded = sys.modules.get("poseidon.engine.module.distribute")
+    loaded = sys.modules.get("poseidon.torch.distribute")
     return loaded is not None and loaded.current_context().folder is not None
 
 

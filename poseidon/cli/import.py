@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import logging
 
+from poseidon.caffe.export.formats import import_weights, read_tensors
+from poseidon.caffe.export.net import inference_definition
+from poseidon.caffe.net.compile import filter_phase
+from poseidon.caffe.proto.caffe_pb2 import TEST
+from poseidon.caffe.proto.definition import read_net
 from poseidon.errors import counted
-from poseidon.export.formats import import_weights, read_tensors
-from poseidon.export.net import inference_definition
-from poseidon.net.compile import filter_phase
-from poseidon.proto.caffe_pb2 import TEST
-from poseidon.proto.definition import read_net
 
 LOGGER = logging.getLogger(__name__)
 

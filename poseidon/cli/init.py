@@ -6,15 +6,15 @@ import argparse
 import shlex
 from pathlib import Path
 
-from poseidon.errors import UsageError, nearest
-from poseidon.hints import own_command, own_python
-from poseidon.proto.projects import (
+from poseidon.base.hints import own_command, own_python
+from poseidon.caffe.proto.projects import (
     project_files,
     project_title,
     projects,
     training_commands,
     write_project,
 )
+from poseidon.errors import UsageError, nearest
 
 ALIASES = {"mnist": "lenet"}
 

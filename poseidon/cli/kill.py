@@ -8,16 +8,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from poseidon.base.hints import own_command
+from poseidon.base.settings import read_settings
 from poseidon.cluster.jobs.kill import KillTimeouts, job_processes, owner_of
 from poseidon.cluster.jobs.registry import EXTRACTION, JobRecord, Registry, check_job_id
 from poseidon.cluster.jobs.remote_hosts import AgentOf
 from poseidon.cluster.jobs.stop import StopTargets, jobs_by_id, jobs_of_hostfile, stop_jobs
 from poseidon.cluster.machinefile import read_machinefile
 from poseidon.errors import JobError, PoseidonError, UsageError
-from poseidon.hints import own_command
 from poseidon.launcher.job_folder import ended_job, local_records, meant_job
 from poseidon.launcher.site import ssh_agents
-from poseidon.settings import read_settings
 
 _SSH_CONFIG = "--ssh_config="
 MOST_PROBLEMS = 3

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 
+from poseidon.base.settings import read_settings
 from poseidon.cluster.jobs.kill import live_process
 from poseidon.cluster.jobs.registry import Registry
 from poseidon.cluster.jobs.requests import HostRequest, RequestFiles
 from poseidon.errors import UsageError
 from poseidon.launcher.job_folder import running_job
-from poseidon.settings import read_settings
 
 ANSWER_S = 60.0
 

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
+from poseidon.base.foreign_files import open_in
 from poseidon.errors import JobError, UsageError
-from poseidon.foreign_files import open_in
 from poseidon.launcher.job_folder import LogLines, is_running, job_folder, log_paths
-from poseidon.metrics.log_merge import merge_logs
+from poseidon.observe.metrics.log_merge import merge_logs
 
 LOOK_S = 0.2
 

@@ -19,15 +19,15 @@ from importlib import import_module
 from types import FrameType
 from typing import Any, TextIO
 
+from poseidon.base.hints import own_command
+from poseidon.base.output_lines import visible, visible_line
+from poseidon.base.settings import let_waiting_threads_sleep, name_user
 from poseidon.cli.checkout import PACKAGES, is_checkout, use_environment
 from poseidon.cli.checks import check
 from poseidon.cli.parsers import data, jobs, nets, watch
 from poseidon.cli.parsers.form import Command
 from poseidon.cli.parsers.layout import overview
 from poseidon.errors import PoseidonError, described, limit_reached, nearest, out_of_memory
-from poseidon.hints import own_command
-from poseidon.output_lines import visible, visible_line
-from poseidon.settings import let_waiting_threads_sleep, name_user
 from poseidon.version import __version__
 from ps_server.importing import collector_paused
 from ps_server.process_environment import raise_file_limit
@@ -168,7 +168,7 @@ def _problem_of_own_layers(parsed: argparse.Namespace, error: Exception) -> str 
     """Return a sentence about an exception in a module of `--import`; None for another one."""
     if not getattr(parsed, "imports", ""):
         return None
-    modules = import_module("poseidon.layers.user_modules")
+    modules = import_module("poseidon.caffe.layers.user_modules")
     location: str = modules.location_in(parsed.imports, error)
     return f"{location}: {described(error)}" if location else None
 
@@ -250,7 +250,7 @@ def _prepare_streams() -> None:
 
 
 class _VisibleStream:
-    """A stream on which control characters are escapes; see `poseidon.output_lines`.
+    """A stream on which control characters are escapes; see `poseidon.base.output_lines`.
 
     Attributes:
         unescaped: the stream itself, for what moves the cursor on purpose.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from poseidon.caffe.data.databases.writer import refuse_existing
+from poseidon.caffe.data.prepare.imageset import Conversion
 from poseidon.caffe2.images.pictures import find_pictures, make_database, make_two_class
 from poseidon.cli.progress_bar import progress_bar
-from poseidon.data.databases.writer import refuse_existing
-from poseidon.data.prepare.imageset import Conversion
 
 MESSAGES = {"caffe2": "TensorProtos", "caffe": "Datums"}
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 
+from poseidon.caffe.layers.user_modules import import_modules
+from poseidon.caffe.proto.caffe_pb2 import Phase
+from poseidon.caffe.tools.solo import NetRequest
 from poseidon.cluster.job_plan import devices_from_flag
-from poseidon.engine.tools.solo import NetRequest
-from poseidon.layers.user_modules import import_modules
-from poseidon.proto.caffe_pb2 import Phase
 
 
 def net_request(flags: argparse.Namespace) -> NetRequest:

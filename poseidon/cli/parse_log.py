@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import argparse
 
+from poseidon.engine.snapshots.files import make_folder, write_atomically
 from poseidon.errors import UsageError
 from poseidon.launcher.job_folder import find_training_log, read_training_log
-from poseidon.metrics.training_log import as_csv
-from poseidon.snapshot.files import make_folder, write_atomically
+from poseidon.observe.metrics.training_log import as_csv
 
 
 def run(arguments: argparse.Namespace) -> int:

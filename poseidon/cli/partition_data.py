@@ -8,15 +8,15 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from poseidon.caffe.data.databases.kinds import Backend, require_kind
+from poseidon.caffe.data.prepare.part_files import is_divided
+from poseidon.caffe.data.prepare.split import partition_data
+from poseidon.caffe.data.progress_reports import Report
+from poseidon.caffe.launch.data_distribution import distribute
 from poseidon.cli.progress_bar import progress_bar
 from poseidon.cluster.machinefile import Host, read_machinefile
 from poseidon.cluster.ssh.settings import SshSettings
-from poseidon.data.databases.kinds import Backend, require_kind
-from poseidon.data.prepare.part_files import is_divided
-from poseidon.data.prepare.split import partition_data
-from poseidon.data.progress_reports import Report
 from poseidon.errors import UsageError
-from poseidon.launcher.data_distribution import distribute
 
 DEFAULT_PARTS = 2
 

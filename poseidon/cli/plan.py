@@ -11,17 +11,23 @@ from pathlib import Path
 
 import torch
 
+from poseidon.base.hints import own_command
 from poseidon.cli.doctor import UNITS, over_ssh
 from poseidon.cli.progress_bar import progress_bar
 from poseidon.cluster.machinefile import Host, has_remote_hosts, read_machinefile
 from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.errors import JobError, UsageError
-from poseidon.hints import own_command
-from poseidon.plan.cluster_probe import MOST_HOSTS, Network, local_costs, probe_costs, probe_links
-from poseidon.plan.costs import HostCosts
-from poseidon.plan.forecast import PlannedCluster, forecast, recommend
-from poseidon.plan.report import plan_fields, plan_lines
-from poseidon.plan.sources import Training, training_of_module, training_of_net
+from poseidon.observe.plan.cluster_probe import (
+    MOST_HOSTS,
+    Network,
+    local_costs,
+    probe_costs,
+    probe_links,
+)
+from poseidon.observe.plan.costs import HostCosts
+from poseidon.observe.plan.forecast import PlannedCluster, forecast, recommend
+from poseidon.observe.plan.report import plan_fields, plan_lines
+from poseidon.observe.plan.sources import Training, training_of_module, training_of_net
 from ps_server.protocol.settings import MAX_WORKERS
 
 LATENCY_S = 50e-6

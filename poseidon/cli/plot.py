@@ -6,11 +6,20 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from poseidon.base.text_files import escaped
+from poseidon.engine.snapshots.files import make_folder, write_atomically
 from poseidon.errors import UsageError
 from poseidon.launcher.job_folder import find_training_log, read_training_log
-from poseidon.metrics.curves import CHARTS, FORMATS, Panel, XAxis, YScale, curves, draw, scores
-from poseidon.snapshot.files import make_folder, write_atomically
-from poseidon.text_files import escaped
+from poseidon.observe.metrics.curves import (
+    CHARTS,
+    FORMATS,
+    Panel,
+    XAxis,
+    YScale,
+    curves,
+    draw,
+    scores,
+)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -5,13 +5,19 @@ from __future__ import annotations
 import argparse
 import sys
 
+from poseidon.base.hints import own_command
+from poseidon.base.settings import read_settings
+from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.prepare.cifar10 import (
+    Cifar10Request,
+    Prepared,
+    default_folder,
+    fetch,
+    prepare,
+)
+from poseidon.caffe.data.prepare.cifar10_source import URL, URL_MD5
 from poseidon.cli.progress_bar import progress_bar
-from poseidon.data.databases.kinds import Backend
-from poseidon.data.prepare.cifar10 import Cifar10Request, Prepared, default_folder, fetch, prepare
-from poseidon.data.prepare.cifar10_source import URL, URL_MD5
 from poseidon.errors import DataError, UsageError
-from poseidon.hints import own_command
-from poseidon.settings import read_settings
 
 
 def prepare_and_print(request: Cifar10Request, progress: str = "auto") -> Prepared:

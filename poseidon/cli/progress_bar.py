@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from typing import TextIO, TypeVar
 
-from poseidon.data.progress_reports import UNITS
+from poseidon.base.output_lines import visible
+from poseidon.caffe.data.progress_reports import UNITS
 from poseidon.flags.shared import ShownProgress
-from poseidon.metrics.progress import ProgressBar
-from poseidon.output_lines import visible
+from poseidon.observe.metrics.progress import ProgressBar
 
 LINE_S = 60.0
 """Seconds between two lines of --progress=lines."""

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
+from poseidon.base.settings import read_settings
+from poseidon.base.text_columns import aligned
 from poseidon.cluster.jobs.registry import JobRecord, Registry
 from poseidon.cluster.jobs.remote_hosts import RemoteJob, list_remote_jobs, remote_hosts
 from poseidon.cluster.jobs.selection import jobs_of_machinefile
@@ -16,10 +18,8 @@ from poseidon.cluster.jobs.this_host import HostJob, jobs_here
 from poseidon.cluster.machinefile import Host, is_loopback, read_machinefile
 from poseidon.errors import JobError, printable
 from poseidon.launcher.site import ssh_agents
-from poseidon.metrics.job_statistics import FILE_NAME, read_statistics
-from poseidon.metrics.progress import JobProgress
-from poseidon.settings import read_settings
-from poseidon.text_columns import aligned
+from poseidon.observe.metrics.job_statistics import FILE_NAME, read_statistics
+from poseidon.observe.metrics.progress import JobProgress
 
 _HEADER = ("JOB", "STARTED", "LAUNCHER", "PROCESSES", "ITERATION", "RATE", "ETA", "OUTPUT")
 _HERE = "(here)"

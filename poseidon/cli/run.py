@@ -11,8 +11,8 @@ import argparse
 from poseidon.cli.requests import job_request
 from poseidon.launcher.request import ScriptRequest
 from poseidon.launcher.runner import launch
-from poseidon.launcher.script_job import ScriptJob
 from poseidon.launcher.site import Site, site_of
+from poseidon.torch.script_job import ScriptJob
 
 
 def run(flags: argparse.Namespace, site: Site | None = None) -> int:

@@ -7,14 +7,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from poseidon.engine.snapshots.files import write_atomically
 from poseidon.errors import JobError, UsageError
 from poseidon.launcher.job_folder import job_folder, read_records
-from poseidon.metrics.job_records import last_values
-from poseidon.metrics.job_statistics import FILE_NAME, encode_statistics, read_statistics
-from poseidon.metrics.statistics_tables import job_tables, value_table
-from poseidon.metrics.trace_iteration import view_iteration
-from poseidon.metrics.trace_merge import merge, read_trace, trace_files
-from poseidon.snapshot.files import write_atomically
+from poseidon.observe.metrics.job_records import last_values
+from poseidon.observe.metrics.job_statistics import FILE_NAME, encode_statistics, read_statistics
+from poseidon.observe.metrics.statistics_tables import job_tables, value_table
+from poseidon.observe.metrics.trace_iteration import view_iteration
+from poseidon.observe.metrics.trace_merge import merge, read_trace, trace_files
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -39,8 +39,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _draw(folder: Path, target: Path, rank: int, iteration: int | None) -> None:
-    from poseidon.metrics.curves import FORMATS  # they import matplotlib, which takes long
-    from poseidon.metrics.trace_picture import draw_iteration
+    from poseidon.observe.metrics.curves import FORMATS  # they import matplotlib, which takes long
+    from poseidon.observe.metrics.trace_picture import draw_iteration
 
     kind = target.suffix.lower().removeprefix(".")
     if kind not in FORMATS:

@@ -9,14 +9,14 @@ import sys
 
 import torch
 
-from poseidon import glog
+from poseidon.base import glog
+from poseidon.caffe.tools.scoring import score
+from poseidon.caffe.tools.solo import open_net
 from poseidon.cli.interrupts import asked_to_stop
 from poseidon.cli.net_requests import net_request
 from poseidon.cli.progress_bar import progress_bar
-from poseidon.engine.tools.scoring import score
-from poseidon.engine.tools.solo import open_net
-from poseidon.metrics.caffe_lines import running, using
-from poseidon.metrics.glog_lines import GlogSink
+from poseidon.observe.metrics.caffe_lines import running, using
+from poseidon.observe.metrics.glog_lines import GlogSink
 from ps_server.numerics import prepare_process
 
 LOGGER = logging.getLogger("poseidon.test")

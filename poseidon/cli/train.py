@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 
+from poseidon.caffe.launch.training_job import TrainingJob
 from poseidon.cli.requests import job_request
 from poseidon.launcher.request import TrainRequest
 from poseidon.launcher.runner import launch
 from poseidon.launcher.site import Site, site_of
-from poseidon.launcher.training_job import TrainingJob
 
 
 def run(flags: argparse.Namespace, site: Site | None = None) -> int:

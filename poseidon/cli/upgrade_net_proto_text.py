@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from poseidon.caffe.proto.caffe_pb2 import NetParameter
+from poseidon.caffe.proto.text import read, to_text
+from poseidon.caffe.proto.upgrade.driver import needs_upgrade, upgrade_net
+from poseidon.caffe.proto.upgrade.v0 import dropped_settings
 from poseidon.cli.upgrading import Upgrade
-from poseidon.proto.caffe_pb2 import NetParameter
-from poseidon.proto.text import read, to_text
-from poseidon.proto.upgrade.driver import needs_upgrade, upgrade_net
-from poseidon.proto.upgrade.v0 import dropped_settings
 
 COMMAND = Upgrade(
     what="a net in text",

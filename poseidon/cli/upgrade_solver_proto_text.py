@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from poseidon.caffe.proto.caffe_pb2 import SolverParameter
+from poseidon.caffe.proto.text import read, to_text
+from poseidon.caffe.proto.upgrade.driver import upgrade_solver
+from poseidon.caffe.proto.upgrade.fields import has_solver_type
 from poseidon.cli.upgrading import Upgrade
-from poseidon.proto.caffe_pb2 import SolverParameter
-from poseidon.proto.text import read, to_text
-from poseidon.proto.upgrade.driver import upgrade_solver
-from poseidon.proto.upgrade.fields import has_solver_type
 
 COMMAND = Upgrade(
     what="a solver in text",

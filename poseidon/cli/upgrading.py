@@ -17,10 +17,10 @@ from typing import Generic, TypeVar
 
 from google.protobuf.message import Message
 
-from poseidon.durable import is_standard_output
+from poseidon.base.durable import is_standard_output
+from poseidon.caffe.proto.upgrade.errors import UpgradeError
+from poseidon.engine.snapshots.files import write_atomically
 from poseidon.errors import DefinitionError
-from poseidon.proto.upgrade.errors import UpgradeError
-from poseidon.snapshot.files import write_atomically
 
 M = TypeVar("M", bound=Message)
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
+from poseidon.base.settings import inherited_environment
 from poseidon.cli.main import parse_arguments
 from poseidon.cluster.dial.tasks import TaskDialer
 from poseidon.cluster.rendezvous.key import read_key, write_new_key
@@ -16,7 +17,6 @@ from poseidon.cluster.rendezvous.schedulers import task_from
 from poseidon.errors import UsageError
 from poseidon.launcher.site import Site
 from poseidon.launcher.tasks import devices_of_tasks, take_part
-from poseidon.settings import inherited_environment
 
 
 def run(flags: argparse.Namespace) -> int:

@@ -21,7 +21,7 @@ A process prints to standard output:
     {"event": "alive", ..., "steps": 6, "collections": 2, "collection": "mean"}
         the same of a script's loop, with its position
     {"event": "statistics", ...}
-        every few seconds and at the end, from all; `poseidon.metrics.job_statistics` has the fields
+        every few seconds and at the end, from all; `poseidon.observe.metrics.job_statistics` has the fields
     {"event": "progress", "iteration": 120, "max_iter": 4000, "images": 12000, "loss": 1.5,
      "virtual_workers": 2}
         a worker; the last ones are those that it computes for, in a job of a solver

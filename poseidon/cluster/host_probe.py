@@ -20,10 +20,10 @@ from typing import Any
 
 import psutil
 
+from poseidon.base.python_modules import module_file, no_module
+from poseidon.caffe.proto import paths
 from poseidon.cluster.jobs.this_host import job_at
 from poseidon.errors import PoseidonError
-from poseidon.proto import paths
-from poseidon.python_modules import module_file, no_module
 from poseidon.version import __version__
 
 PACKAGES = ("torch", "pyzmq", "numpy", "msgpack", "lmdb", "paramiko")
@@ -39,7 +39,7 @@ class NeededFile:
 
     Attributes:
         name: as the definition has it.
-        folder: of the definition, as `poseidon.proto.shipped.portable` returns it.
+        folder: of the definition, as `poseidon.caffe.proto.shipped.portable` returns it.
         instead: names of which any one in the same folder replaces it: `db_3` for the part of
             client 3; empty: itself.
     """

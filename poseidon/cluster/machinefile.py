@@ -34,9 +34,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from poseidon.base.foreign_files import read_definition
+from poseidon.base.text_files import text_of
 from poseidon.errors import MachinefileError
-from poseidon.foreign_files import read_definition
-from poseidon.text_files import text_of
 
 HIGHEST_PORT = 65535
 MOST_HOSTS = 10_000

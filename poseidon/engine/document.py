@@ -187,9 +187,9 @@ class JobDocument(TrainingDocument, TrainingOptions):
 
     Attributes:
         solver: path of the solver definition.
-        definitions: the solver and its nets, as `poseidon.proto.shipped` packs them, for a host
+        definitions: the solver and its nets, as `poseidon.caffe.proto.shipped` packs them, for a host
             that need not have their files; empty: they are read from `solver`.
-        settings: fields of the solver that the command line sets, as `poseidon.proto.overrides`
+        settings: fields of the solver that the command line sets, as `poseidon.caffe.proto.overrides`
             reads them.
         seed: the job's random seed, the same on every worker.
         snapshot: solver state to resume from, or empty.

@@ -27,7 +27,8 @@ import tempfile
 import traceback
 from typing import Any
 
-from poseidon import glog
+from poseidon.base import glog
+from poseidon.base.settings import folder_of_sockets
 from poseidon.engine.debugger import ending
 from poseidon.engine.document import WorkKind, read_document
 from poseidon.engine.launcher_connection import LauncherConnection, launcher_streams
@@ -40,15 +41,14 @@ from poseidon.errors import (
     out_of_memory,
     shared_memory_full,
 )
-from poseidon.settings import folder_of_sockets
 from ps_server import PeerLost, ServerError, StalenessTimeout
 from ps_server.numerics import prepare_process
 
 LOGGER = logging.getLogger("poseidon.engine.process")
 WORK = {
-    WorkKind.SOLVER: "poseidon.engine.solver.worker:SolverWork",
-    WorkKind.SCRIPT: "poseidon.engine.module.script:ScriptWork",
-    WorkKind.EXTRACTION: "poseidon.engine.tools.extractor:ExtractionWork",
+    WorkKind.SOLVER: "poseidon.caffe.solver.worker:SolverWork",
+    WorkKind.SCRIPT: "poseidon.torch.script:ScriptWork",
+    WorkKind.EXTRACTION: "poseidon.caffe.tools.extractor:ExtractionWork",
 }
 """The class of each kind of work; a process imports only its own."""
 LONGEST_TRACEBACK = 16_000

@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
-from poseidon import glog
+from poseidon.base import glog
 from poseidon.engine.document import TrainingDocument, WorkerDocument, read_document
 from poseidon.engine.elastic import Regrouped
 from poseidon.engine.launcher_connection import NOTHING_NOTED, LauncherConnection
 from poseidon.engine.observation import log_plan, open_trace
-from poseidon.engine.snapshot_writer import WrittenSnapshot
+from poseidon.engine.snapshots.writer import WrittenSnapshot
 from poseidon.exchange.auto.recorded import RecordedPlan
 from poseidon.exchange.building.built import Built
 from poseidon.exchange.membership import Membership

@@ -28,12 +28,12 @@ from dataclasses import dataclass
 
 import torch
 
+from poseidon.base.text_columns import aligned
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Trained
 from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.lossy.automatic import wire_bytes
 from poseidon.exchange.lossy.compression import Lossy
-from poseidon.text_columns import aligned
 from ps_server import Precision
 
 ELEMENT_BYTES = 4

@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from poseidon.base.hints import own_command, short_path
+from poseidon.caffe.proto.definition import SolverDefinition, TestNet
 from poseidon.flags.values import TRUTH
-from poseidon.hints import own_command, short_path
-from poseidon.proto.definition import SolverDefinition, TestNet
 
 OF_ONE_RUN = frozenset({"snapshot", "weights", "output", "job", "background", "net_outputs"})
 """Flags that a resumed job does not take over."""

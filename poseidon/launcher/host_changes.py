@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from poseidon.base.settings import read_settings
 from poseidon.cluster.job_plan import ProcessName
 from poseidon.cluster.jobs.registry import Registration, Registry
 from poseidon.cluster.jobs.requests import HostRequest, RequestFiles
@@ -25,7 +26,6 @@ from poseidon.errors import JobError, PoseidonError, UsageError, counted
 from poseidon.launcher.job import Job
 from poseidon.launcher.newcomers import Prepared, Returns, Waiting
 from poseidon.launcher.processes import Start
-from poseidon.settings import read_settings
 
 _POLL_S = 0.1
 

@@ -18,6 +18,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import ClassVar
 
+from poseidon.base.durable import obstacle_to
+from poseidon.base.hints import own_command, short_path
 from poseidon.cluster.host_probe import HostNeeds
 from poseidon.cluster.job_plan import JobPlan, ShardPlan, WorkerPlan, plan_job
 from poseidon.cluster.jobs.registry import new_job_id
@@ -25,13 +27,12 @@ from poseidon.cluster.machinefile import Host, has_remote_hosts
 from poseidon.cluster.process import ProcessSpec
 from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.restarts import StartingPoint
-from poseidon.durable import obstacle_to
 from poseidon.engine.document import TrainingDocument, WorkKind
+from poseidon.engine.snapshots.rotation import COPIES
 from poseidon.errors import JobError, UsageError, counted
 from poseidon.exchange.auto.recorded import RecordedPlan
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import check_virtual_workers
-from poseidon.hints import own_command, short_path
 from poseidon.launcher.closing_lines import resume_command, without_flags
 from poseidon.launcher.job_folder import OUTPUT
 from poseidon.launcher.processes import (
@@ -43,7 +44,6 @@ from poseidon.launcher.processes import (
 )
 from poseidon.launcher.request import JobRequest
 from poseidon.launcher.site import FileSet, Site
-from poseidon.snapshot.rotation import COPIES
 from ps_server.protocol.virtual_workers import VirtualWorkers
 
 RESTARTS_OF_MANY_HOSTS = 3

@@ -16,24 +16,24 @@ from datetime import datetime
 from pathlib import Path
 from typing import TextIO
 
+from poseidon.base.foreign_files import open_in, read_end
+from poseidon.base.hints import own_command, short_path
+from poseidon.base.output_lines import LONGEST_LINE
+from poseidon.base.settings import read_settings
+from poseidon.base.text_files import decoded
 from poseidon.cluster.jobs.kill import AGENT, live_process
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registration, Registry
 from poseidon.cluster.jobs.this_host import readable_records
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.process import creation
+from poseidon.engine.snapshots.rotation import newest_state
 from poseidon.errors import DataError, JobError, SnapshotError
-from poseidon.foreign_files import open_in, read_end
-from poseidon.hints import own_command, short_path
 from poseidon.launcher.listeners import REMOTE_LOGS
 from poseidon.launcher.sinks import FILE_NAME as METRICS_FILE
-from poseidon.metrics.job_records import LONGEST_LINE as LONGEST_RECORD
-from poseidon.metrics.job_records import Record, decode_record
-from poseidon.metrics.job_statistics import FILE_NAME
-from poseidon.metrics.training_log import TrainingLog, parse_log, script_log
-from poseidon.output_lines import LONGEST_LINE
-from poseidon.settings import read_settings
-from poseidon.snapshot.rotation import newest_state
-from poseidon.text_files import decoded
+from poseidon.observe.metrics.job_records import LONGEST_LINE as LONGEST_RECORD
+from poseidon.observe.metrics.job_records import Record, decode_record
+from poseidon.observe.metrics.job_statistics import FILE_NAME
+from poseidon.observe.metrics.training_log import TrainingLog, parse_log, script_log
 
 OUTPUT = Path("output")
 """Where jobs have their folders without --output."""

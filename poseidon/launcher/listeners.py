@@ -15,15 +15,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
+from poseidon.base.durable import write_whole
+from poseidon.base.output_lines import OutputLine
 from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.machinefile import is_loopback
 from poseidon.cluster.process import OutputStream
 from poseidon.cluster.supervision.background import this_command
 from poseidon.cluster.supervision.loop import JobListener
 from poseidon.cluster.supervision.stragglers import Stragglers
-from poseidon.durable import write_whole
 from poseidon.exchange.auto.recorded import FILE_NAME as PLAN_FILE
-from poseidon.metrics.job_statistics import (
+from poseidon.observe.metrics.job_statistics import (
     FILE_NAME,
     JobStatistics,
     ShardStatistics,
@@ -32,8 +33,7 @@ from poseidon.metrics.job_statistics import (
     parse_shard,
     parse_worker,
 )
-from poseidon.metrics.progress import JobProgress, ProgressMeter
-from poseidon.output_lines import OutputLine
+from poseidon.observe.metrics.progress import JobProgress, ProgressMeter
 
 REMOTE_LOGS = "from_hosts"
 """The folder, in a job's output folder, of the logs that come from other hosts."""

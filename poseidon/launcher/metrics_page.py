@@ -2,7 +2,7 @@
 
 The format: https://prometheus.io/docs/instrumenting/exposition_formats, version 0.0.4.
 
-Law: one request a connection, a few connections at a time (`poseidon.few_visitors`), each short. A
+Law: one request a connection, a few connections at a time (`poseidon.base.few_visitors`), each short. A
 request must name loopback as its host, so that pages of other sites cannot read anything.
 """
 
@@ -15,8 +15,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from poseidon.base.few_visitors import FewVisitors
 from poseidon.cluster.machinefile import names_loopback
-from poseidon.few_visitors import FewVisitors
 
 LONGEST_REQUEST_BYTES = 8192
 TEXT = "text/plain; version=0.0.4; charset=utf-8"

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from poseidon.base.settings import inherited_environment
 from poseidon.cluster.job_plan import JobPlan, ShardPlan, WorkerPlan
 from poseidon.cluster.machinefile import Host, has_remote_hosts
 from poseidon.cluster.process import ProcessSpec
@@ -19,16 +20,15 @@ from poseidon.cluster.python_command import module_arguments
 from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.engine.document import WorkerDocument, WorkKind
 from poseidon.launcher.request import Encrypt
-from poseidon.settings import inherited_environment
 from ps_server.keys import JobKeys
 from ps_server.process_environment import environment
 
 PROCESS = "poseidon.engine.process"
 """The module that every worker runs."""
 IMPORTS = {
-    WorkKind.SOLVER: ("poseidon.engine.solver.worker",),
-    WorkKind.SCRIPT: ("poseidon.engine.module.script",),
-    WorkKind.EXTRACTION: ("poseidon.engine.tools.extractor",),
+    WorkKind.SOLVER: ("poseidon.caffe.solver.worker",),
+    WorkKind.SCRIPT: ("poseidon.torch.script",),
+    WorkKind.EXTRACTION: ("poseidon.caffe.tools.extractor",),
 }
 """What the workers of a job import, besides what its shards do."""
 SHARD_IMPORTS = ("ps_server.rounds", "ps_server.transport.zmq_sockets")

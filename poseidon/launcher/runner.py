@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from poseidon.base.hints import short_path
+from poseidon.base.settings import read_settings
 from poseidon.cluster.jobs.registry import Registration
 from poseidon.cluster.supervision.background import (
     StartReport,
@@ -23,8 +25,8 @@ from poseidon.cluster.supervision.restarts import Restarts, StartingPoint, descr
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.state import Pausing
 from poseidon.engine.document import WorkKind
+from poseidon.engine.snapshots.rotation import COPIES
 from poseidon.errors import JobError, PoseidonError, UsageError, counted
-from poseidon.hints import short_path
 from poseidon.launcher.balancing import Balancing
 from poseidon.launcher.closing_lines import aligned
 from poseidon.launcher.host_changes import HostChanges, named
@@ -45,8 +47,6 @@ from poseidon.launcher.sinks import JobRecords, JsonLines, Prometheus, RecordSin
 from poseidon.launcher.snapshots import SnapshotList
 from poseidon.launcher.survivors import find_survivors
 from poseidon.launcher.terminal import Terminal
-from poseidon.settings import read_settings
-from poseidon.snapshot.rotation import COPIES
 
 _POLL_S = 0.1
 

@@ -18,7 +18,7 @@ from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.supervision.loop import JobListener
 from poseidon.errors import JobError, UsageError
 from poseidon.launcher.metrics_page import Gauge, MetricsPage
-from poseidon.metrics.job_records import (
+from poseidon.observe.metrics.job_records import (
     Record,
     encode_record,
     progress_record,
@@ -27,9 +27,9 @@ from poseidon.metrics.job_records import (
     train_record,
     worker_record,
 )
-from poseidon.metrics.job_statistics import parse_shard
-from poseidon.metrics.logged_means import LoggedMeans
-from poseidon.metrics.progress import ProgressMeter
+from poseidon.observe.metrics.job_statistics import parse_shard
+from poseidon.observe.metrics.logged_means import LoggedMeans
+from poseidon.observe.metrics.progress import ProgressMeter
 
 FILE_NAME = "metrics.jsonl"
 MOST_WAITING = 10_000

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 
+from poseidon.caffe.proto.shipped import portable
 from poseidon.cluster.agent.delivery import SentFile, deliver, sent_file
 from poseidon.cluster.agent.messages import Service
 from poseidon.cluster.agent.remote import RemoteAgent
@@ -42,7 +43,6 @@ from poseidon.launcher.ray_hosts import ray_dialer, ray_hosts
 from poseidon.launcher.request import JobRequest, LauncherKind
 from poseidon.launcher.snapshots import SnapshotCopies
 from poseidon.launcher.survivors import PausedProcesses
-from poseidon.proto.shipped import portable
 
 ANSWER_S = 10.0
 FileSet = Sequence[Path]

@@ -21,15 +21,15 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from poseidon.base.durable import flush, replace_durably
 from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.supervision.loop import JobListener
 from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.state import Outcome
-from poseidon.durable import flush, replace_durably
+from poseidon.engine.snapshots.checksums import find_damage, sealed_files, sums_path
 from poseidon.errors import PoseidonError
-from poseidon.snapshot.checksums import find_damage, sealed_files, sums_path
 
 KEPT = 2
 LARGEST_SUMS_BYTES = 4096

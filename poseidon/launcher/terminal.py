@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, TextIO
 
+from poseidon.base.output_lines import OutputLine, visible
 from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.process import OutputStream
 from poseidon.cluster.supervision.loop import JobListener
 from poseidon.flags.shared import ShownProgress
 from poseidon.launcher.outlet import Outlet, may_wait
 from poseidon.launcher.request import ShownLogs
-from poseidon.metrics.progress import ProgressLine, ProgressMeter
-from poseidon.output_lines import OutputLine, visible
+from poseidon.observe.metrics.progress import ProgressLine, ProgressMeter
 
 MOST_REMEMBERED = 10_000
 MOST_SCORES = 8

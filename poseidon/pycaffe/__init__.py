@@ -2,9 +2,9 @@
 docs/pycaffe.md.
 """
 
-from poseidon.layers.blob import Blob
-from poseidon.layers.python_layer import CaffeLayer as Layer
-from poseidon.proto.caffe_pb2 import TEST, TRAIN
+from poseidon.caffe.layers.blob import Blob
+from poseidon.caffe.layers.python_layer import CaffeLayer as Layer
+from poseidon.caffe.proto.caffe_pb2 import TEST, TRAIN
 from poseidon.pycaffe import _caffe, coord_map, draw, io, net_spec, proto, pycaffe
 from poseidon.pycaffe.classifier import Classifier
 from poseidon.pycaffe.detector import Detector

@@ -1,8 +1,8 @@
 """`caffe._caffe`: the names of Caffe's compiled module, for scripts that import them from there."""
 
-from poseidon.layers.blob import Blob, BlobVec, BoolVec, RawBlobVec
-from poseidon.layers.python_layer import CaffeLayer as Layer
-from poseidon.proto.caffe_pb2 import TEST, TRAIN, LayerParameter, SolverParameter
+from poseidon.caffe.layers.blob import Blob, BlobVec, BoolVec, RawBlobVec
+from poseidon.caffe.layers.python_layer import CaffeLayer as Layer
+from poseidon.caffe.proto.caffe_pb2 import TEST, TRAIN, LayerParameter, SolverParameter
 from poseidon.pycaffe.mode import (
     has_nccl,
     init_log,

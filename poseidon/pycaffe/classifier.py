@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from poseidon.proto.caffe_pb2 import TEST
+from poseidon.caffe.proto.caffe_pb2 import TEST
 from poseidon.pycaffe.io import Transformer, oversample, resize_image
 from poseidon.pycaffe.net import Net
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from poseidon.caffe.proto.caffe_pb2 import TEST
 from poseidon.errors import UsageError
-from poseidon.proto.caffe_pb2 import TEST
 from poseidon.pycaffe.classifier import transformer_of
 from poseidon.pycaffe.io import load_image, resize_image
 from poseidon.pycaffe.net import Net

@@ -13,8 +13,7 @@ from typing import Any
 
 import pydot
 
-from poseidon.errors import UsageError
-from poseidon.proto.caffe_pb2 import (
+from poseidon.caffe.proto.caffe_pb2 import (
     ConvolutionParameter,
     LayerParameter,
     NetParameter,
@@ -22,8 +21,9 @@ from poseidon.proto.caffe_pb2 import (
     Phase,
     PoolingParameter,
 )
-from poseidon.proto.phase import is_included
-from poseidon.snapshot.files import write_atomically
+from poseidon.caffe.proto.phase import is_included
+from poseidon.engine.snapshots.files import write_atomically
+from poseidon.errors import UsageError
 
 LAYER_STYLE: dict[str, Any] = {"shape": "record", "fillcolor": "#6495ED", "style": "filled"}
 NEURON_STYLE: dict[str, Any] = {"shape": "record", "fillcolor": "#90EE90", "style": "filled"}

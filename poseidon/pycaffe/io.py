@@ -14,11 +14,11 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from poseidon.data.datum import decode
+from poseidon.caffe.data.datum import decode
+from poseidon.caffe.proto import caffe_pb2
+from poseidon.caffe.proto.blob import blob_shape, from_array
+from poseidon.caffe.proto.caffe_pb2 import BlobProto, BlobProtoVector, Datum
 from poseidon.errors import DataError, UsageError, unknown
-from poseidon.proto import caffe_pb2
-from poseidon.proto.blob import blob_shape, from_array
-from poseidon.proto.caffe_pb2 import BlobProto, BlobProtoVector, Datum
 
 __all__ = [
     "Transformer",

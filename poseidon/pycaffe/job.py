@@ -13,17 +13,17 @@ from dataclasses import replace
 
 import torch
 
-from poseidon.engine.module.checkpoint_file import packed, unpacked
-from poseidon.engine.module.group_collections import GroupCollections
-from poseidon.engine.module.memory import ScriptMemory
-from poseidon.engine.module.worker_context import STEP, WorkerContext
-from poseidon.engine.solver.replica import WorkerNets
-from poseidon.engine.solver.worker_state import restore, state_of
+from poseidon.caffe.proto.caffe_pb2 import PoseidonWorkerState
+from poseidon.caffe.solver.replica import WorkerNets
+from poseidon.caffe.solver.worker_state import restore, state_of
 from poseidon.errors import UsageError
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.broadcast import broadcast_bytes, broadcast_parameters, gather_bytes
-from poseidon.proto.caffe_pb2 import PoseidonWorkerState
 from poseidon.pycaffe.solver import Solver
+from poseidon.torch.checkpoint_file import packed, unpacked
+from poseidon.torch.group_collections import GroupCollections
+from poseidon.torch.memory import ScriptMemory
+from poseidon.torch.worker_context import STEP, WorkerContext
 from ps_server import Rule, RuleKind
 
 SOURCE = "the memory snapshot"

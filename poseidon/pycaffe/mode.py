@@ -16,16 +16,16 @@ from dataclasses import dataclass
 
 import torch
 
-from poseidon import glog
-from poseidon.engine.module.distribute import (
+from poseidon.base import glog
+from poseidon.caffe.layers.base import CPU, LayerContext
+from poseidon.caffe.layers.registry import known_types
+from poseidon.caffe.net.random_state import derive_seed
+from poseidon.errors import UsageError, counted
+from poseidon.torch.distribute import (
     compute_with_one_thread,
     current_context,
     this_worker,
 )
-from poseidon.errors import UsageError, counted
-from poseidon.layers.base import CPU, LayerContext
-from poseidon.layers.registry import known_types
-from poseidon.net.random_state import derive_seed
 from ps_server.protocol.settings import MAX_WORKERS
 from ps_server.protocol.virtual_workers import VirtualWorkers
 

@@ -1,7 +1,7 @@
 """Net: pycaffe's net, whose blobs users can read and write, and whose layers they can run in parts.
 
 Law: the semantics are pycaffe's. A layer computes on the current values of blobs and parameters.
-`poseidon.net.net.Net` is the fast net for training; this one keeps all blobs.
+`poseidon.caffe.net.net.Net` is the fast net for training; this one keeps all blobs.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from poseidon.caffe.layers.base import LayerContext, times
+from poseidon.caffe.proto.caffe_pb2 import TEST, TRAIN, NetState
+from poseidon.caffe.proto.definition import NetDefinition, read_net
 from poseidon.errors import DefinitionError, SnapshotError, UsageError, unknown
-from poseidon.layers.base import LayerContext, times
-from poseidon.proto.caffe_pb2 import TEST, TRAIN, NetState
-from poseidon.proto.definition import NetDefinition, read_net
 from poseidon.pycaffe.graph.weights import load_weights, save_weights, share_weights
 from poseidon.pycaffe.net_base import NetBase
 

@@ -11,13 +11,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from poseidon.caffe.layers.base import LayerContext, LayerError
+from poseidon.caffe.layers.blob import Blob, BlobVec
+from poseidon.caffe.layers.inputs.sources import Input
+from poseidon.caffe.layers.python_layer import CaffeLayer, Python, PythonLayerError
+from poseidon.caffe.proto.caffe_pb2 import NetState
+from poseidon.caffe.proto.definition import NetDefinition
 from poseidon.errors import DataError, PoseidonError
-from poseidon.layers.base import LayerContext, LayerError
-from poseidon.layers.blob import Blob, BlobVec
-from poseidon.layers.inputs.sources import Input
-from poseidon.layers.python_layer import CaffeLayer, Python, PythonLayerError
-from poseidon.proto.caffe_pb2 import NetState
-from poseidon.proto.definition import NetDefinition
 from poseidon.pycaffe.graph.build import NetGraph, build
 from poseidon.pycaffe.graph.nodes import Node
 from poseidon.pycaffe.mode import next_context

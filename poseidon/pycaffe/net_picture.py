@@ -18,8 +18,8 @@ from typing import Any
 
 import pydot
 
-from poseidon.layers.base import Shape, times
-from poseidon.proto.caffe_pb2 import ConvolutionParameter, LayerParameter, PoolingParameter
+from poseidon.caffe.layers.base import Shape, times
+from poseidon.caffe.proto.caffe_pb2 import ConvolutionParameter, LayerParameter, PoolingParameter
 from poseidon.pycaffe.draw import choose_color_by_layertype, get_layer_lr_mult
 
 LINE_LETTERS = 24

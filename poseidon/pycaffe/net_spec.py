@@ -23,9 +23,9 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from poseidon.caffe.proto import caffe_pb2
+from poseidon.caffe.proto.caffe_pb2 import LayerParameter, NetParameter
 from poseidon.errors import unknown
-from poseidon.proto import caffe_pb2
-from poseidon.proto.caffe_pb2 import LayerParameter, NetParameter
 
 
 def param_name_dict() -> dict[str, str]:

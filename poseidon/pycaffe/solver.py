@@ -20,19 +20,24 @@ from typing import Any, ClassVar
 
 import torch
 
-from poseidon.engine.averages import SmoothedLoss, accumulate, named_values
-from poseidon.engine.detection import Classes, DetectionTally
-from poseidon.engine.module.distribute import current_context
-from poseidon.engine.module.random_streams import seed_generators
-from poseidon.engine.solver.replica import draws_from_process
-from poseidon.engine.tools.preflight import weight_files
+from poseidon.caffe.net.random_state import derive_seed
+from poseidon.caffe.proto.caffe_pb2 import SolverParameter
+from poseidon.caffe.proto.definition import SolverDefinition, TestNet, read_solver
+from poseidon.caffe.proto.paths import PLACEHOLDERS
+from poseidon.caffe.snapshot.solverstate import RunState, learned_net, read_state, write_state
+from poseidon.caffe.solver.averages import SmoothedLoss, accumulate, named_values
+from poseidon.caffe.solver.detection import Classes, DetectionTally
+from poseidon.caffe.solver.rate import current_step
+from poseidon.caffe.solver.replica import draws_from_process
+from poseidon.caffe.solver.settings import oddities, solver_settings
+from poseidon.caffe.tools.preflight import weight_files
+from poseidon.engine.random_streams import seed_generators
+from poseidon.engine.snapshots.checksums import check, seal
+from poseidon.engine.snapshots.files import make_folder, model_path, state_path
+from poseidon.engine.snapshots.runs import Prefixes
 from poseidon.errors import UsageError
-from poseidon.metrics.glog_lines import GlogSink, done, last, snapshotting, solving
-from poseidon.metrics.record import TestRecord, TrainRecord
-from poseidon.net.random_state import derive_seed
-from poseidon.proto.caffe_pb2 import SolverParameter
-from poseidon.proto.definition import SolverDefinition, TestNet, read_solver
-from poseidon.proto.paths import PLACEHOLDERS
+from poseidon.observe.metrics.glog_lines import GlogSink, done, last, snapshotting, solving
+from poseidon.observe.metrics.record import TestRecord, TrainRecord
 from poseidon.pycaffe.graph.contributions import Contributions, total_alone
 from poseidon.pycaffe.graph.update import Updater
 from poseidon.pycaffe.graph.weights import load_weights
@@ -47,12 +52,7 @@ from poseidon.pycaffe.mode import (
 )
 from poseidon.pycaffe.net import FileMissing, Net
 from poseidon.pycaffe.vectors import NetVec
-from poseidon.snapshot.checksums import check, seal
-from poseidon.snapshot.files import make_folder, model_path, state_path
-from poseidon.snapshot.runs import Prefixes
-from poseidon.snapshot.solverstate import RunState, learned_net, read_state, write_state
-from poseidon.solvers.rate import current_step
-from poseidon.solvers.settings import oddities, solver_settings
+from poseidon.torch.distribute import current_context
 from ps_server import RuleKind
 from ps_server.protocol.virtual_workers import VirtualWorkers
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from poseidon.engine.tools.benchmark import clock_of
+from poseidon.caffe.tools.benchmark import clock_of
 from poseidon.pycaffe.mode import MODE
 
 

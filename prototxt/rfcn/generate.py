@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from poseidon.proto.caffe_pb2 import NetParameter
+from poseidon.caffe.proto.caffe_pb2 import NetParameter
 from poseidon.pycaffe import NetSpec
 from poseidon.pycaffe import layers as L
 from poseidon.pycaffe import params as P

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from poseidon.proto.caffe_pb2 import NetParameter
+from poseidon.caffe.proto.caffe_pb2 import NetParameter
 from poseidon.pycaffe import NetSpec
 from poseidon.pycaffe import layers as L
 from poseidon.pycaffe import params as P

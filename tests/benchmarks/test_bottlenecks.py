@@ -13,8 +13,8 @@ from benchmarks.bottleneck_cases.cases import CASES, Case, Role
 from benchmarks.bottleneck_cases.definitions import SOLVER, Data, write_pictures
 from benchmarks.bottleneck_cases.harness import Answer
 from benchmarks.bottlenecks import row
-from poseidon.dashboard.bottleneck import Bottleneck, Cause
-from poseidon.proto.definition import read_net, read_solver
+from poseidon.caffe.proto.definition import read_net, read_solver
+from poseidon.observe.dashboard.bottleneck import Bottleneck, Cause
 
 
 def test_twenty_cases_of_all_causes_and_exchanges() -> None:

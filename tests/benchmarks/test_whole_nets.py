@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import whole_nets
-from poseidon.proto.caffe_pb2 import NetParameter
-from poseidon.proto.definition import read_net
+from poseidon.caffe.proto.caffe_pb2 import NetParameter
+from poseidon.caffe.proto.definition import read_net
 
 ROOT = Path(__file__).parents[2] / "prototxt"
 # The definition, and the layers whose outputs depend on the number of classes.

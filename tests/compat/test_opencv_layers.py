@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from poseidon.proto.caffe_pb2 import TEST
-from poseidon.snapshot.caffemodel import write_model
+from poseidon.caffe.proto.caffe_pb2 import TEST
+from poseidon.caffe.snapshot.caffemodel import write_model
 from tests.support import opencv
 from tests.support.nets import build, inputs, layer
 

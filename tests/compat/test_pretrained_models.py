@@ -16,17 +16,17 @@ import numpy as np
 import pytest
 import torch
 
+from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.datum import encode_datum
+from poseidon.caffe.data.mean import read_mean
+from poseidon.caffe.layers.base import LayerContext
+from poseidon.caffe.net.compile import compile_net
+from poseidon.caffe.net.net import Net
+from poseidon.caffe.proto.caffe_pb2 import TEST, NetParameter, NetState
+from poseidon.caffe.proto.definition import NetDefinition, read_net
+from poseidon.caffe.proto.text import parse
+from poseidon.caffe.snapshot.caffemodel import read_model, write_model
 from poseidon.cli.main import main
-from poseidon.data.databases.kinds import Backend
-from poseidon.data.datum import encode_datum
-from poseidon.data.mean import read_mean
-from poseidon.layers.base import LayerContext
-from poseidon.net.compile import compile_net
-from poseidon.net.net import Net
-from poseidon.proto.caffe_pb2 import TEST, NetParameter, NetState
-from poseidon.proto.definition import NetDefinition, read_net
-from poseidon.proto.text import parse
-from poseidon.snapshot.caffemodel import read_model, write_model
 from tests.support import opencv
 from tests.support.databases import make_database
 from tests.support.nets import inputs

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from poseidon.proto.blob import to_array
-from poseidon.proto.caffe_pb2 import TEST, NetParameter
-from poseidon.snapshot.caffemodel import write_model
+from poseidon.caffe.proto.blob import to_array
+from poseidon.caffe.proto.caffe_pb2 import TEST, NetParameter
+from poseidon.caffe.snapshot.caffemodel import write_model
 from tests.support import opencv
 from tests.support.nets import build, inputs, layer
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from poseidon.net.net import Net
-from poseidon.proto.caffe_pb2 import LayerParameter
-from poseidon.proto.definition import NetDefinition
+from poseidon.caffe.net.net import Net
+from poseidon.caffe.proto.caffe_pb2 import LayerParameter
+from poseidon.caffe.proto.definition import NetDefinition
 
 READERS = frozenset({"Data", "ImageData", "HDF5Data", "MemoryData", "WindowData"})
 RECORDS = 2

@@ -8,15 +8,22 @@ from pathlib import Path
 
 import torch
 
+from poseidon.caffe.layers.base import LayerContext
+from poseidon.caffe.net.compile import compile_net, filter_phase
+from poseidon.caffe.net.net import Net
+from poseidon.caffe.proto.caffe_pb2 import (
+    TEST,
+    TRAIN,
+    NetParameter,
+    NetState,
+    Phase,
+    SolverParameter,
+)
+from poseidon.caffe.proto.definition import NetDefinition, read_net, read_solver
+from poseidon.caffe.proto.text import parse, to_text
+from poseidon.caffe.proto.tokens import settings
+from poseidon.caffe.solver.settings import solver_settings
 from poseidon.errors import PoseidonError
-from poseidon.layers.base import LayerContext
-from poseidon.net.compile import compile_net, filter_phase
-from poseidon.net.net import Net
-from poseidon.proto.caffe_pb2 import TEST, TRAIN, NetParameter, NetState, Phase, SolverParameter
-from poseidon.proto.definition import NetDefinition, read_net, read_solver
-from poseidon.proto.text import parse, to_text
-from poseidon.proto.tokens import settings
-from poseidon.solvers.settings import solver_settings
 from tests.corpus.random_inputs import random_inputs, with_random_inputs
 
 PHASES = (TRAIN, TEST)

@@ -35,8 +35,8 @@ layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "
 """
 PACE = """
 import time
-from poseidon.layers.base import Layer
-from poseidon.layers.registry import register
+from poseidon.caffe.layers.base import Layer
+from poseidon.caffe.layers.registry import register
 
 @register("Pace")
 class Pace(Layer):

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from poseidon.caffe.data.prepare.shapes import write_detection_set
 from poseidon.cli.main import main
-from poseidon.data.prepare.shapes import write_detection_set
 from prototxt.ssd.detector import Detector
 from prototxt.ssd.generate import SHAPES, chain
 from tests.support.training_processes import machinefile, poseidon_here

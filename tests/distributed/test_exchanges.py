@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from poseidon.caffe.proto.caffe_pb2 import SolverState
+from poseidon.engine.snapshots.checksums import seal
 from poseidon.exchange.kinds import ExchangeKind
-from poseidon.metrics.job_statistics import read_statistics
-from poseidon.proto.caffe_pb2 import SolverState
-from poseidon.snapshot.checksums import seal
+from poseidon.observe.metrics.job_statistics import read_statistics
 from tests.support.training import Job, largest_difference, run, weights, write_definitions
 from tests.support.training_processes import machinefile, make_data, poseidon_here
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from poseidon.data.databases.cursor import open_cursor, records
-from poseidon.data.databases.kinds import Backend
-from poseidon.data.datum import decode
-from poseidon.engine.tools.solo import NetRequest, open_net
-from poseidon.proto.caffe_pb2 import TEST
-from poseidon.snapshot.caffemodel import write_model
+from poseidon.caffe.data.databases.cursor import open_cursor, records
+from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.datum import decode
+from poseidon.caffe.proto.caffe_pb2 import TEST
+from poseidon.caffe.snapshot.caffemodel import write_model
+from poseidon.caffe.tools.solo import NetRequest, open_net
 from tests.support.databases import make_pictures
 from tests.support.training_processes import (
     ROOT,

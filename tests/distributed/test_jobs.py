@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from poseidon.cluster.jobs.registry import Registry
-from poseidon.metrics.glog_lines import number
+from poseidon.observe.metrics.glog_lines import number
 from tests.support.live_processes import none_left
 from tests.support.training import endless, largest_difference, weights, write_definitions
 from tests.support.training_processes import (

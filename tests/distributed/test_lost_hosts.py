@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from benchmarks.chaos_runs.definitions import RECORDS, write_job, write_pictures
+from poseidon.caffe.snapshot.caffemodel import read_model
 from poseidon.exchange.kinds import ExchangeKind
-from poseidon.snapshot.caffemodel import read_model
 from tests.support.live_processes import none_left
 from tests.support.ssh_hosts import ROOT, SshHost, SshHosts, clean_environment
 from tests.support.training import Job, run

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from poseidon.settings import inherited_environment
+from poseidon.base.settings import inherited_environment
 from tests.support.live_processes import none_left
 from tests.support.loopback_sshd import LoopbackSshd
 from tests.support.shadowing_files import write_shadowing_files

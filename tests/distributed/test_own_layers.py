@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from poseidon.caffe.snapshot.caffemodel import read_model
 from poseidon.cli.main import main
 from poseidon.engine.debugger import ENDED
 from poseidon.launcher.site import Site
-from poseidon.snapshot.caffemodel import read_model
 from tests.support.shadowing_files import write_shadowing_files
 from tests.support.training_processes import machinefile, poseidon
 
@@ -106,7 +106,7 @@ def test_a_breakpoint_in_a_layer_reads_what_the_launcher_reads(tmp_path: Path) -
         ("broken", "def x(:\n", r"broken.py:1: invalid syntax"),
         (
             "broken",
-            "from poseidon.layers.base import Layer\nfrom poseidon.layers.registry import "
+            "from poseidon.caffe.layers.base import Layer\nfrom poseidon.caffe.layers.registry import "
             "register\n\n"
             "@register('ReLU')\nclass Mine(Layer): pass\n",
             "broken.py:4: ValueError: layer type 'ReLU' is already registered by ReLU",

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.testbed import links
 from poseidon.cli.main import main
-from poseidon.plan import cluster_probe
+from poseidon.observe.plan import cluster_probe
 from tests.support.polling import until
 from tests.support.ssh_hosts import SshHosts
 

@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def cases() -> list[object]:
     """All combinations; two of an odd number of workers are in each run. Lossy codecs
-    (`test_virtual_workers.py`) and local steps (`tests/poseidon/engine/solver/test_checkpoint.py`)
+    (`test_virtual_workers.py`) and local steps (`tests/poseidon/caffe/solver/test_checkpoint.py`)
     are in each run with workers in one process.
     """
     sample = {(3, "hybrid", ""), (3, "allreduce", "--threads=2")}

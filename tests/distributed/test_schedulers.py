@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from poseidon.snapshot.caffemodel import read_model
+from poseidon.caffe.snapshot.caffemodel import read_model
 from tests.support import small_slurm
 from tests.support.free_ports import free_port
 from tests.support.ssh_hosts import SshHosts

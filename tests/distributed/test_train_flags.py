@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from poseidon.caffe.proto.blob import from_array
+from poseidon.caffe.proto.caffe_pb2 import NetParameter
+from poseidon.caffe.snapshot.caffemodel import read_model
 from poseidon.launcher.site import Site
-from poseidon.proto.blob import from_array
-from poseidon.proto.caffe_pb2 import NetParameter
-from poseidon.snapshot.caffemodel import read_model
 from tests.support.thread_launcher import start_thread
 from tests.support.training_processes import machinefile, poseidon_here
 

@@ -12,20 +12,26 @@ import numpy as np
 import torch
 from google.protobuf import text_format
 
-from poseidon.data.annotated import decode_annotated, encode_annotated, object_rows
-from poseidon.data.augment.augmentation import Augmentation
-from poseidon.data.augment.boxes import Box, Object
-from poseidon.data.augment.samplers import WindowSampler
-from poseidon.data.batches.transform import Transform, generator, pixels_of, planes
-from poseidon.data.datum import Decoding, encode_datum
-from poseidon.data.prepare.annotations import AnnotationFormat, read_objects
-from poseidon.data.prepare.shapes import draw_scene, voc_annotation
-from poseidon.layers import base
-from poseidon.layers.base import LayerContext
-from poseidon.net.compile import compile_net
-from poseidon.proto.caffe_pb2 import TRAIN, Datum, LayerParameter, NetState, TransformationParameter
-from poseidon.proto.definition import read_net
-from poseidon.proto.text import parse
+from poseidon.caffe.data.annotated import decode_annotated, encode_annotated, object_rows
+from poseidon.caffe.data.augment.augmentation import Augmentation
+from poseidon.caffe.data.augment.boxes import Box, Object
+from poseidon.caffe.data.augment.samplers import WindowSampler
+from poseidon.caffe.data.batches.transform import Transform, generator, pixels_of, planes
+from poseidon.caffe.data.datum import Decoding, encode_datum
+from poseidon.caffe.data.prepare.annotations import AnnotationFormat, read_objects
+from poseidon.caffe.data.prepare.shapes import draw_scene, voc_annotation
+from poseidon.caffe.layers import base
+from poseidon.caffe.layers.base import LayerContext
+from poseidon.caffe.net.compile import compile_net
+from poseidon.caffe.proto.caffe_pb2 import (
+    TRAIN,
+    Datum,
+    LayerParameter,
+    NetState,
+    TransformationParameter,
+)
+from poseidon.caffe.proto.definition import read_net
+from poseidon.caffe.proto.text import parse
 
 # Blobs and images of the fuzz stay small.
 LARGEST_BLOB = 1 << 17

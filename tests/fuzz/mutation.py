@@ -9,7 +9,7 @@ import struct
 from collections.abc import Callable
 from random import Random
 
-from poseidon.proto.caffe_pb2 import BlobProto, NetParameter
+from poseidon.caffe.proto.caffe_pb2 import BlobProto, NetParameter
 
 NUMBERS = (
     "0", "-1", "1", "3", "255", "2147483647", "2147483648", "4294967295", "4294967296", "-2147483648",

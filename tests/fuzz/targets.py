@@ -19,15 +19,14 @@ import h5py
 import numpy as np
 import torch
 
-from poseidon.data.datum import Decoding, RawLayout, decode, encode_datum
-from poseidon.data.mean import read_mean
-from poseidon.errors import PoseidonError
-from poseidon.layers import base
-from poseidon.layers.base import LayerContext
-from poseidon.net.compile import compile_net
-from poseidon.net.net import Net
-from poseidon.proto.blob import from_array
-from poseidon.proto.caffe_pb2 import (
+from poseidon.caffe.data.datum import Decoding, RawLayout, decode, encode_datum
+from poseidon.caffe.data.mean import read_mean
+from poseidon.caffe.layers import base
+from poseidon.caffe.layers.base import LayerContext
+from poseidon.caffe.net.compile import compile_net
+from poseidon.caffe.net.net import Net
+from poseidon.caffe.proto.blob import from_array
+from poseidon.caffe.proto.caffe_pb2 import (
     TEST,
     TRAIN,
     AnnotatedDatum,
@@ -39,11 +38,12 @@ from poseidon.proto.caffe_pb2 import (
     SolverParameter,
     SolverState,
 )
-from poseidon.proto.definition import NetDefinition, read_net, read_solver
-from poseidon.proto.text import parse, to_text
-from poseidon.snapshot import caffemodel, hdf5
-from poseidon.snapshot.solverstate import RunState, read_head, read_state, write_state
-from poseidon.solvers.settings import solver_settings
+from poseidon.caffe.proto.definition import NetDefinition, read_net, read_solver
+from poseidon.caffe.proto.text import parse, to_text
+from poseidon.caffe.snapshot import caffemodel, hdf5
+from poseidon.caffe.snapshot.solverstate import RunState, read_head, read_state, write_state
+from poseidon.caffe.solver.settings import solver_settings
+from poseidon.errors import PoseidonError
 from tests.fuzz import branches, detection, mutation
 from tests.fuzz.fields import Fields
 from tests.fuzz.mutation import BINARY, MODEL, TEXT

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from poseidon.snapshot.caffemodel import read_model
+from poseidon.caffe.snapshot.caffemodel import read_model
 from tests.fuzz import branches, judging
 from tests.fuzz.__main__ import NAMES
 from tests.fuzz.branches import LAYERS

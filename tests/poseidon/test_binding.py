@@ -39,12 +39,12 @@ def modules(folder: str, bound: str) -> list[tuple[str, Path]]:
         ("caffe.pycaffe", "poseidon.pycaffe.pycaffe"),
         ("caffe._caffe", "poseidon.pycaffe._caffe"),
         ("caffe.net_spec", "poseidon.pycaffe.net_spec"),
-        ("caffe.proto.caffe_pb2", "poseidon.proto.caffe_pb2"),
-        ("caffe_pb2", "poseidon.proto.caffe_pb2"),
+        ("caffe.proto.caffe_pb2", "poseidon.caffe.proto.caffe_pb2"),
+        ("caffe_pb2", "poseidon.caffe.proto.caffe_pb2"),
         ("caffe2.python", "poseidon.caffe2"),
         ("caffe2.python.core", "poseidon.caffe2.core"),
         ("caffe2.python.models.resnet", "poseidon.caffe2.models.resnet"),
-        ("caffe2.python.onnx.backend", "poseidon.export.onnx.backend"),
+        ("caffe2.python.onnx.backend", "poseidon.caffe2.onnx.backend"),
         ("caffe2.python.caffe2_pb2", "poseidon.caffe2.proto.caffe2_pb2"),
         ("caffe2.proto", "poseidon.caffe2.proto"),
         ("caffe2.proto.caffe2_pb2", "poseidon.caffe2.proto.caffe2_pb2"),
@@ -134,8 +134,8 @@ def test_a_package_of_caffe2_that_has_its_place_elsewhere_comes_from_its_parent(
         names,
     )
     assert names["caffe2_pb2"].__name__ == "poseidon.caffe2.proto.caffe2_pb2"
-    assert names["onnx"].__name__ == "poseidon.export.onnx"
-    assert names["backend"].__name__ == "poseidon.export.onnx.backend"
+    assert names["onnx"].__name__ == "poseidon.caffe2.onnx"
+    assert names["backend"].__name__ == "poseidon.caffe2.onnx.backend"
 
 
 @pytest.mark.parametrize("name", ["caffe", "caffe2", "caffe_pb2"])

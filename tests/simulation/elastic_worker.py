@@ -18,14 +18,17 @@ from unittest.mock import patch
 
 from torch import Tensor
 
-from poseidon.engine import launcher_connection, observation, snapshot_writer, work
+from poseidon.caffe.proto.definition import SolverDefinition
+from poseidon.caffe.solver import checkpoint, memory, trainer, worker
+from poseidon.caffe.solver.replica import Replica, WorkerNets
+from poseidon.caffe.solver.worker import SolverWork
+from poseidon.engine import launcher_connection, observation, work
 from poseidon.engine.document import JobDocument, read_document
 from poseidon.engine.launcher_connection import LauncherConnection
 from poseidon.engine.own_time import OwnTime
 from poseidon.engine.process import run_work
-from poseidon.engine.solver import checkpoint, memory, trainer, worker
-from poseidon.engine.solver.replica import Replica, WorkerNets
-from poseidon.engine.solver.worker import SolverWork
+from poseidon.engine.snapshots import files
+from poseidon.engine.snapshots import writer as snapshot_writer
 from poseidon.errors import PoseidonError
 from poseidon.exchange import worker_links
 from poseidon.exchange.allreduce import sums
@@ -34,8 +37,6 @@ from poseidon.exchange.factors import carrier
 from poseidon.exchange.local import connection, follower, host_delivery, leader, leader_loop
 from poseidon.exchange.observe.statistics import TransitTimes
 from poseidon.exchange.observe.watchdog import Watchdog
-from poseidon.proto.definition import SolverDefinition
-from poseidon.snapshot import files
 from ps_server import client, monitor, pump
 from ps_server.errors import ServerError, as_server_error
 from ps_server.keys import Keyring

@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from poseidon.data.prepare.shapes import DEFAULT, Scene, draw_scene
-from poseidon.layers.base import LayerContext
-from poseidon.layers.vision.anchors import clip, decode, overlaps, suppress
-from poseidon.net.compile import compile_net
-from poseidon.net.net import Net
-from poseidon.proto.caffe_pb2 import TEST, NetParameter, NetState
-from poseidon.proto.text import to_text
-from poseidon.snapshot.caffemodel import read_model
+from poseidon.caffe.data.prepare.shapes import DEFAULT, Scene, draw_scene
+from poseidon.caffe.layers.base import LayerContext
+from poseidon.caffe.layers.vision.anchors import clip, decode, overlaps, suppress
+from poseidon.caffe.net.compile import compile_net
+from poseidon.caffe.net.net import Net
+from poseidon.caffe.proto.caffe_pb2 import TEST, NetParameter, NetState
+from poseidon.caffe.proto.text import to_text
+from poseidon.caffe.snapshot.caffemodel import read_model
 from tests.support.nets import definition
 from tests.support.training import Job, run
 

@@ -8,10 +8,10 @@ import lmdb
 import numpy as np
 import torch
 
-from poseidon.data.databases.kinds import Backend
-from poseidon.data.datum import encode_datum
-from poseidon.proto.blob import from_array
-from poseidon.proto.caffe_pb2 import NetParameter, SolverState
+from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.datum import encode_datum
+from poseidon.caffe.proto.blob import from_array
+from poseidon.caffe.proto.caffe_pb2 import NetParameter, SolverState
 from tests.support.databases import make_database, make_pictures
 
 NET = """name: "small"

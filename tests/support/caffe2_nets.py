@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from poseidon.caffe2 import brew, core, gru_cell, model_helper, rnn_cell, workspace
+from poseidon.caffe2.export.files import Predictor
 from poseidon.caffe2.models import resnet, shufflenet
-from poseidon.export.caffe2.files import Predictor
 
 Build = Callable[[model_helper.ModelHelper], Any]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
-from poseidon.data.databases.cursor import open_cursor
-from poseidon.data.databases.kinds import Backend
-from poseidon.data.mean import compute_mean, write_mean
-from poseidon.data.prepare.convert import Labelled, write_labelled
-from poseidon.data.prepare.procedural import draw_images
-from poseidon.proto.definition import read_net, read_solver
-from poseidon.proto.text import to_text
+from poseidon.caffe.data.databases.cursor import open_cursor
+from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.mean import compute_mean, write_mean
+from poseidon.caffe.data.prepare.convert import Labelled, write_labelled
+from poseidon.caffe.data.prepare.procedural import draw_images
+from poseidon.caffe.proto.definition import read_net, read_solver
+from poseidon.caffe.proto.text import to_text
 
 
 def make_pictures(folder: Path, count: int) -> Labelled:

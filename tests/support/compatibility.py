@@ -18,8 +18,8 @@ from pathlib import Path
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from poseidon.layers.registry import known_types
-from poseidon.proto.caffe_pb2 import LayerParameter
+from poseidon.caffe.layers.registry import known_types
+from poseidon.caffe.proto.caffe_pb2 import LayerParameter
 from poseidon.pycaffe.net_spec import param_name_dict
 from tests.support import golden
 
@@ -144,7 +144,7 @@ This page lists every layer type with its fields, and the tests that compare eac
   an equivalence or finite differences.
 * **worst**: the largest relative difference over all blobs of all recorded cases with the layer.
 
-[test_gradients.py](../tests/poseidon/layers/test_gradients.py) checks the gradients of every
+[test_gradients.py](../tests/poseidon/caffe/layers/test_gradients.py) checks the gradients of every
 differentiable type.
 
 Layers and fields of branches have the branch's field numbers where the branches agree and BVLC does
@@ -168,8 +168,8 @@ Where this program differs from a branch:
 
 All types have `name`, `type`, `bottom`, `top`, `phase`, `include`, `exclude`, `param` (name,
 share_mode, lr_mult, decay_mult), `blobs`, `loss_weight` and `propagate_down`. See
-[test_plan.py](../tests/poseidon/net/test_net_plan.py) and
-[test_params.py](../tests/poseidon/net/test_params.py).
+[test_plan.py](../tests/poseidon/caffe/net/test_net_plan.py) and
+[test_params.py](../tests/poseidon/caffe/net/test_params.py).
 
 | layer | field | recorded | own tests | worst |
 |---|---|---|---|---|

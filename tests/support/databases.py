@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from poseidon.data.batches.partition import Share
-from poseidon.data.databases.kinds import Backend
-from poseidon.data.databases.writer import open_writer
-from poseidon.data.datum import encode_datum
-from poseidon.layers.base import LayerContext
-from poseidon.layers.inputs.sources import ReadingSource
-from poseidon.proto.caffe_pb2 import DataParameter, LayerParameter
+from poseidon.caffe.data.batches.partition import Share
+from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.databases.writer import open_writer
+from poseidon.caffe.data.datum import encode_datum
+from poseidon.caffe.layers.base import LayerContext
+from poseidon.caffe.layers.inputs.sources import ReadingSource
+from poseidon.caffe.proto.caffe_pb2 import DataParameter, LayerParameter
 
 BACKENDS = tuple(Backend)
 

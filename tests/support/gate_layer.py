@@ -9,8 +9,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from poseidon.layers.base import Layer, Shape
-from poseidon.layers.registry import register
+from poseidon.caffe.layers.base import Layer, Shape
+from poseidon.caffe.layers.registry import register
 from tests.support.polling import until
 
 GATE_S = 240.0

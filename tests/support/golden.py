@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from poseidon.layers.base import LayerContext
-from poseidon.net.compile import compile_net
-from poseidon.net.net import Net
-from poseidon.proto.caffe_pb2 import NetState, Phase
-from poseidon.proto.definition import NetDefinition, read_net
+from poseidon.caffe.layers.base import LayerContext
+from poseidon.caffe.net.compile import compile_net
+from poseidon.caffe.net.net import Net
+from poseidon.caffe.proto.caffe_pb2 import NetState, Phase
+from poseidon.caffe.proto.definition import NetDefinition, read_net
 from tests.support.needs import SHARED
 
 FOLDER = SHARED / "golden" / "layers"

@@ -1,6 +1,6 @@
 """The processor costs of a host, as a round example."""
 
-from poseidon.plan.costs import HostCosts
+from poseidon.observe.plan.costs import HostCosts
 
 COSTS = HostCosts(
     cores=4,

@@ -16,6 +16,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
+from poseidon.base.settings import read_settings
 from poseidon.cluster.agent.remote_process import RemoteProcess
 from poseidon.cluster.dial.dialer import close_agents, opened
 from poseidon.cluster.dial.local import LocalDialer
@@ -36,7 +37,6 @@ from poseidon.cluster.supervision.loop import JobListener, run_job
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.state import SupervisionSettings
 from poseidon.errors import JobError
-from poseidon.settings import read_settings
 from tests.support.job_child import ENDLESS_WORKER, SHARD, child
 
 ROOT = Path(__file__).parents[2]

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import torch
 
-from poseidon.layers.base import LayerContext
-from poseidon.net.compile import compile_net
-from poseidon.net.net import Net
-from poseidon.proto.caffe_pb2 import TRAIN, NetParameter, NetState
-from poseidon.proto.definition import NetDefinition
-from poseidon.proto.text import layer_lines, parse
+from poseidon.caffe.layers.base import LayerContext
+from poseidon.caffe.net.compile import compile_net
+from poseidon.caffe.net.net import Net
+from poseidon.caffe.proto.caffe_pb2 import TRAIN, NetParameter, NetState
+from poseidon.caffe.proto.definition import NetDefinition
+from poseidon.caffe.proto.text import layer_lines, parse
 
 
 def definition(text: str, *, source: str = "net.prototxt") -> NetDefinition:

@@ -10,7 +10,7 @@ import numpy as np
 from google.protobuf import text_format
 from numpy.typing import NDArray
 
-from poseidon.proto.caffe_pb2 import NetParameter
+from poseidon.caffe.proto.caffe_pb2 import NetParameter
 
 Floats = NDArray[np.float32]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from poseidon.settings import inherited_environment
+from poseidon.base.settings import inherited_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 STOP_S = 30.0

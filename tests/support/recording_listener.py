@@ -5,9 +5,9 @@ from __future__ import annotations
 import queue
 from collections.abc import Mapping
 
+from poseidon.base.output_lines import LineAssembler
 from poseidon.cluster.job_plan import ProcessName
 from poseidon.cluster.process import OutputStream
-from poseidon.output_lines import LineAssembler
 
 WAIT_S = 30.0
 

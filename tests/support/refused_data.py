@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from poseidon.data.databases.kinds import Backend
-from poseidon.data.mean import write_mean
+from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.mean import write_mean
 from tests.support.broken_jobs import (
     NOT_SHARED,
     TWO,

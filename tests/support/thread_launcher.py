@@ -10,13 +10,13 @@ import io
 import os
 import threading
 
+from poseidon.caffe.solver.worker import SolverWork
 from poseidon.cluster.job_plan import ProcessName
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.process import Listener, ProcessSpec
 from poseidon.engine.document import JobDocument, read_document
 from poseidon.engine.launcher_connection import LauncherConnection
 from poseidon.engine.process import run_work
-from poseidon.engine.solver.worker import SolverWork
 from poseidon.exchange.exchange import Exchange
 from poseidon.launcher.site import Site
 

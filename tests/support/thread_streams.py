@@ -10,7 +10,8 @@ from unittest import mock
 
 import torch
 
-from poseidon.engine.module import random_streams, step_loop
+from poseidon.engine import random_streams
+from poseidon.torch import step_loop
 
 _OF_THREAD = threading.local()
 

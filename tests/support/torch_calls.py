@@ -767,11 +767,11 @@ def gathering(folder: Path, rank: int, size: int) -> Callable[[str], list[str]]:
 
 def join_alone(folder: Path) -> None:
     """Make the process group as `poseidon.ray_train` does: without a launcher of Poseidon."""
-    from poseidon.engine.module.ddp import modules_compared
     from poseidon.exchange.options import DEFAULT_OPTIONS
-    from poseidon.process_group.backend import initialize, register
-    from poseidon.process_group.functions import groups_of_job
-    from poseidon.process_group.mesh import Mesh
+    from poseidon.torch.ddp import modules_compared
+    from poseidon.torch.process_group.backend import initialize, register
+    from poseidon.torch.process_group.functions import groups_of_job
+    from poseidon.torch.process_group.mesh import Mesh
     from ps_server.network import Network
 
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

@@ -13,11 +13,16 @@ from pathlib import Path
 
 import numpy as np
 
-from poseidon.engine.snapshot_writer import SnapshotSettings
-from poseidon.engine.solver.checkpoint import Checkpoint, Progress
-from poseidon.engine.solver.replica import Replica
-from poseidon.engine.solver.tester import Tester
-from poseidon.engine.solver.trainer import LoopSettings, Trainer
+from poseidon.caffe.layers.base import LayerContext
+from poseidon.caffe.proto.caffe_pb2 import TRAIN
+from poseidon.caffe.proto.definition import read_solver
+from poseidon.caffe.snapshot.caffemodel import read_model
+from poseidon.caffe.solver.checkpoint import Checkpoint, Progress
+from poseidon.caffe.solver.replica import Replica
+from poseidon.caffe.solver.settings import solver_settings
+from poseidon.caffe.solver.tester import Tester
+from poseidon.caffe.solver.trainer import LoopSettings, Trainer
+from poseidon.engine.snapshots.writer import SnapshotSettings
 from poseidon.exchange.base import ExchangeSettings
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.exchange import Exchange
@@ -26,13 +31,8 @@ from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.replicas import NO_CHECK
 from poseidon.exchange.server.store import store_spec
-from poseidon.layers.base import LayerContext
-from poseidon.metrics.glog_lines import GlogSink
-from poseidon.metrics.record import TestRecord, TrainRecord
-from poseidon.proto.caffe_pb2 import TRAIN
-from poseidon.proto.definition import read_solver
-from poseidon.snapshot.caffemodel import read_model
-from poseidon.solvers.settings import solver_settings
+from poseidon.observe.metrics.glog_lines import GlogSink
+from poseidon.observe.metrics.record import TestRecord, TrainRecord
 from ps_server.network import Network
 from ps_server.protocol.virtual_workers import VirtualWorkers
 from tests.support.cluster import TIMEOUT_S, TOKEN, Addresses, job_addresses, memory_store

@@ -17,9 +17,9 @@ from unittest import mock
 import numpy as np
 import psutil
 
+from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.datum import encode_datum
 from poseidon.cli.main import main
-from poseidon.data.databases.kinds import Backend
-from poseidon.data.datum import encode_datum
 from tests.support.databases import make_database, picture
 from tests.support.shared_templates import shared_templates
 

@@ -19,8 +19,8 @@ from types import ModuleType
 import pytest
 
 import poseidon
+from poseidon.caffe.layers.registry import known_types
 from poseidon.cli.main import COMMANDS
-from poseidon.layers.registry import known_types
 from tests.support.needs import find
 from tests.support.polling import until
 from website.blocks import sources

@@ -9,8 +9,8 @@ import re
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
-from poseidon.layers.registry import known_types
-from poseidon.proto import caffe_pb2
+from poseidon.caffe.layers.registry import known_types
+from poseidon.caffe.proto import caffe_pb2
 from tests.support.compatibility import fields_of
 from website import prototxt
 

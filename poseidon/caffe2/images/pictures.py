@@ -16,14 +16,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from poseidon.caffe.data.batches.images import read_list
+from poseidon.caffe.data.batches.lists import permutation
+from poseidon.caffe.data.datum import encode_file
+from poseidon.caffe.data.prepare.imageset import Conversion, in_parallel, to_datum
+from poseidon.caffe.data.prepare.two_class import CLASS_NAMES, draw_labels, draw_picture
+from poseidon.caffe.data.progress_reports import Report, silent
 from poseidon.caffe2.images.records import encode
 from poseidon.caffe2.runtime.databases import new_database
-from poseidon.data.batches.images import read_list
-from poseidon.data.batches.lists import permutation
-from poseidon.data.datum import encode_file
-from poseidon.data.prepare.imageset import Conversion, in_parallel, to_datum
-from poseidon.data.prepare.two_class import CLASS_NAMES, draw_labels, draw_picture
-from poseidon.data.progress_reports import Report, silent
 from poseidon.errors import DataError
 
 SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})

@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
+from poseidon.caffe.data.datum import Decoding, decode, decode_image, is_datum
 from poseidon.caffe2.proto.caffe2_pb2 import TensorProto, TensorProtos
 from poseidon.caffe2.runtime.databases import open_database
 from poseidon.caffe2.runtime.errors import EnforceNotMet
 from poseidon.caffe2.runtime.reader import Record
-from poseidon.data.datum import Decoding, decode, decode_image, is_datum
 from poseidon.errors import DataError
 
 Array = npt.NDArray[Any]

@@ -20,6 +20,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from poseidon.base.output_lines import visible_line
+from poseidon.base.settings import model_zoo
+from poseidon.caffe.data.prepare.download import NotOnServerError, download
 from poseidon.caffe2.models.trained import (
     NETS,
     VALUE_INFO,
@@ -29,10 +32,7 @@ from poseidon.caffe2.models.trained import (
     read_model,
 )
 from poseidon.caffe2.proto.caffe2_pb2 import NetDef
-from poseidon.data.prepare.download import NotOnServerError, download
 from poseidon.errors import DataError, PoseidonError, UsageError
-from poseidon.output_lines import visible_line
-from poseidon.settings import model_zoo
 
 SUMS = "SHA256SUMS"
 _COLUMNS = 70

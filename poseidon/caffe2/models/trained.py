@@ -13,9 +13,9 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from poseidon.base.settings import model_zoo
 from poseidon.caffe2.proto.caffe2_pb2 import NetDef
 from poseidon.errors import DataError
-from poseidon.settings import model_zoo
 
 NETS = ("predict_net.pb", "init_net.pb")
 VALUE_INFO = "value_info.json"

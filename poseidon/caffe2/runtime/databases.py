@@ -1,4 +1,4 @@
-"""Databases of records: minidb here, LMDB and LevelDB through `poseidon.data`.
+"""Databases of records: minidb here, LMDB and LevelDB through `poseidon.caffe.data`.
 
 A minidb is one file: for each record the length of its key and of its value (32-bit,
 little-endian), key, value.
@@ -11,19 +11,19 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from poseidon.caffe2.runtime.errors import EnforceNotMet
-from poseidon.data.databases.cursor import Cursor, open_cursor
-from poseidon.data.databases.kinds import Backend, detect
-from poseidon.data.databases.writer import (
+from poseidon.base.durable import replacing
+from poseidon.base.hints import own_command
+from poseidon.caffe.data.databases.cursor import Cursor, open_cursor
+from poseidon.caffe.data.databases.kinds import Backend, detect
+from poseidon.caffe.data.databases.writer import (
     DatabaseWriter,
     refuse_existing,
     translated_writes,
     write_database,
 )
-from poseidon.data.staging import staging
-from poseidon.durable import replacing
+from poseidon.caffe.data.staging import staging
+from poseidon.caffe2.runtime.errors import EnforceNotMet
 from poseidon.errors import DataError
-from poseidon.hints import own_command
 
 _LENGTHS = struct.Struct("<ii")
 

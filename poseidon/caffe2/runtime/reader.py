@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from poseidon.caffe.data.databases.cursor import Cursor
 from poseidon.caffe2.runtime.databases import open_database
 from poseidon.caffe2.runtime.errors import EnforceNotMet
-from poseidon.data.databases.cursor import Cursor
 
 MAX_WAITING = 2
 """Batches that are kept for an operator that does not run; then the others continue without it."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from poseidon.durable import write_whole
+from poseidon.base.durable import write_whole
 from poseidon.errors import JobError, UsageError
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from poseidon.base.few_visitors import FewVisitors
 from poseidon.caffe2.shards.stores import LAST_POLL_S, TIMEOUT_S, KeyTaken, Store
 from poseidon.errors import JobError
-from poseidon.few_visitors import FewVisitors
 
 LONGEST = 16 * 2**20
 """Bytes of a request or an answer, at most."""

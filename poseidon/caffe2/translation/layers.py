@@ -13,6 +13,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from poseidon.caffe.layers.base import LayerError, canonical_axis
+from poseidon.caffe.layers.vision.convolution import window
+from poseidon.caffe.layers.vision.pooling import pair, rounds_up
+from poseidon.caffe.proto.caffe_pb2 import (
+    EltwiseParameter,
+    LayerParameter,
+    LossParameter,
+    LRNParameter,
+    PoolingParameter,
+    ReductionParameter,
+)
 from poseidon.caffe2.operators.layers.windows import CAFFE
 from poseidon.caffe2.proto.caffe2_pb2 import OperatorDef, TensorProto
 from poseidon.caffe2.translation.registry import (
@@ -22,17 +33,6 @@ from poseidon.caffe2.translation.registry import (
     TranslatorRegistry,
 )
 from poseidon.caffe2.utils import NumpyArrayToCaffe2Tensor
-from poseidon.layers.base import LayerError, canonical_axis
-from poseidon.layers.vision.convolution import window
-from poseidon.layers.vision.pooling import pair, rounds_up
-from poseidon.proto.caffe_pb2 import (
-    EltwiseParameter,
-    LayerParameter,
-    LossParameter,
-    LRNParameter,
-    PoolingParameter,
-    ReductionParameter,
-)
 
 Blobs = Sequence[NDArray[np.float32]]
 Translation = tuple[OperatorDef | list[OperatorDef], list[TensorProto]]

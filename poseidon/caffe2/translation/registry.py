@@ -21,16 +21,16 @@ from typing import Any, ClassVar
 
 import torch
 
+from poseidon.caffe.layers.base import LayerError
+from poseidon.caffe.proto.caffe_pb2 import NetParameter, NetState
+from poseidon.caffe.proto.definition import NetDefinition, parse_net
+from poseidon.caffe.proto.phase import filter_net
+from poseidon.caffe.snapshot.caffemodel import LayerBlobs, blobs_of
 from poseidon.caffe2 import utils
 from poseidon.caffe2.operators.layers.windows import Windows
 from poseidon.caffe2.proto.caffe2_pb2 import NetDef, OperatorDef, TensorProtos
 from poseidon.caffe2.runtime import shapes
 from poseidon.errors import UsageError
-from poseidon.layers.base import LayerError
-from poseidon.proto.caffe_pb2 import NetParameter, NetState
-from poseidon.proto.definition import NetDefinition, parse_net
-from poseidon.proto.phase import filter_net
-from poseidon.snapshot.caffemodel import LayerBlobs, blobs_of
 
 Translator = Callable[..., tuple[Any, Sequence[Any]]]
 Shape = tuple[int, ...]

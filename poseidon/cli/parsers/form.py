@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from poseidon.base.hints import own_command
 from poseidon.cli.parsers.layout import section, usage, wrapped
 from poseidon.cli.parsers.reading import HelpWanted, Mistake, read
 from poseidon.flags.flag import Flag, Opens, Takes
 from poseidon.flags.shared import ShownProgress
 from poseidon.flags.values import one_of
-from poseidon.hints import own_command
 
 _OF_GLOG_SWITCHES = ("logtostderr", "alsologtostderr", "colorlogtostderr", "log_prefix")
 """Flags of Caffe's logging library that ask for what happens in any case: the log is on standard

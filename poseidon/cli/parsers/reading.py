@@ -161,7 +161,7 @@ def _refuse(words: Sequence[str], flags: Sequence[Flag]) -> NoReturn:
 def _setting(name: str, value: str) -> str:
     """Return a hint for a flag that is named like a field of the solver; empty for another flag."""
     # an import of protobuf takes longer than the flags
-    from poseidon.proto.caffe_pb2 import SolverParameter
+    from poseidon.caffe.proto.caffe_pb2 import SolverParameter
 
     field = {"lr": "base_lr", "learning_rate": "base_lr", "iterations": "max_iter"}.get(name, name)
     if field not in SolverParameter.DESCRIPTOR.fields_by_name:

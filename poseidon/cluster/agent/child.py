@@ -28,6 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
+from poseidon.base.settings import EVENTS_FD_VARIABLE, STDIN_FD_VARIABLE, inherited_environment
 from poseidon.cluster.agent.template import Fork, Templates
 from poseidon.cluster.agent.template_process import IGNORED
 from poseidon.cluster.events import decode_line
@@ -35,7 +36,6 @@ from poseidon.cluster.job_plan import ProcessName
 from poseidon.cluster.process import Listener, OutputStream, ProcessSpec, creation
 from poseidon.cluster.python_command import module_folders
 from poseidon.errors import JobError, limit_reached
-from poseidon.settings import EVENTS_FD_VARIABLE, STDIN_FD_VARIABLE, inherited_environment
 
 # A longer event is cut: a process that writes without line ends must not fill our memory.
 MAX_LINE_BYTES = 1 << 20

@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from poseidon.base.settings import expanded
 from poseidon.cluster.agent.messages import Content, Get, Put
-from poseidon.settings import expanded
 
 LARGEST_PART = 8 << 20
 ARRIVING = ".%s.arriving"

@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from poseidon.base.settings import read_settings
 from poseidon.cluster import host_probe
 from poseidon.cluster.agent import files
 from poseidon.cluster.agent import messages as m
@@ -39,7 +40,6 @@ from poseidon.cluster.jobs.this_host import Kill, kill_jobs, list_jobs
 from poseidon.cluster.json_fields import fields_of, value_of
 from poseidon.cluster.process import OutputStream, creation
 from poseidon.errors import JobError, PoseidonError, limit_reached
-from poseidon.settings import read_settings
 from poseidon.version import __version__
 
 HEARTBEAT_S = 2.0

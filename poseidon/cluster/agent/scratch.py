@@ -16,7 +16,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from poseidon.settings import folder_of_sockets
+from poseidon.base.settings import folder_of_sockets
 
 PREFIX = "poseidon-"
 MARK = f".agent-{socket.gethostname()}"

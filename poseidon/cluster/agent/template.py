@@ -22,9 +22,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import IO
 
+from poseidon.base.settings import EVENTS_FD_VARIABLE, STDIN_FD_VARIABLE
 from poseidon.cluster.agent.template_process import READY, ROOM
 from poseidon.cluster.python_command import program_arguments
-from poseidon.settings import EVENTS_FD_VARIABLE, STDIN_FD_VARIABLE
 
 _PROGRAM = (
     "from poseidon.cluster.agent.template_process import serve; "

@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from poseidon.base.settings import expanded, inherited_environment
 from poseidon.cluster.agent.child import ChildSettings, base_environment
 from poseidon.cluster.agent.host import Agent, AgentSettings
 from poseidon.cluster.agent.remote import RemoteAgent
@@ -28,7 +29,6 @@ from poseidon.cluster.ray.cluster import RayCluster, connect_to_cluster, reason_
 from poseidon.cluster.ray.resources import Resources, pinned
 from poseidon.cluster.ray.sealing import ChannelKeys, SealError
 from poseidon.errors import JobError, printable
-from poseidon.settings import expanded, inherited_environment
 from poseidon.version import __version__
 
 POLL_S = 2.0

@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from poseidon.few_visitors import FewVisitors
+from poseidon.base.few_visitors import FewVisitors
 
 SILENCE_S = 1800.0
 """How long an accepted connection may say nothing."""

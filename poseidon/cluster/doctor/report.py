@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from poseidon.base.text_columns import aligned
 from poseidon.cluster.doctor.findings import Finding, Severity, format_rate, link_name, worst_link
 from poseidon.cluster.doctor.survey import HostReport, Survey
 from poseidon.errors import counted
-from poseidon.text_columns import aligned
 
 
 def survey_lines(survey: Survey, findings: Sequence[Finding]) -> list[str]:

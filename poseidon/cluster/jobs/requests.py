@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from poseidon.durable import write_whole
+from poseidon.base.durable import write_whole
+from poseidon.base.foreign_files import read_in
 from poseidon.errors import JobError
-from poseidon.foreign_files import read_in
 
 _POLL_S = 0.05
 _LARGEST_BYTES = 1 << 20

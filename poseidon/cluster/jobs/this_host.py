@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import psutil
 
+from poseidon.base.settings import read_settings
 from poseidon.cluster.jobs.kill import KillTimeouts, job_processes, kill_job, live_process
 from poseidon.cluster.jobs.registry import JobRecord, Registry, check_job_id
 from poseidon.cluster.machinefile import is_loopback
 from poseidon.errors import JobError, PoseidonError, UsageError
-from poseidon.settings import read_settings
 
 LONGEST_WAIT_S = 3600.0
 LOOKS_FOR_LISTENER = 3

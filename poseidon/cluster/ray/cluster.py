@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from poseidon.base.settings import read_settings, restrain_ray
 from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.parallel import for_each_host
 from poseidon.cluster.ray.resources import RayNode, Resources, describe_lack
 from poseidon.errors import JobError, UsageError, printable
-from poseidon.settings import read_settings, restrain_ray
 
 LISTEN_S = 5.0
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)

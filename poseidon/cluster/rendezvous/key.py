@@ -17,8 +17,8 @@ from pathlib import Path
 import zmq
 from zmq.utils import z85
 
+from poseidon.base.hints import own_command
 from poseidon.errors import UsageError
-from poseidon.hints import own_command
 from ps_server.keys import KeyPair, Keyring
 
 MIN_KEY_BYTES = 32

@@ -18,12 +18,12 @@ from pathlib import Path
 
 import paramiko
 
+from poseidon.base.foreign_files import read_definition
+from poseidon.base.settings import expanded, name_user
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.ssh.known_hosts import SSH_PORT
 from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.errors import JobError
-from poseidon.foreign_files import read_definition
-from poseidon.settings import expanded, name_user
 
 SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 SYSTEM_KNOWN_HOSTS = (Path("/etc/ssh/ssh_known_hosts"), Path("/etc/ssh/ssh_known_hosts2"))

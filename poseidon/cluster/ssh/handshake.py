@@ -21,6 +21,7 @@ from typing import Any
 import paramiko
 from paramiko.agent import get_agent_connection
 
+from poseidon.base.foreign_files import read_definition
 from poseidon.cluster.name_lookup import NameTimeoutError, dial
 from poseidon.cluster.ssh.config import Endpoint
 from poseidon.cluster.ssh.known_hosts import (
@@ -33,7 +34,6 @@ from poseidon.cluster.ssh.known_hosts import (
 )
 from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.errors import JobError
-from poseidon.foreign_files import read_definition
 
 # After this long without an answer to what was sent, the kernel gives a connection up.
 SILENCE_MS = 20_000

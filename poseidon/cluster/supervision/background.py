@@ -20,11 +20,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from poseidon.base.hints import own_command, short_path
+from poseidon.base.settings import STATUS_FD_VARIABLE, inherited_environment
 from poseidon.cluster.process import describe_exit
 from poseidon.cluster.python_command import module_arguments
 from poseidon.errors import JobError
-from poseidon.hints import own_command, short_path
-from poseidon.settings import STATUS_FD_VARIABLE, inherited_environment
 
 _MAX_REPORT_BYTES = 1 << 16
 _LAST_LINES_BYTES = 4096

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from poseidon.base.output_lines import LineAssembler, OutputLine
 from poseidon.cluster.events import Paused, parse_event
 from poseidon.cluster.job_plan import JobPlan, ProcessName, ShardPlan, WorkerPlan
 from poseidon.cluster.jobs.registry import Registration
@@ -37,7 +38,6 @@ from poseidon.cluster.supervision.state import (
 )
 from poseidon.cluster.supervision.state_machine import JobStateMachine
 from poseidon.errors import JobError, JobKilled
-from poseidon.output_lines import LineAssembler, OutputLine
 
 # The period at which deadlines and signals are checked.
 TICK_S = 0.1

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from poseidon.base.foreign_files import read_definition
 from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.kinds import Scheme
-from poseidon.foreign_files import read_definition
 
 if TYPE_CHECKING:
     from poseidon.exchange.cost import ExchangePlan

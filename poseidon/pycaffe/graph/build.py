@@ -11,15 +11,15 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from poseidon.layers.base import Layer, LayerContext
-from poseidon.layers.blob import Blob, BlobVec, RawBlobVec
-from poseidon.layers.python_layer import Python
-from poseidon.net.compile import compile_net, filter_phase
-from poseidon.net.net import Net as Compiled
-from poseidon.net.net_plan import Step
-from poseidon.net.params import ParamInfo
-from poseidon.proto.caffe_pb2 import LayerParameter, NetState
-from poseidon.proto.definition import NetDefinition
+from poseidon.caffe.layers.base import Layer, LayerContext
+from poseidon.caffe.layers.blob import Blob, BlobVec, RawBlobVec
+from poseidon.caffe.layers.python_layer import Python
+from poseidon.caffe.net.compile import compile_net, filter_phase
+from poseidon.caffe.net.net import Net as Compiled
+from poseidon.caffe.net.net_plan import Step
+from poseidon.caffe.net.params import ParamInfo
+from poseidon.caffe.proto.caffe_pb2 import LayerParameter, NetState
+from poseidon.caffe.proto.definition import NetDefinition
 from poseidon.pycaffe.graph.backward_flags import LayerInfo, backward_flags
 from poseidon.pycaffe.graph.nodes import NODES, Node
 from poseidon.pycaffe.graph.splits import insert_splits

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from poseidon.layers.base import Layer
-from poseidon.layers.blob import Blob, BlobVec, RawBlobVec
-from poseidon.layers.common.combine import Split
-from poseidon.layers.inputs.sources import DummyData, Input
-from poseidon.layers.python_layer import Python
+from poseidon.caffe.layers.base import Layer
+from poseidon.caffe.layers.blob import Blob, BlobVec, RawBlobVec
+from poseidon.caffe.layers.common.combine import Split
+from poseidon.caffe.layers.inputs.sources import DummyData, Input
+from poseidon.caffe.layers.python_layer import Python
 from poseidon.pycaffe.graph.backward_flags import BackwardFlags
 
 

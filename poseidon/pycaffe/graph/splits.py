@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from poseidon.proto.caffe_pb2 import LayerParameter, NetParameter
-from poseidon.proto.definition import NetDefinition
+from poseidon.caffe.proto.caffe_pb2 import LayerParameter, NetParameter
+from poseidon.caffe.proto.definition import NetDefinition
 
 Top = tuple[int, int]
 """The index of a layer, and the index of a top of it."""

@@ -1,6 +1,6 @@
 """The update of a net's blobs from their diffs, as Caffe's ApplyUpdate.
 
-Law: the formulas come from `ps_server.rules`, the multipliers and rates from `poseidon.solvers`.
+Law: the formulas come from `ps_server.rules`, the multipliers and rates from `poseidon.caffe.solver`.
 This module only applies them in order (clip, divide by iter_size, decay, rule). Values and diffs
 are read from the blobs in each step, so changes by the user count. Afterwards a diff holds the
 amount subtracted from the value, as in Caffe.
@@ -16,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from poseidon.engine.solver.frozen import FrozenHistories
-from poseidon.layers.blob import Blob
-from poseidon.net.params import ParamInfo
+from poseidon.caffe.layers.blob import Blob
+from poseidon.caffe.net.params import ParamInfo
+from poseidon.caffe.solver.frozen import FrozenHistories
+from poseidon.caffe.solver.settings import SolverSettings
 from poseidon.pycaffe.graph.build import NetGraph
-from poseidon.solvers.settings import SolverSettings
 from ps_server import Rule
 from ps_server.rules import change, clip_factor, history_count, plain_sum, sum_of_squares
 

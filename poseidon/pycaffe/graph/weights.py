@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from poseidon.caffe.layers.base import times
+from poseidon.caffe.layers.blob import Blob
+from poseidon.caffe.net.load import in_order
+from poseidon.caffe.snapshot.caffemodel import read_model, write_model
+from poseidon.caffe.snapshot.hdf5 import write_model as write_hdf5
 from poseidon.errors import UsageError
-from poseidon.layers.base import times
-from poseidon.layers.blob import Blob
-from poseidon.net.load import in_order
 from poseidon.pycaffe.graph.build import NetGraph
-from poseidon.snapshot.caffemodel import read_model, write_model
-from poseidon.snapshot.hdf5 import write_model as write_hdf5
 
 Array = NDArray[np.float32]
 

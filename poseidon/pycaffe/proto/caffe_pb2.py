@@ -2,6 +2,6 @@
 
 import sys
 
-from poseidon.proto import caffe_pb2
+from poseidon.caffe.proto import caffe_pb2
 
 sys.modules[__name__] = caffe_pb2

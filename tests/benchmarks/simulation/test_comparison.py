@@ -17,9 +17,9 @@ from benchmarks.simulation.comparison import (
     compare,
 )
 from benchmarks.testbed.shapes import layers_of
-from poseidon.plan.iteration import iteration_of
-from poseidon.plan.machine import MIB, Machine
-from poseidon.plan.scenario import Exchange, LowRank, WireCodec
+from poseidon.observe.plan.iteration import iteration_of
+from poseidon.observe.plan.machine import MIB, Machine
+from poseidon.observe.plan.scenario import Exchange, LowRank, WireCodec
 
 
 def machine_of(hosts: int, rate_mbit: float | None) -> Machine:

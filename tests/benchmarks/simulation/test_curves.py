@@ -19,7 +19,7 @@ from benchmarks.simulation.curves import (
     points,
     winners,
 )
-from poseidon.plan.shapes import elements
+from poseidon.observe.plan.shapes import elements
 
 
 @pytest.mark.parametrize(

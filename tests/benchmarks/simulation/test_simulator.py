@@ -12,9 +12,9 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.simulation.simulator import Simulation, simulate
-from poseidon.plan.machine import Machine
-from poseidon.plan.scenario import Exchange, Scenario
-from poseidon.plan.shapes import LayerShape
+from poseidon.observe.plan.machine import Machine
+from poseidon.observe.plan.scenario import Exchange, Scenario
+from poseidon.observe.plan.shapes import LayerShape
 
 LOW = LayerShape(name="low", tensors=((4, 1, 1, 1),), work=1)
 HIGH = LayerShape(name="high", tensors=((8, 1, 1, 1),), work=1)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.testbed.emulated import GRADIENT, EmulatedLinear, EmulatedNet, Gradients, Pace
-from poseidon.plan.shapes import LayerShape
+from poseidon.observe.plan.shapes import LayerShape
 
 LAYERS = (
     LayerShape(name="conv1", tensors=((4, 3, 2, 2), (4,)), work=100),

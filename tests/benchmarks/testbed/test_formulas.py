@@ -7,7 +7,7 @@ import pytest
 from benchmarks.testbed.formulas import expected, plan_of
 from benchmarks.testbed.shapes import layers_of
 from benchmarks.testbed.worker_settings import DdpSettings, PoseidonSettings, TrainingSettings
-from poseidon.plan.shapes import LayerShape, elements
+from poseidon.observe.plan.shapes import LayerShape, elements
 
 LAYERS = (
     LayerShape(name="conv", tensors=((10, 10, 3, 3), (10,)), work=1),  # 910

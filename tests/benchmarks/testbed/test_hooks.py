@@ -12,7 +12,7 @@ from benchmarks.testbed.ddp_worker import DdpTraining
 from benchmarks.testbed.emulated import VALUE
 from benchmarks.testbed.hooks import ALL_HOOKS, Hook, HookKind, attach, local_rounds
 from benchmarks.testbed.worker_settings import DdpSettings, TrainingSettings
-from poseidon.plan.shapes import LayerShape
+from poseidon.observe.plan.shapes import LayerShape
 
 TRAINING = TrainingSettings(
     layers=(

@@ -15,7 +15,7 @@ from benchmarks.testbed.jobs import HostJob
 from benchmarks.testbed.measurement import Effort, measure
 from benchmarks.testbed.processes import Processes
 from benchmarks.testbed.worker_settings import DdpSettings, PoseidonSettings, TrainingSettings
-from poseidon.plan.shapes import LayerShape
+from poseidon.observe.plan.shapes import LayerShape
 
 TRAINING = TrainingSettings(
     layers=(

@@ -16,7 +16,7 @@ from benchmarks.testbed.memory import (
     needed_bytes,
 )
 from benchmarks.testbed.worker_settings import DdpSettings, PoseidonSettings, TrainingSettings
-from poseidon.plan.shapes import LayerShape
+from poseidon.observe.plan.shapes import LayerShape
 
 LARGE = TrainingSettings(
     layers=(LayerShape(name="fc", tensors=((10_000, 10_000),), work=1, fully_connected=True),),

@@ -14,7 +14,7 @@ from benchmarks.testbed.measurement import Measured, Split
 from benchmarks.testbed.point_speed import HEAD, LOSS, Comparison, How, Row, compare, table
 from benchmarks.testbed.tables import Table
 from benchmarks.testbed.worker_settings import DdpSettings, PoseidonSettings, TrainingSettings
-from poseidon.plan.shapes import LayerShape
+from poseidon.observe.plan.shapes import LayerShape
 
 COMPARISON = Comparison(
     title="net",

@@ -10,7 +10,7 @@ from benchmarks.testbed.ddp_worker import DdpTraining
 from benchmarks.testbed.poseidon_worker import PoseidonTraining
 from benchmarks.testbed.replica import Replica
 from benchmarks.testbed.worker_settings import TrainingSettings
-from poseidon.plan.shapes import LayerShape
+from poseidon.observe.plan.shapes import LayerShape
 
 EMULATED = TrainingSettings(
     layers=(LayerShape(name="fc", tensors=((3, 2),), work=1, fully_connected=True),),

@@ -9,7 +9,7 @@ import math
 import pytest
 
 from benchmarks.testbed.shapes import default_rows, divided, from_json, layers_of, to_json
-from poseidon.plan.shapes import LayerShape, elements, shares_of_work
+from poseidon.observe.plan.shapes import LayerShape, elements, shares_of_work
 
 PARAMETERS = {
     "alexnet": 60_965_224,

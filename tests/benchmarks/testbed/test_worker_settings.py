@@ -16,7 +16,7 @@ from benchmarks.testbed.worker_settings import (
 )
 from poseidon.errors import UsageError
 from poseidon.exchange.options import DEFAULT_OPTIONS
-from poseidon.plan.shapes import LayerShape
+from poseidon.observe.plan.shapes import LayerShape
 
 LAYERS = (LayerShape(name="fc", tensors=((2, 3), (2,)), work=6, fully_connected=True),)
 

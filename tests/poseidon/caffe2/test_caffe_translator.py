@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 
+from poseidon.caffe.net.net import Net
+from poseidon.caffe.proto.caffe_pb2 import TEST, TRAIN, NetParameter, NetState
+from poseidon.caffe.proto.text import parse
+from poseidon.caffe.snapshot.caffemodel import to_message, write_model
 from poseidon.caffe2 import caffe_translator, core, workspace
 from poseidon.caffe2.proto.caffe2_pb2 import NetDef
 from poseidon.caffe2.utils import Caffe2TensorToNumpyArray
 from poseidon.errors import DefinitionError, SnapshotError, UsageError
-from poseidon.net.net import Net
-from poseidon.proto.caffe_pb2 import TEST, TRAIN, NetParameter, NetState
-from poseidon.proto.text import parse
-from poseidon.snapshot.caffemodel import to_message, write_model
 from tests.support.nets import build, definition, inputs, layer
 
 ROOT = Path(__file__).parents[3]

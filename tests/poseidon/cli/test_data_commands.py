@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from poseidon.caffe.data.databases.kinds import Backend, detect
+from poseidon.caffe.data.mean import read_mean
+from poseidon.caffe.data.prepare import cifar10, cifar10_source
+from poseidon.caffe.data.prepare.cifar10_source import TEST_BATCH, TRAIN_BATCHES
+from poseidon.caffe.data.prepare.convert import MNIST_FILES
 from poseidon.cli.main import parse_arguments, run_command
-from poseidon.data.databases.kinds import Backend, detect
-from poseidon.data.mean import read_mean
-from poseidon.data.prepare import cifar10, cifar10_source
-from poseidon.data.prepare.cifar10_source import TEST_BATCH, TRAIN_BATCHES
-from poseidon.data.prepare.convert import MNIST_FILES
 from poseidon.errors import DataError, UsageError
 from tests.support.databases import BACKENDS, make_pictures, picture
 

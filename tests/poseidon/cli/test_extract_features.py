@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from poseidon.caffe.data.databases.cursor import open_cursor
+from poseidon.caffe.data.databases.kinds import Backend, detect
+from poseidon.caffe.launch import extraction_job
+from poseidon.caffe.proto.caffe_pb2 import TEST
+from poseidon.caffe.snapshot.caffemodel import write_model
+from poseidon.caffe.tools.solo import NetRequest, open_net
 from poseidon.cli.extract_features import from_caffe_arguments
 from poseidon.cli.main import main, parse_arguments, run_command
-from poseidon.data.databases.cursor import open_cursor
-from poseidon.data.databases.kinds import Backend, detect
-from poseidon.engine.tools.solo import NetRequest, open_net
 from poseidon.errors import JobError, UsageError
-from poseidon.launcher import extraction_job
-from poseidon.proto.caffe_pb2 import TEST
-from poseidon.snapshot.caffemodel import write_model
 from tests.support.databases import make_pictures
 
 NET = """

@@ -17,9 +17,9 @@ import pytest
 
 import poseidon
 from poseidon.cli.function import RUN, _of_function, _script_of, _words
-from poseidon.engine.module.distribute import place_of, running_in
-from poseidon.engine.module.worker_context import WorkerContext
 from poseidon.errors import UsageError
+from poseidon.torch.distribute import place_of, running_in
+from poseidon.torch.worker_context import WorkerContext
 
 FACTOR = 3
 

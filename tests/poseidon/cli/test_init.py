@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from poseidon.caffe.proto.definition import read_net, read_solver
+from poseidon.caffe.proto.projects import EXAMPLES, projects
+from poseidon.caffe.solver.settings import solver_settings
+from poseidon.caffe.tools.preflight import check_nets
 from poseidon.cli.main import main
-from poseidon.engine.tools.preflight import check_nets
-from poseidon.proto.definition import read_net, read_solver
-from poseidon.proto.projects import EXAMPLES, projects
-from poseidon.solvers.settings import solver_settings
 
 NAMES = sorted(projects())
 

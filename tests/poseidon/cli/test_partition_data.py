@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from poseidon.caffe.data.databases.kinds import Backend
 from poseidon.cli.main import parse_arguments, run_command
-from poseidon.data.databases.kinds import Backend
 from poseidon.errors import DataError, UsageError
 from tests.support.databases import make_pictures
 

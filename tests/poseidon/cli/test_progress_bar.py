@@ -22,14 +22,14 @@ from typing import TextIO
 import cv2
 import pytest
 
+from poseidon.caffe.data.prepare.convert import MNIST_FILES
+from poseidon.caffe.data.progress_reports import DOWNLOADING
+from poseidon.caffe.proto.caffe_pb2 import TEST
+from poseidon.caffe.snapshot.caffemodel import write_model
+from poseidon.caffe.tools.solo import NetRequest, open_net
 from poseidon.cli.main import main
 from poseidon.cli.progress_bar import LINE_S, CommandProgress, progress_bar
-from poseidon.data.prepare.convert import MNIST_FILES
-from poseidon.data.progress_reports import DOWNLOADING
-from poseidon.engine.tools.solo import NetRequest, open_net
 from poseidon.flags.shared import ShownProgress
-from poseidon.proto.caffe_pb2 import TEST
-from poseidon.snapshot.caffemodel import write_model
 from tests.support.databases import make_pictures, picture
 
 NET = """

@@ -9,8 +9,8 @@ from poseidon.cli.ps import _fields, _hosts_of, _row
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess
 from poseidon.cluster.jobs.this_host import HostJob
 from poseidon.cluster.machinefile import Host, read_machinefile
-from poseidon.metrics.job_statistics import FILE_NAME, JobStatistics, encode_statistics
-from poseidon.metrics.progress import JobProgress
+from poseidon.observe.metrics.job_statistics import FILE_NAME, JobStatistics, encode_statistics
+from poseidon.observe.metrics.progress import JobProgress
 
 
 def test_hosts_that_have_joined_a_job_of_the_machinefile_are_asked_too(tmp_path: Path) -> None:

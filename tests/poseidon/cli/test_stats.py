@@ -10,7 +10,7 @@ import pytest
 
 from poseidon.cli.main import main
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registry
-from poseidon.metrics.job_statistics import (
+from poseidon.observe.metrics.job_statistics import (
     FILE_NAME,
     JobStatistics,
     TensorStatistics,

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from poseidon.caffe.proto.caffe_pb2 import TEST, TRAIN
+from poseidon.caffe.snapshot import hdf5
+from poseidon.caffe.snapshot.caffemodel import write_model
+from poseidon.caffe.tools.solo import NetRequest, open_net
 from poseidon.cli.main import main
-from poseidon.engine.tools.solo import NetRequest, open_net
-from poseidon.metrics.glog_lines import GlogLine, GlogSink
-from poseidon.proto.caffe_pb2 import TEST, TRAIN
-from poseidon.snapshot import hdf5
-from poseidon.snapshot.caffemodel import write_model
+from poseidon.observe.metrics.glog_lines import GlogLine, GlogSink
 from tests.support.databases import make_pictures
 
 NET = """

@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from poseidon.caffe.proto.caffe_pb2 import LayerParameter, NetParameter
+from poseidon.caffe.proto.definition import read_solver
+from poseidon.caffe.snapshot.solverstate import RunState, write_state
+from poseidon.caffe.tools.preflight import weight_files
 from poseidon.cli.main import main
 from poseidon.cluster.job_plan import JobPlan
 from poseidon.cluster.process import ProcessSpec
@@ -17,13 +21,9 @@ from poseidon.cluster.python_command import module_arguments
 from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.state import Outcome
 from poseidon.engine.document import JobDocument, read_document
-from poseidon.engine.tools.preflight import weight_files
+from poseidon.engine.snapshots.files import model_path, state_path
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
-from poseidon.proto.caffe_pb2 import LayerParameter, NetParameter
-from poseidon.proto.definition import read_solver
-from poseidon.snapshot.files import model_path, state_path
-from poseidon.snapshot.solverstate import RunState, write_state
 from tests.support.databases import make_pictures
 from tests.support.training import write_definitions
 

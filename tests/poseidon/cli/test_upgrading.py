@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from poseidon.caffe.proto.caffe_pb2 import NetParameter, SolverParameter
+from poseidon.caffe.proto.definition import read_net, read_solver
+from poseidon.caffe.proto.text import parse
 from poseidon.cli.main import main
-from poseidon.proto.caffe_pb2 import NetParameter, SolverParameter
-from poseidon.proto.definition import read_net, read_solver
-from poseidon.proto.text import parse
 
 OLD_NET = 'layers { name: "ip" type: INNER_PRODUCT bottom: "x" top: "y" blobs_lr: 2 blobs { num: 1 data: 3 } }'
 NEW_NET = 'layer { name: "ip" type: "InnerProduct" bottom: "x" top: "y" param { lr_mult: 2 } blobs { num: 1 data: 3 } }'

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from poseidon.base.settings import read_settings
 from poseidon.cli.main import parse_arguments, run_command
 from poseidon.cluster.rendezvous.schedulers import task_from
 from poseidon.errors import UsageError
-from poseidon.settings import read_settings
 
 KEY = "k" * 64
 

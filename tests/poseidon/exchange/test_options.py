@@ -33,8 +33,8 @@ from poseidon.exchange.options import (
 from poseidon.flags.flag import Section, flags_of, option
 from poseidon.launcher.processes import Start
 from poseidon.launcher.request import Encrypt, ScriptRequest
-from poseidon.launcher.script_job import ScriptJob
 from poseidon.launcher.site import Site
+from poseidon.torch.script_job import ScriptJob
 from ps_server import Consistency, Precision
 from ps_server.protocol.virtual_workers import VirtualWorkers
 

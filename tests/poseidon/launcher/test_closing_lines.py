@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from poseidon.caffe.proto.definition import read_solver
 from poseidon.launcher.closing_lines import (
     aligned,
     model_of,
@@ -14,7 +15,6 @@ from poseidon.launcher.closing_lines import (
     test_commands,
     without_flags,
 )
-from poseidon.proto.definition import read_solver
 from tests.support.training import write_definitions
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from poseidon.base.settings import read_settings
 from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.agent.remote_process import RemoteProcess
 from poseidon.cluster.dial.channel import StreamChannel
@@ -36,7 +37,6 @@ from poseidon.launcher.processes import Start
 from poseidon.launcher.request import Balance, JobRequest
 from poseidon.launcher.runner import run
 from poseidon.launcher.site import Site
-from poseidon.settings import read_settings
 from tests.support.elastic_child import ELASTIC_SHARD, ELASTIC_WORKER
 from tests.support.job_child import child
 from tests.support.live_processes import live_pids, none_left

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from poseidon.base.settings import read_settings
 from poseidon.cluster.dial.dialer import Needs
 from poseidon.cluster.dial.ssh import SshDialer
 from poseidon.cluster.job_plan import ProcessName, Role
@@ -22,7 +23,6 @@ from poseidon.launcher.host_changes import HostChanges
 from poseidon.launcher.newcomers import Prepared
 from poseidon.launcher.request import JobRequest
 from poseidon.launcher.site import Site
-from poseidon.settings import read_settings
 from tests.support.fake_job import FakeJob
 
 HOSTS = "0 node0 0\n1 node1 0\n2 node2 0 role=server"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from poseidon.base.output_lines import OutputLine
 from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.process import OutputStream
 from poseidon.cluster.supervision.loop import JobListener
@@ -18,9 +19,8 @@ from poseidon.launcher.listeners import (
     StatisticsFile,
     StragglerReports,
 )
-from poseidon.metrics.job_statistics import FILE_NAME, JobStatistics, read_statistics
-from poseidon.metrics.progress import JobProgress
-from poseidon.output_lines import OutputLine
+from poseidon.observe.metrics.job_statistics import FILE_NAME, JobStatistics, read_statistics
+from poseidon.observe.metrics.progress import JobProgress
 
 LOCAL = ProcessName(role=Role.WORKER, index=0, client=0, host="127.0.0.1")
 FAST = ProcessName(role=Role.WORKER, index=0, client=0, host="node0")

@@ -16,6 +16,7 @@ from typing import cast
 
 import pytest
 
+from poseidon.base.hints import short_path
 from poseidon.cluster.dial.dialer import Needs
 from poseidon.cluster.dial.local import LocalDialer
 from poseidon.cluster.job_plan import ProcessName, Role
@@ -27,7 +28,6 @@ from poseidon.cluster.supervision.restarts import RestartedJob, Restarts, Starti
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.state import Outcome
 from poseidon.errors import JobError
-from poseidon.hints import short_path
 from poseidon.launcher.request import JobRequest
 from poseidon.launcher.runner import _Run, run
 from poseidon.launcher.site import FileSet, Site

@@ -27,10 +27,15 @@ from poseidon.launcher.sinks import (
     TensorBoard,
     scalars,
 )
-from poseidon.metrics.job_records import Record, progress_record, shard_record, worker_record
-from poseidon.metrics.job_statistics import ShardStatistics
-from poseidon.metrics.logged_means import LoggedMeans
-from poseidon.metrics.progress import JobProgress
+from poseidon.observe.metrics.job_records import (
+    Record,
+    progress_record,
+    shard_record,
+    worker_record,
+)
+from poseidon.observe.metrics.job_statistics import ShardStatistics
+from poseidon.observe.metrics.logged_means import LoggedMeans
+from poseidon.observe.metrics.progress import JobProgress
 from tests.support.polling import until
 
 WORKER = ProcessName(role=Role.WORKER, index=0, client=0, host="node0")

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from poseidon.caffe.launch.extraction_job import require_local
 from poseidon.cluster.agent.messages import KilledByUser
 from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.dial.dialer import Dialer, Needs
@@ -28,7 +29,6 @@ from poseidon.cluster.machinefile import Host, HostRole, parse_machinefile
 from poseidon.cluster.process import ProcessSpec
 from poseidon.errors import JobError, JobInterrupted, JobKilled, UsageError
 from poseidon.launcher import site as site_module
-from poseidon.launcher.extraction_job import require_local
 from poseidon.launcher.request import JobRequest, LauncherKind
 from poseidon.launcher.site import Site, read_hosts, site_of
 from poseidon.launcher.snapshots import SnapshotCopies

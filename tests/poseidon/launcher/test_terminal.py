@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
+from poseidon.base.output_lines import LineAssembler
 from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.process import OutputStream
 from poseidon.flags.shared import ShownProgress
 from poseidon.launcher.request import ShownLogs
 from poseidon.launcher.terminal import Terminal, on_one_terminal
-from poseidon.output_lines import LineAssembler
 
 FIRST = ProcessName(role=Role.WORKER, index=0, client=0, host="127.0.0.1")
 SECOND = ProcessName(role=Role.WORKER, index=1, client=1, host="127.0.0.1")

@@ -8,10 +8,10 @@ from pathlib import Path
 import pydot
 import pytest
 
+from poseidon.caffe.proto.caffe_pb2 import TEST, TRAIN, NetParameter
+from poseidon.caffe.proto.definition import read_net
 from poseidon.cli.main import main
 from poseidon.errors import UsageError
-from poseidon.proto.caffe_pb2 import TEST, TRAIN, NetParameter
-from poseidon.proto.definition import read_net
 from poseidon.pycaffe.draw import draw_net_to_file, get_edge_label, get_layer_label, get_pydot_graph
 
 ALEXNET = Path("prototxt/alexnet/train_val.prototxt")

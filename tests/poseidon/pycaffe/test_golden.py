@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import poseidon.pycaffe as caffe
-from poseidon.layers import blob as blob_module
+from poseidon.caffe.layers import blob as blob_module
 from tests.support.golden import FOLDER, cases
 
 pytestmark = pytest.mark.needs("data")

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import poseidon.pycaffe as caffe
+from poseidon.caffe.layers import blob as blob_module
 from poseidon.errors import DataError, DefinitionError, PoseidonError, SnapshotError, UsageError
-from poseidon.layers import blob as blob_module
 from poseidon.pycaffe.net import batches, join_batches
 from tests.poseidon.pycaffe.conftest import SIMPLE, Write
 

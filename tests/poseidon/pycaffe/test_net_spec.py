@@ -6,7 +6,7 @@ import pytest
 from google.protobuf import text_format
 
 import poseidon.pycaffe as caffe
-from poseidon.proto.caffe_pb2 import LayerParameter, NetParameter, PoolingParameter
+from poseidon.caffe.proto.caffe_pb2 import LayerParameter, NetParameter, PoolingParameter
 from poseidon.pycaffe import NetSpec, net_spec
 from poseidon.pycaffe import layers as L
 from poseidon.pycaffe import params as P

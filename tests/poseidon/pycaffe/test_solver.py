@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import poseidon.pycaffe as caffe
-from poseidon.data.databases.kinds import Backend
-from poseidon.data.datum import encode_datum
+from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.datum import encode_datum
+from poseidon.caffe.proto import caffe_pb2
 from poseidon.errors import DataError, DefinitionError, SnapshotError, UsageError
 from poseidon.exchange.kinds import ExchangeKind
-from poseidon.proto import caffe_pb2
 from tests.poseidon.pycaffe.conftest import Write
 from tests.support import training
 from tests.support.databases import make_database, picture

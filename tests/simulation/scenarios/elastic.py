@@ -34,6 +34,9 @@ from unittest.mock import patch
 
 import torch
 
+from poseidon.caffe.launch import training_job
+from poseidon.caffe.launch.training_job import TrainingJob
+from poseidon.caffe.proto.definition import SolverDefinition, parse_solver
 from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.dial.dialer import Dialer, Needs
 from poseidon.cluster.job_plan import Role
@@ -49,19 +52,17 @@ from poseidon.cluster.supervision.restarts import (
 )
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.state import Outcome, SignalEffect, SignalReceived
+from poseidon.engine.snapshots.checksums import SUFFIX
 from poseidon.errors import JobError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
-from poseidon.launcher import host_changes, newcomers, processes, runner, training_job
+from poseidon.launcher import host_changes, newcomers, processes, runner
 from poseidon.launcher.balancing import Balancing
 from poseidon.launcher.host_changes import HostChanges
 from poseidon.launcher.listeners import Listeners
 from poseidon.launcher.request import Balance, TrainRequest
 from poseidon.launcher.site import Site
 from poseidon.launcher.snapshots import SnapshotList
-from poseidon.launcher.training_job import TrainingJob
-from poseidon.proto.definition import SolverDefinition, parse_solver
-from poseidon.snapshot.checksums import SUFFIX
 from tests.simulation.cluster import (
     FAULTS,
     Cluster,

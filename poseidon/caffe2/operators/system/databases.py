@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from google.protobuf.message import DecodeError
 
+from poseidon.caffe.data.datum import is_datum
 from poseidon.caffe2.operators.registry import NO_GRADIENT, Context, operator
 from poseidon.caffe2.proto.caffe2_pb2 import BlobProto, SerializationOptions, TensorProtos
 from poseidon.caffe2.runtime import databases
@@ -19,7 +20,6 @@ from poseidon.caffe2.runtime.errors import EnforceNotMet
 from poseidon.caffe2.runtime.reader import Consumer, Reader, Record
 from poseidon.caffe2.runtime.serialization import CHUNK_SIZE, deserialize, serialize
 from poseidon.caffe2.runtime.values import from_proto, strings_of
-from poseidon.data.datum import is_datum
 
 CHUNK = "#%"
 """What stands between the name of a blob and the number of a chunk in a key."""

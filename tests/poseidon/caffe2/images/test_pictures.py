@@ -9,11 +9,11 @@ import cv2
 import numpy as np
 import pytest
 
+from poseidon.caffe.proto.caffe_pb2 import Datum
 from poseidon.caffe2 import workspace
 from poseidon.caffe2.proto.caffe2_pb2 import TensorProto, TensorProtos
 from poseidon.caffe2.runtime.databases import records
 from poseidon.cli.main import main
-from poseidon.proto.caffe_pb2 import Datum
 from tests.support.caffe2_images import image_input, picture, reader
 
 SIZE = (12, 16)

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from poseidon.caffe.data.datum import encode_datum
+from poseidon.caffe.proto.caffe_pb2 import Datum
 from poseidon.caffe2 import workspace
 from poseidon.caffe2.proto.caffe2_pb2 import TensorProto, TensorProtos
-from poseidon.data.datum import encode_datum
-from poseidon.proto.caffe_pb2 import Datum
 from tests.support.caffe2_images import database, encoded, image_input, picture, protos, reader
 
 

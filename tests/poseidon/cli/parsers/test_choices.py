@@ -6,13 +6,13 @@ from enum import Enum
 
 import pytest
 
+from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.proto.caffe_pb2 import Phase
+from poseidon.caffe.proto.overrides import OWN_FLAGS
 from poseidon.cli.main import COMMANDS
 from poseidon.cli.parsers import nets
-from poseidon.data.databases.kinds import Backend
 from poseidon.flags.shared import BACKENDS
-from poseidon.metrics.curves import CHARTS, XAxis, YScale
-from poseidon.proto.caffe_pb2 import Phase
-from poseidon.proto.overrides import OWN_FLAGS
+from poseidon.observe.metrics.curves import CHARTS, XAxis, YScale
 from poseidon.pycaffe.draw import RANKDIRS
 
 

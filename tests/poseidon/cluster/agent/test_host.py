@@ -21,6 +21,7 @@ import psutil
 import pytest
 
 from poseidon import __version__
+from poseidon.base.settings import inherited_environment
 from poseidon.cluster.agent.agent import Leave
 from poseidon.cluster.agent.host import Agent
 from poseidon.cluster.agent.messages import (
@@ -46,7 +47,6 @@ from poseidon.cluster.jobs.this_host import Listed
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.process import OutputStream, ProcessSpec, creation
 from poseidon.errors import JobError, JobKilled
-from poseidon.settings import inherited_environment
 from tests.support.job_child import ENDLESS_WORKER, WORKER, child
 from tests.support.live_processes import live_pids, none_left
 from tests.support.recording_listener import WAIT_S, RecordingListener

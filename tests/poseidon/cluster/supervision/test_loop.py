@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from poseidon.base.output_lines import OutputLine
 from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.dial.local import dial_here
 from poseidon.cluster.job_plan import ProcessName, Role, ShardPlan, WorkerPlan, plan_job
@@ -23,7 +24,6 @@ from poseidon.cluster.supervision.loop import JobListener, JobResult, run_job
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.state import Outcome, SignalEffect, SupervisionSettings
 from poseidon.errors import JobError
-from poseidon.output_lines import OutputLine
 from tests.support.job_child import ENDLESS_WORKER, SHARD, WORKER, child
 from tests.support.live_processes import live_pids
 from tests.support.polling import until

@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from poseidon.engine.module.group import Group
-from poseidon.engine.module.tensors import DistributeOptions
-from poseidon.engine.module.update_rules import SGD
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Trained
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.lossy.compression import codecs_of, parse_compression
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
+from poseidon.torch.group import Group
+from poseidon.torch.tensors import DistributeOptions
+from poseidon.torch.update_rules import SGD
 from ps_server.network import Network
 from tests.support.cluster import TIMEOUT_S
 from tests.support.module_groups import together

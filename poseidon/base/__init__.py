@@ -1,0 +1,1 @@
+"""What every package may use: files, text, messages and the environment."""

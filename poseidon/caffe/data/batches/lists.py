@@ -1,0 +1,105 @@
+"""Lists of records: their text files, and the order in which records are read.
+
+Law: stream record r is record r mod n of epoch r div n. With `shuffle` each epoch has its own
+permutation, drawn from the seed and the epoch, so that all workers of a job and a resumed job use
+the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from poseidon.base.foreign_files import read_definition
+from poseidon.base.text_files import text_of
+from poseidon.caffe.data.batches.draws import draw
+from poseidon.errors import DataError
+
+# Separates these numbers from the numbers of crops, mirrors and skips, which start at -1.
+SALT = 1 << 62
+LARGEST_LIST = 4 << 30
+Indices = npt.NDArray[np.int64]
+
+
+def read_lines(source: Path, what: str) -> list[str]:
+    """Read the lines of a text file; names of files in it may have any encoding.
+
+    Args:
+        source: the file.
+        what: its description for the error, such as `window file`.
+
+    Raises:
+        DataError: the file cannot be read or is not text.
+    """
+    return read_text(source, what).removesuffix("\n").split("\n")
+
+
+def read_text(source: Path, what: str) -> str:
+    """Read a text file; see `read_lines`."""
+    try:
+        text = text_of(read_definition(source, most_bytes=LARGEST_LIST))
+    except OSError as error:
+        raise DataError(f"cannot read the {what} {source}: {error.strerror}") from error
+    if text is None:
+        raise DataError(f"cannot read the {what} {source}: it is not text")
+    return text
+
+
+def permutation(seed: int, number: int, count: int) -> Indices:
+    """Return permutation `number` of 0 .. count - 1."""
+    # Each permutation has its own seed, so that no two use the same keys at shifted indices.
+    own = int(draw(seed, np.array([SALT + number]), 1)[0, 0])
+    keys = draw(seed ^ own << 32, np.arange(count, dtype=np.int64), 1)[:, 0]
+    return np.argsort(keys, kind="stable")
+
+
+class Order:
+    """The map from stream records to the records of a list, which may consist of groups (files).
+
+    Args:
+        sizes: the number of records of each group, all >= 1.
+        shuffle: permute the groups, and the records in each group, in each epoch.
+        seed: the seed of the job.
+    """
+
+    def __init__(self, sizes: Sequence[int], *, shuffle: bool, seed: int) -> None:
+        self._sizes = list(sizes)
+        self._starts = np.concatenate(([0], np.cumsum(self._sizes)))
+        self._shuffle = shuffle
+        self._seed = seed
+        self._epoch = -1
+        self._order: Indices | None = None
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def record(self, stream: int) -> int:
+        """Return the index over all groups of stream record `stream` >= 0."""
+        number, within = divmod(stream, len(self))
+        if not self._shuffle:
+            return within
+        if number != self._epoch or self._order is None:
+            self._order = self._epoch_order(number)
+            self._epoch = number
+        return int(self._order[within])
+
+    def _epoch_order(self, number: int) -> Indices:
+        groups = permutation(self._seed, number, len(self._sizes))
+        # Each group has its own permutation in each epoch.
+        return np.concatenate(
+            [
+                self._starts[group]
+                + permutation(
+                    self._seed, 1 + number * len(self._sizes) + int(group), self._sizes[group]
+                )
+                for group in groups
+            ]
+        )
+
+    def group(self, record: int) -> tuple[int, int]:
+        """Return the group of a record, and its index in the group."""
+        group = int(np.searchsorted(self._starts, record, side="right")) - 1
+        return group, record - int(self._starts[group])

@@ -1,0 +1,236 @@
+"""Batches of a database's records: read, decoded and transformed.
+
+Law: a batch is a pure function of its number (and of database, share, transform and seed), so that
+a resumed job can recompute any batch. The error for a damaged record names its key and its
+database. All batches have one shape; a batch of one record that is not cropped has the record's, as
+in Caffe (DataLayer::load_batch).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from poseidon.caffe.data.batches.buffers import BufferPool
+from poseidon.caffe.data.batches.draws import skipped_records
+from poseidon.caffe.data.batches.numbered import BatchPlan, M, Maker
+from poseidon.caffe.data.batches.prefetch import DecoderPool
+from poseidon.caffe.data.databases.cursor import Cursor, open_cursor
+from poseidon.caffe.data.datum import Decoding, RawLayout, decode
+from poseidon.errors import DataError
+
+Floats = npt.NDArray[np.float32]
+Record = bytes | memoryview
+
+# Labels of raw records are cached by their encoded bytes, up to this many different ones.
+KNOWN_TAILS = 100_000
+
+
+class Stored(NamedTuple):
+    """A record of a database, with its number and its key."""
+
+    content: Record
+    position: int
+    key: bytes
+
+
+class RecordMaker(Maker):
+    """The base class of makers of batches from a cursor, which they own and close."""
+
+    def __init__(self, cursor: Cursor, plan: BatchPlan) -> None:
+        super().__init__(plan.share, plan.batch_size)
+        self._cursor = cursor
+        self._skipped = skipped_records(plan.seed, plan.rand_skip)
+        self._decoders = DecoderPool()
+
+    def __len__(self) -> int:
+        return len(self._cursor)
+
+    def close(self) -> None:
+        """Close the cursor and stop the decoding threads. No `tensors` may be running."""
+        self._decoders.close()
+        self._cursor.close()
+
+    def _numbers(self, number: int) -> tuple[list[int], npt.NDArray[np.int64]]:
+        """Return the stream records of a batch, and the numbers of these records in the job."""
+        first = number * self._batch_size
+        numbers = (self._share.records(first, self._batch_size) + self._skipped).tolist()
+        return numbers, self._share.job_records(first, self._batch_size)
+
+    def _stored(self, number: int) -> Stored:
+        self._cursor.seek(number)
+        return Stored(self._cursor.value(), self._cursor.position, self._cursor.key())
+
+    def _location(self, stored: Stored) -> str:
+        key = stored.key.decode(errors="backslashreplace")
+        return f"{self._cursor.path}: record {stored.position} (key '{key}')"
+
+    @contextmanager
+    def _located(self, stored: Stored) -> Iterator[None]:
+        """Add the database and the key to the errors of a record."""
+        try:
+            yield
+        except DataError as error:
+            raise DataError(f"{self._location(stored)}: {error}") from error
+
+
+def open_maker(source: Path, backend: int, make: Callable[[Cursor], M]) -> M:
+    """Return what `make` makes of a cursor on a database.
+
+    Args:
+        source: the folder of the database or of this client's part of it (see
+            `partition.source_for`).
+        backend: a `Backend`, or its number in DataParameter.DB.
+        make: returns a maker that owns the cursor.
+
+    Raises:
+        DataError: the database cannot be read, or `make` raises it.
+    """
+    cursor = open_cursor(source, backend)
+    try:
+        return make(cursor)
+    except BaseException:
+        cursor.close()
+        raise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatumPlan(BatchPlan):
+    """The batches to read of a database of Datum records.
+
+    Attributes:
+        label: False if labels are not needed; they are then an empty tensor.
+        force_color: decode encoded images to three channels, as DataParameter.force_encoded_color.
+    """
+
+    label: bool = True
+    force_color: bool = False
+
+    @property
+    def decoding(self) -> Decoding:
+        """The decoding of encoded images."""
+        return Decoding.COLOR if self.force_color else self.transform.decoding
+
+    @property
+    def has_one_shape(self) -> bool:
+        """True if all batches have one shape; a record with another one is then an error."""
+        return self.batch_size > 1 or self.transform.has_fixed_size
+
+
+class DatumMaker(RecordMaker):
+    """A `Maker` of batches of a database of Datum records: data (N, C, h, w) and labels (N).
+
+    Raises:
+        DataError: the first record is damaged or cannot be transformed.
+    """
+
+    def __init__(self, cursor: Cursor, plan: DatumPlan) -> None:
+        super().__init__(cursor, plan)
+        self.plan = plan
+        self._tails: dict[bytes, int | None] = {}
+        first = self._stored(0)
+        image, _ = self._decode(first)
+        self._shape = image.shape
+        self.shape = (plan.batch_size, *plan.transform.output_shape(image.shape))
+        self._layout = RawLayout.of(first.content)
+        self._buffers = BufferPool(self.shape)
+
+    def tensors(self, number: int) -> tuple[Tensor, Tensor]:
+        plan = self.plan
+        numbers, job_numbers = self._numbers(number)
+        draws = plan.transform.draws(plan.seed, job_numbers)
+        data = self._buffers.take()
+        labels = self._raw_batch(numbers, draws, data) if self._layout is not None else None
+        if labels is None and not plan.has_one_shape:
+            data, labels = self._single(numbers[0], draws[0])
+        if labels is None:
+            labels = self._any_batch(numbers, draws, data)
+        kept = np.array(labels if plan.label else [], np.float32)
+        return torch.from_numpy(data), torch.from_numpy(kept)
+
+    def _raw_batch(
+        self, numbers: list[int], draws: npt.NDArray[np.int64], data: Floats
+    ) -> list[int] | None:
+        """Fill `data` from raw records in the first record's layout.
+
+        Return the labels, or None if a layout differs.
+        """
+        layout = self._layout
+        assert layout is not None
+        pixels: list[Record] = []
+        labels: list[int] = []
+        for number in numbers:
+            self._cursor.seek(number)
+            record = self._cursor.value()
+            label = self._label(layout, record)
+            if label is None:
+                return None
+            labels.append(label)
+            pixels.append(layout.pixels(record))
+        images = np.frombuffer(b"".join(pixels), np.uint8).reshape(len(numbers), *layout.shape)
+        self.plan.transform.batch(images, draws, data)
+        return labels
+
+    def _label(self, layout: RawLayout, record: Record) -> int | None:
+        if not layout.matches(record):
+            return None
+        tail = bytes(record[layout.end :])
+        if tail in self._tails:
+            return self._tails[tail]
+        label = layout.label(tail)
+        if len(self._tails) < KNOWN_TAILS:
+            self._tails[tail] = label
+        return label
+
+    def _any_batch(
+        self, numbers: list[int], draws: npt.NDArray[np.int64], data: Floats
+    ) -> list[int]:
+        """Fill `data` from records of any kind, decoded in parallel. Return the labels."""
+        return self._decoders.map(self._fill, map(self._stored, numbers), draws, data)
+
+    def _single(self, number: int, choice: npt.NDArray[np.int64]) -> tuple[Floats, list[int]]:
+        """Return a batch of one record, which may have any shape."""
+        stored = self._stored(number)
+        image, label = self._decode(stored)
+        data = np.empty((1, *self._output_shape(image.shape, stored)), np.float32)
+        self.plan.transform.one(image, choice, data[0])
+        return data, [label]
+
+    def _fill(self, stored: Stored, choice: npt.NDArray[np.int64], target: Floats) -> int:
+        """Decode a record into `target` and return its label."""
+        image, label = self._decode(stored)
+        self._require_shape(image.shape, stored)
+        self.plan.transform.one(image, choice, target)
+        return label
+
+    def _decode(self, stored: Stored) -> tuple[npt.NDArray[Any], int]:
+        with self._located(stored):
+            return decode(stored.content, self.plan.decoding)
+
+    def _require_shape(self, shape: Sequence[int], stored: Stored) -> None:
+        """Raise DataError unless an image has the first one's size after the crop."""
+        if shape == self._shape or self._output_shape(shape, stored) == self.shape[1:]:
+            return
+        channels, first = shape[0], self._shape[0]
+        remedy = "set crop_size or resize_param in transform_param, or batch_size: 1"
+        if channels != first:
+            remedy = (
+                "set force_color or force_gray in transform_param, which convert encoded images"
+            )
+        raise DataError(
+            f"{self._location(stored)} is {channels} x {shape[1]} x {shape[2]} (channels x height "
+            f"x width), but the first record is {first} x {self._shape[1]} x {self._shape[2]}; "
+            f"{remedy}"
+        )
+
+    def _output_shape(self, shape: Sequence[int], stored: Stored) -> tuple[int, int, int]:
+        with self._located(stored):
+            return self.plan.transform.output_shape(shape)

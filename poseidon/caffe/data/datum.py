@@ -1,0 +1,211 @@
+"""Caffe's Datum: a labelled image or float array as a database record.
+
+Law: an array is (channels, height, width) with channels in Caffe's order, BGR, whether the record
+is raw or encoded. Every record is checked against its own header before it is used.
+
+Source: caffe/util/io.cpp (DecodeDatum, CVMatToDatum).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+from google.protobuf.message import DecodeError
+
+from poseidon.caffe.data.batches.claimed_size import check_claim
+from poseidon.caffe.proto.blob import varint
+from poseidon.caffe.proto.caffe_pb2 import Datum
+from poseidon.errors import DataError
+
+Array = npt.NDArray[Any]
+
+# Field numbers of the schema with their wire types, for `RawLayout`.
+DATA_TAG = b"\x22"  # data = 4, length-delimited
+LABEL_TAG = b"\x28"  # label = 5, varint
+NOT_ENCODED = b"\x38\x00"  # encoded = 7, varint 0
+
+
+class Decoding(Enum):
+    """The number of channels that an encoded image is decoded to."""
+
+    AS_STORED = auto()
+    """As many as the file has: 1 for gray, 3 for color, 4 with transparency."""
+    COLOR = auto()
+    """Three."""
+    GRAY = auto()
+    """One."""
+
+
+# OpenCV's flags. It decodes to BGR.
+FLAGS = {
+    Decoding.AS_STORED: cv2.IMREAD_UNCHANGED,
+    Decoding.COLOR: cv2.IMREAD_COLOR,
+    Decoding.GRAY: cv2.IMREAD_GRAYSCALE,
+}
+
+
+def decode(
+    record: bytes | memoryview, decoding: Decoding = Decoding.AS_STORED
+) -> tuple[npt.NDArray[np.uint8] | npt.NDArray[np.float32], int]:
+    """Decode a record to an array and a label.
+
+    Args:
+        record: a serialized Datum: raw uint8 `data`, `float_data`, or an encoded image (JPEG, PNG,
+            ...).
+        decoding: the channels of encoded images.
+
+    Returns:
+        the array (C, H, W), uint8 or float32, read-only; and the label, 0 if there is none.
+
+    Raises:
+        DataError: the record is not a Datum, its sizes contradict each other, or the image cannot
+            be decoded. The caller adds the key and the database to the text.
+    """
+    datum = _parse(record)
+    if datum.encoded:
+        return decode_image(datum.data, decoding), datum.label
+    shape = (datum.channels, datum.height, datum.width)
+    count = _checked_count(shape)
+    if datum.data:
+        if len(datum.data) != count:
+            raise DataError(
+                f"the Datum holds {len(datum.data)} bytes, but {_product(shape)} = {count}"
+            )
+        return np.frombuffer(datum.data, np.uint8).reshape(shape), datum.label
+    if len(datum.float_data) != count:
+        raise DataError(
+            f"the Datum holds {len(datum.float_data)} floats, but {_product(shape)} = {count}"
+        )
+    return np.array(datum.float_data, np.float32).reshape(shape), datum.label
+
+
+def is_datum(record: bytes | memoryview) -> bool:
+    """Return whether a record is a Datum that can be decoded."""
+    try:
+        decode(record)
+    except DataError:
+        return False
+    return True
+
+
+def encode_datum(array: Array, label: int) -> bytes:
+    """Return a serialized raw Datum of an array (C, H, W): uint8 is stored in
+    `data`, every other type in `float_data`.
+    """
+    channels, height, width = array.shape
+    datum = Datum(channels=channels, height=height, width=width, label=label)
+    if array.dtype == np.uint8:
+        datum.data = array.tobytes()
+    else:
+        datum.float_data.extend(array.astype(np.float32).ravel().tolist())
+    return datum.SerializeToString()
+
+
+def encode_file(content: bytes, label: int) -> bytes:
+    """Return a serialized Datum with the content of an image file."""
+    return Datum(data=content, label=label, encoded=True).SerializeToString()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawLayout:
+    """The offsets of pixels and label in raw uint8 records of one shape, for reading without
+    protobuf.
+
+    The records of a database usually differ only in pixels and label. Then the bytes before the
+    pixels are always the same, and the label follows the pixels.
+    """
+
+    shape: tuple[int, int, int]
+    head: bytes
+    end: int
+    """Offset of the first byte after the pixels."""
+
+    @staticmethod
+    def of(record: bytes | memoryview) -> RawLayout | None:
+        """Return the layout of `record`, or None if it is float, encoded or has its fields in
+        a different order.
+        """
+        datum = _parse(record)
+        shape = (datum.channels, datum.height, datum.width)
+        if (
+            datum.encoded
+            or not datum.data
+            or min(shape) < 1
+            or len(datum.data) != int(np.prod(shape))
+        ):
+            return None
+        header = Datum(channels=shape[0], height=shape[1], width=shape[2]).SerializeToString()
+        head = header + DATA_TAG + varint(len(datum.data))
+        layout = RawLayout(shape=shape, head=head, end=len(head) + len(datum.data))
+        if not layout.matches(record) or layout.pixels(record) != datum.data:
+            return None
+        return layout if layout.label(bytes(record[layout.end :])) == datum.label else None
+
+    def matches(self, record: bytes | memoryview) -> bool:
+        """Return whether a record has this layout: the same bytes before the pixels, and enough
+        of them.
+        """
+        return record[: len(self.head)] == self.head and len(record) >= self.end
+
+    def pixels(self, record: bytes | memoryview) -> bytes | memoryview:
+        """Return the C*H*W bytes of a record that `matches`."""
+        return record[len(self.head) : self.end]
+
+    def label(self, tail: bytes) -> int | None:
+        """Return the label in the bytes after the pixels, or None if they hold any other field."""
+        rest = tail.removesuffix(NOT_ENCODED)
+        if not rest:
+            return 0
+        if rest[:1] != LABEL_TAG:
+            return None
+        number = 0
+        for index, byte in enumerate(rest[1:]):
+            number |= (byte & 0x7F) << (7 * index)
+            if byte < 0x80:
+                # A longer tail or a negative number (ten bytes) is left to the general parser.
+                return number if index + 2 == len(rest) and number < 1 << 31 else None
+        return None
+
+
+def _parse(record: bytes | memoryview) -> Datum:
+    try:
+        return Datum.FromString(bytes(record))
+    except DecodeError as error:
+        raise DataError("the record is not a Datum") from error
+
+
+def _product(shape: tuple[int, int, int]) -> str:
+    return "channels {} x height {} x width {}".format(*shape)
+
+
+def _checked_count(shape: tuple[int, int, int]) -> int:
+    if min(shape) < 1:
+        raise DataError(f"the record is not a Datum with an image: it has {_product(shape)}")
+    return shape[0] * shape[1] * shape[2]
+
+
+def decode_image(encoded: bytes, decoding: Decoding) -> npt.NDArray[np.uint8]:
+    """Return an image of a file format as an array (C, H, W), channels in BGR order.
+
+    Raises:
+        DataError: it is damaged, of an unknown format, or has more than 8 bits a channel.
+    """
+    check_claim(encoded)
+    try:
+        pixels = cv2.imdecode(np.frombuffer(encoded, np.uint8), FLAGS[decoding])
+    except cv2.error as error:
+        raise DataError(f"the encoded image cannot be decoded: {error.err}") from error
+    if pixels is None:
+        raise DataError(
+            "the encoded image cannot be decoded: it is damaged, or of an unknown format"
+        )
+    if pixels.dtype != np.uint8:
+        raise DataError("the encoded image has more than 8 bits a channel")
+    if pixels.ndim == 2:
+        return pixels[np.newaxis]  # type: ignore[return-value]
+    return np.ascontiguousarray(pixels.transpose(2, 0, 1))

@@ -1,0 +1,280 @@
+"""Conversion of image files to a database, as by Caffe's convert_imageset.
+
+Law: the record of line i of the list (after the shuffle, if any) has the key `<i>_<path>`, i with
+eight digits. An image that cannot be read is left out with a warning that names the line, as in
+Caffe; if none can be read, that is an error. The database appears when it is complete.
+
+Source: caffe/tools/convert_imageset.cpp, ReadImageToDatum in util/io.cpp.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import cv2
+import numpy as np
+
+from poseidon.base.foreign_files import read_definition
+from poseidon.caffe.data.batches.images import (
+    LARGEST_IMAGE,
+    Line,
+    decoded,
+    missing_hint,
+    read_list,
+    resized,
+)
+from poseidon.caffe.data.batches.lists import permutation
+from poseidon.caffe.data.batches.transform import planes
+from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.databases.writer import write_database
+from poseidon.caffe.data.progress_reports import Report, silent
+from poseidon.caffe.proto.caffe_pb2 import Datum
+from poseidon.errors import DataError
+
+LOGGER = logging.getLogger(__name__)
+# Images decoded in parallel before they are written.
+CHUNK = 256
+JPEG = ("jpg", "jpeg")
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class UnreadableImage(DataError):
+    """An image file is missing or damaged."""
+
+
+class Listed(Protocol):
+    """A line of a list of images."""
+
+    @property
+    def number(self) -> int: ...
+
+    @property
+    def path(self) -> str: ...
+
+
+L = TypeVar("L", bound=Listed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversion:
+    """The options of the conversion.
+
+    Attributes:
+        gray: True for one channel, False for three.
+        size: height and width to resize images to; 0 keeps the image's own.
+        shorter_side: length to resize the shorter side to, the other in proportion, in place of
+            `size`; 0: none.
+        least_side: enlarge images in proportion until their shorter side has this length; 0: do
+            not.
+        most_side: shrink images in proportion until their longer side has this length; 0: do not.
+        encoded: store images in a file format, not as pixels.
+        encode_type: the format, such as `png`; empty: the format of each file.
+        check_size: require the same number of values in all images.
+        shuffle: store the images in an order drawn from `seed`.
+        seed: the seed of the shuffle.
+    """
+
+    gray: bool = False
+    size: tuple[int, int] = (0, 0)
+    shorter_side: int = 0
+    least_side: int = 0
+    most_side: int = 0
+    encoded: bool = False
+    encode_type: str = ""
+    check_size: bool = False
+    shuffle: bool = False
+    seed: int = 0
+
+
+class Made(NamedTuple):
+    """A record: its bytes, the number of values of a raw image, and height and width of the file
+    where they are measured.
+    """
+
+    content: bytes
+    values: int
+    size: tuple[int, int] = (0, 0)
+
+
+def convert_imageset(
+    root: str,
+    source: Path,
+    path: Path,
+    backend: Backend,
+    conversion: Conversion,
+    *,
+    report: Report = silent,
+) -> int:
+    """Write the images of a list to a new database.
+
+    Args:
+        root: the prefix of each path of the list.
+        source: the list; a line is a path, a space and the label.
+        path: the new database.
+        backend: the kind of database.
+        conversion: the options.
+        report: called with the number of records written, for a progress bar.
+
+    Returns:
+        the number of records.
+
+    Raises:
+        DataError: the list or all its images cannot be read, sizes differ and `check_size` is set,
+            or the database exists.
+    """
+    lines = read_list(source, "")
+    make = partial(_record, root, source, conversion)
+    return sum(1 for _ in written(source, lines, make, path, backend, conversion, report))
+
+
+def written(
+    source: Path,
+    lines: Sequence[L],
+    make: Callable[[L], Made],
+    path: Path,
+    backend: Backend,
+    conversion: Conversion,
+    report: Report,
+) -> Iterator[tuple[L, Made]]:
+    """Write the records that `make` returns for the lines of a list, which threads call.
+
+    The database appears after the last one.
+
+    Yields:
+        each line with its record, in the order of the database; none for an image that cannot be
+        read.
+
+    Raises:
+        DataError: no image can be read, or sizes differ and `check_size` is set.
+    """
+
+    def made_or_why(line: L) -> Made | UnreadableImage:
+        try:
+            return make(line)
+        except UnreadableImage as error:
+            return error
+
+    if conversion.shuffle:
+        lines = [lines[index] for index in permutation(conversion.seed, 0, len(lines))]
+    expected = 0
+    unreadable: list[UnreadableImage] = []
+    with write_database(path, backend) as writer:
+        for number, (line, made) in enumerate(in_parallel(made_or_why, lines)):
+            if isinstance(made, UnreadableImage):
+                unreadable.append(made)
+                if len(unreadable) == len(lines):
+                    raise unreadable[0]
+                LOGGER.warning("%s; it is left out", made)
+                continue
+            expected = expected or made.values
+            if conversion.check_size and made.values not in (0, expected):
+                raise DataError(
+                    f"{source}:{line.number}: image of {made.values} values, expected {expected} "
+                    "as in the first"
+                )
+            writer.put(b"%08d_%s" % (number, os.fsencode(line.path)), made.content)
+            report("converting", number + 1, len(lines))
+            yield line, made
+
+
+def in_parallel(
+    make: Callable[[Item], Result], items: Sequence[Item]
+) -> Iterator[tuple[Item, Result]]:
+    """Yield each item with what `make` returns for it, which threads call."""
+    with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="poseidon-convert") as pool:
+        for start in range(0, len(items), CHUNK):
+            chunk = items[start : start + CHUNK]
+            yield from zip(chunk, pool.map(make, chunk), strict=True)
+
+
+def _record(root: str, source: Path, conversion: Conversion, line: Line) -> Made:
+    try:
+        datum = to_datum(Path(root + line.path), line.label, conversion)
+        return Made(datum.SerializeToString(), 0 if datum.encoded else len(datum.data))
+    except DataError as error:
+        raise type(error)(
+            f"{source}:{line.number}: {error}{missing_hint(root, line.path)}"
+        ) from error
+
+
+def to_datum(path: Path, label: int, conversion: Conversion) -> Datum:
+    """Return the record of an image file.
+
+    Raises:
+        UnreadableImage: the file cannot be read.
+        DataError: it cannot be encoded.
+    """
+    try:
+        content = read_definition(path, most_bytes=LARGEST_IMAGE)
+    except OSError as error:
+        raise UnreadableImage(f"the image {path} cannot be read: {error.strerror}") from error
+    own = path.suffix.removeprefix(".").lower()
+    kind = conversion.encode_type.lower() or (own if conversion.encoded else "")
+    try:
+        pixels = decoded(content, path, color=not conversion.gray)
+    except DataError as error:
+        raise UnreadableImage(str(error)) from error
+    sides = (*conversion.size, conversion.shorter_side, conversion.least_side, conversion.most_side)
+    unsized = not any(sides)
+    if kind and unsized and _same_format(own, kind) and _same_channels(content, pixels):
+        # Store the bytes of the file unchanged.
+        return Datum(data=content, label=label, encoded=True)
+    pixels = resized(pixels, _size(conversion, pixels.shape[0], pixels.shape[1]))
+    if kind:
+        return Datum(data=_encoded(pixels, kind, path), label=label, encoded=True)
+    image = planes(pixels)
+    channels, height, width = image.shape
+    return Datum(
+        channels=channels,
+        height=height,
+        width=width,
+        data=image.tobytes(),
+        label=label,
+        encoded=False,
+    )
+
+
+def _size(conversion: Conversion, height: int, width: int) -> tuple[int, int]:
+    """Return the height and width that an image gets."""
+    if conversion.shorter_side:
+        scale = conversion.shorter_side / min(height, width)
+        return round(height * scale), round(width * scale)
+    if conversion.least_side or conversion.most_side:
+        scale = max(1.0, conversion.least_side / min(height, width))
+        if conversion.most_side and int(scale * max(height, width)) > conversion.most_side:
+            scale = conversion.most_side / max(height, width)
+        return max(1, round(height * scale)), max(1, round(width * scale))
+    return conversion.size[0] or height, conversion.size[1] or width
+
+
+def _same_format(own: str, kind: str) -> bool:
+    return own == kind or (own in JPEG and kind in JPEG)
+
+
+def _same_channels(content: bytes, pixels: Any) -> bool:
+    """Return whether the file has the wanted number of channels, so that its bytes can be stored
+    unchanged.
+    """
+    stored = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_UNCHANGED)
+    return stored is not None and stored.ndim == pixels.ndim
+
+
+def _encoded(pixels: Any, kind: str, path: Path) -> bytes:
+    try:
+        done, buffer = cv2.imencode(f".{kind}", pixels)
+    except cv2.error as error:
+        raise DataError(
+            f"the image {path} cannot be encoded as '{kind}': unknown format"
+        ) from error
+    if not done:
+        raise DataError(f"the image {path} cannot be encoded as '{kind}'")
+    return bytes(buffer)

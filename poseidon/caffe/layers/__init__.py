@@ -1,0 +1,46 @@
+"""Caffe's layer types as torch modules. Importing this package registers all of them."""
+
+# ruff: noqa: F401 - the modules register their types
+from poseidon.caffe.layers import python_layer
+from poseidon.caffe.layers.common import (
+    combine,
+    inner_product,
+    rearrange,
+    recurrent,
+    reduction,
+    reshape,
+    softmax,
+)
+from poseidon.caffe.layers.inputs import (
+    annotated_data,
+    data,
+    dense_image_data,
+    hdf5_data,
+    image_data,
+    memory_data,
+    roi_data,
+    sources,
+    window_data,
+)
+from poseidon.caffe.layers.loss import accuracy, classification_loss, distance_loss, ohem
+from poseidon.caffe.layers.neuron import (
+    activation,
+    affine,
+    batch_norm,
+    bn,
+    dropout,
+    normalization,
+    pointwise,
+)
+from poseidon.caffe.layers.ssd import detection_evaluate, detection_output, multibox_loss
+from poseidon.caffe.layers.vision import (
+    convolution,
+    deconvolution,
+    detection,
+    pooling,
+    proposal,
+    regions,
+    resize,
+    rpn,
+    spp,
+)

@@ -1,0 +1,171 @@
+"""Layers that select, repeat or reorder parts of a blob: BatchReindex, Crop, Filter, Tile,
+ShuffleChannel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from poseidon.caffe.layers.base import Layer, LayerError, Shape, canonical_axis, times
+from poseidon.caffe.layers.common.indices import to_indices
+from poseidon.caffe.layers.registry import register
+
+
+@register("BatchReindex")
+class BatchReindex(Layer):
+    """y_i = x_(p_i): items of the batch, selected by indices.
+
+    Bottoms: x, N x ...; p, M integers in 0 .. N - 1, which have no gradient. Top: M x ... . No
+    fields.
+    """
+
+    BOTTOMS = (2, 2)
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        x, index = bottoms
+        if not x:
+            raise LayerError("bottom 0 is a scalar, expected items along a first axis")
+        if len(index) != 1:
+            raise LayerError(f"bottom 1 has shape {times(index)}, expected one axis of indices")
+        return [(index[0], *x[1:])]
+
+    def forward(self, bottom: Tensor, index: Tensor) -> Tensor:
+        return bottom.index_select(0, to_indices(index, bottom.shape[0]))
+
+
+@register("Filter")
+class Filter(Layer):
+    """The items of every other bottom whose selector is not 0.
+
+    Bottoms: one or more of N x ..., then the selector, N (N x 1 x ... ) of zeros and others; it has
+    no gradient. Tops: one a bottom but the selector, M x ..., with M >= 0 the selected items of
+    this pass. No fields.
+    """
+
+    BOTTOMS = (2, None)
+    TOPS = (1, None)
+    TOPS_MAY_CHANGE_SHAPE = True
+
+    def check_counts(self) -> None:
+        super().check_counts()
+        if len(self.param.top) != len(self.param.bottom) - 1:
+            raise LayerError(
+                f"has {len(self.param.top)} tops, expected {len(self.param.bottom) - 1}: one a "
+                "bottom but the selector"
+            )
+        for bottom, top in zip(self.param.bottom, self.param.top, strict=False):
+            if bottom == top:
+                raise LayerError(
+                    f"runs in place on '{top}', whose shape it changes; give the top a name of "
+                    "its own"
+                )
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        *items, selector = bottoms
+        if not selector or any(extent != 1 for extent in selector[1:]):
+            raise LayerError(
+                f"selector has shape {times(selector)}, expected one value for each item of the "
+                "batch"
+            )
+        for name, shape in zip(self.param.bottom, items, strict=False):
+            if not shape or shape[0] != selector[0]:
+                raise LayerError(
+                    f"bottom '{name}' has shape {times(shape)}, expected {selector[0]} items as "
+                    "in the selector"
+                )
+        return list(items)
+
+    def forward(self, *bottoms: Tensor) -> Tensor | tuple[Tensor, ...]:
+        *items, selector = bottoms
+        chosen = selector.detach().flatten().nonzero().flatten()
+        tops = tuple(item.index_select(0, chosen) for item in items)
+        return tops if len(tops) > 1 else tops[0]
+
+
+@register("Crop")
+class Crop(Layer):
+    """A part of x with the extents of a second blob from `axis` on.
+
+    Bottoms: x; a blob with as many axes, without a gradient. Top: the part of x.
+
+    Fields (crop_param): axis, the first to crop; offset, the start of the part: none
+    (0), one for all cropped axes, or one each.
+    """
+
+    BOTTOMS = (2, 2)
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        param, (shape, like) = self.param.crop_param, bottoms
+        axis = canonical_axis(param.axis, shape)
+        if len(like) != len(shape):
+            raise LayerError(
+                f"bottoms have shapes {times(shape)} and {times(like)}, expected as many axes"
+            )
+        cropped = len(shape) - axis
+        if len(param.offset) > 1 and len(param.offset) != cropped:
+            raise LayerError(
+                f"offset occurs {len(param.offset)} times, expected once, or {cropped} times: once "
+                f"for each axis from {axis} on"
+            )
+        offsets = list(param.offset) or [0]
+        self.axis = axis
+        self.offsets = offsets * (cropped if len(offsets) == 1 else 1)
+        self.extents = like[axis:]
+        for dim, (offset, extent) in enumerate(zip(self.offsets, self.extents, strict=True), axis):
+            if offset + extent > shape[dim]:
+                raise LayerError(
+                    f"offset {offset} and extent {extent} exceed axis {dim} of a bottom of shape "
+                    f"{times(shape)}"
+                )
+        return [(*shape[:axis], *self.extents)]
+
+    def forward(self, bottom: Tensor, like: Tensor) -> Tensor:
+        for dim, offset in enumerate(self.offsets, self.axis):
+            bottom = bottom.narrow(dim, offset, like.shape[dim])
+        return bottom
+
+
+@register("Tile")
+class Tile(Layer):
+    """The bottom, repeated `tiles` times along `axis`.
+
+    Bottom: any shape. Top: `tiles` times as long on that axis. Fields (tile_param): axis, tiles.
+    """
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        param, shape = self.param.tile_param, bottoms[0]
+        self.axis = canonical_axis(param.axis, shape)
+        if not param.HasField("tiles"):
+            raise LayerError("missing tiles")
+        if param.tiles < 1:
+            raise LayerError(f"tiles is {param.tiles}, expected at least 1")
+        self.repeats = tuple(param.tiles if axis == self.axis else 1 for axis in range(len(shape)))
+        return [tuple(extent * count for extent, count in zip(shape, self.repeats, strict=True))]
+
+    def forward(self, bottom: Tensor) -> Tensor:
+        return bottom.repeat(self.repeats)
+
+
+@register("ShuffleChannel")
+class ShuffleChannel(Layer):
+    """The channels of `group` groups, interleaved (ShuffleNet, Zhang et al., 2017).
+
+    Bottom: N x C x ... . Top: the same shape. Fields (shuffle_channel_param): group, which divides
+    C.
+    """
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        shape, self.group = bottoms[0], self.param.shuffle_channel_param.group
+        if len(shape) < 2:
+            raise LayerError(f"bottom has shape {times(shape)}, expected channels along axis 1")
+        if self.group < 1 or shape[1] % self.group:
+            raise LayerError(
+                f"group is {self.group}, expected a divisor of the {shape[1]} channels"
+            )
+        return [shape]
+
+    def forward(self, bottom: Tensor) -> Tensor:
+        grouped: Tensor = bottom.unflatten(1, (self.group, -1))
+        return grouped.transpose(1, 2).flatten(1, 2)

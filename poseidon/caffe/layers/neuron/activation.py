@@ -1,0 +1,214 @@
+"""Activation layers: element-wise functions, which may run in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from poseidon.caffe.layers.base import BlobSpec, Layer, LayerError, Shape, times
+from poseidon.caffe.layers.fillers import filler_or
+from poseidon.caffe.layers.registry import register
+
+
+class Activation(Layer):
+    """The base class of activations: one bottom, one top of the same shape."""
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        return [bottoms[0]]
+
+
+@register("ReLU")
+class ReLU(Activation):
+    """y = max(0, x) + negative_slope min(0, x). The slope at 0 is negative_slope.
+
+    Bottom: any shape. Top: the same. Fields (relu_param): negative_slope. `engine` has no effect.
+    """
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        self.slope = self.param.relu_param.negative_slope
+        return super().setup(bottoms)
+
+    def forward(self, bottom: Tensor) -> Tensor:
+        if self.slope == 0:
+            return torch.relu_(bottom) if self.overwrites_bottom else torch.relu(bottom)
+        # In place, the backward pass needs the sign of x, which only a positive slope keeps.
+        return functional.leaky_relu(
+            bottom, self.slope, inplace=self.overwrites_bottom and self.slope > 0
+        )
+
+
+@register("Sigmoid")
+class Sigmoid(Activation):
+    """y = 1 / (1 + exp(-x)).
+
+    Bottom: any shape. Top: the same. No fields but `engine`, which has no effect.
+    """
+
+    def forward(self, bottom: Tensor) -> Tensor:
+        return torch.sigmoid(bottom)
+
+
+@register("TanH")
+class TanH(Activation):
+    """y = tanh(x).
+
+    Bottom: any shape. Top: the same. No fields but `engine`, which has no effect.
+    """
+
+    def forward(self, bottom: Tensor) -> Tensor:
+        return torch.tanh(bottom)
+
+
+@register("ELU")
+class ELU(Activation):
+    """y = x for x > 0, else alpha (exp(x) - 1). Clevert et al., 2015.
+
+    Bottom: any shape. Top: the same. Fields (elu_param): alpha.
+    """
+
+    TOPS_MAY_BE_OVERWRITTEN = True
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        self.alpha = self.param.elu_param.alpha
+        return super().setup(bottoms)
+
+    def forward(self, bottom: Tensor) -> Tensor:
+        return functional.elu(bottom, self.alpha)
+
+
+@register("SeLu")
+class SeLu(Activation):
+    """y = lambda x for x > 0, else lambda alpha (exp(x) - 1). Klambauer et al., 2017.
+
+    Bottom: any shape. Top: the same. Fields (selu_param): lambda, alpha.
+    """
+
+    TOPS_MAY_BE_OVERWRITTEN = True
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        param = self.param.selu_param
+        # `lambda` is a word of Python.
+        self.factor, self.alpha = float(getattr(param, "lambda")), param.alpha
+        return super().setup(bottoms)
+
+    def forward(self, bottom: Tensor) -> Tensor:
+        return functional.elu(bottom, self.alpha) * self.factor
+
+
+@register("PReLU")
+class PReLU(Activation):
+    """y = max(0, x) + a min(0, x), with a learned slope a for each channel, or one for all.
+
+    He et al., 2015.
+
+    Bottom: N x C x ... . Top: the same. Fields (prelu_param): channel_shared; filler, 0.25 by
+    default.
+
+    Blobs: slope C, or a scalar with channel_shared.
+    """
+
+    TOPS_MAY_BE_OVERWRITTEN = True
+    slope: nn.Parameter
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        param, shape = self.param.prelu_param, bottoms[0]
+        if len(shape) < 2:
+            raise LayerError(
+                f"bottom of shape {times(shape)} has {len(shape)} axes, expected at least 2"
+            )
+        filler = filler_or(param, "filler", 0.25)
+        self.declare(
+            BlobSpec(name="slope", shape=() if param.channel_shared else (shape[1],), filler=filler)
+        )
+        return super().setup(bottoms)
+
+    def forward(self, bottom: Tensor) -> Tensor:
+        return functional.prelu(bottom, self.slope)
+
+
+@register("Swish")
+class Swish(Activation):
+    """y = x / (1 + exp(-beta x)). Ramachandran et al., 2017.
+
+    Bottom: any shape. Top: the same. Fields (swish_param): beta.
+    """
+
+    TOPS_MAY_BE_OVERWRITTEN = True
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        self.beta = self.param.swish_param.beta
+        return super().setup(bottoms)
+
+    def forward(self, bottom: Tensor) -> Tensor:
+        return (
+            functional.silu(bottom)
+            if self.beta == 1
+            else bottom * torch.sigmoid(bottom * self.beta)
+        )
+
+
+@register("BNLL")
+class BNLL(Activation):
+    """y = log(1 + exp(x)), binomial normal log likelihood.
+
+    Bottom: any shape. Top: the same. No fields.
+    """
+
+    TOPS_MAY_BE_OVERWRITTEN = True
+
+    def forward(self, bottom: Tensor) -> Tensor:
+        return functional.softplus(bottom, threshold=50)
+
+
+@register("Clip")
+class Clip(Activation):
+    """y = max(min, min(x, max)). The slope is 1 from min to max, both included, and 0 outside.
+
+    Bottom: any shape. Top: the same. Fields (clip_param): min, max, both needed.
+    """
+
+    TOPS_MAY_BE_OVERWRITTEN = True
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        param = self.param.clip_param
+        for name in ("min", "max"):
+            if not param.HasField(name):
+                raise LayerError(f"missing {name} of clip_param, expected a number")
+        self.low, self.high = param.min, param.max
+        return super().setup(bottoms)
+
+    def forward(self, bottom: Tensor) -> Tensor:
+        if self.low > self.high:
+            return bottom.clamp(max=self.high).clamp(min=self.low)
+        return bottom.clamp(self.low, self.high)
+
+
+@register("Threshold")
+class Threshold(Activation):
+    """y = 1 where x > threshold, else 0. Has no gradient.
+
+    Bottom: any shape. Top: the same. Fields (threshold_param): threshold.
+    """
+
+    TOPS_MAY_BE_OVERWRITTEN = True
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        self.threshold = self.param.threshold_param.threshold
+        return super().setup(bottoms)
+
+    def forward(self, bottom: Tensor) -> Tensor:
+        return (bottom > self.threshold).to(bottom.dtype)
+
+
+@register("ReLU6")
+class ReLU6(Activation):
+    """y = min(max(0, x), 6).
+
+    Bottom: any shape. Top: the same. No fields. From MobileNet (Howard et al., 2017).
+    """
+
+    def forward(self, bottom: Tensor) -> Tensor:
+        return functional.relu6(bottom)

@@ -1,0 +1,203 @@
+"""The validated settings of a solver definition: update rules and the parameters of the training
+loop.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from poseidon.caffe.proto.caffe_pb2 import SolverParameter
+from poseidon.caffe.proto.definition import SolverDefinition
+from poseidon.caffe.solver.rate import rate_oddities, rate_policy
+from poseidon.errors import nearest
+from ps_server import Regularization, Rule, RuleKind, SpecError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SolverSettings:
+    """The validated settings of a solver.
+
+    Attributes:
+        max_iter: the number of iterations; >= 0.
+        iter_size: the number of forward and backward passes whose gradients are accumulated for an
+            update; >= 1.
+        clip: the limit of the L2 norm of all gradients; None: no limit.
+        rate: the learning rate as a function of the 0-based iteration.
+        base_rule: the update rule without the multipliers of a tensor.
+        average_loss: the number of iterations whose losses are averaged for display; >= 1.
+        display: the number of iterations between displayed losses; 0: never.
+        test_interval: the number of iterations between tests; 0: never.
+        test_initialization: test before the first iteration, too.
+        snapshot: the number of iterations between snapshots; 0: never.
+        snapshot_after_train: write a snapshot at the end.
+        snapshot_diff: write the diffs of blobs to models, too.
+        debug_info: log the mean absolute values of all blobs in displayed iterations.
+        random_seed: the seed; None: another one in each run.
+        ap_version: the average precision that tests compute of detections, one of
+            AP_VERSIONS; None: outputs are averaged.
+        show_per_class_result: log the average precision of each class, too.
+    """
+
+    max_iter: int
+    iter_size: int
+    clip: float | None
+    rate: Callable[[int], float]
+    base_rule: Rule
+    average_loss: int
+    display: int
+    test_interval: int
+    test_initialization: bool
+    snapshot: int
+    snapshot_after_train: bool
+    snapshot_diff: bool
+    debug_info: bool
+    random_seed: int | None
+    ap_version: str | None = None
+    show_per_class_result: bool = False
+
+    def rule(self, lr_mult: float, decay_mult: float) -> Rule:
+        """Return the update rule of a tensor with these multipliers."""
+        base = self.base_rule
+        return Rule(
+            kind=base.kind,
+            momentum=base.momentum,
+            momentum2=base.momentum2,
+            delta=base.delta,
+            rms_decay=base.rms_decay,
+            decay=base.decay * decay_mult,
+            regularization=base.regularization,
+            rate_factor=lr_mult,
+        )
+
+
+EVAL_TYPES = ("classification", "detection")
+AP_VERSIONS = ("11point", "MaxIntegral", "Integral")
+"""SSD's versions of the average precision."""
+_INTERVALS = ("display", "test_interval", "snapshot")
+_REGULARIZATIONS = frozenset(kind.value for kind in Regularization)
+
+
+def solver_settings(solver: SolverDefinition) -> SolverSettings:
+    """Validate a solver definition. What Caffe takes is legal; see `oddities`.
+
+    Raises:
+        DefinitionError: a value is out of range or not legal for the solver's type.
+    """
+    param = solver.param
+    for field, value in param.ListFields():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise solver.error(field.name, f"expected a finite number, found {value}")
+    for name in ("iter_size", "average_loss"):
+        if getattr(param, name) < 1:
+            raise solver.error(name, f"expected 1 or more, found {getattr(param, name)}")
+    for name, legal in (("eval_type", EVAL_TYPES), ("ap_version", AP_VERSIONS)):
+        if getattr(param, name) not in legal:
+            raise solver.error(name, f"is '{getattr(param, name)}', expected {', '.join(legal)}")
+    return SolverSettings(
+        max_iter=max(param.max_iter, 0),
+        iter_size=param.iter_size,
+        clip=param.clip_gradients if param.clip_gradients > 0 else None,
+        rate=rate_policy(solver),
+        base_rule=_rule(solver),
+        average_loss=param.average_loss,
+        display=abs(param.display),
+        test_interval=abs(param.test_interval),
+        test_initialization=param.test_initialization,
+        snapshot=abs(param.snapshot),
+        snapshot_after_train=param.snapshot_after_train,
+        snapshot_diff=param.snapshot_diff,
+        debug_info=param.debug_info,
+        random_seed=param.random_seed if param.random_seed >= 0 else None,
+        ap_version=param.ap_version if param.eval_type == "detection" else None,
+        show_per_class_result=param.show_per_class_result,
+    )
+
+
+def oddities(solver: SolverDefinition, *, endless: bool = False) -> list[str]:
+    """Return a sentence for each setting that Caffe takes, though it is hardly meant.
+
+    Args:
+        endless: the caller decides the number of iterations.
+    """
+    param, found = solver.param, rate_oddities(solver.param)
+    if not endless and (not param.HasField("max_iter") or param.max_iter < 0):
+        number = f"is {param.max_iter}" if param.HasField("max_iter") else "is missing"
+        found.insert(0, f"max_iter {number}; as in Caffe, the job makes no iteration")
+    for name in _INTERVALS:
+        if (value := getattr(param, name)) < 0:
+            found.append(f"{name} is {value}; as in Caffe, it acts as {-value}")
+    if param.regularization_type not in _REGULARIZATIONS and not param.weight_decay:
+        found.append(
+            f"regularization_type is '{param.regularization_type}', which does not exist; as in "
+            "Caffe, it has no effect without weight_decay"
+        )
+    return [f"{solver.source}: {sentence}" for sentence in found]
+
+
+def _rule(solver: SolverDefinition) -> Rule:
+    param = solver.param
+    kind = _kind(solver)
+    if kind in (RuleKind.ADAGRAD, RuleKind.RMSPROP) and param.momentum:
+        # Caffe rejects these, too: the formula has no momentum.
+        raise solver.error(
+            "momentum", f"{kind.value} has no momentum; expected 0, found {param.momentum:g}"
+        )
+    try:
+        return Rule(
+            kind=kind,
+            momentum=param.momentum,
+            momentum2=param.momentum2,
+            delta=param.delta,
+            rms_decay=param.rms_decay,
+            decay=param.weight_decay,
+            regularization=_regularization(solver),
+        )
+    except SpecError as error:
+        name = str(error).split(" ", 1)[0]
+        raise solver.error(name, str(error)) from error
+
+
+KINDS: dict[str, RuleKind] = {
+    kind.value: kind
+    for kind in (
+        RuleKind.SGD,
+        RuleKind.NESTEROV,
+        RuleKind.ADAGRAD,
+        RuleKind.RMSPROP,
+        RuleKind.ADADELTA,
+        RuleKind.ADAM,
+    )
+}
+"""Caffe's solver types."""
+
+
+def _kind(solver: SolverDefinition) -> RuleKind:
+    name = _type_name(solver.param)
+    try:
+        return KINDS[name]
+    except KeyError as error:
+        near = nearest(name, KINDS)
+        hint = f"did you mean '{near}'?" if near else f"expected one of {', '.join(KINDS)}"
+        raise solver.error("type", f"unknown solver type '{name}'; {hint}") from error
+
+
+def _type_name(param: SolverParameter) -> str:
+    """Return the type, from the string `type` or the old enum solver_type."""
+    if param.HasField("solver_type") and not param.HasField("type"):
+        old = SolverParameter.SolverType.Name(param.solver_type)
+        return {name.upper(): name for name in KINDS}[old]
+    return param.type
+
+
+def _regularization(solver: SolverDefinition) -> Regularization:
+    if not solver.param.weight_decay and solver.param.regularization_type not in _REGULARIZATIONS:
+        return Regularization.L2
+    try:
+        return Regularization(solver.param.regularization_type)
+    except ValueError as error:
+        raise solver.error(
+            "regularization_type",
+            f"expected 'L1' or 'L2', found '{solver.param.regularization_type}'",
+        ) from error

@@ -1,0 +1,490 @@
+"""One worker of `poseidon train` (`poseidon.engine.process` is its process)."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+
+from torch import nn
+
+from poseidon.caffe.layers.base import LayerContext
+from poseidon.caffe.layers.user_modules import import_modules, location_in
+from poseidon.caffe.proto.caffe_pb2 import TRAIN
+from poseidon.caffe.proto.definition import read_solver
+from poseidon.caffe.proto.shipped import unpack_solver
+from poseidon.caffe.solver.averages import SmoothedLoss
+from poseidon.caffe.solver.checkpoint import Checkpoint, Progress, Resumed
+from poseidon.caffe.solver.layer_context import layer_context
+from poseidon.caffe.solver.memory import MemorySnapshot, MemorySnapshots, arrive
+from poseidon.caffe.solver.replica import Replica
+from poseidon.caffe.solver.settings import solver_settings
+from poseidon.caffe.solver.summary import net_table
+from poseidon.caffe.solver.tester import Tester
+from poseidon.caffe.solver.trainer import LoopSettings, Trainer
+from poseidon.caffe.tools.preflight import weight_files
+from poseidon.engine.debugger import unwatched
+from poseidon.engine.document import JobDocument
+from poseidon.engine.elastic import SnapshotInterval
+from poseidon.engine.launcher_connection import LauncherConnection
+from poseidon.engine.observation import Observation
+from poseidon.engine.own_time import OwnTime
+from poseidon.engine.snapshots.writer import SnapshotSettings, SnapshotWriter
+from poseidon.engine.work import NOTHING, TrainingWork, membership_of
+from poseidon.errors import JobError, counted
+from poseidon.exchange.base import ExchangeSettings
+from poseidon.exchange.build import build_exchange
+from poseidon.exchange.building.built import Built
+from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.kinds import ExchangeKind, Scheme
+from poseidon.observe.metrics.glog_lines import GlogSink, number
+from poseidon.observe.metrics.netoutputs import NetOutputs
+from poseidon.observe.metrics.record import Sink, TestRecord, TrainRecord
+from ps_server import ServerError
+
+LOGGER = logging.getLogger("poseidon.caffe.solver.worker")
+PROGRESS_S = 0.25
+TRAINED_S = 0.2
+MOST_OUTPUTS = 100
+"""The most outputs of a net that an event carries."""
+
+
+class ProgressReporter:
+    """Reports progress to the launcher, a few times a second; a run that makes no iteration
+    reports its start at its end.
+    """
+
+    def __init__(
+        self,
+        launcher: LauncherConnection,
+        max_iter: int,
+        images_per_iteration: int,
+        start: Progress,
+        *,
+        virtual_workers: int = 1,
+    ) -> None:
+        self._launcher = launcher
+        self._virtual_workers = virtual_workers
+        self._max_iter = max_iter
+        self._images = images_per_iteration
+        self._next_s = 0.0
+        self._iteration = start.iteration
+        self._loss: float | None = None
+        self._unreported: tuple[int, SmoothedLoss] | None = None
+        if start.losses and start.losses[0]:
+            losses = start.losses[0]
+            self._unreported = (start.iteration, SmoothedLoss(len(losses), losses))
+
+    def __call__(self, iteration: int, smoothed: SmoothedLoss) -> None:
+        """Note an iteration; report it when the last report is long enough ago."""
+        self._unreported = (iteration, smoothed)
+        now = time.monotonic()
+        if now >= self._next_s:
+            self._next_s = now + PROGRESS_S
+            self.report()
+
+    def report(self) -> None:
+        """Report the latest iteration, unless it is reported already."""
+        if self._unreported is None:
+            return
+        (self._iteration, smoothed), self._unreported = self._unreported, None
+        self._loss = smoothed.value
+        self._send()
+
+    def test(self, done: int, count: int) -> None:
+        """Note a batch of a test; report it when the last report is long enough ago.
+
+        Args:
+            done: batches that this worker has scored.
+            count: those that it will score.
+        """
+        now = time.monotonic()
+        if now >= self._next_s:
+            self._next_s = now + PROGRESS_S
+            self.report()
+            self._send(tested=done, to_test=count)
+
+    def _send(self, **test: int) -> None:
+        self._launcher.send(
+            "progress",
+            iteration=self._iteration,
+            max_iter=self._max_iter,
+            images=self._iteration * self._images,
+            virtual_workers=self._virtual_workers,
+            loss=self._loss,
+            **test,
+        )
+
+
+class ScoreReporter:
+    """Reports displayed iterations and the scores of each test to the launcher. See `Sink`."""
+
+    def __init__(self, launcher: LauncherConnection) -> None:
+        self._launcher = launcher
+        self._next_s = 0.0
+        self._unreported: TrainRecord | None = None
+
+    def on_train(self, record: TrainRecord) -> None:
+        """See `Sink`; reports at most every `TRAINED_S` seconds, and the last one."""
+        self._unreported = record
+        now = time.monotonic()
+        if now >= self._next_s:
+            self._next_s = now + TRAINED_S
+            self._report()
+
+    def _report(self) -> None:
+        record, self._unreported = self._unreported, None
+        if record is None:
+            return
+        outputs = [[output.name, output.value] for output in record.outputs[:MOST_OUTPUTS]]
+        self._launcher.send(
+            "trained",
+            iteration=record.iteration,
+            loss=record.loss,
+            rate=record.rate,
+            outputs=outputs,
+        )
+
+    def on_test(self, record: TestRecord) -> None:
+        self._report()
+        scores = [[output.name, number(output.value)] for output in record.outputs]
+        self._launcher.send("tested", iteration=record.iteration, net=record.net, scores=scores)
+
+    def close(self) -> None:
+        self._report()
+
+
+class SolverWork(TrainingWork[JobDocument]):
+    """One worker of `poseidon train`, from its document to the end of training."""
+
+    document_class = JobDocument
+
+    notes = MappingProxyType(
+        {
+            "stop": "asked to stop: the job ends after a few iterations, a test after its batch; a "
+            "second request ends it at once",
+            "snapshot": "asked for a snapshot: writing it after the iteration or test under way",
+        }
+    )
+
+    def __init__(self, document: JobDocument, launcher: LauncherConnection) -> None:
+        super().__init__(document, launcher)
+        self._writer = SnapshotWriter(launcher.watchdog.progress)
+        self._memory: MemorySnapshots | None = None
+        self._began_s: float | None = None
+
+    def location(self, error: Exception) -> str:
+        """See `Work`: a line of the modules that register layers."""
+        return location_in(self.document.imports, error)
+
+    def run(self) -> Mapping[str, object]:
+        """Build the nets, train, and leave the job.
+
+        A worker that pauses keeps its nets and its memory snapshot for the next start.
+        """
+        with unwatched(self.launcher.watchdog):
+            return self._run()
+
+    def _run(self) -> Mapping[str, object]:
+        import_modules(self.document.imports)
+        replica = self._replica()
+        try:
+            while not self.has_ended(partial(self._train, replica)):
+                self._place(replica)
+        finally:
+            replica.close()
+        return NOTHING
+
+    def _replica(self) -> Replica:
+        document, packed = self.document, self.document.definitions
+        solver = unpack_solver(packed) if packed else read_solver(document.solver)
+        solver = solver.with_settings(document.settings).with_train_state(
+            level=int(document.level) if document.level else None, stages=document.stages
+        )
+        return Replica(solver, solver_settings(solver), self._context(), document.placement)
+
+    def _context(self) -> LayerContext:
+        return layer_context(self.document, phase=TRAIN, seed=self.document.seed)
+
+    def _place(self, replica: Replica) -> None:
+        """Take the place in the job that the document of the next start gives to this worker."""
+        gc.unfreeze()
+        replica.go_on(self._context(), self.document.placement)
+
+    @property
+    def _newest(self) -> MemorySnapshot | None:
+        return None if self._memory is None else self._memory.newest
+
+    @property
+    def kept_iteration(self) -> int | None:
+        """See `TrainingWork`: others need values and histories."""
+        newest = self._newest
+        return newest.iteration if newest is not None and newest.values else None
+
+    def _train(self, replica: Replica) -> None:
+        document, rank = self.document, self.document.rank
+        member = membership_of(document, self.launcher.interruption)
+        checkpoint = Checkpoint(
+            replica,
+            settings=SnapshotSettings(
+                keep=document.snapshot_keep,
+                on_written=self.report_snapshot,
+                on_wait=self.launcher.watchdog.progress,
+                stop_at_nan=document.stop_at_nan,
+                spare=Path(document.output),
+            ),
+            writer=self._writer,
+            job=document.job,
+        )
+        resumed = self._starting_point(replica, checkpoint)
+        if replica.settings.snapshot or replica.settings.snapshot_after_train:
+            checkpoint.begin(replica.solver.snapshot_prefix(Path(document.output)))
+        start = Progress(iteration=0) if resumed is None else resumed.progress
+        trace = self.open_trace()
+        self.launcher.send("ready")
+        watchdog = self.launcher.watchdog
+        watchdog.start()
+        with watchdog.waiting():
+            built = build_exchange(
+                replica.trained,
+                ExchangeSettings(
+                    clip=replica.settings.clip,
+                    gradient_scale=1.0 / replica.settings.iter_size,
+                    start_clock=start.iteration,
+                ),
+                member,
+                self.launcher.exchange_addresses,
+                trace=trace,
+                schemes=self._schemes(replica, resumed),
+            )
+        if built.recorded or (
+            document.exchange.kind is ExchangeKind.HYBRID and built.store is not None
+        ):
+            checkpoint.schemes = tuple(choice.scheme for choice in built.plan.choices)
+        self.launcher.most_lead = built.most_lead
+        seen = Observation(
+            built,
+            _layers_of(replica),
+            trace,
+            self.launcher.send,
+            observers=[watchdog],
+        )
+        exchange = seen.exchange
+        self._watch(replica)
+        try:
+            if resumed is not None:
+                exchange.state.hold_back(resumed.held_back)
+            histories = resumed.histories(local_steps=built.local_steps) if resumed else None
+            exchange.open(histories or None)
+            if document.rewind >= 0:
+                start = arrive(
+                    self._newest, replica, checkpoint.frozen, exchange.control, start.iteration
+                )
+            _freeze_objects()
+            self.launcher.forward_requests(exchange, rank)
+            if rank == 0:
+                self._log_start(replica, built)
+            self._memory = self._memory_snapshots(replica, built, checkpoint, start)
+            with self._trainer(replica, exchange, checkpoint, start) as trainer:
+                seen.watch()
+                trainer.run()
+        except ServerError as error:
+            if document.replicas:  # so that closing waits for nobody
+                self.launcher.interruption.interrupt(error)
+            raise
+        finally:
+            watchdog.stop()
+            try:
+                seen.close()
+            finally:
+                trace.close()
+
+    def _memory_snapshots(
+        self, replica: Replica, built: Built, checkpoint: Checkpoint, start: Progress
+    ) -> MemorySnapshots | None:
+        """Return what takes memory snapshots; None if the job has none."""
+        document, exchange = self.document, built.exchange
+        if not document.replicas:
+            return None
+        return MemorySnapshots(
+            replica,
+            exchange,
+            checkpoint.frozen,
+            holds=document.holds_snapshots,
+            interval=SnapshotInterval(
+                start.iteration,
+                document.memory_snapshot_every,
+                steps=max(1, built.local_steps),
+            ),
+            schemes=checkpoint.schemes,
+            newest=self._newest,
+        )
+
+    def _watch(self, replica: Replica) -> None:
+        watchdog = self.launcher.watchdog
+        for nets in replica.nets:
+            for net in nets.all():
+                net.register_forward_pre_hook(lambda *_: watchdog.progress())
+
+    def _own_time(self, replica: Replica) -> OwnTime | None:
+        """Return what reports the times of iterations; None: nobody moves virtual workers."""
+        watchdog = self.launcher.watchdog
+        if not self.document.balances:
+            return None
+        if reason := replica.keeps_state:
+            self._log_notes([f"--balance=auto: virtual workers stay on their workers: {reason}"])
+            return None
+        return OwnTime(self.launcher.send, lambda: watchdog.read().waited_s, replica.context.device)
+
+    def _schemes(self, replica: Replica, resumed: Resumed | None) -> tuple[Scheme, ...]:
+        """Return the schemes that an earlier start or run has chosen; empty: none."""
+        if schemes := self.document.schemes([trained.name for trained in replica.trained]):
+            return schemes
+        return () if resumed is None else resumed.schemes
+
+    def _starting_point(self, replica: Replica, checkpoint: Checkpoint) -> Resumed | None:
+        document = self.document
+        if document.rewind >= 0:
+            return self._rewound(replica)
+        if not document.snapshot:
+            self._log_notes(replica.load(weight_files(replica.solver, document.weights)))
+            return None
+        resumed = checkpoint.restore(
+            Path(document.snapshot), private_histories=membership_of(document).private_histories
+        )
+        assert resumed.model is not None, "a snapshot on disk names its model"
+        self._log_notes(replica.load([resumed.model], own=True))
+        replica.load_tests(weight_files(replica.solver, document.weights))  # of a restart
+        if self.document.rank == 0:
+            LOGGER.info(
+                "continuing from %s at iteration %d",
+                document.named(document.snapshot),
+                resumed.progress.iteration,
+            )
+        return resumed
+
+    def _rewound(self, replica: Replica) -> Resumed:
+        """Return what this worker begins with from memory; `Exchange.open` and `arrive` bring the
+        rest.
+
+        Raises:
+            JobError: this is rank 0, and it does not have the snapshot.
+        """
+        rewind, rank, newest = self.document.rewind, self.document.rank, self._newest
+        if newest is None or newest.iteration != rewind:
+            newest = None  # what its codecs hold back is of another iteration
+        if rank == 0:
+            if newest is None or not newest.values:
+                raise JobError(f"worker 0 has no memory snapshot of iteration {rewind}")
+            newest.restore_values(replica)
+            LOGGER.info("continuing from memory at iteration %d", rewind)
+        return Resumed(
+            progress=Progress(iteration=rewind),
+            own_histories=[[] if newest is None else list(newest.histories)],
+            outer=[],
+            held_back={} if newest is None else newest.held_back,
+            schemes=() if newest is None else newest.schemes,
+        )
+
+    def _log_notes(self, notes: list[str]) -> None:
+        if self.document.rank == 0:
+            for note in notes:
+                LOGGER.info("%s", self.document.named(note))
+
+    def _log_start(self, replica: Replica, built: Built) -> None:
+        document = self.document
+        tables = [[replica.trained[index].name for index in table] for table in built.tables]
+        for line in net_table(replica.train, tables, built.store):
+            LOGGER.info("%s", line)
+        self.report_plan(built)
+        virtual = document.placement
+        LOGGER.info(
+            "%s%s%s, %s, seed %d",
+            counted(document.workers, "worker"),
+            "" if virtual.is_one_each else f", {counted(virtual.count, 'virtual worker')}",
+            f" x batch {replica.batch_records}" if replica.batch_records else "",
+            "no server"
+            if membership_of(document).alone
+            else f"{document.exchange.kind.value}, {counted(document.shards, 'shard')}, "
+            f"{document.exchange.consistency.value}, staleness {document.exchange.staleness}"
+            + (f", {built.local_steps} local steps a round" if built.local_steps else ""),
+            document.seed,
+        )
+
+    @contextlib.contextmanager
+    def _trainer(
+        self,
+        replica: Replica,
+        exchange: Exchange,
+        checkpoint: Checkpoint,
+        start: Progress,
+    ) -> Iterator[Trainer]:
+        document, settings = self.document, replica.settings
+        images = replica.batch_records * document.placement.count * settings.iter_size
+        progress = ProgressReporter(
+            self.launcher,
+            settings.max_iter,
+            images,
+            start,
+            virtual_workers=len(replica.nets),
+        )
+        testers = [
+            Tester(
+                replica,
+                index,
+                exchange,
+                stop_wanted=self.launcher.stopping.is_set,
+                on_batch=progress.test,
+            )
+            for index in range(len(replica.tests))
+        ]
+        sinks: list[Sink] = [ScoreReporter(self.launcher)]
+        if document.net_outputs and document.rank == 0:
+            sinks.append(
+                NetOutputs(
+                    Path(document.net_outputs),
+                    resumed_at=start.iteration if document.goes_on else 0,
+                )
+            )
+        # seconds in the log go on after a pause
+        self._began_s = self._began_s or time.monotonic()
+        trainer = Trainer(
+            replica,
+            exchange,
+            LoopSettings(
+                prefix=replica.solver.snapshot_prefix(Path(document.output)),
+                title=replica.train.definition.param.name or Path(document.solver).stem,
+                on_progress=progress,
+                exchange=document.exchange,
+                stop_at_nan=document.stop_at_nan,
+                from_memory=document.rewind >= 0,
+                began_s=self._began_s,
+            ),
+            checkpoint=checkpoint,
+            testers=testers,
+            log=GlogSink(logging.getLogger("poseidon.solver")),
+            sinks=sinks,
+            start=start,
+            own_time=self._own_time(replica),
+            memory=self._memory,
+        )
+        try:
+            yield trainer
+        finally:
+            # also after a failure: the launcher reports the iterations that will be repeated
+            progress.report()
+
+
+def _layers_of(replica: Replica) -> list[tuple[str, nn.Module]]:
+    return [layer for nets in replica.nets for layer in nets.train.layer_modules]
+
+
+def _freeze_objects() -> None:
+    """Let the collector skip all present objects in its passes: they stay for long."""
+    gc.collect()
+    gc.freeze()

@@ -1,0 +1,138 @@
+"""Checks of a job before any of its processes starts. Nothing is written.
+
+Law: a check here calls the functions that the workers call later, so that a mistake is reported
+within a second, on the user's terminal, with the same message. Three things are left to the
+workers:
+
+* user code: a Python layer, or a layer type of an imported module, may open files, start threads or
+  count its instances when it is created. It runs once, in the worker. Neither such a layer nor one
+  above it is set up here.
+* files on other hosts: those hosts check them (`poseidon.cluster.host_checks`).
+* errors that only reading all the data finds: a damaged record, a label outside the classes; and
+  the shapes in a model or state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from poseidon.base.durable import obstacle_to
+from poseidon.caffe.layers.base import Layer, LayerContext
+from poseidon.caffe.layers.python_layer import Python
+from poseidon.caffe.net.compile import checked_layers, plan_phase
+from poseidon.caffe.net.net_plan import NetPlan
+from poseidon.caffe.net.params import ParamInfo
+from poseidon.caffe.proto.definition import NetDefinition, SolverDefinition
+from poseidon.caffe.solver.settings import SolverSettings
+from poseidon.errors import DefinitionError
+from poseidon.flags.values import parts
+
+
+def check_nets(solver: SolverDefinition, settings: SolverSettings) -> NetDefinition:
+    """Join the layers of the train net and of every test net, without their shapes.
+
+    Returns:
+        The train net, all phases.
+
+    Raises:
+        DefinitionError: a net is missing, a layer's type or a bottom is unknown, there is no loss
+            to train on, ...
+    """
+    definition = solver.net_definition()
+    plan = plan_phase(definition, solver.train_state(definition))
+    require_loss(definition, plan, settings)
+    for test in solver.test_nets():
+        plan_phase(test.definition, test.state)
+    return definition
+
+
+def check_layers(
+    solver: SolverDefinition, contexts: Sequence[LayerContext], *, files_are_here: bool
+) -> tuple[ParamInfo, ...] | None:
+    """Set up the layers of all nets on torch's meta device: shapes, fillers, databases, lists
+    and mean files.
+
+    Args:
+        contexts: of the workers to check for, one at a time.
+        files_are_here: the workers run on this host. Otherwise layers that open files are left out.
+
+    Returns:
+        The learnable tensors of the train net; None if layers of it are left out.
+
+    Raises:
+        DefinitionError: a mistake in a net.
+        DataError: a database, list or mean file is missing or broken.
+    """
+    left_out = runs_users_code if files_are_here else _left_out_elsewhere
+    params: tuple[ParamInfo, ...] | None = None
+    for context in contexts:
+        with ExitStack() as opened:
+            definition = solver.net_definition()
+            nets = [(definition, solver.train_state(definition))]
+            nets += [(test.definition, test.state) for test in solver.test_nets()]
+            train: Mapping[str, Layer] = {}
+            for number, (net, state) in enumerate(nets):
+                checked = checked_layers(
+                    net, context, state=state, share_with=train, leave_out=left_out
+                )
+                layers = opened.enter_context(checked)
+                train = train or layers.by_name
+                if number == 0:
+                    params = layers.params
+    return params
+
+
+def runs_users_code(kind: type[Layer]) -> bool:
+    """Return True if creating a layer of this class runs user code."""
+    return issubclass(kind, Python) or not kind.__module__.startswith("poseidon.caffe.layers.")
+
+
+def _left_out_elsewhere(kind: type[Layer]) -> bool:
+    return kind.OPENS_FILES or runs_users_code(kind)
+
+
+def weight_files(solver: SolverDefinition, given: Sequence[str]) -> list[Path]:
+    """Return the models that a run starts from: the flag's, or without it the solver's, as in
+    Caffe.
+
+    Args:
+        solver: each entry of its `weights` may name several, separated by commas.
+        given: likewise, from the flag.
+    """
+    names = [name for text in given or solver.param.weights for name in parts(text)]
+    return [Path(name) if Path(name).exists() else solver.resolve(name) for name in names]
+
+
+def require_loss(definition: NetDefinition, plan: NetPlan, settings: SolverSettings) -> None:
+    """Check that training has a loss.
+
+    Raises:
+        DefinitionError: no top of the train net has a loss weight.
+    """
+    if not plan.losses and settings.max_iter > 0:
+        raise DefinitionError(
+            "the net has no loss to train on; expected a loss layer or a loss_weight",
+            source=definition.source,
+        )
+
+
+def check_snapshot_prefix(solver: SolverDefinition) -> None:
+    """Check that snapshots can be written to the solver's prefix: a failure at the
+    last iteration would cost the whole run.
+
+    Raises:
+        DefinitionError: the folder cannot be created or written, or its parent is missing, as after
+            a typing mistake.
+    """
+    if not solver.param.snapshot_prefix:
+        return
+    folder = solver.snapshot_prefix().parent
+    obstacle = obstacle_to(folder)
+    if not obstacle and not folder.exists() and not folder.parent.exists():
+        obstacle = f"there is no folder {folder.parent} to make {folder.name} in; make it, or correct the prefix"
+    if obstacle:
+        raise solver.error(
+            "snapshot_prefix", f"snapshots cannot be written to {folder}: {obstacle}"
+        )

@@ -1,0 +1,192 @@
+"""Emitters of Caffe2's operators that give the same values another shape: joining, cutting,
+gathering, filling.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from poseidon.caffe.export.graph import OPERATORS, Blob, Graph
+from poseidon.caffe.layers.base import LayerError
+from poseidon.caffe2.export.elementwise import Names, cast
+from poseidon.caffe2.export.trace import Op
+
+
+def _place(op: Op, rank: int) -> int:
+    """Return the axis of Concat and Split: by default the channels."""
+    axis = op["order"].index("C") if op["axis"] is None else op["axis"]
+    return int(axis % rank)
+
+
+@OPERATORS.emits("Concat", "DepthConcat")
+def _concat(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+    rank = len(outputs[0].shape)
+    axis, values = _place(op, rank), [blob.name for blob in inputs]
+    if op["add_axis"]:
+        values = [graph.op("Unsqueeze", value, graph.integers(axis)) for value in values]
+    sizes = [1 if op["add_axis"] else blob.shape[axis] for blob in inputs]
+    made = [graph.op("Concat", *values, axis=axis)]
+    if axis or not outputs[0].dynamic:
+        made.append(graph.constant(np.array(sizes, np.int32)))
+    return made
+
+
+@OPERATORS.emits("Split", "DepthSplit")
+def _split(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+    x, count = inputs[0], len(op.outputs)
+    axis = _place(op, len(x.shape))
+    if x.dynamic and axis == 0:
+        raise LayerError("cuts the batch")
+    sizes = [blob.shape[axis] for blob in outputs]
+    if op["add_axis"]:
+        sizes = [1] * count
+    parts = graph.ops("Split", x.name, graph.integers(*sizes), outputs=count, axis=axis)
+    if op["add_axis"]:
+        parts = [graph.op("Squeeze", part, graph.integers(axis)) for part in parts]
+    return parts
+
+
+@OPERATORS.emits("Reshape")
+def _reshape(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+    x = inputs[0]
+    if len(inputs) > 1:
+        wanted = cast(graph, inputs[1].name, "int64")
+    else:
+        wanted = (
+            graph.integers(*op["shape"]) if op["shape"] else graph.constant(np.zeros(0, np.int64))
+        )
+    return [graph.op("Reshape", x.name, wanted), graph.op("Shape", x.name)]
+
+
+@OPERATORS.emits("ResizeLike")
+def _resize_like(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+    return [graph.op("Reshape", inputs[0].name, graph.op("Shape", inputs[1].name))]
+
+
+@OPERATORS.emits("Flatten", "FlattenToVec", "MergeDim", "PrependDim", "ExpandDims", "Squeeze")
+def _same_values(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+    return [graph.reshape(inputs[0].name, outputs[0].extents)]
+
+
+@OPERATORS.emits("Transpose")
+def _transpose(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+    order = op["axes"] or list(range(len(inputs[0].shape)))[::-1]
+    return [graph.op("Transpose", inputs[0].name, perm=order)]
+
+
+@OPERATORS.emits("Tile")
+def _tile(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+    rank, known = len(inputs[0].shape), [graph.known(blob.name) for blob in inputs[1:]]
+    if any(value is None for value in known):
+        raise LayerError("computes how often it repeats")
+    tiles, axis = (
+        [int(v.item()) for v in known if v is not None] + [op["tiles"], op["axis"]][len(known) :]
+    )[:2]
+    repeats = [1] * rank
+    repeats[axis % rank] = tiles
+    return [graph.op("Tile", inputs[0].name, graph.integers(*repeats))]
+
+
+@OPERATORS.emits("NumpyTile")
+def _numpy_tile(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+    return [graph.op("Tile", inputs[0].name, cast(graph, inputs[1].name, "int64"))]
+
+
+@OPERATORS.emits("Expand")
+def _expand(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+    shape = graph.op("Abs", cast(graph, inputs[1].name, "int64"))  # -1 keeps an extent, as 1 does
+    return [graph.op("Expand", inputs[0].name, shape)]
+
+
+@OPERATORS.emits("Slice")
+def _slice(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+    x, limits = inputs[0], [op["starts"], op["ends"]]
+    if len(inputs) > 1:
+        known = [graph.known(blob.name) for blob in inputs[1:]]
+        if any(value is None for value in known):
+            raise LayerError("computes where it cuts")
+        limits = [value.tolist() for value in known if value is not None]
+    value = x.name
+    for axis, (start, end) in enumerate(zip(*limits, strict=False)):
+        size = x.shape[axis]
+        if (start, end) == (0, -1):
+            continue
+        if x.dynamic and axis == 0 and min(start, end) < 0:
+            raise LayerError("cuts the batch from its end")
+        first, behind = (
+            limit + size + 1 if limit < 0 else min(limit, size) for limit in (start, end)
+        )
+        value = graph.slice(value, axis, first, behind)
+    return [value]
+
+
+@OPERATORS.emits("Shape")
+def _shape(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+    x, axes = inputs[0], op["axes"]
+    if not x.dynamic:
+        shape = [x.shape[axis] for axis in axes] if axes else x.shape
+        return [graph.constant(np.array(shape, np.int64))]
+    whole = graph.op("Shape", x.name)
+    return [graph.op("Gather", whole, graph.integers(*axes)) if axes else whole]
+
+
+@OPERATORS.emits("Size")
+def _size(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+    if not inputs[0].dynamic:
+        return [graph.constant(np.array(math.prod(inputs[0].shape), np.int64))]
+    return [graph.op("Size", inputs[0].name)]
+
+
+@OPERATORS.emits("Gather", "BatchGather")
+def _gather(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+    x, index = inputs
+    if op["match_outer"]:
+        raise LayerError("matches outer dimensions (match_outer)")
+    axis = 1 if op.definition.type == "BatchGather" else op["axis"]
+    chosen = index.name if index.dtype in ("int32", "int64") else cast(graph, index.name, "int64")
+    return [graph.op("Gather", x.name, chosen, axis=axis)]
+
+
+@OPERATORS.emits("OneHot")
+def _one_hot(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+    index, size = (cast(graph, blob.name, "int64") for blob in inputs)
+    values = graph.constant(np.array([0, 1], np.float32))
+    return [graph.op("OneHot", index, graph.reshape(size, [1]), values)]
+
+
+@OPERATORS.emits("ConstantFill")
+def _constant_fill(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+    if len(inputs) > 1:
+        raise LayerError("computes its value")
+    if op["input_as_shape"]:
+        shape = cast(graph, inputs[0].name, "int64")
+    elif not inputs[0].dynamic:
+        shape = graph.integers(*inputs[0].shape)
+    else:
+        shape = graph.op("Shape", inputs[0].name)
+    if op["extra_shape"]:
+        shape = graph.op("Concat", shape, graph.integers(*op["extra_shape"]), axis=0)
+    given = op["value"]
+    number = 0 if given is None else given.f if given.HasField("f") else given.i
+    fill = graph.tensor(np.array([number], np.dtype(outputs[0].dtype)))
+    return [graph.op("ConstantOfShape", shape, value=fill)]
+
+
+@OPERATORS.emits("ArgMax", "ArgMin", "RowWiseArgMax")
+def _arg_max(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+    rows = op.definition.type == "RowWiseArgMax"
+    kind = "ArgMin" if op.definition.type == "ArgMin" else "ArgMax"
+    axis, kept = (1, 1) if rows else (op["axis"], int(op["keepdims"]))
+    return [graph.op(kind, inputs[0].name, axis=axis, keepdims=kept)]
+
+
+@OPERATORS.emits("TopK")
+def _top_k(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+    axis, x = op["axis"] % len(inputs[0].shape), inputs[0]
+    if op["k"] > x.shape[axis]:
+        raise LayerError(f"takes {op['k']} of {x.shape[axis]} values")
+    if len(outputs) > 2 and len(op.definition.output) > 2:
+        raise LayerError("gives indices in the flattened tensor")
+    return graph.ops("TopK", x.name, graph.integers(op["k"]), outputs=2, axis=axis)

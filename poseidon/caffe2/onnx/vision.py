@@ -1,0 +1,177 @@
+"""Convolutions, poolings, sizes of images and normalizations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from poseidon.caffe2.onnx.nodes import Node, NoForm, converts
+
+
+def _windows(node: Node) -> dict[str, Any]:
+    """Return the arguments for kernel, stride, dilation and padding."""
+    given: dict[str, Any] = {
+        "kernels": node.get("kernel_shape"),
+        "strides": node.get("strides"),
+        "dilations": node.get("dilations"),
+    }
+    automatic = node.get("auto_pad", "NOTSET")
+    if automatic == "SAME_UPPER":
+        given["legacy_pad"] = 2
+    elif automatic == "NOTSET":
+        given["pads"] = node.get("pads")
+    elif automatic != "VALID":
+        raise NoForm(f"Caffe2 has no auto_pad={automatic}")
+    if node.get("ceil_mode"):
+        pads = given.pop("pads", None) or [0]
+        if (
+            len(set(pads)) > 1
+            or len(set(node.get("dilations") or [1])) > 1
+            or automatic != "NOTSET"
+        ):
+            raise NoForm("Caffe2 rounds up with one padding for all sides only")
+        strides = node.get("strides") or [1] * len(node.get("kernel_shape"))
+        if any(map(int.__lt__, node.get("kernel_shape"), strides)):
+            raise NoForm("Caffe2 rounds up with kernels that are at least the stride only")
+        given |= {"legacy_pad": 3, "pad": pads[0]}
+    return given
+
+
+@converts("Conv")
+def _conv(node: Node) -> None:
+    node.emit("Conv", group=node.get("group"), **_windows(node))
+
+
+@converts("ConvTranspose")
+def _conv_transpose(node: Node) -> None:
+    if "output_shape" in node.attributes or set(node.get("dilations") or [1]) != {1}:
+        raise NoForm("Caffe2 has no output_shape and no dilations of it")
+    windows = _windows(node)
+    if "legacy_pad" in windows:
+        raise NoForm("Caffe2 has no auto_pad of it")
+    windows.pop("dilations")
+    node.emit("ConvTranspose", group=node.get("group"), adjs=node.get("output_padding"), **windows)
+
+
+@converts("MaxPool", "AveragePool", "LpPool")
+def _pool(node: Node) -> None:
+    node.allow(storage_order=0)
+    windows = _windows(node)
+    if node.kind != "MaxPool" and set(node.get("dilations") or [1]) != {1}:
+        raise NoForm(f"Caffe2 has no dilations of {node.kind}")
+    if node.kind == "AveragePool":
+        if windows.get("legacy_pad") == 3 and (windows["pad"] or node.get("count_include_pad")):
+            raise NoForm("Caffe2 has no mean that rounds up with padding")
+        windows["count_include_pad"] = node.get("count_include_pad")
+    elif node.kind == "LpPool":
+        windows["p"] = float(node.get("p", 2))
+    node.emit(node.kind, **windows)
+
+
+@converts("GlobalAveragePool", "GlobalMaxPool")
+def _global_pool(node: Node) -> None:
+    node.emit(node.kind.removeprefix("Global"), global_pooling=1)
+
+
+@converts("Upsample", "Resize")
+def _resize(node: Node) -> None:
+    scales = _scales(node)
+    if len(scales) != 4 or scales[0] != 1 or scales[1] != 1:
+        raise NoForm("Caffe2 resizes height and width of images N x C x H x W only")
+    mode, how = (
+        node.get("mode", "nearest"),
+        node.get("coordinate_transformation_mode", "half_pixel"),
+    )
+    if node.kind == "Upsample" or node.facts.version < 11:
+        how = "asymmetric"
+    whole = all(float(scale).is_integer() for scale in scales)
+    floor = (
+        node.kind == "Upsample" or node.facts.version < 11 or node.get("nearest_mode") == "floor"
+    )
+    sizes: dict[str, Any] = {"height_scale": float(scales[2]), "width_scale": float(scales[3])}
+    if mode == "nearest" and (
+        (how == "asymmetric" and floor) or (whole and how in ("half_pixel", "asymmetric"))
+    ):
+        if not floor and how == "asymmetric":
+            raise NoForm("Caffe2 rounds places down only")
+        node.emit("ResizeNearest", node.inputs[:1], **sizes)
+    elif mode in ("linear", "bilinear") and how == "align_corners":
+        node.emit("UpsampleBilinear", node.inputs[:1], **sizes)
+    else:
+        raise NoForm(f"Caffe2 has no mode={mode} with {how} places")
+
+
+def _scales(node: Node) -> list[float]:
+    if node.kind == "Upsample" or node.facts.version < 11:
+        if "height_scale" in node.attributes:
+            return [1.0, 1.0, node.get("height_scale"), node.get("width_scale")]
+        return list(node.setting("scales", 1))
+    scales = node.setting("scales", 2)
+    if scales:
+        return list(scales)
+    sizes, shape = node.setting("sizes", 3), node.shape()
+    if any(extent is None for extent in shape[2:]):
+        raise NoForm("the size of its input is not known")
+    return [1.0, 1.0, *map(_scale, map(int, sizes[2:]), map(int, shape[2:]))]  # type: ignore[arg-type]
+
+
+def _scale(size: int, extent: int) -> float:
+    """Return the 32-bit number whose product with an extent is `size`, rounded down."""
+    scale = np.float32(size / extent)
+    return float(
+        scale if int(extent * float(scale)) == size else np.nextafter(scale, np.float32(np.inf))
+    )
+
+
+@converts("BatchNormalization")
+def _batch_normalization(node: Node) -> None:
+    node.allow(spatial=1, training_mode=0)
+    node.emit("SpatialBN", node.inputs[:5], is_test=1, epsilon=float(node.get("epsilon", 1e-5)))
+
+
+@converts("InstanceNormalization")
+def _instance_normalization(node: Node) -> None:
+    node.emit("InstanceNorm", epsilon=float(node.get("epsilon", 1e-5)))
+
+
+@converts("LayerNormalization")
+def _layer_normalization(node: Node) -> None:
+    axis, epsilon = node.axis(-1), float(node.get("epsilon", 1e-5))
+    outputs = [node.facts.fresh(f"{node.outputs[0]}/norm"), node.rest(), node.rest()]
+    scaled = node.emit("LayerNorm", node.inputs[:1], outputs, axis=axis, epsilon=epsilon)
+    if 2 in node:
+        node.emit("Add", [node.step("Mul", [scaled, node.inputs[1]]), node.inputs[2]])
+    else:
+        node.emit("Mul", [scaled, node.inputs[1]])
+
+
+@converts("LRN")
+def _lrn(node: Node) -> None:
+    node.emit(
+        "LRN",
+        outputs=[node.outputs[0], node.rest()],
+        size=node.get("size"),
+        alpha=float(node.get("alpha", 1e-4)),
+        beta=float(node.get("beta", 0.75)),
+        bias=float(node.get("bias", 1.0)),
+    )
+
+
+@converts("Softmax", "LogSoftmax")
+def _softmax(node: Node) -> None:
+    outputs = (
+        node.outputs if node.kind == "Softmax" else [node.facts.fresh(f"{node.outputs[0]}/softmax")]
+    )
+    axis = node.axis(-1 if node.facts.version >= 13 else 1)
+    rank = len(node.shape()) if node.facts.version >= 13 and axis >= 0 else 0
+    if axis < 0 or node.facts.version < 13 or axis == rank - 1:
+        node.emit("Softmax", outputs=outputs, axis=axis)
+    else:
+        swapped = list(range(rank))
+        swapped[axis], swapped[-1] = swapped[-1], axis
+        inner = node.step("Transpose", node.inputs, axes=swapped)
+        inner = node.step("Softmax", [inner], axis=rank - 1)
+        node.emit("Transpose", [inner], outputs, axes=swapped)
+    if node.kind == "LogSoftmax":
+        node.emit("Log", outputs)

@@ -1,0 +1,1 @@
+"""Files of snapshots and checkpoints: their names, checksums, rotation and writing."""

@@ -1,0 +1,195 @@
+"""The lines of Caffe's log, with exactly the same text for the parsers of Caffe's logs.
+
+    Solving CIFAR10_quick
+    Iteration 0, Testing net (#0)
+        Test net output #0: accuracy = 0.0926
+        Test net output #1: loss = 2.30268 (* 1 = 2.30268 loss)
+    Iteration 100, loss: 1.64066, time: 141.762
+        Train net output #0: loss = 1.64066 (* 1 = 1.64066 loss)
+    Iteration 100, lr = 0.001
+
+Law: no I/O except in `GlogSink`; functions from records to lines. Numbers are formatted as by a C++
+stream.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from poseidon.base.glog import at
+from poseidon.observe.metrics.record import Output, TestRecord, TrainRecord
+
+_SOLVER = "solver.cpp"
+_NET = "net.cpp"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GlogLine:
+    """A line with its source location in Poseidon's version of Caffe."""
+
+    text: str
+    file: str
+    line: int
+
+
+def number(value: float) -> str:
+    """Format a number as `std::ostream << value`: six significant digits without trailing zeros.
+
+    >>> number(0.00001), number(0.4592), number(1e6), number(123456.0)
+    ('1e-05', '0.4592', '1e+06', '123456')
+    """
+    if math.isnan(value):
+        return "-nan" if math.copysign(1.0, value) < 0 else "nan"
+    return f"{value:g}"
+
+
+def solving(net: str) -> GlogLine:
+    """Return the line at the start of training, the time zero of Caffe's parsers."""
+    return GlogLine(text=f"Solving {net}", file=_SOLVER, line=160)
+
+
+def train(record: TrainRecord) -> tuple[GlogLine, ...]:
+    """Return the lines of a displayed iteration: the loss, each output, the learning rate."""
+    first = f"Iteration {record.iteration}, loss: {number(record.loss)}, time: {number(record.elapsed_s)}"
+    return (
+        GlogLine(text=first, file=_SOLVER, line=294),
+        *_outputs("Train", record.outputs, line=318),
+        GlogLine(
+            text=f"Iteration {record.iteration}, lr = {number(record.rate)}", file=_SOLVER, line=403
+        ),
+    )
+
+
+def testing(iteration: int, net: int) -> GlogLine:
+    """Return the line at the start of a test."""
+    return GlogLine(text=f"Iteration {iteration}, Testing net (#{net})", file=_SOLVER, line=456)
+
+
+def tested(record: TestRecord) -> tuple[GlogLine, ...]:
+    """Return the lines at the end of a test: the loss with test_compute_loss, each output and
+    before it its classes.
+    """
+    loss = () if record.loss is None else (f"Test loss: {number(record.loss)}",)
+    lines = [GlogLine(text=text, file=_SOLVER, line=473) for text in loss]
+    for index, line in enumerate(_outputs("Test", record.outputs, line=486)):
+        # As SSD's solver with show_per_class_result.
+        for label, precision in record.classes[index] if record.classes else ():
+            lines.append(
+                GlogLine(text=f"class{label}: {number(precision)}", file=_SOLVER, line=541)
+            )
+        lines.append(line)
+    return tuple(lines)
+
+
+def test_interrupted() -> GlogLine:
+    return GlogLine(text="Test interrupted.", file=_SOLVER, line=457)
+
+
+def last(record: TrainRecord) -> tuple[GlogLine, ...]:
+    """Return the lines after the last iteration: the loss and, which Caffe leaves out, each output:
+    the curves of the train net end where those of the test nets do.
+    """
+    text = f"Iteration {record.iteration}, loss = {number(record.loss)}, time: {number(record.elapsed_s)}"
+    return (
+        GlogLine(text=text, file=_SOLVER, line=228),
+        *_outputs("Train", record.outputs, line=318),
+    )
+
+
+def done() -> GlogLine:
+    """Return the line at the end of training."""
+    return GlogLine(text="Optimization Done.", file=_SOLVER, line=233)
+
+
+def snapshotting(model: str, state: str) -> tuple[GlogLine, GlogLine]:
+    """Return the lines of a snapshot: the files of the model and of the solver state."""
+    return (
+        GlogLine(text=f"Snapshotting to {model}", file=_SOLVER, line=317),
+        GlogLine(text=f"Snapshotting solver state to {state}", file=_SOLVER, line=324),
+    )
+
+
+def forward_top(layer: str, blob: str, mean: float) -> GlogLine:
+    """Return the debug_info line of a top: its mean absolute value."""
+    text = f"    [Forward] Layer {layer}, top blob {blob} data: {number(mean)}"
+    return GlogLine(text=text, file=_NET, line=560)
+
+
+def forward_param(layer: str, blob: str, mean: float) -> GlogLine:
+    """Return the debug_info line of a learnable blob: its mean absolute value."""
+    text = f"    [Forward] Layer {layer}, param blob {blob} data: {number(mean)}"
+    return GlogLine(text=text, file=_NET, line=571)
+
+
+def backward_bottom(layer: str, blob: str, mean: float) -> GlogLine:
+    """Return the debug_info line of a bottom: its mean absolute diff."""
+    text = f"    [Backward] Layer {layer}, bottom blob {blob} diff: {number(mean)}"
+    return GlogLine(text=text, file=_NET, line=587)
+
+
+def backward_param(layer: str, index: int, mean: float) -> GlogLine:
+    """Return the debug_info line of a learnable blob: its mean absolute diff."""
+    text = f"    [Backward] Layer {layer}, param blob {index} diff: {number(mean)}"
+    return GlogLine(text=text, file=_NET, line=598)
+
+
+def all_params(data_l1: float, data_l2: float, diff_l1: float, diff_l2: float) -> GlogLine:
+    """Return the debug_info line of the norms over all learnable blobs."""
+    text = (
+        f"    [Backward] All net params (data, diff): L1 norm = ({number(data_l1)}, "
+        f"{number(diff_l1)}); L2 norm = ({number(data_l2)}, {number(diff_l2)})"
+    )
+    return GlogLine(text=text, file=_NET, line=547)
+
+
+def _outputs(phase: str, outputs: Sequence[Output], line: int) -> tuple[GlogLine, ...]:
+    return tuple(
+        GlogLine(
+            text=f"    {phase} net output #{index}: {output.name} = "
+            f"{number(output.value)}{loss_suffix(output)}",
+            file=_SOLVER,
+            line=line,
+        )
+        for index, output in enumerate(outputs)
+    )
+
+
+def loss_suffix(output: Output) -> str:
+    """Return the text after the value of an output with a loss weight; an empty string for other
+    outputs.
+    """
+    if not output.loss_weight:
+        return ""
+    weighted = output.loss_weight * output.value
+    return f" (* {number(output.loss_weight)} = {number(weighted)} loss)"
+
+
+class GlogSink:
+    """A `Sink` that logs records. `begin_test` logs the line at the start of a test.
+
+    Args:
+        logger: a logger configured by `poseidon.base.glog.setup`.
+    """
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+
+    def write(self, *lines: GlogLine) -> None:
+        """Log lines at level INFO."""
+        for line in lines:
+            self._logger.info("%s", line.text, extra=at(line.file, line.line))
+
+    def begin_test(self, iteration: int, net: int) -> None:
+        self.write(testing(iteration, net))
+
+    def on_train(self, record: TrainRecord) -> None:
+        self.write(*train(record))
+
+    def on_test(self, record: TestRecord) -> None:
+        self.write(*tested(record))
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,207 @@
+"""The statistics that the processes of a job report (`{"event": "statistics", ...}`), and the
+file of the latest ones.
+
+A worker:   {"iterations": 120, "tensors": [{"name": "conv1.0", "scheme": "ps", "bytes_out": 1, "bytes_in": 1,
+             "waited_s": 0.1, "hidden_s": 0.5}, ...], "other_bytes_out": 1, "other_bytes_in": 1}
+A shard:    {"bytes_in": 1, "bytes_out": 1, "messages_in": 1, "messages_out": 1, "queue": 0, "longest_queue": 3,
+             "updates": 7, "busy_s": 0.5, "memory_bytes": 4096, "peak_bytes": 200000000,
+             "refused": 0, "dropped": 0}
+The file:   {"job": "...", "workers": {"0": {...}}, "shards": {"0": {...}}, "progress": {"iteration": 120, ...}}
+
+Law: all numbers count from the start of a process. `parse_worker` and `parse_shard` validate the
+events; an invalid event is None, and counts only as a heartbeat.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from pathlib import Path
+from types import NoneType
+from typing import Any, TypeVar, cast
+
+from poseidon.base.foreign_files import read_in
+from poseidon.errors import JobError
+from poseidon.observe.metrics.progress import JobProgress
+
+FILE_NAME = "statistics.json"
+LARGEST_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorStatistics:
+    """The statistics of a tensor on a worker.
+
+    Attributes:
+        name: the name, `<layer>.<blob>`.
+        scheme: `ps`, `svb`, `allreduce` or `local`.
+        bytes_out: the bytes sent for it by this worker; None: not counted.
+        waited_s: the time for which training has waited for it.
+        hidden_s: the communication time overlapped with computation; None: not measured.
+        held_back: the L2 norm of what a lossy codec has held back on this worker; None: no codec.
+    """
+
+    name: str
+    scheme: str = ""
+    bytes_out: int | None = None
+    bytes_in: int | None = None
+    waited_s: float = 0.0
+    hidden_s: float | None = None
+    held_back: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStatistics:
+    """The statistics of a worker.
+
+    Attributes:
+        iterations: the number of finished iterations in this run.
+        other_bytes_out: the bytes sent for other purposes: joining, initial values, clocks,
+            collections, snapshots.
+    """
+
+    iterations: int
+    tensors: tuple[TensorStatistics, ...] = ()
+    other_bytes_out: int = 0
+    other_bytes_in: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardStatistics:
+    """The statistics of a shard; see `ps_server.statistics`."""
+
+    bytes_in: int = 0
+    bytes_out: int = 0
+    messages_in: int = 0
+    messages_out: int = 0
+    queue: int = 0
+    longest_queue: int = 0
+    updates: int = 0
+    busy_s: float = 0.0
+    memory_bytes: int = 0
+    peak_bytes: int = 0
+    refused: int = 0
+    dropped: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStatistics:
+    """The latest statistics of each process of a job.
+
+    Attributes:
+        progress: the progress, without the loss.
+    """
+
+    job: str
+    workers: Mapping[int, WorkerStatistics] = field(default_factory=dict)
+    shards: Mapping[int, ShardStatistics] = field(default_factory=dict)
+    progress: JobProgress = field(default_factory=JobProgress)
+
+
+def parse_worker(event: Mapping[str, object]) -> WorkerStatistics | None:
+    """Parse a worker's event; None if it is invalid."""
+    try:
+        tensors = tuple(
+            TensorStatistics(**_checked(TensorStatistics, part)) for part in _parts(event)
+        )
+        return WorkerStatistics(**{**_checked(WorkerStatistics, event), "tensors": tensors})
+    except (ValueError, TypeError):
+        return None
+
+
+def parse_shard(event: Mapping[str, object]) -> ShardStatistics | None:
+    """Parse a shard's event; None if it is invalid."""
+    try:
+        return ShardStatistics(**_checked(ShardStatistics, event))
+    except (ValueError, TypeError):
+        return None
+
+
+def encode_statistics(statistics: JobStatistics) -> str:
+    """Return the text of the file."""
+    return json.dumps(asdict(statistics), indent=1) + "\n"
+
+
+def decode_statistics(text: str) -> JobStatistics:
+    """Parse the text of the file.
+
+    Raises:
+        ValueError: the text does not come from such a file.
+    """
+    document = json.loads(text)
+    if not isinstance(document, dict) or not isinstance(document.get("job"), str):
+        raise ValueError("it has no job")
+    return JobStatistics(
+        job=document["job"],
+        workers=_by_number(document.get("workers"), parse_worker),
+        shards=_by_number(document.get("shards"), parse_shard),
+        progress=JobProgress(**_checked(JobProgress, document.get("progress") or {})),
+    )
+
+
+def read_statistics(path: Path) -> JobStatistics:
+    """Read the statistics in a file.
+
+    Args:
+        path: in the real path of a job's folder; see `poseidon.base.foreign_files`.
+
+    Raises:
+        JobError: the file does not exist or does not hold statistics.
+    """
+    try:
+        return decode_statistics(read_in(path.parent, path.name, most_bytes=LARGEST_BYTES).decode())
+    except OSError as error:
+        raise JobError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise JobError(f"{path} does not hold statistics of a job: {error}") from error
+
+
+_LARGEST = 1e300
+"""Sums of such numbers are finite."""
+_KINDS: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "int": (int,),
+    "float": (int, float),
+    "int | None": (int, NoneType),
+    "float | None": (int, float, NoneType),
+}
+
+
+def _checked(kind: type, event: Mapping[str, object]) -> dict[str, Any]:
+    """Return the fields of a dataclass in an event. Raise ValueError for wrong
+    types and for negative or infinite numbers.
+    """
+    found: dict[str, Any] = {}
+    for name in fields(kind):
+        value, legal = event.get(name.name, MISSING), _KINDS.get(str(name.type))
+        if value is MISSING or legal is None:
+            continue
+        number = isinstance(value, int | float)
+        if type(value) not in legal or (number and not 0 <= cast(float, value) <= _LARGEST):
+            raise ValueError(f"{name.name} is {value!r:.60}")
+        found[name.name] = value
+    return found
+
+
+def _parts(event: Mapping[str, object]) -> list[dict[str, object]]:
+    parts = event.get("tensors")
+    if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+        raise ValueError("it has no list of tensors")
+    return parts
+
+
+T = TypeVar("T")
+_MOST_DIGITS = 9
+
+
+def _by_number(value: object, parse: Callable[[Mapping[str, object]], T | None]) -> dict[int, T]:
+    if not isinstance(value, dict):
+        raise ValueError("it has no list of processes")
+    found = {}
+    for key, event in value.items():
+        parsed = parse(event) if isinstance(event, dict) else None
+        if parsed is None or not key.isdecimal() or len(key) > _MOST_DIGITS:
+            raise ValueError(f"the statistics of process {key!r:.20} are invalid")
+        found[int(key)] = parsed
+    return dict(sorted(found.items()))

@@ -1,0 +1,191 @@
+"""Checkpoints of a script's group: `<prefix>_iter_<N>.pt`, with its checksums beside it.
+
+Laws:
+* A checkpoint holds tensors, numbers, strings, lists, tuples and dicts, nothing else. It is read
+  with `torch.load(weights_only=True)`, so reading one runs no code.
+* A checkpoint with checksums is complete. An older one is removed only once a newer one is
+  complete.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from poseidon.engine.snapshots.checksums import NO_RUN, Run, check, seal, sums_path
+from poseidon.engine.snapshots.files import make_folder, write_atomically
+from poseidon.engine.snapshots.rotation import CHECKPOINT, newest_intact, remove_older
+from poseidon.errors import SnapshotError
+
+FORMAT = 1
+
+
+def packed(value: object) -> bytes:
+    """Return a value as the bytes of a file of `torch.save`."""
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def unpacked(content: bytes, source: str) -> Any:
+    """Return the value of such bytes, with all tensors on the CPU.
+
+    Args:
+        source: their origin, for messages.
+
+    Raises:
+        SnapshotError: they are not such a file, or one that would run code when it is read.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of pickles of other protocols
+            return torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
+    except (
+        pickle.UnpicklingError,
+        RuntimeError,
+        EOFError,
+        ValueError,
+        LookupError,
+        AttributeError,
+        RecursionError,
+        TypeError,
+        OSError,
+    ) as error:
+        # torch's own sentence advises to load the file without this protection
+        raise SnapshotError(
+            f"{source} is not a checkpoint of a group; expected a file of group.save(), which "
+            "torch.load(weights_only=True) reads"
+        ) from error
+
+
+def on_host(value: Any) -> Any:
+    """Return a copy of a value of dicts, lists, tuples and tensors, with all
+    tensors on the CPU; others stay as they are.
+    """
+    return mapped(value, lambda tensor: tensor.detach().cpu().clone())
+
+
+def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return a value of dicts, lists, tuples and tensors with changed tensors."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {key: mapped(part, change) for key, part in value.items()}
+    if isinstance(value, tuple | list):
+        parts = [mapped(part, change) for part in value]
+        return parts if isinstance(value, list) else tuple(parts)
+    return value
+
+
+def checked(state: Any, source: str) -> dict[str, Any]:
+    """Return a value that is a group's state.
+
+    Raises:
+        SnapshotError: it is not, or it is of a later version.
+    """
+    if not isinstance(state, Mapping) or "poseidon" not in state:
+        raise SnapshotError(
+            f"{source} is not a checkpoint of a group; expected what group.state_dict() gives, or "
+            "group.save() writes"
+        )
+    if state["poseidon"] != FORMAT:
+        raise SnapshotError(
+            f"{source} has format {state['poseidon']}; this version of Poseidon reads format "
+            f"{FORMAT}"
+        )
+    return {"iterations": state.get("steps"), **state}
+
+
+def checkpoint_path(prefix: Path, steps: int | str) -> Path:
+    """Return `<prefix>_iter_<N>.pt`."""
+    return prefix.with_name(f"{prefix.name}_iter_{steps}{CHECKPOINT}")
+
+
+def prepare_checkpoint(path: Path) -> None:
+    """Make the folder of a checkpoint, and mark an older one of the same name as incomplete.
+
+    Raises:
+        SnapshotError: it cannot be written.
+    """
+    make_folder(path.parent)
+    try:
+        sums_path(path).unlink(missing_ok=True)
+    except OSError as error:
+        raise SnapshotError(f"cannot write {path}: {error.strerror}") from error
+
+
+def write_checkpoint(
+    path: Path, content: bytes, keep: int, others: Sequence[Path] = (), run: Run = NO_RUN
+) -> None:
+    """Write a checkpoint and its checksums, and remove the oldest.
+
+    Args:
+        path: made by `checkpoint_path`, after `prepare_checkpoint`.
+        keep: how many with its prefix stay, the newest; 0: all.
+        others: its other files, which are written already.
+        run: that it belongs to.
+
+    Raises:
+        SnapshotError: it cannot be written; earlier ones are untouched.
+    """
+    write_atomically(path, content)
+    seal(path, *others, run=run)
+    remove_older(path, keep)
+
+
+def newest_checkpoint(prefix: Path) -> Path | None:
+    """Return the newest complete checkpoint with this prefix, or None."""
+    return newest_intact(prefix, CHECKPOINT)
+
+
+def read_checkpoint(path: Path) -> bytes:
+    """Return the bytes of a checkpoint.
+
+    Raises:
+        SnapshotError: it is missing, or does not match its checksums.
+    """
+    check(path)
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise SnapshotError(f"cannot read the checkpoint {path}: {error.strerror}") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointHead:
+    """The parts of a checkpoint that a launcher needs.
+
+    Attributes:
+        steps: finished.
+        workers: virtual workers of the job that has written it; by default its workers.
+        has_virtual: whether the job was told their number.
+        exchange_plan: that `--exchange=auto` has chosen, as `RecordedPlan.to_json`; empty: none.
+    """
+
+    steps: int
+    workers: int
+    has_virtual: bool
+    exchange_plan: str
+
+
+def read_head(path: Path) -> CheckpointHead:
+    """Read a checkpoint without its tensors.
+
+    Raises:
+        SnapshotError: it is missing or damaged, or is not a checkpoint of a group.
+    """
+    state = checked(unpacked(read_checkpoint(path), str(path)), str(path))
+    return CheckpointHead(
+        steps=int(state["steps"]),
+        workers=int(state.get("workers", 0)),
+        has_virtual=bool(state.get("told", "random" in state)),
+        exchange_plan=str(state.get("exchange_plan", "")),
+    )

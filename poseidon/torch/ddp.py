@@ -1,0 +1,353 @@
+"""Scripts that are written for torch's DistributedDataParallel, run by `poseidon run --ddp`.
+
+The process group "poseidon" takes the place of gloo and NCCL, and the exchange of the job reduces
+the gradients: a communication hook of DistributedDataParallel hands it each bucket.
+
+Laws:
+* After `backward()` a gradient is the mean over all workers, added in the order of their ranks:
+  what `poseidon.distribute` gives a torch optimizer, with the same bits.
+* Of gradients of float64 and complex numbers the exchange would keep a part: the process group
+  reduces them. So it does sparse gradients, of which only the rows travel.
+* The last bucket's hook waits for all means. By then the backward pass has computed all gradients,
+  so nothing waits for it, and an error is raised in the script's `backward()`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from poseidon.errors import UsageError, counted
+from poseidon.exchange.base import ExchangeSettings, Trained
+from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.factors.taps import FactorTap, layers_with_factors, rows_of
+from poseidon.exchange.module_hooks import OfOneModule, uncompiled
+from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.turns import stacked
+from poseidon.torch.ddp_replicas import ComparedModule, DdpReplicas, reduced_parameters
+from poseidon.torch.masters import TYPES
+from poseidon.torch.process_group.backend import initialize
+from poseidon.torch.process_group.functions import (
+    HAS_GROUP,
+    groups_of_job,
+    make_default_group,
+    refusal,
+    replaced,
+)
+from poseidon.torch.process_group.mesh import Mesh
+from poseidon.torch.tensors import looked_up
+from poseidon.torch.worker_context import STEP, LoopPosition, Observed, WorkerContext
+from ps_server import Rule, RuleKind
+
+LOGGER = logging.getLogger(__name__)
+TAKES_TURNS = (
+    "{virtual} virtual workers on {workers} take turns, and DistributedDataParallel has one batch "
+    "of each worker at a time; expected as many workers as virtual workers, or poseidon.distribute"
+)
+
+OWN_HOOK = (
+    "the script has registered a communication hook of its own on a DistributedDataParallel module: "
+    "{given} has no effect on it, and its replicas are not compared"
+)
+
+
+class BucketReducer:
+    """Reduces the buckets of one DistributedDataParallel module by an exchange.
+
+    The process group reduces the first backward pass, which shows which weights of fully-connected
+    layers may travel as factors, and with how many rows: those of which all workers have factors
+    and nothing else. Then the exchange opens. Whatever else a later pass adds to such a gradient
+    leaves as further rows (`exchange/factors/taps.py`).
+    """
+
+    def __init__(self, module: DistributedDataParallel, context: WorkerContext) -> None:
+        self.module = module
+        self._context = context
+        """The worker in its job, and in its loop once the exchange is open."""
+        self._steps = 0
+        self._waiting: list[tuple[Any, torch.futures.Future[Tensor]]] = []
+        self._names = {parameter: name for name, parameter in reduced_parameters(module).items()}
+        sparse = _with_sparse_gradients(module.module)
+        self._sent = [p for p in self._names if p.dtype in TYPES and p not in sparse]
+        """The parameters whose gradients the exchange reduces."""
+        self._index = {parameter: index for index, parameter in enumerate(self._sent)}
+        is_compiled = uncompiled(module.module) is not module.module
+        may_send_factors = context.member.options.kind.sends_factors and not is_compiled
+        self._reduces = False
+        """Whether a backward pass that begins now ends with this reducer."""
+        layers = layers_with_factors(module.module) if may_send_factors else {}
+        self._taps = {
+            weight: FactorTap(
+                [layer],
+                takes=lambda: self._reduces,
+                of_16_bits=False,
+                # torch leaves the `grad` of an unused parameter as it is
+                shows_use=lambda: module.find_unused_parameters or module.static_graph,
+            )
+            for weight, layer in layers.items()
+            if weight in self._names and weight.dtype is torch.float32
+        }
+        self._observed: Observed | None = None
+        self._wait_free = context.member.options.wait_free
+        self._replicas = DdpReplicas(
+            module, context.member.options, collect=self._collect, rank=context.worker.rank
+        )
+        self._means: list[Tensor] = []
+        module.register_forward_pre_hook(OfOneModule(self._before_forward))
+        self._reduce_bucket = lambda _, bucket: self._reduce(bucket)
+        self._is_hook = self._says_hook = False
+
+    def close(self) -> None:
+        for tap in self._taps.values():
+            tap.close()
+        if self._observed is not None:
+            self._observed.close()
+
+    def _before_forward(self, module: nn.Module, _: object) -> None:
+        """Become the communication hook unless the script has registered one of its own.
+
+        Raises:
+            KeyboardInterrupt: the job was asked to stop.
+        """
+        assert isinstance(module, DistributedDataParallel)
+        if module._comm_hooks and not self._says_hook:
+            self._says_hook = True
+            for tap in self._taps.values():  # DDP orders gradients as they come: as without taps
+                tap.close()
+            self._taps.clear()
+            given = self._context.member.options.first_given()
+            if given and self._context.worker.rank == 0:
+                LOGGER.warning(OWN_HOOK.format(given=given))
+        elif not (self._is_hook or module._comm_hooks):
+            self._is_hook = True
+            module.register_comm_hook(None, self._reduce_bucket)
+            module._comm_hooks.clear()  # what torch pickles: copies are reduced by torch itself
+        # as torch decides it: in a forward pass, for the next backward pass alone
+        is_reduced = module.require_backward_grad_sync and torch.is_grad_enabled()
+        self._reduces = self._is_hook and is_reduced
+        for tap in self._taps.values():
+            tap.take()  # of a backward pass that has failed
+        observed = self._observed
+        if observed is not None and observed.exchange.control.is_asked_to_stop(self._steps):
+            raise KeyboardInterrupt(f"the job was asked to stop after step {self._steps}")
+
+    def _reduce(self, bucket: Any) -> torch.futures.Future[Tensor]:
+        """Send the gradients of a bucket. The last one ends the iteration."""
+        future: torch.futures.Future[Tensor] = torch.futures.Future()
+        self._waiting.append((bucket, future))
+        if self._observed is not None and self._wait_free and self._sends(bucket):
+            self._send(bucket, self._observed.exchange)
+        if bucket.is_last():
+            # a call of the process group does not belong to what is reported as a step
+            if self._observed is None:
+                self._context = self._context.of_next_loop()
+                self._open(self._context)
+            else:
+                for own, _ in self._waiting:
+                    if not self._sends(own):
+                        _average(own)
+                    elif not self._wait_free:
+                        self._send(own, self._observed.exchange)
+                self._report(STEP)
+                self._finish(self._observed.exchange)
+            factor = self._replicas.factor()
+            self._replicas.compare(self._steps)
+            self._steps += 1
+            self._report()
+            self._reduces = False
+            waiting, self._waiting = self._waiting, []
+            for done, one in waiting:
+                one.set_result(done.buffer() if factor == 1.0 else done.buffer().mul_(factor))
+        return future
+
+    def _sends(self, bucket: Any) -> bool:
+        return bucket.parameters()[0] in self._index  # those of a bucket have one type
+
+    def _send(self, bucket: Any, exchange: Exchange) -> None:
+        for parameter, gradient in _gradients(bucket):
+            index = self._index[parameter]
+            if index not in exchange.by_factors:
+                exchange.begin(index, gradient.float().contiguous())
+                continue
+            factors = self._taps[parameter].take() + _rest(parameter, gradient)
+            if factors:
+                exchange.begin_factors(index, *stacked(factors))
+                exchange.release(index)  # no layer uses the mean
+
+    def _finish(self, exchange: Exchange) -> None:
+        """End the iteration, and fill the buckets with the means, which the next iteration waits
+        for.
+        """
+        exchange.finish()
+        exchange.start(self._steps + 1, 0.0)
+        for bucket, _ in self._waiting:
+            for parameter, gradient in _gradients(bucket) if self._sends(bucket) else ():
+                index = self._index[parameter]
+                exchange.wait(index)
+                gradient.copy_(self._means[index])
+
+    def _open(self, context: WorkerContext) -> None:
+        """Reduce the first buckets by the process group, and open the exchange."""
+        rows = [0] * len(self._sent)
+        for bucket, _ in self._waiting:
+            for parameter, gradient in _gradients(bucket) if self._sends(bucket) else ():
+                tap = self._taps.get(parameter)
+                if tap is None:
+                    continue
+                if not _rest(parameter, gradient):
+                    rows[self._index[parameter]] = tap.rows
+                for u, v in tap.take():
+                    gradient.addmm_(u.t(), v)
+        distributed: Any = torch.distributed
+        least, most = torch.tensor(rows), torch.tensor(rows)
+        distributed.all_reduce(least, op=distributed.ReduceOp.MIN)
+        distributed.all_reduce(most, op=distributed.ReduceOp.MAX)
+        for bucket, _ in self._waiting:
+            _average(bucket)
+        self._means = [
+            torch.zeros(parameter.shape, dtype=torch.float32, device=parameter.device)
+            for parameter in self._sent
+        ]
+        mean, embeddings = Rule(kind=RuleKind.MEAN), looked_up(self.module.module)
+        tensors = [
+            Trained(
+                name=self._names[parameter],
+                tensor=tensor,
+                rule=mean,
+                factor_rows=high if low else 0,
+                looked_up=parameter in embeddings,
+            )
+            for parameter, tensor, low, high in zip(
+                self._sent, self._means, least.tolist(), most.tolist(), strict=True
+            )
+        ]
+        settings = ExchangeSettings(start_clock=1)  # the first iteration is done
+        built, self._observed = context.build(tensors, settings, self.module.module)
+        exchange = self._observed.exchange
+        exchange.open(None)
+        exchange.start(self._steps + 1, 0.0)
+        self._observed.watch()
+        used = {p for p, index in self._index.items() if index in exchange.by_factors}
+        for parameter in self._taps.keys() - used:
+            self._taps.pop(parameter).close()
+        context.on_open(built, exchange)
+
+    def _collect(self, payload: bytes) -> Sequence[bytes]:
+        assert self._observed is not None
+        return self._observed.exchange.control.all_gather(payload)
+
+    def _report(self, current: str = "") -> None:
+        self._context.on_progress(
+            LoopPosition(steps=self._steps, iterations=self._steps, collection=current)
+        )
+
+
+def _with_sparse_gradients(module: nn.Module) -> set[Tensor]:
+    """Return the parameters whose gradients DistributedDataParallel expects to be sparse."""
+    return {
+        layer.weight
+        for layer in module.modules()
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse
+    }
+
+
+def _gradients(bucket: Any) -> Iterator[tuple[nn.Parameter, Tensor]]:
+    return zip(bucket.parameters(), bucket.gradients(), strict=True)
+
+
+def _rest(parameter: nn.Parameter, gradient: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Return what autograd has of the gradient of a weight besides the factors that are kept."""
+    return [] if parameter.grad is None else rows_of(gradient)
+
+
+def _average(bucket: Any) -> None:
+    distributed: Any = torch.distributed
+    distributed.all_reduce(bucket.buffer(), op=distributed.ReduceOp.AVG)
+
+
+def reduce_by_exchange(module: DistributedDataParallel, context: WorkerContext) -> None:
+    """Let an exchange of its own reduce the gradients of a module over all workers of a job.
+
+    A module over a group of some workers is left to the process group.
+
+    Raises:
+        UsageError: a worker computes for several virtual workers, or the job has flags that
+            such a module ignores.
+    """
+    context.member.options.check_ddp()
+    if context.unfit_for_ddp and not context.loops.begun:  # else it is for a group
+        raise UsageError(context.unfit_for_ddp)
+    virtual = context.member.virtual_workers
+    if virtual is not None and not virtual.is_one_each:
+        workers = counted(virtual.processes, "worker")
+        raise UsageError(TAKES_TURNS.format(virtual=virtual.count, workers=workers))
+    is_known = any(
+        isinstance(known, BucketReducer) and known.module is module for known in context.reducers
+    )
+    is_of_all = module.process_group is torch.distributed.group.WORLD
+    if context.worker.size > 1 and is_of_all and not is_known:
+        context.reducers.append(BucketReducer(module, context))
+
+
+def modules_compared(options: ExchangeOptions) -> AbstractContextManager[None]:
+    """Compare the replicas of each DistributedDataParallel that is made inside the block, where the
+    process group of the workers reduces it.
+
+    Args:
+        options: how often, and what a difference does.
+    """
+    construct = DistributedDataParallel.__init__
+
+    def make(self: DistributedDataParallel, *arguments: Any, **named: Any) -> None:
+        construct(self, *arguments, **named)
+        ComparedModule(self, options)
+
+    return replaced(DistributedDataParallel, "__init__", make)
+
+
+@contextmanager
+def ddp_script(mesh: Mesh, context: WorkerContext) -> Iterator[ExitStack]:
+    """Let a script of DistributedDataParallel that runs inside the block be part of a job.
+
+    `init_process_group` makes the process group "poseidon", whatever backend it names. So does
+    `new_group`. Each DistributedDataParallel over all workers is reduced by an exchange of its
+    own, one over a group of some workers by all-reduce.
+
+    Yields:
+        what takes back all that was replaced, which a fork needs.
+    """
+    distributed: Any = torch.distributed
+    construct = DistributedDataParallel.__init__
+
+    def make(self: DistributedDataParallel, *arguments: Any, **named: Any) -> None:
+        construct(self, *arguments, **named)
+        reduce_by_exchange(self, context)
+
+    init_process_group = make_default_group(mesh)
+    with ExitStack() as undo:
+        undo.enter_context(groups_of_job())
+        for owner in (distributed, distributed.distributed_c10d):
+            undo.enter_context(replaced(owner, "init_process_group", init_process_group))
+        undo.enter_context(replaced(DistributedDataParallel, "__init__", make))
+        yield undo
+
+
+@contextmanager
+def default_group(mesh: Mesh) -> Iterator[None]:
+    """Make a group of all workers torch.distributed's default group for a script that runs inside
+    the block. It makes none itself.
+    """
+    initialize(mesh)
+    distributed: Any = torch.distributed
+    with ExitStack() as undo:
+        undo.enter_context(groups_of_job())
+        for owner in (distributed, distributed.distributed_c10d):
+            undo.enter_context(replaced(owner, "init_process_group", refusal(HAS_GROUP)))
+        yield

@@ -1,0 +1,190 @@
+"""Collections among the workers of a group, and the position of this worker's loop.
+
+Law: all workers make the same calls of a group that wait for all others, in the same order, after
+equally many iterations. The payload of each collection begins with the worker's call, so that
+different calls which meet are an error on every worker, with both in its sentence.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from poseidon.errors import UsageError
+from poseidon.exchange.job_control import SAME_CALLS, JobControl
+from poseidon.torch.worker_context import DISTRIBUTE, LEAVING, STEP, LoopPosition
+from ps_server import PeerLeft, PeerLost
+
+HEAD = re.compile(rb"(\w+) (\d+) ([^\n]*)\n", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A call of a group on one worker, which waits for the others.
+
+    Attributes:
+        name: of the method; `LEAVING` for the end of the `with` block.
+        iterations: that this worker has ended before.
+        place: where in its loop the worker calls it, for messages.
+    """
+
+    name: str
+    iterations: int = 0
+    place: str = ""
+
+    def __str__(self) -> str:
+        act = "leaves the `with` block" if self.name == LEAVING else f"calls {self.name}()"
+        return f"{act} {self.place}".rstrip()
+
+    def meets(self, other: Call) -> bool:
+        """Return whether the two belong together."""
+        return (self.name, self.iterations) == (other.name, other.iterations)
+
+
+class GroupCollections:
+    """Collections of one worker with all others.
+
+    Args:
+        on_progress: called after each step and at the beginning and end of each wait for others.
+        place: returns where in its loop this worker is, for messages.
+
+    Attributes:
+        iterations: iterations of the exchange that have ended.
+        left_out: those among both that the job has made without this worker
+            (`poseidon/exchange/rounds/quorum.py`).
+    """
+
+    def __init__(
+        self,
+        control: JobControl,
+        on_progress: Callable[[LoopPosition], None],
+        *,
+        rank: int,
+        place: Callable[[], str],
+    ) -> None:
+        self._control = control
+        self.on_progress = on_progress
+        self._rank = rank
+        self._place = place
+        self.steps = 0
+        self.iterations = 0
+        self.left_out = 0
+        self._begun = 0
+        self._call: Call | None = None
+
+    def finish_step(self) -> None:
+        self.steps += 1
+        self.report()
+
+    @contextmanager
+    def calling(self, name: str) -> Iterator[None]:
+        """Give the collections inside the block the name of the call that makes them.
+
+        A call within another one has the name of the outer one.
+
+        Raises:
+            PeerLost: another worker has left or is lost.
+        """
+        if self._call is not None:
+            yield
+            return
+        self._call = Call(name=name, place=self._place())
+        try:
+            yield
+        except PeerLeft as left:
+            raise PeerLost(
+                f"worker {self._rank} {self._call}, and worker {left.worker} has left; {SAME_CALLS}"
+            ) from left
+        except PeerLost as lost:
+            raise PeerLost(f"worker {self._rank} {self._call}: {lost}") from lost
+        finally:
+            self._call = None
+
+    @contextmanager
+    def ending_iteration(self, finished: Callable[[], int]) -> Iterator[None]:
+        """Report that this worker ends an iteration inside the block, and count the iteration.
+
+        Args:
+            finished: returns the job's finished iterations, after the block.
+        """
+        self.report(STEP)
+        yield
+        self.iterations += 1
+        left_out = finished() - self.iterations
+        self.iterations, self.steps = self.iterations + left_out, self.steps + left_out
+        self.left_out += left_out
+        self.report()
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Report that this worker's call waits for all others inside the block."""
+        assert self._call is not None
+        name = self._call.name
+        self._begun += name not in (STEP, DISTRIBUTE)
+        self.report("" if name == STEP else name)  # the iteration of such a step has ended
+        try:
+            yield
+        finally:
+            self.report()
+
+    def gather(self, payload: bytes) -> tuple[bytes, ...]:
+        """Return the payloads of all workers by rank. All workers make the same call.
+
+        Raises:
+            UsageError: another worker makes another call, or after more or fewer iterations.
+        """
+        assert self._call is not None
+        head = f"{self._call.name} {self.iterations} {self._call.place}\n"
+        with self.waiting():
+            parts = self._control.all_gather(head.encode() + payload)
+        calls, bodies = zip(*map(_split, parts), strict=True)
+        for rank, call in enumerate(calls):
+            if not call.meets(calls[0]):
+                raise UsageError(f"worker 0 {calls[0]}, and worker {rank} {call}; {SAME_CALLS}")
+        return bodies
+
+    def mean(self, numbers: Tensor) -> NDArray[np.float64]:
+        """Return the mean over all workers of a tensor's numbers, in its shape.
+
+        Raises:
+            UsageError: the workers do not all call it, or have not given as many numbers.
+        """
+        with self.calling("mean"):
+            parts = self.gather(numbers.double().cpu().numpy().tobytes())
+        for rank, part in enumerate(parts):
+            if len(part) != len(parts[0]):
+                counts = len(parts[0]) // 8, len(part) // 8
+                raise UsageError(
+                    f"worker 0 gives mean() {counts[0]} numbers, and worker {rank} {counts[1]}; "
+                    "expected as many on each"
+                )
+        mean: NDArray[np.float64] = np.mean(
+            [np.frombuffer(part, np.float64) for part in parts], axis=0
+        )
+        return mean.reshape(numbers.shape)
+
+    def report(self, current: str = "") -> None:
+        """Report the position of this worker, and the call in which it waits for others."""
+        self.on_progress(
+            LoopPosition(
+                steps=self.steps,
+                iterations=self.iterations,
+                collections=self._begun,
+                collection=current,
+            )
+        )
+
+
+def _split(part: bytes) -> tuple[Call, bytes]:
+    """Return the call and the payload of a worker; without a head it is a barrier of a step."""
+    head = HEAD.match(part)
+    if head is None:
+        return Call(name=STEP), part
+    name, iterations, place = (text.decode() for text in head.groups())
+    return Call(name=name, iterations=int(iterations), place=place), part[head.end() :]

@@ -1,0 +1,134 @@
+"""The hooks of a group on its module: they report forward passes and backward passes.
+
+Law: a backward pass is noticed on `backward()`, which brings gradients to the module's parameters,
+and not on `torch.autograd.grad`, which does not. The backward pass of a torch checkpoint
+(`use_reentrant=True`) lies within the one that was noticed before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+
+from poseidon.exchange.hooks import Hooks
+from poseidon.exchange.module_hooks import OfOneModule, OutsideOfGraphs, uncompiled
+from poseidon.torch.tensors import GroupPlan
+from poseidon.torch.worker_context import Observed
+
+
+class ModuleWatch:
+    """Hooks on one module, from its construction to `close`.
+
+    Hooks that begin an iteration come before hooks that use it. The hooks of a compiled module are
+    on its entry alone.
+
+    Args:
+        entry: the module that the script calls: the module itself, or `torch.compile` of it.
+        wait_free: gradients leave within the backward pass.
+        on_forward: called before a forward pass of the module, or of a part of it that has tensors
+            of the group.
+        on_gradient: called when a backward pass has reached the module; several times within each.
+        may_leave: called with the index of a tensor before its gradient leaves within a backward
+            pass; False: it leaves in the step.
+        on_sent: called with the index of a tensor whose gradient has left within a backward pass.
+        on_value: called with the index of a tensor of the exchange once its value has come.
+        turn: entered around each wait for a value.
+
+    Attributes:
+        hooks: the hooks between autograd and the exchange.
+    """
+
+    def __init__(
+        self,
+        entry: nn.Module,
+        plan: GroupPlan,
+        observed: Observed,
+        *,
+        wait_free: bool,
+        on_forward: Callable[..., None],
+        on_gradient: Callable[..., None],
+        may_leave: Callable[[int], bool],
+        on_sent: Callable[[int], None],
+        on_value: Callable[[int], None],
+        turn: AbstractContextManager[object],
+    ) -> None:
+        module = uncompiled(entry)
+        is_compiled, sources = entry is not module, set(plan.sources)
+        trained = [source for source in plan.sources if source.requires_grad]
+        with ExitStack() as removal:
+            for source in sources:
+                if source.requires_grad:
+                    handle = source.register_post_accumulate_grad_hook(on_gradient)
+                    removal.callback(handle.remove)
+            self.hooks = Hooks(
+                [module],
+                plan.tensors,
+                observed.exchange,
+                passes=plan.passes,
+                wait_free=wait_free,
+                sources=plan.sources,
+                entry=entry if is_compiled else None,
+                on_backward=on_gradient,
+                may_leave=may_leave,
+                on_sent=on_sent,
+                on_value=on_value,
+                sends=plan.sends_gradients,
+                turn=turn,
+            )
+            removal.callback(self.hooks.close)
+            observed.watch()
+            of_layers = OutsideOfGraphs if is_compiled else OfOneModule
+            for child in module.modules():
+                own = {*child.parameters(recurse=False), *child.buffers(recurse=False)}
+                if child is module or own & sources:
+                    # Each has an object of its own: torch 2.11 looks up prepended hooks in the
+                    # wrong order, and its compiler fails where two modules have the same object.
+                    begins = of_layers(on_forward)
+                    removal.callback(child.register_forward_pre_hook(begins, prepend=True).remove)
+            if is_compiled:
+                begins = OfOneModule(on_forward)
+                removal.callback(entry.register_forward_pre_hook(begins, prepend=True).remove)
+            removal.callback(OutputWatch(entry, trained, on_gradient).close)
+            self._removal = removal.pop_all()
+
+    def close(self) -> None:
+        self._removal.close()
+
+
+class OutputWatch:
+    """A hook on the outputs of one module: the first point that a backward pass reaches.
+
+    Args:
+        on_backward: called within each backward pass, once for each output.
+    """
+
+    def __init__(
+        self, module: nn.Module, parameters: Sequence[Tensor], on_backward: Callable[[], None]
+    ) -> None:
+        self._on_backward = on_backward
+        self._leaves = [get_gradient_edge(parameter).node for parameter in parameters]
+        self._handle = module.register_forward_hook(OfOneModule(self._watch))
+
+    def close(self) -> None:
+        self._handle.remove()
+        self._leaves.clear()
+
+    def _watch(self, module: nn.Module, arguments: object, outputs: object) -> None:
+        for output in outputs if isinstance(outputs, tuple | list) else (outputs,):
+            if isinstance(output, Tensor) and output.requires_grad:
+                output.register_hook(self._reached)
+
+    def _reached(self, _: Tensor) -> None:
+        if self._continues_to_parameters():
+            self._on_backward()
+
+    def _continues_to_parameters(self) -> bool:
+        try:
+            return any(torch._C._will_engine_execute_node(leaf) for leaf in self._leaves)
+        except RuntimeError:
+            # torch has no answer for parameters that torch.autograd.grad is called with
+            return False

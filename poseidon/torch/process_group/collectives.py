@@ -1,0 +1,370 @@
+"""Collectives among the workers of a group, made of messages between any two of them.
+
+Laws:
+* A reduction adds the parts of the workers in the order of their ranks, one after another, and
+  types of 16 bits in float32, rounded once. Its bits depend on the number of workers alone, and
+  are equal on all of them.
+* All workers of a group make the same calls in the same order, with tensors of the same size and
+  type. A different call is an error on the workers that wait for it, which names both calls.
+
+All tensors are flat, contiguous and on the CPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+from poseidon.torch.process_group.mesh import Call, DifferentCalls, Mesh, Message, MessageId
+from ps_server.transport.base import Buffer
+
+SMALL_BYTES = 32 * 1024
+"""A tensor of at most this size is sent whole to all workers, which reduce it themselves: one step
+in place of two.
+"""
+SEGMENT_BYTES = 4 * 2**20
+"""A larger tensor is reduced in segments of this size for each worker, so that one segment is
+reduced while the next ones travel.
+"""
+
+
+class Reduction(Enum):
+    """How the parts of the workers become one."""
+
+    SUM = "sum"
+    MEAN = "mean"
+    PRODUCT = "product"
+    MIN = "min"
+    MAX = "max"
+    AND = "and"
+    OR = "or"
+    XOR = "xor"
+
+
+_INTO: Mapping[Reduction, Callable[[Tensor, Tensor], Tensor]] = {
+    Reduction.SUM: Tensor.add_,
+    Reduction.MEAN: Tensor.add_,
+    Reduction.PRODUCT: Tensor.mul_,
+    Reduction.MIN: lambda own, other: torch.minimum(own, other, out=own),
+    Reduction.MAX: lambda own, other: torch.maximum(own, other, out=own),
+    Reduction.AND: Tensor.bitwise_and_,
+    Reduction.OR: Tensor.bitwise_or_,
+    Reduction.XOR: Tensor.bitwise_xor_,
+}
+
+
+def reduced(parts: Sequence[Tensor], reduction: Reduction) -> Tensor:
+    """Return the reduction of tensors of one size and type, in new memory."""
+    dtype = parts[0].dtype
+    wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    result = parts[0].to(wide, copy=True)
+    for part in parts[1:]:
+        _INTO[reduction](result, part.to(wide))
+    if reduction is Reduction.MEAN:
+        # of whole numbers as NCCL: without the fraction
+        result.div_(len(parts), rounding_mode=None if wide.is_floating_point else "trunc")
+    return result.to(dtype)
+
+
+class Collectives:
+    """The collectives of one group on one worker. One thread calls them.
+
+    Args:
+        group: the group's name, the same on all its workers.
+        ranks: of its workers among all workers of the job, in the order of their ranks within the
+            group.
+        timeout_s: the longest time that a call waits; None: the mesh's.
+
+    Attributes:
+        place: the line of the script that makes the next call; for errors.
+    """
+
+    def __init__(
+        self, mesh: Mesh, group: str, ranks: Sequence[int], timeout_s: float | None = None
+    ) -> None:
+        self.mesh = mesh
+        self.place = ""
+        self.timeout_s = timeout_s
+        self._group = group
+        self.ranks = tuple(ranks)
+        self._number = 0
+        self._sent: Counter[tuple[int, int]] = Counter()
+        self._taken: Counter[tuple[int, int]] = Counter()
+        self._expected: dict[int, list[_Expected]] = {}
+        self.rank = self.ranks.index(mesh.rank)
+        self.size = len(self.ranks)
+        self.others = [(self.rank + i) % self.size for i in range(1, self.size)]
+
+    def all_reduce(self, tensor: Tensor, reduction: Reduction) -> None:
+        """Replace a tensor by the reduction of all workers' tensors."""
+        call = self._begin("all_reduce", tensor, reduction.value)
+        if tensor.nbytes <= SMALL_BYTES or self.size == 1:
+            tensor.copy_(reduced(call.exchange(tensor), reduction))
+            return
+        step = SEGMENT_BYTES // tensor.element_size() * self.size
+        segments = [segment.tensor_split(self.size) for segment in tensor.split(step)]
+        for number, shares in enumerate(segments):
+            for other in self.others:
+                call.send(other, 2 * number, shares[other])
+        for number, shares in enumerate(segments):
+            own = shares[self.rank]
+            whole = reduced(call.receive_all(own, 2 * number), reduction)
+            own.copy_(whole)
+            for other in self.others:
+                call.send(other, 2 * number + 1, whole)
+        for number, shares in enumerate(segments):
+            # the share has come back, so the part that was sent from this memory has arrived
+            for other in self.others:
+                shares[other].copy_(call.receive(other, 2 * number + 1, shares[other]))
+
+    def all_reduce_rows(self, tensor: Tensor, reduction: Reduction) -> Tensor:
+        """Return the sum or the mean of all workers' sparse tensors, which are of one shape.
+
+        Workers may have different elements, and different numbers of them.
+        """
+        own = tensor.coalesce()
+        count = torch.tensor([own._nnz()], dtype=torch.int64, device="cpu")
+        counts = [int(other) for other in self.all_gather(count)]
+        gathered = []
+        for rows in (own.indices().T, own.values()):
+            flat, of_one = rows.reshape(-1), math.prod(rows.shape[1:])
+            results = [flat.new_empty(number * of_one) for number in counts]
+            self.all_to_all([flat] * self.size, results)
+            gathered.append([result.view(-1, *rows.shape[1:]) for result in results])
+        parts = [
+            torch.sparse_coo_tensor(
+                indices.T, values, tensor.shape, check_invariants=False, is_coalesced=True
+            )
+            for indices, values in zip(*gathered, strict=True)
+        ]
+        result = parts[0]
+        for part in parts[1:]:
+            result = result + part
+        return result / self.size if reduction is Reduction.MEAN else result
+
+    def broadcast(self, tensor: Tensor, root: int) -> None:
+        """Replace a tensor by one worker's."""
+        call = self._begin("broadcast", tensor, f"from {root}")
+        if tensor.nbytes <= SMALL_BYTES or self.size <= 2:
+            if self.rank == root:
+                for other in self.others:
+                    call.send(other, 0, tensor.clone())
+            else:
+                tensor.copy_(call.receive(root, 0, tensor))
+            return
+        # each worker gets one share of the root and sends it on, so no link carries all copies
+        shares = tensor.tensor_split(self.size)
+        if self.rank == root:
+            for other in self.others:
+                call.send(other, 0, shares[other].clone())
+        else:
+            shares[self.rank].copy_(call.receive(root, 0, shares[self.rank]))
+        for other in self.others:
+            if other != root:
+                call.send(other, 1, shares[self.rank].clone())
+        for other in self.others if self.rank != root else ():
+            shares[other].copy_(call.receive(other, 1, shares[other]))
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """Return the tensors of all workers by rank."""
+        call = self._begin("all_gather", tensor)
+        return call.exchange(tensor)
+
+    def gather(self, tensor: Tensor, root: int) -> list[Tensor]:
+        """Return the tensors of all workers by rank on one worker; an empty list elsewhere."""
+        call = self._begin("gather", tensor, f"to {root}")
+        if self.rank != root:
+            call.send(root, 0, tensor.clone())
+            return []
+        return call.receive_all(tensor)
+
+    def scatter(self, tensor: Tensor, parts: Sequence[Tensor], root: int) -> None:
+        """Replace a tensor by the part that one worker has for this one.
+
+        Args:
+            parts: on the root, one for each worker.
+        """
+        call = self._begin("scatter", tensor, f"from {root}")
+        if self.rank != root:
+            tensor.copy_(call.receive(root, 0, tensor))
+            return
+        for other in self.others:
+            call.send(other, 0, parts[other].clone())
+        tensor.copy_(parts[root])
+
+    def reduce(self, tensor: Tensor, reduction: Reduction, root: int) -> None:
+        """Replace one worker's tensor by the reduction of all workers' tensors."""
+        call = self._begin("reduce", tensor, f"{reduction.value} to {root}")
+        if self.rank != root:
+            call.send(root, 0, tensor.clone())
+            return
+        tensor.copy_(reduced(call.receive_all(tensor), reduction))
+
+    def reduce_scatter(self, parts: Sequence[Tensor], reduction: Reduction) -> Tensor:
+        """Return the reduction of what all workers have for this one.
+
+        Args:
+            parts: one for each worker, of any sizes that all workers agree on.
+        """
+        call = self._begin("reduce_scatter", None, reduction.value)
+        for other in self.others:
+            call.send(other, 0, parts[other].clone())
+        return reduced(call.receive_all(parts[self.rank]), reduction)
+
+    def all_to_all(self, parts: Sequence[Tensor], results: Sequence[Tensor]) -> None:
+        """Send each worker its part, and fill the results with what each has for this worker."""
+        call = self._begin("all_to_all", None)
+        for other in self.others:
+            call.send(other, 0, parts[other].clone())
+        results[self.rank].copy_(parts[self.rank])
+        for other in self.others:
+            results[other].copy_(call.receive(other, 0, results[other]))
+
+    def barrier(self, timeout_s: float | None = None) -> None:
+        """Return once all workers have called it.
+
+        Args:
+            timeout_s: the longest wait; None: the group's.
+        """
+        nothing = torch.empty(0, dtype=torch.uint8, device="cpu")
+        self._begin("barrier", None, timeout_s=timeout_s).exchange(nothing)
+
+    def send(self, tensor: Tensor, receiver: int, tag: int) -> None:
+        """Send a tensor to one worker; returns at once. Any thread may call it."""
+        self._sent[receiver, tag] += 1
+        number = self._sent[receiver, tag]
+        self._message(tensor, number, tag, self.mesh.place()).send(receiver, 0, tensor.clone())
+
+    def receiving(self, tensor: Tensor, sender: int | None, tag: int) -> Callable[[], int]:
+        """Return a function that waits for the next tensor with this tag, fills `tensor` with it,
+        and returns the sender. Any thread may call it.
+
+        Messages are given to receives in the order in which `receiving` was called.
+
+        Args:
+            sender: None: any other worker.
+        """
+        expected = _Expected(tuple(self.others) if sender is None else (sender,))
+        pending = self._expected.setdefault(tag, [])
+        pending.append(expected)
+        place = self.mesh.place()
+
+        def arrived(inbox: dict[MessageId, Message]) -> _Expected | None:
+            for one in [one for one in pending if one.message is None]:
+                for worker in one.senders:
+                    number = self._taken[worker, tag] + 1
+                    key = (self.ranks[worker], self._of_tag(tag), number, 0)
+                    if key in inbox:
+                        self._taken[worker, tag] = number
+                        one.message, one.sender = inbox.pop(key), worker
+                        break
+            return expected if expected.message is not None else None
+
+        def receive() -> int:
+            call = self._message(tensor, 0, tag, place)
+            found = call.wait_for(arrived, expected.senders)
+            pending.remove(found)
+            assert found.message is not None
+            tensor.copy_(call.tensor_of(found.message, found.sender, tensor))
+            return found.sender
+
+        return receive
+
+    def _begin(
+        self, name: str, tensor: Tensor | None, how: str = "", timeout_s: float | None = None
+    ) -> _Call:
+        self._number += 1
+        what = ", ".join(filter(None, (described(tensor), how)))
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        call = Call(self._group, self._number, f"{name}({what})", self.place, limit_s)
+        return _Call(self, call)
+
+    def _message(self, tensor: Tensor, number: int, tag: int, place: str) -> _Call:
+        text = f"send({described(tensor)}, tag {tag})"
+        return _Call(self, Call(self._of_tag(tag), number, text, place, self.timeout_s))
+
+    def _of_tag(self, tag: int) -> str:
+        return f"{self._group}/{tag}"
+
+
+class _Expected:
+    """A receive that waits for a message of one of some workers; ranks of the group."""
+
+    def __init__(self, senders: tuple[int, ...]) -> None:
+        self.senders = senders
+        self.message: Message | None = None
+        self.sender = -1
+
+
+class _Call:
+    """The messages of one collective on one worker; workers are ranks of the group."""
+
+    def __init__(self, owner: Collectives, call: Call) -> None:
+        self._owner = owner
+        self._mesh = owner.mesh
+        self._call = call
+
+    def send(self, receiver: int, part: int, tensor: Tensor) -> None:
+        """Send a tensor, which must not be written to until it is certain that it has arrived."""
+        payload = tensor.view(torch.uint8).numpy().data
+        self._mesh.send(self._owner.ranks[receiver], self._call, part, payload)
+
+    def receive(self, sender: int, part: int, like: Tensor) -> Tensor:
+        """Return a tensor of the size and type of `like`.
+
+        Raises:
+            DifferentCalls: the sender's has a different size.
+        """
+        payload = self._mesh.receive(self._owner.ranks[sender], self._call, part)
+        return self._tensor(payload, sender, like)
+
+    def wait_for(
+        self,
+        question: Callable[[dict[MessageId, Message]], _Expected | None],
+        senders: Sequence[int],
+    ) -> _Expected:
+        """See `Mesh.wait_for`; workers are ranks of the group."""
+        ranks = [self._owner.ranks[sender] for sender in senders]
+        who = f"worker {ranks[0]}" if len(ranks) == 1 else "no other worker"
+        otherwise = f"{who} did {'not send' if len(ranks) == 1 else 'send'} such a tensor"
+        return self._mesh.wait_for(question, self._call, ranks, otherwise)
+
+    def tensor_of(self, message: Message, sender: int, like: Tensor) -> Tensor:
+        """As `receive`, of a message that is here."""
+        payload = self._mesh.checked(message, self._owner.ranks[sender], self._call)
+        return self._tensor(payload, sender, like)
+
+    def _tensor(self, payload: Buffer, sender: int, like: Tensor) -> Tensor:
+        size = memoryview(payload).nbytes
+        if size != like.nbytes:
+            raise DifferentCalls(
+                f"{self._call}: worker {self._owner.ranks[sender]} sends {size} bytes, and worker "
+                f"{self._mesh.rank} expects {like.nbytes}; expected tensors of one size"
+            )
+        if not size:
+            return torch.empty_like(like)
+        return torch.frombuffer(payload, dtype=torch.uint8).view(like.dtype)
+
+    def exchange(self, tensor: Tensor) -> list[Tensor]:
+        """Send a tensor to all others. Return the tensors of all workers by rank."""
+        copy = tensor.clone()
+        for other in self._owner.others:
+            self.send(other, 0, copy)
+        return self.receive_all(tensor)
+
+    def receive_all(self, own: Tensor, part: int = 0) -> list[Tensor]:
+        """Return the tensors of all workers, this one's included, by rank."""
+        return [
+            own if rank == self._owner.rank else self.receive(rank, part, own)
+            for rank in range(self._owner.size)
+        ]
+
+
+def described(tensor: Tensor | None) -> str:
+    """Return the number of elements of a tensor and their type, for messages."""
+    return "" if tensor is None else f"{tensor.numel()} x {str(tensor.dtype)[6:]}"

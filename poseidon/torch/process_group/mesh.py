@@ -1,0 +1,346 @@
+"""Messages between any two workers of a job, for the collectives of process groups.
+
+    [VERSION, "Data", group, number, part, call, place] payload
+    [VERSION, "Failed"] sentence
+    [VERSION, "Ask", number] request       of the store, to rank 0
+    [VERSION, "Answer", number] answer
+    [VERSION, "Ended"] empty               rank 0 only answers from now on
+
+A message is identified by its sender, its group, the number of the collective within the group, and
+its part of the collective. It waits at the receiver until it is asked for. `call` describes the
+collective and `place` has the line of the script that makes it, both for errors.
+
+Law: once a collective has failed on one worker, workers no longer agree on what comes next. That
+worker tells all others, and each call from then on raises the first error at once.
+
+Workers connect at the first message of any of them. They learn each other's public keys and
+addresses through `gather`, which is the launcher's channel in a job: where its traffic is encrypted
+this one is, with a new key pair for each worker.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import msgpack
+
+from poseidon.errors import JobError, UsageError, printable
+from poseidon.exchange.job_control import SAME_CALLS
+from poseidon.exchange.worker_links import VERSION, WorkerLinks, read_header
+from poseidon.torch.process_group.store import Request, SharedStore, StoreTable
+from ps_server import RemoteProtocolError
+from ps_server.keys import KeyPair, Keyring
+from ps_server.network import Network
+from ps_server.transport.base import Buffer, Frames
+
+Gather = Callable[[str], Sequence[str]]
+"""Returns the payloads of all workers by rank; all workers call it together."""
+MessageId = tuple[int, str, int, int]
+"""The sender's rank, the group, the number of the collective, and the part of it."""
+
+
+class Message(NamedTuple):
+    """What waits for a call.
+
+    Attributes:
+        call: describes the sender's collective.
+        place: the line of its script.
+    """
+
+    call: str
+    place: str
+    payload: Buffer
+
+
+class Call(NamedTuple):
+    """A collective as this worker makes it; for messages and errors."""
+
+    group: str
+    number: int
+    text: str
+    place: str = ""
+    timeout_s: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.text} ({self.place})" if self.place else self.text
+
+
+T = TypeVar("T")
+LONGEST_PLACE = 200
+"""Characters of a place: a header has a limit."""
+
+
+class DifferentCalls(UsageError):
+    """Workers make different calls. The job has failed, whatever the script does with the error."""
+
+    exit_code = 1
+
+
+class Mesh:
+    """The messages of one worker to and from all others.
+
+    Args:
+        network: the place of this worker among all workers of the job. Its keys are not used, but
+            if any worker has keys, the messages of all are encrypted.
+        gather: exchanges public keys and addresses.
+        on_failure: called once with the error of a collective that fails here first.
+        place: returns the line of the script that makes a call, such as `train.py, line 7`.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        gather: Gather,
+        *,
+        on_failure: Callable[[Exception], None] = lambda _: None,
+        place: Callable[[], str] = lambda: "",
+    ) -> None:
+        self._network = network
+        self._gather = gather
+        self._on_failure = on_failure
+        self.place: Callable[[], str] = lambda: place()[:LONGEST_PLACE]
+        self.at_close = ExitStack()
+        """What is undone as this worker leaves."""
+        self._failure: Exception | None = None
+        self._links: WorkerLinks | None = None
+        self._connecting = threading.Lock()
+        self._inbox: dict[MessageId, Message] = {}
+        self._table = StoreTable()
+        self._answers: dict[int, object] = {}
+        self._has_answered = self._has_ended = False
+        self._asked = itertools.count()
+        self._stores = itertools.count()
+        self._monitor = network.new_monitor(closed="the process group is destroyed", hangs="")
+
+    @property
+    def rank(self) -> int:
+        """The rank of this worker."""
+        return self._network.rank
+
+    @property
+    def size(self) -> int:
+        """The number of workers."""
+        return self._network.size
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a message was sent or asked for."""
+        return self._links is not None
+
+    def send(self, receiver: int, call: Call, part: int, payload: Buffer) -> None:
+        """Send a message; returns at once.
+
+        The payload must not be written to until it is certain that the receiver has it.
+
+        Args:
+            call: the receiver compares its text with its own.
+            part: of the collective.
+        """
+        links = self._connected()
+        self.check()
+        group, number, text, place, _ = call
+        header = msgpack.packb([VERSION, "Data", group, number, part, text, place])
+        with self._monitor:
+            links.send((receiver,), 0, [header, payload])
+        links.wake()
+
+    def receive(self, sender: int, call: Call, part: int) -> Buffer:
+        """Wait for a message, and return its payload. Arguments as for `send`.
+
+        Raises:
+            PeerLost: the sender has left, or is lost.
+            StalenessTimeout: it did not come in time.
+            DifferentCalls: the sender makes a different call.
+        """
+        wanted = (sender, call.group, call.number, part)
+
+        def arrived(inbox: dict[MessageId, Message]) -> Message | None:
+            return inbox.pop(wanted) if wanted in inbox else None
+
+        message = self.wait_for(arrived, call, (sender,), f"worker {sender} did not take part")
+        return self.checked(message, sender, call)
+
+    def wait_for(
+        self,
+        question: Callable[[dict[MessageId, Message]], T | None],
+        call: Call,
+        senders: Collection[int],
+        otherwise: str,
+    ) -> T:
+        """Wait until a question about the messages that are here has an answer; return that.
+
+        Args:
+            call: which needs them.
+            senders: whose messages it may need.
+            otherwise: the end of the sentence when they do not come in time.
+        """
+        links = self._connected()
+
+        def ask() -> T | None:
+            found = question(self._inbox)
+            if found is None:
+                self.check()
+                if (links.left | ({0} if self._has_ended else set())).issuperset(senders):
+                    raise DifferentCalls(
+                        f"worker {self.rank} calls {call}, and worker {min(senders)} has left; "
+                        f"{SAME_CALLS}"
+                    )
+            return found
+
+        return self._monitor.wait_for(ask, f"{call}: {otherwise}", timeout_s=call.timeout_s)
+
+    def checked(self, message: Message, sender: int, call: Call) -> Buffer:
+        """Return the payload of a message of the same call.
+
+        Raises:
+            DifferentCalls: it is of a different one.
+        """
+        if message.call != call.text:
+            theirs = Call("", 0, message.call, message.place)
+            raise DifferentCalls(
+                f"worker {self.rank} calls {call}, and worker {sender} {theirs}; {SAME_CALLS}"
+            )
+        return message.payload
+
+    def check(self) -> None:
+        """Raise the error of the first collective that has failed on any worker, if one has."""
+        if self._failure is not None:
+            raise self._failure
+
+    def fail(self, error: Exception) -> None:
+        """Let every call, now and later, on all workers, raise the error of a collective.
+
+        Does nothing if one has failed before, or the connections have.
+        """
+        with self._monitor:
+            left = self._monitor.closed or self._monitor.failure is not None
+            if self._failure is not None or left:
+                return
+            self._failure = error
+            if self._links is not None and self._links.others:
+                header = msgpack.packb([VERSION, "Failed"])
+                self._links.send(self._links.others, 0, [header, str(error).encode()])
+                self._links.wake()
+        self._monitor.notify()
+        self._on_failure(error)
+
+    def new_store(self) -> SharedStore:
+        """Return a store that all workers share; the n-th ones of all workers are one."""
+        return SharedStore(self._ask_store, f"{next(self._stores)}/")
+
+    def _ask_store(self, request: Request, timeout_s: float) -> Any:
+        self.check()
+        number = next(self._asked)
+        links = self._connected() if self.size > 1 else None
+        with self._monitor:
+            if self.rank == 0:
+                self._table.ask(request, partial(self._answers.__setitem__, number))
+            elif links is not None:
+                header = msgpack.packb([VERSION, "Ask", number])
+                links.send((0,), 0, [header, msgpack.packb(request)])
+        if self.rank == 0:
+            self._monitor.notify()  # a thread of this worker may wait for what was set
+        if links is not None:
+            links.wake()
+
+        def answered() -> tuple[object] | None:
+            if number in self._answers:
+                return (self._answers.pop(number),)
+            self.check()
+            if links is not None and self.rank and 0 in links.left:
+                raise JobError(
+                    f"worker {self.rank} uses the store of the process group, and worker 0, which "
+                    "has it, has left; expected worker 0 to wait for the others"
+                )
+            return None
+
+        what = f"the store of the process group did not answer {request[0]}()"
+        return self._monitor.wait_for(answered, what, timeout_s=timeout_s)[0]
+
+    def _answer_store(self, sender: int, number: int, frame: Buffer) -> None:
+        links = self._connected()
+
+        def reply(answer: object) -> None:
+            if not self._monitor.closed and self._monitor.failure is None:
+                header = msgpack.packb([VERSION, "Answer", number])
+                links.send((sender,), 0, [header, msgpack.packb(answer)])
+
+        self._has_answered = True
+        try:
+            self._table.ask(tuple(msgpack.unpackb(frame)), reply)
+        except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
+            raise RemoteProtocolError(f"worker {sender} asks the store nothing valid") from error
+
+    def flush(self) -> None:
+        """Wait until all that was sent has left this host, so that `close` cuts nobody off. Rank 0
+        waits for all others to leave if they have used the store, which ends with it.
+
+        Raises:
+            PeerLost: a worker that has not taken all is lost.
+        """
+        links = self._links
+        if links is None:
+            return
+        if self._has_answered:  # others may still need what the store has
+            with self._monitor:
+                links.send(links.others, 0, [msgpack.packb([VERSION, "Ended"]), b""])
+            links.wake()
+            self._monitor.wait_for(
+                lambda: True if links.left.issuperset(links.others) else self.check(),
+                "other workers have not left the store",
+                limited=False,
+            )
+        links.flush()
+
+    def close(self) -> None:
+        """Leave. Safe to call twice."""
+        self.at_close.close()
+        if self._links is not None:
+            self._links.close()
+
+    def _connected(self) -> WorkerLinks:
+        with self._connecting:  # each receive has a thread
+            if self._links is None:
+                self._links = self._connect()
+            return self._links
+
+    def _connect(self) -> WorkerLinks:
+        own = KeyPair.new()
+        facts = {"public": own.public, "encrypted": self._network.keys is not None}
+        offers = [json.loads(text) for text in self._gather(json.dumps(facts))]
+        keys = None
+        if any(offer["encrypted"] for offer in offers):
+            keys = Keyring(own=own, admit=tuple(offer["public"] for offer in offers))
+        links = WorkerLinks(
+            replace(self._network, keys=keys),
+            f"mesh-{self.rank}",
+            monitor=self._monitor,
+            receive=self._receive,
+        )
+        links.connect(self._gather(links.address))
+        return links
+
+    def _receive(self, sender: int, frames: Frames) -> None:
+        match read_header(frames[0]), len(frames):
+            case [_, "Data", str(group), int(number), int(part), str(call), str(place)], 2:
+                if (sender, group, number, part) in self._inbox:
+                    raise RemoteProtocolError(f"worker {sender} has sent a message twice")
+                self._inbox[sender, group, number, part] = Message(call, place, frames[1])
+            case [_, "Ask", int(number)], 2 if self.rank == 0:
+                self._answer_store(sender, number, frames[1])
+            case [_, "Answer", int(number)], 2 if sender == 0:
+                self._answers[number] = msgpack.unpackb(frames[1])
+            case [_, "Ended"], 2 if sender == 0:
+                self._has_ended = True
+            case [_, "Failed"], 2:
+                sentence = bytes(frames[1]).decode(errors="backslashreplace")
+                self._failure = self._failure or DifferentCalls(printable(sentence))
+            case _:
+                raise RemoteProtocolError("a peer sent something that is not data")

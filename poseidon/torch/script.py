@@ -1,0 +1,517 @@
+"""One worker of `poseidon run`: a script of the user's, which joins the job with
+`poseidon.distribute`.
+
+Law: the connection to the launcher is private. Before the script runs, its standard streams are
+replaced (`poseidon.engine.launcher_connection.launcher_streams`, `output_to_log`). It reads
+nothing; the one worker of a job on the launcher's host reads what the launcher reads. What it
+writes goes to the worker's log. Standard error goes to the launcher too; so may standard output.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import runpy
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed
+from torch import nn
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from poseidon.base.python_modules import module_file
+from poseidon.engine.document import Prints, ScriptDocument
+from poseidon.engine.elastic import StartEnded
+from poseidon.engine.launcher_connection import WORKERS, LauncherConnection
+from poseidon.engine.observation import Observation
+from poseidon.engine.own_time import OwnTime
+from poseidon.engine.work import NOTHING, TrainingWork, membership_of
+from poseidon.errors import PoseidonError
+from poseidon.exchange.building.built import Built
+from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.observe.tracing import named_layers
+from poseidon.torch.ddp import ddp_script, default_group
+from poseidon.torch.distribute import current_line, place_of, running_in
+from poseidon.torch.lazy_compiler import import_compiler_late
+from poseidon.torch.logged_values import LoggedValues
+from poseidon.torch.memory import ScriptMemory
+from poseidon.torch.process_group.backend import Calls, register
+from poseidon.torch.process_group.mesh import Mesh
+from poseidon.torch.script_output import output_to_log
+from poseidon.torch.spawning import Place, this_machine
+from poseidon.torch.torchrun import free_address, torchrun_variables
+from poseidon.torch.trainer_logs import taking_from_trainer
+from poseidon.torch.worker_context import LoopPosition, Observed, ThisWorker, WorkerContext
+from ps_server import PeerLost, ServerError, StalenessTimeout
+from ps_server.trace import NO_TRACE, Tracer
+
+LOGGER = logging.getLogger("poseidon.torch.script")
+PROGRESS_S = 0.25
+STRATEGIES = {
+    "lightning.fabric": 'Fabric(strategy="poseidon") of `import poseidon.lightning`',
+    "lightning.pytorch": 'Trainer(strategy="poseidon") of `import poseidon.lightning`',
+    "transformers.trainer": "`poseidon run --ddp`",
+    "accelerate": "`poseidon run --ddp`",
+}
+"""How a script of a library joins the others, by a module that the library has imported."""
+
+
+class ScriptEnded(PoseidonError):
+    """The script has ended itself with an exit code other than 0.
+
+    Args:
+        code: an exit code, or what Python prints before it exits with 1.
+    """
+
+    def __init__(self, code: object) -> None:
+        super().__init__(f"the script ended itself with {code!r}")
+        self.exit_code = code if isinstance(code, int) else 1
+
+
+class NeedsOthers(BaseException):
+    """A script that is prepared beside its job has come to the first call that waits for others."""
+
+
+class StepReporter:
+    """Reports the number of finished steps to the launcher, a few times a second.
+
+    Args:
+        in_memory: returns the iteration of the newest memory snapshot of this worker; None: it has
+            none.
+    """
+
+    def __init__(self, launcher: LauncherConnection, in_memory: Callable[[], int | None]) -> None:
+        self._launcher = launcher
+        self._in_memory = in_memory
+        self._next_s = 0.0
+        self._steps = self._reported = 0
+
+    def __call__(self, position: LoopPosition) -> None:
+        """Note the position of the loop; report its steps when the last report is long enough
+        ago.
+        """
+        self._launcher.loop_position = position
+        self._steps = position.steps
+        now = time.monotonic()
+        if now >= self._next_s:
+            self._next_s = now + PROGRESS_S
+            self.report()
+
+    def report(self) -> None:
+        """Report the latest step, unless it is reported already."""
+        if self._reported != self._steps:
+            self._reported = self._steps
+            self._launcher.send("progress", iteration=self._steps, in_memory=self._in_memory())
+
+
+class ScriptWork(TrainingWork[ScriptDocument]):
+    """One worker of `poseidon run`, from its document to the end of the script."""
+
+    document_class = ScriptDocument
+    notes = MappingProxyType(
+        {
+            "stop": "asked to stop: the job ends after a step that all workers reach; a second "
+            "request ends it at once",
+            "snapshot": "asked for a snapshot: the script's group is notified after a step that all "
+            "workers reach; a script of DistributedDataParallel saves by itself",
+        }
+    )
+
+    def __init__(self, document: ScriptDocument, launcher: LauncherConnection) -> None:
+        super().__init__(document, launcher)
+        self._progress = StepReporter(launcher, lambda: self.kept_iteration)
+        self._statistics: dict[int, Mapping[str, Any]] = {}
+        self._opened = 0
+        self._has_collectives = False
+        self._memory: ScriptMemory | None = None
+        self._own_time: OwnTime | None = None
+        self._iterations = 0
+        found = module_file(document.script) if document.module else None
+        self._file = str(found or document.script)
+        self._logged = LoggedValues(launcher.send)
+
+    def location(self, error: Exception) -> str:
+        """See `Work`: the script, with the line if there is one."""
+        return place_of(error, self._file)
+
+    def run(self) -> Mapping[str, object]:
+        """Run the script. Its exceptions are raised unchanged.
+
+        A worker that pauses runs it once more, from a memory snapshot.
+        """
+        import_compiler_late()
+        search_as_plain_python(self.document)
+        stdout = os.dup(1)  # `output_to_log` replaces it
+        while not self.has_ended(self._run_start):
+            os.dup2(stdout, 1)
+            gc.unfreeze()
+            gc.collect()  # what the script had
+        document = self.document
+        if self._opened or self._has_collectives:
+            return NOTHING
+        if document.workers == 1:
+            if document.placement.count > 1:
+                LOGGER.warning(
+                    "the script has ended without poseidon.distribute(): --virtual_workers has had "
+                    "no effect"
+                )
+            return NOTHING
+        if document.rank == 0:
+            LOGGER.warning(
+                "the script has ended without %s: each of the %d workers has run it by itself",
+                self._joins_by,
+                document.workers,
+            )
+        return {"joined": False}
+
+    @property
+    def _joins_by(self) -> str:
+        """What joins a script of this kind to the other workers."""
+        if self.document.ddp:
+            return "DistributedDataParallel"
+        used = (way for name, way in STRATEGIES.items() if name in sys.modules)
+        return next(used, "poseidon.distribute()")
+
+    @contextmanager
+    def _noticing_lone_steps(self, mesh: Mesh) -> Iterator[None]:
+        """Warn at an optimizer's first step if nothing has joined the workers before it."""
+
+        has_stepped = False
+
+        def notice(*_: object) -> None:
+            nonlocal has_stepped
+            is_first, has_stepped = not has_stepped, True
+            if is_first and not (self._opened or mesh.is_connected):
+                LOGGER.warning(
+                    "an optimizer steps and nothing has joined the %d workers: each trains by "
+                    "itself; expected %s",
+                    self.document.workers,
+                    self._joins_by,
+                )
+
+        hook = register_optimizer_step_pre_hook(notice)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    @contextmanager
+    def _counting_steps(self, context: WorkerContext) -> Iterator[None]:
+        """Count the steps of the first optimizer that steps, where one worker has no exchange."""
+        counted: dict[int, int] = {}
+
+        def count(optimizer: torch.optim.Optimizer, *_: object) -> None:
+            first = next(iter(counted), id(optimizer))
+            if not context.loops.begun and first == id(optimizer):
+                counted[first] = steps = counted.get(first, 0) + 1
+                position = LoopPosition(steps=steps, iterations=steps)
+                context.on_progress(context.loops.together(0, position))
+
+        hook = register_optimizer_step_post_hook(count)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    @property
+    def kept_iteration(self) -> int | None:
+        newest = None if self._memory is None else self._memory.newest
+        return None if newest is None else newest.iteration
+
+    def lost(self, error: Exception) -> ServerError | None:
+        """See `TrainingWork`: the script may have raised one of its own because of it."""
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, ServerError):
+            cause = cause.__cause__ or cause.__context__
+        return cause
+
+    def _run_start(self) -> None:
+        document, before = self.document, self._memory
+        self._memory = self._own_time = None
+        self._iterations = 0
+        if document.balances:
+            self._own_time = OwnTime(
+                self.launcher.send,
+                lambda: self.launcher.watchdog.read().waited_s,
+                torch.device(document.device),
+            )
+        if document.replicas:
+            self._memory = ScriptMemory(
+                holds=document.holds_snapshots,
+                rewind=document.rewind,
+                every=document.memory_snapshot_every,
+                newest=None if before is None else before.newest,
+                on_begin=(lambda: None) if self._own_time is None else self._own_time.begin,
+            )
+        with output_to_log(document.log_file, document.prints):
+            self.launcher.send("ready")
+            self._run_script()
+        error = self.launcher.interruption.error
+        if document.replicas and error is not None:  # the script has caught it, and ended
+            raise error
+
+    def prepare(self) -> None:
+        """Run the script beside its job, up to the first call that waits for others: later it finds
+        what it imports and reads.
+        """
+        with output_to_log(self.document.log_file, Prints.LOG), suppress(NeedsOthers):
+            self._run_script()
+        self.launcher.loop_position = None
+
+    def _addresses(self, exchange: Callable[[str], list[str]]) -> Callable[[str], list[str]]:
+        def refuse(own: str = "") -> list[str]:
+            raise NeedsOthers
+
+        return refuse if self.document.aside else exchange
+
+    def _run_script(self) -> None:
+        document = self.document
+        trace = NO_TRACE if document.aside else self.open_trace()
+        sys.argv = ["-m" if document.module else document.script, *document.arguments]
+        self._logged = LoggedValues(self.launcher.send)
+        context = self._context(trace)
+        self._statistics.clear()
+        self._opened = 0
+        try:
+            with (
+                closing(trace),
+                self._place() as place,
+                running_in(context),
+                self._process_group(context) as undo,
+            ):
+                try:
+                    with nullcontext() if place is None else place.spawns(undo):
+                        run_script(document)
+                except ServerError as error:
+                    context.end_waits(error)
+                    raise
+        except StartEnded as end:
+            raise end.error from None
+        except KeyboardInterrupt as stop:  # from `Group.step`, when the job was asked to stop
+            LOGGER.info("the script has ended: %s", stop or "interrupted")
+        except SystemExit as end:
+            if end.code not in (None, 0):
+                raise ScriptEnded(end.code).with_traceback(end.__traceback__) from end
+        finally:
+            self._logged.close()
+            self._progress.report()
+
+    @contextmanager
+    def taking_part(self) -> Iterator[None]:
+        """Take part in the job inside the block, for a process that the script has started. The
+        master's address stays as the script has set it.
+        """
+        own = torchrun_variables(self.document, ":")
+        os.environ.update(
+            {name: value for name, value in own.items() if not name.startswith("MASTER_")}
+        )
+        trace = self.open_trace()
+        context = self._context(trace)
+        try:
+            with closing(trace), running_in(context), self._process_group(context):
+                yield
+        finally:
+            self._logged.close()
+            self._progress.report()
+
+    @contextmanager
+    def _place(self) -> Iterator[Place | None]:
+        """Set the variables of torchrun, and let the script start its workers itself."""
+        if not self.document.ddp:
+            yield None
+            return
+        with closing(Place(self.document, self.launcher)) as place:
+            place.open(self._set_variables())
+            try:
+                yield place
+            finally:
+                self._has_collectives |= place.was_taken
+
+    @contextmanager
+    def _process_group(self, context: WorkerContext) -> Iterator[ExitStack]:
+        """Give the script a process group of torch.distributed, whose workers connect at the first
+        collective.
+        """
+        network = replace(
+            context.member.network, rank=context.worker.rank, size=context.worker.size
+        )
+        mesh = Mesh(
+            network,
+            self._addresses(partial(self.launcher.exchange_addresses, among=WORKERS)),
+            on_failure=self._report_collective,
+            place=partial(current_line, self._file),
+        )
+        register(mesh, Calls(context.report_call))
+        is_first_of_several = context.worker.rank == 0 and context.worker.size > 1
+        try:
+            with (
+                ddp_script(mesh, context) if self.document.ddp else default_group(mesh) as undo,
+                ExitStack() as own,
+            ):
+                stack = undo or own
+                stack.enter_context(taking_from_trainer(context.log))
+                if context.worker.size == 1:
+                    stack.enter_context(self._counting_steps(context))
+                if is_first_of_several:
+                    stack.enter_context(self._noticing_lone_steps(mesh))
+                yield stack
+            mesh.flush()
+            self._has_collectives |= mesh.is_connected
+        finally:
+            for reducer in context.reducers:
+                reducer.close()
+            if torch.distributed.is_initialized():
+                torch.distributed.destroy_process_group()
+            mesh.close()
+
+    def _set_variables(self) -> list[str]:
+        """Set the variables of torchrun. They stay: a script may read them in a thread that it does
+        not end, or as Python exits. Return `this_machine` of each worker.
+        """
+        document = self.document
+        exchange = self._addresses(partial(self.launcher.exchange_addresses, among=WORKERS))
+        told = exchange(f"{free_address(document.host)} {this_machine()}")
+        masters, machines = zip(*(one.split(" ", 1) for one in told), strict=True)
+        os.environ.update(torchrun_variables(document, masters[0]))
+        return list(machines)
+
+    def _report_collective(self, error: Exception) -> None:
+        """End the job after the error of a collective, which a library may catch: others would wait
+        for this worker.
+        """
+        self.launcher.send(
+            "error",
+            message=str(error),
+            exit_code=1,
+            peer_lost=isinstance(error, PeerLost | StalenessTimeout),
+        )
+
+    def _context(self, trace: Tracer) -> WorkerContext:
+        document = self.document
+        return WorkerContext(
+            worker=ThisWorker(
+                rank=document.rank, size=document.workers, device=torch.device(document.device)
+            ),
+            member=membership_of(document, self.launcher.interruption),
+            connect=self._addresses(self.launcher.exchange_addresses),
+            trace=trace,
+            job=document.job,
+            folder=Path(document.output),
+            checkpoint=Path(document.snapshot) if document.snapshot else None,
+            unfit_for_ddp=document.unfit_for_ddp,
+            memory=self._memory,
+            schemes=document.schemes,
+            say=lambda sentence: LOGGER.info("%s", document.named(sentence)),
+            on_saved=self.report_snapshot,
+            observe=lambda built, module: self._observe(built, module, trace),
+            on_open=self._on_open,
+            on_progress=self._on_progress,
+            log=self._logged.log,
+        )
+
+    def _observe(self, built: Built, module: nn.Module, trace: Tracer) -> Observed:
+        number = len(self._statistics)
+        self._statistics[number] = {}
+
+        def send(event: str, **fields: Any) -> None:
+            self._statistics[number] = fields
+            self.launcher.send(event, **combined_statistics(self._statistics))
+
+        return Observation(
+            built, named_layers(module), trace, send, observers=[self.launcher.watchdog]
+        )
+
+    def _on_progress(self, position: LoopPosition) -> None:
+        self._progress(position)
+        self._logged.send_copied()
+        if position.iterations != self._iterations:
+            self._iterations = position.iterations
+            if self._own_time is not None:
+                self._own_time.end()
+
+    def _on_open(self, built: Built, exchange: Exchange) -> None:
+        self.launcher.forward_requests(exchange, self.document.rank)
+        if self._opened == 0:  # its iterations are the job's
+            self.launcher.most_lead = built.most_lead
+        if self.document.rank == 0:
+            self.report_plan(built, self._opened)
+        self._opened += 1
+
+
+def run_script(document: ScriptDocument) -> None:
+    """Run a script as `python SCRIPT` does, or a module as `python -m` does.
+
+    A process that the script forks ends here: what follows in the worker is not its work.
+    """
+    worker = os.getpid()
+    try:
+        if document.module:
+            runpy.run_module(document.script, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(document.script, run_name="__main__")
+    except BaseException as error:
+        if os.getpid() != worker:
+            _end_fork(error)
+        raise
+    if os.getpid() != worker:
+        _end_fork(SystemExit())
+
+
+def _end_fork(error: BaseException) -> NoReturn:
+    """End this process as Python does after an exception, save for what is registered for the
+    worker's exit.
+    """
+    status, text = 1, None
+    if isinstance(error, SystemExit):
+        text = error.code if not isinstance(error.code, int | None) else None
+        status = 1 if text is not None else int(error.code or 0) & 0xFF
+    with suppress(OSError, ValueError):  # the script may have closed them
+        if not isinstance(error, SystemExit):
+            sys.excepthook(type(error), error, error.__traceback__)
+        elif text is not None:
+            print(text, file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(status)
+
+
+def combined_statistics(of_groups: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the fields of the `statistics` event for the groups of a script together.
+
+    The iterations of the first group count. The names of tensors of later groups begin with the
+    group's number.
+
+    Args:
+        of_groups: the fields of each, by its number from 0; empty: it has reported none.
+    """
+    total: dict[str, Any] = {"iterations": 0, "tensors": ()}
+    for number, fields in sorted(of_groups.items()):
+        for name, value in fields.items():
+            if name == "tensors":
+                prefix = f"group {number + 1}: " if number else ""
+                named = ({**tensor, "name": prefix + tensor["name"]} for tensor in value)
+                total[name] = (*total[name], *named)
+            elif name != "iterations" or number == 0:
+                total[name] = total.get(name, 0) + value
+    return total
+
+
+def search_as_plain_python(document: ScriptDocument) -> None:
+    """Let a script find modules in its own folder first, and not in the current folder, as
+    `python SCRIPT` does; a module in the current folder first, as `python -m` does.
+    """
+    first = os.getcwd() if document.module else str(Path(document.script).resolve().parent)
+    is_safe = getattr(sys.flags, "safe_path", False)  # Python 3.10 has none
+    sys.path[:] = [*([] if is_safe else [first]), *(path for path in sys.path if path)]

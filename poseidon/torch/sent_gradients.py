@@ -1,0 +1,64 @@
+"""A few of a step's gradients, to notice what changes them after they have left.
+
+GradScaler unscales without autograd, so that no version of a tensor shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from poseidon.errors import UsageError
+from poseidon.torch.worker_context import WorkerContext
+
+SAMPLED = 2
+SAMPLED_VALUES = 64
+
+
+class SentGradients:
+    """Gradients of this step, with their first values as sent.
+
+    Args:
+        refusal: the sentence about gradients that have changed.
+    """
+
+    def __init__(self, context: WorkerContext, refusal: str) -> None:
+        member = context.member
+        virtual = member.virtual_workers
+        # of a leader they are overwritten with the mean of its host's workers, and of several
+        # virtual workers with their sum
+        self._is_blind = (member.local_workers > 1 and member.local_rank == 0) or (
+            virtual is not None and not virtual.is_one_each
+        )
+        self._refusal = refusal
+        self._sent: list[tuple[Tensor, Tensor]] = []
+
+    def note(self, parameters: Iterable[Tensor]) -> None:
+        """Note the gradients of these parameters at the end of a backward pass."""
+        if self._is_blind:
+            return
+        gradients = (parameter.grad for parameter in parameters)
+        kept = islice((g.detach() for g in gradients if g is not None), SAMPLED)
+        self._sent = [(gradient, _first(gradient).clone()) for gradient in kept]
+
+    def check(self) -> None:
+        """Refuse changed gradients, and forget them all.
+
+        Raises:
+            UsageError: one has changed.
+        """
+        for gradient, sent in self._sent:
+            if not torch.equal(_first(gradient), sent):
+                raise UsageError(self._refusal)
+        self._sent.clear()
+
+    def forget(self) -> None:
+        self._sent.clear()
+
+
+def _first(gradient: Tensor) -> Tensor:
+    """Return the bits of its first values: NaN equals itself."""
+    return gradient.reshape(-1)[:SAMPLED_VALUES].contiguous().view(torch.uint8)

@@ -1,0 +1,162 @@
+"""Which row tables a module has, and what they cannot be combined with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from poseidon.errors import UsageError
+from poseidon.exchange.membership import Membership
+from poseidon.exchange.options import ExchangeOptions
+from poseidon.torch.tables.rules import row_rule, rule_of_optimizer
+from poseidon.torch.tables.table import Table
+from poseidon.torch.update_rules import UpdateRule
+from ps_server import RowRule
+from ps_server.protocol.row_settings import RowTableSpec
+
+SparseEmbedding = nn.Embedding | nn.EmbeddingBag
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedTable:
+    """A row table of a module.
+
+    Attributes:
+        module: that looks rows up.
+        rate: returns the rate of a step, counted from 0; None: the group's rate is its own.
+        rate_factor: multiplies the rate.
+    """
+
+    module: Table | SparseEmbedding
+    spec: RowTableSpec
+    rate: Callable[[int], float] | None
+    rate_factor: float = 1.0
+
+
+def plan_tables(module: nn.Module, how: object, options: ExchangeOptions) -> list[PlannedTable]:
+    """Return the row tables of a module, in the order of its layers.
+
+    The weight of a sparse embedding is a table, if no other module uses it and `how` trains it.
+    With local steps, a torch optimizer trains it on each worker.
+
+    Args:
+        how: the rule, optimizer or optimizers that `distribute` was given.
+
+    Raises:
+        UsageError: a table cannot be trained as its arguments say.
+    """
+    optimizers = optimizers_of(how)
+    rule = how if isinstance(how, UpdateRule) else None
+    found, users = [], users_of_parameters(module)
+    for name, child in module.named_modules():
+        if isinstance(child, Table):
+            found.append(_of_table(name, child, rule))
+        elif _is_sparse(child) and users[child.weight] == 1:
+            weight_name = f"{name}.weight" if name else "weight"
+            if rule is not None:
+                own, factor = row_rule(rule, weight_name)
+                found.append(_of_embedding(weight_name, child, own, None, factor))
+            elif not options.sync_every and (trainer := _trainer(child.weight, optimizers)):
+                optimizer, group = trainer
+                own = rule_of_optimizer(optimizer, group, weight_name)
+                found.append(_of_embedding(weight_name, child, own, _rate_of(group), 1.0))
+    of_job = options.staleness
+    return [replace(t, spec=replace(t.spec, staleness=of_job)) for t in found]
+
+
+def optimizers_of(how: object) -> list[Optimizer]:
+    """Return the optimizers that `distribute` was given; none if it was given something else."""
+    given = list(how) if isinstance(how, Sequence) else [how]
+    found = [one for one in given if isinstance(one, Optimizer)]
+    return found if len(found) == len(given) else []
+
+
+def _of_table(name: str, table: Table, rule: UpdateRule | None) -> PlannedTable:
+    rule = table.rule or rule
+    if rule is None:
+        raise UsageError(
+            f"table '{name}' has no rule, and is not a parameter of a torch optimizer; expected "
+            "Table(..., rule=poseidon.Adam(lr=...))"
+        )
+    own, factor = row_rule(rule, name)
+    return PlannedTable(
+        module=table,
+        spec=replace(table.spec, name=name, rule=own),
+        rate=None if table.rule is None else table.rule.rate,
+        rate_factor=factor,
+    )
+
+
+def _of_embedding(
+    name: str,
+    module: SparseEmbedding,
+    rule: RowRule,
+    rate: Callable[[int], float] | None,
+    rate_factor: float,
+) -> PlannedTable:
+    if module.max_norm is not None:
+        raise UsageError(
+            f"'{name}' is sparse and its module has max_norm, with which each worker would change "
+            "rows by itself; expected max_norm=None or sparse=False"
+        )
+    if module.weight.dtype is not torch.float32:
+        raise UsageError(
+            f"'{name}' is {module.weight.dtype}; expected sparse embeddings of torch.float32"
+        )
+    rows, dim = module.weight.shape
+    spec = RowTableSpec(name=name, rows=rows, dim=dim, rule=rule)
+    return PlannedTable(module=module, spec=spec, rate=rate, rate_factor=rate_factor)
+
+
+def _trainer(
+    weight: Tensor, optimizers: Sequence[Optimizer]
+) -> tuple[Optimizer, Mapping[str, Any]] | None:
+    """Return the optimizer that trains a parameter, with its group; None: none does."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            if any(parameter is weight for parameter in group["params"]):
+                return optimizer, group
+    return None
+
+
+def _rate_of(group: Mapping[str, Any]) -> Callable[[int], float]:
+    return lambda step: float(group["lr"])
+
+
+def users_of_parameters(module: nn.Module) -> dict[Tensor, int]:
+    """Return the number of places of each parameter in the modules."""
+    found: dict[Tensor, int] = {}
+    for child in module.modules():
+        for parameter in child.parameters(recurse=False):
+            found[parameter] = found.get(parameter, 0) + 1
+    return found
+
+
+def _is_sparse(module: nn.Module) -> TypeGuard[SparseEmbedding]:
+    return (
+        isinstance(module, nn.Embedding | nn.EmbeddingBag)
+        and module.sparse
+        and module.weight.requires_grad
+    )
+
+
+def check_tables(tables: Sequence[PlannedTable], member: Membership, clip: float | None) -> None:
+    """Refuse what row tables cannot be combined with."""
+    if not tables:
+        return
+    options, reason = member.options, ""
+    if clip is not None:
+        reason = "no clip=, because the shards have the gradients of rows"
+    elif options.sync_every:
+        reason = "no local steps (--sync_every), because workers hold few of their rows"
+    elif member.local_workers > 1:
+        reason = "one worker a host, because each exchanges rows with the shards itself"
+    elif not (member.alone or options.kind.has_shards):
+        reason = "shards to hold them: --exchange=auto, ps, hybrid or svb"
+    if reason:
+        raise UsageError(f"table '{tables[0].spec.name}' has sparse gradients; expected {reason}")

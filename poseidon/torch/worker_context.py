@@ -1,0 +1,298 @@
+"""The place of a process in its job, as a training script sees it: rank, exchange membership and
+callbacks.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from poseidon.engine.elastic import StartEnded
+from poseidon.engine.random_streams import RandomStreams
+from poseidon.engine.snapshots.runs import Prefixes
+from poseidon.engine.snapshots.writer import WrittenSnapshot
+from poseidon.errors import JobError
+from poseidon.exchange.base import ExchangeSettings, Trained
+from poseidon.exchange.build import build_exchange
+from poseidon.exchange.building.built import Built, Connect
+from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.kinds import ExchangeKind, Scheme
+from poseidon.exchange.membership import Membership
+from poseidon.torch.logged_values import Value, check
+from poseidon.torch.memory import ScriptMemory
+from ps_server import ServerError
+from ps_server.trace import NO_TRACE, Tracer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThisWorker:
+    """Rank, number of workers and device of this process.
+
+    Attributes:
+        rank: 0..size-1.
+        size: number of workers; 1 under plain `python`.
+        device: where this worker computes.
+    """
+
+    rank: int = 0
+    size: int = 1
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+
+LOGGER = logging.getLogger(__name__)
+DISTRIBUTE, STEP, LEAVING = "distribute", "step", "close"
+"""Names of calls: the beginning, the end of an iteration, and the end of a group's `with` block."""
+OF_NO_LOOP = -1
+"""The number of calls of torch.distributed beside those of loops."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopPosition:
+    """How far a worker's training loop has come.
+
+    Attributes:
+        steps: finished.
+        iterations: of the exchange, ended. There are more of them than steps where an optimizer's
+            step was left out after `average_gradients`.
+        collections: waits of the loop for all other workers, begun; without the waits of
+            `distribute` and of steps.
+        collection: the name of the call that is waiting now, such as `mean`, `settle` or
+            `DISTRIBUTE`; `STEP` while an iteration ends; empty: none.
+    """
+
+    steps: int = 0
+    iterations: int = 0
+    collections: int = 0
+    collection: str = ""
+
+    def to_fields(self) -> dict[str, object]:
+        """Return the fields of the `alive` event (`poseidon.cluster.events`)."""
+        return {
+            "steps": self.iterations,
+            "collections": self.collections,
+            "collection": self.collection,
+        }
+
+
+class Loop(Protocol):
+    """A training loop, as other loops of its process see it."""
+
+    def is_asked_to_stop(self) -> bool:
+        """Return whether the job was asked to stop after a step that this loop has made."""
+
+    def is_asked_for_snapshot(self) -> bool:
+        """Return whether the job was asked for a snapshot after this loop's last step."""
+
+
+class Loops:
+    """The training loops of one process: a script may distribute several modules.
+
+    Attributes:
+        open: those that are not closed, in the order in which they began.
+        begun: how many have begun in this job.
+        several: whether more than one has been open at a time.
+        streams: the random streams of this process's virtual workers; None: there are none.
+        prefixes: with which this process writes checkpoints; None: it has written none.
+    """
+
+    def __init__(self) -> None:
+        self.prefixes: Prefixes | None = None
+        self.open: list[Loop] = []
+        self.begun = 0
+        self.several = False
+        self.streams: RandomStreams | None = None
+        self._positions: dict[int, LoopPosition] = {}
+
+    @property
+    def steps(self) -> int:
+        """Steps that the first loop has finished; 0: there is none."""
+        return self._positions[0].steps if 0 in self._positions else 0
+
+    def add(self, loop: Loop) -> None:
+        """Add a loop that is open; a second time does nothing."""
+        if loop not in self.open:
+            self.open.append(loop)
+        self.several = self.several or len(self.open) > 1
+
+    def together(self, number: int, position: LoopPosition) -> LoopPosition:
+        """Return the position of all loops, of which one has a new position: the steps of the
+        first; iterations and collections are the sums over all loops, since all workers make the
+        calls of all loops in the same order.
+        """
+        self._positions[number] = position
+        every = self._positions.values()
+        return LoopPosition(
+            steps=self.steps,
+            iterations=sum(one.iterations for one in every),
+            collections=sum(one.collections for one in every),
+            collection=position.collection,
+        )
+
+
+class Observed:
+    """The exchange of a module, which nothing observes. Observers are subclasses."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.exchange = exchange
+
+    def watch(self) -> None:
+        """Start to observe the layers of the module. Hooks that were put first
+        before this call count as the layer's work.
+        """
+
+    def close(self) -> None:
+        """Report the last measurements, and close the exchange."""
+        self.exchange.close()
+
+
+class Reducer(Protocol):
+    """An exchange of a module that no group has."""
+
+    def close(self) -> None:
+        """Leave the exchange."""
+
+
+def unobserved(built: Built, module: nn.Module) -> Observed:
+    """Return the exchange without an observer: the default of `WorkerContext.observe`."""
+    return Observed(built.exchange)
+
+
+def _alone(own: str) -> tuple[str, ...]:
+    raise JobError("a worker that is alone connects to nobody")
+
+
+def _no_schemes(names: Sequence[str]) -> tuple[Scheme, ...]:
+    return ()
+
+
+def _log(sentence: str) -> None:
+    LOGGER.info("%s", sentence)
+
+
+def _nothing(*_: object) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerContext:
+    """One worker and its connections to its job. The default is a process that trains alone.
+
+    Attributes:
+        connect: exchanges addresses with the rest of the job.
+        trace: records what is sent and received.
+        observe: puts an observer around the exchange of a module.
+        job: the job's id; empty: a process that trains alone has none.
+        folder: the job's output folder; None: a process that trains alone has none.
+        script: the name of the script, without its ending.
+        checkpoint: the checkpoint to resume from, on rank 0's host; None: a fresh start.
+        unfit_for_ddp: a sentence on a flag of the job that has no effect on a module of
+            DistributedDataParallel; empty: there is none.
+        say: takes a sentence for the user; a job's is in its log.
+        memory: the memory snapshots of this worker; None: the job has none.
+        schemes: returns the scheme of each tensor, by the tensors' names, that an earlier start or
+            run has chosen; empty: none.
+        on_saved: called with each checkpoint once it is complete on disk.
+        on_open: called once the exchange is open, with what was built and the exchange to train
+            with.
+        log: takes what the script logs: an iteration, and values by name.
+        reducers: of the script's DistributedDataParallel modules; closed at its end.
+        on_progress: called at the beginning and end of each step, of each collection and of
+            `distribute`; must be fast.
+        number: index of this training loop in its process, from 0.
+    """
+
+    worker: ThisWorker = field(default_factory=ThisWorker)
+    member: Membership = field(default_factory=Membership)
+    connect: Connect = _alone
+    trace: Tracer = NO_TRACE
+    observe: Callable[[Built, nn.Module], Observed] = unobserved
+    job: str = ""
+    folder: Path | None = None
+    script: str = "checkpoint"
+    checkpoint: Path | None = None
+    unfit_for_ddp: str = ""
+    memory: ScriptMemory | None = None
+    schemes: Callable[[Sequence[str]], Sequence[Scheme]] = _no_schemes
+    say: Callable[[str], None] = _log
+    on_saved: Callable[[WrittenSnapshot], None] = _nothing
+    on_open: Callable[[Built, Exchange], None] = _nothing
+    on_progress: Callable[[LoopPosition], None] = _nothing
+    log: Callable[[int, Mapping[str, Value]], None] = check
+    reducers: list[Reducer] = field(default_factory=list)
+    number: int = 0
+    loops: Loops = field(default_factory=Loops)
+
+    @property
+    def prefix(self) -> Path:
+        """The prefix of checkpoints whose name the script leaves open."""
+        if self.folder is None:
+            return Path("checkpoints").absolute() / self.script
+        return self.folder / "checkpoint"
+
+    def build(
+        self, tensors: Sequence[Trained], settings: ExchangeSettings, module: nn.Module
+    ) -> tuple[Built, Observed]:
+        """Return the exchange of a module's tensors, and the same observed."""
+        built = build_exchange(
+            tensors,
+            settings,
+            self.member,
+            self.connect,
+            trace=self.trace,
+            schemes=self.schemes([trained.name for trained in tensors]),
+        )
+        return built, self.observe(built, module)
+
+    def end_waits(self, error: BaseException | None) -> None:
+        """Let no exchange wait for other workers as it closes, where the job continues after its
+        error; do nothing for other errors.
+        """
+        if self.memory is not None and isinstance(error, ServerError):
+            self.member.network.interruption.interrupt(error)
+
+    def check_start(self) -> None:
+        """Refuse a call of the script after the waits of this start were ended.
+
+        Raises:
+            StartEnded: they were, and the script has caught the error or computed meanwhile.
+        """
+        error = self.member.network.interruption.error
+        if self.memory is not None and error is not None:
+            raise StartEnded(error)
+
+    def report_call(self, begun: int, name: str) -> None:
+        """Report a call of torch.distributed that waits for all workers.
+
+        Args:
+            begun: the number of such calls so far.
+            name: of the one that is waited for; empty: none.
+        """
+        position = LoopPosition(collections=begun, collection=name)
+        self.on_progress(self.loops.together(OF_NO_LOOP, position))
+
+    def of_next_loop(self) -> WorkerContext:
+        """Return the context of the next training loop of a job, which has an exchange of its own.
+
+        The first one has the plan of `--exchange=auto`, which is measured and recorded. Plans of
+        later ones follow from the bytes, so that they are the same after a restart.
+        """
+        number, member, report = self.loops.begun, self.member, self.on_progress
+        self.loops.begun += 1
+
+        def on_progress(position: LoopPosition) -> None:
+            report(self.loops.together(number, position))
+
+        context = replace(self, number=number, on_progress=on_progress)
+        if number == 0:
+            return context
+        if member.options.kind is ExchangeKind.AUTO:
+            member = replace(member, options=replace(member.options, kind=ExchangeKind.HYBRID))
+        if member.local_address:
+            member = replace(member, local_address=f"{member.local_address}-{number}")
+        return replace(context, member=member, schemes=_no_schemes)

@@ -1,0 +1,157 @@
+"""Losses against labels, by the formulas of their docstrings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from poseidon.caffe.net.net import Net
+from poseidon.caffe.proto.blob import from_array
+from poseidon.errors import DataError, DefinitionError
+from tests.support.nets import build, inputs, layer, noise
+
+LABELS = torch.tensor([2.0, 0, 1, 1])
+
+
+def one(kind: str, body: str = "", **shapes: tuple[int, ...]) -> Net:
+    return build(inputs(**shapes) + layer(kind, " ".join(shapes), "loss", body))
+
+
+@pytest.mark.parametrize(("norm", "power"), [("L1", 1), ("L2", 2)])
+def test_hinge(norm: str, power: int) -> None:
+    x = noise(4, 3)
+    sign = torch.full((4, 3), -1.0).scatter_(1, LABELS.long().view(-1, 1), 1.0)
+    expected = (1 - sign * x).clamp(min=0).pow(power).sum() / 4
+    loss = one("HingeLoss", f"hinge_loss_param {{ norm: {norm} }}", x=(4, 3), l=(4,))(
+        {"x": x, "l": LABELS}
+    )
+    torch.testing.assert_close(loss["loss"], expected)
+
+
+def test_multinomial_and_its_threshold() -> None:
+    p = torch.tensor([[0.2, 0.3, 0.5], [0.0, 0.5, 0.5]], requires_grad=True)
+    net = one("MultinomialLogisticLoss", x=(2, 3), l=(2,))
+    loss = net({"x": p, "l": torch.tensor([2.0, 0])})["loss"]
+    assert float(loss.detach()) == pytest.approx(-(np.log(0.5) + np.log(1e-20)) / 2, rel=1e-6)
+    loss.backward()
+    assert p.grad is not None
+    assert p.grad.flatten().tolist() == pytest.approx([0, 0, -1, -0.5e20, 0, 0], rel=1e-6)
+
+
+@pytest.mark.parametrize("from_file", [True, False])
+def test_infogain(from_file: bool, tmp_path: Path) -> None:
+    x, h = noise(2, 3, 2), noise(3, 3, seed=1)
+    label = torch.tensor([[0.0, 1], [2, 1]])
+    log_p = torch.log_softmax(x, 1)
+    expected = sum(
+        -(h[int(label[n, s])] * log_p[n, :, s]).sum()
+        for n in range(2)
+        for s in range(2)
+        if label[n, s] != 1
+    )
+    body = "loss_param { ignore_label: 1 normalization: NONE }"
+    if from_file:
+        path = tmp_path / "h.binaryproto"
+        path.write_bytes(from_array(h.numpy().reshape(1, 1, 3, 3)).SerializeToString())
+        net = one(
+            "InfogainLoss",
+            f'{body} infogain_loss_param {{ source: "{path}" }}',
+            x=(2, 3, 2),
+            l=(2, 2),
+        )
+        loss = net({"x": x, "l": label})["loss"]
+    else:
+        net = one("InfogainLoss", body, x=(2, 3, 2), l=(2, 2), h=(3, 3))
+        loss = net({"x": x, "l": label, "h": h})["loss"]
+    torch.testing.assert_close(loss, torch.as_tensor(expected))
+
+
+def test_the_identity_gains_what_the_softmax_loss_does() -> None:
+    x = noise(4, 3)
+    plain = one("SoftmaxWithLoss", x=(4, 3), l=(4,))({"x": x, "l": LABELS})["loss"]
+    gained = one("InfogainLoss", x=(4, 3), l=(4,), h=(3, 3))(
+        {"x": x, "l": LABELS, "h": torch.eye(3)}
+    )["loss"]
+    torch.testing.assert_close(plain, gained)
+
+
+@pytest.mark.parametrize(
+    ("body", "normalizer"),
+    [
+        ("", 4),
+        ("normalization: FULL", 12),
+        ("normalization: VALID", 12),
+        ("normalization: NONE", 1),
+        ("normalization: PRE_FIXED pre_fixed_normalizer: 6", 6),
+        ("normalize: true", 12),
+        ("normalize: false", 4),
+        ("normalization: VALID ignore_label: 1", 8),
+        ("normalization: FULL ignore_label: 1", 12),
+    ],
+)
+def test_sigmoid_cross_entropy(body: str, normalizer: float) -> None:
+    x, t = noise(4, 3), torch.tensor([[1.0, 0, 0]] * 4)
+    p = torch.sigmoid(x)
+    losses = -(t * p.log() + (1 - t) * (1 - p).log())
+    if "ignore" in body:
+        losses = losses * (t != 1)
+    net = one("SigmoidCrossEntropyLoss", f"loss_param {{ {body} }}", x=(4, 3), t=(4, 3))
+    torch.testing.assert_close(net({"x": x, "t": t})["loss"], losses.sum() / normalizer)
+
+
+def test_sigmoid_cross_entropy_of_large_scores_is_finite() -> None:
+    x = torch.tensor([[1000.0, -1000.0]])
+    loss = one("SigmoidCrossEntropyLoss", x=(1, 2), t=(1, 2))(
+        {"x": x, "t": torch.tensor([[1.0, 1]])}
+    )["loss"]
+    assert float(loss) == 1000
+
+
+@pytest.mark.parametrize("kind", ["HingeLoss", "MultinomialLogisticLoss"])
+def test_a_label_out_of_range(kind: str) -> None:
+    with pytest.raises(DataError, match=r"label 3 is outside 0..2"):
+        one(kind, x=(1, 3), l=(1,))({"x": torch.rand(1, 3), "l": torch.tensor([3.0])})
+
+
+@pytest.mark.parametrize(
+    ("kind", "shapes", "body", "message"),
+    [
+        ("HingeLoss", {"x": (4, 3), "l": (3,)}, "", "has 3 values, expected 4"),
+        ("MultinomialLogisticLoss", {"x": (4, 3), "l": (3,)}, "", "expected one label an item"),
+        ("SigmoidCrossEntropyLoss", {"x": (4, 3), "l": (4,)}, "", "expected as many values"),
+        (
+            "InfogainLoss",
+            {"x": (4, 3), "l": (4,)},
+            "",
+            "neither infogain_loss_param source nor a third bottom",
+        ),
+        (
+            "InfogainLoss",
+            {"x": (4, 3), "l": (4,), "h": (2, 2)},
+            "",
+            "bottom 2 has shape 2x2, expected 3x3",
+        ),
+        (
+            "InfogainLoss",
+            {"x": (4, 3), "l": (4,)},
+            'infogain_loss_param { source: "/no/such" }',
+            "cannot read '/no/such'",
+        ),
+    ],
+)
+def test_mistakes(kind: str, shapes: dict[str, tuple[int, ...]], body: str, message: str) -> None:
+    with pytest.raises(DefinitionError, match=message):
+        one(kind, body, **shapes)
+
+
+def test_a_matrix_of_another_size(tmp_path: Path) -> None:
+    path = tmp_path / "h.binaryproto"
+    path.write_bytes(from_array(np.zeros((2, 2))).SerializeToString())
+    with pytest.raises(DefinitionError, match="has 4 values, expected 3 x 3"):
+        one("InfogainLoss", f'infogain_loss_param {{ source: "{path}" }}', x=(4, 3), l=(4,))
+    path.write_bytes(b"nonsense")
+    with pytest.raises(DefinitionError, match="is not a binaryproto"):
+        one("InfogainLoss", f'infogain_loss_param {{ source: "{path}" }}', x=(4, 3), l=(4,))

@@ -1,0 +1,249 @@
+"""A compiled net: loss, outputs, sharing between nets, determinism, random state, memory."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+import poseidon.caffe.net
+from poseidon.caffe.data.batches.prefetch import WAITED
+from poseidon.caffe.layers.base import LayerContext
+from poseidon.caffe.net.compile import compile_net
+from poseidon.caffe.net.net import Net
+from poseidon.caffe.proto.caffe_pb2 import TEST, TRAIN, NetState
+from poseidon.errors import DefinitionError, SnapshotError
+from tests.support.nets import build, definition, inputs, layer, noise
+
+FILL = "weight_filler { type: 'xavier' } bias_filler { type: 'uniform' }"
+IP = f"inner_product_param {{ num_output: 5 {FILL} }}"
+DROP = layer("Dropout", "h", "h", name="drop")
+CLASSIFIER = (
+    inputs(x=(4, 6), l=(4,))
+    + layer("InnerProduct", "x", "h", IP, name="ip")
+    + layer("ReLU", "h", "h", name="relu")
+    + DROP
+    + layer("InnerProduct", "h", "y", IP, name="out")
+    + layer("SoftmaxWithLoss", "y l", "loss", name="loss")
+    + layer("Accuracy", "y l", "accuracy", "include { phase: TEST }", name="accuracy")
+)
+BATCH = {"x": noise(4, 6), "l": torch.tensor([0.0, 1, 2, 3])}
+
+
+def gradients(net: Net) -> list[torch.Tensor]:
+    net.zero_grad()
+    net(BATCH)
+    net.loss.backward()  # type: ignore[no-untyped-call]
+    return [parameter.grad.clone() for parameter in net.parameters() if parameter.grad is not None]
+
+
+def test_outputs_and_loss() -> None:
+    train, test = build(CLASSIFIER), build(CLASSIFIER, phase=TEST)
+    assert list(train(BATCH)) == ["loss"] and list(test(BATCH)) == ["accuracy", "loss"]
+    assert torch.equal(train(BATCH)["loss"], train.loss) is True
+    assert train.loss_weights == {"loss": 1.0} and test.loss_weights == {
+        "accuracy": 0.0,
+        "loss": 1.0,
+    }
+
+
+def test_the_loss_is_the_weighted_sum_over_all_tops() -> None:
+    text = inputs(x=(4, 6), t=(4, 6)) + layer(
+        "EuclideanLoss", "x t", "e", "loss_weight: 0.5", name="e"
+    )
+    text += layer("ReLU", "x", "r", "loss_weight: 2", name="r")
+    net = build(text)
+    tops = net({"x": noise(4, 6), "t": noise(4, 6, seed=1)})
+    torch.testing.assert_close(net.loss, 0.5 * tops["e"] + 2 * tops["r"].sum())
+
+
+@pytest.mark.parametrize(
+    ("data", "reads"),
+    [
+        ("Python", True),
+        ("DummyData", False),
+    ],
+)
+def test_the_time_of_a_users_data_layer_counts_as_waiting_for_data(data: str, reads: bool) -> None:
+    module = "python_param { module: 'tests.support.python_layers' layer: 'Counting' }"
+    net = build(
+        layer(data, "", "x l", module if reads else "dummy_data_param { shape { dim: 2 } }")
+    )
+    before_s = WAITED.waited_s
+    net()
+    assert (WAITED.waited_s > before_s) is reads
+
+
+def test_a_net_without_losses_has_loss_zero() -> None:
+    net = build(inputs(x=(2, 3)) + layer("ReLU", "x", "y"))
+    net({"x": noise(2, 3)})
+    assert float(net.loss) == 0
+
+
+def test_first_weights_depend_on_the_seed_alone() -> None:
+    one, same, rank, other = (
+        build(CLASSIFIER),
+        build(CLASSIFIER),
+        build(CLASSIFIER, rank=3),
+        build(CLASSIFIER, seed=2),
+    )
+    for a, b, c, d in zip(*(net.parameters() for net in (one, same, rank, other)), strict=True):
+        assert torch.equal(a, b) and torch.equal(a, c) and not torch.equal(a, d)
+    blobs = [info.parameter.flatten()[:5] for info in one.parameters_info]
+    assert len({tuple(blob.tolist()) for blob in blobs}) == len(blobs)
+
+
+def test_two_runs_are_bit_identical_and_ranks_draw_differently() -> None:
+    one, two, three = build(CLASSIFIER), build(CLASSIFIER), build(CLASSIFIER, rank=1)
+    for _ in range(3):
+        pairs = list(zip(gradients(one), gradients(two), gradients(three), strict=True))
+        assert all(torch.equal(a, b) for a, b, _ in pairs)
+        assert not all(torch.equal(a, c) for a, _, c in pairs)
+
+
+def test_random_state_travels() -> None:
+    one, two = build(CLASSIFIER), build(CLASSIFIER, seed=9)
+    gradients(one)
+    state = one.random_state()
+    expected = one(BATCH)["loss"].detach()
+    two.load_blobs([(name, blobs) for name, _, blobs in one.layer_blobs()])
+    two.set_random_state(state)
+    assert torch.equal(two(BATCH)["loss"].detach(), expected)
+    for wrong in (b"", state[:-1], state * 2, b"\x01\x00\x00\x00a"):
+        with pytest.raises(SnapshotError, match="this net has 1 random layers"):
+            two.set_random_state(wrong)
+
+
+def test_a_test_net_uses_the_train_nets_blobs() -> None:
+    train = build(CLASSIFIER)
+    test = build(CLASSIFIER, phase=TEST, seed=5, share_with=train)
+    assert all(a is b for a, b in zip(train.parameters(), test.parameters(), strict=True))
+    extra = build(
+        CLASSIFIER + layer("InnerProduct", "y", "z", IP, name="more"), phase=TEST, share_with=train
+    )
+    assert len(list(extra.parameters())) == 6
+    with pytest.raises(
+        DefinitionError, match=r"layer 'ip' .*has blobs of shape 7x6, 7, expected 5x6, 5 as in"
+    ):
+        build(CLASSIFIER.replace("num_output: 5", "num_output: 7"), phase=TEST, share_with=train)
+
+
+def test_a_blob_used_twice_needs_no_split() -> None:
+    plain = inputs(x=(4, 6)) + layer("InnerProduct", "x", "h", IP, name="ip")
+    plain += (
+        layer("Sigmoid", "h", "a", name="a")
+        + layer("TanH", "h", "b", name="b")
+        + layer("Eltwise", "a b", "y")
+    )
+    split = plain.replace('bottom: "h" top: "a"', 'bottom: "h1" top: "a"').replace(
+        'bottom: "h" top: "b"', 'bottom: "h2" top: "b"'
+    )
+    split = split.replace(
+        'layer { name: "a"', layer("Split", "h", "h1 h2", name="split") + 'layer { name: "a"'
+    )
+    found = []
+    for text in (plain, split):
+        net = build(text)
+        net({"x": BATCH["x"]})["y"].sum().backward()
+        found.append([parameter.grad for parameter in net.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_propagate_down_stops_the_gradient() -> None:
+    net = build(
+        CLASSIFIER.replace(
+            'name: "out" type: "InnerProduct"',
+            'name: "out" type: "InnerProduct" propagate_down: false',
+        )
+    )
+    gradients(net)
+    grads = {info.name: info.parameter.grad for info in net.parameters_info}
+    assert grads["ip.0"] is None and grads["out.0"] is not None
+
+
+def test_force_backward_reaches_the_callers_inputs() -> None:
+    net = build("force_backward: true " + CLASSIFIER, phase=TEST)
+    net.keep_blobs = True
+    net(BATCH)
+    net.loss.backward()  # type: ignore[no-untyped-call]
+    assert net.blobs["x"].grad is not None and BATCH["x"].grad is None
+
+
+def test_blobs_are_kept_on_request_only() -> None:
+    net = build(CLASSIFIER)
+    net(BATCH)
+    assert net.blobs == {}
+    net.keep_blobs = True
+    net(BATCH)
+    assert set(net.blobs) == {"x", "l", "h", "y", "loss"}
+    assert {name: tuple(blob.shape) for name, blob in net.blobs.items()} == net.blob_shapes
+
+
+def test_blobs_are_freed_after_their_last_use() -> None:
+    net = build(
+        inputs(x=(2, 3))
+        + layer("ReLU", "x", "a", name="a")
+        + layer("ReLU", "a", "b", name="b")
+        + layer("ReLU", "b", "c", name="c")
+    )
+    living: list[weakref.ref[torch.Tensor]] = []
+    alive: list[int] = []
+
+    def watch(_: object, arguments: tuple[torch.Tensor, ...]) -> None:
+        living.append(weakref.ref(arguments[0]))
+        alive.append(sum(ref() is not None for ref in living))
+
+    for _, module in net.layer_modules[1:]:
+        module.register_forward_pre_hook(watch)
+    with torch.no_grad():
+        net({"x": noise(2, 3)})
+    gc.collect()
+    # The caller holds x; besides it only the layer's own argument lives.
+    assert alive == [1, 2, 2]
+
+
+def test_the_graph_of_the_last_pass_is_let_go_before_the_next() -> None:
+    net = build(CLASSIFIER)
+    net(BATCH)
+    graph = weakref.ref(net.loss.grad_fn)
+    net(BATCH)
+    gc.collect()
+    assert graph() is None
+
+
+def test_the_public_list_is_true() -> None:
+    public = poseidon.caffe.net.__all__
+    assert sorted(public, key=lambda name: (name[0].islower(), name)) == list(public)
+    assert all(hasattr(poseidon.caffe.net, name) for name in public)
+
+
+def test_hooks_of_torch_work() -> None:
+    net = build(CLASSIFIER)
+    seen: list[str] = []
+    for name, module in net.layer_modules:
+        if module.blob_specs:
+            module.register_forward_pre_hook(lambda *_, name=name: seen.append(f"use {name}"))
+    for info in net.parameters_info:
+        info.parameter.register_post_accumulate_grad_hook(
+            lambda _, name=info.name: seen.append(f"grad {name}")
+        )
+    gradients(net)
+    assert seen[:2] == ["use ip", "use out"]
+    assert sorted(seen[2:]) == ["grad ip.0", "grad ip.1", "grad out.0", "grad out.1"]
+    assert seen.index("grad out.0") < seen.index("grad ip.0")
+
+
+def test_paths_of_the_definition_are_resolved_by_the_context(tmp_path: object) -> None:
+    found: list[str] = []
+
+    def resolve(path: str) -> object:
+        found.append(path)
+        raise DefinitionError("enough")
+
+    context = LayerContext(phase=TRAIN, seed=0, resolve=resolve)  # type: ignore[arg-type]
+    text = layer("Data", "", "a", "data_param { source: 'db' batch_size: 1 }")
+    with pytest.raises(DefinitionError, match="enough"):
+        compile_net(definition(text), context, state=NetState(phase=TRAIN))
+    assert found == ["db"]

@@ -1,0 +1,116 @@
+"""The plan: slots, lifetimes, outputs, loss weights. (Its errors: test_compile.)"""
+
+from __future__ import annotations
+
+import pytest
+
+from poseidon.caffe.layers.registry import layer_class
+from poseidon.caffe.net.net_plan import NetPlan, plan_net
+from tests.support.nets import definition, inputs, layer
+
+IP = "inner_product_param { num_output: 3 }"
+
+
+def plan(text: str) -> NetPlan:
+    return plan_net(definition(text), layer_class)
+
+
+def test_a_blob_dies_with_its_last_reader() -> None:
+    found = plan(
+        inputs(x=(2, 3))
+        + layer("InnerProduct", "x", "a", IP)
+        + layer("InnerProduct", "a", "b", IP)
+        + layer("Eltwise", "a b", "c")
+    )
+    x, a, b = (found.names[name] for name in "xab")
+    assert [set(step.dead) for step in found.steps] == [set(), {x}, set(), {a, b}]
+
+
+def test_what_weighs_in_the_loss_lives_on() -> None:
+    found = plan(
+        inputs(x=(2, 3))
+        + layer("InnerProduct", "x", "a", "loss_weight: 2")
+        + layer("ReLU", "a", "b")
+    )
+    a = found.names["a"]
+    assert found.losses == ((a, 2.0),)
+    assert all(a not in step.dead for step in found.steps)
+
+
+def test_in_place_makes_a_new_slot_under_the_old_name() -> None:
+    found = plan(inputs(x=(2, 3)) + layer("ReLU", "x", "x") + layer("ReLU", "x", "x"))
+    assert found.slots == 3 and found.names == {"x": 2}
+    assert [step.bottoms for step in found.steps] == [(), (0,), (1,)]
+    assert found.outputs == (("x", 2),)
+
+
+@pytest.mark.parametrize(
+    ("text", "overwrites"),
+    [
+        (layer("InnerProduct", "x", "a", IP) + layer("ReLU", "a", "a"), True),
+        # The ReLU's own backward reads its top.
+        (
+            layer("InnerProduct", "x", "a", IP)
+            + layer("ReLU", "a", "a")
+            + layer("Dropout", "a", "a"),
+            False,
+        ),
+        # The caller's tensor is the caller's.
+        (layer("ReLU", "x", "x"), False),
+        # Somebody else reads the older value.
+        (
+            layer("InnerProduct", "x", "a", IP)
+            + layer("Sigmoid", "a", "b")
+            + layer("ReLU", "a", "a"),
+            False,
+        ),
+        # Its older value weighs in the loss.
+        (layer("InnerProduct", "x", "a", IP + " loss_weight: 1") + layer("ReLU", "a", "a"), False),
+        # Not in place in the definition, so both blobs are to be seen.
+        (layer("InnerProduct", "x", "a", IP) + layer("ReLU", "a", "b"), False),
+    ],
+)
+def test_a_bottom_is_overwritten_only_if_no_other_layer_reads_it(
+    text: str, overwrites: bool
+) -> None:
+    assert plan(inputs(x=(2, 3)) + text).steps[-1].overwrites == overwrites
+
+
+def test_outputs_come_by_name() -> None:
+    found = plan(inputs(b=(1,), Z=(1,), a=(1,)) + layer("ReLU", "b", "c"))
+    assert [name for name, _ in found.outputs] == ["Z", "a", "c"]
+
+
+@pytest.mark.parametrize(
+    ("body", "tops", "weights"),
+    [
+        ("", "loss", {"loss": 1.0}),
+        ("loss_weight: 0.5", "loss", {"loss": 0.5}),
+        ("loss_weight: 0", "loss", {"loss": 0.0}),
+        ("", "loss p", {"loss": 1.0, "p": 0.0}),
+        ("loss_weight: 2 loss_weight: 0", "loss p", {"loss": 2.0, "p": 0.0}),
+        ("loss_weight: 0 loss_weight: 3", "loss p", {"loss": 0.0, "p": 3.0}),
+    ],
+)
+def test_loss_weights(body: str, tops: str, weights: dict[str, float]) -> None:
+    found = plan(inputs(x=(2, 3), l=(2,)) + layer("SoftmaxWithLoss", "x l", tops, body))
+    assert found.loss_weights == weights
+    assert [weight for _, weight in found.losses] == [
+        weight for weight in weights.values() if weight
+    ]
+
+
+def test_a_loss_may_leave_its_top_unnamed() -> None:
+    found = plan(inputs(x=(2, 3), l=(2,)) + layer("SoftmaxWithLoss", "x l", ""))
+    assert found.outputs == () and [weight for _, weight in found.losses] == [1.0]
+
+
+def test_wanted_gradients() -> None:
+    text = inputs(x=(2, 3), y=(2, 3)) + layer(
+        "Eltwise", "x y", "z", "propagate_down: true propagate_down: false"
+    )
+    found = plan(text)
+    assert found.wants_gradient == {found.names["x"]}
+    assert found.steps[-1].cut == (False, True)
+    forced = plan("force_backward: true " + inputs(x=(2, 3)) + layer("ReLU", "x", "y"))
+    assert forced.wants_gradient == {forced.names["x"]}

@@ -1,0 +1,150 @@
+"""Checks before a process starts; the messages are held through the command line in
+test_broken_inputs.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from poseidon.caffe.layers import registry
+from poseidon.caffe.layers.base import Layer, LayerContext
+from poseidon.caffe.proto.caffe_pb2 import TRAIN
+from poseidon.caffe.proto.definition import SolverDefinition, read_solver
+from poseidon.caffe.solver.settings import solver_settings
+from poseidon.caffe.tools.preflight import (
+    check_layers,
+    check_nets,
+    check_snapshot_prefix,
+)
+from poseidon.errors import DataError, DefinitionError
+from tests.support.training import write_definitions
+
+
+def test_a_sound_solver_passes_without_its_data(tmp_path: Path) -> None:
+    solver = read_solver(write_definitions(tmp_path, batch=4, extra="max_iter: 3"))
+    assert check_nets(solver, solver_settings(solver)).param.name == "small"
+    check_snapshot_prefix(solver)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["net.prototxt", "solver.prototxt"]
+
+
+def test_a_folder_of_snapshots_is_made_in_one_that_is_there_alone(tmp_path: Path) -> None:
+    new, wrong = tmp_path / "new" / "snap", tmp_path / "nosuch" / "new" / "snap"
+    for prefix in (tmp_path / "snap", new):
+        check_snapshot_prefix(
+            read_solver(write_definitions(tmp_path, batch=4)).with_settings(
+                [f"snapshot_prefix={prefix}"]
+            )
+        )
+    solver = read_solver(write_definitions(tmp_path, batch=4)).with_settings(
+        [f"snapshot_prefix={wrong}"]
+    )
+    with pytest.raises(
+        DefinitionError, match=f"there is no folder {tmp_path}/nosuch to make new in; make it"
+    ):
+        check_snapshot_prefix(solver)
+    assert not new.parent.exists() and not wrong.parent.parent.exists()
+
+
+def test_no_loss_matters_only_to_training(tmp_path: Path) -> None:
+    for max_iter in (0, 3):
+        solver = read_solver(write_definitions(tmp_path, batch=4, extra=f"max_iter: {max_iter}"))
+        net = tmp_path / "net.prototxt"
+        net.write_text(net.read_text().replace('"SoftmaxWithLoss"', '"Accuracy"'))
+        if max_iter:
+            with pytest.raises(DefinitionError, match="no loss to train on"):
+                check_nets(solver, solver_settings(solver))
+        else:
+            check_nets(solver, solver_settings(solver))
+
+
+ALONE = LayerContext(phase=TRAIN, seed=1)
+DUMMY = """
+layer {{ name: "x" type: "DummyData" top: "x" top: "t"
+  dummy_data_param {{ shape {{ dim: 4 dim: 6 }} shape {{ dim: 4 dim: 2 }} }} }}
+{layers}
+layer {{ name: "loss" type: "EuclideanLoss" bottom: "y" bottom: "t" top: "loss" }}
+"""
+INNER = 'layer {{ name: "{name}" type: "InnerProduct" bottom: "{bottom}" top: "{top}" {more} inner_product_param {{ num_output: {n} }} }}'
+
+
+def inner(bottom: str, top: str, outputs: int, *, more: str = "") -> str:
+    return INNER.format(name=f"ip_{top}", bottom=bottom, top=top, n=outputs, more=more)
+
+
+def solver_of_layers(folder: Path, *layers: str) -> SolverDefinition:
+    (folder / "net.prototxt").write_text(DUMMY.format(layers="\n".join(layers)))
+    (folder / "solver.prototxt").write_text(
+        'net: "net.prototxt" base_lr: 1 lr_policy: "fixed" max_iter: 1'
+    )
+    return read_solver(folder / "solver.prototxt")
+
+
+def test_a_mistake_of_the_test_net_alone_is_found(tmp_path: Path) -> None:
+    """It shares the blobs of the train net."""
+    layers = [
+        inner("x", "y", n, more=f"include {{ phase: {phase} }}")
+        for n, phase in ((2, "TRAIN"), (3, "TEST"))
+    ]
+    solver = solver_of_layers(tmp_path, *layers)
+    check_layers(solver, [ALONE], files_are_here=True)
+    solver.param.test_iter.append(1)
+    solver.param.test_interval = 1
+    with pytest.raises(
+        DefinitionError,
+        match=r"layer 'ip_y' .InnerProduct.: has blobs of shape 3x6, 3, expected 2x6, 2 as",
+    ):
+        check_layers(solver, [ALONE], files_are_here=True)
+
+
+def test_code_of_the_user_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies below it is checked, and what lies beside it."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "with_effects.py").write_text("raise SystemExit('imported')")
+
+    class Counted(Layer):
+        def __init__(self, *_: object) -> None:
+            pytest.fail("created")
+
+    monkeypatch.setitem(registry._CLASSES, "Counted", Counted)
+    python = 'layer { name: "py" type: "Python" bottom: "h" top: "p" python_param { module: "with_effects" layer: "L" } }'
+    counted = 'layer { name: "own" type: "Counted" bottom: "p" top: "y" }'
+    for below, beside, says in (
+        (inner("x", "h", 3), inner("x", "side", 4), None),
+        (inner("x", "h", 0), inner("x", "side", 4), "ip_h"),
+        (inner("x", "h", 3), inner("x", "side", 0), "ip_side"),
+    ):
+        solver = solver_of_layers(tmp_path, below, python, counted, beside)
+        if says is None:
+            check_layers(solver, [ALONE], files_are_here=True)
+            continue
+        with pytest.raises(DefinitionError, match=rf"layer '{says}' .*num_output"):
+            check_layers(solver, [ALONE], files_are_here=True)
+
+
+def test_a_blob_whose_owner_is_unknown_is_left_to_the_worker(tmp_path: Path) -> None:
+    """The second layer may differ from the first in shape where the owner, which both must suit,
+    is not known here.
+    """
+    named = 'param { name: "w" share_mode: PERMISSIVE } param { name: "b" share_mode: PERMISSIVE }'
+    python = 'layer { name: "py" type: "Python" bottom: "x" top: "p" python_param { module: "m" layer: "L" } }'
+    owner, sharer = inner("p", "h", 3, more=named), inner("x", "y", 2, more=named)
+    check_layers(solver_of_layers(tmp_path, python, owner, sharer), [ALONE], files_are_here=True)
+    with pytest.raises(DefinitionError, match=r"layer 'ip_y' .*param 'w'"):
+        check_layers(
+            solver_of_layers(tmp_path, owner.replace('"p"', '"x"'), sharer),
+            [ALONE],
+            files_are_here=True,
+        )
+
+
+def test_files_of_other_hosts_are_not_looked_for(tmp_path: Path) -> None:
+    path = write_definitions(tmp_path, batch=4, extra="max_iter: 3")
+    check_layers(read_solver(path), [ALONE], files_are_here=False)
+    with pytest.raises(
+        DataError, match=r"layer 'data' \(Data\): the database .*train_lmdb does not exist"
+    ):
+        check_layers(read_solver(path), [ALONE], files_are_here=True)
+    with pytest.raises(DefinitionError, match=r"layer 'ip_y' .*num_output"):
+        check_layers(solver_of_layers(tmp_path, inner("x", "y", 0)), [ALONE], files_are_here=False)

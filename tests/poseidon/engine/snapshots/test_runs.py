@@ -1,0 +1,154 @@
+"""Which job may write with a prefix, and which run a snapshot belongs to."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from poseidon.engine.snapshots.checksums import Run, run_of, seal, sums_path
+from poseidon.engine.snapshots.rotation import (
+    later_of_others,
+    newest_intact,
+    newest_state,
+    remove_older,
+)
+from poseidon.engine.snapshots.runs import Prefixes
+from poseidon.errors import SnapshotError
+from tests.support.training_processes import ROOT
+
+ENDING = ".pt"
+HOLDER = """
+import sys
+from pathlib import Path
+from poseidon.engine.snapshots.runs import Prefixes
+prefixes = Prefixes(sys.argv[2])
+prefixes.take(Path(sys.argv[1]), ".pt")
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as own:
+        yield own
+
+
+def other_process(stack: ExitStack, prefix: Path, job: str) -> subprocess.Popen[str]:
+    """Return a process that writes with a prefix until its standard input ends."""
+    words = [sys.executable, "-c", HOLDER, str(prefix), job]
+    pipe = subprocess.PIPE
+    other = stack.enter_context(
+        subprocess.Popen(words, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
+    )
+    stack.callback(other.kill)
+    assert other.stdout is not None
+    assert other.stdout.readline() == "held\n"
+    return other
+
+
+@pytest.mark.parametrize("job", ["lenet-1", ""])
+def test_a_prefix_is_of_one_job_at_a_time(tmp_path: Path, stack: ExitStack, job: str) -> None:
+    prefix, mine = tmp_path / "net", Prefixes("lenet-2")
+    other = other_process(stack, prefix, job)
+    holder = "the job 'lenet-1'" if job else "another process"
+    end = "kill lenet-1" if job else "or end it first"
+    with pytest.raises(SnapshotError, match=rf"{holder}, which runs \(pid {other.pid} on .*{end}"):
+        mine.take(prefix, ENDING)
+    mine.take(tmp_path / "other", ENDING)
+    if job:
+        Prefixes(job).take(prefix, ENDING)  # a start of the same job
+    other.communicate("")
+    assert [path.name for path in tmp_path.iterdir()] == [".other.running"]
+    mine.take(prefix, ENDING)
+    assert {path.name for path in tmp_path.iterdir()} == {".other.running", ".net.running"}
+    del mine
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_killed_process_has_left_refuses_nobody(tmp_path: Path, stack: ExitStack) -> None:
+    other = other_process(stack, tmp_path / "net", "lenet-1")
+    other.kill()
+    other.wait()
+    assert (tmp_path / ".net.running").exists()
+    Prefixes("lenet-2").take(tmp_path / "net", ENDING)
+
+
+def test_a_lock_whose_file_was_removed_is_taken_again(tmp_path: Path) -> None:
+    mine = Prefixes("lenet-1")
+    for _ in range(2):
+        mine.take(tmp_path / "net", ENDING)
+        record = tmp_path / ".net.running"
+        assert record.read_text().startswith("lenet-1\n")
+        record.unlink()
+
+
+def write(prefix: Path, iteration: int, run: Run) -> Path:
+    state = prefix.with_name(f"{prefix.name}_iter_{iteration}{ENDING}")
+    state.write_text(f"{iteration} {run}")
+    seal(state, run=run)
+    return state
+
+
+OLD = Run(number=0)
+A, B = Run(number=1, job="a"), Run(number=2, job="b")
+
+
+@pytest.mark.parametrize(
+    ("before", "job", "resumed", "expected", "beside"),
+    [
+        ([], "b", None, 1, None),
+        ([(3, A), (6, A)], "b", None, 2, 6),
+        ([(3, A), (6, A)], "a", None, 1, None),
+        ([(3, A), (6, A)], "b", 6, 1, None),
+        ([(3, A), (6, A)], "b", 3, 2, 6),
+        ([(9, A), (3, B)], "c", 3, 2, None),
+        ([(9, A), (3, B)], "a", None, 3, 3),
+        ([(9, OLD)], "b", None, 1, 9),
+        ([(9, OLD)], "", 9, 0, None),
+        ([(9, Run(number=1))], "", None, 2, 9),
+    ],
+    ids=str,
+)
+def test_the_run_that_a_job_begins_or_continues(
+    tmp_path: Path,
+    before: list[tuple[int, Run]],
+    job: str,
+    resumed: int | None,
+    expected: int,
+    beside: int | None,
+) -> None:
+    states = {iteration: write(tmp_path / "net", iteration, run) for iteration, run in before}
+    found = Prefixes(job).take(
+        tmp_path / "net", ENDING, None if resumed is None else states[resumed]
+    )
+    assert found.run == Run(number=expected, job=job)
+    assert found.beside == (None if beside is None else states[beside])
+
+
+def test_a_new_short_run_in_an_old_folder(tmp_path: Path) -> None:
+    old = [write(tmp_path / "net", iteration, run) for iteration, run in ((90, OLD), (100, A))]
+    new = [write(tmp_path / "net", iteration, B) for iteration in (3, 6, 9)]
+    assert remove_older(new[-1], 2) == new[:1]
+    assert all(path.exists() for path in old)
+    assert newest_intact(tmp_path / "net", ENDING) == new[-1]
+    assert newest_state(tmp_path, ENDING) == new[-1]
+    assert later_of_others(new[-1]) == old[-1]
+    assert run_of(new[-1]) == B
+    new[-1].write_text("damaged")
+    assert newest_intact(tmp_path / "net", ENDING) == new[1]
+    later = write(tmp_path / "net", 101, B)
+    assert remove_older(later, 1) == new[1:]
+    assert all(path.exists() for path in old)
+    assert later_of_others(later) is None
+
+
+def test_the_sums_of_a_run_are_those_of_sha256sum(tmp_path: Path) -> None:
+    state = write(tmp_path / "net", 3, B)
+    words = ["sha256sum", "--check", "--strict", sums_path(state).name]
+    assert subprocess.run(words, cwd=tmp_path, capture_output=True, check=False).returncode == 0

@@ -1,0 +1,322 @@
+"""The methods of the process group as torch.distributed calls them, on workers in threads.
+
+`tests/distributed/test_ddp_scripts.py` calls torch.distributed itself.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from poseidon.errors import UsageError
+from poseidon.torch.process_group.backend import Calls, PoseidonGroup
+from poseidon.torch.process_group.collectives import Collectives
+from poseidon.torch.process_group.mesh import Call, DifferentCalls, Mesh
+from ps_server import StalenessTimeout
+from tests.poseidon.torch.process_group.test_collectives import meshes, on_all
+
+SIZE = 3
+
+
+def reduction(operation: object) -> object:
+    options = dist.AllreduceOptions()
+    options.reduceOp = operation  # type: ignore[assignment]
+    return options
+
+
+def broadcast_from(root: int) -> object:
+    options = dist.BroadcastOptions()
+    options.rootRank = root
+    return options
+
+
+def gather_to(root: int) -> object:
+    options = dist.GatherOptions()
+    options.rootRank = root
+    return options
+
+
+def scatter_from(root: int) -> object:
+    options = dist.ScatterOptions()
+    options.rootRank = root
+    return options
+
+
+@contextmanager
+def group_of(mesh: Mesh) -> Iterator[PoseidonGroup]:
+    group = PoseidonGroup(Collectives(mesh, "0", range(mesh.size)))
+    yield group
+    group.shutdown()
+
+
+def test_tensors_that_are_not_in_order_in_memory_get_their_results() -> None:
+    def run(mesh: Mesh) -> None:
+        with group_of(mesh) as group:
+            whole = torch.arange(12.0).view(3, 4)
+            turned = (whole * (mesh.rank + 1)).T
+            options = dist.AllreduceOptions()
+            options.reduceOp = dist.ReduceOp.SUM
+            assert group.allreduce([turned], options).wait()
+            assert torch.equal(turned, (whole * 6).T)
+            outputs = [torch.zeros(4, 3).T for _ in range(SIZE)]
+            group.allgather([outputs], [whole + mesh.rank]).wait()
+            assert all(torch.equal(got, whole + rank) for rank, got in enumerate(outputs))
+
+    with meshes(SIZE) as made:
+        on_all(made, run)
+
+
+def test_tensors_of_inference_mode_get_their_results() -> None:
+    """Only inside of that mode they may be changed, and each thread has its own."""
+
+    def run(mesh: Mesh) -> None:
+        with group_of(mesh) as group, torch.inference_mode():
+            sender, receiver = (mesh.rank - 1) % SIZE, (mesh.rank + 1) % SIZE
+            own, outputs = torch.ones(9, 2) + mesh.rank, [torch.zeros(9, 2) for _ in range(SIZE)]
+            group.allgather([outputs], [own]).wait()
+            assert [int(output[0, 0]) for output in outputs] == [1, 2, 3]
+            group.allreduce([own]).wait()
+            assert own.tolist() == [[6, 6]] * 9
+            sent = group.send([own + mesh.rank], receiver, 0)
+            group.recv([own], sender, 0).wait()
+            sent.wait()
+            assert own.tolist() == [[6 + sender] * 2] * 9
+        weight = torch.ones(2, requires_grad=True)
+        seen = weight * 2
+        product = seen * seen
+        with group_of(mesh) as group, torch.inference_mode():
+            group.allreduce([seen]).wait()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.sum().backward()
+
+    with meshes(SIZE) as made:
+        on_all(made, run)
+
+
+def test_calls_return_before_they_are_done_and_run_in_their_order() -> None:
+    def run(mesh: Mesh) -> None:
+        with group_of(mesh) as group:
+            tensors = [torch.full((4,), float(mesh.rank + step)) for step in range(5)]
+            works = [group.allreduce([tensor]) for tensor in tensors]
+            for step, (tensor, work) in reversed(list(enumerate(zip(tensors, works, strict=True)))):
+                assert work.get_future().wait()[0] is tensor
+                assert work.is_completed() and work.is_success()
+                assert tensor.tolist() == [3.0 + 3 * step] * 4
+
+    with meshes(SIZE) as made:
+        on_all(made, run)
+
+
+def test_calls_of_a_group_that_was_shut_down_are_made_as_under_gloo() -> None:
+    """They do not wait for ever; `torch.distributed.nn.functional` may have kept the group."""
+
+    def run(mesh: Mesh) -> None:
+        with group_of(mesh) as group:
+            tensors = [torch.full((4,), float(mesh.rank + step)) for step in range(3)]
+            for tensor in tensors:
+                work = group.allreduce([tensor])
+                group.shutdown()
+            work.wait()
+            assert [tensor[0].item() for tensor in tensors] == [3.0, 6.0, 9.0]
+
+    with meshes(SIZE) as made:
+        on_all(made, run)
+
+
+def test_a_callback_of_a_collective_may_wait_for_its_own() -> None:
+    """As torch's hook of PowerSGD does: its own comes before those that the script calls next."""
+    callbacks_are_set = threading.Event()
+
+    def run(mesh: Mesh) -> None:
+        with group_of(mesh) as group:
+            if mesh.rank:
+                assert callbacks_are_set.wait(20)
+            tensors = [torch.full((4,), float(mesh.rank)) for _ in range(3)]
+            first = group.allreduce([tensors[0]]).get_future()
+            nested = first.then(lambda _: group.allreduce([tensors[1]]).get_future().wait())
+            last = group.allreduce([tensors[2]])
+            callbacks_are_set.set()
+            last.wait()
+            assert nested.wait()[0] is tensors[1]
+            assert all(tensor.tolist() == [1.0] * 4 for tensor in tensors)
+
+    with meshes(2) as made:
+        on_all(made, run)
+
+
+def test_waits_of_the_script_for_all_workers_are_reported() -> None:
+    reported: list[tuple[int, str]] = []
+    calls = Calls(lambda begun, name: reported.append((begun, name)))
+
+    with meshes(1) as (mesh,):
+        group = PoseidonGroup(Collectives(mesh, "0", [0]), calls)
+        group.barrier()
+        group.allreduce([torch.zeros(2)]).wait()
+        on_all([group], lambda group: group.barrier().wait())  # of another thread
+        group.shutdown()
+    assert reported == [(2, "all_reduce"), (2, "")]
+
+
+def test_an_error_of_the_background_is_raised_where_the_result_is_wanted() -> None:
+    def run(mesh: Mesh) -> None:
+        with group_of(mesh) as group:
+            call = group.barrier if mesh.rank else lambda: group.allreduce([torch.zeros(2)])
+            work = call()
+            with pytest.raises(UsageError, match="expected the same calls in the same order"):
+                work.wait()
+            assert isinstance(work.exception(), UsageError)
+
+    with meshes(2) as made:
+        on_all(made, run)
+
+
+def test_a_failed_collective_ends_all_calls_on_all_workers() -> None:
+    failures: list[Exception] = []
+
+    def run(mesh: Mesh) -> str:
+        with group_of(mesh) as group:
+            # worker 1 is the only one that receives another call than its own
+            barrier = None if mesh.rank == 1 else group.barrier()
+            work = barrier or group.broadcast([torch.ones(1)], broadcast_from(0))
+            with pytest.raises(DifferentCalls) as first:
+                work.wait()
+            with pytest.raises(DifferentCalls) as later:
+                group.allreduce([torch.zeros(2)]).wait()
+            with pytest.raises(DifferentCalls):
+                group.send([torch.zeros(2)], (mesh.rank + 1) % SIZE, 0)
+            assert str(first.value) == str(later.value)
+            return str(first.value)
+
+    with meshes(SIZE, on_failure=failures.append, place=lambda rank: f"train.py, line {rank}") as m:
+        found = on_all(m, run)
+    assert (
+        found
+        == [
+            "worker 1 calls broadcast(1 x float32, from 0) (train.py, line 1), and worker 0 barrier() "
+            "(train.py, line 0); expected the same calls in the same order on all workers"
+        ]
+        * SIZE
+    )
+    assert [str(failure) for failure in failures] == found[:1]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda group: group.allreduce([torch.ones(2)], reduction(dist.ReduceOp.BXOR)),
+        lambda group: group.allgather([[torch.ones(2)] * 2], [torch.ones(2)]),
+        lambda group: group.allgather([[torch.ones(2)] * 3], [torch.ones(3)]),
+        lambda group: group.allgather([[torch.ones(2).int()] * 3], [torch.ones(2)]),
+        lambda group: group.all_gather_single(torch.ones(7), torch.ones(2)),
+        lambda group: group.gather([[torch.ones(3)] * 3], [torch.ones(2)], gather_to(0)),
+        lambda group: group.scatter([torch.ones(2)], [[torch.ones(1)] * 3], scatter_from(0)),
+        lambda group: group.reduce_scatter([torch.ones(2)], [[torch.ones(1)] * 3]),
+        lambda group: group.reduce_scatter_single(torch.ones(2), torch.ones(7)),
+        lambda group: group.alltoall([torch.ones(2)] * 2, [torch.ones(2)] * 3),
+        lambda group: group.all_to_all_single(torch.ones(4), torch.ones(4), [], []),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_is_sent(
+    wrong: Callable[[PoseidonGroup], object],
+) -> None:
+    def run(mesh: Mesh) -> None:
+        with group_of(mesh) as group:
+            if mesh.rank == 1:
+                with pytest.raises((ValueError, UsageError)):
+                    wrong(group)
+            group.barrier().wait()
+
+    with meshes(SIZE) as made:
+        on_all(made, run)
+
+
+def test_receives_without_a_source_take_messages_in_their_order() -> None:
+    def run(mesh: Mesh) -> None:
+        with group_of(mesh) as group:
+            if mesh.rank:
+                for number in range(2):
+                    group.send([torch.full((2,), float(10 * mesh.rank + number))], 0, 5)
+                group.barrier().wait()
+                return
+            tensors = [torch.zeros(2) for _ in range(4)]
+            works = [group.recv([tensors[0]], 2, 5)]
+            works += [group.recv_anysource([tensor], 5) for tensor in tensors[1:]]
+            for work in reversed(works):
+                work.wait()
+            sources = [work._source_rank() for work in works]
+            assert sorted(sources) == [1, 1, 2, 2] and sources[0] == 2
+            for rank in (1, 2):
+                got = [
+                    float(t[0])
+                    for t, source in zip(tensors, sources, strict=True)
+                    if source == rank
+                ]
+                assert got == [10.0 * rank, 10.0 * rank + 1]
+            group.barrier().wait()
+
+    with meshes(SIZE) as made:
+        on_all(made, run)
+
+
+def test_a_group_has_a_limit_of_time_and_so_has_a_wait() -> None:
+    def run(mesh: Mesh) -> None:
+        group = PoseidonGroup(Collectives(mesh, "0", range(2), 0.2))
+        if mesh.rank == 0:
+            work = group.barrier()
+            with pytest.raises(StalenessTimeout, match=r"barrier was not done within 0\.01 s"):
+                work.wait(timedelta(seconds=0.01))
+            with pytest.raises(StalenessTimeout, match=r"worker 1 did not take part within 0\.2 s"):
+                work.wait()
+        else:  # it does not wait for its own limit: the other worker tells it
+            mesh.send(0, Call("x", 1, ""), 0, b"")
+            slow = PoseidonGroup(Collectives(mesh, "1", range(2)))
+            with pytest.raises(DifferentCalls, match=r"worker 1 did not take part within 0\.2 s"):
+                slow.barrier().wait()
+            slow.shutdown()
+        group.shutdown()
+
+    with meshes(2) as made:
+        on_all(made, run)
+
+
+def test_an_unknown_reduction_is_refused() -> None:
+    def run(mesh: Mesh) -> None:
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist._make_nccl_premul_sum(2.0)
+        with (
+            group_of(mesh) as group,
+            pytest.raises(UsageError, match=r"does not know the reduction .*; expected one of SUM"),
+        ):
+            group.allreduce([torch.zeros(2)], options)
+
+    with meshes(1) as made:
+        on_all(made, run)
+
+
+@pytest.mark.parametrize("operation", [dist.ReduceOp.SUM, dist.ReduceOp.AVG])
+@pytest.mark.parametrize("counts", [(0, 0, 0), (0, 1, 3), (2, 2, 2)])
+def test_sparse_tensors_are_reduced_as_rows(operation: object, counts: tuple[int, ...]) -> None:
+    def of_worker(rank: int) -> torch.Tensor:
+        rows = [torch.tensor([rank + 2 * k, 5]) for k in range(counts[rank])]
+        indices = torch.stack(rows).view(1, -1) if rows else torch.zeros(1, 0, dtype=torch.int64)
+        values = torch.ones(indices.shape[1], 2) + rank
+        return torch.sparse_coo_tensor(indices, values, (9, 2), check_invariants=True)
+
+    expected = sum(of_worker(rank).to_dense() for rank in range(SIZE))
+    if operation is dist.ReduceOp.AVG:
+        expected = expected / SIZE
+
+    def run(mesh: Mesh) -> None:
+        with group_of(mesh) as group:
+            tensor = of_worker(mesh.rank)
+            assert group.allreduce([tensor], reduction(operation)).get_future().wait()[0] is tensor
+            assert torch.equal(tensor.to_dense(), expected)
+
+    with meshes(SIZE) as made:
+        on_all(made, run)

@@ -1,0 +1,98 @@
+"""What a process is told that a script has started; `tests/distributed/test_ddp_scripts.py` has
+jobs.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+
+import pytest
+import torch.distributed
+
+from poseidon.engine.document import ScriptDocument
+from poseidon.engine.launcher_connection import LauncherConnection
+from poseidon.errors import UsageError
+from poseidon.torch import spawning
+from poseidon.torch.spawned import Asked, Link
+from poseidon.torch.spawning import Place, name_of
+from tests.support.polling import until
+
+HERE = spawning.this_machine()
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    """The place of worker 1 of three, of which 1 and 2 are on this machine."""
+    document = ScriptDocument(
+        job="j", output="/o", script="s.py", token="ab", rank=1, workers=3, ddp=True
+    )
+    launcher = LauncherConnection(io.StringIO(), io.StringIO())
+    with closing(Place(document, launcher)) as own:
+        own.open(["elsewhere", HERE, HERE])
+        yield own
+
+
+@pytest.mark.parametrize(
+    ("rank", "size", "reply"),
+    [
+        (1, 3, {"do": "take", "of": name_of("ab", 1)}),
+        (2, 3, {"do": "take", "of": name_of("ab", 2)}),
+        (0, 3, "with rank 0; expected one of the ranks of this machine's workers: 1, 2"),
+        (3, 3, "workers: 1, 2"),
+        (None, 3, "workers: 1, 2"),
+        (0, 2, "is called for 2 workers, and the job has 3 workers: the script starts"),
+        (0, None, "is called for no number of workers"),
+    ],
+)
+def test_places(place: Place, rank: int | None, size: int | None, reply: object) -> None:
+    with closing(Link.to(name_of("ab", 1))) as link:
+        answer = link.ask(do="place", rank=rank, size=size)
+    if isinstance(reply, str):
+        assert reply in answer["error"]
+    else:
+        assert answer == reply
+
+
+def test_a_place_can_be_reached_before_the_machines_are_known() -> None:
+    """Another worker may know them earlier."""
+    document = ScriptDocument(job="j", output="/o", script="s.py", token="ef", ddp=True)
+    launcher = LauncherConnection(io.StringIO(), io.StringIO())
+    with (
+        closing(Place(document, launcher)) as place,
+        closing(Link.to(name_of("ef", 0))) as link,
+    ):
+        link.write(do="place", rank=0, size=1)
+        place.open([HERE])
+        assert link.read() == {"do": "take", "of": name_of("ef", 0)}
+
+
+@pytest.mark.parametrize("takes_part", [False, True])
+def test_others_wait_for_the_end_of_the_first_script(place: Place, takes_part: bool) -> None:
+    with closing(Link.to(name_of("ab", 1))) as link, closing(Link.to(name_of("ab", 1))) as other:
+        if takes_part:
+            other.ask(do="place", rank=1, size=3)
+        link.write(do="wait")
+        until(lambda: len(place._waiting) == 1, "the place has heard it", 20.0)
+        place.close()
+        assert link.read() == ({} if takes_part else {"free": True})
+
+
+def test_others_are_free_once_the_first_script_joins_by_itself(place: Place) -> None:
+    with closing(Link.to(name_of("ab", 1))) as link:
+        link.write(do="wait", number=1)
+        place._begin_own()
+        assert link.read() == {"free": True}
+
+
+def test_both_at_once_are_refused(place: Place) -> None:
+    with closing(Link.to(name_of("ab", 1))) as link:
+        link.ask(do="place", rank=1, size=3)
+    with place.spawns(ExitStack()), pytest.raises(UsageError, match="expected one of both"):
+        torch.distributed.init_process_group("gloo")
+
+
+def test_what_a_call_asks_for() -> None:
+    assert Asked.of_call(("gloo", "tcp://h:1", None, 4, 2), {}) == (2, 4)
+    assert Asked.of_call(("gloo",), {"rank": 0}) == (0, None)
