@@ -22,7 +22,7 @@ and the new weights. With `--compute real` nets are computed, on one thread a ho
 median of several rounds, and jobs that are compared run by turns on the same hosts.
 
 A job of `--ours` is EXCHANGE[+CODEC...][+float16|bfloat16][+H32[+P4][+D8]]. A CODEC is one of
-`--compress`; H, P and D are `--sync_every`, `--sync_fragments` and `--sync_delay`. EXCHANGE may be
+`--compress`; H, P and D are `--local_steps=H,fragments=P,delay=D`. EXCHANGE may be
 `default`. Our traffic between hosts is encrypted, as in every job, unless `--in_clear` is given;
 DDP's, over gloo, never is.
 

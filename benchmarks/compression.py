@@ -61,11 +61,9 @@ def flags_of(way: str) -> list[str]:
     """Return the flags of `poseidon run` for a way that does not use DDP."""
     if local := LOCAL_STEPS.fullmatch(way):
         steps, rate, momentum, codec = local.groups()
-        outer = [
-            f"--outer_lr={rate or 1}",
-            f"--outer_momentum={momentum or f'{1 - 1 / WORKERS:g}'}",
-        ]
-        return [f"--sync_every={steps}", *outer, *(flags_of(codec) if codec else [])]
+        momentum = momentum or f"{1 - 1 / WORKERS:g}"
+        rounds = f"--local_steps={steps},outer_lr={rate or 1},outer_momentum={momentum}"
+        return [rounds, *(flags_of(codec) if codec else [])]
     if way in ("float16", "bfloat16"):
         return [f"--wire_precision={way}"]
     return [] if way == NONE else [f"--compress={way}"]

@@ -202,7 +202,7 @@ class Cluster:
             f"--job={name}",
             "--hostfile=machines",
             f"--output=output_{name}",
-            "--max_rejoins=100000",
+            "--elastic=max_rejoins=100000",
             *self._flags,
             *flags,
         )
@@ -301,7 +301,7 @@ def show(losses: Sequence[Loss]) -> None:
 
 def cost(cluster: Cluster, rounds: int, iterations: int) -> None:
     """Train with and without memory snapshots by turns, and print the seconds of an iteration."""
-    found: dict[str, list[float]] = {"--replicas=1": [], "--replicas=0": []}
+    found: dict[str, list[float]] = {"--elastic=1": [], "--elastic=0": []}
     for number in range(rounds):
         for flag, seconds in found.items():
             job = cluster.train(f"cost{number}{flag[-1]}", iterations, flag)

@@ -51,21 +51,21 @@ class Way:
     flags: tuple[str, ...] = ()
 
 
-BMUF = ("--outer_lr=1", "--outer_momentum=0.667")
+BMUF = ("--local_steps=outer_lr=1", "--local_steps=outer_momentum=0.667")
 WAYS = (
     Way("synchronous"),
-    Way("H=8, BMUF", ("--sync_every=8", *BMUF)),
-    Way("H=32, BMUF", ("--sync_every=32", *BMUF)),
-    Way("H=32, BMUF, float16", ("--sync_every=32", *BMUF, "--wire_precision=float16")),
-    Way("H=32, BMUF, int8", ("--sync_every=32", *BMUF, "--compress=int8")),
-    Way("H=32, BMUF, 4 fragments", ("--sync_every=32", *BMUF, "--sync_fragments=4")),
+    Way("H=8, BMUF", ("--local_steps=8", *BMUF)),
+    Way("H=32, BMUF", ("--local_steps=32", *BMUF)),
+    Way("H=32, BMUF, float16", ("--local_steps=32", *BMUF, "--wire_precision=float16")),
+    Way("H=32, BMUF, int8", ("--local_steps=32", *BMUF, "--compress=int8")),
+    Way("H=32, BMUF, 4 fragments", ("--local_steps=32", *BMUF, "--local_steps=fragments=4")),
     Way(
         "H=32, BMUF, 4 fragments, delay 4",
-        ("--sync_every=32", *BMUF, "--sync_fragments=4", "--sync_delay=4"),
+        ("--local_steps=32", *BMUF, "--local_steps=fragments=4", "--local_steps=delay=4"),
     ),
-    Way("H=8, DiLoCo", ("--sync_every=8",)),
-    Way("H=32, DiLoCo", ("--sync_every=32",)),
-    Way("H=32, average", ("--sync_every=32", "--outer_lr=1", "--outer_momentum=0")),
+    Way("H=8, DiLoCo", ("--local_steps=8",)),
+    Way("H=32, DiLoCo", ("--local_steps=32",)),
+    Way("H=32, average", ("--local_steps=32,outer_lr=1,outer_momentum=0")),
 )
 
 

@@ -110,7 +110,7 @@ def measure(net: str, job: Job, steps: int, checkout: Path) -> tuple[float, floa
             hosts.write_text("".join(f"{i} 127.0.0.1 0\n" for i in range(job.clients)))
             command = [sys.executable, "-m", "poseidon", "run", *job.flags]
             command += [f"--hostfile={hosts}", f"--output={folder}/out"]
-            command += [f"--num_app_threads={job.workers}"]
+            command += [f"--workers={job.workers}"]
         else:
             command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
             command += [f"--nproc_per_node={job.workers}"]

@@ -68,7 +68,7 @@ def accuracy(folder: Path, solver: Path, staleness: int) -> float:
     command += [
         f"--output={output}",
         f"--net_outputs={output / 'job'}",
-        f"--table_staleness={staleness}",
+        f"--staleness={staleness}",
     ]
     subprocess.run(
         command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

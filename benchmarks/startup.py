@@ -182,7 +182,7 @@ def cases_of(folder: Path, flags: argparse.Namespace) -> list[Case]:
     run = (*poseidon, "run")
     found = [
         Case(name="torchrun, DDP", argv=torchrun),
-        Case(name="run, 2 workers", argv=(*run, "--num_app_threads=2", "ours.py")),
+        Case(name="run, 2 workers", argv=(*run, "--workers=2", "ours.py")),
         Case(name="run, 2 clients", argv=(*run, "--hostfile=two", "ours.py")),
     ]
     if flags.hostfile:

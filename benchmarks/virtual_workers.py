@@ -168,16 +168,16 @@ CASES = [
     Case("quick, clip_gradients", False, 12, TWELVE, [], "clip_gradients: 0.5"),
     Case("quick, int8", False, 12, TWELVE, ["--exchange=ps", "--compress=int8"]),
     Case("quick, powersgd", False, 12, TWELVE, ["--exchange=ps", "--compress=powersgd:2"]),
-    Case("BatchNorm, local steps", True, 12, SIX, ["--sync_every=3"]),
+    Case("BatchNorm, local steps", True, 12, SIX, ["--local_steps=3"]),
     Case(
         "quick, streamed local steps",
         False,
         12,
         SIX,
-        ["--exchange=ps", "--sync_every=3", "--sync_fragments=2", "--sync_delay=1"],
+        ["--exchange=ps", "--local_steps=3,fragments=2,delay=1"],
         'type: "Adam" momentum2: 0.99',
     ),
-    Case("transformer, local steps", None, 12, SIX, ["--sync_every=3", "--exchange=ps"]),
+    Case("transformer, local steps", None, 12, SIX, ["--local_steps=3", "--exchange=ps"]),
     Case("BatchNorm, V = 16", True, 16, (1, 2, 4, 8), []),
     Case("BatchNorm, V = 7", True, 7, (1, 2, 3), []),
 ]
@@ -421,7 +421,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     equal = True
     if flags.only in (None, "bits"):
         equal = bits(flags.iterations, flags.case)
-        for more in ((), ("--sync_every=3",)) if not flags.case else ():
+        for more in ((), ("--local_steps=3",)) if not flags.case else ():
             equal = moved(flags.iterations, more) and equal
     if flags.only in (None, "cost"):
         with alone(print):

@@ -20,6 +20,6 @@ if [ $# -eq 0 ]; then
     cd "$root"
     set -- --model="$MODEL" --weights="$WEIGHTS" --extract_feature_blob_names="$BLOBS" \
         --save_feature_dataset_names="$DATABASES" --backend="$BACKEND" --hostfile="$HOSTFILE" \
-        --num_app_threads="$NUM_APP_THREADS" --gpu="$GPU" --num_mini_batches="$NUM_MINI_BATCHES"
+        --workers="$NUM_APP_THREADS" --gpu="$GPU" --num_mini_batches="$NUM_MINI_BATCHES"
 fi
 exec "$python" -m poseidon extract_features "$@"

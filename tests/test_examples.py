@@ -337,7 +337,7 @@ def edited(repository: Path, tmp_path: Path) -> Path:
     [
         ((), {}),
         (
-            ("--num_app_threads=5", "--exchange=ps"),
+            ("--workers=5", "--exchange=ps"),
             {"num_app_threads": 5, "exchange": ExchangeKind.SERVER, "svb": None},
         ),
     ],

@@ -128,7 +128,7 @@ class BottleneckHarness:
             *case.flags,
             "--threads=1",
         ]
-        words += [f"--num_app_threads={case.workers}"]
+        words += [f"--workers={case.workers}"]
         with self._desk.outside(f"/root/{job}.log").open("wb") as log:
             launcher = subprocess.Popen(
                 self._desk.command(words),

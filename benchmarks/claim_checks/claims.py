@@ -163,7 +163,7 @@ SENTENCES = (
     Sentence(
         page="README.md",
         template="| GPT, 2 M parameters | DiLoCo loop, 20 steps "
-        "| `--sync_every=20 --compress=int8` | {rounds-100} | | | | |",
+        "| `--local_steps=20 --compress=int8` | {rounds-100} | | | | |",
     ),
     Sentence(
         page="README.md",

@@ -95,7 +95,7 @@ class Case:
     @property
     def lossy(self) -> bool:
         """Whether the weights differ from the weights of one process with all batches."""
-        return self.scenario.lossy is not None or self.scenario.sync_every > 1
+        return self.scenario.lossy is not None or self.scenario.local_steps > 1
 
 
 def compare(
@@ -251,7 +251,7 @@ def _by_name(scenario: Scenario, job: str) -> Scenario | None:
             exchange=Exchange.RING if ring else Exchange(found["exchange"]),
             wait_free=not found["late"],
             lossy=LowRank(rank=int(found["rank"])) if found["rank"] else CODECS[name],
-            sync_every=int(found["steps"] or 1),
+            local_steps=int(found["steps"] or 1),
         )
     return None
 

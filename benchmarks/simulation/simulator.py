@@ -134,7 +134,7 @@ def simulate(scenario: Scenario) -> Iteration:
     If busy processors slow down links, the slow-down is in proportion to how busy this iteration
     keeps them.
     """
-    if scenario.sync_every > 1:
+    if scenario.local_steps > 1:
         return local_steps(scenario, simulate)
     simulation = Simulation(scenario)
     simulation.run()

@@ -67,7 +67,7 @@ def expected(
         return LinkBytes(worker=ring(elements(training.layers) * ELEMENT_BYTES, workers))
     plan = plan_of(training, how, workers)
     if how.lossy:  # by the codecs' own sizes, which their tests check
-        return LinkBytes(worker=plan.bytes / 2 / max(how.sync_every, 1))
+        return LinkBytes(worker=plan.bytes / 2 / max(how.local_steps, 1))
     served, factors = 0, 0.0
     for choice in plan.choices:
         if choice.scheme is Scheme.FACTORS:
@@ -102,7 +102,7 @@ def plan_of(training: TrainingSettings, how: PoseidonSettings, workers: int) -> 
         options=how.options.without_local_steps,
     )
     # what many iterations have changed has no factors
-    rows = 0 if how.sync_every else training.batch
+    rows = 0 if how.local_steps else training.batch
     return plan_exchange(_tensors(training.layers, rows), member)
 
 

@@ -106,7 +106,7 @@ class HostJob:
     def period(self) -> int:
         """Number of iterations after which the job's transfers repeat."""
         if isinstance(self._how, PoseidonSettings):
-            return max(self._how.sync_every, 1)
+            return max(self._how.local_steps, 1)
         return Hook.parse(self._how.hook).period if self._how.hook else 1
 
     @property

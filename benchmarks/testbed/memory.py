@@ -46,7 +46,7 @@ def needed_bytes(
         return workers * (copies * model + worker)
     shards = (how.servers or workers) * how.shards
     copies = COPIES_POSEIDON + (COPIES_CODEC if how.compress else 0)
-    copies += COPIES_LOCAL_STEPS if how.sync_every else 0
+    copies += COPIES_LOCAL_STEPS if how.local_steps else 0
     return workers * (copies * model + worker) + shards * PROCESS_BYTES
 
 

@@ -199,7 +199,7 @@ def main() -> None:
     ):
         assert isinstance(settings.how, PoseidonSettings)
         replica = PoseidonTraining(
-            settings.training, flags.rank, local_steps=settings.how.sync_every > 0
+            settings.training, flags.rank, local_steps=settings.how.local_steps > 0
         )
         serve_rounds(
             settings.control,

@@ -17,7 +17,7 @@ from ps_server import Precision
 EXCHANGES = tuple(kind.value for kind in ExchangeKind if kind is not ExchangeKind.LOCAL)
 DEFAULT = "default"
 HALVES = (Precision.FLOAT16.value, Precision.BFLOAT16.value)
-ROUNDS = {"H": "sync_every", "P": "sync_fragments", "D": "sync_delay"}
+ROUNDS = {"H": "local_steps", "P": "sync_fragments", "D": "sync_delay"}
 """The letters of local steps in the text of a job, and their fields."""
 
 
@@ -78,7 +78,7 @@ class PoseidonSettings:
         trace: a folder for a trace of every worker and shard; None: none.
         compress: lossy codecs, as `--compress` takes them; empty: none.
         precision: of gradients and values on the wire.
-        sync_every: H, iterations of a round of local steps; 0: workers exchange in every iteration.
+        local_steps: H, iterations of a round of local steps; 0: workers exchange in every iteration.
         sync_fragments: P, parts of the tensors that are exchanged at different iterations of a
             round.
         sync_delay: D, local steps while a part travels.
@@ -92,7 +92,7 @@ class PoseidonSettings:
     trace: Path | None = None
     compress: str = ""
     precision: str = Precision.FLOAT32.value
-    sync_every: int = 0
+    local_steps: int = 0
     sync_fragments: int = 1
     sync_delay: int = 0
 
@@ -126,7 +126,7 @@ class PoseidonSettings:
         """The text that `parse` takes, without servers and the like."""
         words = [self.exchange, *filter(None, self.compress.split(","))]
         words += [self.precision] if self.precision in HALVES else []
-        words += [f"H{self.sync_every}"] if self.sync_every else []
+        words += [f"H{self.local_steps}"] if self.local_steps else []
         words += [f"P{self.sync_fragments}"] if self.sync_fragments > 1 else []
         words += [f"D{self.sync_delay}"] if self.sync_delay else []
         return "+".join(words)
@@ -134,7 +134,7 @@ class PoseidonSettings:
     @property
     def lossy(self) -> bool:
         """Whether the weights differ from synchronous float32's by more than rounding."""
-        return bool(self.compress) or self.precision in HALVES or self.sync_every > 0
+        return bool(self.compress) or self.precision in HALVES or self.local_steps > 0
 
     @property
     def options(self) -> ExchangeOptions:
@@ -149,7 +149,7 @@ class PoseidonSettings:
             check_every=0,
             compress=self.compress,
             precision=Precision(self.precision),
-            sync_every=self.sync_every,
+            local_steps=self.local_steps,
             sync_fragments=self.sync_fragments,
             sync_delay=self.sync_delay,
         )

@@ -32,15 +32,20 @@ from poseidon.version import __version__
 from ps_server.importing import collector_paused
 from ps_server.process_environment import raise_file_limit
 
-GROUPS: Mapping[str, Sequence[Command]] = {
+FIRST: Mapping[str, Sequence[Command]] = {
     "Train": (nets.INIT, *jobs.COMMANDS),
     "Manage jobs": watch.COMMANDS,
-    "Nets, models, logs": nets.COMMANDS,
+}
+"""The commands of the overview."""
+TOOLS: Mapping[str, Sequence[Command]] = {
+    "Hosts of a running job": watch.HOSTS,
+    "Nets, models, logs": (*jobs.TOOLS, *nets.COMMANDS),
     "Data": data.COMMANDS,
     "Shell": watch.SHELL,
 }
+"""The commands of `poseidon help tools`."""
 COMMANDS: Mapping[str, Command] = {
-    command.name: command for commands in GROUPS.values() for command in commands
+    command.name: command for commands in (*FIRST.values(), *TOOLS.values()) for command in commands
 }
 OTHER_NAMES: Mapping[str, str] = {
     "classification": "classify",
@@ -72,6 +77,7 @@ _TITLE = "Distributed deep learning for clusters on ordinary Ethernet."
 _EXAMPLE = """example:
   poseidon train --solver=prototxt/cifar10/cifar10_quick_solver.prototxt \\
       --hostfile=machinefiles/localserver"""
+_MORE = "More: poseidon help tools, the tools for nets, models, logs and data."
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -81,19 +87,23 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         argv: the command and its flags. The namespace has them as `argv`, in case the command has
             to start itself again.
     """
-    if not argv or (argv[0].lstrip("-") in ("help", "h") and argv[1:] in ([], ["help"])):
+    if not argv or (argv[0].lstrip("-") in ("help", "h") and argv[1:] in ([], ["help"], ["tools"])):
+        groups = TOOLS if argv[1:] == ["tools"] else FIRST
         lines = {
             headline: {command.name: command.line for command in commands}
-            for headline, commands in GROUPS.items()
+            for headline, commands in groups.items()
         }
-        print(overview(_TITLE, lines, _EXAMPLE), end="", flush=True)
+        first = groups is FIRST
+        print(
+            overview(_TITLE, lines, *((_EXAMPLE, _MORE) if first else ("", ""))), end="", flush=True
+        )
         sys.exit(0)
     if argv[0] in ("--version", "-version"):
         print(f"poseidon {__version__}", flush=True)
         sys.exit(0)
     name, *rest = argv
     if name == "help":
-        name, rest = rest[0], ["--help"]
+        name, rest = rest[0], ["--help", *rest[1:]]
     if name not in COMMANDS:
         _refuse(name, rest)
     return COMMANDS[name].parser().parse(rest)

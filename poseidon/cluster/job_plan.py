@@ -167,7 +167,7 @@ def plan_job(
             works.
         devices_per_host: the devices of every working host, as `devices_from_flag` returns them,
             save of those whose line in the machinefile has `gpus=`.
-        channels: shards per serving host (`--num_comm_channels_per_client`), 1 to 1024.
+        channels: shards per serving host (`--shards`), 1 to 1024.
         with_server: whether the job has shards at all.
 
     Raises:
@@ -177,7 +177,7 @@ def plan_job(
     if not any(host.works for host in hosts):
         raise UsageError("a job needs at least one client that works")
     if not 1 <= channels <= 1024:
-        raise UsageError(f"--num_comm_channels_per_client must be from 1 to 1024, not {channels}")
+        raise UsageError(f"--shards must be from 1 to 1024, not {channels}")
     working = [host for host in hosts if host.works]
     own = [host.gpus for host in working if host.gpus is not None]
     usual = devices_from_flag(own[0]) if len(own) == len(working) else tuple(devices_per_host)

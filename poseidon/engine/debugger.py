@@ -18,7 +18,7 @@ from poseidon.exchange.observe.watchdog import Watchdog
 
 NO_DEBUGGER = (
     "breakpoint() needs a terminal, which only the one worker of a job on the launcher's own host "
-    "has; expected such a job: --num_app_threads=1 and no other client"
+    "has; expected such a job: --workers=1 and no other client"
 )
 ENDED = "the job was ended in its debugger, or the debugger's input has ended"
 

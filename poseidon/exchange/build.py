@@ -152,7 +152,7 @@ def _build(arguments: BuildArguments, build: Build, schemes: Sequence[Scheme]) -
         build: builds the exchange between rounds, or between hosts.
     """
     tensors, member = arguments.tensors, arguments.member
-    if member.options.sync_every:
+    if member.options.local_steps:
         return build_local_steps(arguments, build, plan_exchange)
     if member.local_workers > 1:
         return _build_local_group(arguments, build)

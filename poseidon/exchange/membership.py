@@ -86,7 +86,7 @@ class Membership:
         """`ExchangeState.private` of the exchange, before it is built; it is not where local
         steps are synchronous.
         """
-        return self.options.sync_every > 0 or (self.options.staleness > 0 and not self.alone)
+        return self.options.local_steps > 0 or (self.options.staleness > 0 and not self.alone)
 
     @property
     def equal_bits(self) -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from poseidon.errors import UsageError, counted
 from poseidon.exchange.kinds import ExchangeKind
-from poseidon.flags.flag import Section, flag_of, option
+from poseidon.flags.flag import Section, flag_of, option, title_of
 from poseidon.flags.values import count, positive
 from ps_server import Consistency, Precision
 from ps_server.protocol.settings import MAX_WORKERS
@@ -44,9 +44,13 @@ def _option(default: Any, text: str, /, **settings: Any) -> Any:
     return option(default, text, Section.EXCHANGE, **settings)
 
 
+def _of_rounds(default: Any, text: str, /, **settings: Any) -> Any:
+    return option(default, text, Section.ROUNDS, of="local_steps=", **{"metavar": "X", **settings})
+
+
 POWERSGD_IN_PARTS = (
     "--compress=powersgd takes two rounds through the shards for each exchange; expected another "
-    "codec, or no --sync_fragments and --sync_delay"
+    "codec, or no fragments and delay of --local_steps"
 )
 
 
@@ -69,14 +73,14 @@ class ExchangeOptions:
         rows: pieces to cut each table into; 0: pieces of up to 2 MiB.
         consistency: when values are sent.
         precision: of gradients and values on the wire.
-        sync_every: iterations of a round of local steps (`rounds/local_steps.py`);
+        local_steps: iterations of a round of local steps (`rounds/local_steps.py`);
             0: workers exchange in every iteration.
         outer_lr: rate of the outer rule, above 0.
         outer_momentum: momentum of the outer rule, at least 0 and below 1.
         outer_nesterov: whether the outer rule is Nesterov's; otherwise it is SGD.
         sync_fragments: parts of the tensors that are exchanged at different
             iterations of a round (`rounds/local_steps.py`).
-        sync_delay: local steps that are made while a part travels; below `sync_every`.
+        sync_delay: local steps that are made while a part travels; below `local_steps`.
         sync_mix: the weight of a worker's own value when the common one comes after a delay; at
             least 0 and below 1.
         quorum: workers whose changes end a round, at least 1 (`rounds/quorum.py`); 0, or as many as
@@ -100,79 +104,93 @@ class ExchangeOptions:
     )
     staleness: int = _option(
         0,
-        "bound of staleness, in iterations or rounds ({default})",
-        name="table_staleness",
+        "iterations, or rounds, that workers may be apart ({default})",
+        aliases=("table_staleness",),
         metavar="S",
         read=count,
     )
     rows: int = _option(
         0,
         "pieces of a tensor; {default} (default): by size",
-        name="num_rows_per_table",
+        aliases=("num_rows_per_table",),
         metavar="N",
         read=count,
+        rare=True,
     )
     consistency: Consistency = _option(
         Consistency.SSP_PUSH,
         "SSP (pull), SSPPush (push), SSPAggr",
-        name="consistency_model",
+        aliases=("consistency_model",),
         metavar="NAME",
-        instead={"bsp": "--consistency_model=SSPPush --table_staleness=0"},
+        instead={"bsp": "--consistency=SSPPush --staleness=0"},
+        rare=True,
     )
     bandwidth_mbps: float | None = _option(
         None,
-        "Mbit/s for changes sent early (SSPAggr)",
-        name="client_bandwidth_mbps",
+        "Mbit/s of a client for changes sent early (SSPAggr)",
+        aliases=("client_bandwidth_mbps",),
         metavar="F",
         read=positive,
+        rare=True,
     )
     precision: Precision = _option(
-        Precision.FLOAT32, "{choices}", name="wire_precision", metavar="TYPE"
+        Precision.FLOAT32, "{choices}", name="wire_precision", metavar="TYPE", rare=True
     )
     compress: str = _option("", "lossy codecs: int8, 'fc*=topk:0.01'; see docs", metavar="SCHEMES")
     loss_budget: float | None = _option(
-        None, "--compress=auto: largest share of loss, as 0.01", metavar="F", read=positive
+        None,
+        "--compress=auto: largest share of loss, as 0.01",
+        metavar="F",
+        read=positive,
+        rare=True,
     )
-    sync_every: int = _option(
-        0, "local steps between exchanges; {default} (default): none", metavar="H", read=count
+    local_steps: int = option(
+        0,
+        "steps between exchanges; {default} (default): none",
+        Section.ROUNDS,
+        metavar="H,...",
+        read=count,
     )
-    outer_lr: float = _option(0.7, "rate of the outer rule ({default})", metavar="F")
-    outer_momentum: float = _option(0.9, "its momentum ({default})", metavar="F")
-    outer_nesterov: bool = _option(True, "its momentum is Nesterov's ({default})")
-    sync_fragments: int = _option(
-        1, "parts sent at different iterations of a round ({default})", metavar="P", read=count
+    outer_lr: float = _of_rounds(0.7, "rate of the outer rule ({default})")
+    outer_momentum: float = _of_rounds(0.9, "its momentum ({default})")
+    outer_nesterov: bool = _of_rounds(True, "true or false: its momentum is Nesterov's ({default})")
+    sync_fragments: int = _of_rounds(
+        1, "parts sent at different iterations of a round ({default})", name="fragments", read=count
     )
-    sync_delay: int = _option(
-        0, "local steps made while a part travels ({default})", metavar="D", read=count
+    sync_delay: int = _of_rounds(
+        0, "local steps made while a part travels ({default})", name="delay", read=count
     )
-    sync_mix: float = _option(0.5, "weight of the own value after a delay ({default})", metavar="F")
-    quorum: int = _option(
-        0, "workers that end a round; {default} (default): all", metavar="K", read=count
+    sync_mix: float = _of_rounds(
+        0.5, "weight of the own value after a delay ({default})", name="mix"
     )
-    quorum_grace: float = _option(
-        0.0, "seconds that it then waits for the others ({default})", metavar="SECONDS"
+    quorum: int = _of_rounds(0, "workers that end a round; {default} (default): all", read=count)
+    quorum_grace: float = _of_rounds(
+        0.0, "seconds that it then waits for the others ({default})", name="grace"
     )
-    wait_free: bool = _option(True, "send gradients during the backward pass ({default})")
+    wait_free: bool = _option(
+        True, "send gradients during the backward pass ({default})", rare=True
+    )
     check_every: int = _option(
         1000,
         "iterations between comparisons of weights ({default})",
         name="check_replicas",
         metavar="N",
         read=count,
+        rare=True,
     )
     on_divergence: OnDivergence = _option(
-        OnDivergence.STOP, "weights differ: {choices}", metavar="WHAT"
+        OnDivergence.STOP, "weights differ: {choices}", metavar="WHAT", rare=True
     )
 
     def __post_init__(self) -> None:
         for entry in fields(self):
             value = getattr(self, entry.name)
             if isinstance(value, int) and value < 0:
-                raise UsageError(f"--{_flag(entry)}={value}: expected 0 or more")
+                raise UsageError(f"{_flag(entry)}={value}: expected 0 or more")
         if self.kind is ExchangeKind.ALLREDUCE and self.staleness:
             raise UsageError(
                 "--exchange=allreduce has no staleness; expected 0, not "
-                f"--table_staleness={self.staleness}"
+                f"--staleness={self.staleness}"
             )
         if self.kind is ExchangeKind.ALLREDUCE and self.precision is not Precision.FLOAT32:
             raise UsageError(
@@ -180,75 +198,77 @@ class ExchangeOptions:
             )
         if self.bandwidth_mbps is not None and self.consistency is not Consistency.SSP_AGGR:
             raise UsageError(
-                "--client_bandwidth_mbps is for --consistency_model=SSPAggr, not "
-                f"{self.consistency.value}"
+                f"--bandwidth_mbps is for --consistency=SSPAggr, not {self.consistency.value}"
             )
         if self._codecs():
             self._check_compressed()
         self._check_local_steps()
 
     def _check_local_steps(self) -> None:
-        if self.sync_every and self.kind is ExchangeKind.FACTORS:
+        if self.local_steps and self.kind is ExchangeKind.FACTORS:
             raise UsageError(
-                f"--sync_every={self.sync_every} sends what many iterations have changed, which "
+                f"--local_steps={self.local_steps} sends what many iterations have changed, which "
                 "has no factors; expected --exchange=hybrid, ps or allreduce, not svb"
             )
         if not (self.outer_lr > 0 and math.isfinite(self.outer_lr)):
-            raise UsageError(f"--outer_lr={self.outer_lr:g}: expected a number above 0")
+            raise UsageError(f"--local_steps=outer_lr={self.outer_lr:g}: expected a number above 0")
         if not 0 <= self.outer_momentum < 1:
             raise UsageError(
-                f"--outer_momentum={self.outer_momentum:g}: expected 0 or more, and less than 1"
+                f"--local_steps=outer_momentum={self.outer_momentum:g}: expected 0 or more, and less than 1"
             )
-        if not self.sync_every:
+        if not self.local_steps:
             for entry in fields(self):
                 if entry.name in LOCAL_STEPS and getattr(self, entry.name) != entry.default:
                     raise UsageError(
-                        f"--{_flag(entry)} is for local steps, which --sync_every=H asks for"
+                        f"{_flag(entry)} is for local steps, which --local_steps=H asks for"
                     )
             return
-        if not 1 <= self.sync_fragments <= self.sync_every:
+        if not 1 <= self.sync_fragments <= self.local_steps:
             raise UsageError(
-                f"--sync_fragments={self.sync_fragments}: expected 1 to {self.sync_every}, which "
-                "is --sync_every"
+                f"--local_steps={self.local_steps},fragments={self.sync_fragments}: expected 1 to "
+                f"{self.local_steps} fragments"
             )
-        if self.sync_delay >= self.sync_every:
+        if self.sync_delay >= self.local_steps:
             raise UsageError(
-                f"--sync_delay={self.sync_delay}: expected less than --sync_every={self.sync_every}"
+                f"--local_steps={self.local_steps},delay={self.sync_delay}: expected a delay of less than "
+                f"{self.local_steps}"
             )
         if not 0 <= self.sync_mix < 1:
-            raise UsageError(f"--sync_mix={self.sync_mix:g}: expected 0 or more, and less than 1")
+            raise UsageError(
+                f"--local_steps=mix={self.sync_mix:g}: expected 0 or more, and less than 1"
+            )
         self._check_quorum()
         if self.streams and (self.kind is ExchangeKind.ALLREDUCE or self.staleness):
             raise UsageError(
-                "--sync_fragments and --sync_delay need the parameter server at "
-                "--table_staleness=0; expected --exchange=hybrid or ps"
+                "fragments and delay of --local_steps need the parameter server at "
+                "--staleness=0; expected --exchange=hybrid or ps"
             )
 
     def _check_quorum(self) -> None:
         if not (self.quorum_grace >= 0 and math.isfinite(self.quorum_grace)):
             raise UsageError(
-                f"--quorum_grace={self.quorum_grace:g}: expected a number of seconds, 0 or more"
+                f"--local_steps=grace={self.quorum_grace:g}: expected a number of seconds, 0 or more"
             )
         if not self.quorum:
             if self.quorum_grace:
                 raise UsageError(
-                    f"--quorum_grace={self.quorum_grace:g} is how long a round waits after a "
-                    "quorum, which --quorum=K asks for"
+                    f"--local_steps=grace={self.quorum_grace:g} is how long a round waits after a "
+                    "quorum; expected quorum=K, too"
                 )
             return
         others = {
             f"--exchange={self.kind.value}": self.kind is ExchangeKind.ALLREDUCE,
-            f"--table_staleness={self.staleness}": self.staleness > 0,
-            "--sync_fragments and --sync_delay": self.streams,
+            f"--staleness={self.staleness}": self.staleness > 0,
+            "fragments and delay": self.streams,
             f"--compress={self.compress}": bool(self._codecs()),
             f"--wire_precision={self.precision.value}": self.precision is not Precision.FLOAT32,
-            f"--consistency_model={self.consistency.value}": (
+            f"--consistency={self.consistency.value}": (
                 self.consistency is not Consistency.SSP_PUSH
             ),
         }
         if refused := next((flags for flags, given in others.items() if given), None):
             raise UsageError(
-                f"--quorum={self.quorum} cannot be combined with {refused}: it needs whole rounds "
+                f"--local_steps=quorum={self.quorum} cannot be combined with {refused}: it needs whole rounds "
                 "in float32 through the parameter server"
             )
 
@@ -260,11 +280,11 @@ class ExchangeOptions:
         """
         if self.quorum > placed.processes:
             raise UsageError(
-                f"--quorum={self.quorum}: expected at most {placed.processes}, the number of workers"
+                f"--local_steps=quorum={self.quorum}: expected at most {placed.processes}, the number of workers"
             )
         if self.quorum and not placed.is_one_each:
             raise UsageError(
-                f"--quorum={self.quorum} cannot be combined with "
+                f"--local_steps=quorum={self.quorum} cannot be combined with "
                 f"{counted(placed.count, 'virtual worker')} on {counted(placed.processes, 'worker')}"
                 f": expected --virtual_workers={placed.processes}, or a job without it"
             )
@@ -283,13 +303,13 @@ class ExchangeOptions:
         """
         for name, instead in (
             ("staleness", "poseidon.distribute with a rule, such as poseidon.SGD"),
-            ("sync_every", "poseidon.distribute(..., local_steps=H)"),
+            ("local_steps", "poseidon.distribute(..., local_steps=H)"),
         ):
             if value := getattr(self, name):
-                flag = _flag(next(entry for entry in fields(self) if entry.name == name))
+                flag = title_of(ExchangeOptions, name)
                 raise UsageError(
-                    f"--{flag}={value} cannot be combined with DistributedDataParallel, whose "
-                    f"gradients are the mean over all workers in each step; expected no --{flag}, "
+                    f"{flag}={value} cannot be combined with DistributedDataParallel, whose "
+                    f"gradients are the mean over all workers in each step; expected no {flag}, "
                     f"or {instead}"
                 )
 
@@ -300,19 +320,20 @@ class ExchangeOptions:
         for entry in fields(self):
             value = getattr(self, entry.name)
             if value != entry.default:
-                return f"--{_flag(entry)}={value.value if isinstance(value, Enum) else value}"
+                return f"{_flag(entry)}={value.value if isinstance(value, Enum) else value}"
         return ""
 
     def check_workers_per_host(self, count: int) -> None:
         """Raise UsageError when this many workers on each host cannot exchange so."""
         if self.quorum and count > 1:
             raise UsageError(
-                f"--quorum={self.quorum} needs one worker on each host, not {count}: the workers "
+                f"--local_steps=quorum={self.quorum} needs one worker on each host, not {count}: the workers "
                 "of a host send one sum"
             )
         if self.streams and count > 1:
             raise UsageError(
-                f"--sync_fragments and --sync_delay need one worker on each host, not {count}: the "
+                f"fragments and delay of --local_steps need one worker on each host, not {count}: "
+                "the "
                 "workers of a host exchange all tensors together"
             )
 
@@ -352,7 +373,7 @@ class ExchangeOptions:
         """Whether workers choose the scheme of each tensor by time; else `auto` does what `hybrid`
         does.
         """
-        plain = self.staleness == 0 and self.sync_every == 0
+        plain = self.staleness == 0 and self.local_steps == 0
         return self.kind is ExchangeKind.AUTO and plain and self.precision is Precision.FLOAT32
 
     @property
@@ -369,7 +390,7 @@ class ExchangeOptions:
         """
         if self.quorum:
             return None
-        return (self.staleness + 1) * max(self.sync_every, 1) - 1 + self.sync_delay
+        return (self.staleness + 1) * max(self.local_steps, 1) - 1 + self.sync_delay
 
     @property
     def without_local_steps(self) -> ExchangeOptions:
@@ -377,7 +398,7 @@ class ExchangeOptions:
         unused: dict[str, Any] = {
             entry.name: entry.default for entry in fields(self) if entry.name in LOCAL_STEPS
         }
-        return replace(self, sync_every=0, **unused)
+        return replace(self, local_steps=0, **unused)
 
     @property
     def one_plain_step(self) -> bool:
@@ -385,16 +406,16 @@ class ExchangeOptions:
         is.
         """
         plain = self.outer_lr == 1 and self.outer_momentum == 0 and not self.quorum
-        return self.sync_every == 1 and plain
+        return self.local_steps == 1 and plain
 
     @property
     def check_interval(self) -> int:
-        """`check_every`; with local steps the next multiple of `sync_every`, where
+        """`check_every`; with local steps the next multiple of `local_steps`, where
         the workers have equal values anyhow.
         """
-        if not self.sync_every:
+        if not self.local_steps:
             return self.check_every
-        return -(-self.check_every // self.sync_every) * self.sync_every
+        return -(-self.check_every // self.local_steps) * self.local_steps
 
     def _check_compressed(self) -> None:
         if self.kind is ExchangeKind.ALLREDUCE:
@@ -403,10 +424,10 @@ class ExchangeOptions:
                 "--exchange=hybrid, ps or svb, not allreduce"
             )
         if self.staleness:
-            raise UsageError(f"--compress needs --table_staleness=0, not {self.staleness}")
+            raise UsageError(f"--compress needs --staleness=0, not {self.staleness}")
         if self.consistency is not Consistency.SSP_PUSH:
             raise UsageError(
-                f"--compress needs --consistency_model=SSPPush, not {self.consistency.value}"
+                f"--compress needs --consistency=SSPPush, not {self.consistency.value}"
             )
         if self.precision is not Precision.FLOAT32:
             raise UsageError(
@@ -449,20 +470,20 @@ def _read(entry: Any, value: Any) -> Any:
             return kind(value)
         except ValueError as error:
             choices = " or ".join(str(member.value) for member in type(entry.default))
-            raise UsageError(f"--{_flag(entry)} is {value!r}; expected {choices}") from error
+            raise UsageError(f"{_flag(entry)} is {value!r}; expected {choices}") from error
     if entry.default is None:
         if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
             return value
-        raise UsageError(f"--{_flag(entry)} is {value!r:.60}; expected a number")
+        raise UsageError(f"{_flag(entry)} is {value!r:.60}; expected a number")
     if type(value) is not kind:
-        raise UsageError(f"--{_flag(entry)} is {value!r:.60}; expected {kind.__name__}")
+        raise UsageError(f"{_flag(entry)} is {value!r:.60}; expected {kind.__name__}")
     return value
 
 
 def _flag(entry: Field[Any]) -> str:
-    """Return the name of a field's flag."""
+    """Return what messages call the flag of a field."""
     flag = flag_of(entry)
-    return flag.name if flag else entry.name
+    return flag.title if flag else entry.name
 
 
 def check_virtual_workers(
@@ -485,7 +506,7 @@ def check_virtual_workers(
     virtual = f"{counted(placed.count, 'virtual worker')} on {counted(placed.processes, 'worker')}"
     if options.staleness and not placed.is_one_each:
         raise UsageError(
-            f"{virtual} cannot be combined with --table_staleness={options.staleness}: bits depend "
+            f"{virtual} cannot be combined with --staleness={options.staleness}: bits depend "
             f"on arrival; expected --virtual_workers={placed.processes}, or a job without it"
         )
     if options.names_powersgd and local_workers > 1:

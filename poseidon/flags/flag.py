@@ -56,16 +56,33 @@ class Opens(Enum):
 
 
 class Section(Enum):
-    """A group of flags of a job, by its headline in the help."""
+    """A group of flags of a job: its headline in the help of a topic, the topic, and the headline
+    in the help of the flags that people need first, where it differs.
+    """
 
-    TRAINED = "What to train"
-    EXTRACTED = "What to extract"
-    SETTINGS = "Fields of the solver"
-    MACHINES = "Where it runs"
-    EXCHANGE = "How gradients are exchanged"
-    FAILURES = "Signals and failures"
-    OUTPUT = "Output"
-    ARGUMENTS = "Arguments"
+    ARGUMENTS = "Arguments", ""
+    TRAINED = "What to train", ""
+    EXTRACTED = "What to extract", ""
+    SETTINGS = "Fields of the solver", "", "What to train"
+    MACHINES = "Where it runs", "hosts"
+    RAY = "On a Ray cluster: --launcher=ray:NAME=VALUE,...", "ray"
+    EXCHANGE = "How gradients are exchanged", "exchange"
+    ROUNDS = (
+        "Rounds of local steps: --local_steps=H,NAME=VALUE,...",
+        "rounds",
+        "How gradients are exchanged",
+    )
+    FAILURES = "Signals and failures", "signals"
+    ELASTIC = (
+        "Going on after a loss: --elastic=COPIES,NAME=VALUE,...",
+        "elastic",
+        "Signals and failures",
+    )
+    OUTPUT = "Output", "output"
+    TERMINAL = "On a terminal", "output", "Output"
+
+    def __init__(self, title: str, topic: str, first: str = "") -> None:
+        self.title, self.topic, self.first = title, topic, first or title
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +103,9 @@ class Flag:
         opens: what its value, or each of its values, names.
         section: where the help of a job shows it.
         note: what is said when it is given, as it has no effect.
+        rare: whether the help shows it only under its topic.
+        of: the flag whose value has it as `name=value`, and what stands before it there:
+            `launcher=ray:`; empty: it is a flag itself.
     """
 
     name: str
@@ -101,20 +121,29 @@ class Flag:
     opens: Opens = Opens.NOTHING
     section: Section = Section.ARGUMENTS
     note: str = ""
+    rare: bool = False
+    of: str = ""
 
     @property
     def attribute(self) -> str:
         """The attribute of the parsed command line that holds its value."""
-        return self.dest or self.name
+        return self.dest or (f"{self.head}_{self.name}" if self.of else self.name)
+
+    @property
+    def head(self) -> str:
+        """The name of the flag whose value has it; empty: it is a flag itself."""
+        return self.of.partition("=")[0]
 
     @property
     def names(self) -> tuple[str, ...]:
         """All names that it may be given by, without dashes."""
-        return () if self.takes.is_word else (self.name, *self.aliases)
+        return () if self.takes.is_word or self.of else (self.name, *self.aliases)
 
     @property
     def title(self) -> str:
         """What messages call it."""
+        if self.of:
+            return f"--{self.of}{self.name}"
         return self.metavar if self.takes.is_word else f"--{self.name}"
 
 
@@ -161,6 +190,12 @@ def flag_of(entry: Field[Any]) -> Flag | None:
 def flags_of(kind: Any) -> Iterator[Flag]:
     """Return the flags that the fields of a dataclass declare, in the fields' order."""
     return (flag for entry in fields(kind) if (flag := flag_of(entry)))
+
+
+def title_of(kind: Any, name: str) -> str:
+    """Return what messages call the flag of a field."""
+    flag = flag_of(next(entry for entry in fields(kind) if entry.name == name))
+    return flag.title if flag else name
 
 
 def values_of(kind: Any, given: argparse.Namespace) -> dict[str, Any]:

@@ -171,7 +171,7 @@ class HostChanges(JobListener):
         if not workers:
             raise JobError(f"{names} is the last host of the job; poseidon kill ends the job")
         if workers < job.request.min_workers:
-            raise JobError(f"without {names} the job has fewer workers than --min_workers")
+            raise JobError(f"without {names} the job has fewer workers than --elastic=min_workers")
         job.with_hosts(left)  # raises what keeps it from continuing
 
     def _check_leaving(self) -> None:
@@ -291,7 +291,7 @@ class HostChanges(JobListener):
         if not returns.reported:
             returns.reported = True
             self._report(
-                f"{named([host])} is lost once more than --max_rejoins={most} allows; the job "
+                f"{named([host])} is lost once more than --elastic=max_rejoins={most} allows; the job "
                 "continues without it"
             )
 

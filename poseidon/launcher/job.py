@@ -47,7 +47,9 @@ from poseidon.launcher.site import FileSet, Site
 from ps_server.protocol.virtual_workers import VirtualWorkers
 
 RESTARTS_OF_MANY_HOSTS = 3
-FRAGMENTS_TRAVEL = "parts of the tensors are always on their way (--sync_fragments, --sync_delay)"
+FRAGMENTS_TRAVEL = (
+    "parts of the tensors are always on their way (fragments or delay of --local_steps)"
+)
 """See `Job.bound_because`."""
 
 
@@ -134,16 +136,16 @@ class Job(ABC):
         if self._fixed_because is None:
             request, exchange = self.request, self.request.exchange
             reasons = {
-                "it has one host with workers and no --memory_snapshot_every": (
+                "it has one host with workers and no --elastic=every=N": (
                     self.plan.working_hosts == 1 and request.memory_snapshot_every is None
                 ),
                 self.bound_because: bool(self.bound_because),
                 "--max_restarts is 0": self.max_restarts == 0,
-                "--replicas is 0": request.replicas == 0,
-                "--memory_snapshot_every is 0": request.memory_snapshot_every == 0,
-                "--table_staleness is not 0": exchange.staleness > 0,
-                "it has --sync_fragments": exchange.sync_fragments > 1,
-                "it has --sync_delay": exchange.sync_delay > 0,
+                "--elastic is 0": request.replicas == 0,
+                "--elastic=every is 0": request.memory_snapshot_every == 0,
+                "--staleness is not 0": exchange.staleness > 0,
+                "--local_steps has fragments": exchange.sync_fragments > 1,
+                "--local_steps has a delay": exchange.sync_delay > 0,
             }
             self._fixed_because = next((why for why, holds in reasons.items() if holds), "")
         return self._fixed_because
@@ -180,13 +182,13 @@ class Job(ABC):
         request, plan = self.request, self.plan
         if (request.replicas or 0) >= plan.working_hosts:
             raise UsageError(
-                f"--replicas={request.replicas}: each copy of a memory snapshot is on a further "
+                f"--elastic={request.replicas}: each copy of a memory snapshot is on a further "
                 f"host, and this job has {counted(plan.working_hosts, 'host')} with workers; "
                 f"expected {plan.working_hosts - 1} or less"
             )
         if request.min_workers > plan.worker_count:
             raise UsageError(
-                f"--min_workers={request.min_workers}: this job has "
+                f"--elastic=min_workers={request.min_workers}: this job has "
                 f"{counted(plan.worker_count, 'worker')}; expected {plan.worker_count} or less"
             )
 
@@ -301,7 +303,7 @@ class Job(ABC):
         return placement_notes(
             self.virtual_workers,
             measured=self.request.balance.measured,
-            local_steps=self.request.exchange.sync_every > 0,
+            local_steps=self.request.exchange.local_steps > 0,
         )
 
     def final_report(

@@ -20,8 +20,8 @@ def ray_dialer(request: JobRequest, hosts: tuple[Host, ...]) -> RayDialer:
     Raises:
         UsageError: a flag is wrong.
     """
-    of_clients = parse_resources(request.ray_resources, "--ray_resources")
-    of_servers = parse_resources(request.ray_server_resources, "--ray_server_resources")
+    of_clients = parse_resources(request.ray_resources, "--launcher=ray:resources")
+    of_servers = parse_resources(request.ray_server_resources, "--launcher=ray:server_resources")
     return RayDialer(
         hosts,
         address=request.ray_address,
@@ -38,7 +38,7 @@ def _resources(
     if not host.works:
         return _some(
             {"CPU": float(request.num_comm_channels_per_client), **of_servers},
-            "--ray_server_resources",
+            "--launcher=ray:server_resources",
         )
     devices = needs(host).devices
     if devices and sorted(devices) != list(range(len(devices))):
@@ -51,7 +51,7 @@ def _resources(
     usual = {"CPU": float(workers * (request.threads or 1))}
     return _some(
         {**usual, **({"GPU": float(len(devices))} if devices else {}), **of_clients},
-        "--ray_resources",
+        "--launcher=ray:resources",
     )
 
 

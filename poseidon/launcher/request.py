@@ -23,7 +23,7 @@ from poseidon.cluster.supervision.state import (
 from poseidon.engine.training_options import TrainingOptions
 from poseidon.errors import UsageError, counted
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
-from poseidon.flags.flag import Opens, Section, Takes, declared, option
+from poseidon.flags.flag import Opens, Section, Takes, declared, option, title_of
 from poseidon.flags.shared import BACKENDS, IMPORT, ON_TERMINAL, ShownProgress
 from poseidon.flags.values import (
     count,
@@ -63,7 +63,7 @@ class Encrypt(Enum):
 
 
 class ShownLogs(Enum):
-    """A value of --show_logs."""
+    """A value of --progress=logs."""
 
     FIRST = "first"
     """Worker 0's, and warnings of the others."""
@@ -149,7 +149,13 @@ class RunRequest:
         "", "GPUs, a worker each: 0,1 or all (CPU)", Section.MACHINES, metavar="IDS", read=devices
     )
     num_app_threads: int = option(
-        1, "workers of each client on CPU ({default})", Section.MACHINES, metavar="T"
+        1,
+        "workers of each client on CPU ({default})",
+        Section.MACHINES,
+        name="workers",
+        dest="num_app_threads",
+        aliases=("num_app_threads",),
+        metavar="N",
     )
     output: Path | None = option(
         None,
@@ -158,12 +164,14 @@ class RunRequest:
         metavar="DIR",
         read=path,
     )
-    progress: ShownProgress = option(ShownProgress.AUTO, ON_TERMINAL, Section.OUTPUT, metavar="HOW")
+    progress: ShownProgress = option(
+        ShownProgress.AUTO, ON_TERMINAL, Section.TERMINAL, metavar="HOW,..."
+    )
     job: str | None = option(None, "", Section.OUTPUT, metavar="ID")
 
     def __post_init__(self) -> None:
         if self.num_app_threads < 1:
-            raise UsageError(f"--num_app_threads is {self.num_app_threads}, expected 1 or more")
+            raise UsageError(f"--workers is {self.num_app_threads}, expected 1 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +198,12 @@ class JobRequest(RunRequest):
     exchange: ExchangeOptions = DEFAULT_OPTIONS
     server_requested: bool = False
     threads: int | None = option(
-        None, "CPU threads of a worker (equal parts)", Section.MACHINES, metavar="N", read=whole
+        None,
+        "CPU threads of a worker (equal parts)",
+        Section.MACHINES,
+        metavar="N",
+        read=whole,
+        rare=True,
     )
     virtual_workers: int | None = option(
         None,
@@ -205,36 +218,85 @@ class JobRequest(RunRequest):
         Section.MACHINES,
         metavar="LIST",
         read=Balance.read,
+        rare=True,
     )
     num_comm_channels_per_client: int = option(
-        1, "shards of each client ({default})", Section.MACHINES, metavar="C"
+        1,
+        "shards of each client ({default})",
+        Section.MACHINES,
+        name="shards",
+        aliases=("num_comm_channels_per_client",),
+        metavar="C",
+        rare=True,
     )
     launcher: LauncherKind = option(
-        LauncherKind.AUTO, "auto (SSH to others), local, ssh, ray", Section.MACHINES, metavar="HOW"
+        LauncherKind.AUTO,
+        "auto (SSH to others), local, ssh, ray:...",
+        Section.MACHINES,
+        metavar="HOW",
     )
     ssh_config: Path | None = option(
-        None, "in place of ~/.ssh/config, as ssh -F", Section.MACHINES, metavar="FILE", read=path
+        None,
+        "in place of ~/.ssh/config, as ssh -F",
+        Section.MACHINES,
+        metavar="FILE",
+        read=path,
+        rare=True,
     )
     ray_address: str | None = option(
-        None, "head of the Ray cluster ($RAY_ADDRESS)", Section.MACHINES, metavar="HOST:PORT"
+        None,
+        "head of the Ray cluster ($RAY_ADDRESS)",
+        Section.RAY,
+        metavar="HOST:PORT",
+        name="address",
+        of="launcher=ray:",
     )
     clients: int | None = option(
-        None, "Ray nodes with workers (1)", Section.MACHINES, metavar="N", read=whole
+        None,
+        "Ray nodes with workers (1)",
+        Section.RAY,
+        metavar="N",
+        read=whole,
+        of="launcher=ray:",
     )
     servers: int = option(
-        0, "Ray nodes with shards alone ({default})", Section.MACHINES, metavar="N", read=count
+        0,
+        "Ray nodes with shards alone ({default})",
+        Section.RAY,
+        metavar="N",
+        read=count,
+        of="launcher=ray:",
     )
     ray_resources: str = option(
-        "", "of a client: CPU=4,big=1 (CPU=1 a thread)", Section.MACHINES, metavar="LIST"
+        "",
+        "of a client: CPU=4+big=1 (CPU=1 a thread)",
+        Section.RAY,
+        metavar="LIST",
+        name="resources",
+        of="launcher=ray:",
     )
     ray_server_resources: str = option(
-        "", "of a client with shards alone (CPU=1)", Section.MACHINES, metavar="LIST"
+        "",
+        "of a client with shards alone (CPU=1)",
+        Section.RAY,
+        metavar="LIST",
+        name="server_resources",
+        of="launcher=ray:",
     )
     ray_timeout: float = option(
-        300.0, "seconds to wait for Ray's nodes ({default})", Section.MACHINES, metavar="S"
+        300.0,
+        "seconds to wait for Ray's nodes ({default})",
+        Section.RAY,
+        metavar="S",
+        name="timeout",
+        of="launcher=ray:",
     )
     encrypt: Encrypt = option(
-        Encrypt.AUTO, "auto (between machines), on (everywhere)", Section.MACHINES, metavar="WHEN"
+        Encrypt.AUTO,
+        "auto (between machines), on (everywhere)",
+        Section.MACHINES,
+        metavar="WHEN",
+        rare=True,
     )
     dashboard: bool = option(
         False, "serve a live page of the job; see poseidon dashboard", Section.OUTPUT
@@ -247,7 +309,12 @@ class JobRequest(RunRequest):
         read=path,
     )
     metrics_port: int | None = option(
-        None, "serve values to Prometheus on 127.0.0.1:N", Section.OUTPUT, metavar="N", read=count
+        None,
+        "serve values to Prometheus on 127.0.0.1:N",
+        Section.OUTPUT,
+        metavar="N",
+        read=count,
+        rare=True,
     )
     exchange_plan: Path | None = option(
         None,
@@ -255,16 +322,26 @@ class JobRequest(RunRequest):
         Section.EXCHANGE,
         metavar="FILE",
         read=path,
+        rare=True,
     )
-    trace: bool = option(False, "write <output>/trace_*.json, for Perfetto", Section.OUTPUT)
+    trace: bool = option(
+        False, "write <output>/trace_*.json, for Perfetto", Section.OUTPUT, rare=True
+    )
     show_logs: ShownLogs = option(
-        ShownLogs.FIRST, "first (worker 0 and all warnings), all", Section.OUTPUT, metavar="WHOSE"
+        ShownLogs.FIRST,
+        "first (worker 0 and all warnings), all",
+        Section.TERMINAL,
+        metavar="WHOSE",
+        name="logs",
+        of="progress=",
     )
     progress_interval: float = option(
         60.0,
         "seconds between progress lines, without a bar ({default})",
-        Section.OUTPUT,
+        Section.TERMINAL,
         metavar="S",
+        name="every",
+        of="progress=",
     )
     background: bool = option(False, "return once the job runs", Section.OUTPUT)
     sigint_effect: SignalEffect = option(
@@ -272,12 +349,14 @@ class JobRequest(RunRequest):
         "on Ctrl-C: stop, snapshot, none ({default})",
         Section.FAILURES,
         metavar="WHAT",
+        rare=True,
     )
     sighup_effect: SignalEffect = option(
         SignalEffect.SNAPSHOT,
         "on a hang-up: stop, snapshot, none ({default})",
         Section.FAILURES,
         metavar="WHAT",
+        rare=True,
     )
     max_restarts: int | None = option(
         None, "restarts (3 on several hosts, else 0)", Section.FAILURES, metavar="N", read=count
@@ -287,35 +366,52 @@ class JobRequest(RunRequest):
         "how long a restart waits for lost hosts ({default})",
         Section.FAILURES,
         metavar="S",
+        rare=True,
     )
     stall_timeout: float = option(
         120.0,
         "a process that hangs this long has failed ({default})",
         Section.FAILURES,
         metavar="S",
+        rare=True,
     )
     term_deadline: float = option(
-        25.0, "seconds from SIGTERM to the job's end ({default})", Section.FAILURES, metavar="S"
+        25.0,
+        "seconds from SIGTERM to the job's end ({default})",
+        Section.FAILURES,
+        metavar="S",
+        rare=True,
     )
     replicas: int | None = option(
         None,
         "copies of a memory snapshot on further hosts (1)",
-        Section.FAILURES,
-        metavar="N",
+        Section.ELASTIC,
+        name="elastic",
+        metavar="N,...",
         read=count,
     )
     memory_snapshot_every: int | None = option(
         None,
         "iterations between those; 0: none (chosen)",
-        Section.FAILURES,
+        Section.ELASTIC,
         metavar="N",
         read=count,
+        name="every",
+        of="elastic=",
     )
     min_workers: int = option(
-        1, "fewest workers that go on after a loss ({default})", Section.FAILURES, metavar="N"
+        1,
+        "fewest workers that go on after a loss ({default})",
+        Section.ELASTIC,
+        metavar="N",
+        of="elastic=",
     )
     max_rejoins: int = option(
-        3, "how often a lost host is taken in again ({default})", Section.FAILURES, metavar="N"
+        3,
+        "how often a lost host is taken in again ({default})",
+        Section.ELASTIC,
+        metavar="N",
+        of="elastic=",
     )
     snapshot: str = option(
         "",
@@ -339,10 +435,12 @@ class JobRequest(RunRequest):
         for name, least in least_of.items():
             value = getattr(self, name)
             if value is not None and value < least:
-                raise UsageError(f"--{name}={value}: expected {least} or more")
+                raise UsageError(f"{title_of(JobRequest, name)}={value}: expected {least} or more")
         for name in ("ray_timeout", "return_timeout"):
             if not getattr(self, name) >= 0:
-                raise UsageError(f"--{name}={getattr(self, name):g}: expected 0 seconds or more")
+                raise UsageError(
+                    f"{title_of(JobRequest, name)}={getattr(self, name):g}: expected 0 seconds or more"
+                )
         for name in ("stall_timeout", "term_deadline"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"--{name}={getattr(self, name):g}: expected more than 0 seconds")
@@ -352,14 +450,14 @@ class JobRequest(RunRequest):
             )
         if not self.progress_interval >= 0:
             raise UsageError(
-                f"--progress_interval={self.progress_interval:g}: expected 0 (no lines) or more "
+                f"--progress=every={self.progress_interval:g}: expected 0 (no lines) or more "
                 "seconds"
             )
         self._check_ray()
         if self.exchange_plan is not None and not self.exchange.chooses:
             raise UsageError(
-                "--exchange_plan is for --exchange=auto at --table_staleness=0, in float32 and "
-                "without --sync_every; the plan of every other exchange follows from its flags"
+                "--exchange_plan is for --exchange=auto at --staleness=0, in float32 and "
+                "without --local_steps; the plan of every other exchange follows from its flags"
             )
 
     def _check_ray(self) -> None:
@@ -379,13 +477,15 @@ class JobRequest(RunRequest):
             )
             if given:
                 raise UsageError(
-                    f"--{given} is for --launcher=ray; other launchers read --hostfile"
+                    f"{title_of(JobRequest, given)} is for --launcher=ray; other launchers read "
+                    "--hostfile"
                 )
         elif self.clients is not None and self.clients < 1:
-            raise UsageError(f"--clients={self.clients}: expected 1 or more")
+            raise UsageError(f"--launcher=ray:clients={self.clients}: expected 1 or more")
         elif self.hostfile and (self.clients is not None or self.servers):
             raise UsageError(
-                "--hostfile and --clients exclude each other: the machinefile names the clients"
+                "--hostfile and --launcher=ray:clients=N exclude each other: the machinefile "
+                "names the clients"
             )
 
     def supervision_settings(self) -> SupervisionSettings:
@@ -436,9 +536,15 @@ class TrainRequest(TrainingOptions, JobRequest):
         Section.TRAINED,
         metavar="L",
         read=whole,
+        rare=True,
     )
     stage: tuple[str, ...] = option(
-        (), "comma-separated stages of the train net", Section.TRAINED, metavar="NAMES", read=parts
+        (),
+        "comma-separated stages of the train net",
+        Section.TRAINED,
+        metavar="NAMES",
+        read=parts,
+        rare=True,
     )
     imports: tuple[str, ...] = declared(IMPORT, Section.TRAINED)
     settings: tuple[str, ...] = option(
@@ -451,10 +557,18 @@ class TrainRequest(TrainingOptions, JobRequest):
         takes=Takes.VALUES,
     )
     net_outputs: str = option(
-        "", "PREFIX.netoutputs: averaged losses (job in --output)", Section.OUTPUT, metavar="PREFIX"
+        "",
+        "PREFIX.netoutputs: averaged losses (job in --output)",
+        Section.OUTPUT,
+        metavar="PREFIX",
+        rare=True,
     )
     on_nan: OnNan = option(
-        OnNan.STOP, "a loss or weights not finite: {choices}", Section.FAILURES, metavar="WHAT"
+        OnNan.STOP,
+        "a loss or weights not finite: {choices}",
+        Section.FAILURES,
+        metavar="WHAT",
+        rare=True,
     )
 
     def __post_init__(self) -> None:

@@ -285,7 +285,7 @@ class _Run:
             return ""
         lost = (
             "no snapshot in memory is left, or fewer workers than "
-            f"--min_workers={job.request.min_workers}"
+            f"--elastic=min_workers={job.request.min_workers}"
         )
         return job.fixed_because or lost
 

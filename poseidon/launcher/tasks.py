@@ -25,7 +25,7 @@ from poseidon.version import __version__
 
 
 def devices_of_tasks(gpu: str, app_threads: int, tasks: int) -> tuple[str, int]:
-    """Return --gpu and --num_app_threads with a worker for each task.
+    """Return --gpu and --workers with a worker for each task.
 
     Args:
         gpu: the flag's value.
@@ -40,7 +40,7 @@ def devices_of_tasks(gpu: str, app_threads: int, tasks: int) -> tuple[str, int]:
     if not gpu:
         if app_threads not in (1, tasks):
             raise UsageError(
-                f"--num_app_threads={app_threads} with {tasks} tasks on each host; expected "
+                f"--workers={app_threads} with {tasks} tasks on each host; expected "
                 f"{tasks}, or one task"
             )
         return gpu, tasks

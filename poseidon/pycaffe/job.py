@@ -243,10 +243,10 @@ def _checked(solver: Solver, context: WorkerContext) -> WorkerContext:
             f"number {worker.rank} of {worker.size}; a script of `poseidon run` sets neither "
             "set_solver_rank() nor set_solver_count()"
         )
-    if options.staleness or options.sync_every:
+    if options.staleness or options.local_steps:
         raise UsageError(
             "a solver of pycaffe averages its diffs in each iteration; expected "
-            "--table_staleness=0 and no --sync_every"
+            "--staleness=0 and no --local_steps"
         )
     if member.virtual_workers is None and not placed.is_one_each:
         member = replace(member, virtual_workers=placed)

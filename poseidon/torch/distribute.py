@@ -227,9 +227,9 @@ def distribute(
             `head.*=topk:0.01,int8` with patterns of parameter names. Empty: the flag's.
             docs/compression.md has the codecs.
         local_steps: steps that each worker makes by itself before all exchange what they have
-            changed; 0: none, all exchange in every step. None: as --sync_every of the job says.
+            changed; 0: none, all exchange in every step. None: as --local_steps of the job says.
         outer: the rule that applies the mean change of a round of local steps; None:
-            as the flags --outer_*, --sync_* and --quorum* say.
+            as --local_steps of the job says.
         virtual_workers: how many the job has, the number of workers or more. Bits depend on it, and
             not on the number of workers. Under plain `python` one process computes for all, with
             one thread unless OMP_NUM_THREADS is set. None: as --virtual_workers of the job says, by default one
@@ -294,7 +294,7 @@ def join(
         context = _through_shards(context)
         return ShardOptimizerGroup(module, optimizers, tensors, options, context)
     if isinstance(how, torch.optim.Optimizer):
-        kind = LocalOptimizerGroup if context.member.options.sync_every else OptimizerGroup
+        kind = LocalOptimizerGroup if context.member.options.local_steps else OptimizerGroup
         if is_synchronous(how, options, context.member.options):
             kind = OptimizerGroup
             context = _with_options(context, context.member.options.without_local_steps)
@@ -340,7 +340,7 @@ def _with_local_steps(context: WorkerContext, options: DistributeOptions) -> Wor
     """Return the context with the local steps that the arguments ask for in place of the flags'."""
     exchange, steps, outer = context.member.options, options.local_steps, options.outer
     if steps is None:
-        steps = exchange.sync_every
+        steps = exchange.local_steps
     if not steps:
         if outer is not None:
             raise UsageError(
@@ -350,7 +350,7 @@ def _with_local_steps(context: WorkerContext, options: DistributeOptions) -> Wor
     if outer is not None:
         exchange = replace(
             exchange,
-            sync_every=steps,
+            local_steps=steps,
             outer_lr=float(outer.lr),
             outer_momentum=float(outer.momentum),
             outer_nesterov=outer.nesterov,
@@ -360,7 +360,7 @@ def _with_local_steps(context: WorkerContext, options: DistributeOptions) -> Wor
             quorum=outer.quorum,
             quorum_grace=float(outer.grace),
         )
-    exchange = replace(exchange, sync_every=steps)
+    exchange = replace(exchange, local_steps=steps)
     return _with_options(context, exchange.of_workers(context.member.placed))
 
 

@@ -44,7 +44,7 @@ def under_a_rule(tensor: Tensor, member: Membership) -> Tensor:
         and member.local_workers == 1
         and member.placed.is_one_each
         and options.consistency is Consistency.SSP_PUSH
-        and not (options.staleness or options.sync_every or options.is_encoded)
+        and not (options.staleness or options.local_steps or options.is_encoded)
     )
     return tensor.detach() if on_shards else as_float32(tensor)
 

@@ -53,10 +53,10 @@ class OptimizerGroup(Group):
         context: WorkerContext,
     ) -> None:
         check_closure(optimizer)
-        if context.member.options.staleness and not context.member.options.sync_every:
+        if context.member.options.staleness and not context.member.options.local_steps:
             raise UsageError(
                 "an optimizer runs on the workers and needs every gradient at once; expected "
-                "--table_staleness=0, "
+                "--staleness=0, "
                 f"not {context.member.options.staleness}, or a rule such as poseidon.SGD"
             )
         self._optimizer = optimizer

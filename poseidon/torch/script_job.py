@@ -22,6 +22,7 @@ from poseidon.engine.document import Prints, ScriptDocument, WorkKind
 from poseidon.engine.snapshots.checksums import sums_path
 from poseidon.engine.snapshots.rotation import CHECKPOINT
 from poseidon.errors import JobError, UsageError, counted
+from poseidon.flags.flag import title_of
 from poseidon.launcher.closing_lines import resume_command, without_flags
 from poseidon.launcher.job import FRAGMENTS_TRAVEL, Job, other_iteration
 from poseidon.launcher.job_folder import find_snapshot
@@ -274,7 +275,7 @@ def unfit_for_ddp(request: ScriptRequest) -> str:
         value, usual = getattr(request, name), _USUAL[name]
         if value not in (usual, 0):
             return (
-                f"--{name}={value} with DistributedDataParallel: such a job takes no snapshots in "
+                f"{title_of(ScriptRequest, name)}={value} with DistributedDataParallel: such a job takes no snapshots in "
                 "memory, and a loss restarts all its workers; expected --max_restarts=N, or "
                 "poseidon.distribute"
             )

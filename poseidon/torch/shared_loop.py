@@ -276,7 +276,7 @@ class SharedLoop(StepLoop):
         if self._context.member.options.staleness or self._local_steps:
             raise UsageError(
                 "weigh() weighs gradients that are averaged in each step; expected "
-                "--table_staleness=0 and no local steps"
+                "--staleness=0 and no local steps"
             )
         if records is not None and self._turns.several:
             raise UsageError(

@@ -82,7 +82,7 @@ class DistributeOptions:
         if self.local_steps is not None and self.local_steps < 0:
             raise UsageError(
                 f"local_steps is {self.local_steps}; expected 1 or more, 0 for none, or None for "
-                "--sync_every"
+                "--local_steps"
             )
         if self.passes < 1:
             raise UsageError(f"passes is {self.passes}; expected 1 or more")

@@ -36,7 +36,7 @@ def own_lock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (
             "speed --ours hybrid+int8,ps+H32",
             "ours",
-            (PoseidonSettings(compress="int8"), PoseidonSettings(exchange="ps", sync_every=32)),
+            (PoseidonSettings(compress="int8"), PoseidonSettings(exchange="ps", local_steps=32)),
         ),
         ("speed", "in_clear", False),
         ("speed --compute real", "net", "gpt-20m"),

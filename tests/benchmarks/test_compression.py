@@ -17,14 +17,14 @@ from benchmarks.small_trainings import TRAININGS, Samples, Task
         ("none", []),
         ("float16", ["--wire_precision=float16"]),
         ("topk:0.01/int8", ["--compress=topk:0.01/int8"]),
-        ("H=8", ["--sync_every=8", "--outer_lr=1", "--outer_momentum=0.5"]),
+        ("H=8", ["--local_steps=8,outer_lr=1,outer_momentum=0.5"]),
         (
             "H=4:0.7:0.9+*=int4",
-            ["--sync_every=4", "--outer_lr=0.7", "--outer_momentum=0.9", "--compress=*=int4"],
+            ["--local_steps=4,outer_lr=0.7,outer_momentum=0.9", "--compress=*=int4"],
         ),
         (
             "H=32+int4",
-            ["--sync_every=32", "--outer_lr=1", "--outer_momentum=0.5", "--compress=int4"],
+            ["--local_steps=32,outer_lr=1,outer_momentum=0.5", "--compress=int4"],
         ),
     ],
 )

@@ -151,7 +151,7 @@ def test_every_socket_refuses_unauthenticated_peers_while_workers_are_missing(
         "--solver=solver.prototxt",
         "--exchange=svb",
         "--encrypt=on",
-        "--num_app_threads=2",
+        "--workers=2",
     )
     (folder / "waits.py").write_text(WAITS, encoding="ascii")
     words = (f"--key_file={folder / 'key'}", *job, "--import=waits", "--output=out")

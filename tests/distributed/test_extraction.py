@@ -61,7 +61,7 @@ def words(folder: Path, hosts: Path, *more: str) -> list[str]:
 
 @pytest.mark.needs("leveldb")
 def test_two_clients_of_two_threads_share_the_records(folder: Path) -> None:
-    flags = words(folder, machinefile(folder, 2), "--num_app_threads=2")
+    flags = words(folder, machinefile(folder, 2), "--workers=2")
     done = poseidon_here(folder, "extract_features", *flags)
     assert done.returncode == 0, done.stderr
     assert "2 clients, 4 workers" in done.stderr

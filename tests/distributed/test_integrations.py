@@ -291,7 +291,7 @@ def test_flags_act_on_the_modules_of_each_library(
         assert set(re.findall(r" (ps|svb|allreduce)  ", plan.partition("\n")[2])) == {scheme}
         sizes[scheme] = float(re.findall(r"^this plan: (\S+) kB", plan, re.MULTILINE)[0])
     assert sizes["ps"] < 0.6 * sizes["allreduce"]
-    for flags in ("--sync_every=3", "--min_workers=2", "--sigint_effect=snapshot"):
+    for flags in ("--local_steps=3", "--elastic=min_workers=2", "--sigint_effect=snapshot"):
         code, said, _ = job("refused", flags)
         assert code == 2, said
         assert flags in said

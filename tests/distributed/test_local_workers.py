@@ -67,7 +67,7 @@ def test_two_machines_of_two_workers_have_one_processes_weights(
         "train",
         "--solver=solver.prototxt",
         "--hostfile=hosts",
-        "--num_app_threads=2",
+        "--workers=2",
         f"--exchange={exchange}",
         "--output=o",
     )
@@ -80,7 +80,7 @@ def test_two_machines_of_two_workers_have_one_processes_weights(
 def endless(alone: Path, *extra: str) -> tuple[str, ...]:
     """A job of two hosts of two workers that runs until it is stopped."""
     write_definitions(alone, batch=BATCH // 4, extra="max_iter: 1000000\ndisplay: 1\n")
-    return ("--solver=solver.prototxt", "--hostfile=hosts", "--num_app_threads=2", *extra)
+    return ("--solver=solver.prototxt", "--hostfile=hosts", "--workers=2", *extra)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_one_machine_of_two_workers_has_them_too(
     (alone / f"snap_iter_{STEPS}.caffemodel").unlink()
     write_definitions(alone, batch=BATCH // 2, extra=f"max_iter: {STEPS}")
     result = poseidon_here(
-        alone, "train", "--solver=solver.prototxt", "--num_app_threads=2", "--output=o", *flags
+        alone, "train", "--solver=solver.prototxt", "--workers=2", "--output=o", *flags
     )
     assert result.returncode == 0, result.stderr
     assert f"1 client, 2 workers, {1 if flags else 0} shard" in result.stderr
@@ -121,7 +121,7 @@ def test_a_stopped_job_of_stale_workers_goes_on(alone: Path) -> None:
     """All workers stop at the same iteration; the snapshot has each host's history, and each
     host resumes from it.
     """
-    words = endless(alone, "--table_staleness=2")
+    words = endless(alone, "--staleness=2")
     for earlier in alone.glob("snap_iter_*.solverstate"):
         earlier.unlink()
     with training(alone, *words) as job:

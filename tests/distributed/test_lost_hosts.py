@@ -74,7 +74,7 @@ def test_a_host_that_never_comes_back_is_left_out(
             "--hostfile=hosts",
             "--output=out",
             "--threads=1",
-            "--replicas=0",
+            "--elastic=0",
         ]
         command = desk.command([sys.executable, "-m", "poseidon", *words, "--return_timeout=2"])
         told: list[str] = []

@@ -41,7 +41,7 @@ TRAIN = [
     *("--import=tests.support.gate_layer", "--threads=1", "--output=out"),
 ]
 LIMIT_S = 400.0
-FROM_DISK = "--replicas=0"
+FROM_DISK = "--elastic=0"
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +144,7 @@ def _weights(folder: Path) -> bytes:
 def test_a_node_is_lost_and_the_job_ends_with_the_same_bits(
     cluster: RayCluster, tmp_path: Path
 ) -> None:
-    ray = ["--launcher=ray", f"--ray_address={cluster.address}", "--clients=2"]
+    ray = [f"--launcher=ray:address={cluster.address}", "--launcher=ray:clients=2"]
     log = _train_through_a_loss(cluster, tmp_path / "ray", ray, lambda: _replace(cluster, 2))
     assert re.search(r"continuing from iteration \d+ in memory, without client [01] \(", log)
     assert "finished at iteration 30 after 1 start from memory" in log.splitlines()[-1]
@@ -168,7 +168,7 @@ def test_a_node_that_is_added_takes_the_place_of_a_lost_one(
             cluster.add(num_cpus=cpus)
         if autoscales:  # its provider counts a node that was killed
             cluster.autoscale(max_workers=3)
-        ray = ["--launcher=ray", f"--ray_address={cluster.address}", "--clients=2"]
+        ray = [f"--launcher=ray:address={cluster.address}", "--launcher=ray:clients=2"]
         with _start(cluster, tmp_path / "job", ray) as launcher:
             assert launcher.stderr is not None
             killed = False
@@ -201,7 +201,7 @@ def test_three_nodes_of_which_one_is_lost_end_with_the_bits_of_ssh(tmp_path: Pat
     try:
         for _ in range(3):
             cluster.add(num_cpus=1)
-        ray = ["--launcher=ray", f"--ray_address={cluster.address}", "--clients=3", FROM_DISK]
+        ray = [f"--launcher=ray:address={cluster.address}", "--launcher=ray:clients=3", FROM_DISK]
         log = _train_through_a_loss(cluster, tmp_path / "ray", ray, lambda: _replace(cluster, 2))
         assert "finished at iteration 30 after 1 restart" in log.splitlines()[-1]
         ssh = ["--launcher=ssh", f"--ssh_config={sshd.config}", "--hostfile=../hosts"]
@@ -219,8 +219,8 @@ def test_an_autoscaler_brings_the_nodes_and_replaces_one_that_is_lost(tmp_path: 
     try:
         cluster.add(num_cpus=0)
         cluster.autoscale(max_workers=3)
-        ray = ["--launcher=ray", f"--ray_address={cluster.address}", "--clients=3", FROM_DISK]
-        limits = ["--ray_timeout=3600", "--return_timeout=3600", "--stall_timeout=3600"]
+        ray = [f"--launcher=ray:address={cluster.address}", "--launcher=ray:clients=3", FROM_DISK]
+        limits = ["--launcher=ray:timeout=3600", "--return_timeout=3600", "--stall_timeout=3600"]
         log = _train_through_a_loss(
             cluster, tmp_path / "ray", [*ray, *limits], lambda: cluster.autoscaled().pop().kill()
         )
@@ -245,9 +245,8 @@ def test_a_job_goes_on_without_a_node_that_does_not_come_back(tmp_path: Path) ->
         for cpus in (0, 1, 1):
             cluster.add(num_cpus=cpus)
         ray = [
-            "--launcher=ray",
-            f"--ray_address={cluster.address}",
-            "--clients=2",
+            f"--launcher=ray:address={cluster.address}",
+            "--launcher=ray:clients=2",
             "--return_timeout=0",
             FROM_DISK,
         ]
@@ -266,8 +265,12 @@ def test_a_client_with_shards_alone_has_the_node_with_its_resource(
     cluster: RayCluster, tmp_path: Path
 ) -> None:
     _definitions(tmp_path / "job").touch()
-    flags = ["--launcher=ray", f"--ray_address={cluster.address}", "--servers=1", "--ray_timeout=2"]
-    flags.append("--ray_server_resources=shards=1")
+    flags = [
+        f"--launcher=ray:address={cluster.address}",
+        "--launcher=ray:servers=1",
+        "--launcher=ray:timeout=2",
+    ]
+    flags.append("--launcher=ray:server_resources=shards=1")
     with _start(cluster, tmp_path / "job", flags) as launcher:
         _, log = launcher.communicate(timeout=LIMIT_S)
     assert launcher.returncode == 1
@@ -277,7 +280,7 @@ def test_a_client_with_shards_alone_has_the_node_with_its_resource(
     )
     assert "Traceback" not in log
     cluster.add(num_cpus=1, resources={"shards": 1})
-    with _start(cluster, tmp_path / "job", [*flags, "--ray_timeout=60"]) as launcher:
+    with _start(cluster, tmp_path / "job", [*flags, "--launcher=ray:timeout=60"]) as launcher:
         _, log = launcher.communicate(timeout=LIMIT_S)
     assert launcher.returncode == 0, log
     assert "2 clients, 1 worker, 1 shard" in log
@@ -288,7 +291,11 @@ def test_a_script_runs_on_every_node(cluster: RayCluster, tmp_path: Path) -> Non
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "script.py").write_text("print('a worker runs here')\n")
     write_shadowing_files(tmp_path, packages=True)
-    flags = ["--launcher=ray", f"--ray_address={cluster.address}", "--clients=2", "--show_logs=all"]
+    flags = [
+        f"--launcher=ray:address={cluster.address}",
+        "--launcher=ray:clients=2",
+        "--progress=logs=all",
+    ]
     flags += ["--threads=1", "--output=out"]
     done = subprocess.run(
         [sys.executable, *module_arguments("poseidon", "run", *flags, "src/script.py")],

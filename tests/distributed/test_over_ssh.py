@@ -68,7 +68,7 @@ def test_a_folder_that_has_nothing_of_the_job_gets_its_snapshots_and_logs(
 ) -> None:
     words, environment = _desk(tmp_path, sshd, iterations=999, clients=1)
     (tmp_path / "net.prototxt").rename(tmp_path / "other.prototxt")
-    words += ["--num_app_threads=2", "--max_iter=8", "--set", "net=other.prototxt"]
+    words += ["--workers=2", "--max_iter=8", "--set", "net=other.prototxt"]
     subprocess.run(words, cwd=tmp_path, env=environment, check=True, timeout=100)
     assert (tmp_path / "far" / "snap_iter_8.caffemodel").is_file()
     assert not (tmp_path / "snap_iter_8.caffemodel").exists()

@@ -44,8 +44,8 @@ with open(f"end{{group.rank}}.json", "w") as file:
 
 def test_others_make_rounds_while_a_worker_is_stopped(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT, encoding="utf-8")
-    words = (f"--hostfile={machinefile(tmp_path, 3)}", "--output=out", "--sync_every=4")
-    done = poseidon_here(tmp_path, "run", *words, "--quorum=2", "script.py")
+    words = (f"--hostfile={machinefile(tmp_path, 3)}", "--output=out", "--local_steps=4")
+    done = poseidon_here(tmp_path, "run", *words, "--local_steps=quorum=2", "script.py")
     assert done.returncode == 0, done.stderr
     ends = [json.loads((tmp_path / f"end{rank}.json").read_text()) for rank in range(3)]
     own, epochs, totals = zip(*ends, strict=True)
@@ -58,7 +58,7 @@ def test_others_make_rounds_while_a_worker_is_stopped(tmp_path: Path) -> None:
 
 def test_a_job_has_at_least_as_many_workers(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("", encoding="utf-8")
-    words = (f"--hostfile={machinefile(tmp_path, 3)}", "--sync_every=4", "--quorum=4")
+    words = (f"--hostfile={machinefile(tmp_path, 3)}", "--local_steps=4,quorum=4")
     done = poseidon_here(tmp_path, "run", *words, "script.py")
     assert done.returncode == 2
-    assert "--quorum=4: expected at most 3, the number of workers" in done.stderr
+    assert "--local_steps=quorum=4: expected at most 3, the number of workers" in done.stderr

@@ -53,7 +53,7 @@ def test_a_killed_worker_costs_no_bit(tmp_path: Path, kind: ExchangeKind) -> Non
         tmp_path,
         *flags,
         "--max_restarts=2",
-        "--replicas=0",
+        "--elastic=0",
         "--snapshot_keep=2",
         f"--exchange={kind.value}",
     ) as job:

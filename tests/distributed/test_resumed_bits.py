@@ -54,10 +54,10 @@ def cases() -> list[object]:
     combined = [
         (2, "ps", "--compress=conv*=topk:0.1,*=int8"),
         (2, "hybrid", "--compress=sign"),
-        (2, "ps", "--sync_every=4"),
-        (3, "ps", "--sync_every=4"),
-        (3, "allreduce", "--sync_every=4"),
-        (3, "ps", "--sync_every=4 --sync_fragments=2"),
+        (2, "ps", "--local_steps=4"),
+        (3, "ps", "--local_steps=4"),
+        (3, "allreduce", "--local_steps=4"),
+        (3, "ps", "--local_steps=4,fragments=2"),
         *itertools.product(
             (1, 2, 3, 4, 5),
             ("ps", "svb", "hybrid", "allreduce"),
@@ -87,7 +87,7 @@ def test_resumed_is_uninterrupted(
     resume = f"--snapshot=snap_iter_{HALF}.solverstate"
     fewer = [resume, f"--hostfile={machinefile(folder, 2, 1)}"]
     runs = [[], [resume]]
-    if workers == 3 and "--sync_every" not in more_words:
+    if workers == 3 and "--local_steps" not in more_words:
         runs = [[], fewer] if exchange == "hybrid" else [[], [resume], fewer]
     for more in runs:
         done = poseidon_here(folder, *words, *more)

@@ -96,10 +96,12 @@ def test_two_clients_are_one_process(
     write_shadowing_files(work, packages=True)  # `python ../script.py` does not see them either
     words = (
         f"--hostfile={machinefile(work, 2, 1)}",
-        f"--num_app_threads={threads}",
+        f"--workers={threads}",
         "--output=logs",
     )
-    done = poseidon_here(work, "run", *words, "--show_logs=all", "../script.py", how, "8", "end")
+    done = poseidon_here(
+        work, "run", *words, "--progress=logs=all", "../script.py", how, "8", "end"
+    )
     workers = 2 * threads
     assert done.returncode == 0, done.stderr
     said = "rank {} of " + f"{workers} after 8 hears nothing\n"
@@ -170,7 +172,7 @@ def test_a_worker_that_is_killed_costs_no_bit(folder: Path, how: str, threads: i
     (folder / "resuming.py").write_text(RESUMING, encoding="utf-8")
     flags = (
         f"--hostfile={machinefile(folder, 2, 1)}",
-        f"--num_app_threads={threads}",
+        f"--workers={threads}",
         "--max_restarts=1",
     )
     lost = poseidon_here(folder, "run", *flags, "--output=lost", "resuming.py", how, "lost")
@@ -239,13 +241,13 @@ def test_virtual_workers_have_the_same_bits_on_any_number_of_workers(
         folder,
         "run",
         f"--hostfile={machinefile(folder, 3, 1)}",
-        *("--virtual_workers=4", "--max_restarts=1", "--memory_snapshot_every=2"),
+        *("--virtual_workers=4", "--max_restarts=1", "--elastic=every=2"),
         *("virtual.py", "0", "12", "end", "stops"),
     )
     assert begun.returncode == 0, begun.stderr
     assert "; continuing from iteration 3 in memory, without client 1 (127.0.0.1)" in begun.stderr
     assert "1 start from memory" in begun.stderr
-    words = ("--num_app_threads=2", "--snapshot=virtual_iter_6.pt")
+    words = ("--workers=2", "--snapshot=virtual_iter_6.pt")
     done = poseidon_here(folder, "run", *words, "virtual.py", "0", "12", "end")
     assert done.returncode == 0, done.stderr
     assert done.stdout == "4 on 2\n"
@@ -260,7 +262,7 @@ def test_virtual_workers_have_the_same_bits_on_any_number_of_workers(
 
 
 def test_a_script_that_fails_ends_the_job_with_one_sentence(folder: Path) -> None:
-    done = poseidon_here(folder, "run", "--num_app_threads=2", "fails.py")
+    done = poseidon_here(folder, "run", "--workers=2", "fails.py")
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert re.fullmatch(
@@ -315,7 +317,7 @@ def test_what_rank_0_writes_comes_at_once_and_to_the_stream_that_it_was_written_
     The script goes on when each part was seen.
     """
     (folder / "drawing.py").write_text(DRAWING, encoding="utf-8")
-    words = command("run", "--num_app_threads=2", "--output=out", "drawing.py")
+    words = command("run", "--workers=2", "--output=out", "drawing.py")
     with pseudo_terminal(words, folder) as (process, terminal):
         assert process.stdout is not None
         for part in (0, 50, 100):
@@ -444,7 +446,7 @@ def test_a_pycaffe_script_goes_on_from_memory_with_the_same_bits(
     done = poseidon_here(
         folder,
         *("run", f"--hostfile={machinefile(folder, 2)}", "--virtual_workers=3"),
-        *("--max_restarts=1", "--max_rejoins=0", "--memory_snapshot_every=3"),
+        *("--max_restarts=1", "--elastic=max_rejoins=0", "--elastic=every=3"),
         *("pycaffe.py", "job.caffemodel"),
     )
     assert done.returncode == 0, done.stderr

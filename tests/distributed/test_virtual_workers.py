@@ -67,15 +67,15 @@ CASES = [
     (ExchangeKind.SERVER, replace(NO_CHECK, compress="ip*=topk:0.1/int8")),
 ]
 LOCAL = [
-    (ExchangeKind.HYBRID, replace(NO_CHECK, sync_every=2)),
-    (ExchangeKind.SERVER, replace(NO_CHECK, sync_every=4, sync_fragments=2, sync_delay=1)),
+    (ExchangeKind.HYBRID, replace(NO_CHECK, local_steps=2)),
+    (ExchangeKind.SERVER, replace(NO_CHECK, local_steps=4, sync_fragments=2, sync_delay=1)),
 ]
 
 
 def name_of(value: object) -> str:
     """Return a part of a test's name."""
     if isinstance(value, ExchangeOptions):
-        return "rounds" if value.sync_every else value.compress[4:8]
+        return "rounds" if value.local_steps else value.compress[4:8]
     return value.value if isinstance(value, ExchangeKind) else ""
 
 

@@ -83,13 +83,13 @@ FLAGS_AND_FILES = (
     ),
     Broken(
         name="staleness-negative",
-        flags=("--table_staleness=-1",),
+        flags=("--staleness=-1",),
         says=r"table_staleness.*'-1'",
         code=2,
     ),
     Broken(
         name="consistency-unknown",
-        flags=("--consistency_model=BSP",),
+        flags=("--consistency=BSP",),
         says=r"SSPPush.*'BSP'",
         code=2,
     ),
@@ -108,7 +108,7 @@ FLAGS_AND_FILES = (
     ),
     Broken(
         name="channels-zero",
-        flags=("--num_comm_channels_per_client=0",),
+        flags=("--shards=0",),
         says=r"channels.* 1 .*0",
         code=2,
     ),

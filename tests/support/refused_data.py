@@ -103,8 +103,8 @@ DATA_AND_MODELS = (
     ),
     Broken(
         name="streaming-with-workers-of-a-host",
-        flags=("--sync_every=4", "--sync_fragments=2", "--num_app_threads=2"),
-        says="--sync_fragments and --sync_delay need one worker on each host, not 2: the workers "
+        flags=("--local_steps=4,fragments=2", "--workers=2"),
+        says="--local_steps=fragments and --local_steps=delay need one worker on each host, not 2: the workers "
         "of a host exchange all tensors",
         code=2,
     ),

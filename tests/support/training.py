@@ -251,7 +251,7 @@ def _run_worker(
     checkpoint = Checkpoint(replica, settings=job.saving)
     start, resumed = Progress(iteration=0), None
     if job.resume is not None:
-        private = job.staleness > 0 or job.options.sync_every > 0
+        private = job.staleness > 0 or job.options.local_steps > 0
         resumed = checkpoint.restore(job.resume, private_histories=private)
         replica.load([resumed.model], own=True)
         start = resumed.progress

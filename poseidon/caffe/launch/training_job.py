@@ -82,7 +82,7 @@ class TrainingJob(Job):
         if request.weights or request.snapshot:
             self._solver = self._solver.without_weights()
         self._settings = solver_settings(self._solver)
-        check_local_steps(self._solver.param, request.exchange.sync_every)
+        check_local_steps(self._solver.param, request.exchange.local_steps)
         title = check_nets(self._solver, self._settings).param.name or request.solver.stem
         for path in request.weights:
             if not path.is_file():
@@ -199,7 +199,7 @@ class TrainingJob(Job):
         return [
             *super().notes(),
             *notes,
-            *rounds_that_end_early(self._solver.param, self.request.exchange.sync_every),
+            *rounds_that_end_early(self._solver.param, self.request.exchange.local_steps),
         ]
 
     def final_report(
@@ -366,8 +366,8 @@ def check_local_steps(solver: SolverParameter, steps: int) -> None:
     """Refuse what needs the values of all workers in each iteration."""
     if steps and solver.snapshot_diff:
         raise UsageError(
-            f"snapshot_diff: true needs the change of every iteration, and --sync_every={steps} "
-            f"exchanges once in {steps}; expected snapshot_diff: false, or no --sync_every"
+            f"snapshot_diff: true needs the change of every iteration, and --local_steps={steps} "
+            f"exchanges once in {steps}; expected snapshot_diff: false, or no --local_steps"
         )
 
 
@@ -394,7 +394,7 @@ def check_clipping(solver: SolverParameter, options: ExchangeOptions) -> None:
 
     With local steps it limits each worker's own.
     """
-    if solver.clip_gradients > 0 and options.names_powersgd and not options.sync_every:
+    if solver.clip_gradients > 0 and options.names_powersgd and not options.local_steps:
         raise UsageError(
             f"clip_gradients: {solver.clip_gradients:g} is not possible with "
             f"--compress={options.compress:.80}: PowerSGD has no "
@@ -412,7 +412,7 @@ def check_automatic_codecs(
 
     Whether a weight that can travel as factors goes to the shards is known to the workers alone.
     """
-    if solver.clip_gradients <= 0 or options.sync_every:
+    if solver.clip_gradients <= 0 or options.local_steps:
         return
     all_go = options.kind is ExchangeKind.SERVER
     if any(isinstance(codec, LowRank) and (all_go or not info.factors) for info, codec in codecs):
@@ -429,7 +429,7 @@ def rounds_that_end_early(solver: SolverParameter, steps: int) -> list[str]:
         return []
     intervals = {name: getattr(solver, name) for name in ("snapshot", "test_interval")}
     return [
-        f"{name} {interval} is not a multiple of --sync_every={steps}: there a round ends early"
+        f"{name} {interval} is not a multiple of --local_steps={steps}: there a round ends early"
         for name, interval in intervals.items()
         if interval % steps
     ]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from poseidon.base.hints import own_command
 from poseidon.cli.parsers.layout import section, usage, wrapped
-from poseidon.cli.parsers.reading import HelpWanted, Mistake, read
+from poseidon.cli.parsers.reading import HelpWanted, Mistake, read, topics_of
 from poseidon.flags.flag import Flag, Opens, Takes
 from poseidon.flags.shared import ShownProgress
 from poseidon.flags.values import one_of
@@ -22,8 +22,8 @@ error, in its form.
 """
 _OF_GLOG = {
     "log_dir": "logs are in the job's folder, --output",
-    "minloglevel": "--show_logs says whose log is shown",
-    "stderrthreshold": "--show_logs says whose log is shown",
+    "minloglevel": "--progress=logs=WHOSE says whose log is shown",
+    "stderrthreshold": "--progress=logs=WHOSE says whose log is shown",
     "v": "",
     "vmodule": "",
     "logbuflevel": "",
@@ -105,8 +105,8 @@ class Parser:
         name = self._command.name
         try:
             return self.read(words)
-        except HelpWanted:
-            print(self.help(), end="", flush=True)
+        except HelpWanted as wanted:
+            print(self.help(wanted.topic), end="", flush=True)
             sys.exit(0)
         except Mistake as mistake:
             hint = f"see {own_command()} {name} --help"
@@ -133,18 +133,40 @@ class Parser:
         ]
         return argparse.Namespace(command=name, argv=[name, *words], opened=opened, **values)
 
-    def help(self) -> str:
-        """Return usage, description, an example, and each flag in a line."""
-        command = self._command
-        parts = [
-            usage(command.name, [flag for flag in self.flags() if flag.text]),
-            wrapped(command.description),
-            "example:\n" + textwrap.indent(command.example, "  "),
-        ]
-        for group in self._groups:
-            if shown := [flag for flag in group.flags if flag.text]:
-                parts.append(section(group.title, group.terms, shown))
+    def help(self, topic: str = "all") -> str:
+        """Return usage, description, an example, and each flag in a line.
+
+        Args:
+            topic: one of `topics_of`; empty: the flags that people need first.
+        """
+        command, topics = self._command, topics_of(self.flags())
+        parts = [usage(command.name, [flag for flag in self.flags() if flag.text])]
+        if topic in ("", "all"):
+            parts += [
+                wrapped(command.description),
+                "example:\n" + textwrap.indent(command.example, "  "),
+            ]
+        for group in self._shown(topic if topics else "all"):
+            parts.append(section(group.title, group.terms, group.flags))
+        if topics:
+            parts.append(
+                wrapped(f"More: poseidon {command.name} --help=TOPIC, of {', '.join(topics)}.")
+            )
         return "\n\n".join(parts) + "\n"
+
+    def _shown(self, topic: str) -> Iterable[Group]:
+        """Return the groups that the help of a topic shows, with the flags that it shows."""
+        shown: dict[str, Group] = {}
+        for group in self._groups:
+            for flag in filter(lambda flag: flag.text, group.flags):
+                if topic in ("all", flag.section.topic) and topic:
+                    found = shown.setdefault(group.title, Group(group.title, group.terms))
+                elif topic or flag.rare or flag.of:
+                    continue
+                else:
+                    found = shown.setdefault(flag.section.first, Group(flag.section.first))
+                found.add(flag)
+        return shown.values()
 
 
 def flag(group: Group, name: str, text: str, **settings: Any) -> None:
@@ -155,7 +177,7 @@ def flag(group: Group, name: str, text: str, **settings: Any) -> None:
 def solver_flag(group: Group, name: str, text: str, **settings: Any) -> None:
     """Add a flag for a field of the solver: --display=5 for --set display=5."""
     read = settings.pop("read", str)
-    settings = {"dest": "settings", "default": (), "takes": Takes.VALUES, **settings}
+    settings = {"dest": "settings", "default": (), "takes": Takes.VALUES, "rare": True, **settings}
     flag(group, name, text, read=lambda value: f"{name}={read(value)}", **settings)
 
 

@@ -12,15 +12,16 @@ from poseidon.cli.parsers.form import (
     flag,
     retired,
     solver_flag,
+    switch,
     word,
 )
 from poseidon.exchange.options import ExchangeOptions
-from poseidon.flags.flag import Flag, Section, Takes, flags_of
+from poseidon.flags.flag import Section, Takes, flags_of
 from poseidon.flags.values import count, number, one_of, port
 from poseidon.launcher.request import ExtractionRequest, ScriptRequest, TrainRequest
 
 RETIRED = {
-    "num_table_threads": "--num_app_threads is the number of workers of a client on CPU, --gpu "
+    "num_table_threads": "--workers is the number of workers of a client on CPU, --gpu "
     "names its GPUs",
     "num_clients": "the machinefile, --hostfile, says how many clients there are",
     "stats_path": "statistics are in the job's folder; poseidon stats shows them",
@@ -29,7 +30,7 @@ RETIRED = {
     "resume_clock": "--snapshot=FILE.solverstate continues from a run",
     "snapshot_dir": "the solver's snapshot_prefix says where",
     "resume_dir": "--snapshot=FILE.solverstate continues from a run",
-    "server_bandwidth_mbps": "--client_bandwidth_mbps is the budget of each client",
+    "server_bandwidth_mbps": "--bandwidth_mbps is the budget of each client",
 }
 """Flags of the original Poseidon, and what to use instead."""
 RETIRED_VALUES = (
@@ -89,11 +90,16 @@ TERMS = {
     "server process that holds a part of the parameters.",
     Section.EXCHANGE: "ps: through the parameter server. svb: gradients of fully-connected layers as "
     "sufficient factors, two small matrices, to each other worker. hybrid: per layer the one with "
-    "fewer bytes. allreduce: workers sum slices of the gradients for each other. auto: per layer the fastest of the three, by a "
-    "measurement at the start. local: not at all, for one worker. With staleness S a worker begins "
-    "an iteration at most S ahead of the slowest; 0 gives the weights of one process with all "
-    "workers' batches. With --sync_every=H each worker trains alone for H iterations, a round, then "
-    "an outer rule applies the mean of their changes: docs/local_steps.md. S then counts rounds.",
+    "fewer bytes. allreduce: workers sum slices of the gradients for each other. auto: per layer "
+    "the fastest of the three, by a measurement at the start. local: not at all, for one worker. "
+    "With staleness S a worker begins an iteration at most S ahead of the slowest; 0 gives the "
+    "weights of one process with all workers' batches.",
+    Section.ROUNDS: "Each worker trains alone for H iterations, a round, then an outer rule applies "
+    "the mean of their changes: docs/local_steps.md. --staleness then counts rounds.",
+    Section.RAY: "Ray starts the job's processes on nodes of its cluster, which this command only "
+    "connects to: docs/ray.md.",
+    Section.ELASTIC: "A job on several hosts keeps snapshots in memory, and goes on from them when "
+    "a worker, a host or a link is lost: docs/elastic_jobs.md. --elastic=0: it restarts instead.",
     Section.FAILURES: "A restart starts all processes again from the newest snapshot, when a process, "
     "a host or a link was lost.",
 }
@@ -108,20 +114,14 @@ def _fields(parser: Parser, *kinds: type) -> None:
     for section in Section:
         found = [flag for flag in declared if flag.section is section]
         if found:
-            group = parser.section(section.value, TERMS.get(section, ""))
+            group = parser.section(section.title, TERMS.get(section, ""))
             group.add(*sorted(found, key=lambda flag: not flag.required))
-
-
-def _svb(parser: Parser) -> None:
-    text = "short for --exchange=svb; --nosvb: ps"
-    svb = Flag(name="svb", text=text, takes=Takes.SWITCH)
-    parser.section(Section.EXCHANGE.value).flags.insert(1, svb)
 
 
 def train(parser: Parser) -> None:
     _fields(parser, TrainRequest, ExchangeOptions)
-    _svb(parser)
-    group = parser.section(Section.SETTINGS.value)
+    switch(parser.arguments, "svb", "", default=None)
+    group = parser.section(Section.SETTINGS.title)
     for name, text in (
         ("max_iter", "iterations to train for"),
         ("display", "iterations from one log line to the next"),
@@ -139,7 +139,7 @@ def train(parser: Parser) -> None:
 
 def run(parser: Parser) -> None:
     _fields(parser, ScriptRequest, ExchangeOptions)
-    _svb(parser)
+    switch(parser.arguments, "svb", "", default=None)
 
 
 def worker(parser: Parser) -> None:

@@ -58,6 +58,8 @@ COMMANDS: Sequence[Command] = (
         "worker --key_file=$HOME/.poseidon.key \\\n    train --solver=solver.prototxt",
         declare=_later("worker"),
     ),
+)
+TOOLS: Sequence[Command] = (
     Command(
         name="extract_features",
         line="write features of a trained net into databases",

@@ -12,14 +12,15 @@ _COUNTED = {Takes.OPTIONAL_WORD: "[{}]", Takes.WORDS: "[{} ...]"}
 """How usage shows arguments that may be missing or several."""
 
 
-def overview(title: str, groups: Mapping[str, Mapping[str, str]], example: str) -> str:
+def overview(title: str, groups: Mapping[str, Mapping[str, str]], example: str, more: str) -> str:
     """Return the help of `poseidon` itself: each command in a line."""
     column = 4 + max(len(name) for commands in groups.values() for name in commands)
-    parts = [title, "usage: poseidon COMMAND [flags]\n       poseidon COMMAND --help", example]
+    parts = [title, "usage: poseidon COMMAND [flags]\n       poseidon COMMAND --help"]
+    parts += [example] if example else []
     for headline, commands in groups.items():
         lines = [f"  {name}".ljust(column) + line for name, line in commands.items()]
         parts.append("\n".join([f"{headline}:", *lines]))
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([*parts, *filter(None, [more])]) + "\n"
 
 
 def usage(command: str, shown: Sequence[Flag]) -> str:
@@ -45,6 +46,8 @@ def wrapped(text: str) -> str:
 
 def _left(flag: Flag) -> str:
     """Return the beginning of a flag's line in the help."""
+    if flag.of:
+        return f"{flag.name}={flag.metavar}"
     if flag.takes is Takes.SWITCH:
         return f"--[no]{flag.name}" if flag.default else flag.title
     if flag.takes.is_word:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 from poseidon.errors import nearest
 from poseidon.flags.flag import Flag, Takes
-from poseidon.flags.values import TRUTH, stated
+from poseidon.flags.values import TRUTH, one_of, stated
 
 _COUNTS = {
     Takes.OPTIONAL_WORD: argparse.OPTIONAL,
@@ -28,12 +29,20 @@ class Mistake(Exception):
 
 
 class HelpWanted(Exception):
-    """The command line asks for help."""
+    """The command line asks for help.
+
+    Attributes:
+        topic: what about; empty: the flags that people need first.
+    """
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(topic)
+        self.topic = topic
 
 
 class _Help(argparse.Action):
-    def __call__(self, *_: Any) -> NoReturn:
-        raise HelpWanted
+    def __call__(self, *given: Any) -> NoReturn:
+        raise HelpWanted(given[2] or "")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -41,7 +50,7 @@ class _Parser(argparse.ArgumentParser):
         raise argparse.ArgumentError(None, message)
 
 
-def parser_of(flags: Iterable[Flag]) -> argparse.ArgumentParser:
+def parser_of(flags: Sequence[Flag]) -> argparse.ArgumentParser:
     """Return a parser of argparse for flags, each with two dashes.
 
     It raises ArgumentError, and has no defaults: argparse would read those that are texts.
@@ -53,8 +62,11 @@ def parser_of(flags: Iterable[Flag]) -> argparse.ArgumentParser:
         exit_on_error=False,
         argument_default=argparse.SUPPRESS,
     )
-    parser.add_argument("--help", "--h", action=_Help, nargs=0, help="show flags and end")
+    topic = one_of(topics_of(flags) or ("all",))
+    parser.add_argument("--help", "--h", action=_Help, nargs="?", type=topic, metavar="TOPIC")
     for flag in flags:
+        if flag.of:
+            continue
         names = [f"--{name}" for name in flag.names]
         shown: dict[str, Any] = {"help": flag.text.replace("%", "%%") or argparse.SUPPRESS}
         if flag.takes is Takes.SWITCH:
@@ -63,14 +75,16 @@ def parser_of(flags: Iterable[Flag]) -> argparse.ArgumentParser:
             shown["help"] = argparse.SUPPRESS
             parser.add_argument(*(f"--no{name}" for name in flag.names), const=False, **shown)
             continue
-        shown |= {"metavar": flag.metavar, "type": flag.read}
+        parts = [part for part in flags if part.head == flag.name]
+        read_value = partial(_with_parts, flag, parts) if parts else flag.read
+        shown |= {"metavar": flag.metavar, "type": read_value}
         if flag.required or flag.takes in (Takes.OPTIONAL_WORD, Takes.WORDS):
             shown["type"] = stated(flag.read)  # not "$JOB", which is not set
         if flag.takes.is_word:
             count = _COUNTS.get(flag.takes)
             parser.add_argument(flag.attribute, nargs=count, default=None, **shown)
         else:
-            action = "append" if flag.takes is Takes.VALUES else "store"
+            action = "append" if parts or flag.takes is Takes.VALUES else "store"
             parser.add_argument(*names, dest=flag.attribute, action=action, **shown)
     return parser
 
@@ -101,7 +115,11 @@ def read(flags: Sequence[Flag], words: Sequence[str]) -> dict[str, Any]:
     if missing:
         raise Mistake(_are_missing(missing))
     values = {flag.attribute: flag.default for flag in flags}
-    values |= {name: value for name, value in found.items() if value is not None}
+    heads = {flag.head for flag in flags}
+    of_parts = {flag.attribute for flag in flags if flag.name in heads}
+    for name, value in found.items():
+        for given_values in value if name in of_parts else [{name: value}]:
+            values |= {key: each for key, each in given_values.items() if each is not None}
     for flag in flags:
         if flag.takes in (Takes.VALUES, Takes.WORDS, Takes.REST):
             values[flag.attribute] = tuple(values[flag.attribute] or ())
@@ -109,6 +127,31 @@ def read(flags: Sequence[Flag], words: Sequence[str]) -> dict[str, Any]:
         **values,
         "notes": [flag.note for flag in flags if flag.note and flag.attribute in found],
     }
+
+
+def topics_of(flags: Iterable[Flag]) -> tuple[str, ...]:
+    """Return the topics of the help; empty: it shows all flags."""
+    rare = dict.fromkeys(flag.section.topic for flag in flags if flag.rare or flag.of)
+    return (*filter(None, rare), "all") if rare else ()
+
+
+def _with_parts(flag: Flag, parts: Sequence[Flag], text: str) -> dict[str, Any]:
+    """Return the value of a flag and of its parts, by attribute: `20,outer_lr=0.7`."""
+    found = re.fullmatch("([^=:,]*)(?:[:,](.*))?", text, re.DOTALL)
+    own, rest = found.groups() if found else ("", text)
+    values = {flag.attribute: flag.read(own)} if own else {}
+    by_name = {part.name: part for part in parts}
+    for word in (rest or "").split(","):
+        name, equals, value = word.partition("=")
+        if word and not (equals and name in by_name):
+            near = nearest(name, by_name)
+            hint = f"; did you mean {near}?" if near else f"; expected one of {', '.join(by_name)}"
+            raise argparse.ArgumentTypeError(f"it has no '{word}'{hint}")
+        try:
+            values |= {by_name[name].attribute: by_name[name].read(value)} if word else {}
+        except argparse.ArgumentTypeError as error:
+            raise argparse.ArgumentTypeError(f"{name}: {error}") from error
+    return values
 
 
 def _spelled(word: str, switches: set[str]) -> str:
@@ -140,7 +183,7 @@ def _are_missing(titles: Sequence[str]) -> str:
 
 def _refuse(words: Sequence[str], flags: Sequence[Flag]) -> NoReturn:
     """Raise Mistake because of words that no flag of this command takes."""
-    shown = [flag for flag in flags if flag.text and not flag.takes.is_word]
+    shown = [flag for flag in flags if flag.text and flag.names]
     attributes = {flag.attribute for flag in flags}
     unknown = next((word for word in words if word.startswith("-")), None)
     if unknown is None:
@@ -151,6 +194,10 @@ def _refuse(words: Sequence[str], flags: Sequence[Flag]) -> NoReturn:
     plain = name.lstrip("-").replace("-", "_")
     near = nearest(plain, [flag.name for flag in shown])
     hint = f", did you mean --{near}?" if near else ""
+    for part in flags:
+        if part.of and part.name == plain:
+            near = plain
+            hint = f", did you mean {part.title}={text or part.metavar}?"
     if "settings" in attributes:
         hint = _setting(plain, text) or hint
     if not near and "script" in attributes:

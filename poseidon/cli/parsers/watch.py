@@ -155,22 +155,6 @@ COMMANDS: Sequence[Command] = (
         declare=_kill,
     ),
     Command(
-        name="leave",
-        line="let a host leave a running job",
-        description="Let a host leave a job that continues from memory. Its other hosts go on after "
-        "the next iteration; nothing is repeated.",
-        example="poseidon leave cifar10_quick-20260105-204016-3f9a1c node3",
-        declare=_leave,
-    ),
-    Command(
-        name="join",
-        line="let another host take part in a running job",
-        description="Prepare a host beside a job that continues from memory, and let it take part "
-        "from the next memory snapshot on. Its virtual workers come from the other hosts.",
-        example="poseidon join cifar10_quick-20260105-204016-3f9a1c --host=node5",
-        declare=_join,
-    ),
-    Command(
         name="dashboard",
         line="show jobs on a live page",
         description="Serve a page with the curves, processes, tensors and logs of jobs, running or "
@@ -196,6 +180,24 @@ COMMANDS: Sequence[Command] = (
         example="poseidon plan --solver=solver.prototxt --hostfile=cluster\n"
         "poseidon plan --net=deploy.prototxt --hosts=4 --rate=250 --compute=50",
         declare=_plan,
+    ),
+)
+HOSTS: Sequence[Command] = (
+    Command(
+        name="leave",
+        line="let a host leave a running job",
+        description="Let a host leave a job that continues from memory. Its other hosts go on after "
+        "the next iteration; nothing is repeated.",
+        example="poseidon leave cifar10_quick-20260105-204016-3f9a1c node3",
+        declare=_leave,
+    ),
+    Command(
+        name="join",
+        line="let another host take part in a running job",
+        description="Prepare a host beside a job that continues from memory, and let it take part "
+        "from the next memory snapshot on. Its virtual workers come from the other hosts.",
+        example="poseidon join cifar10_quick-20260105-204016-3f9a1c --host=node5",
+        declare=_join,
     ),
 )
 SHELL: Sequence[Command] = (

@@ -38,7 +38,7 @@ MAX_BATCH_BYTES = 4 << 20
 CALLS = ("put", "get")
 """Methods of the actor that run at the same time, each on a thread of its own."""
 ACTOR_S = 60.0
-"""How long an actor may take to start on its node; the first ones have `--ray_timeout` if that is
+"""How long an actor may take to start on its node; the first ones have `timeout` of `--launcher` if that is
 longer.
 """
 PROMPT_S = 2.0
@@ -168,7 +168,7 @@ class RayDialer(Dialer):
         self._warn(f"waiting up to {limit_s:g} s for nodes: {cluster.describe_lack()}")
         if not cluster.placed(limit_s):
             raise JobError(
-                f"{cluster.describe_lack()}; after {limit_s:g} s (--ray_timeout) they have none; "
+                f"{cluster.describe_lack()}; after {limit_s:g} s (--launcher=ray:timeout) they have none; "
                 "add nodes with 'ray start --address=HEAD:6379', or ask for fewer clients or "
                 "resources"
             )

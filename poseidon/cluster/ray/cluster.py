@@ -219,7 +219,7 @@ def connect_to_cluster(address: str | None) -> RayCluster:
         raise UsageError(
             f"--launcher=ray needs the package ray ({error}): pip install 'poseidon[ray]'"
         ) from error
-    source = "--ray_address" if address else "RAY_ADDRESS"
+    source = "--launcher=ray:address" if address else "RAY_ADDRESS"
     address = address or read_settings().ray_address
     if address is not None:
         _check_listens(address, source)
@@ -302,7 +302,7 @@ def _not_connected(address: str | None, error: Exception) -> str:
     where = (
         f"at {address}"
         if address
-        else "on this machine (--ray_address or $RAY_ADDRESS can name another)"
+        else "on this machine (--launcher=ray:address or $RAY_ADDRESS can name another)"
     )
     return (
         f"no Ray cluster was reached {where}: {text}; start one with 'ray start --head', and 'ray "

@@ -44,7 +44,7 @@ class RayNode:
 
 
 def parse_resources(text: str, flag: str) -> dict[str, float]:
-    """Parse `CPU=4,trainer=1`.
+    """Parse `CPU=4+trainer=1`.
 
     Args:
         text: the flag's value; empty: none.
@@ -55,7 +55,7 @@ def parse_resources(text: str, flag: str) -> dict[str, float]:
             twice.
     """
     found: dict[str, float] = {}
-    for part in filter(None, text.split(",")):
+    for part in filter(None, text.split("+")):
         name, _, amount = (piece.strip() for piece in part.partition("="))
         try:
             number = float(amount)
@@ -63,7 +63,7 @@ def parse_resources(text: str, flag: str) -> dict[str, float]:
             number = math.nan
         if not _NAME.fullmatch(name) or not 0 <= number < math.inf:
             raise UsageError(
-                f"{flag}: expected NAME=NUMBER with commas, as in CPU=4,trainer=1, found '{part}'"
+                f"{flag}: expected NAME=NUMBER with + between, as in CPU=4+trainer=1, found '{part}'"
             )
         if name in found:
             raise UsageError(f"{flag}: '{name}' is given twice")

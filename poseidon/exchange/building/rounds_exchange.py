@@ -47,7 +47,7 @@ def build_local_steps(arguments: BuildArguments, build: Build, plan: Plan) -> Bu
         member,
         options=options.without_local_steps,
         quorum=(options.quorum, options.quorum_grace),
-        network=replace(network, timeout_s=network.timeout_s * options.sync_every),
+        network=replace(network, timeout_s=network.timeout_s * options.local_steps),
     )
     if is_synchronous(options, tensors, settings):
         return build(tensors, settings, of_rounds)
@@ -83,8 +83,8 @@ def build_local_steps(arguments: BuildArguments, build: Build, plan: Plan) -> Bu
     return replace(
         built,
         exchange=Exchange([rounds], rounds.control, settings, interruption=network.interruption),
-        plan=replace(built.plan, local_steps=options.sync_every),
-        local_steps=options.sync_every,
+        plan=replace(built.plan, local_steps=options.local_steps),
+        local_steps=options.local_steps,
     )
 
 

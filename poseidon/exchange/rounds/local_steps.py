@@ -197,7 +197,7 @@ class RoundsCarrier(GradientCarrier):
             for trained, anchor in zip(tensors, self._anchors, strict=True)
         ]
         """Memory that stays, where the process has one outer gradient of each tensor."""
-        steps = options.sync_every
+        steps = options.local_steps
         parts = fragments_of([v.numel() for v in self._values], options.sync_fragments)
         self._fragments = [
             Fragment(indices, (number + 1) * steps // len(parts) % steps)
@@ -311,7 +311,7 @@ class RoundsCarrier(GradientCarrier):
             self._wait_all()  # what has come is not behind what leaves now
         for fragment in self._fragments:
             awaited = self._quorum is not None and self._quorum.is_awaited
-            if awaited or self._iteration % self._options.sync_every == fragment.offset:
+            if awaited or self._iteration % self._options.local_steps == fragment.offset:
                 self._end_round(fragment)
 
     def _end_round(self, fragment: Fragment) -> None:
@@ -380,7 +380,7 @@ class RoundsCarrier(GradientCarrier):
         self._outer.close()
 
     def _next_end(self) -> int:
-        steps = self._options.sync_every
+        steps = self._options.local_steps
         return min(
             self._iteration + (f.offset - self._iteration - 1) % steps + 1 for f in self._fragments
         )

@@ -167,7 +167,7 @@ def _straggler(worker: WorkerLoad, usual_s: float) -> Bottleneck:
         sentence=f"Worker {worker.rank} on {worker.host} is the limit: it needs "
         f"{worker.own_s * 1e3:.0f} ms of its own "
         f"for an iteration, and the others {usual_s * 1e3:.0f} ms.",
-        advice="Look for other programs on that host. Bounded staleness (--table_staleness) helps "
+        advice="Look for other programs on that host. Bounded staleness (--staleness) helps "
         "if it is not always the same worker.",
     )
 
@@ -178,8 +178,7 @@ def _shard(shard: ShardLoad, waiting: float) -> Bottleneck:
         where=f"shard {shard.index}",
         sentence=f"Shard {shard.index} on {shard.host} is the limit: it is busy "
         f"{_percent(shard.busy)} of the time, and workers wait {_percent(waiting)}.",
-        advice="Use more shards (--num_comm_channels_per_client), or hosts that only serve "
-        "(role=server).",
+        advice="Use more shards (--shards), or hosts that only serve (role=server).",
     )
 
 

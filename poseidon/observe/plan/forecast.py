@@ -49,7 +49,7 @@ class Way:
 
     Attributes:
         flags: of `poseidon train` and `poseidon run`; empty: it is not one of Poseidon's.
-        sync_every: iterations between exchanges.
+        local_steps: iterations between exchanges.
         auto: the schemes are chosen as by `--exchange=auto`.
     """
 
@@ -57,13 +57,13 @@ class Way:
     flags: str = ""
     exchange: Exchange = Exchange.PS
     lossy: Lossy | None = None
-    sync_every: int = 1
+    local_steps: int = 1
     auto: bool = False
 
     @property
     def exact(self) -> bool:
         """Whether the weights equal the weights of one process with all batches."""
-        return self.lossy is None and self.sync_every == 1
+        return self.lossy is None and self.local_steps == 1
 
 
 DEFAULT = Way(name="auto", flags="--exchange=auto", auto=True)
@@ -84,7 +84,7 @@ WAYS: tuple[Way, ...] = (
         for rank in RANKS
     ),
     *(
-        Way(name=f"ps, {h} local steps", flags=f"--exchange=ps --sync_every={h}", sync_every=h)
+        Way(name=f"ps, {h} local steps", flags=f"--exchange=ps --local_steps={h}", local_steps=h)
         for h in LOCAL_STEPS
     ),
     Way(name="DDP", exchange=Exchange.RING),
@@ -208,7 +208,7 @@ def _predicted(scenario: Scenario, way: Way) -> Prediction:
         scenario,
         exchange=way.exchange,
         lossy=way.lossy,
-        sync_every=way.sync_every,
+        local_steps=way.local_steps,
         servers=servers,
         virtual_workers=scenario.virtual_workers if way.flags else None,  # DDP adds before it sends
     )

@@ -74,7 +74,7 @@ def predict(scenario: Scenario) -> float:
 
 def iteration_of(scenario: Scenario) -> Iteration:
     """Return an iteration in the steady state."""
-    if scenario.sync_every > 1:
+    if scenario.local_steps > 1:
         return local_steps(scenario, iteration_of)
     if scenario.workers == 1:
         return Iteration(seconds=scenario.compute_s, cpu_s=0.0)
@@ -93,8 +93,8 @@ def local_steps(scenario: Scenario, iteration_of: Callable[[Scenario], Iteration
         scenario: with local steps.
         iteration_of: returns an iteration of a scenario without them.
     """
-    machine, steps, turns = scenario.machine, scenario.sync_every, scenario.turns
-    last = iteration_of(replace(scenario, sync_every=1, wait_free=False))
+    machine, steps, turns = scenario.machine, scenario.local_steps, scenario.turns
+    last = iteration_of(replace(scenario, local_steps=1, wait_free=False))
     own_s_per_byte = turns * machine.optimizer_s_per_byte
     if turns > 1:  # the values of a virtual worker are copied to the net, and back
         own_s_per_byte += turns * 2 * machine.memory_s_per_byte

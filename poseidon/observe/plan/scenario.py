@@ -88,7 +88,7 @@ class Scenario:
             more exact.
         forward_part: the forward pass's part of the compute time.
         lossy: how tensors that go to shards or round the ring are encoded; None: as float32.
-        sync_every: H, local steps of a round; 1: gradients are exchanged in every iteration.
+        local_steps: H, local steps of a round; 1: gradients are exchanged in every iteration.
         by_factors: the layers whose weight travels as factors; None: as the exchange chooses by
             bytes.
         virtual_workers: the job's virtual workers, and the workers that compute for them; None:
@@ -109,7 +109,7 @@ class Scenario:
     bucket_bytes: int = 25 * MIB
     forward_part: float = 1 / 3
     lossy: Lossy | None = None
-    sync_every: int = 1
+    local_steps: int = 1
     by_factors: frozenset[int] | None = None
     virtual_workers: VirtualWorkers | None = None
 
@@ -343,7 +343,7 @@ def _chunk_bytes(scenario: Scenario, by_factors: Collection[int]) -> int:
 def _by_factors(scenario: Scenario) -> frozenset[int]:
     if scenario.by_factors is not None:
         return scenario.by_factors
-    if scenario.exchange is Exchange.RING or scenario.workers == 1 or scenario.sync_every > 1:
+    if scenario.exchange is Exchange.RING or scenario.workers == 1 or scenario.local_steps > 1:
         return frozenset()
     chosen = choices_of_weights(scenario).items()
     return frozenset(layer for layer, choice in chosen if choice.scheme is Scheme.FACTORS)
@@ -414,7 +414,7 @@ def link_bytes(scenario: Scenario) -> float:
     mean of a round.
     """
     p, found = scenario.workers, loads(scenario)
-    dense = sum(load.dense_bytes * load.wire_part for load in found) / scenario.sync_every
+    dense = sum(load.dense_bytes * load.wire_part for load in found) / scenario.local_steps
     factors = sum(load.factors.link_bytes for load in found if load.factors is not None)
     if scenario.exchange is Exchange.RING:
         return dense * (scenario.sums + 1) * (p - 1) / p + factors

@@ -61,7 +61,7 @@ def plan_tables(module: nn.Module, how: object, options: ExchangeOptions) -> lis
             if rule is not None:
                 own, factor = row_rule(rule, weight_name)
                 found.append(_of_embedding(weight_name, child, own, None, factor))
-            elif not options.sync_every and (trainer := _trainer(child.weight, optimizers)):
+            elif not options.local_steps and (trainer := _trainer(child.weight, optimizers)):
                 optimizer, group = trainer
                 own = rule_of_optimizer(optimizer, group, weight_name)
                 found.append(_of_embedding(weight_name, child, own, _rate_of(group), 1.0))
@@ -152,8 +152,8 @@ def check_tables(tables: Sequence[PlannedTable], member: Membership, clip: float
     options, reason = member.options, ""
     if clip is not None:
         reason = "no clip=, because the shards have the gradients of rows"
-    elif options.sync_every:
-        reason = "no local steps (--sync_every), because workers hold few of their rows"
+    elif options.local_steps:
+        reason = "no local steps (--local_steps), because workers hold few of their rows"
     elif member.local_workers > 1:
         reason = "one worker a host, because each exchanges rows with the shards itself"
     elif not (member.alone or options.kind.has_shards):

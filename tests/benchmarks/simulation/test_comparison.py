@@ -139,8 +139,8 @@ def test_the_table() -> None:
 def test_local_steps_and_codecs() -> None:
     title = "googlenet, batch 32, 2 hosts, compute 50 ms, 250 Mbit/s"
     steps, both, ring = read(speed(title, "ps+H8", "ps+H32+int8", "allreduce"))
-    assert (steps.scenario.sync_every, steps.scenario.lossy, steps.lossy) == (8, None, True)
-    assert (both.scenario.sync_every, both.scenario.lossy) == (32, WireCodec.INT8)
+    assert (steps.scenario.local_steps, steps.scenario.lossy, steps.lossy) == (8, None, True)
+    assert (both.scenario.local_steps, both.scenario.lossy) == (32, WireCodec.INT8)
     assert (ring.scenario.exchange, ring.lossy) == (Exchange.RING, False)
 
 

@@ -54,7 +54,7 @@ def test_without_wait_free_everything_waits_for_the_backward_pass() -> None:
 
 
 def test_a_round_of_local_steps_has_one_exchange_that_nothing_hides() -> None:
-    assert predict(replace(PS, sync_every=3)) == pytest.approx((9.0 + 9.0 + 21.0) / 3)
+    assert predict(replace(PS, local_steps=3)) == pytest.approx((9.0 + 9.0 + 21.0) / 3)
 
 
 def test_processor_seconds_are_those_of_all_hosts() -> None:

@@ -56,7 +56,7 @@ def test_what_does_not_fit_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> N
 def test_codecs_and_local_steps_need_their_copies() -> None:
     plain = needed_bytes(LARGE, PoseidonSettings(), 3)
     assert needed_bytes(LARGE, PoseidonSettings(compress="int8"), 3) == plain + 2 * 3 * MODEL
-    assert needed_bytes(LARGE, PoseidonSettings(sync_every=8), 3) == plain + 2 * 3 * MODEL
+    assert needed_bytes(LARGE, PoseidonSettings(local_steps=8), 3) == plain + 2 * 3 * MODEL
 
 
 def test_jobs_form_groups_that_fit() -> None:

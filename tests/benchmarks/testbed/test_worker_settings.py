@@ -57,7 +57,7 @@ def test_settings_survive_the_file(how: DdpSettings | PoseidonSettings, tmp_path
 def test_the_text_of_a_job_gives_the_options_of_its_exchange() -> None:
     how = PoseidonSettings.parse("ps+topk:0.1+int8+H32+P4+D8")
     options = how.options
-    assert (options.compress, options.sync_every) == ("topk:0.1,int8", 32)
+    assert (options.compress, options.local_steps) == ("topk:0.1,int8", 32)
     assert (options.sync_fragments, options.sync_delay) == (4, 8)
     assert PoseidonSettings.parse("hybrid") == PoseidonSettings()
     assert PoseidonSettings.parse("default").exchange == DEFAULT_OPTIONS.kind.value
@@ -77,8 +77,8 @@ def test_a_job_is_named_by_its_text(text: str) -> None:
     [
         ("mpi", "'mpi' is none of default, auto, hybrid, ps"),
         ("ps+zip", "'zip'"),
-        ("ps+P4", "--sync_fragments is for local steps"),
-        ("ps+H4+D4", "--sync_delay=4"),
+        ("ps+P4", "--local_steps=fragments is for local steps"),
+        ("ps+H4+D4", "--local_steps=4,delay=4"),
         ("allreduce+int8", "--compress is for tensors"),
     ],
 )

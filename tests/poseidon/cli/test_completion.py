@@ -18,7 +18,7 @@ from poseidon.cli.parsers.watch import SHELLS
         ("poseidon train --exchange h", "hybrid"),
         ("poseidon train --launcher s", "ssh"),
         ("poseidon completion z", "zsh"),
-        ("poseidon train --table_staleness x", ""),
+        ("poseidon train --staleness x", ""),
         ("poseidon train --client_i", ""),
     ],
 )

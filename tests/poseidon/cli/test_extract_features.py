@@ -126,7 +126,7 @@ FLAGS = (
             "--extract_feature_blob_names is missing",
         ),
         (("--model=absent.prototxt", *FLAGS), 1, "absent.prototxt"),
-        (("--model=net.prototxt", *FLAGS, "--num_app_threads=0"), 2, "--num_app_threads is 0"),
+        (("--model=net.prototxt", *FLAGS, "--workers=0"), 2, "--workers is 0"),
         (("--model=net.prototxt", *FLAGS, "--hostfile=absent"), 1, "absent"),
         (
             ("--model=net.prototxt", *FLAGS, "word"),
@@ -134,7 +134,7 @@ FLAGS = (
             "either the arguments of Caffe's tool or flags",
         ),
         (
-            ("--model=net.prototxt", *FLAGS, "--num_app_threads=2", "--backend=lmdb"),
+            ("--model=net.prototxt", *FLAGS, "--workers=2", "--backend=lmdb"),
             1,
             "f_0_1 exists already",
         ),

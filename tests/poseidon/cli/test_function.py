@@ -76,7 +76,7 @@ def test_an_error_names_the_line_of_the_function(
 
 def test_flags_are_those_of_the_command_line() -> None:
     flags = {"num_app_threads": 2, "ddp": True, "exchange": "svb", "trace": False, "gpu": None}
-    words = ["--num_app_threads=2", "--ddp=true", "--exchange=svb", "--trace=false"]
+    words = ["--workers=2", "--ddp=true", "--exchange=svb", "--trace=false"]
     assert _words(flags) == words
     assert RUN.parser().parse([*_words({"wait_free": False}), "x.py"]).wait_free is False
 

@@ -183,8 +183,8 @@ def test_standard_output_takes_names_that_are_not_utf_8(
             "poseidon train --help",
         ),
         (
-            "train --table_stalenes=1",
-            "poseidon train: unknown flag --table_stalenes, did you mean --table_staleness?; see "
+            "train --stalenes=1",
+            "poseidon train: unknown flag --stalenes, did you mean --staleness?; see "
             "poseidon train --help",
         ),
         (
@@ -203,15 +203,15 @@ def test_standard_output_takes_names_that_are_not_utf_8(
             "poseidon draw_net: INPUT_NET and OUTPUT_FILE are missing; see poseidon draw_net --help",
         ),
         (
-            "train --solver=s --table_staleness=-1",
-            "poseidon train: --table_staleness: expected a whole number, 0 or more, found '-1'; "
+            "train --solver=s --staleness=-1",
+            "poseidon train: --staleness: expected a whole number, 0 or more, found '-1'; "
             "see poseidon train --help",
         ),
         (
-            "train --solver=s --consistency_model=BSP",
-            "poseidon train: --consistency_model: expected one of SSP, SSPPush, SSPAggr, found "
+            "train --solver=s --consistency=BSP",
+            "poseidon train: --consistency: expected one of SSP, SSPPush, SSPAggr, found "
             "'BSP', which is "
-            "--consistency_model=SSPPush --table_staleness=0; see poseidon train --help",
+            "--consistency=SSPPush --staleness=0; see poseidon train --help",
         ),
         (
             "train --solver=s --exchange=hybird",
@@ -303,12 +303,16 @@ def test_ctrl_c_while_a_command_is_imported_is_one_line(
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-help"], ["-h"], ["help"]])
-def test_help_without_a_command_lists_them_all(
+def test_help_without_a_command_lists_the_first_and_then_the_tools(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="0"):
         main(words)
     output = capsys.readouterr().out
+    assert 12 <= sum(f"\n  {name} " in output for name in COMMANDS) <= 15
+    with pytest.raises(SystemExit, match="0"):
+        main(["help", "tools"])
+    output += capsys.readouterr().out
     assert all(f"\n  {name} " in output for name in COMMANDS)
     assert max(map(len, output.splitlines())) <= 80
 
@@ -316,21 +320,30 @@ def test_help_without_a_command_lists_them_all(
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_has_a_line_for_each_flag(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
-        main(["help", name])
+        main(["help", name, "all"])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"usage: poseidon {name} ")
     assert max(map(len, lines[1:])) <= 80
     assert any(line.startswith(f"  poseidon {name} ") for line in lines), "an example"
-    first = {
-        line.split()[0].partition("=")[0].replace("[no]", ""): line
-        for line in lines
-        if line.startswith("  -")
-    }
-    flags = [
-        flag for flag in COMMANDS[name].parser().flags() if flag.text and not flag.takes.is_word
-    ]
-    assert list(first) == [flag.title for flag in flags]
-    assert all(line.endswith(flag.text) for line, flag in zip(first.values(), flags, strict=True))
+    for flag in COMMANDS[name].parser().flags():
+        left = f"  {flag.name}=" if flag.of else f"  {flag.title}"
+        if flag.text:
+            assert any(line.replace("[no]", "").startswith(left) for line in lines), left
+
+
+@pytest.mark.parametrize("name", ["train", "run"])
+def test_help_of_a_job_shows_what_people_need_first(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for topic, shown in (("", "--local_steps=H"), ("rounds", "outer_lr="), ("ray", "clients=")):
+        with pytest.raises(SystemExit, match="0"):
+            main([name, f"--help={topic}" if topic else "--help"])
+        output = capsys.readouterr().out
+        assert f"  {shown}" in output
+        assert sum(line.startswith("  ") for line in output.splitlines()) <= 30
+    with pytest.raises(SystemExit, match="2"):
+        main([name, "--help=round"])
+    assert "did you mean rounds?" in capsys.readouterr().err
 
 
 def test_every_command_has_its_code() -> None:

@@ -23,9 +23,7 @@ from poseidon.launcher.request import (
 
 
 def parsed(*words: str, staleness: int = 0) -> argparse.Namespace:
-    flags = parse_arguments(["run", *words, "script.py"])
-    flags.table_staleness = staleness
-    return flags
+    return parse_arguments(["run", f"--staleness={staleness}", *words, "script.py"])
 
 
 @pytest.mark.parametrize(
@@ -64,7 +62,7 @@ def test_the_two_flags_may_not_contradict_each_other(words: tuple[str, ...]) -> 
             0,
             "sends float32; expected that, not float16",
         ),
-        (("--client_bandwidth_mbps=40",), 0, "is for --consistency_model=SSPAggr, not SSPPush"),
+        (("--bandwidth_mbps=40",), 0, "is for --consistency=SSPAggr, not SSPPush"),
         (("--exchange=ps", "--svb=true"), 0, "--svb=true means --exchange=svb"),
         (("--threads=0",), 0, "--threads=0: expected 1 or more"),
     ],
@@ -75,7 +73,7 @@ def test_contradictions(words: tuple[str, ...], staleness: int, message: str) ->
 
 
 @pytest.mark.parametrize(
-    "words", [(), ("--exchange=local",), ("--exchange=ps", "--consistency_model=SSP")]
+    "words", [(), ("--exchange=local",), ("--exchange=ps", "--consistency=SSP")]
 )
 def test_what_may_be_together(words: tuple[str, ...]) -> None:
     assert job_request(ScriptRequest, parsed(*words, staleness=1)).exchange.staleness == 1
@@ -114,7 +112,7 @@ def test_values_have_the_types_of_the_request() -> None:
             "--on_nan=warn",
         ),
         *(
-            "--show_logs=all",
+            "--progress=logs=all",
             "--launcher=ssh",
             "--ssh_config=config",
             "--encrypt=on",
@@ -162,11 +160,11 @@ def test_switches(words: tuple[str, ...], wait_free: bool, trace: bool) -> None:
         ),
         ("--svb=maybe", "found 'maybe'"),
         ("--wire_precision=int8", "found 'int8'"),
-        ("--consistency_model=BSP", "found 'BSP'"),
+        ("--consistency=BSP", "found 'BSP'"),
         ("--wait_free=perhaps", "expected true or false, found 'perhaps'"),
-        ("--client_bandwidth_mbps=0", "found '0'"),
-        ("--client_bandwidth_mbps=inf", "found 'inf'"),
-        ("--client_bandwidth_mbps=fast", "found 'fast'"),
+        ("--bandwidth_mbps=0", "found '0'"),
+        ("--bandwidth_mbps=inf", "found 'inf'"),
+        ("--bandwidth_mbps=fast", "found 'fast'"),
     ],
 )
 def test_no_such_value(word: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -52,7 +52,7 @@ def documents(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[ScriptDocum
 def test_what_follows_the_script_is_the_scripts(
     folder: Path, documents: list[ScriptDocument]
 ) -> None:
-    flags = ("-hostfile", "hosts", "--exchange=ps", "--table_staleness=2", "--output=logs")
+    flags = ("-hostfile", "hosts", "--exchange=ps", "--staleness=2", "--output=logs")
     assert main(["run", *flags, "train.py", "--epochs=2", "--trace", "-x", "train.py"]) == 0
     first, second = documents
     assert first.script == str(folder / "train.py")
@@ -155,7 +155,7 @@ def test_the_background_gets_the_words_of_job_and_script(
             "--exchange=local is for one client",
         ),
         (("--threads=0", "train.py"), "--threads=0: expected 1 or more"),
-        (("--num_app_threads=0", "train.py"), "--num_app_threads is 0"),
+        (("--workers=0", "train.py"), "--workers is 0"),
     ],
 )
 def test_mistakes_are_told_before_anything_starts(

@@ -54,7 +54,7 @@ def test_the_background_gets_the_words_that_main_was_given(
 
     monkeypatch.setattr("poseidon.launcher.runner.run_in_background", start)
     monkeypatch.setattr(sys, "argv", ["train_cifar10.py", "--clients", "2"])
-    words = ["train", f"--solver={solver}", "--table_staleness=1"]
+    words = ["train", f"--solver={solver}", "--staleness=1"]
     assert main([*words, flag, "--output=logs"]) == 0
     (argv,) = started
     assert list(argv[:7]) == [sys.executable, *module_arguments("poseidon", *words)]

@@ -44,10 +44,10 @@ BROKEN = {
     "true for a number": (changed(rank=True), "rank is True; expected int"),
     "rank beyond": (changed(rank=2), "rank is 2 of 2 workers"),
     "no workers": (changed(workers=0), "workers is 0; expected 1 or more"),
-    "negative": (changed(exchange={"staleness": -1}), "--table_staleness=-1: expected 0 or more"),
+    "negative": (changed(exchange={"staleness": -1}), "--staleness=-1: expected 0 or more"),
     "consistency": (
         changed(exchange={"consistency": "BSP"}),
-        "--consistency_model is 'BSP'; expected SSP or SSPPush",
+        "--consistency is 'BSP'; expected SSP or SSPPush",
     ),
     "incomplete": ("{}", "incomplete"),
 }

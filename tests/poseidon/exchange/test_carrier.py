@@ -20,7 +20,7 @@ from tests.support.exchange_contract import Make, Scenario, check_calls, check_e
 from tests.support.exchanges import AloneExchange
 from tests.support.machines import machines
 
-ONE_STEP = ExchangeOptions(sync_every=1, outer_lr=1.0, outer_momentum=0.0)
+ONE_STEP = ExchangeOptions(local_steps=1, outer_lr=1.0, outer_momentum=0.0)
 """Rounds with the weights of synchronous training, by a rule that is linear in the gradients."""
 ADAM = Scenario(rule=Rule(kind=RuleKind.ADAM, momentum=0.9, delta=1e-4), clip=0.2)
 

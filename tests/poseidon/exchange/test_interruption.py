@@ -26,14 +26,14 @@ CASES: dict[str, tuple[Case, int, int]] = {
     "a host": (Case(options=ExchangeOptions(kind=ExchangeKind.LOCAL)), 2, 2),
     "hosts, svb": (Case(options=ExchangeOptions(kind=ExchangeKind.FACTORS)), 4, 2),
     "rounds": (
-        Case(options=ExchangeOptions(kind=ExchangeKind.SERVER, sync_every=2, outer_lr=0.5)),
+        Case(options=ExchangeOptions(kind=ExchangeKind.SERVER, local_steps=2, outer_lr=0.5)),
         2,
         1,
     ),
     "streams": (
         Case(
             options=ExchangeOptions(
-                kind=ExchangeKind.SERVER, sync_every=4, sync_fragments=2, sync_delay=1
+                kind=ExchangeKind.SERVER, local_steps=4, sync_fragments=2, sync_delay=1
             )
         ),
         2,

@@ -44,7 +44,7 @@ ALL = ExchangeOptions(
     rows=3,
     consistency=Consistency.SSP_AGGR,
     precision=Precision.BFLOAT16,
-    sync_every=16,
+    local_steps=16,
     outer_lr=0.5,
     outer_momentum=0.8,
     outer_nesterov=False,
@@ -55,9 +55,9 @@ ALL = ExchangeOptions(
     on_divergence=OnDivergence.MEND,
 )
 STREAMING = ExchangeOptions(
-    sync_every=16, sync_fragments=2, sync_delay=3, sync_mix=0.25, compress="auto", loss_budget=0.02
+    local_steps=16, sync_fragments=2, sync_delay=3, sync_mix=0.25, compress="auto", loss_budget=0.02
 )
-QUORUM = ExchangeOptions(sync_every=16, quorum=2, quorum_grace=0.5)
+QUORUM = ExchangeOptions(local_steps=16, quorum=2, quorum_grace=0.5)
 """In one of these every field has another value than its default; each excludes some of the
 others.
 """
@@ -65,10 +65,10 @@ others.
 
 def arguments_of(options: ExchangeOptions) -> list[str]:
     values = options.to_json()
-    names = [flag.name for flag in flags_of(ExchangeOptions)]
+    titles = [flag.title for flag in flags_of(ExchangeOptions)]
     return [
-        f"--{name}={str(values[entry.name]).lower()}"
-        for name, entry in zip(names, fields(options), strict=True)
+        f"{title}={str(values[entry.name]).lower()}"
+        for title, entry in zip(titles, fields(options), strict=True)
     ]
 
 
@@ -81,7 +81,7 @@ def test_the_flags_of_all_fields_give_all_fields() -> None:
         arguments = [
             re.sub("ssp(aggr|push)", lambda name: f"SSP{name[1].title()}", argument)
             for argument in arguments_of(options)
-            if argument not in ("--client_bandwidth_mbps=none", "--loss_budget=none")
+            if argument not in ("--bandwidth_mbps=none", "--loss_budget=none")
         ]
         assert (
             job_request(ScriptRequest, parse_arguments(["run", *arguments, "script.py"])).exchange
@@ -95,9 +95,12 @@ def test_the_flags_of_all_fields_give_all_fields() -> None:
 
 def test_the_page_has_the_defaults() -> None:
     page = (Path(__file__).parents[3] / "docs" / "local_steps.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `--(?:\[no\])?(\w+)[^|]*\|.*\| (\S+) \|$", page, re.MULTILINE)
-    flags = {flag.name: flag for flag in flags_of(ExchangeOptions)}
-    assert {name for name, _ in rows} == {"sync_every", *LOCAL_STEPS}
+    rows = re.findall(r"^\| `(?:--)?(\w+)=[^|]*\|.*\| (\S+) \|$", page, re.MULTILINE)
+    flags = {
+        flag.name: flag for flag in flags_of(ExchangeOptions) if flag.section is Section.ROUNDS
+    }
+    assert {name for name, _ in rows} == flags.keys()
+    assert len(flags) == 1 + len(LOCAL_STEPS)
     for name, default in rows:
         assert flags[name].read(default.replace("on", "true")) == flags[name].default
 
@@ -163,9 +166,9 @@ def test_an_added_option_is_checked_as_all_others() -> None:
     [
         ({"colour": 1}, "the exchange has no option colour"),
         ({"kind": "pigeon"}, "--exchange is 'pigeon'; expected auto or hybrid or ps"),
-        ({"staleness": "1"}, "--table_staleness is '1'; expected int"),
-        ({"rows": True}, "--num_rows_per_table is True; expected int"),
-        ({"bandwidth_mbps": "fast"}, "--client_bandwidth_mbps is 'fast'; expected a number"),
+        ({"staleness": "1"}, "--staleness is '1'; expected int"),
+        ({"rows": True}, "--rows is True; expected int"),
+        ({"bandwidth_mbps": "fast"}, "--bandwidth_mbps is 'fast'; expected a number"),
         ({"kind": "allreduce", "staleness": 1}, "--exchange=allreduce has no staleness"),
         ({"compress": 8}, "--compress is 8; expected str"),
         (
@@ -185,58 +188,73 @@ def test_an_added_option_is_checked_as_all_others() -> None:
             {"compress": "int8", "kind": "allreduce"},
             "expected --exchange=hybrid, ps or svb, not allreduce",
         ),
-        ({"compress": "int8", "staleness": 1}, "--compress needs --table_staleness=0, not 1"),
+        ({"compress": "int8", "staleness": 1}, "--compress needs --staleness=0, not 1"),
         (
             {"compress": "int8", "consistency": "SSP"},
-            "--compress needs --consistency_model=SSPPush, not SSP",
+            "--compress needs --consistency=SSPPush, not SSP",
         ),
         (
             {"compress": "int8", "precision": "float16"},
             "--compress needs --wire_precision=float32, not float16",
         ),
-        ({"sync_every": -1}, "--sync_every=-1: expected 0 or more"),
+        ({"local_steps": -1}, "--local_steps=-1: expected 0 or more"),
         (
-            {"sync_every": 8, "kind": "svb"},
-            "--sync_every=8 sends what many iterations have changed",
+            {"local_steps": 8, "kind": "svb"},
+            "--local_steps=8 sends what many iterations have changed",
         ),
-        ({"sync_every": 8, "outer_lr": 0.0}, "--outer_lr=0: expected a number above 0"),
-        ({"sync_every": 8, "outer_lr": float("nan")}, "--outer_lr=nan: expected a number above 0"),
         (
-            {"sync_every": 8, "outer_momentum": 1.0},
-            "--outer_momentum=1: expected 0 or more, and less than 1",
+            {"local_steps": 8, "outer_lr": 0.0},
+            "--local_steps=outer_lr=0: expected a number above 0",
+        ),
+        (
+            {"local_steps": 8, "outer_lr": float("nan")},
+            "--local_steps=outer_lr=nan: expected a number above 0",
+        ),
+        (
+            {"local_steps": 8, "outer_momentum": 1.0},
+            "--local_steps=outer_momentum=1: expected 0 or more, and less than 1",
         ),
         (
             {"outer_momentum": 0.5},
-            "--outer_momentum is for local steps, which --sync_every=H asks for",
+            "--local_steps=outer_momentum is for local steps, which --local_steps=H asks for",
         ),
-        ({"outer_nesterov": False}, "--outer_nesterov is for local steps"),
-        ({"sync_delay": 2}, "--sync_delay is for local steps"),
+        ({"outer_nesterov": False}, "--local_steps=outer_nesterov is for local steps"),
+        ({"sync_delay": 2}, "--local_steps=delay is for local steps"),
         (
-            {"sync_every": 4, "sync_fragments": 5},
-            "--sync_fragments=5: expected 1 to 4, which is --sync_every",
+            {"local_steps": 4, "sync_fragments": 5},
+            "--local_steps=4,fragments=5: expected 1 to 4 fragments",
         ),
-        ({"sync_every": 4, "sync_fragments": 0}, "--sync_fragments=0: expected 1 to 4"),
-        ({"sync_every": 4, "sync_delay": 4}, "--sync_delay=4: expected less than --sync_every=4"),
-        ({"sync_every": 4, "sync_mix": 1.0}, "--sync_mix=1: expected 0 or more, and less than 1"),
-        ({"sync_every": 4, "sync_delay": 1, "kind": "allreduce"}, "need the parameter server"),
-        ({"sync_every": 4, "sync_fragments": 2, "staleness": 1}, "need the parameter server"),
-        ({"quorum": 2}, "--quorum is for local steps, which --sync_every=H asks for"),
-        ({"sync_every": 4, "quorum": -1}, "--quorum=-1: expected 0 or more"),
-        ({"sync_every": 4, "quorum": 2, "quorum_grace": -1.0}, "--quorum_grace=-1: expected"),
-        ({"sync_every": 4, "quorum_grace": 1.0}, "which --quorum=K asks for"),
+        ({"local_steps": 4, "sync_fragments": 0}, "--local_steps=4,fragments=0: expected 1 to 4"),
         (
-            {"sync_every": 4, "quorum": 2, "kind": "allreduce"},
-            "--quorum=2 cannot be combined with --exchange=allreduce: it needs whole rounds",
+            {"local_steps": 4, "sync_delay": 4},
+            "--local_steps=4,delay=4: expected a delay of less than 4",
         ),
-        ({"sync_every": 4, "quorum": 2, "staleness": 1}, "with --table_staleness=1: it needs"),
-        ({"sync_every": 4, "quorum": 2, "sync_delay": 1}, "--sync_fragments and --sync_delay"),
-        ({"sync_every": 4, "quorum": 2, "compress": "int8"}, "with --compress=int8: it needs"),
         (
-            {"sync_every": 4, "quorum": 2, "precision": "float16"},
+            {"local_steps": 4, "sync_mix": 1.0},
+            "--local_steps=mix=1: expected 0 or more, and less than 1",
+        ),
+        ({"local_steps": 4, "sync_delay": 1, "kind": "allreduce"}, "need the parameter server"),
+        ({"local_steps": 4, "sync_fragments": 2, "staleness": 1}, "need the parameter server"),
+        ({"quorum": 2}, "--local_steps=quorum is for local steps, which --local_steps=H asks for"),
+        ({"local_steps": 4, "quorum": -1}, "--local_steps=quorum=-1: expected 0 or more"),
+        ({"local_steps": 4, "quorum": 2, "quorum_grace": -1.0}, "--local_steps=grace=-1: expected"),
+        ({"local_steps": 4, "quorum_grace": 1.0}, "expected quorum=K, too"),
+        (
+            {"local_steps": 4, "quorum": 2, "kind": "allreduce"},
+            "--local_steps=quorum=2 cannot be combined with --exchange=allreduce: it needs whole rounds",
+        ),
+        ({"local_steps": 4, "quorum": 2, "staleness": 1}, "with --staleness=1: it needs"),
+        (
+            {"local_steps": 4, "quorum": 2, "sync_delay": 1},
+            "fragments and delay",
+        ),
+        ({"local_steps": 4, "quorum": 2, "compress": "int8"}, "with --compress=int8: it needs"),
+        (
+            {"local_steps": 4, "quorum": 2, "precision": "float16"},
             "with --wire_precision=float16: it needs",
         ),
         (
-            {"sync_every": 4, "sync_delay": 2, "compress": "a=int8,powersgd:2"},
+            {"local_steps": 4, "sync_delay": 2, "compress": "a=int8,powersgd:2"},
             "takes two rounds through the shards",
         ),
     ],
@@ -251,7 +269,7 @@ def test_what_cannot_be_is_refused(values: dict[str, object], message: str) -> N
     [(0, 1000, 1000), (32, 1000, 1024), (8, 1000, 1000), (500, 7, 500), (8, 0, 0)],
 )
 def test_replicas_are_compared_at_the_ends_of_rounds(steps: int, every: int, expected: int) -> None:
-    assert ExchangeOptions(sync_every=steps, check_every=every).check_interval == expected
+    assert ExchangeOptions(local_steps=steps, check_every=every).check_interval == expected
 
 
 @pytest.mark.parametrize(
@@ -259,11 +277,11 @@ def test_replicas_are_compared_at_the_ends_of_rounds(steps: int, every: int, exp
     [
         ({}, 0),
         ({"staleness": 2}, 2),
-        ({"sync_every": 1}, 0),
-        ({"sync_every": 8}, 7),
-        ({"sync_every": 8, "staleness": 1}, 15),
-        ({"sync_every": 8, "sync_delay": 2}, 9),
-        ({"sync_every": 8, "quorum": 3, "quorum_grace": 1.0}, None),
+        ({"local_steps": 1}, 0),
+        ({"local_steps": 8}, 7),
+        ({"local_steps": 8, "staleness": 1}, 15),
+        ({"local_steps": 8, "sync_delay": 2}, 9),
+        ({"local_steps": 8, "quorum": 3, "quorum_grace": 1.0}, None),
     ],
 )
 def test_how_far_a_worker_may_be_ahead(options: dict[str, Any], most: int | None) -> None:
@@ -280,13 +298,13 @@ def check_placed(bounds: tuple[int, ...], local_workers: int = 1, **options: Any
         ((0, 1), 1, {}),
         ((0, 3, 5, 7), 1, {}),
         ((0, 1, 2, 3), 1, {"staleness": 2}),
-        ((0, 1, 2, 3), 1, {"sync_every": 4}),
+        ((0, 1, 2, 3), 1, {"local_steps": 4}),
         ((0, 1, 2, 3, 4), 2, {"compress": "int8"}),
         ((0, 6, 12), 1, {"compress": "int8"}),
         ((0, 6, 12), 1, {"compress": "powersgd:2"}),
         ((0, 6, 12), 2, {}),
         ((0, 6, 12), 2, {"compress": "conv.*=topk:0.1/int8"}),
-        ((0, 6, 12), 1, {"sync_every": 8, "sync_fragments": 2, "sync_delay": 1}),
+        ((0, 6, 12), 1, {"local_steps": 8, "sync_fragments": 2, "sync_delay": 1}),
     ],
 )
 def test_what_virtual_workers_go_with(
@@ -300,7 +318,7 @@ def test_what_virtual_workers_go_with(
     [
         (
             *((0, 2, 4), 1, {"staleness": 1}),
-            "4 virtual workers on 2 workers cannot be combined with --table_staleness=1: bits "
+            "4 virtual workers on 2 workers cannot be combined with --staleness=1: bits "
             "depend on arrival; expected --v",
         ),
         (
@@ -323,15 +341,20 @@ def test_what_virtual_workers_do_not_go_with(
     [
         ((0, 1, 2, 3), 2, 2, ""),
         ((0, 1, 2, 3), 3, 0, ""),  # all: none
-        ((0, 1, 2), 3, 0, "--quorum=3: expected at most 2, the number of workers"),
-        ((0, 2, 3, 4), 2, 0, "--quorum=2 cannot be combined with 4 virtual workers on 3 workers"),
+        ((0, 1, 2), 3, 0, "--local_steps=quorum=3: expected at most 2, the number of workers"),
+        (
+            (0, 2, 3, 4),
+            2,
+            0,
+            "--local_steps=quorum=2 cannot be combined with 4 virtual workers on 3 workers",
+        ),
     ],
 )
 def test_the_quorum_of_a_job(
     bounds: tuple[int, ...], quorum: int, effective: int, message: str
 ) -> None:
     """What a job may not begin with, it may come to by the loss of workers: all end its rounds."""
-    options, placed = ExchangeOptions(sync_every=4, quorum=quorum), VirtualWorkers(bounds)
+    options, placed = ExchangeOptions(local_steps=4, quorum=quorum), VirtualWorkers(bounds)
     assert options.of_workers(placed).quorum == effective
     if message:
         with pytest.raises(UsageError, match=message):

@@ -176,26 +176,26 @@ ROUNDS = {
     "a plain step": Case(
         ExchangeKind.SERVER,
         rule=Rule(),
-        local={"sync_every": 1, "outer_lr": 1.0, "outer_momentum": 0.0},
+        local={"local_steps": 1, "outer_lr": 1.0, "outer_momentum": 0.0},
     ),
-    "each step": Case(ExchangeKind.SERVER, passes=2, local={"sync_every": 1}),
+    "each step": Case(ExchangeKind.SERVER, passes=2, local={"local_steps": 1}),
     "hybrid, clip": Case(
         ExchangeKind.HYBRID,
         clip=0.1,
         rule=Rule(momentum=0.9, decay=0.01),
         iterations=6,
-        local={"sync_every": 4},
+        local={"local_steps": 4},
     ),
     "allreduce": Case(
-        ExchangeKind.ALLREDUCE, iterations=5, local={"sync_every": 2, "outer_nesterov": False}
+        ExchangeKind.ALLREDUCE, iterations=5, local={"local_steps": 2, "outer_nesterov": False}
     ),
     "fragments": Case(
-        ExchangeKind.SERVER, iterations=7, local={"sync_every": 4, "sync_fragments": 3}
+        ExchangeKind.SERVER, iterations=7, local={"local_steps": 4, "sync_fragments": 3}
     ),
     "delay": Case(
         ExchangeKind.SERVER,
         iterations=7,
-        local={"sync_every": 4, "sync_fragments": 2, "sync_delay": 2},
+        local={"local_steps": 4, "sync_fragments": 2, "sync_delay": 2},
     ),
 }
 
@@ -275,8 +275,8 @@ def test_one_process_without_shards_encodes_nothing(case: Case) -> None:
 
 
 def test_what_several_virtual_workers_cannot_do_is_one_sentence() -> None:
-    what = "--table_staleness=1"
-    options = ExchangeOptions(kind=ExchangeKind.SERVER, staleness=1, sync_every=2)
+    what = "--staleness=1"
+    options = ExchangeOptions(kind=ExchangeKind.SERVER, staleness=1, local_steps=2)
     member = Membership(virtual_workers=VirtualWorkers((0, 3)), options=options)
     tensors = [Trained(name="w", tensor=torch.zeros(3))]
     with pytest.raises(

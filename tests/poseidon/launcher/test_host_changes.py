@@ -125,7 +125,7 @@ def is_scheduled(case: Case) -> None:
 
 
 def is_fixed(case: Case) -> None:
-    case.job.fixed_because = "--replicas is 0"  # type: ignore[misc]
+    case.job.fixed_because = "--elastic is 0"  # type: ignore[misc]
 
 
 def takes_none(case: Case) -> None:
@@ -166,8 +166,8 @@ WORKER = ProcessName(role=Role.WORKER, index=0, client=0, host="node0")
             "join node5",
             "a scheduler or Ray chooses the hosts of this job; no other one can join",
         ),
-        (is_fixed, "join node5", "the hosts of this job stay as they are: --replicas is 0"),
-        (is_fixed, "leave node1", "the hosts of this job stay as they are: --replicas is 0"),
+        (is_fixed, "join node5", "the hosts of this job stay as they are: --elastic is 0"),
+        (is_fixed, "leave node1", "the hosts of this job stay as they are: --elastic is 0"),
         (takes_none, "leave node1", NONE),
         (takes_none, "join node5", NONE),
         (takes_some, "leave node1", "client 1 (node1) leaves the job after the next iteration"),
@@ -206,7 +206,7 @@ def test_a_job_with_as_many_workers_as_virtual_workers_takes_no_more() -> None:
     ("min_workers", "hosts", "why"),
     [
         (1, (0, 1), "client 0 (node0), client 1 (node1) is the last host of the job; poseidon"),
-        (2, (1,), "without client 1 (node1) the job has fewer workers than --min_workers"),
+        (2, (1,), "without client 1 (node1) the job has fewer workers than --elastic=min_workers"),
         (1, (1,), ""),
         (2, (2,), ""),
     ],
@@ -255,6 +255,6 @@ def test_a_lost_host_is_tried_again(most: int) -> None:
     assert site.reached == [1, 1, *most * [1]]
     assert case.said == [
         "client 1 (node1) is not back: no route to node1",
-        f"client 1 (node1) is lost once more than --max_rejoins={most} allows; the job continues "
+        f"client 1 (node1) is lost once more than --elastic=max_rejoins={most} allows; the job continues "
         "without it",
     ]

@@ -21,7 +21,7 @@ from tests.support.fake_job import FakeJob
 TWO = "0 node0 0\n1 node1 0"
 
 
-ALONE = "it has one host with workers and no --memory_snapshot_every"
+ALONE = "it has one host with workers and no --elastic=every=N"
 
 
 class FreeJob(FakeJob):
@@ -44,36 +44,36 @@ class BoundJob(FreeJob):
         (FreeJob, "0 node0 0", {}, ALONE),
         (FreeJob, TWO + " role=server", {}, ALONE),
         (FreeJob, "0 node0 0", {"memory_snapshot_every": 5}, ""),
-        (FreeJob, "0 node0 0", {"memory_snapshot_every": 0}, "--memory_snapshot_every is 0"),
+        (FreeJob, "0 node0 0", {"memory_snapshot_every": 0}, "--elastic=every is 0"),
         (FreeJob, "0 127.0.0.1 0\n1 127.0.0.1 0", {}, "--max_restarts is 0"),
         (FreeJob, "0 127.0.0.1 0\n1 127.0.0.1 0", {"max_restarts": 1}, ""),
         (FreeJob, TWO, {"max_restarts": 0}, "--max_restarts is 0"),
-        (FreeJob, TWO, {"replicas": 0}, "--replicas is 0"),
-        (FreeJob, TWO, {"memory_snapshot_every": 0}, "--memory_snapshot_every is 0"),
+        (FreeJob, TWO, {"replicas": 0}, "--elastic is 0"),
+        (FreeJob, TWO, {"memory_snapshot_every": 0}, "--elastic=every is 0"),
         (FreeJob, TWO, {"memory_snapshot_every": 5}, ""),
         (
             FreeJob,
             TWO,
             {"exchange": ExchangeOptions(staleness=1)},
-            "--table_staleness is not 0",
+            "--staleness is not 0",
         ),
         (
             FreeJob,
             TWO,
-            {"exchange": ExchangeOptions(sync_every=8)},
+            {"exchange": ExchangeOptions(local_steps=8)},
             "",
         ),
         (
             FreeJob,
             TWO,
-            {"exchange": ExchangeOptions(sync_every=8, sync_fragments=2)},
-            "it has --sync_fragments",
+            {"exchange": ExchangeOptions(local_steps=8, sync_fragments=2)},
+            "--local_steps has fragments",
         ),
         (
             FreeJob,
             TWO,
-            {"exchange": ExchangeOptions(sync_every=8, sync_delay=1)},
-            "it has --sync_delay",
+            {"exchange": ExchangeOptions(local_steps=8, sync_delay=1)},
+            "--local_steps has a delay",
         ),
     ],
 )
@@ -93,9 +93,13 @@ def test_why_the_hosts_of_a_job_stay(
 @pytest.mark.parametrize(
     ("hosts", "flags", "refusal"),
     [
-        ("0 node0 0", {"replicas": 1}, "--replicas=1: each copy of a memory snapshot is on a"),
+        ("0 node0 0", {"replicas": 1}, "--elastic=1: each copy of a memory snapshot is on a"),
         (TWO, {"replicas": 2}, "this job has 2 hosts with workers; expected 1 or less"),
-        (TWO, {"min_workers": 3}, "--min_workers=3: this job has 2 workers; expected 2 or less"),
+        (
+            TWO,
+            {"min_workers": 3},
+            "--elastic=min_workers=3: this job has 2 workers; expected 2 or less",
+        ),
         (TWO, {"replicas": 1, "min_workers": 2}, ""),
     ],
 )

@@ -74,7 +74,7 @@ def test_the_flags_name_the_clients() -> None:
         ({"num_app_threads": 2, "threads": 3}, (), {"CPU": 6.0}, {"CPU": 1.0}),
         ({"num_comm_channels_per_client": 2}, (0, 1), {"CPU": 2.0, "GPU": 2.0}, {"CPU": 2.0}),
         (
-            {"ray_resources": "CPU=8,big=1", "ray_server_resources": "shards=1"},
+            {"ray_resources": "CPU=8+big=1", "ray_server_resources": "shards=1"},
             (),
             {"CPU": 8.0, "big": 1.0},
             {"CPU": 1.0, "shards": 1.0},
@@ -104,7 +104,10 @@ def test_ray_numbers_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_client_that_asks_for_nothing_is_refused(
     flag: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(UsageError, match=f"--{flag}: a client asks for nothing of its node"):
+    name = flag.removeprefix("ray_")
+    with pytest.raises(
+        UsageError, match=f"--launcher=ray:{name}: a client asks for nothing of its node"
+    ):
         requested(request_of(servers=1, **{flag: "CPU=0"}), monkeypatch)
 
 
@@ -125,6 +128,6 @@ def test_options_of_ssh_are_refused(tmp_path: Path, option: str) -> None:
 
 
 def test_too_few_nodes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(JobError, match=r"; after 7 s \(--ray_timeout\) they have none"):
+    with pytest.raises(JobError, match=r"; after 7 s \(--launcher=ray:timeout\) they have none"):
         requested(request_of(clients=3, ray_timeout=7.0), monkeypatch, places=False)
     assert capsys.readouterr().err == "waiting up to 7 s for nodes: 3 clients need a node each\n"

@@ -27,7 +27,7 @@ def test_only_an_exchange_that_chooses_takes_a_plan() -> None:
     others: tuple[dict[str, Any], ...] = (
         {"kind": ExchangeKind.HYBRID},
         {"staleness": 1},
-        {"sync_every": 4},
+        {"local_steps": 4},
     )
     for other in others:
         with pytest.raises(UsageError, match="--exchange_plan is for --exchange=auto at"):
@@ -37,22 +37,28 @@ def test_only_an_exchange_that_chooses_takes_a_plan() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"num_app_threads": 0}, "--num_app_threads is 0, expected 1 or more"),
+        ({"num_app_threads": 0}, "--workers is 0, expected 1 or more"),
         ({"threads": 0}, "--threads=0: expected 1 or more"),
         (
             {"progress_interval": -1.0},
-            r"--progress_interval=-1: expected 0 \(no lines\) or more seconds",
+            r"--progress=every=-1: expected 0 \(no lines\) or more seconds",
         ),
-        ({"progress_interval": float("nan")}, "--progress_interval=nan"),
+        ({"progress_interval": float("nan")}, "--progress=every=nan"),
         ({"return_timeout": -1.0}, "--return_timeout=-1: expected 0 seconds or more"),
-        ({"ray_timeout": -1.0}, "--ray_timeout=-1: expected 0 seconds or more"),
-        ({"clients": 2}, "--clients is for --launcher=ray; other launchers read --hostfile"),
-        ({"servers": 1}, "--servers is for --launcher=ray"),
-        ({"launcher": LauncherKind.RAY, "clients": 0}, "--clients=0: expected 1 or more"),
-        ({"ray_address": "a:1"}, "--ray_address is for --launcher=ray"),
+        ({"ray_timeout": -1.0}, "--launcher=ray:timeout=-1: expected 0 seconds or more"),
+        (
+            {"clients": 2},
+            "--launcher=ray:clients is for --launcher=ray; other launchers read --hostfile",
+        ),
+        ({"servers": 1}, "--launcher=ray:servers is for --launcher=ray"),
+        (
+            {"launcher": LauncherKind.RAY, "clients": 0},
+            "--launcher=ray:clients=0: expected 1 or more",
+        ),
+        ({"ray_address": "a:1"}, "--launcher=ray:address is for --launcher=ray"),
         (
             {"launcher": LauncherKind.RAY, "hostfile": "hosts", "servers": 1},
-            "--hostfile and --clients exclude each other: the machinefile names the clients",
+            "--hostfile and --launcher=ray:clients=N exclude each other: the machinefile names the clients",
         ),
         ({"stall_timeout": 0.0}, "--stall_timeout=0: expected more than 0 seconds"),
         ({"term_deadline": float("nan")}, "--term_deadline=nan: expected more than 0 seconds"),
@@ -65,7 +71,7 @@ def test_what_is_out_of_range(values: dict[str, Any], message: str) -> None:
 
 
 def test_an_extraction_has_workers() -> None:
-    with pytest.raises(UsageError, match="--num_app_threads is 0"):
+    with pytest.raises(UsageError, match="--workers is 0"):
         ExtractionRequest(num_app_threads=0)
 
 

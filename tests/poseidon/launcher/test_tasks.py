@@ -75,7 +75,7 @@ def test_several_tasks_are_several_workers(
 @pytest.mark.parametrize(
     ("tasks", "gpu", "threads", "message"),
     [
-        (2, "", 3, "--num_app_threads=3 with 2 tasks on each host"),
+        (2, "", 3, "--workers=3 with 2 tasks on each host"),
         (2, "0", 1, "--gpu=0 with 2 tasks on each host"),
     ],
 )

@@ -165,7 +165,7 @@ def test_different_calls_of_a_rules_group(
 
 
 STALE = member(ExchangeKind.SERVER, staleness=1)
-ROUNDS = replace(STALE, options=replace(STALE.options, sync_every=2))
+ROUNDS = replace(STALE, options=replace(STALE.options, local_steps=2))
 
 
 @pytest.mark.parametrize(

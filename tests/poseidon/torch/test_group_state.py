@@ -273,7 +273,7 @@ def test_what_codecs_hold_back_is_in_the_state(how: How, compress: str) -> None:
 def test_codecs_of_outer_gradients(compress: str) -> None:
     """Saved at the end of a round: an earlier end would be another run."""
     options = replace(
-        member(ExchangeKind.SERVER).options, compress=compress, sync_every=2, outer_momentum=0.5
+        member(ExchangeKind.SERVER).options, compress=compress, local_steps=2, outer_momentum=0.5
     )
     settings: dict[str, Any] = {"member": replace(member(ExchangeKind.SERVER), options=options)}
     expected = together(2, build, MOMENTUM, loop(), **settings)

@@ -30,7 +30,7 @@ STEPS, WORKERS = 8, 3
 BY_FLAGS = Membership(
     network=Network(timeout_s=TIMEOUT_S),
     options=ExchangeOptions(
-        kind=ExchangeKind.HYBRID, sync_every=3, outer_lr=0.5, outer_momentum=0.8
+        kind=ExchangeKind.HYBRID, local_steps=3, outer_lr=0.5, outer_momentum=0.8
     ),
 )
 OUTER = Outer(lr=0.5, momentum=0.8)

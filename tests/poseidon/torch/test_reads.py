@@ -407,17 +407,17 @@ READINGS = {
     "stale, another consistency": Reading(
         options=ExchangeOptions(staleness=1, consistency=Consistency.SSP)
     ),
-    "local steps of a rule": Reading(options=ExchangeOptions(sync_every=3)),
-    "local steps, stale": Reading(options=ExchangeOptions(sync_every=2, staleness=2)),
+    "local steps of a rule": Reading(options=ExchangeOptions(local_steps=3)),
+    "local steps, stale": Reading(options=ExchangeOptions(local_steps=2, staleness=2)),
     "local steps, streamed": Reading(
-        options=ExchangeOptions(sync_every=4, sync_fragments=2, sync_delay=1)
+        options=ExchangeOptions(local_steps=4, sync_fragments=2, sync_delay=1)
     ),
-    "local steps of an optimizer": Reading(how=adamw, options=ExchangeOptions(sync_every=3)),
+    "local steps of an optimizer": Reading(how=adamw, options=ExchangeOptions(local_steps=3)),
     "an optimizer on the shards": Reading(how=adamw, arguments=DistributeOptions(on=RunsOn.SHARDS)),
     "an optimizer on the workers": Reading(how=adamw),
     "virtual workers": Reading(arguments=DistributeOptions(virtual_workers=5)),
     "virtual workers with values of their own": Reading(
-        options=ExchangeOptions(sync_every=3), arguments=DistributeOptions(virtual_workers=5)
+        options=ExchangeOptions(local_steps=3), arguments=DistributeOptions(virtual_workers=5)
     ),
 }
 

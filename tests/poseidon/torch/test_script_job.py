@@ -105,25 +105,25 @@ def test_the_virtual_workers_that_a_script_takes_over(
 
 IN_MEMORY = "such a job takes no snapshots in memory"
 MEAN = "cannot be combined with DistributedDataParallel, whose gradients are the mean"
-LOCAL = "is for local steps, which --sync_every=H asks for"
+LOCAL = "is for local steps, which --local_steps=H asks for"
 UNDER_DDP = {
     "--exchange=ps": "",
     "--exchange=allreduce": "",
-    "--num_rows_per_table=3": "",
-    "--table_staleness=1": MEAN,
-    "--consistency_model=SSP": "",
-    "--consistency_model=SSPAggr --client_bandwidth_mbps=9": "",
+    "--rows=3": "",
+    "--staleness=1": MEAN,
+    "--consistency=SSP": "",
+    "--consistency=SSPAggr --bandwidth_mbps=9": "",
     "--wire_precision=bfloat16": "",
     "--compress=int8": "",
     "--compress=auto --loss_budget=0.1": "",
-    "--sync_every=3": MEAN,
-    "--sync_every=3 --quorum=1 --quorum_grace=1": MEAN,
-    "--outer_lr=0.5": LOCAL,
-    "--outer_momentum=0.5": LOCAL,
-    "--outer_nesterov=no": LOCAL,
-    "--sync_fragments=2": LOCAL,
-    "--sync_delay=1": LOCAL,
-    "--sync_mix=0.1": LOCAL,
+    "--local_steps=3": MEAN,
+    "--local_steps=3,quorum=1,grace=1": MEAN,
+    "--local_steps=outer_lr=0.5": LOCAL,
+    "--local_steps=outer_momentum=0.5": LOCAL,
+    "--local_steps=outer_nesterov=no": LOCAL,
+    "--local_steps=fragments=2": LOCAL,
+    "--local_steps=delay=1": LOCAL,
+    "--local_steps=mix=0.1": LOCAL,
     "--wait_free=no": "",
     "--check_replicas=5": "",
     "--on_divergence=mend": "",
@@ -136,11 +136,11 @@ UNDER_DDP = {
     "--sighup_effect=stop": "",
     "--max_restarts=2 --return_timeout=1": "",
     "--stall_timeout=9 --term_deadline=9": "",
-    "--replicas=0 --memory_snapshot_every=0": "",
-    "--replicas=1": IN_MEMORY,
-    "--memory_snapshot_every=5": IN_MEMORY,
-    "--min_workers=2": IN_MEMORY,
-    "--max_rejoins=1": IN_MEMORY,
+    "--elastic=0,every=0": "",
+    "--elastic=1": IN_MEMORY,
+    "--elastic=every=5": IN_MEMORY,
+    "--elastic=min_workers=2": IN_MEMORY,
+    "--elastic=max_rejoins=1": IN_MEMORY,
     "--snapshot=FILE": "a script of DistributedDataParallel loads its own checkpoint",
 }
 """Flags under --ddp, and the sentence that refuses them; empty: they hold."""
@@ -149,27 +149,26 @@ OF_THE_LAUNCHER = frozenset(
         "module",
         "hostfile",
         "gpu",
-        "num_app_threads",
+        "workers",
         "output",
         "progress",
         "threads",
-        "num_comm_channels_per_client",
+        "shards",
         "launcher",
         "ssh_config",
-        "ray_address",
+        "address",
         "clients",
         "servers",
-        "ray_resources",
-        "ray_server_resources",
-        "ray_timeout",
+        "resources",
+        "server_resources",
+        "timeout",
         "encrypt",
         "dashboard",
         "tensorboard_dir",
         "metrics_port",
         "exchange_plan",
         "trace",
-        "show_logs",
-        "progress_interval",
+        "logs",
         "background",
         "job",
         "ddp",
@@ -182,7 +181,7 @@ OF_THE_LAUNCHER = frozenset(
 
 def test_the_table_has_all_flags() -> None:
     flags = [*flags_of(ScriptRequest), *flags_of(ExchangeOptions)]
-    in_table = set(re.findall(r"--(\w+)", " ".join(UNDER_DDP)))
+    in_table = set(re.findall(r"(\w+)=", " ".join(UNDER_DDP)))
     assert in_table | OF_THE_LAUNCHER == {flag.name for flag in flags}
 
 
@@ -192,7 +191,7 @@ def job_of(folder: Path, *words: str) -> Iterator[ScriptJob]:
     script, checkpoint = folder / "train.py", folder / "a_iter_4.pt"
     script.write_text("")
     write_checkpoint(checkpoint, packed({"poseidon": 1, "steps": 4, "workers": 2}), 0)
-    line = ["run", "--num_app_threads=2", *words, str(script)]
+    line = ["run", "--workers=2", *words, str(script)]
     request = job_request(ScriptRequest, parse_arguments(line))
     if request.snapshot:
         request = replace(request, snapshot=str(checkpoint))
@@ -207,7 +206,7 @@ def test_a_flag_holds_under_ddp_or_is_refused(flags: str, sentence: str, tmp_pat
         pass
 
 
-OF_ONE_HOST = ("--replicas=1", "--sync_every=3 --quorum=1 --quorum_grace=1")
+OF_ONE_HOST = ("--elastic=1", "--local_steps=3,quorum=1,grace=1")
 """Refused at the start of any job with these hosts."""
 
 

@@ -224,7 +224,7 @@ def test_what_only_one_way_can_do_wrong() -> None:
         UsageError, match=r"^LBFGS runs the loss itself, by the closure of its step\(\); "
     ):
         together(1, lambda _: Normed(), lambda net: torch.optim.LBFGS(net.parameters()), never)
-    with pytest.raises(UsageError, match="--table_staleness=0, not 1"):
+    with pytest.raises(UsageError, match="--staleness=0, not 1"):
         together(2, lambda _: Normed(), OPTIMIZERS["torch sgd"], never, member=member(staleness=1))
 
 

@@ -204,7 +204,7 @@ def test_each_record_once_and_batches_of_one_size_exclude_each_other() -> None:
 
 
 def test_losses_are_weighed_only_where_gradients_are_averaged_in_each_step() -> None:
-    with pytest.raises(UsageError, match=r"weigh\(\) weighs .*expected --table_staleness=0"):
+    with pytest.raises(UsageError, match=r"weigh\(\) weighs .*expected --staleness=0"):
         together(2, line, SGD(lr=RATE), negative, member=member(staleness=1))
 
 

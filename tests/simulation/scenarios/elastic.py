@@ -7,7 +7,7 @@ Checked: the job ends; with the iteration and the bits of the undisturbed run wh
 finished, and with its bits in every iteration and every memory snapshot before; with an error only
 where the user has asked for its end, or it was disturbed before it had started. No start has a host
 twice, or one on which the user has killed the job; no host is taken in more often than
-`--max_rejoins` says; a request to regroup is followed within a few iterations. No start is from
+`--elastic=max_rejoins` says; a request to regroup is followed within a few iterations. No start is from
 disk while a process that nothing has happened to has a memory snapshot, unless too few workers are
 left. No process outlives the job.
 """
@@ -122,7 +122,7 @@ class Weights:
     def options(self) -> ExchangeOptions:
         """Return the options of the exchange."""
         return ExchangeOptions(
-            kind=self.kind, compress=self.compress, sync_every=self.steps, check_every=5
+            kind=self.kind, compress=self.compress, local_steps=self.steps, check_every=5
         )
 
 

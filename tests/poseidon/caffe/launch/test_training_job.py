@@ -117,7 +117,7 @@ def test_rounds_of_local_steps_that_end_early_have_a_note(solver: SolverDefiniti
     solver.param.snapshot = 64
     notes = rounds_that_end_early(solver.param, 32)
     assert notes == [
-        "test_interval 5 is not a multiple of --sync_every=32: there a round ends early"
+        "test_interval 5 is not a multiple of --local_steps=32: there a round ends early"
     ]
     assert rounds_that_end_early(solver.param, 0) == []
 
@@ -133,7 +133,7 @@ def test_a_limit_of_the_norm_is_refused_with_powersgd_alone(solver: SolverDefini
     check_clipping(solver.param, ExchangeOptions(compress="powersgd:2"))
     solver.param.clip_gradients = 35
     check_clipping(solver.param, ExchangeOptions(compress="int8"))
-    check_clipping(solver.param, ExchangeOptions(compress="powersgd:2", sync_every=4))
+    check_clipping(solver.param, ExchangeOptions(compress="powersgd:2", local_steps=4))
     with pytest.raises(
         UsageError, match="clip_gradients: 35 is not possible with --compress=int8,powersgd:2"
     ):
@@ -264,7 +264,7 @@ def job_of(folder: Path, clients: int, **fields: Any) -> TrainingJob:
         (3, {"virtual_workers": 8}, (0, 3, 6, 8)),
         (2, {"virtual_workers": 9, "balance": Balance(speeds=(1.0, 0.5))}, (0, 6, 9)),
         (1, {"virtual_workers": 4}, (0, 4)),
-        (1, {"virtual_workers": 4, "exchange": ExchangeOptions(sync_every=2)}, (0, 4)),
+        (1, {"virtual_workers": 4, "exchange": ExchangeOptions(local_steps=2)}, (0, 4)),
     ],
 )
 def test_virtual_workers_are_divided_by_speed(
@@ -281,12 +281,12 @@ def test_virtual_workers_are_divided_by_speed(
 @pytest.mark.parametrize(
     ("exchange", "reason"),
     [
-        (ExchangeOptions(sync_every=4), ""),
+        (ExchangeOptions(local_steps=4), ""),
         (ExchangeOptions(compress="int8"), ""),
-        (ExchangeOptions(staleness=1), "--table_staleness is not 0"),
+        (ExchangeOptions(staleness=1), "--staleness is not 0"),
         (
-            ExchangeOptions(sync_every=4, sync_delay=1),
-            "parts of the tensors are always on their way (--sync_fragments, --sync_delay)",
+            ExchangeOptions(local_steps=4, sync_delay=1),
+            "parts of the tensors are always on their way (fragments or delay of --local_steps)",
         ),
     ],
 )
@@ -328,7 +328,7 @@ def test_a_job_that_goes_on_with_fewer_hosts_keeps_its_virtual_workers(
         ({}, 2, 2),
         ({}, 3, 3),
         ({"staleness": 1}, 1, 1),
-        ({"sync_every": 2}, 1, 2),
+        ({"local_steps": 2}, 1, 2),
     ],
 )
 def test_a_resumed_job_has_the_virtual_workers_of_the_snapshot(

@@ -155,7 +155,7 @@ def test_a_run_with_local_steps_goes_on_with_the_bits_of_the_whole_one(
     extra = f'snapshot: 10\nmax_iter: 22\ntype: "{kind}"\n{SOLVERS[kind]}'
     solver = write_definitions(tmp_path, batch=5, extra=extra, dropout=True, norm=True)
     options = ExchangeOptions(
-        sync_every=4, check_every=6, sync_fragments=fragments, sync_delay=delay
+        local_steps=4, check_every=6, sync_fragments=fragments, sync_delay=delay
     )
     job = Job(workers=3, shards=2, kind=ExchangeKind.SERVER, options=options)
     assert run(solver, job).local_steps == 4
@@ -213,7 +213,7 @@ def test_a_snapshot_of_local_steps_has_a_history_of_each_worker_and_one_of_the_o
     make_data(tmp_path)
     solver = write_definitions(tmp_path, batch=5, extra="snapshot: 8\nmax_iter: 16")
     local = Job(
-        workers=2, shards=1, kind=ExchangeKind.HYBRID, options=ExchangeOptions(sync_every=4)
+        workers=2, shards=1, kind=ExchangeKind.HYBRID, options=ExchangeOptions(local_steps=4)
     )
     run(solver, local)
     snapshot = tmp_path / "snap_iter_8.solverstate"
@@ -225,5 +225,5 @@ def test_a_snapshot_of_local_steps_has_a_history_of_each_worker_and_one_of_the_o
         assert not np.array_equal(first, second)
         np.testing.assert_allclose(np.array(blob.data), (first + second) / 2, rtol=1e-6, atol=1e-9)
     run(solver, replace(local, options=ExchangeOptions(), resume=snapshot))  # as any snapshot
-    run(solver, replace(local, options=ExchangeOptions(sync_every=2), resume=snapshot))
+    run(solver, replace(local, options=ExchangeOptions(local_steps=2), resume=snapshot))
     run(solver, replace(local, workers=3, resume=snapshot))

@@ -230,8 +230,8 @@ EXCHANGES = {
     "svb": ExchangeOptions(kind=ExchangeKind.FACTORS),
     "allreduce": ExchangeOptions(kind=ExchangeKind.ALLREDUCE),
     "int8": ExchangeOptions(kind=ExchangeKind.SERVER, compress="*=int8"),
-    "local steps": ExchangeOptions(kind=ExchangeKind.SERVER, sync_every=3, compress="*=int8"),
-    "local steps by allreduce": ExchangeOptions(kind=ExchangeKind.ALLREDUCE, sync_every=3),
+    "local steps": ExchangeOptions(kind=ExchangeKind.SERVER, local_steps=3, compress="*=int8"),
+    "local steps by allreduce": ExchangeOptions(kind=ExchangeKind.ALLREDUCE, local_steps=3),
     "powersgd": ExchangeOptions(kind=ExchangeKind.SERVER, compress="*=powersgd:1"),
 }
 
@@ -250,7 +250,7 @@ def test_survivors_go_on_from_memory_and_take_in_a_newcomer(
 
     workers, kept = pause_all(first, 3)
     assert kept[2] is None  # it is the third: two hold a snapshot
-    assert all(iteration % (options.sync_every or 4) == 0 for iteration in kept[:2])
+    assert all(iteration % (options.local_steps or 4) == 0 for iteration in kept[:2])
     workers[0].end()  # lost
 
     with start(replace(first, goes_on=True), 2, rewind=kept[1]) as (own, addresses):

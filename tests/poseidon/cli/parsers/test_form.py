@@ -56,7 +56,7 @@ def test_flags_of_the_original_name_what_to_use(capsys: pytest.CaptureFixture[st
     ]
     assert main(words) == 1
     assert capsys.readouterr().err.splitlines()[:3] == [
-        "note: --num_table_threads has no effect here: --num_app_threads is the number of workers "
+        "note: --num_table_threads has no effect here: --workers is the number of workers "
         "of a client on CPU, "
         "--gpu names its GPUs",
         "note: --row_type has no effect here",

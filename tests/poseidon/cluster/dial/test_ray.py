@@ -411,7 +411,7 @@ def test_too_few_nodes(cluster: FakeCluster) -> None:
     with pytest.raises(JobError) as caught:
         dialer_of(warnings.append, timeout_s=7.0).place(HOSTS, NEEDS)
     assert str(caught.value).startswith(
-        "2 clients need a node each; after 7 s (--ray_timeout) they have none"
+        "2 clients need a node each; after 7 s (--launcher=ray:timeout) they have none"
     )
     assert warnings == ["waiting up to 7 s for nodes: 2 clients need a node each"]
 

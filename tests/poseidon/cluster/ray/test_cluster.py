@@ -47,7 +47,8 @@ def test_a_call_without_a_connection_starts_no_cluster() -> None:
 def test_an_address_that_is_none(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())
     with pytest.raises(
-        UsageError, match=f"--ray_address={address}: expected host:port of the cluster's head"
+        UsageError,
+        match=f"--launcher=ray:address={address}: expected host:port of the cluster's head",
     ):
         connect_to_cluster(address)
     monkeypatch.setenv("RAY_ADDRESS", address)
@@ -79,7 +80,7 @@ def test_no_cluster_at_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(UsageError) as caught:
             connect_to_cluster(address)
     assert str(caught.value) == (
-        f"no Ray cluster was reached at {address} (--ray_address): [Errno 111] Connection "
+        f"no Ray cluster was reached at {address} (--launcher=ray:address): [Errno 111] Connection "
         "refused; start one with 'ray start "
         "--head', and 'ray start --address=HEAD:6379' on the other nodes"
     )
@@ -113,7 +114,7 @@ def test_another_server_at_the_address(monkeypatch: pytest.MonkeyPatch, answer: 
         (
             ConnectionError("Could not find any running Ray instance. Please specify the one with "
 "`--address`.\nmore"),
-            "no Ray cluster was reached on this machine (--ray_address or $RAY_ADDRESS can name "
+            "no Ray cluster was reached on this machine (--launcher=ray:address or $RAY_ADDRESS can name "
 "another): Could not find any "
             "running Ray instance; start one with 'ray start --head'",
         ),

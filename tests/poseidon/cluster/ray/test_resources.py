@@ -17,10 +17,10 @@ NODES = [
 
 @pytest.mark.parametrize(
     ("text", "found"),
-    [("", {}), ("CPU=4", {"CPU": 4.0}), ("CPU=0.5, trainer=1", {"CPU": 0.5, "trainer": 1.0})],
+    [("", {}), ("CPU=4", {"CPU": 4.0}), ("CPU=0.5+ trainer=1", {"CPU": 0.5, "trainer": 1.0})],
 )
 def test_resources_of_a_flag(text: str, found: dict[str, float]) -> None:
-    assert parse_resources(text, "--ray_resources") == found
+    assert parse_resources(text, "--launcher=ray:resources") == found
 
 
 @pytest.mark.parametrize(
@@ -28,14 +28,15 @@ def test_resources_of_a_flag(text: str, found: dict[str, float]) -> None:
 )
 def test_text_that_is_no_list_of_resources(text: str) -> None:
     with pytest.raises(
-        UsageError, match="--ray_resources: expected NAME=NUMBER with commas, as in CPU=4"
+        UsageError,
+        match=r"--launcher=ray:resources: expected NAME=NUMBER with \+ between",
     ):
-        parse_resources(text, "--ray_resources")
+        parse_resources(text, "--launcher=ray:resources")
 
 
 def test_a_resource_is_given_once() -> None:
-    with pytest.raises(UsageError, match="--ray_resources: 'CPU' is given twice"):
-        parse_resources("CPU=1,CPU=2", "--ray_resources")
+    with pytest.raises(UsageError, match="--launcher=ray:resources: 'CPU' is given twice"):
+        parse_resources("CPU=1+CPU=2", "--launcher=ray:resources")
 
 
 @pytest.mark.parametrize(
@@ -46,12 +47,13 @@ def test_a_line_of_the_machinefile_may_name_a_node(address: str, more: dict[str,
     assert pinned({"CPU": 1.0}, address, NODES) == {"CPU": 1.0, **more}
 
 
-@pytest.mark.parametrize("text", ["CPU=0.00001", "CPU=1,GPU=1.5"])
+@pytest.mark.parametrize("text", ["CPU=0.00001", "CPU=1+GPU=1.5"])
 def test_amounts_that_ray_does_not_take(text: str) -> None:
     with pytest.raises(
-        UsageError, match=f"--ray_resources: Ray has no such amount as '{text.split(',')[-1]}'"
+        UsageError,
+        match=f"--launcher=ray:resources: Ray has no such amount as '{text.split('+')[-1]}'",
     ):
-        parse_resources(text, "--ray_resources")
+        parse_resources(text, "--launcher=ray:resources")
 
 
 def test_a_line_that_names_no_node_is_refused() -> None:

@@ -180,9 +180,9 @@ def test_a_job_that_could_have_restarted_says_how() -> None:
 
 def test_a_job_that_does_not_continue_from_memory_says_why_once() -> None:
     world = World([lost(), lost(), DONE])
-    world.from_disk = "--replicas is 0"
+    world.from_disk = "--elastic is 0"
     Restarts(world, most=3).run()
-    why = "it continues from disk, not from memory: --replicas is 0"
+    why = "it continues from disk, not from memory: --elastic is 0"
     assert [line == why for line in world.said] == [False, True, False]
 
 

@@ -16,7 +16,7 @@ from poseidon.exchange.rounds.delayed_momentum import DelayedMomentum
 
 def momentum_of(anchors: list[torch.Tensor], *, nesterov: bool = True) -> DelayedMomentum:
     options = ExchangeOptions(
-        sync_every=4, staleness=1, outer_momentum=0.5, outer_nesterov=nesterov
+        local_steps=4, staleness=1, outer_momentum=0.5, outer_nesterov=nesterov
     )
     momentum = DelayedMomentum(anchors, [False] * len(anchors), options)
     momentum.load(None)

@@ -98,8 +98,8 @@ class Simulation:
                 self.moved[fragment] += 1
                 if fragment in self.travels and done == self.travels[fragment] + options.sync_delay:
                     self.arrive(fragment)
-                offset = (fragment + 1) * options.sync_every // len(self.fragments)
-                if done % options.sync_every == offset % options.sync_every:
+                offset = (fragment + 1) * options.local_steps // len(self.fragments)
+                if done % options.local_steps == offset % options.local_steps:
                     self.send(fragment, done)
             if done in self.case.settles or done == self.case.iterations:
                 self.settle(done)
@@ -154,11 +154,11 @@ class Simulation:
 
 
 STREAMS = [
-    options_of(sync_every=4, sync_fragments=2),
-    options_of(sync_every=4, sync_delay=2),
-    options_of(ExchangeKind.HYBRID, sync_every=4, sync_fragments=3, sync_delay=3, sync_mix=0.25),
-    options_of(sync_every=5, sync_fragments=3, sync_delay=2, sync_mix=0.0, outer_nesterov=False),
-    options_of(sync_every=6, sync_fragments=6, sync_delay=5, consistency=Consistency.SSP),
+    options_of(local_steps=4, sync_fragments=2),
+    options_of(local_steps=4, sync_delay=2),
+    options_of(ExchangeKind.HYBRID, local_steps=4, sync_fragments=3, sync_delay=3, sync_mix=0.25),
+    options_of(local_steps=5, sync_fragments=3, sync_delay=2, sync_mix=0.0, outer_nesterov=False),
+    options_of(local_steps=6, sync_fragments=6, sync_delay=5, consistency=Consistency.SSP),
 ]
 
 
@@ -224,7 +224,7 @@ def test_a_request_takes_effect_after_one_iteration_on_all_workers(
 @pytest.mark.parametrize("wire", [{"precision": Precision.BFLOAT16}, {"compress": "*=randomk:0.5"}])
 def test_fragments_travel_by_lossy_codecs(wire: dict[str, object]) -> None:
     case = Case(
-        options=options_of(sync_every=2, sync_fragments=2, sync_delay=1, **wire), iterations=12
+        options=options_of(local_steps=2, sync_fragments=2, sync_delay=1, **wire), iterations=12
     )
     ends, exact = run(case), run(Case(options=STREAMS[0], iterations=12))
     for end in ends[1:]:
@@ -322,7 +322,7 @@ def test_a_stream_with_a_delay_encodes_in_the_background(monkeypatch: pytest.Mon
         run(
             Case(
                 options=options_of(
-                    sync_every=2, sync_delay=delay, sync_fragments=2, compress="*=int8"
+                    local_steps=2, sync_delay=delay, sync_fragments=2, compress="*=int8"
                 )
             )
         )

@@ -91,7 +91,7 @@ class Case:
     """A job: its options, its workers, and after which iterations all settle."""
 
     options: ExchangeOptions = field(
-        default_factory=lambda: ExchangeOptions(kind=ExchangeKind.SERVER, sync_every=4)
+        default_factory=lambda: ExchangeOptions(kind=ExchangeKind.SERVER, local_steps=4)
     )
     workers: int = 3
     local_workers: int = 1
@@ -210,7 +210,7 @@ def simulate(case: Case) -> list[np.ndarray]:
             step(net, hook, iteration, worker)
             exchange.finish()
         done = iteration + 1
-        if done % options.sync_every and done not in case.settles and done < case.iterations:
+        if done % options.local_steps and done not in case.settles and done < case.iterations:
             continue
         for index, anchor in enumerate(anchors):
             mean = np.mean([values_of(net)[index].astype(np.float64) for net in nets], axis=0)
@@ -255,13 +255,13 @@ def test_each_rule_trains_as_in_the_simulation(rule: RuleKind) -> None:
 @pytest.mark.parametrize(
     ("options", "workers"),
     [
-        (options_of(sync_every=3), 2),  # the last round ends early
-        (options_of(ExchangeKind.HYBRID, sync_every=2, outer_nesterov=False), 3),
-        (options_of(ExchangeKind.ALLREDUCE, sync_every=4, outer_lr=1.0, outer_momentum=0.5), 3),
-        (options_of(ExchangeKind.ALLREDUCE, sync_every=4, outer_lr=1.0, outer_momentum=0.0), 2),
-        (options_of(ExchangeKind.LOCAL, sync_every=4), 1),  # alone
-        (options_of(sync_every=1), 3),
-        (options_of(sync_every=50), 2),
+        (options_of(local_steps=3), 2),  # the last round ends early
+        (options_of(ExchangeKind.HYBRID, local_steps=2, outer_nesterov=False), 3),
+        (options_of(ExchangeKind.ALLREDUCE, local_steps=4, outer_lr=1.0, outer_momentum=0.5), 3),
+        (options_of(ExchangeKind.ALLREDUCE, local_steps=4, outer_lr=1.0, outer_momentum=0.0), 2),
+        (options_of(ExchangeKind.LOCAL, local_steps=4), 1),  # alone
+        (options_of(local_steps=1), 3),
+        (options_of(local_steps=50), 2),
     ],
 )
 def test_rounds_of_each_exchange(options: ExchangeOptions, workers: int) -> None:
@@ -278,7 +278,7 @@ def test_limits_and_scales_are_for_each_workers_own_gradients() -> None:
 
 @pytest.mark.parametrize("kind", [ExchangeKind.SERVER, ExchangeKind.ALLREDUCE])
 def test_two_runs_have_the_same_bits(kind: ExchangeKind) -> None:
-    case = Case(options=options_of(kind, sync_every=3), workers=3)
+    case = Case(options=options_of(kind, local_steps=3), workers=3)
     first, second = run(case), run(case)
     for a, b in zip(first[0].values, second[2].values, strict=True):
         assert np.array_equal(a, b)
@@ -287,7 +287,7 @@ def test_two_runs_have_the_same_bits(kind: ExchangeKind) -> None:
 @pytest.mark.parametrize("decay", [0.0, 0.01])
 def test_one_plain_step_has_the_bits_of_synchronous_training(decay: float) -> None:
     rule = Rule(decay=decay)
-    one = options_of(ExchangeKind.HYBRID, sync_every=1, outer_lr=1.0, outer_momentum=0.0)
+    one = options_of(ExchangeKind.HYBRID, local_steps=1, outer_lr=1.0, outer_momentum=0.0)
     local, synchronous = (
         run(Case(options=one, rule=rule)),
         run(Case(options=options_of(), rule=rule)),
@@ -298,7 +298,7 @@ def test_one_plain_step_has_the_bits_of_synchronous_training(decay: float) -> No
 
 
 def test_one_step_with_momentum_inside_is_synchronous_training_up_to_rounding() -> None:
-    one = options_of(sync_every=1, outer_lr=1.0, outer_momentum=0.0)
+    one = options_of(local_steps=1, outer_lr=1.0, outer_momentum=0.0)
     local, synchronous = run(Case(options=one)), run(Case(options=options_of()))
     assert local[0].built.local_steps == 1
     for a, b in zip(local[0].values, synchronous[0].values, strict=True):
@@ -312,7 +312,7 @@ def test_a_run_that_goes_on_from_a_saved_state_has_the_bits_of_the_whole_one(
     rule: RuleKind, kind: ExchangeKind, settled: int
 ) -> None:
     case = Case(
-        rule=RULES[rule], options=options_of(kind, sync_every=4), settles=(settled,), iterations=10
+        rule=RULES[rule], options=options_of(kind, local_steps=4), settles=(settled,), iterations=10
     )
     whole = run(case)
     assert_same(whole, simulate(case))
@@ -335,7 +335,7 @@ def test_a_request_takes_effect_at_the_end_of_one_round_on_all_workers(
     kind: ExchangeKind, settles: tuple[int, ...]
 ) -> None:
     case = Case(
-        options=options_of(kind, sync_every=2),
+        options=options_of(kind, local_steps=2),
         iterations=14,
         request=(1, SignalKind.SNAPSHOT),
         settles=settles,
@@ -349,7 +349,7 @@ def test_a_request_takes_effect_at_the_end_of_one_round_on_all_workers(
 
 @pytest.mark.parametrize("precision", [Precision.FLOAT16, Precision.BFLOAT16])
 def test_outer_gradients_travel_in_16_bits(precision: Precision) -> None:
-    case = Case(options=options_of(sync_every=2, precision=precision), iterations=12)
+    case = Case(options=options_of(local_steps=2, precision=precision), iterations=12)
     ends = run(case)
     assert_same(ends, simulate(case), tolerance=5e-2)
     whole = run(replace(case, options=replace(case.options, precision=Precision.FLOAT32)))
@@ -359,7 +359,7 @@ def test_outer_gradients_travel_in_16_bits(precision: Precision) -> None:
 
 @pytest.mark.parametrize(("codec", "tolerance"), [("*=int8", 5e-2), ("*.weight=powersgd:2", 1.0)])
 def test_outer_gradients_travel_by_a_lossy_codec(codec: str, tolerance: float) -> None:
-    case = Case(options=options_of(sync_every=2, compress=codec), iterations=12)
+    case = Case(options=options_of(local_steps=2, compress=codec), iterations=12)
     assert_same(run(case), simulate(case), tolerance=tolerance)
 
 
@@ -375,7 +375,7 @@ def test_outer_gradients_travel_by_a_lossy_codec(codec: str, tolerance: float) -
 def test_at_staleness_s_all_workers_settle_on_one_value_near_the_exact_one(
     values: dict[str, object], workers: int, local_workers: int
 ) -> None:
-    options = options_of(sync_every=2, **{"staleness": 1, **values})
+    options = options_of(local_steps=2, **{"staleness": 1, **values})
     case = Case(options=options, workers=workers, local_workers=local_workers, iterations=24)
     ends = run(case)
     for end in ends[1:]:
@@ -388,16 +388,16 @@ def test_at_staleness_s_all_workers_settle_on_one_value_near_the_exact_one(
 
 
 def test_a_run_with_delayed_momentum_goes_on_from_a_saved_state() -> None:
-    case = Case(options=options_of(sync_every=2, staleness=1), settles=(6,), iterations=12)
+    case = Case(options=options_of(local_steps=2, staleness=1), settles=(6,), iterations=12)
     whole = run(case)
     histories = [end.saved[6][1] for end in whole]
     assert [len(history[0]) for history in histories] == [3, 1, 1]
     saved = Saved(iteration=6, values=whole[0].saved[6][0], histories=histories)
-    for options in (case.options, options_of(sync_every=2)):
+    for options in (case.options, options_of(local_steps=2)):
         ends = run(replace(case, options=options, resume=saved))
         for a, b in zip(ends[0].values, ends[1].values, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-    exact = run(replace(case, options=options_of(sync_every=2)))
+    exact = run(replace(case, options=options_of(local_steps=2)))
     histories = [end.saved[6][1] for end in exact]
     saved = Saved(iteration=6, values=exact[0].saved[6][0], histories=histories)
     run(replace(case, resume=saved))
@@ -405,7 +405,7 @@ def test_a_run_with_delayed_momentum_goes_on_from_a_saved_state() -> None:
 
 @pytest.mark.parametrize("kind", [ExchangeKind.SERVER, ExchangeKind.ALLREDUCE])
 def test_the_workers_of_a_host_have_inner_steps_of_their_own(kind: ExchangeKind) -> None:
-    case = Case(options=options_of(kind, sync_every=3), workers=4, local_workers=2, settles=(4,))
+    case = Case(options=options_of(kind, local_steps=3), workers=4, local_workers=2, settles=(4,))
     ends = run(case)
     assert_same(ends, simulate(case))
     momenta = [end.saved[4][1][0][0] for end in ends]
@@ -416,7 +416,7 @@ def test_the_workers_of_a_host_have_inner_steps_of_their_own(kind: ExchangeKind)
 def test_anchors_are_compared_and_mended_as_values_are(fragments: int) -> None:
     """An anchor that differs would be in the next outer gradient of its worker."""
     found: list[dict[str, bool]] = []
-    case = Case(options=options_of(sync_every=4, sync_fragments=fragments), iterations=6)
+    case = Case(options=options_of(local_steps=4, sync_fragments=fragments), iterations=6)
     for end in run(case):
         equal = {
             name: np.array_equal(tensor.numpy(), value)

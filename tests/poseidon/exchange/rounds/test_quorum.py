@@ -33,7 +33,7 @@ from tests.support.polling import until
 from tests.support.threads import on_threads
 
 H, WORKERS, ITERATIONS = 2, 3, 12
-QUORUM = options_of(sync_every=H, quorum=2)
+QUORUM = options_of(local_steps=H, quorum=2)
 
 
 @dataclass
@@ -147,7 +147,7 @@ def test_others_go_on_without_a_late_worker_which_goes_on_from_their_iterations(
 
 def test_a_slow_worker_that_is_awaited_ends_its_round_early() -> None:
     """The others wait in their first round, as long as they have to."""
-    ends = train(replace(QUORUM, quorum_grace=TIMEOUT_S, sync_every=4), Awaited())
+    ends = train(replace(QUORUM, quorum_grace=TIMEOUT_S, local_steps=4), Awaited())
     assert ends[0].iterations[:4] == ends[1].iterations[:4] == [0, 1, 2, 3]
     assert ends[2].iterations[:2] == [0, 4]
     assert_equal(ends)
@@ -208,7 +208,7 @@ def test_records_weigh_the_changes() -> None:
             exchange.settle()
 
         return train(
-            options_of(sync_every=50, quorum=2, outer_lr=1.0, outer_momentum=0.0), Late(), act
+            options_of(local_steps=50, quorum=2, outer_lr=1.0, outer_momentum=0.0), Late(), act
         )
 
     equal, weighed, same = noted((1, 1, 1)), noted((1, 1, 1000)), noted((4, 4, 4))
@@ -219,13 +219,13 @@ def test_records_weigh_the_changes() -> None:
 
 
 def test_a_quorum_of_all_has_the_bits_of_none() -> None:
-    ends = [run(Case(options=options_of(sync_every=4, quorum=k))) for k in (0, 3)]
+    ends = [run(Case(options=options_of(local_steps=4, quorum=k))) for k in (0, 3)]
     for a, b in zip(ends[0][0].values, ends[1][2].values, strict=True):
         assert np.array_equal(a, b)
 
 
 def test_one_step_rounds_with_a_quorum_are_not_the_synchronous_exchange() -> None:
-    options = options_of(sync_every=1, outer_lr=1.0, outer_momentum=0.0, quorum=2)
+    options = options_of(local_steps=1, outer_lr=1.0, outer_momentum=0.0, quorum=2)
     assert_equal(train(options, Late(until=3)))
 
 

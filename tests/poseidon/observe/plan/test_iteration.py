@@ -39,7 +39,7 @@ def norm(*seconds: float) -> float:
         # Each way 12 numbers: 6 of a gradient to the other shard, 6 of values from the own one.
         (PS, norm(9, 12)),
         (replace(PS, wait_free=False), 9 + 12),
-        (replace(PS, sync_every=3), (9 + 9 + 9 + 12) / 3),
+        (replace(PS, local_steps=3), (9 + 9 + 9 + 12) / 3),
         (replace(PS, lossy=WireCodec.HALF), norm(9, 6)),
         # Two hosts that serve: 12 numbers of each worker on both, and 2 of the first chunk before
         # one answers.
