@@ -46,7 +46,7 @@ from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.local.follower import FollowerCarrier
 from poseidon.exchange.local.group import HostTree, LocalGroup
 from poseidon.exchange.local.leader import LeaderCarrier
-from poseidon.exchange.lossy.compression import codecs_of
+from poseidon.exchange.lossy.compression import compressions_of
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import check_virtual_workers, no_powersgd
 from poseidon.exchange.server.pool import SMALL_TENSOR_ELEMENTS
@@ -79,7 +79,7 @@ def plan_exchange(
         member.topology,
         gradients=pushed_in(*wire),
         values=sent_in(*wire),
-        codecs=codecs_of(tensors, options.compress, options.loss_budget),
+        compressions=compressions_of(tensors, options.compress, options.loss_budget),
         packs_rows=options.packs_rows,
     )
     choices = plan.choices
@@ -209,10 +209,10 @@ def _check_schemes(schemes: Sequence[Scheme], arguments: BuildArguments) -> None
                 f"the exchange plan sends '{choice.name}' as factors, and its gradient has none; "
                 f"{instead}"
             )
-        if scheme is Scheme.ALLREDUCE and choice.codec is not None:
+        if scheme is Scheme.ALLREDUCE and choice.compression is not None:
             raise UsageError(
-                f"the exchange plan sums '{choice.name}' by all-reduce, which has no codec "
-                f"{choice.codec}; {instead}"
+                f"the exchange plan sums '{choice.name}' by all-reduce, which cannot compress it "
+                f"as {choice.compression}; {instead}"
             )
         if scheme is not Scheme.SERVER and choice.has_16_bits:
             raise UsageError(

@@ -16,7 +16,7 @@ part w of the model on the shards of a host with workers, s on the shards of a h
     all-reduce                     4 M N (P1 - 1) / P1         (a ring)
 
 Factors are chosen where they are no more than the server's bytes; every other tensor goes to the
-server. With a lossy codec the server's bytes are what the codec sends: 8 MN above, 4 for each
+server. With compression the server's bytes are what it sends: 8 MN above, 4 for each
 direction, becomes the sum of its sizes. For a matrix whose rows are looked up they are the most
 that can travel: rows without a change are left out.
 """
@@ -33,7 +33,7 @@ from poseidon.errors import UsageError
 from poseidon.exchange.base import Trained
 from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.lossy.automatic import wire_bytes
-from poseidon.exchange.lossy.compression import Lossy
+from poseidon.exchange.lossy.compression import Compression
 from ps_server import Precision
 
 ELEMENT_BYTES = 4
@@ -141,7 +141,7 @@ class Choice:
         server_bytes: on the busiest link through the server; 0 where there is none.
         factor_bytes: on each worker's link as factors; None where its gradient has no factors.
         allreduce_bytes: on each worker's link by a ring all-reduce.
-        codec: of its gradients and values where it goes to the server.
+        compression: of its gradients and values where it goes to the server.
         packs_rows: whether rows without a change are left out there.
         has_16_bits: whether workers hold 16 bits, and the shards float32.
     """
@@ -153,19 +153,19 @@ class Choice:
     server_bytes: int
     factor_bytes: int | None
     allreduce_bytes: int
-    codec: Lossy | None = None
+    compression: Compression | None = None
     packs_rows: bool = False
     has_16_bits: bool = False
 
     @property
     def needs_shards(self) -> bool:
         """Whether it is never summed by all-reduce where there are shards."""
-        return self.codec is not None or self.packs_rows or self.has_16_bits
+        return self.compression is not None or self.packs_rows or self.has_16_bits
 
     @property
     def is_compressed(self) -> bool:
-        """Whether it travels with its codec."""
-        return self.codec is not None and self.scheme is Scheme.SERVER
+        """Whether it travels with its compression."""
+        return self.compression is not None and self.scheme is Scheme.SERVER
 
     @property
     def bytes(self) -> int:
@@ -220,7 +220,9 @@ class ExchangePlan:
         """
         counts = [(len(self.of(scheme)), scheme.value) for scheme in Scheme]
         schemes = ", ".join(f"{count} by {scheme}" for count, scheme in counts if count)
-        if compressed := [str(choice.codec) for choice in self.choices if choice.is_compressed]:
+        if compressed := [
+            str(choice.compression) for choice in self.choices if choice.is_compressed
+        ]:
             schemes += (
                 f", {len(compressed)} of them compressed by {', '.join(sorted(set(compressed)))}"
             )
@@ -239,7 +241,7 @@ def choose(
     *,
     gradients: Precision = Precision.FLOAT32,
     values: Precision = Precision.FLOAT32,
-    codecs: Sequence[Lossy | None] = (),
+    compressions: Sequence[Compression | None] = (),
     packs_rows: bool = False,
 ) -> ExchangePlan:
     """Choose the scheme of every tensor.
@@ -250,20 +252,20 @@ def choose(
         topology: pushing clients and shards.
         gradients: precision of the gradients that are sent to the server; factors are float32.
         values: precision of the values that are sent back.
-        codecs: of each tensor, in place of these precisions; empty: none has one.
+        compressions: of each tensor, in place of these precisions; empty: none has one.
         packs_rows: whether the store can leave out rows without a change.
     """
     choices = []
     element_bytes = _wire_bytes(gradients) + _wire_bytes(values)
-    codecs = list(codecs) or [None] * len(tensors)
+    compressions = list(compressions) or [None] * len(tensors)
     for index, trained in enumerate(tensors):
         shape, elements = tuple(trained.tensor.shape), trained.tensor.numel()
         half = trained.tensor.dtype is not torch.float32
         rows = 0 if trained.statistics or len(shape) != 2 or half else trained.factor_rows
-        codec = codecs[index]
+        compression = compressions[index]
         sent = elements * (2 * trained.tensor.itemsize if half else element_bytes)
-        if codec is not None:
-            sent = wire_bytes(codec, trained.tensor)
+        if compression is not None:
+            sent = wire_bytes(compression, trained.tensor)
         by_server = server_bytes(sent, topology, 1) if topology.total_load else 0
         by_factors = factor_bytes(rows, shape[0], shape[1], topology.workers) if rows else None
         choices.append(
@@ -275,8 +277,8 @@ def choose(
                 server_bytes=by_server,
                 factor_bytes=by_factors,
                 allreduce_bytes=allreduce_bytes(elements, topology.workers),
-                codec=codec,
-                packs_rows=packs_rows and trained.looked_up and codec is None,
+                compression=compression,
+                packs_rows=packs_rows and trained.looked_up and compression is None,
                 has_16_bits=half,
             )
         )
@@ -321,6 +323,6 @@ def _row(choice: Choice) -> tuple[str, ...]:
 
 def _scheme_and_form(choice: Choice) -> str:
     if choice.is_compressed:
-        return f"{choice.scheme.value} {choice.codec}"
+        return f"{choice.scheme.value} {choice.compression}"
     rows = choice.packs_rows and choice.scheme is Scheme.SERVER
     return f"{choice.scheme.value} rows" if rows else choice.scheme.value

@@ -23,7 +23,7 @@ from ps_server.protocol.virtual_workers import VirtualWorkers
 
 if TYPE_CHECKING:
     from poseidon.exchange.lossy.automatic import Auto
-    from poseidon.exchange.lossy.compression import Lossy
+    from poseidon.exchange.lossy.compression import Compression
 
 LOCAL_STEPS = frozenset(
     {
@@ -50,7 +50,7 @@ def _of_rounds(default: Any, text: str, /, **settings: Any) -> Any:
 
 POWERSGD_IN_PARTS = (
     "--compress=powersgd takes two rounds through the shards for each exchange; expected another "
-    "codec, or no fragments and delay of --local_steps"
+    "compression, or no fragments and delay of --local_steps"
 )
 
 
@@ -88,8 +88,8 @@ class ExchangeOptions:
         quorum_grace: seconds that a round then waits for others.
         bandwidth_mbps: SSPAggr's budget of each client for changes that the bound does not need
             yet; None: no limit.
-        compress: lossy codecs of tensors (`lossy/compression.py`); empty: none.
-        loss_budget: of the codec `auto` (`lossy/automatic.py`); None: there is none.
+        compress: how tensors are compressed (`lossy/compression.py`); empty: none.
+        loss_budget: of `auto` (`lossy/automatic.py`); None: there is none.
         wait_free: whether gradients leave while the backward pass runs.
         check_every: iterations between comparisons of the replicas; 0: they are never compared.
         on_divergence: the effect of a difference.
@@ -136,7 +136,9 @@ class ExchangeOptions:
     precision: Precision = _option(
         Precision.FLOAT32, "{choices}", name="wire_precision", metavar="TYPE", rare=True
     )
-    compress: str = _option("", "lossy codecs: int8, 'fc*=topk:0.01'; see docs", metavar="SCHEMES")
+    compress: str = _option(
+        "", "lossy compression: int8, 'fc*=topk:0.01'; see docs", metavar="SCHEMES"
+    )
     loss_budget: float | None = _option(
         None,
         "--compress=auto: largest share of loss, as 0.01",
@@ -200,7 +202,7 @@ class ExchangeOptions:
             raise UsageError(
                 f"--bandwidth_mbps is for --consistency=SSPAggr, not {self.consistency.value}"
             )
-        if self._codecs():
+        if self._compressions():
             self._check_compressed()
         self._check_local_steps()
 
@@ -260,7 +262,7 @@ class ExchangeOptions:
             f"--exchange={self.kind.value}": self.kind is ExchangeKind.ALLREDUCE,
             f"--staleness={self.staleness}": self.staleness > 0,
             "fragments and delay": self.streams,
-            f"--compress={self.compress}": bool(self._codecs()),
+            f"--compress={self.compress}": bool(self._compressions()),
             f"--wire_precision={self.precision.value}": self.precision is not Precision.FLOAT32,
             f"--consistency={self.consistency.value}": (
                 self.consistency is not Consistency.SSP_PUSH
@@ -340,7 +342,7 @@ class ExchangeOptions:
     @property
     def is_encoded(self) -> bool:
         """Whether gradients or values lose bits on the wire."""
-        return bool(self._codecs()) or self.precision is not Precision.FLOAT32
+        return bool(self._compressions()) or self.precision is not Precision.FLOAT32
 
     @property
     def packs_rows(self) -> bool:
@@ -353,10 +355,10 @@ class ExchangeOptions:
         """Whether `compress` has PowerSGD as one of its schemes; `auto` may choose it too."""
         from poseidon.exchange.lossy.low_rank_matrix import LowRank  # it imports torch
 
-        return any(isinstance(codec, LowRank) for codec in self._codecs())
+        return any(isinstance(each, LowRank) for each in self._compressions())
 
-    def _codecs(self) -> list[Lossy | Auto]:
-        """Return the codecs that `compress` names.
+    def _compressions(self) -> list[Compression | Auto]:
+        """Return the compressions that `compress` names.
 
         Raises:
             UsageError: `compress` is not legal, or it has no `auto` that uses the loss budget.
@@ -366,7 +368,7 @@ class ExchangeOptions:
         from poseidon.exchange.lossy.compression import parse_compression  # it imports torch
 
         schemes = parse_compression(self.compress, self.loss_budget)
-        return [scheme.codec for scheme in schemes if scheme.codec is not None]
+        return [scheme.compression for scheme in schemes if scheme.compression is not None]
 
     @property
     def chooses(self) -> bool:
@@ -520,5 +522,5 @@ def no_powersgd(placed: VirtualWorkers, local_workers: int) -> str:
     return (
         f"{counted(placed.count, 'virtual worker')} cannot be combined with PowerSGD and "
         f"{local_workers} workers on each client: each worker computes the factors of its own "
-        "virtual workers; expected another codec, or one worker on each client"
+        "virtual workers; expected another compression, or one worker on each client"
     )

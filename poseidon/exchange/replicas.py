@@ -208,7 +208,7 @@ def check_rules(samples: Sequence[Arithmetic], *, required: bool) -> None:
         return
     message = (
         f"{_unequal(samples, rules)} compute different bits by the update rule. With PowerSGD each "
-        "worker applies the rule itself, so the replicas would drift apart. Use another codec of "
+        "worker applies the rule itself, so the replicas would drift apart. Use another compression of "
         "--compress, whose rules the shards apply, or --on_divergence=mend."
     )
     if required:

@@ -41,7 +41,7 @@ from poseidon.engine.snapshots.checksums import sums_path
 from poseidon.errors import SnapshotError, UsageError, counted
 from poseidon.exchange.base import Trained
 from poseidon.exchange.kinds import ExchangeKind
-from poseidon.exchange.lossy.compression import Lossy, codecs_of
+from poseidon.exchange.lossy.compression import Compression, compressions_of
 from poseidon.exchange.lossy.low_rank_matrix import LowRank
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.flags.values import parts
@@ -116,9 +116,9 @@ class TrainingJob(Job):
             self._solver, contexts[:1] if alike else contexts, files_are_here=local
         )
         if params is not None:
-            codecs = codecs_of_params(params, self.request.exchange)
+            compressions = compressions_of_params(params, self.request.exchange)
             if self.plan.shards:
-                check_automatic_codecs(self._solver.param, codecs, self.request.exchange)
+                check_automatic_compression(self._solver.param, compressions, self.request.exchange)
         if local:
             check_snapshot_prefix(self._solver)
             if self._resumed is not None and self._snapshot is not None:
@@ -371,10 +371,10 @@ def check_local_steps(solver: SolverParameter, steps: int) -> None:
         )
 
 
-def codecs_of_params(
+def compressions_of_params(
     params: Sequence[ParamInfo], options: ExchangeOptions
-) -> list[tuple[ParamInfo, Lossy | None]]:
-    """Return the parameters that learn, each with its codec; None where it has none.
+) -> list[tuple[ParamInfo, Compression | None]]:
+    """Return the parameters that learn, each with its compression; None where it has none.
 
     Raises:
         UsageError: a pattern of --compress matches no tensor of the net.
@@ -385,7 +385,7 @@ def codecs_of_params(
         for info in learned
     ]
     return list(
-        zip(learned, codecs_of(trained, options.compress, options.loss_budget), strict=True)
+        zip(learned, compressions_of(trained, options.compress, options.loss_budget), strict=True)
     )
 
 
@@ -398,13 +398,13 @@ def check_clipping(solver: SolverParameter, options: ExchangeOptions) -> None:
         raise UsageError(
             f"clip_gradients: {solver.clip_gradients:g} is not possible with "
             f"--compress={options.compress:.80}: PowerSGD has no "
-            "limit on the gradients' norm; expected no clip_gradients, or another codec"
+            "limit on the gradients' norm; expected no clip_gradients, or another compression"
         )
 
 
-def check_automatic_codecs(
+def check_automatic_compression(
     solver: SolverParameter,
-    codecs: Sequence[tuple[ParamInfo, Lossy | None]],
+    compressions: Sequence[tuple[ParamInfo, Compression | None]],
     options: ExchangeOptions,
 ) -> None:
     """Refuse what `check_clipping` refuses where --compress=auto chooses PowerSGD for a tensor
@@ -415,7 +415,9 @@ def check_automatic_codecs(
     if solver.clip_gradients <= 0 or options.local_steps:
         return
     all_go = options.kind is ExchangeKind.SERVER
-    if any(isinstance(codec, LowRank) and (all_go or not info.factors) for info, codec in codecs):
+    if any(
+        isinstance(each, LowRank) and (all_go or not info.factors) for info, each in compressions
+    ):
         raise UsageError(
             f"clip_gradients: {solver.clip_gradients:g} is not possible with "
             f"--compress={options.compress:.80} and this loss budget, which allows PowerSGD: it "

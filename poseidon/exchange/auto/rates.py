@@ -12,9 +12,9 @@ dense scheme:
 
 The measurement runs on all workers at the same time, so the rates include links, processors and
 what shares them. Server and all-reduce are proportional to the elements, so the dense tensors of a
-plan have one of both. A tensor with factors takes them where they are faster. A tensor with a lossy
-codec goes to the server, or as factors where these are faster and no more bytes than its codec
-sends: the rates do not know codecs.
+plan have one of both. A tensor with factors takes them where they are faster. A compressed tensor
+goes to the server, or as factors where these are faster and no more bytes than its compression
+sends: the rates do not know compressions.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def fastest_schemes(
         for choice, k in zip(choices, rows, strict=True):
             own = Scheme.SERVER if choice.needs_shards else dense
             if choice.factor_bytes is not None and not (
-                choice.codec and choice.factor_bytes > choice.server_bytes
+                choice.compression and choice.factor_bytes > choice.server_bytes
             ):
                 own = min(own, Scheme.FACTORS, key=lambda s: _seconds(choice, s, k, workers, rates))
             found.append(own)

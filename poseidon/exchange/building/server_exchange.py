@@ -258,17 +258,21 @@ def low_rank_of(arguments: BuildArguments) -> dict[int, LowRank]:
         UsageError: there are some, and a limit of the gradients' norm.
     """
     found = {
-        choice.index: choice.codec
+        choice.index: choice.compression
         for choice in arguments.plan.choices
-        if choice.is_compressed and isinstance(choice.codec, LowRank)
+        if choice.is_compressed and isinstance(choice.compression, LowRank)
     }
     if found and arguments.settings.clip is not None:
         raise UsageError(
             "--compress=powersgd has no limit on the gradients' norm; expected no clip_gradients "
-            "or clip=, another codec, or with --compress=auto a smaller loss budget"
+            "or clip=, another compression, or with --compress=auto a smaller loss budget"
         )
     return found
 
 
 def codec_of(choice: Choice) -> CodecPair | None:
-    return choice.codec if choice.is_compressed and isinstance(choice.codec, CodecPair) else None
+    return (
+        choice.compression
+        if choice.is_compressed and isinstance(choice.compression, CodecPair)
+        else None
+    )

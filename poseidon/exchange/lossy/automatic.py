@@ -1,9 +1,9 @@
-"""Codecs by a loss budget: for each tensor the one with the fewest bytes among
+"""Compression by a loss budget: for each tensor the one with the fewest bytes among
 those whose measured loss is within the budget.
 
 No formula knows the loss of a training that has not run. So the budget is compared with what was
 measured: the largest increase of the final loss over the nets in docs/compression.md, against the
-same training without a codec. The median of several seeds counts. It is experience, not a bound.
+same training without compression. The median of several seeds counts. It is experience, not a bound.
 
 Law: the choice follows from the budget and the tensor's shape alone. So all
 workers choose the same, and a resumed job too.
@@ -25,11 +25,11 @@ from ps_server.codecs.int8 import Int8
 AUTO = "auto"
 
 
-def wire_bytes(codec: CodecPair | LowRank, tensor: Tensor) -> int:
+def wire_bytes(compression: CodecPair | LowRank, tensor: Tensor) -> int:
     """Return the bytes that are sent of a tensor, gradient and value together."""
-    if isinstance(codec, LowRank):
-        return 2 * codec.bytes(tensor)
-    ways = (codec.gradients, codec.values)
+    if isinstance(compression, LowRank):
+        return 2 * compression.bytes(tensor)
+    ways = (compression.gradients, compression.values)
     return sum(
         ELEMENT_BYTES * tensor.numel() if way is None else way.size(tensor.numel()) for way in ways
     )
@@ -44,21 +44,21 @@ MEASURED: tuple[tuple[CodecPair | LowRank, float], ...] = (
     (_both(Int4()), 0.01),
     (LowRank(4, codec=Int8()), 0.1),
 )
-"""Codecs, and the largest share by which each has raised the final loss of a measured net,
+"""Compressions, and the largest share by which each has raised the final loss of a measured net,
 rounded up.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Auto:
-    """The choice of codecs by a loss budget.
+    """The choice of compressions by a loss budget.
 
     Attributes:
-        budget: the largest share by which the measured loss may be above the loss without a codec,
+        budget: the largest share by which the measured loss may be above the loss without one,
             such as 0.01.
 
     Raises:
-        UsageError: there is no budget, or it is below the measured share of every codec.
+        UsageError: there is no budget, or it is below the measured share of every compression.
     """
 
     budget: float | None
@@ -72,7 +72,7 @@ class Auto:
             )
         if not (math.isfinite(self.budget) and self.budget >= least):
             raise UsageError(
-                f"a loss budget of {self.budget:g} is below the measured loss of every codec; "
+                f"a loss budget of {self.budget:g} is below the measured loss of every compression; "
                 f"expected {least:g} or more, or no --compress"
             )
 
@@ -80,16 +80,14 @@ class Auto:
         return AUTO
 
     def fits(self, tensor: Tensor) -> bool:
-        """Return whether there is a codec for a tensor."""
+        """Return whether there is a compression for a tensor."""
         return tensor.numel() > 0
 
     def choose(self, tensor: Tensor) -> CodecPair | LowRank:
-        """Return the codec of a tensor: that with the fewest bytes, of equal ones that with less
+        """Return the compression of a tensor: that with the fewest bytes, of equal ones that with less
         loss.
         """
         assert self.budget is not None
-        allowed = [codec for codec, loss in MEASURED if loss <= self.budget]
-        fitting = [
-            codec for codec in allowed if not isinstance(codec, LowRank) or codec.fits(tensor)
-        ]
-        return min(fitting, key=lambda codec: wire_bytes(codec, tensor))
+        allowed = [each for each, loss in MEASURED if loss <= self.budget]
+        fitting = [each for each in allowed if not isinstance(each, LowRank) or each.fits(tensor)]
+        return min(fitting, key=lambda each: wire_bytes(each, tensor))

@@ -1,20 +1,21 @@
-"""Which tensors travel with a lossy codec: the text of `--compress` and of
+"""Which tensors are compressed, and how: the text of `--compress` and of
 `poseidon.distribute(compress=...)`.
 
-    SCHEME[,SCHEME...]      SCHEME is CODEC or PATTERN=CODEC
-    CODEC                   auto[:BUDGET], powersgd:RANK[:int8|:int4][:start=ITERATION], or GRADIENTS[/VALUES]: int8, int4, sign,
-                            topk:FRACTION, randomk:FRACTION or none for what workers send, and for
-                            what comes back
+    SCHEME[,SCHEME...]      SCHEME is METHOD or PATTERN=METHOD
+    METHOD                  auto[:BUDGET], powersgd:RANK[:int8|:int4][:start=ITERATION], or
+                            CODEC[/CODEC] for what workers send, and for what comes back
+    CODEC                   int8, int4, sign, topk:FRACTION, randomk:FRACTION, none, or one that is
+                            registered (`ps_server.codecs.registry`)
 
 Laws:
 
 * The first scheme that matches a tensor decides. `*`, `?` and `[...]` in a pattern mean what they
   mean in patterns of file names; case counts.
-* A pattern matches tensors of any size, and at least one of the job's. A codec without a pattern is
-  for all tensors of more than `SMALL_TENSOR_ELEMENTS` elements.
+* A pattern matches tensors of any size, and at least one of the job's. A compression without a
+  pattern is for all tensors of more than `SMALL_TENSOR_ELEMENTS` elements.
 * PowerSGD (`server/low_rank.py`) matches tensors of two axes or more, where it sends at most half
   of their bytes.
-* Statistics have no gradient, and no codec.
+* Statistics have no gradient, and are not compressed.
 * `auto` chooses from shapes and the loss budget alone (`automatic.py`): all workers choose the
   same, in every run.
 """
@@ -40,7 +41,8 @@ START = ":start="
 NAMES_SHOWN = 8
 
 
-Lossy = CodecPair | LowRank
+Compression = CodecPair | LowRank
+"""Of a tensor: a codec for each direction, or PowerSGD."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +51,17 @@ class CompressionScheme:
 
     Attributes:
         pattern: of names; empty: every tensor that is large enough.
-        codec: of the tensors that match; None: they are not compressed.
+        compression: of the tensors that match; None: they are not compressed.
     """
 
     pattern: str
-    codec: Lossy | Auto | None
+    compression: Compression | Auto | None
 
     def matches(self, trained: Trained) -> bool:
         """Return whether a tensor with a gradient is meant."""
-        if isinstance(self.codec, LowRank | Auto) and not self.codec.fits(trained.tensor):
+        if isinstance(self.compression, LowRank | Auto) and not self.compression.fits(
+            trained.tensor
+        ):
             return False
         if self.pattern:
             return fnmatchcase(trained.name, self.pattern)
@@ -74,7 +78,9 @@ def parse_compression(text: str, loss_budget: float | None = None) -> tuple[Comp
     """
     parts = text.split(",") if text.strip() else []
     schemes = tuple(_scheme(part.strip(), text, loss_budget) for part in parts)
-    if loss_budget is not None and not any(isinstance(scheme.codec, Auto) for scheme in schemes):
+    if loss_budget is not None and not any(
+        isinstance(scheme.compression, Auto) for scheme in schemes
+    ):
         raise UsageError(
             f"--loss_budget={loss_budget:g} is for --compress={AUTO}, not "
             f"--compress={text or NONE:.80}"
@@ -88,18 +94,18 @@ def _scheme(part: str, text: str, loss_budget: float | None) -> CompressionSchem
     name += colon + start
     if not name or (equals and not pattern):
         raise UsageError(
-            f"--compress={text:.80}: '{part:.60}' is not a scheme; expected a codec such as int8, "
-            "or PATTERN=CODEC such as fc*=topk:0.01"
+            f"--compress={text:.80}: '{part:.60}' is not a scheme; expected a method such as int8, "
+            "or PATTERN=METHOD such as fc*=topk:0.01"
         )
     try:
-        return CompressionScheme(pattern, _auto(name, loss_budget) or _codec(name))
+        return CompressionScheme(pattern, _auto(name, loss_budget) or _compression(name))
     except SpecError as error:
         raise UsageError(f"--compress={text:.80}: {error}") from error
 
 
 def _auto(name: str, loss_budget: float | None) -> Auto | None:
     """Return the choice that `auto` with the flag's budget, or `auto:BUDGET`, asks for; None for
-    another codec.
+    another compression.
     """
     kind, colon, own = name.partition(":")
     if kind != AUTO:
@@ -107,10 +113,12 @@ def _auto(name: str, loss_budget: float | None) -> Auto | None:
     try:
         return Auto(float(own) if colon else loss_budget)
     except ValueError:
-        raise SpecError(f"'{name:.60}' is not a codec; expected a number after '{AUTO}:'") from None
+        raise SpecError(
+            f"'{name:.60}' is not a compression method; expected a number after '{AUTO}:'"
+        ) from None
 
 
-def _codec(name: str) -> Lossy | None:
+def _compression(name: str) -> Compression | None:
     kind, _, number = name.partition(":")
     if kind != POWERSGD:
         return None if name == NONE else _pair(name)
@@ -123,7 +131,8 @@ def _codec(name: str) -> Lossy | None:
         or (inner and codec not in _DENSE)
     ):
         raise SpecError(
-            f"'{name:.60}' is not a codec; expected {POWERSGD}:RANK with a whole number from 1 on, "
+            f"'{name:.60}' is not a compression method; expected {POWERSGD}:RANK with a whole number from 1 "
+            f"on, "
             f"or {POWERSGD}:RANK:CODEC with int8 or int4 for the factors, or either with "
             f"{START}ITERATION"
         )
@@ -135,11 +144,11 @@ def _pair(name: str) -> CodecPair:
         kind = half.partition(":")[0]
         if kind in (POWERSGD, AUTO):
             raise SpecError(
-                f"'{name:.60}' is not a codec; {kind} has both directions: leave out the '/'"
+                f"'{name:.60}' is not a compression method; {kind} has both directions: leave out the '/'"
             )
         if half != NONE and registry.find(kind) is None:
             known = ", ".join([*registry.names(), f"{POWERSGD}:RANK", AUTO, f"or {NONE}"])
-            raise SpecError(f"'{half:.60}' is not a codec; expected {known}")
+            raise SpecError(f"'{half:.60}' is not a compression method; expected {known}")
     return CodecPair.parse(name)
 
 
@@ -151,10 +160,10 @@ def _is_count(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) < 10
 
 
-def codecs_of(
+def compressions_of(
     tensors: Sequence[Trained], text: str, loss_budget: float | None = None
-) -> list[Lossy | None]:
-    """Return the codec of each tensor; None where it has none. `loss_budget` is for `auto`.
+) -> list[Compression | None]:
+    """Return the compression of each tensor; None where it has none. `loss_budget` is for `auto`.
 
     Raises:
         UsageError: the text is not legal, or a pattern matches no tensor.
@@ -166,14 +175,14 @@ def codecs_of(
             names = [trained.name for trained in gradients]
             shown = ", ".join(names[:NAMES_SHOWN]) + (", ..." if len(names) > NAMES_SHOWN else "")
             raise UsageError(
-                f"--compress={text:.80}: no tensor that {scheme.codec or NONE} can take has a name "
+                f"--compress={text:.80}: no tensor that {scheme.compression or NONE} can take has a name "
                 f"like '{scheme.pattern}'; the tensors are {shown}"
             )
     return [_first(schemes, trained) for trained in tensors]
 
 
-def _first(schemes: Sequence[CompressionScheme], trained: Trained) -> Lossy | None:
+def _first(schemes: Sequence[CompressionScheme], trained: Trained) -> Compression | None:
     if trained.statistics:
         return None
-    codec = next((scheme.codec for scheme in schemes if scheme.matches(trained)), None)
-    return codec.choose(trained.tensor) if isinstance(codec, Auto) else codec
+    found = next((scheme.compression for scheme in schemes if scheme.matches(trained)), None)
+    return found.choose(trained.tensor) if isinstance(found, Auto) else found

@@ -378,12 +378,14 @@ def choices_of_weights(scenario: Scenario) -> dict[int, Choice]:
         topology_of(scenario),
         gradients=precision,
         values=precision,
-        codecs=[_codec(scenario.lossy, weight) for weight in weights],
+        compressions=[_compression(scenario.lossy, weight) for weight in weights],
     )
     return dict(zip(trained, plan.choices, strict=True))
 
 
-def _codec(lossy: Lossy | None, weight: Trained) -> CodecPair | low_rank_matrix.LowRank | None:
+def _compression(
+    lossy: Lossy | None, weight: Trained
+) -> CodecPair | low_rank_matrix.LowRank | None:
     if lossy is WireCodec.INT8:
         return INT8
     low_rank = low_rank_matrix.LowRank(lossy.rank) if isinstance(lossy, LowRank) else None

@@ -222,7 +222,7 @@ def test_the_plan_has_codecs_and_their_bytes() -> None:
     """Factors are taken where they are no more than what the codec sends."""
     tensors = [tensor("conv", 64, 64, 3, 3), tensor("fc", 4096, 4096, rows=256), tensor("bias", 64)]
     codecs = [CodecPair.parse("topk:0.125/none"), CodecPair.parse("sign"), None]
-    plan = choose(tensors, ExchangeKind.HYBRID, Topology.colocated(2), codecs=codecs)
+    plan = choose(tensors, ExchangeKind.HYBRID, Topology.colocated(2), compressions=codecs)
     assert [line.split()[:4] for line in plan.table()[1:4]] == [
         ["conv", "64x64x3x3", "ps", "topk:0.125/none"],
         ["fc", "4096x4096", "ps", "sign"],
@@ -237,7 +237,7 @@ def test_the_plan_has_codecs_and_their_bytes() -> None:
         [tensor("fc", 4096, 4096, rows=4)],
         ExchangeKind.HYBRID,
         Topology.colocated(2),
-        codecs=codecs[1:2],
+        compressions=codecs[1:2],
     )
     assert (fewer.choices[0].scheme, fewer.choices[0].is_compressed) == (Scheme.FACTORS, False)
     assert "compressed" not in fewer.summary()
@@ -259,7 +259,7 @@ def test_the_plan_says_where_rows_are_left_out(options: dict[str, object], packs
     member = Membership(network=Network(rank=0, size=2), options=own, shards=2)
     plan = plan_exchange([table], member)
     assert ("ps rows" in plan.table()[1]) is packs
-    pair = plan.choices[0].codec
+    pair = plan.choices[0].compression
     store = store_spec(
         [table],
         ExchangeSettings(),

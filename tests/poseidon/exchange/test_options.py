@@ -173,7 +173,7 @@ def test_an_added_option_is_checked_as_all_others() -> None:
         ({"compress": 8}, "--compress is 8; expected str"),
         (
             {"compress": "int2"},
-            "--compress=int2: 'int2' is not a codec; expected int8, .*, or none",
+            "--compress=int2: 'int2' is not a compression method; expected int8, .*, or none",
         ),
         (
             {"compress": "auto"},

@@ -14,7 +14,7 @@ from poseidon.exchange.auto.rates import Rates, fastest_schemes
 from poseidon.exchange.base import Trained
 from poseidon.exchange.cost import Topology, choose
 from poseidon.exchange.kinds import ExchangeKind, Scheme
-from poseidon.exchange.lossy.compression import codecs_of
+from poseidon.exchange.lossy.compression import compressions_of
 
 SLOW = Rates(
     server_s=1e-3,
@@ -58,7 +58,7 @@ def chosen(rates: Rates, compress: str = "") -> list[str]:
         tensors(),
         ExchangeKind.AUTO,
         Topology.colocated(WORKERS),
-        codecs=codecs_of(tensors(), compress) if compress else (),
+        compressions=compressions_of(tensors(), compress) if compress else (),
     )
     return [scheme.value for scheme in fastest_schemes(plan.choices, ROWS, WORKERS, rates)]
 

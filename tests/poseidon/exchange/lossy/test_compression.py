@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Trained
 from poseidon.exchange.kinds import ExchangeKind
-from poseidon.exchange.lossy.compression import codecs_of, parse_compression
+from poseidon.exchange.lossy.compression import compressions_of, parse_compression
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.torch.group import Group
@@ -55,7 +55,7 @@ TENSORS = [
     ],
 )
 def test_the_first_scheme_that_matches_decides(text: str, expected: list[str | None]) -> None:
-    assert [codec and str(codec) for codec in codecs_of(TENSORS, text)] == expected
+    assert [codec and str(codec) for codec in compressions_of(TENSORS, text)] == expected
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_the_first_scheme_that_matches_decides(text: str, expected: list[str | N
     [
         (
             "int8,",
-            "--compress=int8,: '' is not a scheme; expected a codec such as int8, or PATTERN=CODEC",
+            "--compress=int8,: '' is not a scheme; expected a method such as int8, or PATTERN=METHOD",
         ),
         ("=int8", "'=int8' is not a scheme"),
         ("fc*=", "'fc*=' is not a scheme"),
@@ -74,32 +74,39 @@ def test_the_first_scheme_that_matches_decides(text: str, expected: list[str | N
         ),
         (
             "powersgd",
-            "'powersgd' is not a codec; expected powersgd:RANK with a whole number from 1 on",
+            "'powersgd' is not a compression method; expected powersgd:RANK with a whole number from 1 on",
         ),
         ("powersgd:0", "expected powersgd:RANK"),
         ("powersgd:2:9", "expected powersgd:RANK"),
         ("powersgd:2:sign", "or powersgd:RANK:CODEC with int8 or int4 for the factors"),
-        ("auto:little", "'auto:little' is not a codec; expected a number after 'auto:'"),
+        (
+            "auto:little",
+            "'auto:little' is not a compression method; expected a number after 'auto:'",
+        ),
         (
             "auto:0.001",
-            "a loss budget of 0.001 is below the measured loss of every codec; expected 0.005 or "
+            "a loss budget of 0.001 is below the measured loss of every compression; "
+            "expected 0.005 or "
             "more",
         ),
         ("auto", "--compress=auto needs --loss_budget=F"),
         ("powersgd:2:start=", "or either with :start=ITERATION"),
         ("fc*=int8:start=9", "'int8:start=9' is not a codec; expected int8"),
         ("none/none", "none/none is not a codec; expected one for gradients or for values"),
-        ("int8/", "'' is not a codec; expected int8"),
-        ("int8/sign/none", "'sign/none' is not a codec; expected int8"),
+        ("int8/", "'' is not a compression method; expected int8"),
+        ("int8/sign/none", "'sign/none' is not a compression method; expected int8"),
         ("powersgd:2/int8", "expected powersgd:RANK with a whole number"),
         (
             "int8/powersgd:2",
-            "'int8/powersgd:2' is not a codec; powersgd has both directions: leave out the '/'",
+            "'int8/powersgd:2' is not a compression method; powersgd has both directions: leave out the '/'",
         ),
-        ("auto/int8", "'auto/int8' is not a codec; auto has both directions: leave out the '/'"),
+        (
+            "auto/int8",
+            "'auto/int8' is not a compression method; auto has both directions: leave out the '/'",
+        ),
         (
             "fc*",
-            "'fc*' is not a codec; expected int8, int4, sign, topk:FRACTION, randomk:FRACTION, "
+            "'fc*' is not a compression method; expected int8, int4, sign, topk:FRACTION, randomk:FRACTION, "
             "powersgd:RANK, auto, or none",
         ),
     ],
@@ -118,7 +125,7 @@ def test_a_pattern_matches_a_tensor_with_a_gradient(pattern: str) -> None:
         match=r"no tensor that int8 can take has a name like .*; the tensors are conv1.0, "
         r"conv2.0, fc.0, fc.1$",
     ):
-        codecs_of(TENSORS, f"{pattern}=int8")
+        compressions_of(TENSORS, f"{pattern}=int8")
 
 
 STEPS = 20

@@ -170,7 +170,7 @@ def test_it_is_powersgd(kind: ExchangeKind, workers: int, scale: float, start: i
     assert all(torch.equal(end, ends[0]) for end in ends)
     np.testing.assert_allclose(ends[0].view(N, M), reference(workers, 5, scale, start), atol=1e-4)
     choices = built[0].plan.choices
-    assert [choice.codec and str(choice.codec) for choice in choices] == [
+    assert [choice.compression and str(choice.compression) for choice in choices] == [
         None,
         f"powersgd:{RANK}{':start=2' if start else ''}",
         None,
@@ -302,7 +302,7 @@ def test_workers_whose_rules_give_different_bits_are_refused(
 
     def open_it(rank: int, exchange: Exchange, tensors: list[Trained]) -> None:
         with pytest.raises(
-            JobError, match=r"different bits by the update rule.*another codec of --compress"
+            JobError, match=r"different bits by the update rule.*another compression of --compress"
         ):
             exchange.open(None)
 
