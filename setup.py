@@ -235,6 +235,7 @@ setup(
     packages=find_packages(include=["poseidon", "poseidon.*", "ps_server", "ps_server.*"]),
     package_data={
         "poseidon": [
+            "__init__.pyi",
             "py.typed",
             "caffe/proto/*.proto",
             "caffe/proto/*.pyi",

@@ -16,7 +16,9 @@ import ps_server
 
 @pytest.mark.parametrize("package", [poseidon, ps_server])
 def test_a_package_lists_what_it_exports(package: types.ModuleType) -> None:
-    source = ast.parse(Path(str(package.__file__)).read_text(encoding="utf-8"))
+    path = Path(str(package.__file__))
+    stub = path.with_suffix(".pyi")
+    source = ast.parse((stub if stub.exists() else path).read_text(encoding="utf-8"))
     imported = [
         name.name
         for node in ast.walk(source)
@@ -29,6 +31,18 @@ def test_a_package_lists_what_it_exports(package: types.ModuleType) -> None:
         assert getattr(package, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'Trainer'"):
         _ = package.Trainer
+
+
+def test_importing_the_package_does_nothing_else() -> None:
+    program = (
+        "import sys; path, names = [*sys.path], {*sys.modules}; import poseidon; "
+        "assert dir(poseidon) == sorted(poseidon.__all__); assert sys.path == path; "
+        "print(*(name for name in {*sys.modules} - names if name.startswith(('poseidon', 'ps_server', 'torch'))))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=50
+    )
+    assert done.stdout.split() == ["poseidon"]
 
 
 def test_what_watches_over_a_host_does_without_torch() -> None:

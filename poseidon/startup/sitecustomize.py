@@ -12,7 +12,6 @@ from os.path import abspath, dirname
 HERE = dirname(abspath(__file__))
 
 sys.path[:] = [path for path in sys.path if abspath(path) != HERE]
-before = list(sys.path)
 if sys.version_info >= (3, 10):  # noqa: UP036  (any Python reads this file)
     try:
         from poseidon.binding import bind
@@ -20,7 +19,6 @@ if sys.version_info >= (3, 10):  # noqa: UP036  (any Python reads this file)
         pass
     else:
         bind()
-sys.path[:] = before  # under `python -m` the package moves its first folder
 hidden = PathFinder.find_spec("sitecustomize")
 if hidden is not None and hidden.loader is not None:
     sys.modules["sitecustomize"] = module_from_spec(hidden)

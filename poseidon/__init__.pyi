@@ -1,0 +1,28 @@
+"""The public names of the package, each with its module: type checkers read them here, and so does
+`__init__.py`.
+"""
+
+from poseidon.binding import bind as bind
+from poseidon.cli.function import launch as launch
+from poseidon.errors import PoseidonError as PoseidonError
+from poseidon.torch.distribute import distribute as distribute
+from poseidon.torch.distribute import log as log
+from poseidon.torch.distribute import this_worker as this_worker
+from poseidon.torch.group import Group as Group
+from poseidon.torch.optimizer_group import OptimizerGroup as OptimizerGroup
+from poseidon.torch.rule_group import RuleGroup as RuleGroup
+from poseidon.torch.sampler import SharedSampler as SharedSampler
+from poseidon.torch.tables.rules import RowWiseAdaGrad as RowWiseAdaGrad
+from poseidon.torch.tables.table import Table as Table
+from poseidon.torch.update_rules import SGD as SGD
+from poseidon.torch.update_rules import AdaDelta as AdaDelta
+from poseidon.torch.update_rules import AdaGrad as AdaGrad
+from poseidon.torch.update_rules import Adam as Adam
+from poseidon.torch.update_rules import AdamW as AdamW
+from poseidon.torch.update_rules import Lion as Lion
+from poseidon.torch.update_rules import Muon as Muon
+from poseidon.torch.update_rules import Outer as Outer
+from poseidon.torch.update_rules import ParameterGroup as ParameterGroup
+from poseidon.torch.update_rules import RMSProp as RMSProp
+from poseidon.torch.worker_context import ThisWorker as ThisWorker
+from poseidon.version import __version__ as __version__
