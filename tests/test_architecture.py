@@ -48,11 +48,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "poseidon.lightning": {"poseidon.torch"},
     "poseidon.ray_train": {"ps_server", "poseidon.exchange", "poseidon.torch"},
     "poseidon.caffe.proto": set(),
-    "poseidon.caffe.data": {"poseidon.caffe.proto"},
+    "poseidon.caffe.data": {"poseidon.engine", "poseidon.caffe.proto"},
     "poseidon.caffe.snapshot": {"poseidon.engine", "poseidon.caffe.proto"},
     "poseidon.caffe.layers": {"poseidon.caffe.proto", "poseidon.caffe.data"},
     "poseidon.caffe.net": {
         "poseidon.observe.metrics",
+        "poseidon.engine",
         "poseidon.caffe.proto",
         "poseidon.caffe.data",
         "poseidon.caffe.layers",
@@ -148,6 +149,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "poseidon.torch",
         "poseidon.caffe.proto",
         "poseidon.caffe.data",
+        "poseidon.caffe.snapshot",
         "poseidon.caffe.layers",
         "poseidon.caffe.net",
         "poseidon.caffe.tools",
@@ -164,13 +166,8 @@ somewhere.
 """
 
 EXCEPTIONS = {
-    ("poseidon.cluster.host_probe", "poseidon.caffe.proto.paths"),
-    ("poseidon.engine.launcher_connection", "poseidon.caffe.data.batches.prefetch"),
     ("poseidon.engine.launcher_connection", "poseidon.torch.worker_context"),
     ("poseidon.engine.observation", "poseidon.torch.worker_context"),
-    ("poseidon.engine.snapshots.files", "poseidon.caffe.proto.text"),
-    ("poseidon.launcher.closing_lines", "poseidon.caffe.proto.definition"),
-    ("poseidon.launcher.site", "poseidon.caffe.proto.shipped"),
     ("poseidon.pycaffe.job", "poseidon.torch.checkpoint_file"),
     ("poseidon.pycaffe.job", "poseidon.torch.group_collections"),
     ("poseidon.pycaffe.job", "poseidon.torch.memory"),

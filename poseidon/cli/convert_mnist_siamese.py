@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import argparse
 
+from poseidon.base.paths import repository_root
 from poseidon.caffe.data.databases.kinds import Backend
 from poseidon.caffe.data.prepare.convert import convert_mnist
-from poseidon.caffe.proto.paths import repository_root
 from poseidon.cli.progress_bar import progress_bar
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 from poseidon.caffe.proto.caffe_pb2 import NetParameter
 from poseidon.caffe.proto.upgrade.driver import needs_upgrade, upgrade_net
 from poseidon.caffe.proto.upgrade.v0 import dropped_settings
+from poseidon.caffe.snapshot.files import read_message
 from poseidon.cli.upgrading import Upgrade
-from poseidon.engine.snapshots.files import read_message
 
 COMMAND = Upgrade(
     what="a net in binary form",

@@ -20,8 +20,8 @@ from typing import Any
 
 import psutil
 
+from poseidon.base import paths
 from poseidon.base.python_modules import module_file, no_module
-from poseidon.caffe.proto import paths
 from poseidon.cluster.jobs.this_host import job_at
 from poseidon.errors import PoseidonError
 from poseidon.version import __version__
@@ -39,7 +39,7 @@ class NeededFile:
 
     Attributes:
         name: as the definition has it.
-        folder: of the definition, as `poseidon.caffe.proto.shipped.portable` returns it.
+        folder: of the definition, as `poseidon.base.paths.portable` returns it.
         instead: names of which any one in the same folder replaces it: `db_3` for the part of
             client 3; empty: itself.
     """

@@ -24,7 +24,7 @@ from typing import Any, TextIO
 import psutil
 
 from poseidon.base.settings import hide_descriptors, read_settings
-from poseidon.caffe.data.batches.prefetch import WAITED
+from poseidon.engine.data_waits import WAITED
 from poseidon.engine.debugger import refuse_breakpoints
 from poseidon.errors import JobError
 from poseidon.exchange.exchange import Exchange

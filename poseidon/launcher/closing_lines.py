@@ -12,7 +12,6 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from poseidon.base.hints import own_command, short_path
-from poseidon.caffe.proto.definition import SolverDefinition, TestNet
 from poseidon.flags.values import TRUTH
 
 OF_ONE_RUN = frozenset({"snapshot", "weights", "output", "job", "background", "net_outputs"})
@@ -55,31 +54,6 @@ def resume_command(argv: Sequence[str], changes: Mapping[str, str]) -> str:
     return " ".join([own_command(), shlex.join([*map(_shortened, kept), *flags])])
 
 
-def test_commands(solver: SolverDefinition, model: Path) -> list[str]:
-    """Return a command for each test net that scores a model; none for nets inside the solver's
-    own file.
-    """
-    commands = []
-    for test in solver.test_nets():
-        if not Path(test.definition.source).is_file():
-            continue
-        net = short_path(Path(test.definition.source))
-        argv = [
-            "test",
-            "-model",
-            net,
-            "-weights",
-            short_path(model),
-            "-iterations",
-            str(test.iterations),
-        ]
-        commands.append(f"{own_command()} {shlex.join([*argv, *_state_flags(test)])}")
-    return list(dict.fromkeys(commands))
-
-
-test_commands.__test__ = False  # type: ignore[attr-defined]  # pytest would take it for a test
-
-
 def model_of(state: Path) -> Path:
     """Return the model that was written with a solver state."""
     return state.with_name(state.name.replace(".solverstate", ".caffemodel"))
@@ -120,10 +94,3 @@ def _shortened(argument: str) -> str:
     if not Path(value).is_absolute() or not Path(value).exists():
         return argument
     return f"{flag}{equals}{short_path(Path(value))}"
-
-
-def _state_flags(test: TestNet) -> list[str]:
-    """Return the flags for the level and for the stages that the file of the net does not have."""
-    level, stages = test.state.level, test.state.stage[len(test.definition.param.state.stage) :]
-    flags = ["-level", str(level)] if level else []
-    return [*flags, *(["-stage", ",".join(stages)] if stages else [])]

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from poseidon.caffe.proto.shipped import portable
+from poseidon.base.paths import portable
 from poseidon.cluster.agent.delivery import SentFile, deliver, sent_file
 from poseidon.cluster.agent.messages import Service
 from poseidon.cluster.agent.remote import RemoteAgent

@@ -20,10 +20,11 @@ from typing import Any, ClassVar
 
 import torch
 
+from poseidon.base.paths import PLACEHOLDERS
 from poseidon.caffe.net.random_state import derive_seed
 from poseidon.caffe.proto.caffe_pb2 import SolverParameter
 from poseidon.caffe.proto.definition import SolverDefinition, TestNet, read_solver
-from poseidon.caffe.proto.paths import PLACEHOLDERS
+from poseidon.caffe.snapshot.files import model_path, state_path
 from poseidon.caffe.snapshot.solverstate import RunState, learned_net, read_state, write_state
 from poseidon.caffe.solver.averages import SmoothedLoss, accumulate, named_values
 from poseidon.caffe.solver.detection import Classes, DetectionTally
@@ -33,7 +34,7 @@ from poseidon.caffe.solver.settings import oddities, solver_settings
 from poseidon.caffe.tools.preflight import weight_files
 from poseidon.engine.random_streams import seed_generators
 from poseidon.engine.snapshots.checksums import check, seal
-from poseidon.engine.snapshots.files import make_folder, model_path, state_path
+from poseidon.engine.snapshots.files import make_folder
 from poseidon.engine.snapshots.runs import Prefixes
 from poseidon.errors import UsageError
 from poseidon.observe.metrics.glog_lines import GlogSink, done, last, snapshotting, solving

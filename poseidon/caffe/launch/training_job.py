@@ -12,6 +12,7 @@ import torch
 from google.protobuf.message import Message
 
 from poseidon.base.hints import own_command, short_path
+from poseidon.base.paths import portable
 from poseidon.caffe.data.batches.partition import part_path
 from poseidon.caffe.data.prepare.model_folder import how_to_fetch
 from poseidon.caffe.layers.base import LayerContext
@@ -19,9 +20,9 @@ from poseidon.caffe.layers.user_modules import import_modules
 from poseidon.caffe.net.compile import filter_phase
 from poseidon.caffe.net.params import ParamInfo
 from poseidon.caffe.proto.caffe_pb2 import TRAIN, SolverParameter
-from poseidon.caffe.proto.definition import NetDefinition, SolverDefinition, read_solver
+from poseidon.caffe.proto.definition import NetDefinition, SolverDefinition, TestNet, read_solver
 from poseidon.caffe.proto.overrides import changes
-from poseidon.caffe.proto.shipped import pack_solver, portable
+from poseidon.caffe.proto.shipped import pack_solver
 from poseidon.caffe.snapshot.caffemodel import check_model
 from poseidon.caffe.snapshot.solverstate import learned_net, read_head
 from poseidon.caffe.solver.settings import oddities, solver_settings
@@ -45,7 +46,7 @@ from poseidon.exchange.lossy.compression import Compression, compressions_of
 from poseidon.exchange.lossy.low_rank_matrix import LowRank
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.flags.values import parts
-from poseidon.launcher.closing_lines import model_of, test_commands
+from poseidon.launcher.closing_lines import model_of
 from poseidon.launcher.job import FRAGMENTS_TRAVEL, Job, check_folder, other_iteration
 from poseidon.launcher.job_folder import find_snapshot
 from poseidon.launcher.processes import Start
@@ -435,3 +436,35 @@ def rounds_that_end_early(solver: SolverParameter, steps: int) -> list[str]:
         for name, interval in intervals.items()
         if interval % steps
     ]
+
+
+def test_commands(solver: SolverDefinition, model: Path) -> list[str]:
+    """Return a command for each test net that scores a model; none for nets inside the solver's
+    own file.
+    """
+    commands = []
+    for test in solver.test_nets():
+        if not Path(test.definition.source).is_file():
+            continue
+        net = short_path(Path(test.definition.source))
+        argv = [
+            "test",
+            "-model",
+            net,
+            "-weights",
+            short_path(model),
+            "-iterations",
+            str(test.iterations),
+        ]
+        commands.append(f"{own_command()} {shlex.join([*argv, *_state_flags(test)])}")
+    return list(dict.fromkeys(commands))
+
+
+test_commands.__test__ = False  # type: ignore[attr-defined]  # pytest would take it for a test
+
+
+def _state_flags(test: TestNet) -> list[str]:
+    """Return the flags for the level and for the stages that the file of the net does not have."""
+    level, stages = test.state.level, test.state.stage[len(test.definition.param.state.stage) :]
+    flags = ["-level", str(level)] if level else []
+    return [*flags, *(["-stage", ",".join(stages)] if stages else [])]

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from poseidon.caffe.data.batches.numbered import NumberedReader
-from poseidon.caffe.data.batches.prefetch import WAITED
 from poseidon.caffe.layers.base import Layer, LayerContext, LayerError, Shape, times
 from poseidon.caffe.layers.inputs.sources import Input, ReadingSource, Source
 from poseidon.caffe.net.debug import DebugTrace
@@ -29,6 +28,7 @@ from poseidon.caffe.net.params import ParamInfo
 from poseidon.caffe.net.random_state import pack_states, unpack_states
 from poseidon.caffe.net.shapes import SlotShapes, check_known
 from poseidon.caffe.proto.definition import NetDefinition
+from poseidon.engine.data_waits import WAITED
 from poseidon.errors import DataError, UsageError, unknown
 from poseidon.observe.metrics.glog_lines import GlogSink
 

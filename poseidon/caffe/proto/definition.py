@@ -14,7 +14,7 @@ from pathlib import Path
 
 from google.protobuf.message import Message
 
-from poseidon.caffe.proto import paths
+from poseidon.base import paths
 from poseidon.caffe.proto.caffe_pb2 import (
     TEST,
     TRAIN,

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from poseidon.caffe.proto.paths import shipped_folder
+from poseidon.base.paths import shipped_folder
 from poseidon.errors import DataError, UsageError
 
 EXAMPLES = {

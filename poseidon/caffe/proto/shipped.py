@@ -2,7 +2,7 @@
 
 Law: the remote host reads the same bytes. The text also holds the path of each file's folder,
 relative to the current folder if it is below it, so that the remote host resolves a relative
-`source` by the same rule (`poseidon.caffe.proto.paths`).
+`source` by the same rule (`poseidon.base.paths`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from poseidon.base.paths import portable
 from poseidon.caffe.proto.definition import (
     NetDefinition,
     SolverDefinition,
@@ -25,17 +26,6 @@ from poseidon.caffe.proto.text import read_content
 from poseidon.errors import DefinitionError
 
 _NET_FILES = ("net", "train_net")
-
-
-def portable(path: Path) -> str:
-    """Return a path that is valid on other hosts too: relative to the current
-    folder if it is below it, else absolute.
-    """
-    absolute = path.absolute()
-    try:
-        return str(absolute.relative_to(Path.cwd()))
-    except ValueError:
-        return str(absolute)
 
 
 def pack_solver(path: Path, settings: Sequence[str] = ()) -> str:

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from poseidon.caffe.proto.blob import from_array, only_diff, to_array
 from poseidon.caffe.proto.caffe_pb2 import BlobProto, NetParameter
 from poseidon.caffe.snapshot import hdf5
+from poseidon.caffe.snapshot.files import read_message, unparsable
 from poseidon.caffe.snapshot.hdf5 import NamedBlobs
-from poseidon.engine.snapshots.files import read_message, unparsable, write_atomically
+from poseidon.engine.snapshots.files import write_atomically
 from poseidon.errors import SnapshotError
 
 Array = NDArray[np.float32]

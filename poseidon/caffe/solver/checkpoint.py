@@ -29,6 +29,7 @@ from poseidon.caffe.proto.caffe_pb2 import (
 )
 from poseidon.caffe.snapshot import hdf5
 from poseidon.caffe.snapshot.caffemodel import write_model
+from poseidon.caffe.snapshot.files import model_path, state_path
 from poseidon.caffe.snapshot.solverstate import RunState, learned_net, read_state, write_state
 from poseidon.caffe.solver.finite import REMEDY, not_finite
 from poseidon.caffe.solver.frozen import FrozenHistories
@@ -36,7 +37,7 @@ from poseidon.caffe.solver.rate import current_step
 from poseidon.caffe.solver.replica import Replica, Values
 from poseidon.caffe.solver.worker_state import restore, state_of
 from poseidon.engine.snapshots.checksums import check, seal
-from poseidon.engine.snapshots.files import make_folder, model_path, state_path
+from poseidon.engine.snapshots.files import make_folder
 from poseidon.engine.snapshots.rotation import remove_older
 from poseidon.engine.snapshots.runs import Begun, Prefixes
 from poseidon.engine.snapshots.writer import SnapshotSettings, SnapshotWriter, WrittenSnapshot

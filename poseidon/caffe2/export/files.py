@@ -17,6 +17,7 @@ from torch import Tensor
 from poseidon.base.foreign_files import read_definition
 from poseidon.base.text_files import decoded
 from poseidon.caffe.export.graph import Shape, typed_name
+from poseidon.caffe.snapshot.files import LARGEST_MESSAGE
 from poseidon.caffe2.predictor import predictor_py_utils as parts
 from poseidon.caffe2.predictor_constants import predictor_constants
 from poseidon.caffe2.proto.caffe2_pb2 import NetDef, OperatorDef
@@ -24,7 +25,6 @@ from poseidon.caffe2.proto.metanet_pb2 import MetaNetDef
 from poseidon.caffe2.runtime.data_types import TORCH_OF
 from poseidon.caffe2.runtime.workspace import Workspace
 from poseidon.caffe2.utils import MakeArgument
-from poseidon.engine.snapshots.files import LARGEST_MESSAGE
 from poseidon.errors import SnapshotError, UsageError
 
 NETS = (".pb", ".pbtxt")

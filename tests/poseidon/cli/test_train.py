@@ -12,6 +12,7 @@ import pytest
 
 from poseidon.caffe.proto.caffe_pb2 import LayerParameter, NetParameter
 from poseidon.caffe.proto.definition import read_solver
+from poseidon.caffe.snapshot.files import model_path, state_path
 from poseidon.caffe.snapshot.solverstate import RunState, write_state
 from poseidon.caffe.tools.preflight import weight_files
 from poseidon.cli.main import main
@@ -21,7 +22,6 @@ from poseidon.cluster.python_command import module_arguments
 from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.state import Outcome
 from poseidon.engine.document import JobDocument, read_document
-from poseidon.engine.snapshots.files import model_path, state_path
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
 from tests.support.databases import make_pictures

@@ -7,15 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.caffe.proto.definition import read_solver
-from poseidon.launcher.closing_lines import (
-    aligned,
-    model_of,
-    resume_command,
-    test_commands,
-    without_flags,
-)
-from tests.support.training import write_definitions
+from poseidon.launcher.closing_lines import aligned, resume_command, without_flags
 
 
 @pytest.mark.parametrize(
@@ -110,22 +102,6 @@ def test_the_command_that_goes_on(
     monkeypatch.chdir(here)
     command = resume_command([word.format(here) for word in words], changes)
     assert shlex.split(command) == ["poseidon", *expected]
-
-
-def test_the_command_that_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    extra = 'test_iter: 7\ntest_state: { stage: "a" stage: "b" level: 2 }'
-    solver = read_solver(write_definitions(tmp_path, batch=4, extra=extra))
-    net = tmp_path / "net.prototxt"
-    net.write_text(f'state {{ stage: "own" }}\n{net.read_text(encoding="utf-8")}', encoding="utf-8")
-    model = model_of(tmp_path / "snap_iter_3.solverstate.h5")
-    assert test_commands(solver, model) == [
-        "poseidon test -model net.prototxt -weights snap_iter_3.caffemodel.h5 -iterations 7 "
-        "-level 2 -stage a,b"
-    ]
-    del solver.param.test_iter[:]
-    del solver.param.test_state[:]
-    assert test_commands(solver, model) == []
 
 
 def test_entries_stand_below_each_other() -> None:

@@ -13,13 +13,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from poseidon.caffe.snapshot.files import model_path, state_path
 from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.state import Outcome, SupervisionSettings
 from poseidon.engine.snapshots.checksums import check, seal, sums_path
-from poseidon.engine.snapshots.files import model_path, state_path
 from poseidon.errors import JobError
 from poseidon.launcher import snapshots
 from poseidon.launcher.snapshots import ARRIVING, KEPT, SnapshotCopies, SnapshotList

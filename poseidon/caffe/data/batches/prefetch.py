@@ -11,14 +11,13 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
+from poseidon.engine.data_waits import WAITED
 from poseidon.errors import DataError
 
 Made = TypeVar("Made")
@@ -27,36 +26,6 @@ Made = TypeVar("Made")
 WATCH_S = 1.0
 # With more threads the workers of a host would compete for its cores.
 MAX_DECODERS = 4
-
-
-class WaitClock:
-    """The time for which this process has waited for data. Any thread may use it."""
-
-    def __init__(self) -> None:
-        self._waited_s = 0.0
-        self._lock = threading.Lock()
-
-    @property
-    def waited_s(self) -> float:
-        """Seconds since the start, without a wait that still lasts."""
-        return self._waited_s
-
-    @contextmanager
-    def measure(self, *, needed: bool) -> Iterator[None]:
-        """Count the time of the block, if it is needed."""
-        if not needed:
-            yield
-            return
-        began_s = time.monotonic()
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._waited_s += time.monotonic() - began_s
-
-
-WAITED = WaitClock()
-"""The waits of all prefetchers of this process."""
 
 
 class Prefetcher(Generic[Made]):

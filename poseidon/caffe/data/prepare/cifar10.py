@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from poseidon.base.hints import own_command, short_path
+from poseidon.base.paths import repository_root
 from poseidon.caffe.data.databases.cursor import open_cursor, records
 from poseidon.caffe.data.databases.kinds import Backend, detect
 from poseidon.caffe.data.databases.leveldb_cursor import require_leveldb
@@ -33,7 +34,6 @@ from poseidon.caffe.data.prepare.procedural import draw_images
 from poseidon.caffe.data.prepare.split import existing_parts, partition_data
 from poseidon.caffe.data.progress_reports import Report, silent
 from poseidon.caffe.data.staging import Staging, recover, staging
-from poseidon.caffe.proto.paths import repository_root
 from poseidon.errors import DataError
 
 MEAN_NAME = "mean.binaryproto"

@@ -19,6 +19,7 @@ from poseidon.caffe.launch.training_job import (
     check_local_steps,
     needed_files,
     rounds_that_end_early,
+    test_commands,
     written_prefixes,
 )
 from poseidon.caffe.proto.caffe_pb2 import NetParameter, PoseidonState, PoseidonWorkerState
@@ -35,6 +36,7 @@ from poseidon.engine.training_options import TrainingOptions
 from poseidon.errors import DefinitionError, UsageError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
+from poseidon.launcher.closing_lines import model_of
 from poseidon.launcher.processes import Start
 from poseidon.launcher.request import Balance, TrainRequest
 from poseidon.launcher.site import Site
@@ -360,3 +362,19 @@ def test_virtual_workers_need_the_records_of_all_clients(tmp_path: Path) -> None
             net.write_text(text, encoding="utf-8")
             request = TrainRequest(solver=tmp_path / "solver.prototxt", virtual_workers=count)
             TrainingJob(request, Site([Host(id=0, address="127.0.0.1", port=0)], LocalDialer()))
+
+
+def test_the_command_that_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    extra = 'test_iter: 7\ntest_state: { stage: "a" stage: "b" level: 2 }'
+    solver = read_solver(write_definitions(tmp_path, batch=4, extra=extra))
+    net = tmp_path / "net.prototxt"
+    net.write_text(f'state {{ stage: "own" }}\n{net.read_text(encoding="utf-8")}', encoding="utf-8")
+    model = model_of(tmp_path / "snap_iter_3.solverstate.h5")
+    assert test_commands(solver, model) == [
+        "poseidon test -model net.prototxt -weights snap_iter_3.caffemodel.h5 -iterations 7 "
+        "-level 2 -stage a,b"
+    ]
+    del solver.param.test_iter[:]
+    del solver.param.test_state[:]
+    assert test_commands(solver, model) == []

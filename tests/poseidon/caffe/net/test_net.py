@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import poseidon.caffe.net
-from poseidon.caffe.data.batches.prefetch import WAITED
 from poseidon.caffe.layers.base import LayerContext
 from poseidon.caffe.net.compile import compile_net
 from poseidon.caffe.net.net import Net
 from poseidon.caffe.proto.caffe_pb2 import TEST, TRAIN, NetState
+from poseidon.engine.data_waits import WAITED
 from poseidon.errors import DefinitionError, SnapshotError
 from tests.support.nets import build, definition, inputs, layer, noise
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from poseidon.base.paths import portable
 from poseidon.caffe.proto.definition import read_solver
-from poseidon.caffe.proto.shipped import pack_solver, portable, unpack_solver
+from poseidon.caffe.proto.shipped import pack_solver, unpack_solver
 from poseidon.errors import DefinitionError
 
 NET = 'name: "n"\nlayer { name: "d" type: "Data" top: "d" data_param { source: "db" batch_size: 1 } }\n'

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.caffe.proto import paths
-from poseidon.caffe.proto.paths import candidates, repository_root, resolve, resolve_prefix
+from poseidon.base import paths
+from poseidon.base.paths import candidates, repository_root, resolve, resolve_prefix
 from poseidon.errors import DefinitionError
 
 PLACES = ("folder", "root", "cwd")

@@ -20,7 +20,7 @@ LONGEST_NAME = 255  # bytes of a file name on every supported system
 PLACEHOLDERS = ("POSEIDON_ROOT", "CAFFE_ROOT")
 
 
-_PACKAGE = Path(__file__).resolve().parents[2]
+_PACKAGE = Path(__file__).resolve().parents[1]
 _TEMPLATES = _PACKAGE / "templates"  # setup.py puts it into a wheel; a checkout has none
 
 
@@ -93,3 +93,14 @@ def _candidates(path: str, folder: Path) -> list[Path]:
         return [beside, below_root, below_current, below_root]
     # as in Caffe, which knows the current folder alone
     return [beside, below_current, below_root, beside if folder.is_dir() else below_root]
+
+
+def portable(path: Path) -> str:
+    """Return a path that is valid on other hosts too: relative to the current
+    folder if it is below it, else absolute.
+    """
+    absolute = path.absolute()
+    try:
+        return str(absolute.relative_to(Path.cwd()))
+    except ValueError:
+        return str(absolute)
