@@ -350,7 +350,7 @@ UNSAFE_CALLS = {
 }
 SAFE_HERE = {
     # the caller's own function, for the caller's own workers
-    "poseidon.cli.function": {"pickle", "cloudpickle"},
+    "poseidon.torch.function": {"pickle", "cloudpickle"},
     # an unpickler that knows arrays and nothing else
     "poseidon.caffe.data.prepare.cifar10_source": {"pickle"},
     # the error of torch.load(weights_only=True)

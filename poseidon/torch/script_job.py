@@ -130,6 +130,9 @@ class ScriptJob(Job):
         return [(f"resume from {other}" if other else "resume", self.resume_line(state)), *report]
 
     def _resume_command(self, changes: Mapping[str, str]) -> str:
+        if not self.request.argv:  # of launch()
+            words = [f"{name}={value!r}" for name, value in changes.items()]
+            return f"poseidon.launch({', '.join([_stem(self.request), *words])})"
         own, of_script = self._argv()
         return f"{resume_command(own, changes)} {shlex.join(of_script)}"
 

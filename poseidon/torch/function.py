@@ -7,50 +7,57 @@ Law: no process outlives the call.
 from __future__ import annotations
 
 import argparse
-import base64
 import linecache
 import os
 import pickle
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
-from poseidon.cli.parsers.jobs import COMMANDS
-from poseidon.cli.parsers.reading import Mistake
-from poseidon.cli.run import run
 from poseidon.errors import JobError, UsageError, nearest
+from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.options import ExchangeOptions
+from poseidon.flags.flag import flag_of
+from poseidon.launcher.request import ScriptRequest
+from poseidon.launcher.runner import launch as start
+from poseidon.launcher.site import site_of
+from poseidon.torch.script_job import ScriptJob
 
-RUN = next(command for command in COMMANDS if command.name == "run")
-SCRIPT = '''"""Calls a function of the process that has started the job by poseidon.launch."""
+CALL = '''"""Calls the function that poseidon.launch was given, which is in this archive, too."""
 
-import base64
 import linecache
 import sys
 
 import cloudpickle
 from poseidon.torch.distribute import name_lines_of
 
-sys.path.extend(path for path in {paths!r} if path not in sys.path)
-name_lines_of({filename!r}, {label!r})
-SOURCE = {source!r}
-linecache.cache[{filename!r}] = (len(SOURCE), None, SOURCE.splitlines(keepends=True), {filename!r})
-function, arguments = cloudpickle.loads(base64.b64decode({pickled!r}))
+call = cloudpickle.loads(__loader__.get_data("call"))
+file, source = call["file"], call["source"]
+sys.path.extend(path for path in call["paths"] if path not in sys.path)
+name_lines_of(file, call["label"])
+linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+function, arguments = cloudpickle.loads(call["function"])
 if hasattr(function, "__code__"):  # cloudpickle leaves the file out, so tracebacks had no lines
-    function.__code__ = function.__code__.replace(co_filename={filename!r})
+    function.__code__ = function.__code__.replace(co_filename=file)
 function(*arguments)
 '''
+_OF_SCRIPTS = frozenset({"script", "arguments", "module", "background", "job"})
+"""Fields of a request that a function has no use for."""
 
 
 def launch(
     function: Callable[..., object],
     args: Sequence[Any] = (),
     workers: int | None = None,
-    **flags: object,
+    **options: object,
 ) -> None:
     """Call a function on every worker of a new job; return when all have returned.
 
@@ -70,11 +77,11 @@ def launch(
         args: its arguments.
         workers: on this machine, with one CPU device each; None: two, unless `gpu` or `hostfile`
             says how many.
-        flags: of `poseidon run`, such as `gpu="0,1"`, `hostfile="cluster"`, `exchange="svb"` or
-            `ddp=True`.
+        options: of `poseidon run`, such as `gpu="0,1"`, `hostfile="cluster"`, `exchange="svb"`,
+            `local_steps=20, outer_lr=1.0` or `ddp=True`.
 
     Raises:
-        UsageError: a flag is wrong, the function cannot be sent, or this process is a worker.
+        UsageError: an option is wrong, the function cannot be sent, or this process is a worker.
         JobError: a worker has failed; the text ends with the worker's traceback.
         KeyboardInterrupt: the job was stopped by an interrupt.
     """
@@ -83,20 +90,21 @@ def launch(
             "launch() was called by a worker of a job, which would start a job in a job; expected "
             "it in the process that starts the job"
         )
-    if workers is None and not {"gpu", "hostfile"} & flags.keys():
+    if workers is None and not {"gpu", "hostfile"} & options.keys():
         workers = 2
     if workers is not None:
-        flags = {"num_app_threads": workers, **flags}
+        options = {**options, "workers": workers}
     with tempfile.TemporaryDirectory(prefix="poseidon-") as folder:
-        script = Path(folder, f"{getattr(function, '__name__', 'function').strip('<>')}.py")
-        script.write_text(_script_of(function, tuple(args)), encoding="utf-8")
+        archive = Path(folder, getattr(function, "__name__", "function").strip("<>"))
+        _write_call(archive, function, tuple(args))
+        request = _request(options, archive)
         try:
-            code = run(_read(flags, str(script)))
+            code = start(lambda: ScriptJob(request, site_of(request)))
         except JobError as error:
             if not error.traceback:
                 raise
             failed = JobError()
-            failed.args = (f"{error}\n\n{_of_function(error.traceback, str(script))}",)
+            failed.args = (f"{error}\n\n{_of_function(error.traceback, str(archive))}",)
             failed.exit_code, failed.traceback = error.exit_code, error.traceback
             raise failed from None
     if code == 128 + signal.SIGINT:
@@ -105,23 +113,39 @@ def launch(
         raise JobError(f"the job was stopped (exit code {code})")
 
 
-def _read(flags: dict[str, object], script: str) -> argparse.Namespace:
-    """Return the command line of `poseidon run` with these flags.
+def _request(options: Mapping[str, object], archive: Path) -> ScriptRequest:
+    """Return what a job with these options is asked for.
 
     Raises:
-        UsageError: it has no such flag, or a value is wrong.
+        UsageError: there is no such option, or a value is wrong.
     """
-    parser = RUN.parser()
-    names = {name for flag in parser.flags() for name in flag.names}
-    for name in flags:
-        if name not in names:
-            near = nearest(name, ("workers", *(flag.name for flag in parser.flags() if flag.text)))
+    found: dict[type, dict[str, Any]] = {ExchangeOptions: {}, ScriptRequest: {}}
+    places = {
+        name: (kind, entry.name, flag)
+        for kind in found
+        for entry in fields(kind)
+        if (flag := flag_of(entry)) and entry.name not in _OF_SCRIPTS
+        for name in (entry.name, *flag.names)
+    }
+    for name, value in options.items():
+        if name not in places:
+            near = nearest(name, places)
             hint = f"; did you mean '{near}'?" if near else ""
             raise UsageError(f"launch() has no argument '{name}'{hint}")
-    try:
-        return parser.read([*_words(flags), script])
-    except Mistake as mistake:
-        raise UsageError(f"launch(): {mistake}") from mistake
+        kind, field, flag = places[name]
+        if value is not None:
+            text = str(value.value if isinstance(value, Enum) else value)
+            try:
+                found[kind][field] = flag.read(text)
+            except argparse.ArgumentTypeError as error:
+                raise UsageError(f"launch(): {name}: {error}") from error
+    exchange = ExchangeOptions(**found[ExchangeOptions])
+    return ScriptRequest(
+        script=archive,
+        exchange=exchange,
+        server_requested=exchange.kind not in (ExchangeKind.AUTO, ExchangeKind.LOCAL),
+        **found[ScriptRequest],
+    )
 
 
 def _is_worker() -> bool:
@@ -130,16 +154,8 @@ def _is_worker() -> bool:
     return loaded is not None and loaded.current_context().folder is not None
 
 
-def _words(flags: dict[str, object]) -> list[str]:
-    return [
-        f"--{name}={str(value).lower() if isinstance(value, bool) else value}"
-        for name, value in flags.items()
-        if value is not None
-    ]
-
-
-def _script_of(function: Callable[..., object], arguments: tuple[Any, ...]) -> str:
-    """Return the script that calls a function."""
+def _write_call(archive: Path, function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+    """Write an archive that Python runs as a script: it calls a function."""
     try:
         pickled = cloudpickle.dumps((function, arguments))
     except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
@@ -149,14 +165,17 @@ def _script_of(function: Callable[..., object], arguments: tuple[Any, ...]) -> s
             "locks or generators)"
         ) from error
     code = getattr(function, "__code__", None)
-    filename = code.co_filename if code is not None else ""
-    return SCRIPT.format(
-        paths=[os.path.abspath(path) for path in sys.path],
-        source="".join(linecache.getlines(filename)),
-        filename=filename,
-        label=_label(function, filename),
-        pickled=base64.b64encode(pickled),
-    )
+    file = code.co_filename if code is not None else ""
+    call = {
+        "paths": [os.path.abspath(path) for path in sys.path],
+        "source": "".join(linecache.getlines(file)),
+        "file": file,
+        "label": _label(function, file),
+        "function": pickled,
+    }
+    with zipfile.ZipFile(archive, "w") as content:
+        content.writestr("__main__.py", CALL)
+        content.writestr("call", cloudpickle.dumps(call))
 
 
 def _label(function: Callable[..., object], file: str) -> str:
@@ -171,9 +190,9 @@ def _label(function: Callable[..., object], file: str) -> str:
     return Path(file).name if os.path.isfile(file) else f"function {name}"
 
 
-def _of_function(trace: str, script: str) -> str:
+def _of_function(trace: str, archive: str) -> str:
     """Return a traceback from the function's own frame on."""
-    head, called, rest = trace.rpartition(f'  File "{script}"')
+    head, called, rest = trace.rpartition(f'  File "{archive}/__main__.py"')
     if not called:
         return trace
     frames = rest.split('\n  File "', 1)

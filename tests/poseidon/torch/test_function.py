@@ -16,9 +16,12 @@ from typing import Any
 import pytest
 
 import poseidon
-from poseidon.cli.function import RUN, _of_function, _script_of, _words
 from poseidon.errors import UsageError
+from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.options import ExchangeOptions
+from poseidon.launcher.request import LauncherKind, ScriptRequest
 from poseidon.torch.distribute import place_of, running_in
+from poseidon.torch.function import _of_function, _request, _write_call
 from poseidon.torch.worker_context import WorkerContext
 
 FACTOR = 3
@@ -28,9 +31,9 @@ def note(path: str, value: int) -> None:
     Path(path).write_text(str(FACTOR * value), encoding="utf-8")
 
 
-def test_the_script_calls_the_function(tmp_path: Path) -> None:
-    script = tmp_path / "note.py"
-    script.write_text(_script_of(note, (str(tmp_path / "noted"), 4)), encoding="utf-8")
+def test_the_archive_calls_the_function(tmp_path: Path) -> None:
+    script = tmp_path / "note"
+    _write_call(script, note, (str(tmp_path / "noted"), 4))
     with running_in(WorkerContext()):
         runpy.run_path(str(script), run_name="__main__")
     assert (tmp_path / "noted").read_text(encoding="utf-8") == "12"
@@ -65,20 +68,42 @@ def test_an_error_names_the_line_of_the_function(
     if isinstance(function, FunctionType):
         function = FunctionType(function.__code__.replace(co_filename=file), {}, "fail")
         function.__module__ = "__main__"
-    script = tmp_path / "fail.py"
-    script.write_text(_script_of(function, ("x", 4)), encoding="utf-8")
+    script = tmp_path / "fail"
+    _write_call(script, function, ("x", 4))
     with running_in(WorkerContext()), pytest.raises((ValueError, TypeError)) as raised:
         runpy.run_path(str(script), run_name="__main__")
     assert place_of(raised.value, str(script)) == place
     with running_in(WorkerContext()):  # a later script of this process
-        assert place_of(raised.value, str(script)).startswith("fail.py, line ")
+        assert place_of(raised.value, str(script)).startswith("fail")
 
 
-def test_flags_are_those_of_the_command_line() -> None:
-    flags = {"num_app_threads": 2, "ddp": True, "exchange": "svb", "trace": False, "gpu": None}
-    words = ["--workers=2", "--ddp=true", "--exchange=svb", "--trace=false"]
-    assert _words(flags) == words
-    assert RUN.parser().parse([*_words({"wait_free": False}), "x.py"]).wait_free is False
+def test_options_are_those_of_the_command_line(tmp_path: Path) -> None:
+    request = _request(
+        {
+            "workers": 2,
+            "ddp": True,
+            "exchange": ExchangeKind.SERVER,
+            "gpu": None,
+            "table_staleness": 1,
+            "outer_lr": 1.5,
+            "local_steps": "4",
+            "wait_free": False,
+            "elastic": 0,
+            "launcher": "local",
+        },
+        tmp_path,
+    )
+    assert request == ScriptRequest(
+        script=tmp_path,
+        num_app_threads=2,
+        ddp=True,
+        replicas=0,
+        launcher=LauncherKind.LOCAL,
+        exchange=ExchangeOptions(
+            kind=ExchangeKind.SERVER, staleness=1, outer_lr=1.5, local_steps=4, wait_free=False
+        ),
+        server_requested=True,
+    )
 
 
 def test_what_cannot_be_sent_is_refused() -> None:
@@ -91,7 +116,7 @@ def test_what_cannot_be_sent_is_refused() -> None:
     [
         ({"exchanges": "ps"}, "launch() has no argument 'exchanges'; did you mean 'exchange'?"),
         ({"worker": 2}, "launch() has no argument 'worker'; did you mean 'workers'?"),
-        ({"threads": "x"}, "launch(): --threads: expected a whole number, found 'x'"),
+        ({"threads": "x"}, "launch(): threads: expected a whole number, found 'x'"),
     ],
 )
 def test_an_unknown_flag_is_refused(
@@ -114,11 +139,11 @@ def test_a_traceback_begins_in_the_function() -> None:
     trace = (
         "Traceback (most recent call last):\n"
         '  File "/poseidon/process.py", line 1, in main\n    run()\n'
-        '  File "/tmp/x/train.py", line 13, in <module>\n    function(*arguments)\n'
+        '  File "/tmp/x/train/__main__.py", line 13, in <module>\n    function(*arguments)\n'
         '  File "cell", line 9, in train\n    fail()\n'
         "ValueError: bad luck\n"
     )
-    assert _of_function(trace, "/tmp/x/train.py") == (
+    assert _of_function(trace, "/tmp/x/train") == (
         "Traceback (most recent call last):\n"
         '  File "cell", line 9, in train\n    fail()\n'
         "ValueError: bad luck\n"
