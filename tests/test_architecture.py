@@ -88,6 +88,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "poseidon.caffe.tools",
     },
     "poseidon.caffe.launch": {
+        "ps_server",
         "poseidon.cluster",
         "poseidon.exchange",
         "poseidon.engine",

@@ -1,7 +1,8 @@
 """The job document: the configuration of one worker, one JSON object on the first line of its
 standard input.
 
-Law: the document is checked here, field by field. An error names the field that does not fit.
+Law: types of fields are checked as they are read (`ps_server.json_fields`), ranges by the classes
+here. An error names the field that does not fit.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 from poseidon.engine.training_options import TrainingOptions
 from poseidon.errors import UsageError
 from poseidon.exchange.auto.recorded import RecordedPlan
 from poseidon.exchange.kinds import Scheme
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
+from ps_server.json_fields import fields_of, plain, value_of
 from ps_server.protocol.virtual_workers import VirtualWorkers
 
 
@@ -84,11 +86,7 @@ class WorkerDocument:
 
     def to_json(self) -> bytes:
         """Return one line of JSON, without the line end."""
-        return json.dumps(self.to_fields()).encode()
-
-    def to_fields(self) -> dict[str, Any]:
-        """Return the fields by name, for a document with more of them."""
-        return {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        return json.dumps(fields_of(self), default=plain).encode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,9 +157,6 @@ class TrainingDocument(WorkerDocument):
     def holds_snapshots(self) -> bool:
         """Whether the worker keeps a copy of each memory snapshot."""
         return self.client <= self.replicas and self.local_rank == 0
-
-    def to_json(self) -> bytes:
-        return json.dumps({**self.to_fields(), "exchange": self.exchange.to_json()}).encode()
 
     @property
     def placement(self) -> VirtualWorkers:
@@ -266,56 +261,24 @@ def read_document(kind: type[Document], line: str | bytes) -> Document:
         UsageError: the line is not such a document; the text names the field that does not fit.
     """
     try:
-        value: dict[str, Any] = json.loads(line)
+        value = json.loads(line)
     except ValueError as error:
         raise UsageError(
             "the job document is not JSON; workers are started by `poseidon`"
         ) from error
-    known = {field.name: field for field in fields(kind)}
-    if not isinstance(value, dict) or value.keys() - known.keys():
-        extra = (
-            ", ".join(sorted(value.keys() - known.keys()))
-            if isinstance(value, dict)
-            else "no object"
-        )
+    return document_of(kind, value)
+
+
+def document_of(kind: type[Document], value: object) -> Document:
+    """Return a document from a JSON object.
+
+    Raises:
+        UsageError: it is not such a document; the text names the field that does not fit.
+    """
+    known = {field.name for field in fields(kind)}
+    if isinstance(value, dict) and (extra := ", ".join(sorted(value.keys() - known))):
         raise UsageError(f"the job document has fields that this version does not know: {extra}")
-    if isinstance(value.get("exchange"), dict):
-        value["exchange"] = ExchangeOptions.from_json(value["exchange"])
-    for name, content in value.items():
-        expected: type = {
-            "int": int,
-            "float": float,
-            "str": str,
-            "bool": bool,
-            "Prints": str,
-            "ExchangeOptions": ExchangeOptions,
-        }.get(str(known[name].type), list)
-        if type(content) is not expected:
-            raise UsageError(
-                f"the job document's {name} is {content!r:.60}; expected {expected.__name__}"
-            )
-    for name, entry in known.items():
-        if str(entry.type).startswith("tuple") and name in value:
-            value[name] = tuple(value[name])
-            if any(
-                type(item) is not (int if "int" in str(entry.type) else str) for item in value[name]
-            ):
-                raise UsageError(
-                    f"the job document's {name} is {value[name]!r:.60}; expected {entry.type}"
-                )
-    if "prints" in value:
-        value["prints"] = _prints(value["prints"])
     try:
-        return kind(**value)
-    except TypeError as error:
-        raise UsageError(f"the job document is incomplete: {error}") from error
-
-
-def _prints(text: str) -> Prints:
-    try:
-        return Prints(text)
+        return value_of(kind, value)
     except ValueError as error:
-        legal = ", ".join(kind.value for kind in Prints)
-        raise UsageError(
-            f"the job document's prints is {text!r:.60}; expected one of {legal}"
-        ) from error
+        raise UsageError(f"the job document does not fit: {error}") from error

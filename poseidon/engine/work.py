@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
 from poseidon.base import glog
-from poseidon.engine.document import TrainingDocument, WorkerDocument, read_document
+from poseidon.engine.document import TrainingDocument, WorkerDocument, document_of
 from poseidon.engine.elastic import Regrouped
 from poseidon.engine.launcher_connection import NOTHING_NOTED, LauncherConnection
 from poseidon.engine.observation import log_plan, open_trace
@@ -119,7 +118,7 @@ class TrainingWork(Work[Training]):
     def pause(self, snapshot: int | None, message: str = "", *, regrouped: bool = False) -> None:
         """Wait for the document of the next start; see `LauncherConnection.pause`."""
         found = self.launcher.pause(snapshot, message, regrouped=regrouped)
-        self.document = read_document(type(self.document), json.dumps(found))
+        self.document = document_of(type(self.document), found)
         glog.move_file(self.document.log_file)
 
     def report_snapshot(self, written: WrittenSnapshot) -> None:

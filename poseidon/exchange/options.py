@@ -8,7 +8,6 @@ names it, and the command line reads it without torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import Field, dataclass, fields, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -438,48 +437,8 @@ class ExchangeOptions:
         if self.streams and self.names_powersgd:
             raise UsageError(POWERSGD_IN_PARTS)
 
-    def to_json(self) -> dict[str, object]:
-        """Return values for `json.dumps`, by field."""
-        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        return {
-            name: value.value if isinstance(value, Enum) else value
-            for name, value in values.items()
-        }
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> ExchangeOptions:
-        """Return the options that `to_json` has encoded; missing fields have their defaults.
-
-        Raises:
-            UsageError: a field is unknown, or its value has a wrong type or is not a choice.
-        """
-        known = {entry.name: entry for entry in fields(cls)}
-        if extra := ", ".join(sorted(values.keys() - known.keys())):
-            raise UsageError(f"the exchange has no option {extra}")
-        return cls(**{name: _read(known[name], value) for name, value in values.items()})
-
 
 DEFAULT_OPTIONS = ExchangeOptions()
-
-
-def _read(entry: Any, value: Any) -> Any:
-    """Return a value of JSON as the field's type: its default's, or a number where the default is
-    None.
-    """
-    kind = type(entry.default)
-    if isinstance(entry.default, Enum):
-        try:
-            return kind(value)
-        except ValueError as error:
-            choices = " or ".join(str(member.value) for member in type(entry.default))
-            raise UsageError(f"{_flag(entry)} is {value!r}; expected {choices}") from error
-    if entry.default is None:
-        if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
-            return value
-        raise UsageError(f"{_flag(entry)} is {value!r:.60}; expected a number")
-    if type(value) is not kind:
-        raise UsageError(f"{_flag(entry)} is {value!r:.60}; expected {kind.__name__}")
-    return value
 
 
 def _flag(entry: Field[Any]) -> str:

@@ -33,6 +33,7 @@ from poseidon.exchange.factors.products import ONEDNN_LINEAR, Kernel, Scratch, a
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.options import ExchangeOptions, OnDivergence
 from ps_server import NewtonSchulz, RemoteProtocolError, Rule, RuleKind
+from ps_server.json_fields import value_of
 from ps_server.numerics import processor_name
 from ps_server.rules import history_count, update
 
@@ -58,19 +59,6 @@ class Arithmetic:
     processor: str
     rules: str
     products: Mapping[str, str]
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Arithmetic:
-        """Return what has these fields.
-
-        Raises:
-            TypeError, KeyError, ValueError: they are others.
-        """
-        return cls(
-            processor=str(fields["processor"]),
-            rules=str(fields["rules"]),
-            products={str(name): str(found) for name, found in dict(fields["products"]).items()},
-        )
 
 
 def arithmetic_sample(tensors: Sequence[Trained]) -> Arithmetic:
@@ -136,7 +124,7 @@ def introduce(
     for rank, received in enumerate(control.all_gather(json.dumps(payload).encode())):
         try:
             offer = json.loads(received)
-            samples.append(Arithmetic.from_json(offer["arithmetic"]))
+            samples.append(value_of(Arithmetic, offer["arithmetic"]))
         except (ValueError, KeyError, TypeError) as error:
             raise RemoteProtocolError(
                 f"worker {rank} did not introduce itself to the others"

@@ -30,6 +30,7 @@ from poseidon.launcher.processes import Start
 from poseidon.launcher.request import ScriptRequest, ShownLogs
 from poseidon.launcher.site import FileSet, Site
 from poseidon.launcher.terminal import on_one_terminal
+from ps_server.json_fields import fields_of
 
 if TYPE_CHECKING:
     from poseidon.torch.checkpoint_file import CheckpointHead
@@ -150,7 +151,7 @@ class ScriptJob(Job):
     def document(self, role: WorkerPlan, start: Start) -> ScriptDocument:
         state = start.point.state
         return ScriptDocument(
-            **self.worker_document(role, start).to_fields(),
+            **fields_of(self.worker_document(role, start)),
             script=str(self.request.script)
             if self.request.module
             else self.site.sent_path(role.host, self.request.script.absolute()),

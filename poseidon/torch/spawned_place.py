@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import multiprocessing.util
 import sys
@@ -10,7 +9,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from poseidon.base import glog
-from poseidon.engine.document import ScriptDocument, read_document
+from poseidon.engine.document import ScriptDocument, document_of
 from poseidon.engine.launcher_connection import LauncherConnection
 from poseidon.engine.process import report_error
 from poseidon.torch.script import ScriptWork
@@ -32,7 +31,7 @@ class Place:
     def __init__(self, link: Link, answer: dict[str, Any]) -> None:
         self._process, self._part = ExitStack(), ExitStack()
         self._process.callback(link.end)
-        document = read_document(ScriptDocument, json.dumps(answer["document"]))
+        document = document_of(ScriptDocument, answer["document"])
         prepare_process(document.threads)
         if not logging.getLogger("poseidon").handlers:  # a fork has the worker's
             self._process.enter_context(glog.setup(stream=sys.stderr, file=document.log_file))

@@ -320,7 +320,7 @@ class Place:
                 link.writer.write(line)
                 link.writer.flush()
 
-        document = {**json.loads(self._document.to_json()), "prints": self._document.prints.value}
+        document = json.loads(self._document.to_json())
         with self._launcher.lent(
             send, lambda rounds: send(json.dumps({"document": document, "rounds": rounds}) + "\n")
         ) as events:

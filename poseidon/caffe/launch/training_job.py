@@ -52,6 +52,7 @@ from poseidon.launcher.job_folder import find_snapshot
 from poseidon.launcher.processes import Start
 from poseidon.launcher.request import OnNan, TrainRequest
 from poseidon.launcher.site import FileSet, Site
+from ps_server.json_fields import fields_of
 
 _PATHS = ("source", "mean_file")
 _SHARED = "shared_file_system"
@@ -254,7 +255,7 @@ class TrainingJob(Job):
     def document(self, role: WorkerPlan, start: Start) -> JobDocument:
         request, host, site = self.request, role.host, self.site
         return JobDocument(
-            **self.worker_document(role, start).to_fields(),
+            **fields_of(self.worker_document(role, start)),
             **request.options(),
             solver=str(request.solver.absolute()),
             definitions=self._packed,

@@ -19,13 +19,14 @@ import os
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 
 import psutil
 
 from poseidon.caffe2.shards.stores import KeyTaken, Store, StoreTimeout
 from poseidon.errors import JobError, UsageError
+from ps_server.json_fields import fields_of, value_of
 
 TIMEOUT_S = 60.0
 """Longest time that a shard waits for the others."""
@@ -68,7 +69,7 @@ class Member:
 
     def to_bytes(self) -> bytes:
         """Return it as JSON."""
-        return json.dumps(asdict(self)).encode()
+        return json.dumps(fields_of(self)).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes, key: str) -> Member:
@@ -78,16 +79,11 @@ class Member:
             JobError: the data does not come from a shard.
         """
         try:
-            fields = json.loads(data)
-            member = cls(**fields)
-            well_formed = isinstance(member.shard, int) and isinstance(member.address, str)
-        except (ValueError, TypeError):
-            well_formed = False
-        if not well_formed:
+            return value_of(cls, json.loads(data))
+        except ValueError as error:
             raise JobError(
                 f"key '{key}' of the rendezvous holds nothing that a shard of Poseidon publishes"
-            )
-        return member
+            ) from error
 
 
 def join(

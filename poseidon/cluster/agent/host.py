@@ -37,10 +37,10 @@ from poseidon.cluster.jobs.registry import (
     Registry,
 )
 from poseidon.cluster.jobs.this_host import Kill, kill_jobs, list_jobs
-from poseidon.cluster.json_fields import fields_of, value_of
 from poseidon.cluster.process import OutputStream, creation
 from poseidon.errors import JobError, PoseidonError, limit_reached
 from poseidon.version import __version__
+from ps_server.json_fields import fields_of, value_of
 
 HEARTBEAT_S = 2.0
 TICK_S = 0.2

@@ -24,10 +24,10 @@ from poseidon.cluster.agent.silence import Silence
 from poseidon.cluster.agent.wire import REPORTS, REQUESTS, WireError
 from poseidon.cluster.dial.channel import Channel
 from poseidon.cluster.jobs.registry import JobRecord
-from poseidon.cluster.json_fields import fields_of, value_of
 from poseidon.cluster.process import Listener, ProcessSpec
 from poseidon.errors import JobError, PoseidonError, printable
 from poseidon.version import __version__
+from ps_server.json_fields import fields_of, value_of
 
 HEARTBEAT_S = 2.0
 ANSWER_S = 60.0

@@ -15,8 +15,8 @@ import json
 from typing import Generic, TypeVar, get_args
 
 from poseidon.cluster.agent.messages import Report, Request
-from poseidon.cluster.json_fields import fields_of, plain, value_of
 from poseidon.errors import PoseidonError
+from ps_server.json_fields import fields_of, plain, value_of
 
 _M = TypeVar("_M")
 

@@ -24,10 +24,10 @@ from typing import Any
 
 from poseidon.base.durable import write_whole
 from poseidon.base.foreign_files import check_private, make_private, read_in
-from poseidon.cluster.json_fields import fields_of, plain, value_of
 from poseidon.cluster.machinefile import Host, check_options
 from poseidon.cluster.process import RunningProcess
 from poseidon.errors import JobError, MachinefileError, UsageError
+from ps_server.json_fields import fields_of, plain, value_of
 
 LARGEST_BYTES = 16 << 20
 EXTRACTION = "extract_features"

@@ -11,12 +11,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from poseidon.base.durable import write_whole
 from poseidon.base.foreign_files import read_in
 from poseidon.errors import JobError
+from ps_server.json_fields import fields_of, value_of
 
 _POLL_S = 0.05
 _LARGEST_BYTES = 1 << 20
@@ -59,7 +61,7 @@ class RequestFiles:
             JobError: it cannot do it, and why; or it does not answer.
         """
         self._answer.unlink(missing_ok=True)
-        _write(self._request, {"do": request.do, "host": request.host})
+        _write(self._request, fields_of(request))
         until_s = time.monotonic() + limit_s
         while (answer := _read(self._answer)) is None:
             if not runs() or time.monotonic() > until_s:
@@ -78,7 +80,9 @@ class RequestFiles:
         if fields is None:
             return None
         self._request.unlink(missing_ok=True)
-        return HostRequest(do=str(fields.get("do")), host=str(fields.get("host")))
+        with suppress(ValueError):
+            return value_of(HostRequest, fields)
+        return None
 
     def answer(self, text: str, *, done: bool) -> None:
         """Answer the request that was taken."""

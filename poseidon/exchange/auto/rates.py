@@ -20,8 +20,8 @@ sends: the rates do not know compressions.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
 from poseidon.exchange.cost import ELEMENT_BYTES, Choice
 from poseidon.exchange.kinds import Scheme
@@ -72,18 +72,6 @@ class Rates:
         return cls(
             **{entry.name: max(getattr(one, entry.name) for one in rates) for entry in fields(cls)}
         )
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, object]) -> Rates:
-        """Return what has these fields; JSON writes each float exactly.
-
-        Raises:
-            TypeError, ValueError: they are others.
-        """
-        found = cls(**{name: float(value) for name, value in values.items()})  # type: ignore[arg-type]
-        if any(math.isnan(value) or value < 0 for value in asdict(found).values()):
-            raise ValueError(values)
-        return found
 
     def summary(self) -> str:
         """Return the rates as the end of a log line."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from poseidon.base.foreign_files import read_definition
 from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.kinds import Scheme
+from ps_server.json_fields import fields_of, plain, value_of
 
 if TYPE_CHECKING:
     from poseidon.exchange.cost import ExchangePlan
@@ -40,8 +41,7 @@ class RecordedPlan:
 
     def to_json(self) -> str:
         """Return the text of the file."""
-        names = {name: scheme.value for name, scheme in self.schemes.items()}
-        return json.dumps({"schemes": names, "basis": self.basis}, indent=1) + "\n"
+        return json.dumps(fields_of(self), default=plain, indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str, source: str) -> RecordedPlan:
@@ -51,10 +51,8 @@ class RecordedPlan:
             UsageError: it is something else.
         """
         try:
-            value = json.loads(text)
-            schemes = {str(name): Scheme(word) for name, word in value["schemes"].items()}
-            return cls(schemes=schemes, basis=str(value.get("basis", "")))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            return value_of(cls, json.loads(text))
+        except (ValueError, RecursionError) as error:
             raise UsageError(
                 f"{source} is not a plan of an exchange; expected the {FILE_NAME} that a job with "
                 "--exchange=auto has written to its folder"

@@ -37,6 +37,7 @@ from poseidon.exchange.membership import Membership
 from poseidon.exchange.replicas import offered_addresses
 from poseidon.exchange.side_stream import SideStream
 from ps_server import Client, RemoteProtocolError, Rule, RuleKind, StoreSpec, TableSpec
+from ps_server.json_fields import value_of
 from ps_server.numerics import prepare_thread
 from ps_server.protocol.virtual_workers import VirtualWorkers
 from ps_server.rules import history_count, update
@@ -145,7 +146,7 @@ def measure(client: Client, tensors: Sequence[Trained], member: Membership) -> R
         "busy": meter.busy,
     }
     try:
-        return Rates.slowest([Rates.from_json(each) for each in _collect(client, own)])
+        return Rates.slowest([value_of(Rates, each) for each in _collect(client, own)])
     except (TypeError, ValueError) as error:
         raise RemoteProtocolError("a worker sent no rates of its measurement") from error
 

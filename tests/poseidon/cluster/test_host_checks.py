@@ -30,8 +30,8 @@ from poseidon.cluster.host_probe import (
     port_problem,
 )
 from poseidon.cluster.jobs.registry import Registry
-from poseidon.cluster.json_fields import fields_of, plain, value_of
 from poseidon.errors import JobError
+from ps_server.json_fields import fields_of, plain, value_of
 from tests.support.jobs import job_that_listens
 
 HERE = HostNeeds(id=0, addresses=("127.0.0.1",))

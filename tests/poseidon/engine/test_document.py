@@ -38,18 +38,18 @@ def changed(**fields: object) -> str:
 
 BROKEN = {
     "empty": ("", "is not JSON"),
-    "no object": ("[1]", "no object"),
+    "no object": ("[1]", "[1] is not a JobDocument"),
     "unknown field": (changed(colour="red"), "does not know: colour"),
-    "text for a number": (changed(rank="1"), "rank is '1'; expected int"),
-    "true for a number": (changed(rank=True), "rank is True; expected int"),
+    "text for a number": (changed(rank="1"), "JobDocument has '1' as its rank"),
+    "true for a number": (changed(rank=True), "JobDocument has True as its rank"),
     "rank beyond": (changed(rank=2), "rank is 2 of 2 workers"),
     "no workers": (changed(workers=0), "workers is 0; expected 1 or more"),
     "negative": (changed(exchange={"staleness": -1}), "--staleness=-1: expected 0 or more"),
     "consistency": (
         changed(exchange={"consistency": "BSP"}),
-        "--consistency is 'BSP'; expected SSP or SSPPush",
+        "JobDocument has {'consistency': 'BSP'} as its exchange",
     ),
-    "incomplete": ("{}", "incomplete"),
+    "incomplete": ("{}", "JobDocument has no job"),
 }
 
 
@@ -68,7 +68,7 @@ def test_a_script_is_told_its_words_and_no_solver() -> None:
     with pytest.raises(UsageError, match=r"not know: arguments, ddp, .*, prints, restarts, script"):
         read_document(JobDocument, document.to_json())
     wrong = document.to_json().replace(b'"stderr"', b'"paper"')
-    with pytest.raises(UsageError, match="prints is 'paper'; expected one of log, stdout, stderr"):
+    with pytest.raises(UsageError, match="ScriptDocument has 'paper' as its prints"):
         read_document(ScriptDocument, wrong)
 
 

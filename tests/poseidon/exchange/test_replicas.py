@@ -24,6 +24,7 @@ from poseidon.exchange.replicas import (
     common_kernel,
 )
 from ps_server import NewtonSchulz, Rule, RuleKind
+from ps_server.json_fields import value_of
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = """
@@ -51,7 +52,7 @@ def sample_with(threads: int, variables: Mapping[str, str]) -> Arithmetic:
         check=True,
         timeout=60,
     )
-    return Arithmetic.from_json(json.loads(done.stdout))
+    return value_of(Arithmetic, json.loads(done.stdout))
 
 
 @pytest.fixture(scope="module")

@@ -37,6 +37,7 @@ from poseidon.launcher.processes import Start
 from poseidon.launcher.request import Balance, JobRequest
 from poseidon.launcher.runner import run
 from poseidon.launcher.site import Site
+from ps_server.json_fields import fields_of
 from tests.support.elastic_child import ELASTIC_SHARD, ELASTIC_WORKER
 from tests.support.job_child import child
 from tests.support.live_processes import live_pids, none_left
@@ -53,7 +54,7 @@ class ElasticJob(Job):
 
     def document(self, role: WorkerPlan, start: Start) -> JobDocument:
         document = replace(self.worker_document(role, start), replicas=1)
-        return JobDocument(**document.to_fields(), solver="none")
+        return JobDocument(**fields_of(document), solver="none")
 
     def spec(self, role: WorkerPlan | ShardPlan, start: Start) -> ProcessSpec:
         script = ELASTIC_SHARD if isinstance(role, ShardPlan) else ELASTIC_WORKER

@@ -39,10 +39,10 @@ def test_names() -> None:
     ("line", "message"),
     [
         (b"{", "is not JSON"),
-        (b"[]", "fields that this version does not know"),
+        (b"[]", "is not a Extraction"),
         (b'{"nodel": "x"}', "fields that this version does not know"),
-        (b'{"model": 3}', "the job document's model is 3; expected str"),
-        (b'{"model": "m"}', "the job document is incomplete"),
+        (b'{"model": 3}', "Extraction has 3 as its model"),
+        (b'{"model": "m"}', "Extraction has no"),
         (
             WHOLE.to_json().replace(b'["/f7", "/f8"]', b'["/f7"]'),
             "2 blobs are to be extracted into 1 databases",

@@ -26,12 +26,12 @@ from poseidon.cluster.jobs.remote_hosts import (
     remote_hosts,
 )
 from poseidon.cluster.jobs.this_host import HostJob, Kill, Killed, Listed
-from poseidon.cluster.json_fields import plain
 from poseidon.cluster.machinefile import Host, parse_machinefile
 from poseidon.cluster.process import creation
 from poseidon.cluster.remote_python import LauncherEnvironment
 from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.errors import JobError
+from ps_server.json_fields import plain
 from tests.support.loopback_sshd import LoopbackSshd
 from tests.support.polling import until
 

@@ -11,9 +11,9 @@ import pytest
 from poseidon.cluster.jobs.kill import KillTimeouts, kill_job, live_process
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registry
 from poseidon.cluster.jobs.this_host import HostJob, Kill, Killed, jobs_here, kill_jobs, list_jobs
-from poseidon.cluster.json_fields import fields_of, plain, value_of
 from poseidon.cluster.machinefile import Host
 from poseidon.errors import UsageError
+from ps_server.json_fields import fields_of, plain, value_of
 from tests.support.jobs import job_that_listens, running_job
 from tests.support.live_processes import live_pids, none_left
 

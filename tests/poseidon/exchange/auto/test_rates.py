@@ -15,6 +15,7 @@ from poseidon.exchange.base import Trained
 from poseidon.exchange.cost import Topology, choose
 from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.lossy.compression import compressions_of
+from ps_server.json_fields import value_of
 
 SLOW = Rates(
     server_s=1e-3,
@@ -97,19 +98,17 @@ def test_a_latency_counts_once() -> None:
 
 def test_all_workers_have_the_rates_of_the_slowest_to_the_bit() -> None:
     mine = replace(SLOW, server_s=1 / 3, product_s_per_flop=1e-11)
-    sent = [Rates.from_json(json.loads(json.dumps(asdict(rates)))) for rates in (SLOW, mine)]
+    sent = [value_of(Rates, json.loads(json.dumps(asdict(rates)))) for rates in (SLOW, mine)]
     assert sent == [SLOW, mine]
     assert Rates.slowest(sent) == replace(SLOW, server_s=1 / 3)
     for order in itertools.permutations([SLOW, FAST, mine]):
         assert Rates.slowest(order) == Rates.slowest([SLOW, FAST, mine])
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"server_s": -1.0}, {"server_s": math.nan}, {"server_s": "x"}, {"other": 1.0}]
-)
+@pytest.mark.parametrize("wrong", [{"server_s": -1.0}, {"server_s": math.nan}, {"server_s": "x"}])
 def test_what_is_no_rate_is_refused(wrong: dict[str, object]) -> None:
-    with pytest.raises((TypeError, ValueError)):
-        Rates.from_json({**asdict(SLOW), **wrong})
+    with pytest.raises(ValueError, match="as its server_s"):
+        value_of(Rates, {**asdict(SLOW), **wrong})
 
 
 def test_the_summary_names_what_was_measured() -> None:

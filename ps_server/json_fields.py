@@ -22,7 +22,7 @@ _Check = Callable[[object], Any]
 """Returns a field's value from JSON's; raises ValueError, TypeError or KeyError if it cannot be."""
 
 
-def fields_of(value: Any) -> dict[str, object]:
+def fields_of(value: Any) -> dict[str, Any]:
     """Return the fields of a dataclass by name; `plain` encodes what they hold."""
     return {field.name: getattr(value, field.name) for field in fields(value)}
 

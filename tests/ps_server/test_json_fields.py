@@ -9,7 +9,7 @@ from enum import Enum
 
 import pytest
 
-from poseidon.cluster.json_fields import fields_of, plain, value_of
+from ps_server.json_fields import fields_of, plain, value_of
 
 
 class Color(Enum):
