@@ -9,8 +9,6 @@ from poseidon.torch.distribute import log as log
 from poseidon.torch.distribute import this_worker as this_worker
 from poseidon.torch.function import launch as launch
 from poseidon.torch.group import Group as Group
-from poseidon.torch.optimizer_group import OptimizerGroup as OptimizerGroup
-from poseidon.torch.rule_group import RuleGroup as RuleGroup
 from poseidon.torch.sampler import SharedSampler as SharedSampler
 from poseidon.torch.tables.rules import RowWiseAdaGrad as RowWiseAdaGrad
 from poseidon.torch.tables.table import Table as Table

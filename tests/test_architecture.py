@@ -128,6 +128,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "ps_server",
         "poseidon.cluster",
         "poseidon.exchange",
+        "poseidon.engine",
         "poseidon.launcher",
         "poseidon.torch",
         "poseidon.caffe.proto",
@@ -167,9 +168,7 @@ somewhere.
 """
 
 EXCEPTIONS = {
-    ("poseidon.engine.launcher_connection", "poseidon.torch.worker_context"),
     ("poseidon.engine.observation", "poseidon.torch.worker_context"),
-    ("poseidon.pycaffe.job", "poseidon.torch.checkpoint_file"),
     ("poseidon.pycaffe.job", "poseidon.torch.group_collections"),
     ("poseidon.pycaffe.job", "poseidon.torch.memory"),
     ("poseidon.pycaffe.job", "poseidon.torch.worker_context"),
@@ -355,7 +354,7 @@ SAFE_HERE = {
     # an unpickler that knows arrays and nothing else
     "poseidon.caffe.data.prepare.cifar10_source": {"pickle"},
     # the error of torch.load(weights_only=True)
-    "poseidon.torch.checkpoint_file": {"pickle"},
+    "poseidon.engine.packed": {"pickle"},
     "poseidon.torch.script": {"runpy"},  # the user's own script
 }
 

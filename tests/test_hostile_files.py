@@ -29,10 +29,10 @@ from poseidon.caffe.snapshot.solverstate import read_head
 from poseidon.caffe2.export.files import VALUE_INFO, read_predictor
 from poseidon.caffe2.proto.caffe2_pb2 import NetDef, OperatorDef
 from poseidon.caffe2.utils import MakeArgument
+from poseidon.engine.packed import unpacked
 from poseidon.errors import PoseidonError
 from poseidon.exchange.auto.recorded import RecordedPlan
 from poseidon.observe.metrics.trace_merge import read_trace
-from poseidon.torch.checkpoint_file import unpacked
 from poseidon.torch.tables.file import read_rows
 from ps_server import RowRule, RowRuleKind, RowTableSpec
 

@@ -26,10 +26,10 @@ import psutil
 from poseidon.base.settings import hide_descriptors, read_settings
 from poseidon.engine.data_waits import WAITED
 from poseidon.engine.debugger import refuse_breakpoints
+from poseidon.engine.session import LoopPosition
 from poseidon.errors import JobError
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.observe.watchdog import Watchdog
-from poseidon.torch.worker_context import LoopPosition
 from ps_server import Interrupted, ServerError, SignalKind
 from ps_server.interruption import Interruption
 from ps_server.link_load import sending_s

@@ -8,25 +8,27 @@ histories, iteration, positions of readers and random states of the undisturbed 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from poseidon.caffe.proto.caffe_pb2 import PoseidonWorkerState
 from poseidon.caffe.solver.replica import WorkerNets
 from poseidon.caffe.solver.worker_state import restore, state_of
+from poseidon.engine.packed import packed, unpacked
+from poseidon.engine.session import Act, Applies, Event, TrainingSession
+from poseidon.engine.state_tree import Found, Leaf, LeafStage, Scope, StateSource, StateTree
 from poseidon.errors import UsageError
 from poseidon.exchange.base import ExchangeSettings, Trained
-from poseidon.exchange.broadcast import broadcast_bytes, broadcast_parameters, gather_bytes
+from poseidon.exchange.broadcast import broadcast_bytes, broadcast_parameters
 from poseidon.pycaffe.solver import Solver
-from poseidon.torch.checkpoint_file import packed, unpacked
 from poseidon.torch.group_collections import GroupCollections
 from poseidon.torch.memory import ScriptMemory
 from poseidon.torch.worker_context import STEP, WorkerContext
 from ps_server import Rule, RuleKind
-
-SOURCE = "the memory snapshot"
 
 
 class JobMember:
@@ -56,24 +58,29 @@ class JobMember:
         )
         context.reducers.append(self)
         self._exchange = self._observed.exchange
+        rank = context.worker.rank
+        self._session = TrainingSession(Applies.WORKERS, rank=rank)
         self._collections = GroupCollections(
-            self._exchange.control,
-            context.on_progress,
-            rank=context.worker.rank,
-            place=lambda: f"after iteration {solver.iter}",
+            self._session, self._exchange.control, context.on_progress, rank=rank
         )
-        self._begun = False
+        self._tree = StateTree(
+            own=contributions.placed.of(contributions.process),
+            count=contributions.placed.count,
+            rank=rank,
+        )
+        self._tree.add(self._leaves())
         self._exchange.open(None)
+        self._session.on(Event.OPEN)
         self._set_iterations(solver.iter)
         context.loops.add(self)
         context.on_open(built, self._exchange)
         solver._between = self._between
 
     def is_asked_to_stop(self) -> bool:
-        return self._exchange.control.is_asked_to_stop(self._collections.iterations)
+        return self._exchange.control.is_asked_to_stop(self._session.iterations)
 
     def is_asked_for_snapshot(self) -> bool:
-        return self._exchange.control.is_asked_for_snapshot(self._collections.iterations)
+        return self._exchange.control.is_asked_for_snapshot(self._session.iterations)
 
     def bcast(self) -> None:
         """Bring all solvers to the values of rank 0; in a start that continues from memory to the
@@ -81,47 +88,68 @@ class JobMember:
         """
         self._context.check_start()
         memory, rank, collections = self._memory, self._context.worker.rank, self._collections
+        has_begun = self._session.has_begun
         with collections.calling("bcast"):
             if memory is not None:
                 memory.resumes = True
-            if memory is not None and memory.rewinds and not self._begun:
+            if memory is not None and memory.rewinds and not has_begun:
                 content = memory.newest.content if rank == 0 and memory.newest else None
                 found = broadcast_bytes(content, collections.gather, rank=rank)
                 assert found is not None, "worker 0 has its snapshot"
-                self._load(found)
+                source = StateSource(name="the memory snapshot")
+                self._load(unpacked(found, source.name), source)
                 return
             values = [blob.write_data() for blob in self._blobs]
             broadcast_parameters(values, collections.gather, rank=rank)
-        if not self._begun and self._solver.iter != collections.iterations:  # it was restored
+        if not has_begun and self._solver.iter != self._session.iterations:  # it was restored
             self._exchange.open(None, self._solver.iter)
             self._set_iterations(self._solver.iter)
 
     def average(self) -> None:
         """Set the diffs and statistics of the first net to the means over all virtual workers."""
-        exchange, collections = self._exchange, self._collections
-        with collections.calling(STEP):
-            if not self._begun:
-                self._begin()
-            for position in range(len(self._solver.nets)):
-                if position:
-                    exchange.next_virtual_worker()
-                own = self._contributions.tensors(position)
-                for index, (trained, tensor) in enumerate(zip(self._tensors, own, strict=True)):
-                    if trained.statistics:
-                        trained.tensor.copy_(tensor)
-                    else:
-                        exchange.begin(index, tensor)
-            with collections.ending_iteration(lambda: exchange.finished):
-                exchange.finish()
-            collections.finish_step()
-            self._begin()
+        with self._collections.calling(STEP):
+            if not self._session.has_begun:
+                self._on(Event.FORWARD)
+                self._wait()
+            for event in (Event.BACKWARD, Event.PASS, Event.AVERAGE, Event.APPLY):
+                self._on(event)
+            self._collections.finish_step()
         own = self._contributions.tensors(0)
         for trained, tensor in zip(self._tensors, own, strict=True):
             tensor.copy_(trained.tensor)
         self._contributions.averaged = True
 
+    def _on(self, event: Event) -> None:
+        for act in self._session.on(event):
+            _ACTS[act](self)
+
+    def _start(self) -> None:
+        self._exchange.start(self._session.iterations, 0.0)
+
+    def _wait(self) -> None:
+        for index in range(len(self._tensors)):
+            self._exchange.wait(index)
+
+    def _send(self) -> None:
+        for position in range(len(self._solver.nets)):
+            if position:
+                self._exchange.next_virtual_worker()
+            own = self._contributions.tensors(position)
+            for index, (trained, tensor) in enumerate(zip(self._tensors, own, strict=True)):
+                if trained.statistics:
+                    trained.tensor.copy_(tensor)
+                else:
+                    self._exchange.begin(index, tensor)
+
+    def _finish(self) -> None:
+        with self._collections.ending_iteration(lambda: self._exchange.finished):
+            self._exchange.finish()
+
     def leave(self) -> None:
         """Leave the job. A second call does nothing."""
+        self._on(Event.CLOSE)
+
+    def _leave(self) -> None:
         if self in self._context.loops.open:
             self._context.loops.open.remove(self)
         self._observed.close()
@@ -136,25 +164,18 @@ class JobMember:
     def _memory(self) -> ScriptMemory | None:
         return self._context.memory if self._context.number == 0 else None
 
-    def _begin(self) -> None:
-        """Begin an iteration of the exchange, with the means of the one before."""
-        self._begun = True
-        self._exchange.start(self._collections.iterations, 0.0)
-        for index in range(len(self._tensors)):
-            self._exchange.wait(index)
-
     def _set_iterations(self, iterations: int) -> None:
-        self._collections.steps = self._collections.iterations = iterations
+        self._session.continue_from(steps=iterations, iterations=iterations)
 
     def _between(self) -> None:
         """Do what belongs between two iterations."""
         self._context.check_start()
-        memory, iterations = self._memory, self._collections.iterations
+        memory, iterations = self._memory, self._session.iterations
         is_whole = len(self._context.loops.open) <= 1
         if memory is not None and memory.enters(iterations) and is_whole:
             with self._collections.calling(STEP):
                 memory.between(
-                    lambda: self._content(keeps=memory.holds),
+                    lambda: packed(self._tree.read(self._collections.gather, keeps=memory.holds)),
                     self._collections.gather,
                     regroups=self._exchange.control.is_asked_to_regroup(iterations),
                 )
@@ -178,59 +199,100 @@ class JobMember:
                 tests=tuple(test._built.compiled for test in tests),
             )
 
-    def _content(self, *, keeps: bool) -> bytes:
-        """Return the state of the job after an iteration, where it is kept."""
+    def _leaves(self) -> list[Leaf]:
+        """Return the state of the job after an iteration."""
         solver = self._solver
-        own = {
-            "workers": [state_of(nets, ()).SerializeToString() for nets in self._nets()],
-            "tests": [
-                {name: reader.batches_done for name, reader in test._built.compiled.readers()}
-                for test in solver.test_nets
-            ],
-            "held_back": {
-                name: torch.tensor(array)
-                for name, array in self._exchange.state.held_back().items()
-            },
-        }
-        parts = gather_bytes(packed(own), self._collections.gather, keeps=keeps)
-        if not keeps:
-            return b""
-        histories = solver._updater.histories()
-        return packed(
-            {
-                "iter": solver.iter,
-                "iterations": self._collections.iterations,
-                "values": [blob.read_data().cpu() for blob in self._blobs],
-                "histories": [[torch.from_numpy(a) for a in history] for history in histories],
-                "parts": parts,
-            }
-        )
+        return [
+            Leaf(name="iter", scope=Scope.SHARED, read=lambda: solver.iter, write=self._load_iter),
+            Leaf(name="iterations", scope=Scope.SHARED, read=lambda: self._session.iterations),
+            Leaf(
+                name="values",
+                scope=Scope.SHARED,
+                stage=LeafStage.MODULE,
+                read=lambda: [blob.read_data().cpu() for blob in self._blobs],
+                write=self._load_values,
+            ),
+            Leaf(
+                name="histories",
+                scope=Scope.SHARED,
+                stage=LeafStage.UPDATE,
+                read=lambda: [
+                    [torch.from_numpy(array) for array in history]
+                    for history in solver._updater.histories()
+                ],
+                write=lambda found: solver._updater.set_histories(
+                    [[array.numpy() for array in history] for history in found.shared]
+                ),
+            ),
+            Leaf(
+                name="held_back",
+                scope=Scope.VIRTUAL,
+                stage=LeafStage.EXCHANGE,
+                read=self._held_back,
+                write=self._load_held_back,
+            ),
+            Leaf(name="tests", scope=Scope.ROOT, read=self._tests, write=self._load_tests),
+            Leaf(
+                name="worker",
+                scope=Scope.VIRTUAL,
+                read=lambda: [state_of(nets, ()).SerializeToString() for nets in self._nets()],
+                write=self._load_workers,
+            ),
+        ]
 
-    def _load(self, content: bytes) -> None:
-        """Bring this solver to a state that `_content` has returned."""
-        solver, state = self._solver, unpacked(content, SOURCE)
-        parts = [unpacked(part, SOURCE) for part in state["parts"]]
-        workers = [one for part in parts for one in part["workers"]]
-        for nets in self._nets():
-            restore(nets, PoseidonWorkerState.FromString(workers[nets.number]))
-        for test, batches in zip(solver.test_nets, parts[0]["tests"], strict=True):
-            for name, reader in test._built.compiled.readers():
-                reader.skip_to(batches[name])
-        for blob, value in zip(self._blobs, state["values"], strict=True):
+    def _load_iter(self, found: Found) -> None:
+        self._solver.iter, self._solver._is_brought = found.shared, True
+
+    def _load_values(self, found: Found) -> None:
+        for blob, value in zip(self._blobs, found.shared, strict=True):
             blob.write_data().copy_(value)
-        solver._updater.set_histories(
-            [[array.numpy() for array in history] for history in state["histories"]]
-        )
-        solver.iter, solver._is_brought = state["iter"], True
+
+    def _held_back(self) -> list[dict[str, Tensor]]:
+        """Return what codecs hold back, of all virtual workers of this process at the first."""
+        arrays = self._exchange.state.held_back()
+        held_back = {name: torch.tensor(array) for name, array in arrays.items()}
+        return [held_back, *({} for _ in self._solver.nets[1:])]
+
+    def _load_held_back(self, found: Found) -> None:
         self._exchange.state.hold_back(
             {
                 name: tensor.numpy()
-                for part in reversed(parts)  # what the shards hold back is rank 0's
-                for name, tensor in part["held_back"].items()
+                for one in reversed(found.each)  # what the shards hold back is rank 0's
+                for name, tensor in one.items()
             }
         )
-        self._exchange.open(None, state["iterations"])
-        self._set_iterations(state["iterations"])
+
+    def _tests(self) -> list[dict[str, int]]:
+        return [
+            {name: reader.batches_done for name, reader in test._built.compiled.readers()}
+            for test in self._solver.test_nets
+        ]
+
+    def _load_tests(self, found: Found) -> None:
+        for test, batches in zip(self._solver.test_nets, found.shared, strict=True):
+            for name, reader in test._built.compiled.readers():
+                reader.skip_to(batches[name])
+
+    def _load_workers(self, found: Found) -> None:
+        for nets in self._nets():
+            restore(nets, PoseidonWorkerState.FromString(found.each[nets.number]))
+
+    def _load(self, state: Mapping[str, Any], source: StateSource) -> None:
+        """Bring this solver to a state of its tree."""
+        iterations = state["iterations"]
+        self._tree.write(state, source, lambda: self._exchange.open(None, iterations))
+        self._session.on(Event.LOAD)
+        self._set_iterations(iterations)
+
+
+_ACTS: dict[Act, Callable[[JobMember], None]] = {
+    Act.START: JobMember._start,
+    Act.START_PRESENT: JobMember._start,
+    Act.WAIT: JobMember._wait,
+    Act.SEND: JobMember._send,
+    Act.FINISH: JobMember._finish,
+    Act.CLOSE: JobMember._leave,
+}
 
 
 def _checked(solver: Solver, context: WorkerContext) -> WorkerContext:

@@ -24,6 +24,7 @@ import torch.distributed
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from poseidon.engine.session import LoopPosition
 from poseidon.errors import UsageError, counted
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.exchange import Exchange
@@ -43,7 +44,7 @@ from poseidon.torch.process_group.functions import (
 )
 from poseidon.torch.process_group.mesh import Mesh
 from poseidon.torch.tensors import looked_up
-from poseidon.torch.worker_context import STEP, LoopPosition, Observed, WorkerContext
+from poseidon.torch.worker_context import STEP, Observed, WorkerContext
 from ps_server import Rule, RuleKind
 
 LOGGER = logging.getLogger(__name__)

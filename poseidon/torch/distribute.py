@@ -26,7 +26,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar, Literal, TypeVar, overload
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -37,21 +37,23 @@ from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.module_hooks import uncompiled
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.torch.group import Group
-from poseidon.torch.local_optimizer_group import LocalOptimizerGroup, is_synchronous
-from poseidon.torch.optimizer_group import OptimizerGroup
-from poseidon.torch.rule_group import RuleGroup
-from poseidon.torch.shard_optimizer_group import ShardOptimizerGroup
+from poseidon.torch.group_loop import Update
 from poseidon.torch.tables.plan import check_tables, optimizers_of, plan_tables
 from poseidon.torch.tensors import (
     Buffers,
     DistributeOptions,
     Example,
+    ModuleTensors,
     RunsOn,
     module_tensors,
     rows_by_batch_size,
     rows_by_example,
 )
 from poseidon.torch.update_rules import Outer, UpdateRule
+from poseidon.torch.updates.local_optimizer import LocalOptimizerUpdate, is_synchronous
+from poseidon.torch.updates.rule import RuleUpdate
+from poseidon.torch.updates.shard_optimizer import ShardOptimizerUpdate
+from poseidon.torch.updates.worker_optimizer import MeanOptimizerUpdate
 from poseidon.torch.worker_context import Loops, ThisWorker, WorkerContext
 from ps_server.protocol.virtual_workers import VirtualWorkers
 
@@ -130,60 +132,6 @@ def compute_with_one_thread(say: Callable[[str], object]) -> None:
             "virtual workers: computing with 1 thread, as in a job; OMP_NUM_THREADS=N sets "
             "another number"
         )
-
-
-@overload
-def distribute(
-    module: nn.Module,
-    how: UpdateRule,
-    *,
-    clip: float | None = None,
-    passes: int = 1,
-    buffers: str = "average",
-    example: Example | None = None,
-    batch_size: int = 0,
-    compress: str = "",
-    local_steps: int | None = None,
-    outer: Outer | None = None,
-    virtual_workers: int | None = None,
-    on: Literal["shards"] = "shards",
-) -> RuleGroup: ...
-
-
-@overload
-def distribute(
-    module: nn.Module,
-    how: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
-    *,
-    clip: float | None = None,
-    passes: int = 1,
-    buffers: str = "average",
-    example: Example | None = None,
-    batch_size: int = 0,
-    compress: str = "",
-    local_steps: int | None = None,
-    outer: Outer | None = None,
-    virtual_workers: int | None = None,
-    on: Literal["shards"],
-) -> RuleGroup: ...
-
-
-@overload
-def distribute(
-    module: nn.Module,
-    how: torch.optim.Optimizer,
-    *,
-    clip: float | None = None,
-    passes: int = 1,
-    buffers: str = "average",
-    example: Example | None = None,
-    batch_size: int = 0,
-    compress: str = "",
-    local_steps: int | None = None,
-    outer: Outer | None = None,
-    virtual_workers: int | None = None,
-    on: Literal["workers"] = "workers",
-) -> OptimizerGroup: ...
 
 
 def distribute(
@@ -288,17 +236,29 @@ def join(
     # the layers of a compiled module do not run, so there are no factors to take
     if inner is module:
         tensors = replace(tensors, rows=_rows(module, options))
+    update, context = _update_of(how, tensors, options, context)
+    return Group(module, update, context)
+
+
+def _update_of(
+    how: UpdateRule | torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+    tensors: ModuleTensors,
+    options: DistributeOptions,
+    context: WorkerContext,
+) -> tuple[Update, WorkerContext]:
+    """Return what applies gradients, and the context with the exchange that it needs."""
     if isinstance(how, UpdateRule):
-        return RuleGroup(module, how, tensors, options, context)
+        return RuleUpdate(how, tensors, options, context), context
     if options.on is RunsOn.SHARDS and (optimizers := optimizers_of(how)):
         context = _through_shards(context)
-        return ShardOptimizerGroup(module, optimizers, tensors, options, context)
+        return ShardOptimizerUpdate(optimizers, tensors, options, context), context
     if isinstance(how, torch.optim.Optimizer):
-        kind = LocalOptimizerGroup if context.member.options.local_steps else OptimizerGroup
-        if is_synchronous(how, options, context.member.options):
-            kind = OptimizerGroup
-            context = _with_options(context, context.member.options.without_local_steps)
-        return kind(module, how, tensors, options, context)
+        exchange = context.member.options
+        if is_synchronous(how, options, exchange):
+            context = _with_options(context, exchange.without_local_steps)
+        elif exchange.local_steps:
+            return LocalOptimizerUpdate(how, tensors, options, context), context
+        return MeanOptimizerUpdate(how, tensors, options, context), context
     raise UsageError(
         f"distribute() was given a {type(how).__name__}; expected a rule such as "
         "poseidon.SGD(lr=0.1), a torch.optim optimizer, or several of one module with "

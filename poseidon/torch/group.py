@@ -1,65 +1,414 @@
 """`Group`: a module that all workers of a job train together.
 
-`RuleGroup` and `OptimizerGroup` are its two kinds.
+It is the face of a loop (`group_loop.py`), of the data that each worker reads (`shared_data.py`)
+and of its saved states (`group_checkpoints.py`). An `Update` applies gradients
+(`updates`).
 """
 
 from __future__ import annotations
 
-import time
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, NoReturn, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
-from poseidon.engine.snapshots.checksums import NO_RUN, Run
-from poseidon.engine.snapshots.files import make_folder
-from poseidon.engine.snapshots.rotation import CHECKPOINT, later_of_others
-from poseidon.engine.snapshots.runs import Prefixes
-from poseidon.engine.snapshots.writer import WrittenSnapshot
-from poseidon.errors import SnapshotError, UsageError, counted
-from poseidon.exchange.base import History
+from poseidon.engine.packed import packed
+from poseidon.engine.session import State
+from poseidon.engine.state_tree import StateSource
+from poseidon.errors import UsageError
 from poseidon.exchange.broadcast import broadcast_bytes, gather_bytes
-from poseidon.torch.checkpoint_file import (
-    FORMAT,
-    checked,
-    checkpoint_path,
-    newest_checkpoint,
-    packed,
-    prepare_checkpoint,
-    read_checkpoint,
-    unpacked,
-    write_checkpoint,
-)
-from poseidon.torch.memory import ScriptMemory
-from poseidon.torch.resized_state import resized
-from poseidon.torch.sent_gradients import SentGradients
-from poseidon.torch.shared_loop import SEVERAL, SharedLoop
-from poseidon.torch.tensors import GroupPlan
-from poseidon.torch.worker_context import WorkerContext
-from poseidon.torch.worker_state import Kept
-from ps_server.rules import history_count
+from poseidon.torch import plain_values
+from poseidon.torch.group_checkpoints import GroupCheckpoints
+from poseidon.torch.group_loop import GroupLoop, Update
+from poseidon.torch.leaves import Kept
+from poseidon.torch.loader import SharedLoader
+from poseidon.torch.sampler import SharedSampler
+from poseidon.torch.shared_data import SEVERAL, SharedData, check_norms
+from poseidon.torch.weights import Batch
+from poseidon.torch.worker_context import Loop, WorkerContext
+from ps_server import ServerError
+
+Self = TypeVar("Self", bound="Group")
+Number = TypeVar("Number", float, Tensor)
 
 
-class Group(SharedLoop):
+class Group:
     """A module that all workers train together: steps, data, collections and checkpoints."""
 
-    _sent: SentGradients
-    """The gradients of this step; each kind of group has a refusal of its own."""
+    def __init__(self, module: nn.Module, update: Update, context: WorkerContext) -> None:
+        check_norms(module, context)
+        self._context = context
+        self._loop = loop = GroupLoop(module, update, context)
+        self._checkpoints = GroupCheckpoints(loop)
+        self._data = SharedData(loop, self._checkpoints.between_iterations)
+        self._update = update
 
-    def __init__(self, module: nn.Module, plan: GroupPlan, context: WorkerContext) -> None:
-        self._resume_from = context.checkpoint
-        self._resumed: Path | None = None
-        """The checkpoint that this group has resumed from, on rank 0."""
-        self._told: set[Path] = set()
-        """Prefixes whose earlier runs were named."""
-        self._says_where = False
-        self._kept_groups: dict[str, Group] = {}
-        super().__init__(module, plan, context)
+    @property
+    def rank(self) -> int:
+        """The rank of this worker, 0..size-1."""
+        return self._context.worker.rank
+
+    @property
+    def size(self) -> int:
+        """Number of workers."""
+        return self._context.worker.size
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this worker."""
+        return self._context.worker.device
+
+    @property
+    def virtual_worker(self) -> int:
+        """The virtual worker whose turn it is, 0..virtual_workers-1; by default the rank."""
+        return self._loop.virtual_worker
+
+    @property
+    def virtual_workers(self) -> int:
+        """Number of virtual workers of the job; by default the number of workers."""
+        return self._loop.turns.count
+
+    @property
+    def steps(self) -> int:
+        """Steps finished; with a quorum of the workers, the job's: a late worker leaves out what
+        the others have made without it.
+        """
+        return self._loop.session.steps
+
+    @property
+    def pending(self) -> int:
+        """Backward passes since the last step: `step` would apply them, and `drop` would discard
+        them.
+        """
+        return self._loop.session.passes
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the current or the next step; the same on every worker. Of an
+        optimizer it is the rate of the first parameter group.
+
+        Under a rule it may be set between a step and the next forward pass. From then on it
+        replaces the rule's own rate; the rate of Muon's `others` stays. The rates of an optimizer
+        are set in its `param_groups`.
+        """
+        return self._update.lr
+
+    @lr.setter
+    def lr(self, rate: float) -> None:
+        self._update.set_lr(rate)
+
+    @property
+    def stopping(self) -> bool:
+        """True once the job was asked to stop, after a step that all workers have reached together.
+
+        A loop that continues regardless is ended by a KeyboardInterrupt in its next `step`.
+        """
+        return any(one.is_asked_to_stop() for one in self._loops)
+
+    @property
+    def snapshot_wanted(self) -> bool:
+        """True if the job was asked, after this very step, to save its state."""
+        return any(one.is_asked_for_snapshot() for one in self._loops)
+
+    @property
+    def _loops(self) -> list[Loop]:
+        return [self._loop, *self._context.loops.open]
+
+    def step(self, *, zero_grad: bool = True) -> bool:
+        """End the step, or the turn of a virtual worker within it.
+
+        It applies the gradients of all backward passes since the last step, at most `passes=` of
+        each virtual worker. Under a rule new parameters arrive while the next forward pass runs; a
+        read waits for them. Under optimizers it calls their own `step`; a script may call those
+        instead.
+
+        Args:
+            zero_grad: clear the gradients of the module afterwards. False: under a torch.optim
+                optimizer they stay, as means over the workers, and the next pass adds to them.
+
+        Returns:
+            Whether the step has ended. If not, another virtual worker of this process is next, and
+            parameters keep their values.
+
+        Raises:
+            UsageError: there was no backward pass, or gradients of a rule are to stay.
+            KeyboardInterrupt: the job was asked to stop, and the loop has continued.
+        """
+        return self._update.step(zero_grad=zero_grad)
+
+    def average_gradients(self) -> bool:
+        """Set every `grad` to the mean over all workers now, for a loop that reads gradients
+        before the optimizer does. With local steps it does nothing: a step uses the gradients of
+        this worker.
+
+        Returns:
+            Whether they are the means. If not, another virtual worker of this process is next, and
+            there are no gradients for the optimizer yet.
+
+        Raises:
+            UsageError: there was no backward pass; or a rule applies gradients; or there are tables, whose gradients leave with
+                the optimizer's step.
+        """
+        return self._update.average_gradients()
+
+    def drop(self) -> None:
+        """Discard the backward passes since the last step, and their gradients.
+
+        A step applies those that follow.
+
+        All workers do it alike, under a rule after fewer passes than `passes=`. Running
+        statistics keep what these passes have changed.
+
+        Raises:
+            UsageError: the last pass of the step has ended under a rule, so the shards have its
+                gradients.
+        """
+        self._loop.drop()
+
+    def settle(self) -> None:
+        """Bring parameters and statistics to the state after all workers' steps: with staleness or
+        local steps before evaluating or saving.
+
+        All workers call it together.
+
+        Raises:
+            UsageError: a step is under way.
+        """
+        self._loop.check_open("settle")
+        self._loop.check_settle("settle()")
+        with self._loop.collections.calling("settle"):
+            self._loop.settle("settle()")
+
+    def close(self) -> None:
+        """Leave the job and remove the hooks from the module. Safe to call twice."""
+        self._data.close()
+        self._update.close()
+        self._loop.close()
+
+    def __call__(self, *_: object, **__: object) -> NoReturn:
+        raise UsageError(
+            "a group is not a module; expected the one that distribute() was given, which stays as "
+            "it was: group = poseidon.distribute(model, ...), then model(x)"
+        )
+
+    def __enter__(self: Self) -> Self:
+        self._context.loops.add(self._loop)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._context.end_waits(error)
+        try:
+            if error is None and self._loop.session.state is not State.CLOSED:
+                self._context.check_start()
+                self._loop.leave()
+        except ServerError as lost:
+            self._context.end_waits(lost)
+            raise
+        finally:
+            self.close()
+
+    def mean(self, value: Number) -> Number:
+        """Return the mean over all workers of a number or a small tensor.
+
+        All workers call it together.
+
+        The mean of a tensor of whole numbers is of float64.
+
+        Raises:
+            UsageError: the workers have not made as many steps, or not given as many numbers.
+        """
+        self._loop.check_open("mean")
+        numbers = (
+            value
+            if isinstance(value, Tensor)
+            else torch.tensor(value, dtype=torch.float64, device="cpu")
+        )
+        tensor = numbers.detach()
+        mean = self._loop.collections.mean(tensor)
+        if isinstance(value, Tensor):
+            result = torch.from_numpy(mean).to(tensor.device)
+            return result.to(tensor.dtype) if tensor.dtype.is_floating_point else result
+        return float(mean)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all workers by rank, on every worker. All call it together.
+
+        Args:
+            value: tensors, numbers, strings, bytes, None, and lists, tuples and dicts of them; of
+                any size, and different on each worker. Small ones are fast: they travel through
+                one shard.
+
+        Returns:
+            The values, whose tensors are on the device of the first tensor of this worker's.
+
+        Raises:
+            UsageError: a part of the value has a different type.
+        """
+        self._loop.check_open("gather")
+        with self._loop.collections.calling("gather"):
+            return self._gather(value, "gather")
+
+    def _gather(self, value: Any, call: str) -> list[Any]:
+        content = plain_values.encode(value, call)
+        parts = gather_bytes(content, self._loop.collections.gather, keeps=True)
+        device = plain_values.device_of(value)
+        return [plain_values.decode(part, rank, device) for rank, part in enumerate(parts)]
+
+    def broadcast(self, value: Any = None, src: int = 0) -> Any:
+        """Return the value of one worker on every worker. All call it together.
+
+        Args:
+            value: on the worker `src` as for `gather`; of others only the device of its first
+                tensor counts.
+            src: the rank of the worker whose value is returned.
+
+        Raises:
+            UsageError: a part of the value has a different type, or `src` is not a rank.
+        """
+        self._loop.check_open("broadcast")
+        if not 0 <= src < self.size:
+            raise UsageError(f"broadcast() was given src={src}; expected 0 to {self.size - 1}")
+        content = plain_values.encode(value, "broadcast") if self.rank == src else None
+        with self._loop.collections.calling("broadcast"):
+            shared = broadcast_bytes(
+                content, self._loop.collections.gather, rank=self.rank, root=src
+            )
+        assert shared is not None
+        return plain_values.decode(shared, src, plain_values.device_of(value))
+
+    def all_reduce(self, value: Number, op: str = "sum") -> Number:
+        """Return the sum over all workers of a number or a small tensor; the argument stays.
+
+        All workers call it together. Sums are in the order of ranks, so all have the same bits.
+
+        Args:
+            value: of the same type and shape on every worker.
+            op: `sum`, `mean`, `min` or `max`, element by element.
+
+        Returns:
+            A tensor of the same type; the mean of whole numbers is of float64.
+
+        Raises:
+            UsageError: the values do not fit each other, or there is no such op.
+        """
+        self._loop.check_open("all_reduce")
+        how = plain_values.reduction(op)
+        given = value.detach() if isinstance(value, Tensor) else value
+        with self._loop.collections.calling("all_reduce"):
+            result: Any = plain_values.reduce(self._gather(given, "all_reduce"), how)
+        return result  # type: ignore[no-any-return]
+
+    def barrier(self) -> None:
+        """Return once all workers have called it."""
+        self._loop.check_open("barrier")
+        with self._loop.collections.calling("barrier"):
+            self._loop.collections.gather(b"")
+
+    def sampler(
+        self, dataset: Sized, *, shuffle: bool = True, seed: int = 0, batch_size: int = 0
+    ) -> SharedSampler:
+        """Return a DataLoader's sampler of this worker's records of a dataset, in a different order
+        each epoch.
+
+        Args:
+            dataset: anything with a length, the same on every worker.
+            shuffle: draw a random order for each epoch.
+            seed: of the orders.
+            batch_size: of the DataLoader, which is needed if a worker computes for several virtual
+                workers. All have whole batches then: more records come twice.
+
+        Raises:
+            UsageError: the batch size is needed.
+        """
+        return self._data.sampler(dataset, shuffle, seed, batch_size=batch_size)
+
+    def loader(
+        self,
+        dataset: Dataset[Any],
+        batch_size: int,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        even: bool = True,
+        **arguments: Any,
+    ) -> SharedLoader:
+        """Return a DataLoader of this worker's records.
+
+        Its position within an epoch is saved exactly. For several virtual workers it yields the
+        records of each in turn: in each iteration `passes` batches of the first, then of the next.
+
+        Args:
+            dataset: with records by number, the same on every worker.
+            batch_size: records of a batch of one virtual worker.
+            shuffle: draw a random order for each epoch.
+            seed: of the orders.
+            even: give all workers equally many records: some come twice in an epoch. False: each
+                record comes once; the last batches are shorter, so `weigh` the losses.
+            arguments: DataLoader's others, as `num_workers`.
+
+        Raises:
+            UsageError: an argument does not fit the others.
+        """
+        return self._data.loader(dataset, batch_size, shuffle, seed, even=even, **arguments)
+
+    def prefetch(self, module: nn.Module, indices: Tensor) -> None:
+        """Request the rows that a table or sparse embedding looks up next, and return at once: a
+        later forward pass with these indices finds them here.
+
+        Before the forward pass of a step it requests rows of this step, after it of the next one.
+
+        Args:
+            module: a `Table`, or an nn.Embedding or nn.EmbeddingBag with `sparse=True`.
+            indices: int64 or int32, of any shape, as its forward pass gets them.
+
+        Raises:
+            UsageError: the module has no rows on the shards, or an index is out of range.
+        """
+        self._loop.check_open("prefetch")
+        self._loop.tables.prefetch(module, indices)
+
+    def weigh(
+        self, loss: Tensor, records: float | None = None, *, of: float | None = None
+    ) -> Tensor:
+        """Return a loss whose gradient has the weight of its records in the mean over all workers.
+
+        A loss is the mean over the n records of this batch. The mean gradient of a step is then
+        sum(n g) / sum(n), as in one process with all records. Call `backward()` on the result.
+        With `records` all workers call it together, once for each backward pass.
+
+        Args:
+            loss: the mean over the records.
+            records: how many, or how many tokens; 0 or more, and with 0 the loss is finite. None:
+                as many as `loader` has in this batch.
+            of: this worker's records in all passes of the step, if it has several whose gradients
+                add up; `loss` is then the mean over the records of one pass. None: one pass.
+
+        Raises:
+            UsageError: a number is out of range or is needed; or gradients are not averaged in
+                each step.
+        """
+        return self._data.weigh(loss, records, of)
+
+    def epoch(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield this worker's batches until the batches of all workers have ended.
+
+        The workers may have different numbers of batches. One whose own have ended gets its last
+        one again, whose loss `weigh` multiplies by 0. All workers iterate together; each waits for
+        the others before each batch.
+
+        Raises:
+            UsageError: a worker has no batch, and another has.
+        """
+        return self._data.epoch(batches)
 
     def keep(self, **objects: Kept | Group) -> None:
         """Save and load these as well: a scheduler, a GradScaler, anything with `state_dict` and
@@ -71,21 +420,9 @@ class Group(SharedLoop):
         Raises:
             UsageError: one has no state, or its name is taken.
         """
-        groups = {name: kept for name, kept in objects.items() if isinstance(kept, Group)}
-        others = {name: kept for name, kept in objects.items() if not isinstance(kept, Group)}
-        for name, group in groups.items():
-            if group is self or name in self._kept_groups:
-                raise UsageError(
-                    f"keep() was given '{name}', which is this group itself or a name that is "
-                    "taken; expected another group, under a name of its own"
-                )
-            if group._plan.tables:
-                raise UsageError(
-                    f"keep() was given '{name}', which has row tables, whose rows are in files of "
-                    "their own; expected save(prefix) of that group"
-                )
-        self._own.keep(others)
-        self._kept_groups.update(groups)
+        groups = {n: kept._checkpoints for n, kept in objects.items() if isinstance(kept, Group)}
+        others = {n: kept for n, kept in objects.items() if not isinstance(kept, Group)}
+        self._checkpoints.keep(others, groups)
 
     def keep_own(self, **objects: Kept) -> None:
         """Save and load these as well, each worker its own: a StatefulDataLoader, the position of
@@ -98,12 +435,12 @@ class Group(SharedLoop):
             UsageError: one has no state, or its name is taken, or a worker computes for several
                 virtual workers.
         """
-        if self._turns.several:
+        if self._loop.turns.several:
             raise UsageError(
                 f"keep_own() has a state for each worker, {SEVERAL}; expected as many workers as "
                 "virtual workers, or keep() for what is the same on all"
             )
-        self._own.keep(objects, own=True)
+        self._checkpoints.keep_own(objects)
 
     def log(self, **values: float | Tensor) -> None:
         """Log values of this worker for the job's curves, which show means over the workers.
@@ -121,7 +458,7 @@ class Group(SharedLoop):
         Raises:
             UsageError: a name or a value cannot be logged.
         """
-        self._context.log(self._last_step, values)
+        self._context.log(self._loop.session.last_step, values)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that training can resume from, after a step.
@@ -139,59 +476,12 @@ class Group(SharedLoop):
         Raises:
             UsageError: a step is under way, or there are row tables, which only `save` writes.
         """
-        if self._plan.tables:
+        if self._loop.plan.tables:
             raise UsageError(
-                f"state_dict() with table '{self._plan.tables[0].spec.name}', whose rows are on "
-                "the shards; expected save() and resume()"
+                f"state_dict() with table '{self._loop.plan.tables[0].spec.name}', whose rows are "
+                "on the shards; expected save() and resume()"
             )
-        return self._state("state_dict")
-
-    def _state(self, call: str, *, keeps: bool | None = None) -> dict[str, Any]:
-        """Return `state_dict`. Other workers are waited for under the name of the call.
-
-        Args:
-            keeps: whether this worker gets the whole state; None: rank 0 does.
-        """
-        keeps = self.rank == 0 if keeps is None else keeps
-        self._check_open(call)
-        self._check_between(call)
-        with self._collections.calling(call):
-            self._settle(f"{call}()")
-            first = self._collections.gather(self._own.digests())[0]
-            self._check.run(self.steps)
-            own = [
-                {**state, **more}
-                for state, more in zip(self._own.own(first), self._save_own(), strict=True)
-            ]
-            own[0] |= self._held_back()  # of all its virtual workers, by name
-            parts = gather_bytes(packed(own), self._collections.gather, keeps=keeps)
-        groups = {}
-        for name, group in self._kept_groups.items():
-            group._forget_stale()
-            groups[name] = group._state(call, keeps=keeps)
-        if not keeps:
-            return {}
-        own = [
-            one
-            for rank, part in enumerate(parts)
-            for one in unpacked(part, f"the state of worker {rank}")
-        ]
-        masters = self._masters.from_shards(own[0].get("held_back", {}))
-        return {
-            "poseidon": FORMAT,
-            "steps": self.steps,
-            "iterations": self._collections.iterations,
-            "workers": self.virtual_workers,
-            "told": self._context.member.virtual_workers is not None,
-            "how": self._how,
-            "exchange_plan": self._recorded.to_json() if self._recorded is not None else "",
-            **self._own.shared(),
-            "masters": {**self._masters.state(), **masters},
-            **self._save_how(),
-            "tables": self._tables.clocks(),
-            **({"groups": groups} if groups else {}),
-            "own": own,
-        }
+        return self._checkpoints.state("state_dict")
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Resume from a result of `state_dict`.
@@ -206,7 +496,8 @@ class Group(SharedLoop):
             UsageError: a step has begun.
         """
         content = packed(state) if self.rank == 0 and state is not None else None
-        self._load("load_state_dict", content, "what load_state_dict() was given")
+        source = StateSource(name="what load_state_dict() was given")
+        self._checkpoints.load("load_state_dict", content, source)
 
     def save(self, prefix: str | Path | None = None, *, keep: int = 2) -> Path:
         """Write a checkpoint of `state_dict` to `<prefix>_iter_<steps>.pt`, on rank
@@ -228,49 +519,7 @@ class Group(SharedLoop):
                 prefix; earlier ones are untouched.
             UsageError: a step is under way, or `keep` is below 0.
         """
-        if keep < 0:
-            raise UsageError(
-                f"save() was given keep={keep}; expected a number of checkpoints, or 0 for all"
-            )
-        if prefix is None:
-            self._check_first("save")
-            prefix = self._context.prefix
-            if self._context.folder is None and not self._says_where:
-                self._says_where = True
-                self._context.say(f"checkpoints go to {checkpoint_path(prefix, '<steps>')}")
-        prefix = Path(prefix).absolute()
-        began_s = time.monotonic()
-        run = self._run(prefix) if self.rank == 0 else NO_RUN
-        state = self._state("save")
-        path = checkpoint_path(prefix, self.steps)
-        if self.rank == 0:
-            prepare_checkpoint(path)
-            write_checkpoint(path, packed(state), keep, self._tables.write(path), run)
-            seconds = time.monotonic() - began_s
-            if self._context.number == 0:
-                self._context.on_saved(
-                    WrittenSnapshot(state=path, iteration=self.steps, seconds=seconds)
-                )
-        return path
-
-    def _run(self, prefix: Path) -> Run:
-        """Return the run that checkpoints with a prefix belong to.
-
-        Raises:
-            SnapshotError: another job writes them.
-        """
-        loops = self._context.loops
-        if loops.prefixes is None:
-            loops.prefixes = Prefixes(self._context.job)
-        make_folder(prefix.parent)
-        begun = loops.prefixes.take(prefix, CHECKPOINT, self._resumed)
-        if begun.beside is not None and prefix not in self._told:
-            self._told.add(prefix)
-            self._context.say(
-                f"{begun.beside} is of an earlier run, which this run does not continue: it stays, "
-                "checkpoints with the same numbers are replaced, and resume() takes this run's"
-            )
-        return begun.run
+        return self._checkpoints.save(prefix, keep=keep)
 
     def resume(self, prefix: str | Path | None = None) -> bool:
         """Resume from the newest checkpoint. All workers call it together, before the first step.
@@ -290,258 +539,4 @@ class Group(SharedLoop):
             SnapshotError: as for `load_state_dict`, or the file is damaged.
             UsageError: a step has begun.
         """
-        if prefix is None:
-            self._check_first("resume")
-        memory = self._memory
-        if memory is not None:
-            memory.resumes = True
-            if memory.rewinds:
-                return self._resume_from_memory(memory)
-        path = self._resume_from if self._context.number == 0 else None
-        if prefix is None and self._context.folder is None:
-            prefix = self._context.prefix
-        if path is None and prefix is not None and self.rank == 0:
-            path = newest_checkpoint(Path(prefix).absolute())
-            other = None if path is None else later_of_others(path)
-            if other is not None:
-                self._context.say(f"{other} is of an earlier run than {path}, or damaged")
-        content = read_checkpoint(path) if self.rank == 0 and path is not None else None
-        source = str(path or "the checkpoint")
-        if not self._load("resume", content, source, needed=False, path=path):
-            if self._context.number:
-                self._resume_from = None
-            return False
-        if self.rank == 0:
-            self._resumed = path
-            self._context.say(f"resuming from {path} at step {self.steps}")
-        return True
-
-    @property
-    def _memory(self) -> ScriptMemory | None:
-        """The job's memory snapshots, which hold the state of its first group."""
-        return self._context.memory if self._context.number == 0 else None
-
-    def _resume_from_memory(self, memory: ScriptMemory) -> bool:
-        newest = memory.newest
-        content = newest.content if self.rank == 0 and newest is not None else None
-        return self._load("resume", content, "the memory snapshot")
-
-    def _between_iterations(self) -> None:
-        memory, iterations = self._memory, self._collections.iterations
-        if memory is None or not memory.enters(iterations) or not self._is_whole(iterations):
-            return
-        with self._collections.calling("loader"):
-            memory.between(
-                lambda: packed(self._state("loader", keeps=memory.holds)),
-                self._collections.gather,
-                regroups=self._exchange.control.is_asked_to_regroup(iterations),
-            )
-
-    def _is_whole(self, iterations: int) -> bool:
-        """Return whether the state of this group and of those given to `keep` is all that the
-        job trains, after a step that ends a round of local steps, if it has them.
-        """
-        groups = [self, *self._kept_groups.values()]
-        options = self._context.member.options
-        return (
-            len(self._context.loops.open) <= len(groups)
-            and not self._passes
-            and not self._plan.tables
-            and not (options.staleness or options.streams)
-            and iterations % max(1, self._local_steps) == 0
-        )
-
-    def _load(
-        self,
-        call: str,
-        content: bytes | None,
-        source: str,
-        *,
-        needed: bool = True,
-        path: Path | None = None,
-    ) -> bool:
-        """Load rank 0's bytes on all workers. Return False if rank 0 has none.
-
-        The rows of tables are beside `path`.
-        """
-        self._check_open(call)
-        self._check_not_begun()
-        with self._collections.calling(call):
-            shared = broadcast_bytes(content, self._collections.gather, rank=self.rank)
-        if shared is None:
-            if needed:
-                raise UsageError("load_state_dict() was given nothing on rank 0")
-            return False
-        state = checked(unpacked(shared, source), source)
-        self._restore(state, source, call, has_files=call == "resume", path=path)
-        return True
-
-    def _check_first(self, call: str) -> None:
-        """Refuse a checkpoint without a name that is not of the job's first group."""
-        if self._context.number:
-            raise UsageError(
-                f"only the job's first group has checkpoints without a prefix; call "
-                f"first.keep(NAME=this) and first.{call}(), or give {call}() a prefix"
-            )
-
-    def _check_not_begun(self) -> None:
-        if self.steps or self._begun:
-            raise UsageError(
-                "a state is loaded before the first step, and this group has begun step "
-                f"{self.steps + 1}; expected resume() or load_state_dict() right after distribute()"
-            )
-
-    def _restore(
-        self,
-        state: Mapping[str, Any],
-        source: str,
-        call: str,
-        *,
-        has_files: bool = False,
-        path: Path | None = None,
-    ) -> None:
-        """Load a state that all workers have.
-
-        Args:
-            has_files: whether the rows of tables are beside a file.
-            path: the file, on rank 0.
-        """
-        groups = state.get("groups", {})
-        if groups.keys() != self._kept_groups.keys():
-            names = [", ".join(sorted(part)) or "none" for part in (groups, self._kept_groups)]
-            raise SnapshotError(
-                f"{source} has the groups {names[0]}; this script has handed {names[1]} to keep()"
-            )
-        self._check_how(state, source)
-        if state["workers"] != self.virtual_workers:
-            state = self._resized(state, source)
-        self._tables.check(state.get("tables", {}), source, has_files=has_files)
-        self._own.load_tensors(state)
-        masters = state.get("masters", {})
-        self._hold_back(state["own"], self._masters.for_shards(masters))
-        self._masters.load(masters)
-        self._load_how(state)
-        self._masters.publish_all()
-        self._tables.load(state.get("tables", {}), path if self.rank == 0 else None)
-        if self._plan.tables and self.size > 1:
-            with self._collections.calling(call):
-                self._collections.gather(b"")  # the shards have the rows
-        self._collections.steps = state["steps"]
-        self._collections.iterations = state["iterations"]
-        self._settled = True
-        self._resume_from = None
-        self._own.load_rest(state)
-        for name, group in self._kept_groups.items():
-            group._check_not_begun()
-            group._restore(checked(groups[name], source), f"'{name}' of {source}", call)
-
-    def _resized(self, state: Mapping[str, Any], source: str) -> dict[str, Any]:
-        saved, own = state["workers"], self.virtual_workers
-        if self.rank == 0:
-            self._context.say(
-                f"{source} is of {counted(saved, 'worker')}, and this job has {own}: random states "
-                f"start from the seed; virtual_workers={saved} continues with the same bits"
-            )
-        return resized(state, own, source)
-
-    def _held_back(self) -> dict[str, Any]:
-        """Return what lossy codecs have held back on this worker; nothing without codecs."""
-        held_back = self._exchange.state.held_back()
-        return (
-            {"held_back": {n: torch.tensor(a) for n, a in held_back.items()}} if held_back else {}
-        )
-
-    def _hold_back(
-        self, owners: Sequence[Mapping[str, Any]], masters: Mapping[str, NDArray[np.float32]]
-    ) -> None:
-        """Go on with what lossy codecs have held back: of this process, and of virtual workers
-        that had another process. The shards continue with masters.
-        """
-        of_each = [
-            {name: tensor.numpy() for name, tensor in one.get("held_back", {}).items()}
-            for one in owners
-        ]
-        mine = {name: array for one in of_each for name, array in one.items()}
-        mine |= {**of_each[self._turns.own[0]], **masters}
-        for held_back in (*of_each, mine):  # all workers refuse what does not fit one of them
-            self._exchange.state.hold_back(held_back)
-
-    def _check_how(self, state: Mapping[str, Any], source: str) -> None:
-        if state["how"] != self._how:
-            raise SnapshotError(
-                f"{source} was trained with {state['how']}, and this script gives distribute() "
-                f"{self._how}"
-            )
-
-    def _forget_passes(self) -> None:
-        super()._forget_passes()
-        self._sent.forget()
-
-    def _begin(self) -> None:
-        if self._resume_from is not None:
-            kept = "first.keep(NAME=this) and first" if self._context.number else "group"
-            raise UsageError(
-                f"the job continues from {self._resume_from}, and the script has begun a step "
-                f"without it; expected {kept}.resume() before the first step"
-            )
-        super()._begin()
-
-    def _split_histories(
-        self,
-    ) -> tuple[list[dict[str, list[Tensor]]], dict[str, dict[str, list[Tensor]]]]:
-        """Return the histories of the parameters by name, of each virtual worker of this process
-        that has one of its own, and the outer rule's histories as an entry of a checkpoint.
-        """
-        workers = len(self._turns.own) if self._exchange.state.private else 1
-        own: list[dict[str, list[Tensor]]] = [{} for _ in range(workers)]
-        outer: dict[str, list[Tensor]] = {}
-        for trained, history in zip(
-            self._plan.tensors, self._exchange.state.histories().values(), strict=True
-        ):
-            count = history_count(trained.rule.kind)
-            arrays = [torch.tensor(array) for array in history]
-            if not trained.statistics:
-                for at, histories in enumerate(own):
-                    histories[trained.name] = arrays[count * at : count * (at + 1)]
-                outer[trained.name] = arrays[count * workers :]
-        return own, {"outer": outer} if any(outer.values()) else {}
-
-    def _with_outer(self, histories: Sequence[History], state: Mapping[str, Any]) -> list[History]:
-        """Return histories with the outer rule's from a checkpoint added, which all workers share:
-        worker 0 has saved them.
-        """
-        outer = state["own"][0].get("outer")
-        if outer is None or not self._local_steps:
-            return list(histories)
-        count = max(map(len, outer.values()), default=0)
-        found: list[History] = []
-        for trained, own in zip(self._plan.tensors, histories, strict=True):
-            shape = trained.tensor.shape
-            arrays = (
-                [torch.zeros(shape)] * count if trained.statistics else outer.get(trained.name, [])
-            )
-            if len(arrays) != count or any(array.shape != shape for array in arrays):
-                raise SnapshotError(
-                    f"the checkpoint has no outer history that fits '{trained.name}'"
-                )
-            found.append([*own, *(array.numpy() for array in arrays)])
-        return found
-
-    @property
-    @abstractmethod
-    def _how(self) -> str:
-        """The name of the rule or optimizer."""
-
-    @abstractmethod
-    def _save_how(self) -> dict[str, Any]:
-        """Return the state of the rule or optimizer that all workers share; called on rank 0."""
-
-    def _save_own(self) -> list[dict[str, Any]]:
-        """Return the state of the rule that is each virtual worker's own, of this process."""
-        return [{} for _ in self._turns.own]
-
-    @abstractmethod
-    def _load_how(self, state: Mapping[str, Any]) -> None:
-        """Load these states, and open the exchange again with the module's tensors, which are
-        loaded.
-        """
+        return self._checkpoints.resume(prefix)

@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from poseidon.engine.session import LoopPosition, TrainingSession
 from poseidon.errors import UsageError
 from poseidon.exchange.job_control import SAME_CALLS, JobControl
-from poseidon.torch.worker_context import DISTRIBUTE, LEAVING, STEP, LoopPosition
+from poseidon.torch.worker_context import DISTRIBUTE, LEAVING, STEP
 from ps_server import PeerLeft, PeerLost
 
 HEAD = re.compile(rb"(\w+) (\d+) ([^\n]*)\n", re.ASCII)
@@ -51,35 +52,26 @@ class GroupCollections:
     """Collections of one worker with all others.
 
     Args:
+        session: of this worker's loop, which counts.
         on_progress: called after each step and at the beginning and end of each wait for others.
-        place: returns where in its loop this worker is, for messages.
-
-    Attributes:
-        iterations: iterations of the exchange that have ended.
-        left_out: those among both that the job has made without this worker
-            (`poseidon/exchange/rounds/quorum.py`).
     """
 
     def __init__(
         self,
+        session: TrainingSession,
         control: JobControl,
         on_progress: Callable[[LoopPosition], None],
         *,
         rank: int,
-        place: Callable[[], str],
     ) -> None:
+        self._session = session
         self._control = control
         self.on_progress = on_progress
         self._rank = rank
-        self._place = place
-        self.steps = 0
-        self.iterations = 0
-        self.left_out = 0
-        self._begun = 0
         self._call: Call | None = None
 
     def finish_step(self) -> None:
-        self.steps += 1
+        self._session.steps += 1
         self.report()
 
     @contextmanager
@@ -94,7 +86,7 @@ class GroupCollections:
         if self._call is not None:
             yield
             return
-        self._call = Call(name=name, place=self._place())
+        self._call = Call(name=name, place=self._session.place)
         try:
             yield
         except PeerLeft as left:
@@ -115,10 +107,7 @@ class GroupCollections:
         """
         self.report(STEP)
         yield
-        self.iterations += 1
-        left_out = finished() - self.iterations
-        self.iterations, self.steps = self.iterations + left_out, self.steps + left_out
-        self.left_out += left_out
+        self._session.end_iteration(finished())
         self.report()
 
     @contextmanager
@@ -126,7 +115,7 @@ class GroupCollections:
         """Report that this worker's call waits for all others inside the block."""
         assert self._call is not None
         name = self._call.name
-        self._begun += name not in (STEP, DISTRIBUTE)
+        self._session.collections += name not in (STEP, DISTRIBUTE)
         self.report("" if name == STEP else name)  # the iteration of such a step has ended
         try:
             yield
@@ -140,7 +129,7 @@ class GroupCollections:
             UsageError: another worker makes another call, or after more or fewer iterations.
         """
         assert self._call is not None
-        head = f"{self._call.name} {self.iterations} {self._call.place}\n"
+        head = f"{self._call.name} {self._session.iterations} {self._call.place}\n"
         with self.waiting():
             parts = self._control.all_gather(head.encode() + payload)
         calls, bodies = zip(*map(_split, parts), strict=True)
@@ -171,14 +160,7 @@ class GroupCollections:
 
     def report(self, current: str = "") -> None:
         """Report the position of this worker, and the call in which it waits for others."""
-        self.on_progress(
-            LoopPosition(
-                steps=self.steps,
-                iterations=self.iterations,
-                collections=self._begun,
-                collection=current,
-            )
-        )
+        self.on_progress(self._session.position(current))
 
 
 def _split(part: bytes) -> tuple[Call, bytes]:

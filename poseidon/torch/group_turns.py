@@ -85,47 +85,33 @@ class GroupTurns:
         self.several = several
         self.buffers = buffers
         self.streams: RandomStreams | None = None
-        self._at = 0
 
-    @property
-    def virtual_worker(self) -> int:
-        """The virtual worker whose turn it is."""
-        return self.own[self._at]
-
-    @property
-    def is_first(self) -> bool:
-        """Whether the turn is the first of an iteration."""
-        return self._at == 0
-
-    @property
-    def is_last(self) -> bool:
-        """Whether the turn is the last of an iteration."""
-        return self._at == len(self.own) - 1
-
-    def begin(self) -> None:
+    def begin(self, at: int) -> None:
         """Begin a turn, where it has not begun.
+
+        Args:
+            at: the place of its virtual worker among those of this process.
 
         Raises:
             UsageError: the loader's batch is another virtual worker's.
         """
         if self.streams is None:
             return
-        delivered = self.streams.delivered
-        if delivered is not None and delivered != self.virtual_worker:
+        delivered, virtual_worker = self.streams.delivered, self.own[at]
+        if delivered is not None and delivered != virtual_worker:
             raise UsageError(
                 f"the module runs on the batch of virtual worker {delivered}, and the next step() "
-                f"of its group is of virtual worker {self.virtual_worker}; expected all forward "
+                f"of its group is of virtual worker {virtual_worker}; expected all forward "
                 "passes of a batch before the first step(), one step() of each group for each "
                 "virtual worker's batches, and torch.no_grad() for other forward passes"
             )
-        self.streams.begin(self.virtual_worker)
+        self.streams.begin(virtual_worker)
 
-    def next(self) -> None:
-        """End a turn."""
-        self._at = 0 if self.is_last else self._at + 1
-        self.buffers.enter(self._at)
+    def enter(self, at: int) -> None:
+        """End a turn, and enter the one at a place; 0: the next iteration's first."""
+        self.buffers.enter(at)
         if self.streams is not None:
-            self.streams.end_step(ends_iteration=self.is_first)
+            self.streams.end_step(ends_iteration=at == 0)
 
     def each(self) -> Iterator[int]:
         """Yield each virtual worker of this process, with its buffers in the module.

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from poseidon.engine.packed import mapped, on_host, packed, unpacked
 from poseidon.errors import UsageError
-from poseidon.torch.checkpoint_file import mapped, on_host, packed, unpacked
 from poseidon.torch.process_group.collectives import Reduction
 
 PLAIN = (bool, int, float, str, bytes, type(None))

@@ -37,6 +37,7 @@ from poseidon.engine.elastic import StartEnded
 from poseidon.engine.launcher_connection import WORKERS, LauncherConnection
 from poseidon.engine.observation import Observation
 from poseidon.engine.own_time import OwnTime
+from poseidon.engine.session import LoopPosition
 from poseidon.engine.work import NOTHING, TrainingWork, membership_of
 from poseidon.errors import PoseidonError
 from poseidon.exchange.building.built import Built
@@ -53,7 +54,7 @@ from poseidon.torch.script_output import output_to_log
 from poseidon.torch.spawning import Place, this_machine
 from poseidon.torch.torchrun import free_address, torchrun_variables
 from poseidon.torch.trainer_logs import taking_from_trainer
-from poseidon.torch.worker_context import LoopPosition, Observed, ThisWorker, WorkerContext
+from poseidon.torch.worker_context import Observed, ThisWorker, WorkerContext
 from ps_server import PeerLost, ServerError, StalenessTimeout
 from ps_server.trace import NO_TRACE, Tracer
 

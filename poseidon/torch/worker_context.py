@@ -15,6 +15,7 @@ from torch import nn
 
 from poseidon.engine.elastic import StartEnded
 from poseidon.engine.random_streams import RandomStreams
+from poseidon.engine.session import LoopPosition
 from poseidon.engine.snapshots.runs import Prefixes
 from poseidon.engine.snapshots.writer import WrittenSnapshot
 from poseidon.errors import JobError
@@ -50,34 +51,6 @@ DISTRIBUTE, STEP, LEAVING = "distribute", "step", "close"
 """Names of calls: the beginning, the end of an iteration, and the end of a group's `with` block."""
 OF_NO_LOOP = -1
 """The number of calls of torch.distributed beside those of loops."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopPosition:
-    """How far a worker's training loop has come.
-
-    Attributes:
-        steps: finished.
-        iterations: of the exchange, ended. There are more of them than steps where an optimizer's
-            step was left out after `average_gradients`.
-        collections: waits of the loop for all other workers, begun; without the waits of
-            `distribute` and of steps.
-        collection: the name of the call that is waiting now, such as `mean`, `settle` or
-            `DISTRIBUTE`; `STEP` while an iteration ends; empty: none.
-    """
-
-    steps: int = 0
-    iterations: int = 0
-    collections: int = 0
-    collection: str = ""
-
-    def to_fields(self) -> dict[str, object]:
-        """Return the fields of the `alive` event (`poseidon.cluster.events`)."""
-        return {
-            "steps": self.iterations,
-            "collections": self.collections,
-            "collection": self.collection,
-        }
 
 
 class Loop(Protocol):

@@ -16,6 +16,7 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
+from poseidon.engine.session import LoopPosition
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
@@ -24,7 +25,7 @@ from poseidon.torch.distribute import join
 from poseidon.torch.group import Group
 from poseidon.torch.tensors import DistributeOptions
 from poseidon.torch.update_rules import SGD, Adam, ParameterGroup, UpdateRule
-from poseidon.torch.worker_context import LoopPosition, ThisWorker, WorkerContext
+from poseidon.torch.worker_context import ThisWorker, WorkerContext
 from ps_server.network import Network
 from tests.support.cluster import TIMEOUT_S, TOKEN, Addresses, job_addresses
 from tests.support.threads import failures_on_threads

@@ -11,7 +11,7 @@ from unittest import mock
 import torch
 
 from poseidon.engine import random_streams
-from poseidon.torch import step_loop
+from poseidon.torch import group_opening
 
 _OF_THREAD = threading.local()
 
@@ -55,8 +55,8 @@ def _script_seed() -> int:
 def streams_of_threads() -> Iterator[None]:
     """Let the random streams of groups be in the generators of their threads inside the block."""
     with (
-        mock.patch.object(step_loop, "Generators", OfThread),
+        mock.patch.object(group_opening, "Generators", OfThread),
         mock.patch.object(random_streams, "script_seed", _script_seed),
-        mock.patch.object(step_loop, "script_seed", _script_seed),
+        mock.patch.object(group_opening, "script_seed", _script_seed),
     ):
         yield

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from poseidon.engine.state_tree import Found, Leaf, Scope
 from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.row_tables import RowTables
 from poseidon.torch.tables.file import read_rows, rows_path, write_rows
@@ -60,9 +61,24 @@ class TableGroup:
             "the module that distribute() was given"
         )
 
-    def clocks(self) -> dict[str, int]:
-        """Return the number of updates of each table, by name: its entry in a checkpoint."""
-        return {link.spec.name: link.clock for link in self.links}
+    def leaf(self, come: Callable[[], object]) -> Leaf:
+        """Return the number of updates of each table, by name. Their rows are in files beside it.
+
+        Args:
+            come: waits until the shards have the rows.
+        """
+
+        def load(found: Found) -> None:
+            self._load(found.shared, found.source.path)
+            come()
+
+        return Leaf(
+            name="tables",
+            scope=Scope.SHARED,
+            read=lambda: {link.spec.name: link.clock for link in self.links},
+            write=load,
+            check=self._check,
+        )
 
     def write(self, checkpoint: Path) -> list[Path]:
         """Write the rows of all tables beside a checkpoint, on rank 0. Return the files.
@@ -75,30 +91,22 @@ class TableGroup:
             write_rows(paths[-1], link.spec, link.clock, link.stored())
         return paths
 
-    def check(self, clocks: Mapping[str, int], source: str, *, has_files: bool) -> None:
-        """Refuse a checkpoint of other tables.
-
-        Args:
-            has_files: whether it is a file, with the files of its tables beside it.
-
-        Raises:
-            SnapshotError: the names differ.
-            UsageError: there are no files.
-        """
+    def _check(self, found: Found) -> None:
+        """Refuse a state of other tables, or one without the files of its tables beside it."""
         names = [link.spec.name for link in self.links]
-        if list(clocks) != names:
+        if list(found.shared) != names:
             raise SnapshotError(
-                f"{source} has the tables {', '.join(clocks) or 'none'}; this module has "
-                f"{', '.join(names) or 'none'}"
+                f"{found.source.name} has the tables {', '.join(found.shared) or 'none'}; this "
+                f"module has {', '.join(names) or 'none'}"
             )
-        if names and not has_files:
+        if names and not found.source.is_file:
             raise UsageError(
                 f"load_state_dict() with table '{names[0]}', whose rows are in files beside a "
                 "checkpoint; expected resume()"
             )
 
-    def load(self, clocks: Mapping[str, int], checkpoint: Path | None) -> None:
-        """Continue from the rows beside a checkpoint. A collection follows.
+    def _load(self, clocks: Mapping[str, int], checkpoint: Path | None) -> None:
+        """Continue from the rows beside a checkpoint.
 
         Args:
             checkpoint: on rank 0; None on others.

@@ -16,9 +16,10 @@ from poseidon.cluster.python_command import module_arguments
 from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.state import Outcome
 from poseidon.engine.document import ScriptDocument, read_document
+from poseidon.engine.packed import packed
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
-from poseidon.torch.checkpoint_file import packed, write_checkpoint
+from poseidon.torch.checkpoint_file import write_checkpoint
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from functools import partial
 import pytest
 
 from poseidon.engine.launcher_connection import WORKERS, LauncherConnection, launcher_streams
+from poseidon.engine.session import LoopPosition
 from poseidon.errors import JobError
 from poseidon.exchange.base import ExchangeSettings
-from poseidon.torch.worker_context import LoopPosition
 from ps_server import Interrupted, SignalKind
 from tests.support.exchanges import AloneExchange
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from poseidon.engine.packed import packed, unpacked
 from poseidon.engine.random_streams import (
     Generators,
     RandomStreams,
@@ -17,7 +18,6 @@ from poseidon.engine.random_streams import (
     seed_of,
     set_random_state,
 )
-from poseidon.torch.checkpoint_file import packed, unpacked
 
 CPU = torch.device("cpu")
 

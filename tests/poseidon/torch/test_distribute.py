@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import poseidon
+from poseidon.engine.session import LoopPosition
 from poseidon.errors import JobError, UsageError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
@@ -24,10 +25,10 @@ from poseidon.exchange.observe.statistics import Traffic
 from poseidon.exchange.options import ExchangeOptions, OnDivergence
 from poseidon.torch.distribute import join, running_in
 from poseidon.torch.group import Group
-from poseidon.torch.optimizer_group import OptimizerGroup
 from poseidon.torch.tensors import Buffers, DistributeOptions, RunsOn
 from poseidon.torch.update_rules import SGD, ParameterGroup, UpdateRule
-from poseidon.torch.worker_context import LoopPosition, WorkerContext
+from poseidon.torch.updates.worker_optimizer import WorkerOptimizerUpdate
+from poseidon.torch.worker_context import WorkerContext
 from ps_server import ServerError
 from ps_server.network import Network
 from tests.support.cluster import TIMEOUT_S
@@ -123,8 +124,8 @@ def test_gradients_may_be_zeroed_in_place() -> None:
 
 def test_the_optimizers_own_step_is_enough() -> None:
     def body(module: nn.Module, group: Group) -> None:
-        assert isinstance(group, OptimizerGroup)
-        optimizer = group._optimizer
+        assert isinstance(group._update, WorkerOptimizerUpdate)
+        optimizer = group._update.optimizer
         for ((x, y),) in batches():
             own = slice(group.rank, None, group.size)
             optimizer.zero_grad()
@@ -508,18 +509,20 @@ def test_of_an_embedding_the_rows_travel_that_are_looked_up(how: How, on: RunsOn
     sizes: dict[bool, list[Traffic]] = {True: [], False: []}
 
     def body(module: nn.Module, group: Group) -> None:
-        optimizer = group._optimizer if isinstance(group, OptimizerGroup) else None
+        optimizer = (
+            group._update.optimizer if isinstance(group._update, WorkerOptimizerUpdate) else None
+        )
         for step in range(5):
             words = torch.arange(8).view(2, 4) * (1 + group.rank) + 100 * (step // 2)
             module(words).sum().backward()
-            if isinstance(group, OptimizerGroup) and optimizer is not None:
+            if isinstance(group._update, WorkerOptimizerUpdate) and optimizer is not None:
                 group.average_gradients()
                 nn.utils.clip_grad_norm_(module.parameters(), 0.1)
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=False)
             else:
                 group.step()
-        sizes[is_packed].append(group._exchange.traffic()[0])
+        sizes[is_packed].append(group._loop.exchange.traffic()[0])
 
     found = []
     for is_packed in (True, False):

@@ -16,15 +16,16 @@ from torch import nn
 
 from poseidon.cluster import events
 from poseidon.cluster.supervision.state_machine import mismatched_collections
+from poseidon.engine.session import LoopPosition
 from poseidon.errors import UsageError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
 from poseidon.torch.distribute import join
 from poseidon.torch.group import Group
-from poseidon.torch.optimizer_group import OptimizerGroup
 from poseidon.torch.tensors import DistributeOptions
 from poseidon.torch.update_rules import SGD
-from poseidon.torch.worker_context import LoopPosition, WorkerContext
+from poseidon.torch.updates.worker_optimizer import WorkerOptimizerUpdate
+from poseidon.torch.worker_context import WorkerContext
 from ps_server import PeerLost
 from tests.support.cluster import TIMEOUT_S
 from tests.support.module_groups import OPTIMIZERS, How, failures_of, member
@@ -44,7 +45,7 @@ def step(module: nn.Module, group: Group) -> None:
 
 def averages(module: nn.Module, group: Group) -> None:
     backward(module)
-    assert isinstance(group, OptimizerGroup)
+    assert isinstance(group._update, WorkerOptimizerUpdate)
     group.average_gradients()
 
 

@@ -18,10 +18,10 @@ import poseidon
 from poseidon.errors import PoseidonError, UsageError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.torch.group import Group
-from poseidon.torch.optimizer_group import OptimizerGroup
 from poseidon.torch.tables.table import Table
 from poseidon.torch.tensors import Buffers, DistributeOptions, RunsOn
 from poseidon.torch.update_rules import SGD, Outer
+from poseidon.torch.updates.worker_optimizer import WorkerOptimizerUpdate
 from tests.support.module_groups import BUILDING, How, member, together
 from tests.support.thread_streams import generator, streams_of_threads
 
@@ -147,8 +147,8 @@ def train(
     group: Group, module: nn.Module, epochs: int, loader: Any = None, *, evaluates: bool = True
 ) -> None:
     """The loop of a user, which evaluates between two steps; within rounds of local steps too."""
-    passes = group._plan.passes
-    every = 3 if group._local_steps else 1
+    passes = group._loop.plan.passes
+    every = 3 if group._loop.built.local_steps else 1
     loader = loader if loader is not None else group.loader(Words(), BATCH)
     for _ in range(loader.sampler.epoch, epochs):
         for words, mean in loader:
@@ -266,7 +266,7 @@ def by_number(module: nn.Module, group: Group) -> None:
 
 
 def clipping(module: nn.Module, group: Group) -> None:
-    assert isinstance(group, OptimizerGroup)
+    assert isinstance(group._update, WorkerOptimizerUpdate)
     for words, mean in group.loader(Words(), BATCH):
         (module(words) - mean).square().mean().backward()
         if group.average_gradients():
@@ -275,8 +275,8 @@ def clipping(module: nn.Module, group: Group) -> None:
 
 
 def by_the_optimizer(module: nn.Module, group: Group) -> None:
-    assert isinstance(group, OptimizerGroup)
-    optimizer = group._optimizer
+    assert isinstance(group._update, WorkerOptimizerUpdate)
+    optimizer = group._update.optimizer
     for words, mean in group.loader(Words(), BATCH):
         optimizer.zero_grad()
         (module(words) - mean).square().mean().backward()
@@ -297,20 +297,20 @@ def with_evaluations(module: nn.Module, group: Group) -> None:
 
 
 def with_a_scaler(module: nn.Module, group: Group) -> None:
-    assert isinstance(group, OptimizerGroup)
+    assert isinstance(group._update, WorkerOptimizerUpdate)
     scaler = torch.amp.GradScaler("cpu")
     for words, mean in group.loader(Words(), BATCH):
         loss: Tensor = scaler.scale((module(words) - mean).square().mean())
         loss.backward()
         if group.average_gradients():
-            scaler.step(group._optimizer)
+            scaler.step(group._update.optimizer)
             scaler.update()
             module.zero_grad()
 
 
 def with_a_scheduler(module: nn.Module, group: Group) -> None:
-    assert isinstance(group, OptimizerGroup)
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(group._optimizer, 0.5)
+    assert isinstance(group._update, WorkerOptimizerUpdate)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(group._update.optimizer, 0.5)
     for words, mean in group.loader(Words(), BATCH):
         (module(words) - mean).square().mean().backward()
         if group.step():
@@ -346,8 +346,8 @@ def saves_within_a_step(module: nn.Module, group: Group) -> None:
 
 
 def steps_a_scheduler_each_time(module: nn.Module, group: Group) -> None:
-    assert isinstance(group, OptimizerGroup)
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(group._optimizer, 0.5)
+    assert isinstance(group._update, WorkerOptimizerUpdate)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(group._update.optimizer, 0.5)
     for _ in range(2):
         a_pass(module, group)
         group.step()

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import poseidon
-from poseidon.torch.checkpoint_file import unpacked
+from poseidon.engine.packed import unpacked
 from poseidon.torch.distribute import join
 from poseidon.torch.memory import ScriptMemory, Snapshot
 from poseidon.torch.tensors import DistributeOptions

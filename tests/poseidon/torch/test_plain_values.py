@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from poseidon.engine.packed import packed
 from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.broadcast import PIECE_BYTES
-from poseidon.torch.checkpoint_file import packed
 from poseidon.torch.group import Group
 from poseidon.torch.plain_values import Reduction, decode, encode, reduce
 from poseidon.torch.update_rules import SGD

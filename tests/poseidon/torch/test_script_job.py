@@ -19,6 +19,7 @@ from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.cluster.supervision.state import Outcome
 from poseidon.engine.document import Prints, ScriptDocument, read_document
+from poseidon.engine.packed import packed
 from poseidon.errors import UsageError
 from poseidon.exchange.auto.recorded import RecordedPlan
 from poseidon.exchange.kinds import Scheme
@@ -27,7 +28,7 @@ from poseidon.flags.flag import flags_of
 from poseidon.launcher.processes import Start
 from poseidon.launcher.request import Encrypt, ScriptRequest, ShownLogs
 from poseidon.launcher.site import Site
-from poseidon.torch.checkpoint_file import packed, write_checkpoint
+from poseidon.torch.checkpoint_file import write_checkpoint
 from poseidon.torch.ddp import reduce_by_exchange
 from poseidon.torch.script import ScriptWork
 from poseidon.torch.script_job import ScriptJob

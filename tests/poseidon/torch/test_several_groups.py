@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import poseidon
+from poseidon.engine.session import LoopPosition
 from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.building.built import Built
 from poseidon.exchange.exchange import Exchange
@@ -23,7 +24,7 @@ from poseidon.torch.distribute import join, running_in
 from poseidon.torch.group import Group
 from poseidon.torch.tensors import DistributeOptions
 from poseidon.torch.update_rules import SGD, UpdateRule
-from poseidon.torch.worker_context import LoopPosition, Loops, WorkerContext
+from poseidon.torch.worker_context import Loops, WorkerContext
 from ps_server import SignalKind
 from tests.support.cluster import job_addresses
 from tests.support.module_groups import BUILDING, failures_of, member
@@ -268,8 +269,8 @@ def test_all_loops_hear_the_requests_of_the_first_and_report_to_one_place() -> N
         assert reported[-1] == LoopPosition(steps=1, iterations=3)
         with pytest.raises(KeyboardInterrupt):
             train_once(gan[0], first)
-    assert first._closed
-    assert second._closed
+    assert first._loop.session.state.name == "CLOSED"
+    assert second._loop.session.state.name == "CLOSED"
     assert poseidon.this_worker() == poseidon.ThisWorker(rank=0, size=1)
 
 

@@ -18,10 +18,13 @@ from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.torch.group import Group
-from poseidon.torch.local_optimizer_group import LocalOptimizerGroup
-from poseidon.torch.optimizer_group import OptimizerGroup
 from poseidon.torch.tensors import DistributeOptions
 from poseidon.torch.update_rules import SGD, Adam, Outer
+from poseidon.torch.updates.local_optimizer import LocalOptimizerUpdate
+from poseidon.torch.updates.worker_optimizer import (
+    MeanOptimizerUpdate,
+    WorkerOptimizerUpdate,
+)
 from ps_server.network import Network
 from tests.support.cluster import TIMEOUT_S
 from tests.support.module_groups import Body, How, together
@@ -113,7 +116,7 @@ def assert_same(ends: list[dict[str, Tensor]], expected: nn.Module) -> None:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_each_optimizer_trains_as_in_the_simulation(name: str) -> None:
     def body(net: nn.Module, group: Group) -> None:
-        assert isinstance(group, LocalOptimizerGroup)
+        assert isinstance(group._update, LocalOptimizerUpdate)
         trains()(net, group)
 
     how = OPTIMIZERS[name]
@@ -137,7 +140,7 @@ def test_a_step_at_the_end_of_a_round_returns_with_the_values_of_all() -> None:
 
 def test_the_argument_takes_the_place_of_the_flag() -> None:
     def body(net: nn.Module, group: Group) -> None:
-        assert type(group) is OptimizerGroup
+        assert type(group._update) is MeanOptimizerUpdate
 
     together(
         1, Net, OPTIMIZERS["sgd"], body, member=BY_FLAGS, options=DistributeOptions(local_steps=0)
@@ -187,7 +190,7 @@ def evaluates(net: nn.Module, group: Group) -> None:
         with torch.no_grad():
             net(torch.zeros(2, 3))
         group.settle()
-        assert len(set(group._exchange.control.all_gather(_bytes(net)))) == 1
+        assert len(set(group._loop.exchange.control.all_gather(_bytes(net)))) == 1
 
 
 def _bytes(net: nn.Module) -> bytes:
@@ -266,12 +269,12 @@ def settles_in_a_step(net: nn.Module, group: Group) -> None:
 
 
 def scales(net: nn.Module, group: Group) -> None:
-    assert isinstance(group, OptimizerGroup)
+    assert isinstance(group._update, WorkerOptimizerUpdate)
     scaler = torch.amp.GradScaler("cpu")
     for step in range(2):
         net.zero_grad()
         scaler.scale(loss_of(net, step, group.rank) * float("inf")).backward()
-        scaler.step(group._optimizer)  # is left out on this worker
+        scaler.step(group._update.optimizer)  # is left out on this worker
         scaler.update()
 
 
@@ -313,13 +316,13 @@ def test_a_script_of_a_synchronous_job_needs_no_change() -> None:
     """It calls `average_gradients` before it limits them."""
 
     def body(net: nn.Module, group: Group) -> None:
-        assert isinstance(group, OptimizerGroup)
+        assert isinstance(group._update, WorkerOptimizerUpdate)
         for step in range(STEPS):
             net.zero_grad()
             loss_of(net, step, group.rank).backward()
             group.average_gradients()
             torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
-            group._optimizer.step()
+            group._update.optimizer.step()
 
     how = OPTIMIZERS["sgd"]
     assert_same(together(WORKERS, Net, how, body, member=BY_FLAGS), simulated(how, clip=0.1))

@@ -13,11 +13,11 @@ from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.torch.group import Group
-from poseidon.torch.optimizer_group import OptimizerGroup
 from poseidon.torch.tensors import DistributeOptions
 from poseidon.torch.update_rules import SGD
+from poseidon.torch.updates.worker_optimizer import WorkerOptimizerUpdate
 from ps_server.network import Network
-from tests.poseidon.torch.test_rule_group import build, build_frozen
+from tests.poseidon.torch.updates.test_rule import build, build_frozen
 from tests.support.cluster import TIMEOUT_S
 from tests.support.module_groups import How, together
 
@@ -117,8 +117,8 @@ def trains(net: nn.Module, group: Group) -> None:
 
 
 def adds_a_group(net: nn.Module, group: Group) -> None:
-    assert isinstance(group, OptimizerGroup)
-    group._optimizer.add_param_group({"params": list(net.get_submodule("2").parameters())})
+    assert isinstance(group._update, WorkerOptimizerUpdate)
+    group._update.optimizer.add_param_group({"params": list(net.get_submodule("2").parameters())})
     trains(net, group)
 
 
@@ -155,7 +155,7 @@ def test_parameters_that_each_worker_would_train_by_itself_are_refused(
 
 def test_a_step_is_left_out_after_the_gradients_were_looked_at() -> None:
     def body(net: nn.Module, group: Group) -> None:
-        assert isinstance(group, OptimizerGroup)
+        assert isinstance(group._update, WorkerOptimizerUpdate)
         for place in range(3):
             net.zero_grad()
             losses(net, records(group.rank, 2)).backward()
@@ -172,7 +172,7 @@ def test_a_step_is_left_out_after_the_gradients_were_looked_at() -> None:
 
 def test_average_gradients_finishes_no_step() -> None:
     def body(net: nn.Module, group: Group) -> None:
-        assert isinstance(group, OptimizerGroup)
+        assert isinstance(group._update, WorkerOptimizerUpdate)
         for place in range(3):
             losses(net, records(group.rank, 2)).backward()
             group.average_gradients()
@@ -191,7 +191,7 @@ def test_a_grad_scaler_looks_at_means_or_is_refused(fused: bool, averages: bool)
     """
 
     def body(net: nn.Module, group: Group) -> None:
-        assert isinstance(group, OptimizerGroup)
+        assert isinstance(group._update, WorkerOptimizerUpdate)
         scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
         for step in range(3):
             net.zero_grad()
@@ -201,7 +201,7 @@ def test_a_grad_scaler_looks_at_means_or_is_refused(fused: bool, averages: bool)
             scaler.scale(loss).backward()
             if averages:
                 group.average_gradients()
-            scaler.step(group._optimizer)
+            scaler.step(group._update.optimizer)
             scaler.update()
 
     def how(net: nn.Module) -> torch.optim.Optimizer:
@@ -228,8 +228,8 @@ def test_gradients_that_are_clipped_after_they_were_sent_name_clip(how: How, sca
     def body(net: nn.Module, group: Group) -> None:
         scaler = torch.amp.GradScaler("cpu", enabled=scales)
         scaler.scale(losses(net, records(0, 1))).backward()
-        if isinstance(group, OptimizerGroup):
-            scaler.unscale_(group._optimizer)
+        if isinstance(group._update, WorkerOptimizerUpdate):
+            scaler.unscale_(group._update.optimizer)
         torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
         group.step()
 

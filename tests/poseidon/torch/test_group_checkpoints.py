@@ -16,16 +16,16 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import poseidon
+from poseidon.engine.packed import packed, unpacked
 from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
-from poseidon.torch.checkpoint_file import packed, unpacked
 from poseidon.torch.distribute import join
 from poseidon.torch.group import Group
-from poseidon.torch.optimizer_group import OptimizerGroup
 from poseidon.torch.tensors import Buffers, DistributeOptions
 from poseidon.torch.update_rules import SGD, Adam
+from poseidon.torch.updates.worker_optimizer import WorkerOptimizerUpdate
 from poseidon.torch.worker_context import WorkerContext
 from ps_server.network import Network
 from tests.support.cluster import TIMEOUT_S
@@ -75,8 +75,8 @@ def loop(
     def body(module: nn.Module, group: Group) -> None:
         loader = group.loader(data(), BATCH)
         scheduler = None
-        if isinstance(group, OptimizerGroup):
-            scheduler = torch.optim.lr_scheduler.ExponentialLR(group._optimizer, 0.5)
+        if isinstance(group._update, WorkerOptimizerUpdate):
+            scheduler = torch.optim.lr_scheduler.ExponentialLR(group._update.optimizer, 0.5)
             group.keep(scheduler=scheduler)
         begin(group)
         for _ in range(loader.sampler.epoch, epochs):  # type: ignore[attr-defined]
@@ -150,7 +150,7 @@ def member(kind: ExchangeKind, staleness: int = 0) -> Membership:
 
 def leaves_out(module: nn.Module, group: Group, steps: range) -> None:
     """Leave out the optimizer's step in every third iteration, as a GradScaler may."""
-    assert isinstance(group, OptimizerGroup)
+    assert isinstance(group._update, WorkerOptimizerUpdate)
     x, y = data().tensors
     for step in steps:
         own = slice(group.rank, None, group.size)
@@ -227,7 +227,8 @@ def test_stale_workers_go_on_alike_each_with_its_own_history() -> None:
 
     def body(module: nn.Module, group: Group) -> None:
         group.load_state_dict(kept["state"])
-        assert torch.equal(group._histories()[0]["history"]["0.bias"][0], histories[group.rank])  # type: ignore[attr-defined]
+        (own,) = group._update._histories._split()[0]
+        assert torch.equal(own["0.bias"][0], histories[group.rank])
         for name, value in module.state_dict().items():
             assert torch.equal(value, kept["state"]["model"][name]), name
 

@@ -19,9 +19,9 @@ from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.server.carrier import ServerCarrier
 from poseidon.torch.distribute import join
 from poseidon.torch.group import Group
-from poseidon.torch.optimizer_group import OptimizerGroup
-from poseidon.torch.shard_optimizer_group import ShardOptimizerGroup
 from poseidon.torch.tensors import DistributeOptions, RunsOn
+from poseidon.torch.updates.shard_optimizer import ShardOptimizerUpdate
+from poseidon.torch.updates.worker_optimizer import WorkerOptimizerUpdate
 from poseidon.torch.worker_context import WorkerContext
 from ps_server.network import Network
 from tests.support.cluster import TIMEOUT_S
@@ -116,14 +116,14 @@ def train(
     """The same loop on three workers."""
 
     def body(net: nn.Module, group: Group) -> None:
-        assert isinstance(group, ShardOptimizerGroup)
+        assert isinstance(group._update, ShardOptimizerUpdate)
         ordinary_loop(
-            list(group._optimizers),
+            list(group._update.optimizers),
             net,
             lambda step: losses(net, step, group.rank, group.size).backward(),
         )
         assert group.steps == STEPS
-        assert not any(one.state for one in group._optimizers)
+        assert not any(one.state for one in group._update.optimizers)
         assert all(p.grad is None for p in net.parameters())
 
     with warnings.catch_warnings():
@@ -167,8 +167,8 @@ def test_unless_the_job_names_an_exchange_all_gradients_go_to_the_shards(
     """Workers that apply the rule to factors keep its state."""
 
     def body(net: nn.Module, group: Group) -> None:
-        assert {type(carrier) for carrier in group._exchange.carriers} == carriers
-        assert bool(group._exchange.by_factors) == (kind is ExchangeKind.HYBRID)
+        assert {type(carrier) for carrier in group._loop.exchange.carriers} == carriers
+        assert bool(group._loop.exchange.by_factors) == (kind is ExchangeKind.HYBRID)
         losses(net, 0, group.rank, group.size).backward()
         group.step()
 
@@ -199,9 +199,9 @@ def test_a_limit_of_the_norm_is_that_of_workers(
     limited = replace(ON_SHARDS, clip=0.05)
 
     def on_workers(net: nn.Module, group: Group) -> None:
-        assert isinstance(group, OptimizerGroup)
+        assert isinstance(group._update, WorkerOptimizerUpdate)
         ordinary_loop(
-            [group._optimizer], net, lambda step: losses(net, step, group.rank, 3).backward()
+            [group._update.optimizer], net, lambda step: losses(net, step, group.rank, 3).backward()
         )
 
     expected = together(3, build, how, on_workers, options=replace(limited, on=RunsOn.WORKERS))
@@ -300,52 +300,52 @@ def test_a_state_of_other_optimizers_is_refused() -> None:
         together(1, build, adamw, loads, options=ON_SHARDS)
 
 
-Body = Callable[[nn.Module, ShardOptimizerGroup], None]
+Body = Callable[[nn.Module, Group], None]
 
 
 def backward(net: nn.Module) -> None:
     losses(net, 0, 0, 1).backward()
 
 
-def too_late(net: nn.Module, group: ShardOptimizerGroup) -> None:
+def too_late(net: nn.Module, group: Group) -> None:
     backward(net)
-    group._optimizers[0].param_groups[0]["lr"] = 0.5
-    group._optimizers[0].step()
+    group._update.optimizers[0].param_groups[0]["lr"] = 0.5
+    group._update.optimizers[0].step()
 
 
-def without_backward(net: nn.Module, group: ShardOptimizerGroup) -> None:
+def without_backward(net: nn.Module, group: Group) -> None:
     backward(net)
-    group._optimizers[0].step()
-    group._optimizers[0].step()
+    group._update.optimizers[0].step()
+    group._update.optimizers[0].step()
 
 
-def closure(net: nn.Module, group: ShardOptimizerGroup) -> None:
+def closure(net: nn.Module, group: Group) -> None:
     backward(net)
-    group._optimizers[0].step(lambda: 0.0)
+    group._update.optimizers[0].step(lambda: 0.0)
 
 
-def scaled(net: nn.Module, group: ShardOptimizerGroup) -> None:
+def scaled(net: nn.Module, group: Group) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     scaler.scale(losses(net, 0, 0, 1)).backward()  # type: ignore[no-untyped-call]
-    scaler.step(group._optimizers[0])
+    scaler.step(group._update.optimizers[0])
 
 
-def clipped(net: nn.Module, group: ShardOptimizerGroup) -> None:
+def clipped(net: nn.Module, group: Group) -> None:
     backward(net)
     nn.utils.clip_grad_norm_(net.parameters(), 1e-3)
     group.step()
 
 
-def sets_lr(net: nn.Module, group: ShardOptimizerGroup) -> None:
+def sets_lr(net: nn.Module, group: Group) -> None:
     assert group.lr == 0.01
     group.lr = 0.5
 
 
-def thaws(net: nn.Module, group: ShardOptimizerGroup) -> None:
+def thaws(net: nn.Module, group: Group) -> None:
     backward(net)
     group.step()
     extra = nn.Parameter(torch.ones(1))
-    group._optimizers[0].add_param_group({"params": [extra]})
+    group._update.optimizers[0].add_param_group({"params": [extra]})
     backward(net)
     extra.grad = torch.ones(1)
     group.step()
@@ -371,8 +371,8 @@ def test_what_the_shards_cannot_do_is_refused(body: Body, words: str) -> None:
 
 def test_an_evaluation_after_settle_lets_the_rate_change() -> None:
     def body(net: nn.Module, group: Group) -> None:
-        assert isinstance(group, ShardOptimizerGroup)
-        (optimizer,) = group._optimizers
+        assert isinstance(group._update, ShardOptimizerUpdate)
+        (optimizer,) = group._update.optimizers
         plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
         for _ in range(3):
             losses(net, 0, group.rank, group.size).backward()

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 import poseidon
+from poseidon.engine.session import LoopPosition
 from poseidon.errors import UsageError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.torch.group import Group
-from poseidon.torch.rule_group import RuleGroup
 from poseidon.torch.tensors import DistributeOptions
 from poseidon.torch.update_rules import SGD
-from poseidon.torch.worker_context import LoopPosition
+from poseidon.torch.updates.rule import RuleUpdate
 from ps_server import PeerLost, SignalKind
 from tests.support.cluster import TIMEOUT_S
 from tests.support.module_groups import (
@@ -56,7 +56,7 @@ def test_a_stop_ends_all_loops_after_the_same_step() -> None:
 
     def body(module: nn.Module, group: Group) -> None:
         if group.rank == 0:
-            group._exchange.control.request(SignalKind.STOP)
+            group._loop.exchange.control.request(SignalKind.STOP)
         for _ in range(50):
             a_step(module, group, torch.ones(2, 3))
             if group.stopping:
@@ -94,7 +94,7 @@ def test_a_loop_reports_its_position_while_it_waits(staleness: int) -> None:
 
     def body(module: nn.Module, group: Group) -> None:
         if group.rank == 0:
-            group._collections.on_progress = note
+            group._loop.collections.on_progress = note
         a_step(module, group, torch.ones(2, 3))
         assert group.rank == 0 or waits.wait(TIMEOUT_S)
         group.mean(1.0)
@@ -145,7 +145,7 @@ def test_a_call_on_one_worker_alone_is_known_to_wait(
 
     def body(module: nn.Module, group: Group) -> None:
         if group.rank == 0:
-            group._collections.on_progress = reported.append
+            group._loop.collections.on_progress = reported.append
             call(group)
         else:
             group.close()
@@ -168,7 +168,7 @@ def settles_within(module: nn.Module, group: Group) -> None:
 
 
 def rate_within(module: nn.Module, group: Group) -> None:
-    assert isinstance(group, RuleGroup)
+    assert isinstance(group._update, RuleUpdate)
     module(torch.ones(2, 3))
     group.lr = 0.5
 
@@ -188,8 +188,8 @@ def calls_the_group(module: nn.Module, group: Group) -> None:
 
 
 def by_closure(module: nn.Module, group: Group) -> None:
-    torch.optim.Optimizer.zero_grad(group._optimizer)  # type: ignore[attr-defined]
-    group._optimizer.step(lambda: 0.0)  # type: ignore[attr-defined]
+    torch.optim.Optimizer.zero_grad(group._update.optimizer)  # type: ignore[attr-defined]
+    group._update.optimizer.step(lambda: 0.0)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,476 @@
+"""The session: the training loop of one worker, as a table of states.
+
+    state --event--> the next state, and what the driver does
+
+                  forward           backward            pass             step
+    fresh, ready ---------> begun -----------> backward -----> passed ---------> coming
+                                                           or full     settle |
+    ready <-------------------------------------------------------------------
+
+A driver reports what happens as events: the module runs, a backward pass begins or ends, the script
+calls `step`. It does the acts that it gets back, in their order, on the exchange.
+
+Laws:
+* Whatever changes the state of a loop is an event in the table. What is not in it is one error,
+  which names the state, the event and what is expected, and changes nothing.
+* This file does no I/O and reads no clock. It knows neither the exchange nor the module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from poseidon.errors import UsageError
+
+
+class State(Enum):
+    """Where a loop is."""
+
+    NEW = "before all workers are here"
+    AWAITING = "before the state is loaded from which the job continues"
+    FRESH = "before the first step"
+    READY = "after a step, with all its values"
+    COMING = "after a step, whose values are on their way"
+    AHEAD = "after a step, in the next iteration of the exchange"
+    BEGUN = "after a forward pass"
+    TURN = "in the turn of a later virtual worker"
+    BACKWARD = "within a backward pass"
+    PASSED = "after a backward pass"
+    FULL = "after the last backward pass of a step"
+    APPLYING = "within the step of an optimizer"
+    MEANS = "after average_gradients()"
+    CLOSED = "after close()"
+
+
+class Event(Enum):
+    """What happens to a loop."""
+
+    OPEN = "distribute()"
+    """All workers have the same values."""
+    LOAD = "load_state_dict()"
+    """A saved state is loaded."""
+    LOAD_NOTHING = "resume()"
+    """There is no saved state to load."""
+    FORWARD = "a forward pass"
+    """The module runs, and autograd notes it."""
+    EVALUATE = "a forward pass without gradients"
+    BACKWARD = "backward()"
+    """A backward pass has reached the module."""
+    PASS = "the end of backward()"
+    DROP = "drop()"
+    """The passes of the turn count for nothing."""
+    TURN = "the end of a turn"
+    """The virtual worker has ended its passes, and another one of this process is next."""
+    AVERAGE = "average_gradients()"
+    """The gradients become means now."""
+    OPTIMIZE = "the optimizer's step()"
+    """An optimizer uses the gradients of this worker."""
+    APPLY = "the end of the optimizer's step()"
+    """An optimizer has used the means."""
+    STEP = "step()"
+    """The iteration ends."""
+    SETTLE = "settle()"
+    """All workers need the values after the last step."""
+    LEAVE = "the end of the `with` block"
+    SET_RATE = "lr"
+    COLLECT = "a collection"
+    CLOSE = "close()"
+
+
+class Act(Enum):
+    """What a driver does."""
+
+    START = "begin an iteration, whose values are on their way"
+    START_PRESENT = "begin an iteration with all values"
+    SEND = "send the gradients that have not left"
+    FINISH = "end the iteration"
+    NEXT_TURN = "give the module and the exchange to the next virtual worker"
+    FORGET = "forget gradients that have not left"
+    ABANDON = "let gradients that have left count for nothing"
+    WAIT = "wait for all values"
+    WAIT_LAST = "wait for all values, unless a worker is lost"
+    SETTLE = "bring the values after all workers' steps"
+    CLOSE = "leave the exchange"
+
+
+class Applies(Enum):
+    """What applies gradients to the parameters. It decides which events are legal."""
+
+    SHARDS = "a rule of the exchange: parameters change from the last backward pass on"
+    WORKERS = "an optimizer of the worker, on means"
+    TURNS = "an optimizer of the worker, on means over several turns, which cannot be taken back"
+    ROUNDS = "an optimizer of the worker, on the worker's own gradients"
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """The state after an event, and what the driver does. None: the state stays."""
+
+    state: State | None = None
+    acts: tuple[Act, ...] = ()
+
+
+Table = Mapping[State, Mapping[Event, Transition]]
+STAYS = Transition()
+CLOSES = {Event.CLOSE: Transition(State.CLOSED, (Act.CLOSE,))}
+COLLECTS = {Event.COLLECT: STAYS}
+
+
+def table_of(applies: Applies, *, behind: bool = False, alone: bool = False) -> Table:
+    """Return the table of a loop.
+
+    Args:
+        behind: whether values may lack steps of other workers (staleness, rounds of local steps).
+        alone: whether there are no other workers; then a closed loop still has all values.
+    """
+    closed = {Event.CLOSE: STAYS, Event.DROP: STAYS}
+    if alone:
+        closed |= {**COLLECTS, Event.SETTLE: Transition(None, (Act.SETTLE,))}
+    at_rest = {**COLLECTS, **CLOSES, Event.DROP: STAYS, Event.SET_RATE: STAYS}
+    here = {
+        **at_rest,
+        Event.FORWARD: Transition(State.BEGUN, (Act.START_PRESENT,)),
+        Event.BACKWARD: Transition(State.BACKWARD, (Act.START_PRESENT,)),
+        Event.EVALUATE: STAYS,
+        Event.SETTLE: Transition(None, (Act.SETTLE,)),
+        Event.LEAVE: Transition(None, (Act.SETTLE,)),
+    }
+    coming = {
+        **at_rest,
+        Event.FORWARD: Transition(State.BEGUN, (Act.START,)),
+        Event.BACKWARD: Transition(State.BACKWARD, (Act.START,)),
+        Event.EVALUATE: Transition(State.READY, (Act.WAIT,)),
+        Event.SETTLE: Transition(State.READY, (Act.SETTLE,)),
+        Event.LEAVE: Transition(State.READY, (Act.SETTLE,)),
+        Event.CLOSE: Transition(State.CLOSED, (Act.WAIT_LAST, Act.CLOSE)),
+    }
+    in_turn = {
+        **COLLECTS,
+        **CLOSES,
+        Event.FORWARD: STAYS,
+        Event.BACKWARD: Transition(State.BACKWARD),
+        Event.EVALUATE: Transition(None, (Act.WAIT,)),
+        Event.DROP: STAYS,
+    }
+    waits = Transition(None, (Act.WAIT,))
+    begun = in_turn if behind else {**in_turn, Event.SETTLE: waits, Event.LEAVE: waits}
+    ends = {Event.TURN: Transition(State.BEGUN, (Act.NEXT_TURN,))}
+    if applies is Applies.ROUNDS:
+        ends = {Event.OPTIMIZE: Transition(State.APPLYING, (Act.SEND,))}
+    elif applies is Applies.SHARDS:
+        ends[Event.STEP] = Transition(State.COMING, (Act.SEND, Act.FINISH))
+    else:
+        acts = (Act.SEND, Act.FINISH, Act.START, Act.WAIT)
+        ends[Event.AVERAGE] = Transition(State.MEANS, acts)
+    passed = {**in_turn, **ends, Event.DROP: Transition(State.BEGUN, (Act.FORGET,))}
+    full = without(passed, Event.BACKWARD)
+    if applies is Applies.SHARDS:
+        full = without(full, Event.FORWARD, Event.EVALUATE)
+    if applies in (Applies.SHARDS, Applies.TURNS):
+        full = without(full, Event.DROP)
+    elif applies is Applies.WORKERS:
+        full = {**full, Event.DROP: Transition(State.COMING, (Act.ABANDON, Act.FINISH))}
+    loads = {**here, Event.LOAD: Transition(State.READY)}
+    return {
+        State.NEW: {Event.OPEN: Transition(State.FRESH), **COLLECTS, **CLOSES},
+        State.AWAITING: {
+            **without(loads, Event.FORWARD, Event.BACKWARD),
+            Event.LOAD_NOTHING: Transition(State.FRESH),
+        },
+        State.FRESH: {**loads, Event.LOAD_NOTHING: STAYS},
+        State.READY: here,
+        State.COMING: coming,
+        State.AHEAD: {**begun, Event.FORWARD: Transition(State.BEGUN)},
+        State.BEGUN: begun,
+        State.TURN: in_turn,
+        State.BACKWARD: {
+            **without(in_turn, Event.DROP, Event.BACKWARD),
+            Event.PASS: Transition(State.PASSED),
+        },
+        State.PASSED: passed,
+        State.FULL: full,
+        State.APPLYING: {
+            **without(in_turn, Event.DROP, Event.BACKWARD),
+            Event.TURN: Transition(State.BEGUN, (Act.NEXT_TURN,)),
+            Event.STEP: Transition(State.COMING, (Act.FINISH,)),
+        },
+        State.MEANS: {**begun, Event.APPLY: Transition(State.AHEAD)},
+        State.CLOSED: closed,
+    }
+
+
+def without(events: Mapping[Event, Transition], *some: Event) -> dict[Event, Transition]:
+    """Return a row of a table without some events."""
+    return {event: transition for event, transition in events.items() if event not in some}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopPosition:
+    """How far a worker's training loop has come.
+
+    Attributes:
+        steps: finished.
+        iterations: of the exchange, ended. There are more of them than steps where an optimizer's
+            step was left out after `average_gradients`.
+        collections: waits of the loop for all other workers, begun; without the waits of
+            `distribute` and of steps.
+        collection: the name of the call that is waiting now, such as `mean`, `settle` or
+            `DISTRIBUTE`; `STEP` while an iteration ends; empty: none.
+    """
+
+    steps: int = 0
+    iterations: int = 0
+    collections: int = 0
+    collection: str = ""
+
+    def to_fields(self) -> dict[str, object]:
+        """Return the fields of the `alive` event (`poseidon.cluster.events`)."""
+        return {
+            "steps": self.iterations,
+            "collections": self.collections,
+            "collection": self.collection,
+        }
+
+
+class TrainingSession:
+    """The training loop of one worker.
+
+    Args:
+        passes: backward passes of a step, at most.
+        turns: virtual workers of this process.
+        behind, alone: see `table_of`.
+        rank: for messages.
+
+    Attributes:
+        state: where the loop is.
+        passes: backward passes of this turn that have ended.
+        turn: the place of the virtual worker whose turn it is among those of this process.
+        steps: finished.
+        iterations: of the exchange, ended.
+        left_out: those among both that the job has made without this worker
+            (`poseidon/exchange/rounds/quorum.py`).
+        collections: waits for all other workers, begun.
+    """
+
+    def __init__(
+        self,
+        applies: Applies,
+        *,
+        passes: int = 1,
+        turns: int = 1,
+        behind: bool = False,
+        alone: bool = False,
+        rank: int = 0,
+    ) -> None:
+        self._table = table_of(applies, behind=behind, alone=alone)
+        self._most, self._turns, self._rank = passes, turns, rank
+        self.state = State.NEW
+        self.passes = self.turn = 0
+        self.steps = self.iterations = self.left_out = self.collections = 0
+
+    def check(self, event: Event, **words: object) -> tuple[Act, ...]:
+        """Return what the driver will do at an event, which does not happen yet.
+
+        Args:
+            words: for messages; `call` is the script's call.
+
+        Raises:
+            UsageError: it is not legal now.
+        """
+        found = self._table[self.state].get(event)
+        if found is None:
+            raise UsageError(self._sentence(event, words))
+        return found.acts
+
+    def on(self, event: Event, **words: object) -> tuple[Act, ...]:
+        """Change the state at an event. Return what the driver does.
+
+        Raises:
+            UsageError: it is not legal now; nothing has changed.
+        """
+        acts = self.check(event, **words)
+        after = self._table[self.state][event].state
+        if after is None:
+            return acts
+        if after is State.PASSED:
+            self.passes += 1
+        elif after not in (State.BACKWARD, State.APPLYING):
+            self.passes = 0
+        if event is Event.TURN:
+            self.turn += 1
+        elif after in (State.COMING, State.MEANS):
+            self.turn = 0
+        self.state = self._exact(after)
+        return acts
+
+    def _exact(self, after: State) -> State:
+        """Return the state that the counts make of a state of the table."""
+        if after is State.PASSED and self.passes >= self._most:
+            return State.FULL
+        if after is State.BEGUN and self.turn:
+            return State.TURN
+        return after
+
+    def await_state(self) -> None:
+        """Refuse to train before a saved state is loaded."""
+        assert self.state is State.FRESH
+        self.state = State.AWAITING
+
+    def end_iteration(self, finished: int) -> None:
+        """Count an iteration.
+
+        Args:
+            finished: iterations that the job has finished.
+        """
+        self.iterations += 1
+        left_out = finished - self.iterations
+        self.iterations, self.steps = self.iterations + left_out, self.steps + left_out
+        self.left_out += left_out
+
+    def continue_from(self, *, steps: int | None = None, iterations: int | None = None) -> None:
+        """Set counts to a saved state's."""
+        self.steps = self.steps if steps is None else steps
+        self.iterations = self.iterations if iterations is None else iterations
+
+    def position(self, current: str = "") -> LoopPosition:
+        """Return what the launcher is told.
+
+        Args:
+            current: the call in which this worker waits for the others; empty: none.
+        """
+        return LoopPosition(
+            steps=self.steps,
+            iterations=self.iterations,
+            collections=self.collections,
+            collection=current,
+        )
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether an iteration of the exchange is under way."""
+        return self.state not in BETWEEN
+
+    @property
+    def is_first_turn(self) -> bool:
+        return self.turn == 0
+
+    @property
+    def is_last_turn(self) -> bool:
+        return self.turn == self._turns - 1
+
+    @property
+    def last_step(self) -> int:
+        """The step that is under way since its forward pass, else the last one that has ended; the
+        first one is 1.
+        """
+        return self.steps + (self.state not in (*BETWEEN, State.AHEAD))
+
+    @property
+    def place(self) -> str:
+        """Where in its loop this worker is, for messages."""
+        if self.state is State.MEANS:
+            return f"in step {self.steps + 1}, after average_gradients()"
+        if self.state in (State.BACKWARD, State.PASSED, State.FULL, State.APPLYING, State.TURN):
+            return f"in step {self.steps + 1}, after backward()"
+        return f"after step {self.steps}" if self.steps else "before step 1"
+
+    def _sentence(self, event: Event, words: Mapping[str, object]) -> str:
+        of_event = SENTENCES.get(event, {})
+        sentence = of_event.get(self.state) or of_event.get(None) or ILLEGAL
+        known = {
+            "call": event.value,
+            "state": self.state.value,
+            "legal": ", ".join(one.value for one in self._table[self.state]) or "nothing",
+            "place": self.place,
+            "rank": self._rank,
+            "step": self.steps + 1,
+            "steps": self.steps,
+            "passes": self.passes,
+            "most": self._most,
+        }
+        return sentence.format_map({**known, **words})
+
+
+BETWEEN = (State.NEW, State.AWAITING, State.FRESH, State.READY, State.COMING, State.CLOSED)
+"""The states between two iterations of the exchange."""
+
+ILLEGAL = "{call} comes {state}; expected one of: {legal}"
+_CLOSED = "{call} after close(), or after the `with` block of the group; expected it before"
+_WITHIN = (
+    "step() or average_gradients() within a backward pass, for example in a hook of a parameter; "
+    "expected after backward()"
+)
+_NO_PASS = (
+    "step() or average_gradients() without a backward pass before it; expected backward(), or "
+    "torch.autograd.backward(parameters, gradients) for gradients that the script has computed "
+    "itself"
+)
+_USED = (
+    "the module was used after {passes} backward pass(es) and before step(), while its parameters "
+    "change; expected step() first, passes= for the number of passes that a step adds up, or "
+    "requires_grad_(False) on it while the loss of another module passes through it"
+)
+_SETTLE = "{call} stands between a backward pass and its step(); expected after step()"
+_LEAVE = (
+    "worker {rank} leaves the `with` block {place}; expected step()%s before `break`, `return` or "
+    "the end of the block"
+)
+_NOT_LOADED = (
+    "the job continues from {source}, and the script has begun a step without it; expected "
+    "{group}.resume() before the first step"
+)
+_BEHIND = "{call} comes after a forward pass of the next step; expected right after step()"
+_ENDS: Mapping[State | None, str] = {
+    None: _NO_PASS,
+    State.BACKWARD: _WITHIN,
+    State.CLOSED: _CLOSED,
+}
+SENTENCES: Mapping[Event, Mapping[State | None, str]] = {
+    Event.FORWARD: {State.FULL: _USED, State.AWAITING: _NOT_LOADED},
+    Event.EVALUATE: {State.FULL: _USED},
+    Event.BACKWARD: {
+        State.FULL: "backward() has run more than {most} time(s) without step(); expected step() "
+        "after it, or passes= for the number of passes that a step adds up",
+        State.AWAITING: _NOT_LOADED,
+    },
+    Event.DROP: {
+        State.BACKWARD: "drop() within a backward pass; expected after it",
+        State.FULL: "drop(), or another backward(), comes before step(), and the gradients of pass "
+        "{passes} have left for the shards, which cannot take them back; expected step(), or "
+        "requires_grad_(False) on the module while the loss of another one passes through it",
+    },
+    Event.STEP: _ENDS,
+    Event.AVERAGE: _ENDS,
+    Event.OPTIMIZE: _ENDS,
+    Event.TURN: _ENDS,
+    Event.SETTLE: {
+        None: _SETTLE,
+        State.AHEAD: _BEHIND,
+        State.BEGUN: _BEHIND,
+        State.MEANS: _BEHIND,
+        State.TURN: "{call} comes after the step() of virtual worker {before}, and this worker "
+        "computes for virtual worker {virtual_worker} in the same step; expected {call} where "
+        "step() has returned True",
+        State.CLOSED: _CLOSED,
+    },
+    Event.LEAVE: {
+        None: _LEAVE % " or drop()",
+        State.AHEAD: _BEHIND,
+        State.BEGUN: _BEHIND,
+        State.MEANS: _BEHIND,
+        State.FULL: _LEAVE % "",
+        State.TURN: "worker {rank} leaves the `with` block within step {step}, before the turn of "
+        "virtual worker {virtual_worker}; expected the end of the loop where step() has returned "
+        "True",
+    },
+    Event.LOAD: {
+        None: "a state is loaded before the first step, and this group has begun step {step}; "
+        "expected resume() or load_state_dict() right after distribute()",
+        State.CLOSED: _CLOSED,
+    },
+    Event.SET_RATE: {None: "lr was set to {rate} within a step; expected before its forward pass"},
+    Event.COLLECT: {State.CLOSED: _CLOSED},
+}
+"""The sentence of an event that is not legal, by the state; None: in any other state."""

@@ -1,0 +1,232 @@
+"""What a job needs to continue, as named leaves, each with a scope.
+
+From one tree come a snapshot on disk and in memory, a start from either, a start with a different
+number of virtual workers, and the comparison of replicas. A part of the program that has state
+declares its leaves once.
+
+    {"model": ..., "steps": 3, "own": [{"random": ..., "samplers": ...}, ...]}
+
+A value of the tree has the leaves of all workers by name, and in `own` a mapping for each virtual
+worker.
+
+Laws:
+* A leaf is read after a step that all workers have ended, and written before the first step.
+* All workers write the same values, so all refuse what does not fit.
+* Leaves are written in the order of their stages, in whatever order they were declared.
+* Two leaves of one name have one value: what all workers have and what rank 0 alone has are united,
+  and both leaves take the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from poseidon.engine.packed import packed, unpacked
+from poseidon.exchange.broadcast import Gather, gather_bytes
+
+
+class Scope(Enum):
+    """To whom the value of a leaf belongs."""
+
+    SHARED = "shared"
+    """All workers: it is read where the tree is kept."""
+    ROOT = "root"
+    """Rank 0, which sends it to where the tree is kept; all workers load it."""
+    VIRTUAL = "virtual"
+    """Each virtual worker."""
+
+
+class LeafStage(IntEnum):
+    """When a leaf is written."""
+
+    MODULE = 0
+    """Tensors that all virtual workers share."""
+    OWN = 1
+    """Tensors that each virtual worker has of its own."""
+    EXCHANGE = 2
+    """What the exchange is given before it opens again."""
+    UPDATE = 3
+    """Histories, and the state of optimizers: the exchange opens with them."""
+    REST = 4
+    """What is written once the exchange is open."""
+    RANDOM = 5
+    """Random states: whatever else is written may draw numbers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSource:
+    """Where a state comes from.
+
+    Attributes:
+        name: for messages.
+        is_file: whether it is a file, with others beside it.
+        path: of the file, on rank 0; None on others.
+    """
+
+    name: str
+    is_file: bool = False
+    path: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a state has of a leaf.
+
+    Attributes:
+        shared: of all workers; None: the state has none.
+        each: by virtual worker; empty: as `shared`.
+        own: the virtual workers of this process.
+    """
+
+    shared: Any
+    each: Sequence[Any]
+    own: range
+    source: StateSource
+
+    @property
+    def mine(self) -> list[Any]:
+        """Of each virtual worker of this process; empty: the state has none."""
+        return [self.each[number] for number in self.own] if self.each else []
+
+
+def nothing(found: Found) -> None:
+    """Write, check or give nothing. See `Leaf`."""
+
+
+def first(found: Found) -> Any:
+    """Give all virtual workers what the first one had. See `Leaf.resize`."""
+    return found.each[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaf:
+    """A part of a state.
+
+    Attributes:
+        read: returns the value; with `VIRTUAL` a list, for each virtual worker of this process. With
+            `ROOT` and `VIRTUAL` all workers call it together.
+        write: takes what a state has.
+        check: refuses what does not fit, before anything is written.
+        resize: with `VIRTUAL`: returns the value that each of a different number of virtual workers
+            begins with; None: none.
+        live: returns live tensors of it that are equal on all workers, by name.
+    """
+
+    name: str
+    scope: Scope
+    stage: LeafStage = LeafStage.REST
+    read: Callable[[], Any]
+    write: Callable[[Found], None] = nothing
+    check: Callable[[Found], None] = nothing
+    resize: Callable[[Found], Any] = nothing
+    live: Callable[[], Mapping[str, Tensor]] = dict
+
+
+class StateTree:
+    """The leaves of one training loop.
+
+    Args:
+        own: the virtual workers of this process.
+        count: of the job's virtual workers.
+        rank: of this worker.
+    """
+
+    def __init__(self, *, own: range, count: int, rank: int) -> None:
+        self._own = own
+        self._count = count
+        self._rank = rank
+        self._leaves: list[Leaf] = []
+
+    def add(self, leaves: Iterable[Leaf]) -> None:
+        """Declare leaves."""
+        self._leaves.extend(leaves)
+
+    def replicated(self) -> dict[str, Tensor]:
+        """Return the tensors that are compared between replicas, by name."""
+        return {name: value for leaf in self._leaves for name, value in leaf.live().items()}
+
+    def read(self, gather: Gather, *, keeps: bool) -> dict[str, Any]:
+        """Return the state of all workers where it is kept; else an empty dict.
+
+        All workers call it together.
+
+        Args:
+            gather: makes a collection.
+            keeps: whether this worker keeps it.
+        """
+        of_each = {leaf.name: leaf.read() for leaf in self._of(Scope.VIRTUAL)}
+        of_root = {leaf.name: leaf.read() for leaf in self._of(Scope.ROOT)}
+        mine = [
+            {name: values[at] for name, values in of_each.items()} for at in range(len(self._own))
+        ]
+        sent = packed([of_root if self._rank == 0 else {}, mine])
+        parts = gather_bytes(sent, gather, keeps=keeps)
+        if not keeps:
+            return {}
+        found = [unpacked(part, f"the state of worker {rank}") for rank, part in enumerate(parts)]
+        shared = {leaf.name: leaf.read() for leaf in self._of(Scope.SHARED)}
+        for name, value in found[0][0].items():
+            shared[name] = {**shared[name], **value} if name in shared else value
+        own = [one for _, each in found for one in each]
+        return {"workers": self._count, **shared, "own": own}
+
+    def check(self, state: Mapping[str, Any], source: StateSource) -> None:
+        """Refuse a state that does not fit, before anything is written.
+
+        Raises:
+            SnapshotError: it is another job's.
+        """
+        for leaf in self._leaves:
+            leaf.check(self._found(state, leaf, source))
+
+    def write(
+        self, state: Mapping[str, Any], source: StateSource, opens: Callable[[], object]
+    ) -> None:
+        """Load a state that all workers have. All call it together.
+
+        Args:
+            opens: called before the stages after `UPDATE`.
+
+        Raises:
+            SnapshotError: it does not fit.
+        """
+        leaves = sorted(self._leaves, key=lambda leaf: leaf.stage)
+        is_open = False
+        for leaf in leaves:
+            if leaf.stage > LeafStage.UPDATE and not is_open:
+                opens()
+                is_open = True
+            leaf.write(self._found(state, leaf, source))
+
+    def is_resized(self, state: Mapping[str, Any]) -> bool:
+        """Return whether a state is of a different number of virtual workers."""
+        return bool(state["workers"] != self._count)
+
+    def resized(self, state: Mapping[str, Any], source: StateSource) -> dict[str, Any]:
+        """Return a state of a different number of virtual workers for this job's.
+
+        Raises:
+            SnapshotError: a leaf belongs to each worker of the saved job.
+        """
+        each = {}
+        for leaf in self._of(Scope.VIRTUAL):
+            found = self._found(state, leaf, source)
+            each[leaf.name] = leaf.resize(found) if found.each else None
+        restarted = {leaf.name: None for leaf in self._leaves if leaf.stage is LeafStage.RANDOM}
+        return {**state, **restarted, "workers": self._count, "own": [each] * self._count}
+
+    def _of(self, scope: Scope) -> list[Leaf]:
+        return [leaf for leaf in self._leaves if leaf.scope is scope]
+
+    def _found(self, state: Mapping[str, Any], leaf: Leaf, source: StateSource) -> Found:
+        own: Sequence[Mapping[str, Any]] = state["own"]
+        each = [one.get(leaf.name) for one in own]
+        if all(value is None for value in each):
+            each = []
+        return Found(shared=state.get(leaf.name), each=each, own=self._own, source=source)

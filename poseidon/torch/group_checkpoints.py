@@ -1,0 +1,326 @@
+"""The saved states of a group: checkpoints on disk, snapshots in memory, and starts from either.
+
+All of them are one state (`poseidon/engine/state_tree.py`), and all are loaded on one path
+(`GroupCheckpoints.load`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from poseidon.engine.packed import packed, unpacked
+from poseidon.engine.session import Event, State
+from poseidon.engine.snapshots.checksums import NO_RUN, Run
+from poseidon.engine.snapshots.files import make_folder
+from poseidon.engine.snapshots.rotation import CHECKPOINT, later_of_others
+from poseidon.engine.snapshots.runs import Prefixes
+from poseidon.engine.snapshots.writer import WrittenSnapshot
+from poseidon.engine.state_tree import Found, Leaf, Scope, StateSource
+from poseidon.errors import SnapshotError, UsageError, counted
+from poseidon.exchange.auto.recorded import RecordedPlan
+from poseidon.exchange.broadcast import broadcast_bytes
+from poseidon.torch.checkpoint_file import (
+    FORMAT,
+    checked,
+    checkpoint_path,
+    newest_checkpoint,
+    prepare_checkpoint,
+    read_checkpoint,
+    write_checkpoint,
+)
+from poseidon.torch.group_loop import GroupLoop
+from poseidon.torch.leaves import CodecLeaves, Kept, KeptLeaves, ModuleLeaves
+from poseidon.torch.memory import ScriptMemory
+
+
+class GroupCheckpoints:
+    """The saved states of one group."""
+
+    def __init__(self, loop: GroupLoop) -> None:
+        self._loop = loop
+        self._context = loop.context
+        self._kept = KeptLeaves(loop.turns)
+        self._groups: dict[str, GroupCheckpoints] = {}
+        self._resumed: Path | None = None
+        """The checkpoint that this group has resumed from, on rank 0."""
+        self._told: set[Path] = set()
+        """Prefixes whose earlier runs were named."""
+        self._says_where = False
+        if loop.context.checkpoint is not None:
+            loop.session.await_state()
+        loop.tree.add(
+            [
+                *self._leaves(),
+                *ModuleLeaves(loop).leaves(),
+                *CodecLeaves(loop).leaves(),
+                *loop.update.leaves(),
+                loop.tables.leaf(self._tables_are_here),
+                *self._kept.leaves(),
+            ]
+        )
+
+    def _leaves(self) -> list[Leaf]:
+        """Return the loop's progress, and what a start needs to know before it loads a state."""
+        loop, session = self._loop, self._loop.session
+        plan = RecordedPlan.of_choices(loop.built.plan).to_json() if loop.built.recorded else ""
+        told = loop.context.member.virtual_workers is not None
+        return [
+            Leaf(
+                name="steps",
+                scope=Scope.SHARED,
+                read=lambda: session.steps,
+                write=lambda found: session.continue_from(steps=found.shared),
+            ),
+            Leaf(
+                name="iterations",
+                scope=Scope.SHARED,
+                read=lambda: session.iterations,
+                write=lambda found: session.continue_from(iterations=found.shared),
+            ),
+            Leaf(name="told", scope=Scope.SHARED, read=lambda: told),
+            Leaf(name="exchange_plan", scope=Scope.SHARED, read=lambda: plan),
+            Leaf(
+                name="how",
+                scope=Scope.SHARED,
+                read=lambda: loop.update.label,
+                check=self._check_label,
+            ),
+        ]
+
+    def _check_label(self, found: Found) -> None:
+        label = self._loop.update.label
+        if found.shared != label:
+            raise SnapshotError(
+                f"{found.source.name} was trained with {found.shared}, and this script gives "
+                f"distribute() {label}"
+            )
+
+    def _tables_are_here(self) -> None:
+        """Wait until the shards have the rows of all tables."""
+        if self._loop.plan.tables and self._context.worker.size > 1:
+            self._loop.collections.gather(b"")
+
+    def keep(self, objects: Mapping[str, Kept], groups: Mapping[str, GroupCheckpoints]) -> None:
+        """See `Group.keep`."""
+        for name, group in groups.items():
+            if group is self or name in self._groups:
+                raise UsageError(
+                    f"keep() was given '{name}', which is this group itself or a name that is "
+                    "taken; expected another group, under a name of its own"
+                )
+            if group._loop.plan.tables:
+                raise UsageError(
+                    f"keep() was given '{name}', which has row tables, whose rows are in files of "
+                    "their own; expected save(prefix) of that group"
+                )
+        self._kept.keep(objects)
+        self._groups.update(groups)
+
+    def keep_own(self, objects: Mapping[str, Kept]) -> None:
+        """See `Group.keep_own`."""
+        self._kept.keep(objects, own=True)
+
+    def state(self, call: str, *, keeps: bool | None = None) -> dict[str, Any]:
+        """Return the whole state. Other workers are waited for under the name of the call.
+
+        Args:
+            keeps: whether this worker gets the state; None: rank 0 does.
+        """
+        loop = self._loop
+        keeps = self._is_root if keeps is None else keeps
+        loop.check_open(call)
+        loop.check_settle(f"{call}()")
+        with loop.collections.calling(call):
+            loop.settle(f"{call}()")
+            loop.check.run(loop.session.steps)
+            own = loop.tree.read(loop.collections.gather, keeps=keeps)
+        groups = {}
+        for name, group in self._groups.items():
+            group._loop.update.forget_stale()
+            groups[name] = group.state(call, keeps=keeps)
+        return (
+            {"poseidon": FORMAT, **own, **({"groups": groups} if groups else {})} if keeps else {}
+        )
+
+    def save(self, prefix: str | Path | None, *, keep: int) -> Path:
+        """See `Group.save`."""
+        loop, context = self._loop, self._context
+        if keep < 0:
+            raise UsageError(
+                f"save() was given keep={keep}; expected a number of checkpoints, or 0 for all"
+            )
+        if prefix is None:
+            self._check_first("save")
+            prefix = context.prefix
+            if context.folder is None and not self._says_where:
+                self._says_where = True
+                context.say(f"checkpoints go to {checkpoint_path(prefix, '<steps>')}")
+        prefix = Path(prefix).absolute()
+        began_s = time.monotonic()
+        run = self._run(prefix) if self._is_root else NO_RUN
+        state = self.state("save")
+        steps = loop.session.steps
+        path = checkpoint_path(prefix, steps)
+        if self._is_root:
+            prepare_checkpoint(path)
+            write_checkpoint(path, packed(state), keep, loop.tables.write(path), run)
+            seconds = time.monotonic() - began_s
+            if context.number == 0:
+                context.on_saved(WrittenSnapshot(state=path, iteration=steps, seconds=seconds))
+        return path
+
+    def _run(self, prefix: Path) -> Run:
+        """Return the run that checkpoints with a prefix belong to.
+
+        Raises:
+            SnapshotError: another job writes them.
+        """
+        loops = self._context.loops
+        if loops.prefixes is None:
+            loops.prefixes = Prefixes(self._context.job)
+        make_folder(prefix.parent)
+        begun = loops.prefixes.take(prefix, CHECKPOINT, self._resumed)
+        if begun.beside is not None and prefix not in self._told:
+            self._told.add(prefix)
+            self._context.say(
+                f"{begun.beside} is of an earlier run, which this run does not continue: it stays, "
+                "checkpoints with the same numbers are replaced, and resume() takes this run's"
+            )
+        return begun.run
+
+    def resume(self, prefix: str | Path | None) -> bool:
+        """See `Group.resume`."""
+        context, memory = self._context, self._memory
+        if prefix is None:
+            self._check_first("resume")
+        if memory is not None:
+            memory.resumes = True
+            if memory.rewinds:
+                newest = memory.newest
+                content = newest.content if self._is_root and newest is not None else None
+                return self.load("resume", content, StateSource(name="the memory snapshot"))
+        path = context.checkpoint if self._awaits and context.number == 0 else None
+        if prefix is None and context.folder is None:
+            prefix = context.prefix
+        if path is None and prefix is not None and self._is_root:
+            path = newest_checkpoint(Path(prefix).absolute())
+            other = None if path is None else later_of_others(path)
+            if other is not None:
+                context.say(f"{other} is of an earlier run than {path}, or damaged")
+        content = read_checkpoint(path) if self._is_root and path is not None else None
+        source = StateSource(
+            name=str(path or "the checkpoint"), is_file=True, path=path if self._is_root else None
+        )
+        if not self.load("resume", content, source, needed=False):
+            if context.number:
+                self._loop.on(Event.LOAD_NOTHING)
+            return False
+        if self._is_root:
+            self._resumed = path
+            context.say(f"resuming from {path} at step {self._loop.session.steps}")
+        return True
+
+    def load(
+        self, call: str, content: bytes | None, source: StateSource, *, needed: bool = True
+    ) -> bool:
+        """Load rank 0's bytes on all workers. Return False if rank 0 has none.
+
+        Raises:
+            SnapshotError: the state does not fit.
+            UsageError: a step has begun, or rank 0 has none and they are needed.
+        """
+        loop = self._loop
+        loop.context.check_start()
+        loop.session.check(Event.LOAD, call=f"{call}()")
+        with loop.collections.calling(call):
+            rank = self._context.worker.rank
+            shared = broadcast_bytes(content, loop.collections.gather, rank=rank)
+        if shared is None:
+            if needed:
+                raise UsageError("load_state_dict() was given nothing on rank 0")
+            return False
+        self._restore(checked(unpacked(shared, source.name), source.name), source, call)
+        return True
+
+    def _restore(self, state: Mapping[str, Any], source: StateSource, call: str) -> None:
+        """Load a state that all workers have."""
+        loop = self._loop
+        groups = state.get("groups", {})
+        if groups.keys() != self._groups.keys():
+            names = [", ".join(sorted(part)) or "none" for part in (groups, self._groups)]
+            raise SnapshotError(
+                f"{source.name} has the groups {names[0]}; this script has handed {names[1]} to keep()"
+            )
+        loop.tree.check(state, source)
+        if loop.tree.is_resized(state):
+            self._say_resized(state["workers"], source)
+            state = loop.tree.resized(state, source)
+        with loop.collections.calling(call):
+            loop.tree.write(state, source, lambda: self._reopen(state["iterations"]))
+        loop.on(Event.LOAD)
+        for name, group in self._groups.items():
+            group._loop.session.check(Event.LOAD)
+            own = StateSource(name=f"'{name}' of {source.name}")
+            group._restore(checked(groups[name], source.name), own, call)
+
+    def _reopen(self, iterations: int) -> None:
+        self._loop.update.reopen(iterations)
+        self._loop.masters.publish_all()
+
+    def _say_resized(self, saved: int, source: StateSource) -> None:
+        if self._is_root:
+            self._context.say(
+                f"{source.name} is of {counted(saved, 'worker')}, and this job has "
+                f"{self._loop.turns.count}: random states start from the seed; "
+                f"virtual_workers={saved} continues with the same bits"
+            )
+
+    def between_iterations(self) -> None:
+        """Take a memory snapshot if it is time to, between two iterations of a loader's loop."""
+        memory, session = self._memory, self._loop.session
+        if memory is None or not memory.enters(session.iterations) or not self._is_whole():
+            return
+        collections = self._loop.collections
+        with collections.calling("loader"):
+            memory.between(
+                lambda: packed(self.state("loader", keeps=memory.holds)),
+                collections.gather,
+                regroups=self._loop.exchange.control.is_asked_to_regroup(session.iterations),
+            )
+
+    def _is_whole(self) -> bool:
+        """Return whether the state of this group and of those given to `keep` is all that the
+        job trains, after a step that ends a round of local steps, if it has them.
+        """
+        loop, options = self._loop, self._context.member.options
+        return (
+            len(self._context.loops.open) <= 1 + len(self._groups)
+            and not loop.session.passes
+            and not loop.plan.tables
+            and not (options.staleness or options.streams)
+            and loop.session.iterations % max(1, loop.built.local_steps) == 0
+        )
+
+    @property
+    def _memory(self) -> ScriptMemory | None:
+        """The job's memory snapshots, which hold the state of its first group."""
+        return self._context.memory if self._context.number == 0 else None
+
+    @property
+    def _is_root(self) -> bool:
+        return self._context.worker.rank == 0
+
+    @property
+    def _awaits(self) -> bool:
+        return self._loop.session.state is State.AWAITING
+
+    def _check_first(self, call: str) -> None:
+        """Refuse a checkpoint without a name that is not of the job's first group."""
+        if self._context.number:
+            raise UsageError(
+                f"only the job's first group has checkpoints without a prefix; call "
+                f"first.keep(NAME=this) and first.{call}(), or give {call}() a prefix"
+            )

@@ -1,0 +1,510 @@
+"""The loop of a group: the session of a module that all workers of a job train together.
+
+One step of the user's loop, and what happens in it:
+
+    module(x)            the first forward pass begins an iteration; each layer waits for its own tensors
+    loss.backward()      each gradient leaves as soon as it is complete
+    step()               the iteration ends
+
+A process with several virtual workers runs the loop once for each of them in an iteration; only the
+last `step` ends it (`group_turns.py`).
+
+Laws:
+* All workers call `step`, `settle` and the collections of `Group` equally often and in the same
+  order.
+* Between `step` and the next use of a tensor the exchange owns it (`reads.py`).
+* What is legal when, and what follows, is in the session's table (`poseidon/engine/session.py`).
+"""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import torch
+from torch import Tensor, nn
+
+from poseidon.engine.session import Act, Applies, Event, LoopPosition, State, TrainingSession
+from poseidon.engine.state_tree import Leaf, StateTree
+from poseidon.errors import UsageError
+from poseidon.exchange.base import ExchangeSettings
+from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.hooks import Hooks
+from poseidon.exchange.module_hooks import uncompiled
+from poseidon.exchange.observe.observer import Call
+from poseidon.exchange.replicas import NO_CHECK, ReplicaCheck
+from poseidon.exchange.row_tables import AloneRowTables, RowTables
+from poseidon.torch.group_collections import GroupCollections
+from poseidon.torch.group_opening import bring_rest, open_streams
+from poseidon.torch.group_turns import turns_of
+from poseidon.torch.masters import Masters
+from poseidon.torch.module_watch import ModuleWatch
+from poseidon.torch.reads import Reads
+from poseidon.torch.tables.group import TableGroup
+from poseidon.torch.tables.link import Callbacks
+from poseidon.torch.tensors import GroupPlan
+from poseidon.torch.weights import BatchWeights
+from poseidon.torch.worker_context import DISTRIBUTE, LEAVING, STEP, WorkerContext
+from ps_server import ServerError
+
+
+class Update(ABC):
+    """How a module's parameters follow from gradients.
+
+    There are four (`updates`): a rule of the shards, a torch optimizer whose rules the shards apply,
+    a torch optimizer on the workers, and one on the workers with rounds of local steps. Each says
+
+        what to plan      `plan`
+        what to send      `rates`, `check_begin`, `check_backward`, `pass_ended`, `may_leave`, `sent`
+        how to apply      `step`, `average_gradients`
+        which state       `leaves`, `reopen`
+
+    Attributes:
+        plan: what the group exchanges.
+        applies: where gradients are applied.
+        label: the name of the rule or optimizer, in messages and checkpoints.
+        loop: the group's loop, from `attach` on.
+    """
+
+    plan: GroupPlan
+    applies: Applies
+    label: str
+    loop: GroupLoop
+
+    def attach(self, loop: GroupLoop) -> None:
+        """Take part in a loop, whose exchange is open."""
+        self.loop = loop
+
+    def close(self) -> None:  # noqa: B027 - most keep nothing open
+        """Leave the loop. A second call does nothing."""
+
+    @property
+    @abstractmethod
+    def lr(self) -> float:
+        """The learning rate of the current or the next step."""
+
+    @abstractmethod
+    def set_lr(self, rate: float) -> None:
+        """Set the learning rate.
+
+        Raises:
+            UsageError: within a step, or it belongs to an optimizer.
+        """
+
+    def rates(self) -> tuple[float, ...]:
+        """Return the rates of the iteration that begins; see `Trained.rate_index`."""
+        return (0.0,)
+
+    def check_begin(self) -> None:  # noqa: B027 - an optimizer may change parameters at any time
+        """Check what the script has done since the last step, before an iteration begins."""
+
+    def check_backward(self) -> None:  # noqa: B027 - see `RuleUpdate`
+        """Check that a backward pass may begin."""
+
+    def pass_ended(self, *, is_last: bool) -> None:  # noqa: B027 - nothing leaves with local steps
+        """Note the end of a backward pass.
+
+        Args:
+            is_last: it was the last one of the step.
+        """
+
+    def may_leave(self, index: int) -> bool:
+        """Return whether the gradient of a tensor may leave before the backward pass has ended."""
+        return True
+
+    def sent(self, index: int) -> None:  # noqa: B027 - an optimizer's parameters stay meanwhile
+        """Note that the gradient of a tensor has left within a backward pass."""
+
+    def check_read(self, index: int) -> None:  # noqa: B027 - as `sent`
+        """Check that the script may read a value that is on its way."""
+
+    def forget(self) -> None:  # noqa: B027 - as `pass_ended`
+        """Forget the passes of the turn."""
+
+    def forget_stale(self) -> None:  # noqa: B027 - shards take no gradient back
+        """Forget passes that belong to no step, where the loss of another module may have made
+        them.
+        """
+
+    @abstractmethod
+    def step(self, *, zero_grad: bool) -> bool:
+        """End the step, or the turn of a virtual worker within it. See `Group.step`."""
+
+    def average_gradients(self) -> bool:
+        """See `Group.average_gradients`."""
+        raise UsageError(
+            f"average_gradients() under {self.label}: the shards use its gradients up; expected "
+            "a torch.optim optimizer on the workers"
+        )
+
+    @abstractmethod
+    def leaves(self) -> Sequence[Leaf]:
+        """Return the state of the rule or optimizer."""
+
+    @abstractmethod
+    def reopen(self, iterations: int) -> None:
+        """Open the exchange again with the module's tensors, and with the state that was loaded.
+
+        Args:
+            iterations: that the state has ended.
+        """
+
+
+class GroupLoop:
+    """Reports events of a module and a script to a session, and does its acts.
+
+    Args:
+        module: the module, or `torch.compile` of it.
+        update: of its parameters.
+        context: this worker.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        update: Update,
+        context: WorkerContext,
+    ) -> None:
+        self.module = uncompiled(module)
+        self.context = context
+        self.update = update
+        self.plan = plan = update.plan
+        worker, options = context.worker, context.member.options
+        self.turns = turns_of(self.module, plan, context.member.virtual_workers, worker)
+        context.on_progress(LoopPosition(collection=DISTRIBUTE))
+        held = [trained.tensor for trained in plan.tensors]
+        self.reads = Reads(self.module, plan.values, self._bring, held)
+        settings = ExchangeSettings(clip=plan.clip)
+        self.built, self._observed = context.build(plan.tensors, settings, module)
+        self.session = TrainingSession(
+            update.applies,
+            passes=plan.passes,
+            turns=len(self.turns.own),
+            behind=bool(options.staleness or self.built.local_steps),
+            alone=worker.size == 1,
+            rank=worker.rank,
+        )
+        self.collections = GroupCollections(
+            self.session, self.exchange.control, context.on_progress, rank=worker.rank
+        )
+        self.watch: ModuleWatch | None = None
+        self.tables = TableGroup()
+        self.masters = Masters(plan.tensors, plan.sources)
+        self.weights = BatchWeights(self.turns.count)
+        self.tree = StateTree(own=self.turns.own, count=self.turns.count, rank=worker.rank)
+        self.check = ReplicaCheck(
+            options if worker.size > 1 else NO_CHECK,
+            state=self.tree.replicated,
+            collect=self.collections.gather,
+            rank=worker.rank,
+        )
+        try:
+            self._open(module)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def exchange(self) -> Exchange:
+        return self._observed.exchange
+
+    @property
+    def hooks(self) -> Hooks:
+        assert self.watch is not None
+        return self.watch.hooks
+
+    def _open(self, module: nn.Module) -> None:
+        context, worker, client = self.context, self.context.worker, self.built.client
+        self.exchange.open(None)
+        self.masters.publish_all()
+        if worker.size > 1:
+            with self.collections.calling(DISTRIBUTE):
+                bring_rest(self.plan.rest, self.collections.gather, rank=worker.rank)
+        self.turns.buffers.restart()
+        open_streams(self.turns, context, self.collections)
+        self._open_tables(AloneRowTables() if client is None else client.rows)
+        self.watch = ModuleWatch(
+            module,
+            self.plan,
+            self._observed,
+            wait_free=context.member.options.wait_free,
+            on_forward=self._on_forward,
+            on_gradient=self._on_gradient,
+            may_leave=self.update.may_leave,
+            on_sent=self.update.sent,
+            on_value=self._on_value,
+            turn=self.reads.turn,
+        )
+        self.reads.note_own_aliases()
+        self.session.on(Event.OPEN)
+        if context.folder is not None:  # in a job a group may be used without its `with` block
+            context.loops.add(self)
+        context.on_open(self.built, self.exchange)
+        self.collections.report()
+        self.update.attach(self)
+
+    def _open_tables(self, tables: RowTables) -> None:
+        worker = self.context.worker
+        callbacks = Callbacks(
+            on_forward=lambda: self._on_forward(self.module, ()),
+            on_gradient=self._on_gradient,
+            passes_left=lambda: self.plan.passes - self.session.passes,
+            around_wait=lambda: self.exchange.observing(Call.GATHER),
+        )
+        self.tables.open(self.plan.tables, tables, callbacks, root=worker.rank == 0)
+        if self.plan.tables and worker.size > 1:
+            with self.collections.calling(DISTRIBUTE):
+                self.collections.gather(b"")
+
+    # What happens.
+
+    def on(self, event: Event, **words: object) -> None:
+        """Let an event happen.
+
+        Raises:
+            UsageError: it is not legal now.
+        """
+        acts = self.session.check(event, **words)
+        if Act.START in acts or Act.START_PRESENT in acts:
+            self.update.check_begin()
+        self.session.on(event, **words)
+        for act in acts:
+            _ACTS[act](self)
+
+    def _on_forward(self, module: nn.Module, arguments: object) -> None:
+        self.context.check_start()
+        if torch.is_grad_enabled():
+            self.session.check(Event.FORWARD, **self._resumption())
+            self.turns.begin(self.session.turn)
+            self.on(Event.FORWARD)
+        elif module.training:
+            self.session.check(Event.EVALUATE)
+        else:
+            # torch may take another path in an evaluation, if a tensor's class is not its usual one
+            self.on(Event.EVALUATE)
+
+    def _on_gradient(self, parameter: Tensor | None = None) -> None:
+        session = self.session
+        if session.state is State.BACKWARD:
+            return
+        self.update.check_backward()
+        self.weights.check_weighed()
+        if session.passes and self.hooks.are_cleared(besides=parameter):
+            self.forget_passes()
+            if not session.has_begun:  # what they have sent is awaited before more is sent
+                self.on(Event.FORWARD)
+                self.hooks.wait()
+        self.on(Event.BACKWARD, **self._resumption())
+        torch.autograd.Variable._execution_engine.queue_callback(self._pass_ended)
+
+    def _resumption(self) -> dict[str, object]:
+        """Return the words about a checkpoint that the script has not loaded."""
+        if self.session.state is not State.AWAITING:
+            return {}
+        kept = "first.keep(NAME=this) and first" if self.context.number else "group"
+        return {"source": self.context.checkpoint, "group": kept}
+
+    def _pass_ended(self) -> None:
+        self.session.on(Event.PASS)
+        self.hooks.next_pass()
+        self.update.pass_ended(is_last=self.session.state is State.FULL)
+
+    def _on_value(self, index: int) -> None:
+        """Give the module a value that has come."""
+        self.reads.came(index)
+        self.masters.publish(index)
+
+    def _bring(self, index: int) -> None:
+        """Bring a value that the script reads: what the next forward pass would see."""
+        self.update.check_read(index)
+        self.hooks.wait_for(index)
+        self.reads.came(index)
+
+    # What the script calls.
+
+    def drop(self) -> None:
+        """See `Group.drop`."""
+        if self.session.passes:
+            self.forget_passes()
+            self.hooks.clear()
+
+    def forget_passes(self) -> None:
+        """Forget the backward passes since the last step, whose gradients the script has cleared,
+        or need not clear.
+        """
+        with self.collections.calling(STEP):
+            self.on(Event.DROP)
+        self.tables.drop()
+        self.update.forget()
+
+    def check_step(self, event: Event) -> None:
+        """Check that a step may end.
+
+        Raises:
+            UsageError: it may not.
+            KeyboardInterrupt: the job was asked to stop, and the loop has continued.
+        """
+        self.context.check_start()
+        if self.session.state is not State.CLOSED and self.is_asked_to_stop():
+            raise KeyboardInterrupt(f"the job was asked to stop after step {self.session.steps}")
+        self.session.check(event, call="step()")
+
+    def leave_turn(self) -> bool:
+        """End the turn of a virtual worker that is not the last of this process. Return whether
+        it was not.
+        """
+        if self.session.is_last_turn:
+            return False
+        self.on(Event.TURN)
+        return True
+
+    def compare(self, *, settles: bool = False, also_first: bool = False) -> None:
+        """Compare the replicas after a step, if it is time to.
+
+        Args:
+            settles: bring the values first.
+            also_first: see `ReplicaCheck.is_due`.
+        """
+        if self.check.is_due(self.session.steps, also_first=also_first):
+            if settles:
+                self.exchange.settle()
+            self.check.run(self.session.steps)
+
+    def settle(self, call: str, event: Event = Event.SETTLE) -> None:
+        """Bring the values that an event needs, inside of a call of the group.
+
+        Args:
+            call: the script's, for messages.
+        """
+        self.on(event, call=call, **self._virtual_words())
+        self.reads.all_came()
+        self.masters.publish_all()
+        self.tables.settle()
+
+    def check_settle(self, call: str) -> None:
+        """Refuse a call within a step, and let no virtual worker's stream be drawn from."""
+        self.session.check(Event.SETTLE, call=call, **self._virtual_words())
+        self.turns.pause()
+
+    def _virtual_words(self) -> dict[str, object]:
+        current = self.virtual_worker
+        return {"virtual_worker": current, "before": current - 1}
+
+    def check_open(self, call: str) -> None:
+        """Refuse a call that needs the other workers after `close`. One worker alone needs none."""
+        self.context.check_start()
+        self.session.check(Event.COLLECT, call=f"{call}()")
+
+    def leave(self) -> None:
+        """Settle at the end of a `with` block that has no error."""
+        with self.collections.calling(LEAVING):
+            self.update.forget_stale()
+            self.settle(Event.LEAVE.value, Event.LEAVE)
+
+    def close(self) -> None:
+        """Leave the job and remove the hooks from the module. Safe to call twice."""
+        self.on(Event.CLOSE)
+
+    @property
+    def virtual_worker(self) -> int:
+        return self.turns.own[self.session.turn]
+
+    def is_asked_to_stop(self) -> bool:
+        """Return whether this loop's exchange has brought the request, and its step has ended."""
+        return self.exchange.control.is_asked_to_stop(self.session.iterations)
+
+    def is_asked_for_snapshot(self) -> bool:
+        """Return whether this loop's exchange has brought the request for its last step, and no
+        turn of the next one has ended.
+        """
+        control = self.exchange.control
+        return self.session.is_first_turn and control.is_asked_for_snapshot(self.session.iterations)
+
+    def name(self, parameter: Tensor) -> str:
+        """Return the name of a parameter, for messages."""
+        names = [f"'{name}'" for name, own in self.module.named_parameters() if own is parameter]
+        return names[0] if names else "a parameter that is not the module's"
+
+    # The acts of the session.
+
+    def _start(self, *, present: bool = False) -> None:
+        with self.reads.turn:
+            self.exchange.start(self.session.iterations, *self.update.rates())
+            self.hooks.start(present=present)
+
+    def _send(self) -> None:
+        if self.session.state is State.APPLYING and not self.session.is_last_turn:
+            self.hooks.wait_for_rest()
+        else:
+            self.hooks.finish()
+
+    def _finish(self) -> None:
+        if self.weights.records is not None:
+            self.exchange.note_records(self.weights.records)
+        with self.collections.ending_iteration(lambda: self.exchange.finished):
+            if self.weights.is_left_out:  # its rows count as without a gradient
+                self.tables.drop()
+            self.tables.push(lambda: self.update.rates()[0], self.session.steps)
+            self.masters.take_statistics()
+            with self.reads.turn:
+                self.exchange.finish()
+        self._enter_turn()
+
+    def _next_turn(self) -> None:
+        self.reads.all_came()
+        self.masters.take_statistics()
+        self.hooks.next_virtual_worker()
+        if self.built.local_steps:  # the next virtual worker has values of its own
+            self.masters.publish_all()
+        else:
+            self.masters.publish_statistics()
+        self._enter_turn()
+
+    def _enter_turn(self) -> None:
+        self.turns.enter(self.session.turn)
+        self.weights.end_step()
+
+    def _settle(self) -> None:
+        if self.context.member.options.staleness or self.built.local_steps:
+            self.collections.gather(b"")  # a different call of another worker is found here
+        with self.reads.turn:
+            self.exchange.settle()
+
+    def _wait(self) -> None:
+        self.hooks.wait()
+
+    def _wait_last(self) -> None:
+        if not sys.exc_info()[0]:
+            with suppress(ServerError):  # after the last step its values are on their way
+                self.hooks.wait()
+
+    def _leave(self) -> None:
+        if self.watch is not None and not sys.exc_info()[0]:
+            with suppress(ServerError):
+                self.tables.settle()
+        self.reads.all_came()
+        if self in self.context.loops.open:
+            self.context.loops.open.remove(self)
+        if self.watch is not None:
+            self.watch.close()
+            self.watch = None
+        self.turns.close()
+        self.tables.close()
+        self._observed.close()
+
+
+_ACTS: dict[Act, Callable[[GroupLoop], None]] = {
+    Act.START: GroupLoop._start,
+    Act.START_PRESENT: lambda loop: loop._start(present=True),
+    Act.SEND: GroupLoop._send,
+    Act.FINISH: GroupLoop._finish,
+    Act.NEXT_TURN: GroupLoop._next_turn,
+    Act.FORGET: lambda loop: loop.hooks.forget(),
+    Act.ABANDON: lambda loop: loop.hooks.abandon(),
+    Act.WAIT: GroupLoop._wait,
+    Act.WAIT_LAST: GroupLoop._wait_last,
+    Act.SETTLE: GroupLoop._settle,
+    Act.CLOSE: GroupLoop._leave,
+}

@@ -1,0 +1,59 @@
+"""What all workers of a group bring to one state before the first step: tensors that are not
+exchanged, and random streams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import zip_longest
+
+from torch import Tensor
+
+from poseidon.engine.random_streams import Generators, RandomStreams, script_seed
+from poseidon.errors import UsageError
+from poseidon.exchange.broadcast import Gather, broadcast_parameters
+from poseidon.torch.group_collections import GroupCollections
+from poseidon.torch.group_turns import GroupTurns
+from poseidon.torch.worker_context import DISTRIBUTE, WorkerContext
+
+
+def bring_rest(rest: Mapping[str, Tensor], gather: Gather, *, rank: int) -> None:
+    """Set tensors that are not exchanged to rank 0's. All workers call it together.
+
+    Args:
+        rest: by name.
+
+    Raises:
+        UsageError: the workers have different ones.
+    """
+    own = [f"'{n}' of {t.dtype}, {tuple(t.shape)}" for n, t in rest.items()]
+    first, *others = (part.decode().split("\n") for part in gather("\n".join(own).encode()))
+    for number, other in enumerate(others, start=1):
+        for theirs, mine in zip_longest(first, other, fillvalue=""):
+            if theirs != mine:
+                raise UsageError(
+                    f"worker 0's module has {theirs or 'no more tensors'}, where worker "
+                    f"{number}'s has {mine or 'no more'}; expected the same module on all workers"
+                )
+    broadcast_parameters(list(rest.values()), gather, rank=rank)
+
+
+def open_streams(turns: GroupTurns, context: WorkerContext, collections: GroupCollections) -> None:
+    """Give each virtual worker of the job a random stream. All workers call it together."""
+    size, told = context.worker.size, context.member.virtual_workers is not None
+    # threads of a process that trains alone would share its generators
+    is_one_of_several = size > 1 and context.folder is not None
+    if not (told or is_one_of_several):
+        return
+    seed: int | None = None
+    if told:
+        own = script_seed().to_bytes(8, "little")
+        if size > 1:
+            with collections.calling(DISTRIBUTE):
+                own = collections.gather(own)[0]
+        seed = int.from_bytes(own, "little")
+    streams = context.loops.streams
+    if streams is None or not streams.groups:
+        streams = RandomStreams(turns.own, seed, Generators(context.worker.device))
+        context.loops.streams = streams
+    turns.open(streams)

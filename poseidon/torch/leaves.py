@@ -1,0 +1,306 @@
+"""The leaves of a group's state (`poseidon/engine/state_tree.py`) that belong to its module, its
+script and its exchange. Updates, tables and samplers declare their own.
+
+    model      the module's own `state_dict`: it can be loaded without a group
+    buffers    of each virtual worker: those that differ from the first one's
+    masters    float32 values of tensors of 16 bits, on the workers or on the shards alone
+    held_back  what lossy codecs have held back, of the virtual workers of a process at the first
+    kept       the states of the objects that the script has given to `keep` and `keep_own`
+    random     of each virtual worker, and with virtual workers outside of their turns
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from poseidon.engine.packed import on_host
+from poseidon.engine.random_streams import random_state, set_random_state
+from poseidon.engine.state_tree import Found, Leaf, LeafStage, Scope, first
+from poseidon.errors import SnapshotError, UsageError, counted
+from poseidon.torch.group_loop import GroupLoop
+from poseidon.torch.group_turns import GroupTurns
+
+_DIGEST_BYTES = 32
+
+
+class ModuleLeaves:
+    """The tensors of a module."""
+
+    def __init__(self, loop: GroupLoop) -> None:
+        self._loop = loop
+        self._module, self._rest = loop.module, loop.plan.rest
+
+    def leaves(self) -> list[Leaf]:
+        model = Leaf(
+            name="model",
+            scope=Scope.SHARED,
+            stage=LeafStage.MODULE,
+            read=lambda: on_host(self._module.state_dict()),
+            write=self._write,
+        )
+        buffers = Leaf(
+            name="buffers",
+            scope=Scope.VIRTUAL,
+            stage=LeafStage.OWN,
+            read=self._read_buffers,
+            write=self._write_buffers,
+            resize=first,
+        )
+        return [model, buffers]
+
+    def _write(self, found: Found) -> None:
+        try:
+            self._module.load_state_dict(found.shared)
+        except RuntimeError as error:
+            raise SnapshotError(
+                f"the checkpoint is of a different module: {_in_a_line(error)}"
+            ) from error
+
+    def _read_buffers(self) -> list[dict[str, Tensor]]:
+        ours = self._loop.collections.gather(self._digests())[0]
+        return [self._differing(number, ours) for number in self._loop.turns.each()]
+
+    def _digests(self) -> bytes:
+        """Return digests of `rest`, to find the tensors that differ between workers."""
+        return b"".join(hashlib.sha256(_bytes(tensor)).digest() for tensor in self._rest.values())
+
+    def _differing(self, virtual_worker: int, of_first: bytes) -> dict[str, Tensor]:
+        mine = self._digests()
+        saved = self._module.state_dict() if virtual_worker == 0 else {}
+        return {
+            name: on_host(tensor)
+            for index, (name, tensor) in enumerate(self._rest.items())
+            if (virtual_worker == 0 and name not in saved)
+            or _at(mine, index) != _at(of_first, index)
+        }
+
+    def _write_buffers(self, found: Found) -> None:
+        turns = self._loop.turns
+        self._load(found.each[0])
+        turns.buffers.restart()
+        for virtual_worker in turns.each():
+            self._load(found.each[virtual_worker])
+
+    def _load(self, buffers: Mapping[str, Tensor]) -> None:
+        for name, value in buffers.items():
+            if name not in self._rest or self._rest[name].shape != value.shape:
+                raise SnapshotError(
+                    f"the checkpoint is of a different module: it has a buffer '{name}'"
+                )
+            with torch.no_grad():
+                self._rest[name].copy_(value)
+
+
+class CodecLeaves:
+    """What the exchange has beside the tensors: masters on the shards, and what codecs hold back."""
+
+    def __init__(self, loop: GroupLoop) -> None:
+        self._loop = loop
+        self._masters_read: dict[str, Tensor] = {}
+        self._for_shards: dict[str, Any] = {}
+
+    def leaves(self) -> list[Leaf]:
+        held_back = Leaf(
+            name="held_back",
+            scope=Scope.VIRTUAL,
+            stage=LeafStage.EXCHANGE,
+            read=self._read,
+            write=self._write,
+        )
+        masters = Leaf(
+            name="masters",
+            scope=Scope.SHARED,
+            stage=LeafStage.OWN,
+            read=self._loop.masters.state,
+            write=lambda found: self._loop.masters.load(found.shared),
+        )
+        on_shards = Leaf(
+            name="masters",
+            scope=Scope.ROOT,
+            stage=LeafStage.OWN,
+            read=lambda: self._masters_read,
+            write=self._write_shard_masters,
+        )
+        return [held_back, masters, on_shards]
+
+    def _read(self) -> list[dict[str, Tensor]]:
+        """Return what is held back, of all virtual workers of this process at the first."""
+        arrays = self._loop.exchange.state.held_back()
+        held_back = {name: torch.tensor(array) for name, array in arrays.items()}
+        self._masters_read = self._loop.masters.from_shards(held_back)
+        return [held_back, *({} for _ in self._loop.turns.own[1:])]
+
+    def _write_shard_masters(self, found: Found) -> None:
+        self._for_shards = dict(self._loop.masters.for_shards(found.shared))
+
+    def _write(self, found: Found) -> None:
+        """Go on with what was held back: of this process, and of virtual workers that had another
+        process. The shards continue with masters.
+        """
+        of_each = [
+            {name: tensor.numpy() for name, tensor in (one or {}).items()} for one in found.each
+        ]
+        mine = {name: array for one in of_each for name, array in one.items()}
+        mine |= {**(of_each[found.own[0]] if of_each else {}), **self._for_shards}
+        for held_back in (*of_each, mine):  # all workers refuse what does not fit one of them
+            self._loop.exchange.state.hold_back(held_back)
+
+
+class Kept(Protocol):
+    """An object with a state: a scheduler, a GradScaler, a running average."""
+
+    def state_dict(self) -> Any:
+        """Return the state, of types that `torch.load(weights_only=True)` reads."""
+
+    def load_state_dict(self, state_dict: Any, /) -> Any:
+        """Load a state."""
+
+
+class KeptLeaves:
+    """The objects that a script keeps with its group.
+
+    Args:
+        turns: of the group.
+    """
+
+    def __init__(self, turns: GroupTurns) -> None:
+        self._turns = turns
+        self._shared: dict[str, Kept] = {}
+        self._own: dict[str, Kept] = {}
+
+    def keep(self, objects: Mapping[str, Kept], *, own: bool = False) -> None:
+        """Save and load these objects too.
+
+        Args:
+            own: each worker's states; otherwise rank 0's count for all.
+
+        Raises:
+            UsageError: one has no state, or its name is taken.
+        """
+        for name, kept in objects.items():
+            if name in self._shared or name in self._own:
+                raise UsageError(f"keep() already has something of the name '{name}'")
+            if not (hasattr(kept, "state_dict") and hasattr(kept, "load_state_dict")):
+                raise UsageError(
+                    f"keep() was given a {type(kept).__name__} as '{name}'; expected something "
+                    "with state_dict() and load_state_dict()"
+                )
+        (self._own if own else self._shared).update(objects)
+
+    def leaves(self) -> list[Leaf]:
+        shared = Leaf(
+            name="kept",
+            scope=Scope.SHARED,
+            read=lambda: _states(self._shared),
+            write=lambda found: _load(self._shared, found.shared, "keep"),
+        )
+        own = Leaf(
+            name="kept",
+            scope=Scope.VIRTUAL,
+            read=lambda: [_states(self._own) for _ in self._turns.own],
+            write=lambda found: _load(self._own, (found.mine or [{}])[0] or {}, "keep_own"),
+            resize=self._resize,
+        )
+        return [shared, own]
+
+    def _resize(self, found: Found) -> dict[str, Any]:
+        if names := found.each[0]:
+            raise SnapshotError(
+                f"{found.source.name} was saved by {counted(len(found.each), 'worker')}, and this "
+                f"job has {self._turns.count}: the states of {', '.join(sorted(names))} belong to "
+                "each worker (keep_own); expected as many workers"
+            )
+        return {}
+
+
+def _states(objects: Mapping[str, Kept]) -> dict[str, Any]:
+    return {name: on_host(kept.state_dict()) for name, kept in objects.items()}
+
+
+def _load(objects: Mapping[str, Kept], states: Mapping[str, Any], call: str) -> None:
+    """Load the states of kept objects."""
+    if states.keys() != objects.keys():
+        names = [", ".join(sorted(part)) or "nothing" for part in (states, objects)]
+        raise SnapshotError(
+            f"the checkpoint keeps {names[0]}; this script has handed {names[1]} to {call}()"
+        )
+    for name, kept in objects.items():
+        try:
+            kept.load_state_dict(states[name])
+        except (ValueError, RuntimeError, KeyError, TypeError) as error:
+            raise SnapshotError(
+                f"'{name}' does not take what the checkpoint has: {_in_a_line(error)}"
+            ) from error
+
+
+class RandomStates:
+    """The random states of a group's virtual workers, as leaves of its state.
+
+    Args:
+        turns: of the group.
+        device: of this worker.
+    """
+
+    def __init__(self, turns: GroupTurns, device: torch.device) -> None:
+        self._turns = turns
+        self._device = device
+        self._loaded: dict[int, Mapping[str, Any] | None] = {}
+
+    def leaves(self) -> list[Leaf]:
+        """Return the states of the virtual workers, and the state outside of their turns."""
+        of_each = Leaf(
+            name="random",
+            scope=Scope.VIRTUAL,
+            stage=LeafStage.RANDOM,
+            read=lambda: [self._of(virtual_worker) for virtual_worker in self._turns.own],
+            write=self._write,
+        )
+        outside = Leaf(
+            name="random",
+            scope=Scope.SHARED,
+            stage=LeafStage.RANDOM,
+            read=lambda: None if self._turns.streams is None else self._turns.streams.of(None),
+            write=self._write_outside,
+        )
+        return [of_each, outside]
+
+    def _of(self, virtual_worker: int) -> Mapping[str, Any]:
+        streams = self._turns.streams
+        return random_state(self._device) if streams is None else streams.of(virtual_worker)
+
+    def _write(self, found: Found) -> None:
+        self._loaded = dict(zip(self._turns.own, found.mine, strict=False))
+        for virtual_worker in self._loaded:
+            self.put_again(virtual_worker)
+
+    def put_again(self, virtual_worker: int) -> None:
+        """Restore a virtual worker's states once more: a DataLoader has drawn a number to resume
+        within an epoch.
+        """
+        state, streams = self._loaded.get(virtual_worker), self._turns.streams
+        if state is not None and streams is not None:
+            streams.load(virtual_worker, state)
+        elif state is not None:
+            set_random_state(state, self._device)
+
+    def _write_outside(self, found: Found) -> None:
+        if self._turns.streams is not None and found.shared is not None:
+            self._turns.streams.load(None, found.shared)
+
+
+def _at(digests: bytes, index: int) -> bytes:
+    return digests[index * _DIGEST_BYTES : (index + 1) * _DIGEST_BYTES]
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    flat = tensor.detach().reshape(-1).cpu().contiguous().view(torch.uint8)
+    return flat.clone().numpy().tobytes()  # memory that numpy has seen cannot be resized
+
+
+def _in_a_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]

@@ -1,0 +1,1 @@
+"""What applies gradients to a module's parameters: one of four."""

@@ -1,0 +1,190 @@
+"""A torch.optim optimizer with local steps: it runs on this worker's own gradients, and workers
+exchange once a round.
+
+Law: between the ends of two rounds a worker trains as in a process of its own: `grad` is this
+worker's gradient, which a script may read and change. `step` returns at the end of a round with the
+values that all workers have.
+
+Where a process has several virtual workers, the optimizer makes a step in the turn of each
+(`optimizer_turns.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from poseidon.engine.packed import on_host
+from poseidon.engine.session import Applies, Event
+from poseidon.engine.state_tree import Found, Leaf, LeafStage, Scope, first
+from poseidon.errors import UsageError
+from poseidon.exchange.base import Trained
+from poseidon.exchange.options import ExchangeOptions
+from poseidon.torch.group_loop import GroupLoop
+from poseidon.torch.optimizer_turns import OptimizerTurns
+from poseidon.torch.tensors import DistributeOptions, GroupPlan, ModuleTensors
+from poseidon.torch.updates.histories import Histories
+from poseidon.torch.updates.optimizer import exchanged_parameters, load_optimizer
+from poseidon.torch.updates.worker_optimizer import WorkerOptimizerUpdate
+from poseidon.torch.worker_context import STEP, WorkerContext
+from ps_server import Rule, RuleKind
+from ps_server.rules import clip_factor, plain_sum, sum_of_squares
+
+
+def is_synchronous(
+    optimizer: torch.optim.Optimizer, options: DistributeOptions, exchange: ExchangeOptions
+) -> bool:
+    """Return whether local steps of this optimizer are synchronous training
+    (`poseidon.exchange.rounds.local_steps`).
+    """
+    return (
+        type(optimizer) is torch.optim.SGD
+        and all(group["momentum"] == 0 for group in optimizer.param_groups)
+        and options.clip is None
+        and exchange.one_plain_step
+    )
+
+
+class LocalOptimizerUpdate(WorkerOptimizerUpdate):
+    """An optimizer with local steps. See `Update`."""
+
+    applies = Applies.ROUNDS
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        tensors: ModuleTensors,
+        options: DistributeOptions,
+        context: WorkerContext,
+    ) -> None:
+        super().__init__(optimizer, context)
+        wanted = exchanged_parameters(optimizer, tensors)
+        exchanged = {
+            n: t
+            for n, t in tensors.exchanged.items()
+            if t in wanted or not isinstance(t, nn.Parameter)
+        }
+        coarse = next((n for n, t in exchanged.items() if t.dtype is not torch.float32), None)
+        if coarse is not None:
+            raise UsageError(
+                f"'{coarse}' is {exchanged[coarse].dtype}, and local steps of a torch optimizer "
+                "exchange parameters of torch.float32; expected these, or a rule"
+            )
+        self._parameters = {p: p for p in exchanged.values() if isinstance(p, nn.Parameter)}
+        self.plan = GroupPlan(
+            tensors=[
+                Trained(name=name, tensor=tensor, rule=Rule(kind=RuleKind.MEAN))
+                if tensor in wanted
+                else Trained(name=name, tensor=tensor, statistics=True)
+                for name, tensor in exchanged.items()
+            ],
+            sources=list(exchanged.values()),
+            rest={
+                **tensors.rest,
+                **{n: t for n, t in tensors.exchanged.items() if n not in exchanged},
+            },
+            clip=options.clip,
+            passes=options.passes,
+            sends_gradients=False,
+        )
+
+    @property
+    def _trained(self) -> Mapping[nn.Parameter, Tensor]:
+        return self._parameters
+
+    def attach(self, loop: GroupLoop) -> None:
+        super().attach(loop)
+        self._histories = Histories(loop, self.label)
+
+    @cached_property
+    def _of_turns(self) -> OptimizerTurns | None:
+        """The states of the optimizer; None: this process has one virtual worker."""
+        own = len(self.loop.turns.own)
+        return OptimizerTurns(self.optimizer, own) if own > 1 else None
+
+    # How to apply.
+
+    def average_gradients(self) -> bool:
+        """Do nothing: with local steps a step uses the gradients of this worker."""
+        self.loop.check_step(Event.OPTIMIZE)
+        return True
+
+    def _before_step(
+        self, optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> None:
+        self._check_step(optimizer, arguments, named)
+        if getattr(optimizer, "found_inf", None) is not None:
+            raise UsageError(
+                "a GradScaler may leave out a step on one worker, and with local steps all make "
+                "equally many; expected bfloat16 autocast, which needs none"
+            )
+        self._check_rates()
+        self.loop.check_step(Event.OPTIMIZE)
+        self.loop.on(Event.OPTIMIZE)
+        if self.plan.clip is not None:
+            gradients = [p.grad for p in self._parameters if p.grad is not None]
+            factor = clip_factor(plain_sum(map(sum_of_squares, gradients)), self.plan.clip)
+            if factor != 1.0:
+                torch._foreach_mul_(gradients, factor)
+        if self._of_turns is not None:
+            self._of_turns.before_step()
+
+    def _after_step(
+        self, optimizer: object, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> None:
+        loop = self.loop
+        if self._of_turns is not None:
+            self._of_turns.after_step()
+        if loop.leave_turn():
+            return
+        with loop.collections.calling(STEP):
+            loop.on(Event.STEP)
+            loop.collections.finish_step()
+            loop.compare(settles=True)
+            loop.reads.leave()
+            loop.reads.read_aliased()
+
+    # Which state.
+
+    def leaves(self) -> Sequence[Leaf]:
+        states = Leaf(
+            name="optimizer",
+            scope=Scope.VIRTUAL,
+            stage=LeafStage.UPDATE,
+            read=self._states,
+            write=self._load_states,
+            resize=first,
+            live=self._replicated,
+        )
+        return [states, self._histories.only_outer()]
+
+    def _states(self) -> list[Any]:
+        found = []
+        for at in range(len(self.loop.turns.own)):
+            self._enter(at)
+            found.append(on_host(self.optimizer.state_dict()))
+        self._enter(0)
+        return found
+
+    def _load_states(self, found: Found) -> None:
+        for at, own in enumerate(found.mine or [found.shared] * len(self.loop.turns.own)):
+            self._enter(at)
+            load_optimizer(self.optimizer, deepcopy(own))
+        self._enter(0)
+
+    def _enter(self, at: int) -> None:
+        if self._of_turns is not None:
+            self._of_turns.enter(at)
+
+    def _replicated(self) -> Mapping[str, Tensor]:
+        values = {trained.name: trained.tensor for trained in self.plan.tensors}
+        return {**values, **self.loop.exchange.state.replicated()}
+
+    def reopen(self, iterations: int) -> None:
+        self.loop.exchange.open(self._histories.loaded(), iterations)
+        self._note_rest()

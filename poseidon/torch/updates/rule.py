@@ -1,0 +1,279 @@
+"""An update rule on the shards: workers receive the new parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch._C import DisableTorchFunctionSubclass
+
+from poseidon.engine.session import Applies, Event, State
+from poseidon.engine.state_tree import Found, Leaf, LeafStage, Scope
+from poseidon.errors import UsageError
+from poseidon.exchange.base import Trained
+from poseidon.exchange.membership import Membership
+from poseidon.torch.group_loop import GroupLoop, Update
+from poseidon.torch.masters import as_float32, under_a_rule
+from poseidon.torch.sent_gradients import SentGradients
+from poseidon.torch.tensors import DistributeOptions, GroupPlan, ModuleTensors
+from poseidon.torch.update_rules import ShardRules
+from poseidon.torch.updates.histories import Histories
+from poseidon.torch.worker_context import STEP, WorkerContext
+
+SCALED = (
+    "a GradScaler has read or changed this worker's gradients after backward() had sent them to the "
+    "shards; expected bfloat16 autocast, which needs no GradScaler, or a torch.optim optimizer on "
+    "the workers"
+)
+
+
+class RuleUpdate(Update):
+    """See `Update`."""
+
+    applies = Applies.SHARDS
+
+    def __init__(
+        self,
+        rules: ShardRules,
+        tensors: ModuleTensors,
+        options: DistributeOptions,
+        context: WorkerContext,
+    ) -> None:
+        trained = tensors.trained
+        rules.check_groups([*trained, *(table.spec.name for table in tensors.tables)])
+        for name, parameter in trained.items():
+            if not parameter.is_contiguous():
+                raise UsageError(
+                    f"'{name}' is not contiguous in memory, so no rule can be applied to it in "
+                    "place; expected "
+                    "torch.contiguous_format, or a torch.optim optimizer on the workers"
+                )
+        self.label = rules.label
+        self._rules = rules
+        self._set_rate: float | None = None
+        self._sent = SentGradients(context, SCALED)
+        self.plan = GroupPlan(
+            tensors=[
+                _trained(
+                    name,
+                    tensor,
+                    rules,
+                    tensors.rows.get(tensor, 0) * options.passes,
+                    context.member,
+                    looked_up=tensor in tensors.looked_up,
+                )
+                if isinstance(tensor, nn.Parameter)
+                else Trained(name=name, tensor=as_float32(tensor), statistics=True)
+                for name, tensor in tensors.exchanged.items()
+            ],
+            sources=list(tensors.exchanged.values()),
+            rest=tensors.rest,
+            clip=options.clip,
+            passes=options.passes,
+            tables=tensors.tables,
+        )
+        _check_apart(trained)
+        self._trained = trained
+        self._of_parameters = {i for i, t in enumerate(self.plan.tensors) if not t.statistics}
+        self._known: dict[str, tuple[int, int]] = {}
+
+    @property
+    def lr(self) -> float:
+        return self.rates()[0]
+
+    def set_lr(self, rate: float) -> None:
+        self.loop.session.check(Event.SET_RATE, rate=rate)
+        self._set_rate = float(rate)
+
+    def rates(self) -> tuple[float, ...]:
+        own, *others = self._rules.rates(self.loop.session.steps) or (0.0,)
+        return own if self._set_rate is None else self._set_rate, *others
+
+    # What to send.
+
+    def check_begin(self) -> None:
+        self._check_unchanged()
+
+    def check_backward(self) -> None:
+        if self.loop.session.state is State.COMING and not self.loop.hooks.are_taken:
+            raise UsageError(
+                "backward() comes without a use of the module since step "
+                f"{self.loop.session.steps}, so its loss was computed before the new values had "
+                "come; expected a loss that is computed after step()"
+            )
+
+    def pass_ended(self, *, is_last: bool) -> None:
+        self._sent.note(reversed(self._trained.values()))
+        if is_last:  # new values may come before the step ends
+            self.loop.reads.leave(self._of_parameters)
+
+    def may_leave(self, index: int) -> bool:
+        # The graph may have an alias, as of weight.detach(), that a node which is still to run uses.
+        return not self.loop.reads.is_aliased(index)
+
+    def sent(self, index: int) -> None:
+        self.loop.reads.leave({index})
+
+    def forget(self) -> None:
+        self._sent.forget()
+
+    def check_read(self, index: int) -> None:
+        session, when = self.loop.session, ""
+        if session.passes >= self.plan.passes:
+            when = f"after {session.passes} backward pass(es)"
+        elif session.state is State.BACKWARD and self.loop.hooks.has_left(index):
+            when = "in a hook, after its gradient has left,"
+        if when:
+            raise UsageError(
+                f"'{self.plan.tensors[index].name}' is read or written {when} and before step(), "
+                "while the shards change it; expected that before backward() or after step(), and "
+                "no optimizer's step() beside a rule"
+            )
+
+    # How to apply.
+
+    def step(self, *, zero_grad: bool) -> bool:
+        self._check_zero_grad(zero_grad)
+        return self._end_step()
+
+    def _check_zero_grad(self, zero_grad: bool) -> None:
+        if not zero_grad:
+            raise UsageError(
+                f"step(zero_grad=False) under {self.label}: the shards use its gradients up, so "
+                "none can stay; expected step(), or a torch.optim optimizer on the workers"
+            )
+
+    def _end_step(self) -> bool:
+        """End the step, or a turn within it. Return whether it was the step."""
+        loop = self.loop
+        with DisableTorchFunctionSubclass(), loop.reads.turn:
+            loop.check_step(Event.STEP)
+            loop.hooks.check_unchanged()
+            self._sent.check()
+            self._check_trained()
+            self._check_frozen()
+            self._check_unchanged()
+            if loop.leave_turn():
+                return False
+            with loop.collections.calling(STEP):
+                loop.on(Event.STEP)
+                loop.collections.finish_step()
+                loop.compare(settles=True)
+            # a graph of the step before is not to be used again
+            for parameter in self._trained.values():
+                torch.autograd.graph.increment_version(parameter)
+            self._note_values()
+            loop.reads.leave()
+            loop.reads.read_aliased()
+        return True
+
+    def _check_unchanged(self) -> None:
+        """Refuse what the script has written since the last step, also an optimizer of its own."""
+        for name, value in self._values().items():
+            if self._known[name] != value:
+                raise UsageError(
+                    f"'{name}' was changed by the script after distribute(), and the shards' value "
+                    "would take its place; expected changes before distribute(), or a torch.optim "
+                    "optimizer on the workers"
+                )
+
+    def _watched(self) -> Iterable[nn.Parameter]:
+        """Return the parameters of which none but the trained ones may have a gradient."""
+        return self.loop.module.parameters()
+
+    def _check_trained(self) -> None:
+        """Refuse gradients of parameters that no shard trains."""
+        known = {*self._trained.values(), *self.plan.rest_of_tables}
+        for parameter in self._watched():
+            if parameter not in known and parameter.requires_grad and parameter.grad is not None:
+                raise UsageError(
+                    f"{self.loop.name(parameter)} has a gradient, but wanted none, or was not "
+                    "there, when distribute() was called: no shard trains it; expected a module "
+                    "that is whole, with all that is ever trained"
+                )
+
+    def _check_frozen(self) -> None:
+        for name, parameter in self._trained.items():
+            if not parameter.requires_grad:
+                raise UsageError(
+                    f"'{name}' was frozen after distribute(), but momentum and decay on the "
+                    "shards would move it on; expected "
+                    "a torch.optim optimizer on the workers, or it frozen before"
+                )
+
+    def _note_values(self) -> None:
+        self._known = self._values()
+
+    def _values(self) -> dict[str, tuple[int, int]]:
+        """Return for each parameter what changes with the address of its memory, and whenever
+        autograd sees a write to it.
+        """
+        with DisableTorchFunctionSubclass():
+            return {name: (p.data_ptr(), p._version) for name, p in self._trained.items()}
+
+    # Which state.
+
+    def attach(self, loop: GroupLoop) -> None:
+        super().attach(loop)
+        self._histories = Histories(loop, self.label)
+        self._note_values()
+
+    def leaves(self) -> Sequence[Leaf]:
+        rate = Leaf(
+            name="lr",
+            scope=Scope.SHARED,
+            stage=LeafStage.UPDATE,
+            read=lambda: self._set_rate,
+            write=self._load_rate,
+        )
+        return [rate, *self._histories.leaves(live=self._replicated)]
+
+    def _load_rate(self, found: Found) -> None:
+        self._set_rate = found.shared
+
+    def _replicated(self) -> Mapping[str, Tensor]:
+        values = {trained.name: trained.tensor for trained in self.plan.tensors}
+        return {**values, **self.loop.exchange.state.replicated()}
+
+    def reopen(self, iterations: int) -> None:
+        self.loop.exchange.open(self._histories.loaded(), iterations)
+        self._note_values()
+
+
+def _trained(
+    name: str,
+    parameter: nn.Parameter,
+    rules: ShardRules,
+    factor_rows: int,
+    member: Membership,
+    *,
+    looked_up: bool,
+) -> Trained:
+    shape = tuple(parameter.shape)
+    rule = rules.server_rule(name, shape)
+    # Of its data: a value from the shards does not count as a change by the script
+    # (`RuleUpdate.check_begin`).
+    held = under_a_rule(parameter.data, member)
+    return Trained(
+        name=name,
+        tensor=held,
+        rule=rule,
+        rate_index=rules.rate_index(name, shape),
+        factor_rows=factor_rows if rule.matrix is None else 0,
+        looked_up=looked_up and held.dtype is torch.float32,
+    )
+
+
+def _check_apart(trained: Mapping[str, nn.Parameter]) -> None:
+    """Refuse parameters that share memory: each has a value of its own on the shards."""
+    placed = sorted(
+        (p.data_ptr(), p.data_ptr() + p.nbytes, name) for name, p in trained.items() if p.numel()
+    )
+    for (_, end, name), (start, _, other) in pairwise(placed):
+        if start < end:
+            raise UsageError(
+                f"'{name}' and '{other}' share memory, though they are two parameters; expected "
+                "one parameter in both places, or a torch.optim optimizer on the workers"
+            )

@@ -1,0 +1,335 @@
+"""A torch.optim optimizer on every worker, on gradients that are the mean over all workers.
+
+Law: the optimizer sees in `parameter.grad` what it would see in one process with the whole batch.
+All workers start with equal parameters and the optimizer is deterministic, so the parameters stay
+equal.
+
+The exchange does not hold the parameter but a tensor of its shape, whose next value is the mean
+gradient (`RuleKind.MEAN`). Its first value is the parameter itself, so rank 0's parameters reach
+all workers.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from poseidon.engine.packed import on_host
+from poseidon.engine.session import Applies, Event, State
+from poseidon.engine.state_tree import Found, Leaf, LeafStage, Scope
+from poseidon.errors import UsageError
+from poseidon.exchange.base import Trained
+from poseidon.torch.group_loop import GroupLoop, Update
+from poseidon.torch.masters import as_float32
+from poseidon.torch.sent_gradients import SentGradients
+from poseidon.torch.tensors import DistributeOptions, GroupPlan, ModuleTensors
+from poseidon.torch.updates.optimizer import (
+    check_closure,
+    check_no_closure,
+    exchanged_parameters,
+    load_optimizer,
+    refuse_lr,
+)
+from poseidon.torch.worker_context import STEP, WorkerContext
+from ps_server import Rule, RuleKind
+
+UNSCALED = (
+    "a GradScaler has read or changed this worker's gradients after backward() had sent them; "
+    "expected average_gradients() between backward() and GradScaler's unscale_() or step()"
+)
+
+
+class WorkerOptimizerUpdate(Update):
+    """What updates by an optimizer of the worker have in common. See `Update`.
+
+    Args:
+        optimizer: of some or all of the module's parameters.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, context: WorkerContext) -> None:
+        check_closure(optimizer)
+        if context.member.options.staleness and not context.member.options.local_steps:
+            raise UsageError(
+                "an optimizer runs on the workers and needs every gradient at once; expected "
+                "--staleness=0, "
+                f"not {context.member.options.staleness}, or a rule such as poseidon.SGD"
+            )
+        self.optimizer = optimizer
+        self.label = f"torch.optim.{type(optimizer).__name__}"
+        self._rates_at_first: list[Any] = []
+        """The rates of the parameter groups at the end of an iteration's first turn."""
+        self._handles: list[RemovableHandle] = []
+
+    def attach(self, loop: GroupLoop) -> None:
+        super().attach(loop)
+        self._note_rest()
+        self._handles = [
+            self.optimizer.register_step_pre_hook(self._before_step),
+            self.optimizer.register_step_post_hook(self._after_step),
+        ]
+
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    @property
+    def lr(self) -> float:
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def set_lr(self, rate: float) -> None:
+        refuse_lr(rate, self.label)
+
+    def step(self, *, zero_grad: bool) -> bool:
+        loop = self.loop
+        loop.check_open("step")
+        if loop.turns.several and not zero_grad:
+            raise UsageError(
+                "step(zero_grad=False) keeps the gradients for the next pass, which is another "
+                "virtual worker's; expected step(), or as many workers as virtual workers"
+            )
+        with loop.collections.calling(STEP):
+            self.optimizer.step()
+        if zero_grad:
+            loop.module.zero_grad()
+        return loop.session.is_first_turn
+
+    @property
+    @abstractmethod
+    def _trained(self) -> Mapping[nn.Parameter, Tensor]:
+        """What the exchange has of each parameter of the optimizer."""
+
+    @abstractmethod
+    def _before_step(
+        self, optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> None:
+        """Bring the gradients that the optimizer uses."""
+
+    @abstractmethod
+    def _after_step(
+        self, optimizer: object, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> None:
+        """End the step."""
+
+    def _check_step(
+        self, optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> None:
+        check_no_closure(arguments, named)
+        self._check_trained(optimizer)
+
+    def _note_rest(self) -> None:
+        self._versions = {
+            p: p._version for p in self.plan.rest.values() if isinstance(p, nn.Parameter)
+        }
+
+    def _check_trained(self, optimizer: torch.optim.Optimizer) -> None:
+        """Refuse to train parameters that are not exchanged: they would differ between workers."""
+        known = {*self._trained, *self.plan.rest_of_tables}
+        own = (p for group in optimizer.param_groups for p in group["params"] if p not in known)
+        moved = (p for p, version in self._versions.items() if p._version != version)
+        for parameter in (*own, *moved):
+            if parameter.requires_grad and parameter.grad is not None:
+                raise UsageError(
+                    f"{self.loop.name(parameter)} is trained, but when distribute() was called it "
+                    "wanted no gradient, or the optimizer did not have it, so each worker would "
+                    "train its own; expected one optimizer with all parameters that are ever "
+                    "trained, which may be frozen after distribute()"
+                )
+
+    def _check_rates(self) -> None:
+        """Refuse a scheduler's step between two turns of a step."""
+        rates = [group.get("lr") for group in self.optimizer.param_groups]
+        if self.loop.session.is_first_turn:
+            self._rates_at_first = [r.clone() if isinstance(r, Tensor) else r for r in rates]
+        elif rates != self._rates_at_first:
+            raise UsageError(
+                f"lr has changed from {self._rates_at_first} to {rates} between two virtual "
+                "workers of a step; expected `if group.step(): scheduler.step()`"
+            )
+
+
+class MeanOptimizerUpdate(WorkerOptimizerUpdate):
+    """An optimizer on mean gradients. See `Update`."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        tensors: ModuleTensors,
+        options: DistributeOptions,
+        context: WorkerContext,
+    ) -> None:
+        super().__init__(optimizer, context)
+        virtual = context.member.virtual_workers
+        several = virtual is not None and not virtual.is_one_each
+        self.applies = Applies.TURNS if several else Applies.WORKERS
+        self._means: dict[nn.Parameter, nn.Parameter] = {}
+        self._are_means_in_place = False
+        self._has_left = False
+        """Whether the optimizer's step under way has only ended a turn."""
+        self._sent = SentGradients(context, UNSCALED)
+        self.plan = self._make_plan(tensors, options)
+
+    def _make_plan(self, tensors: ModuleTensors, options: DistributeOptions) -> GroupPlan:
+        wanted = exchanged_parameters(self.optimizer, tensors)
+        exchanged, sources = [], []
+        rest = dict(tensors.rest)
+        for name, tensor in tensors.exchanged.items():
+            if not isinstance(tensor, nn.Parameter):
+                exchanged.append(Trained(name=name, tensor=as_float32(tensor), statistics=True))
+                sources.append(tensor)
+            elif tensor in wanted:
+                mean = self._means[tensor] = nn.Parameter(_copy(tensor), requires_grad=False)
+                rule = Rule(kind=RuleKind.MEAN)
+                factor_rows = tensors.rows.get(tensor, 0) * options.passes
+                exchanged.append(
+                    Trained(
+                        name=name,
+                        tensor=mean,
+                        rule=rule,
+                        factor_rows=factor_rows,
+                        looked_up=tensor in tensors.looked_up,
+                    )
+                )
+                sources.append(tensor)
+            else:
+                rest[name] = tensor
+        return GroupPlan(
+            tensors=exchanged,
+            sources=sources,
+            rest=rest,
+            clip=options.clip,
+            passes=options.passes,
+            tables=tensors.tables,
+        )
+
+    @property
+    def _trained(self) -> Mapping[nn.Parameter, Tensor]:
+        return self._means
+
+    def attach(self, loop: GroupLoop) -> None:
+        self._take_first()
+        super().attach(loop)
+
+    def _take_first(self) -> None:
+        """Set the parameters to the first values of the means, which are rank 0's parameters."""
+        with torch.no_grad():
+            for parameter, mean in self._means.items():
+                parameter.copy_(mean)
+
+    # What to send.
+
+    def check_backward(self) -> None:
+        """Give gradients that the script has kept, or set to zero in place, memory of their own:
+        means arrive in the exchange's, which may be while the script clears its gradients.
+        """
+        if not self._are_means_in_place:
+            return
+        self._are_means_in_place = False
+        for parameter, mean in self._means.items():
+            gradient = parameter.grad
+            if gradient is not None and gradient.data_ptr() == mean.data_ptr():
+                parameter.grad = gradient.clone()
+
+    def pass_ended(self, *, is_last: bool) -> None:
+        self._sent.note(reversed(self._means))
+
+    def forget(self) -> None:
+        self._sent.forget()
+
+    def forget_stale(self) -> None:
+        if self.loop.session.passes and self.loop.context.loops.several:
+            self.loop.forget_passes()
+
+    # How to apply.
+
+    def average_gradients(self) -> bool:
+        if self.plan.tables:
+            raise UsageError(
+                f"average_gradients() with table '{self.plan.tables[0].spec.name}', whose shards "
+                "apply its gradients as they are; expected step() right after backward()"
+            )
+        return self._average()
+
+    def _average(self) -> bool:
+        """Average the gradients, or end a turn within the step. Return whether they are means."""
+        loop = self.loop
+        loop.check_step(Event.AVERAGE)
+        loop.hooks.check_unchanged()
+        self._sent.check()
+        self._check_rates()
+        if loop.leave_turn():
+            return False
+        with loop.collections.calling("average_gradients"):
+            loop.on(Event.AVERAGE)
+        self._are_means_in_place = True
+        for parameter, mean in self._means.items():
+            # A parameter that has been frozen since is left alone, as in one process.
+            parameter.grad = mean.data.to(parameter.dtype) if parameter.requires_grad else None
+        return True
+
+    def _before_step(
+        self, optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> None:
+        self._check_step(optimizer, arguments, named)
+        if self.loop.session.state is not State.MEANS:
+            # set by GradScaler, of this worker alone
+            if getattr(optimizer, "found_inf", None) is not None:
+                raise UsageError(UNSCALED)
+            with self.loop.collections.calling(STEP):
+                self._has_left = not self._average()
+
+    def _after_step(
+        self, optimizer: object, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> None:
+        if self._has_left:  # it has found no gradient
+            self._has_left = False
+            return
+        with self.loop.collections.calling(STEP):
+            self.loop.on(Event.APPLY)
+            self.loop.collections.finish_step()
+            self.loop.compare(also_first=True)
+
+    # Which state.
+
+    def leaves(self) -> Sequence[Leaf]:
+        state = Leaf(
+            name="optimizer",
+            scope=Scope.SHARED,
+            stage=LeafStage.UPDATE,
+            read=lambda: on_host(self.optimizer.state_dict()),
+            write=self._load_state,
+            live=self._replicated,
+        )
+        return [state]
+
+    def _load_state(self, found: Found) -> None:
+        """Load the optimizer's state: the shared one, or the first worker's."""
+        load_optimizer(self.optimizer, found.each[0] if found.shared is None else found.shared)
+
+    def _replicated(self) -> Mapping[str, Tensor]:
+        names = {parameter: name for name, parameter in self.loop.module.named_parameters()}
+        found: dict[str, Tensor] = {}
+        for parameter in self._means:
+            found[names[parameter]] = parameter
+            state = self.optimizer.state.get(parameter, {})
+            found |= {
+                f"{names[parameter]}, {key}": v for key, v in state.items() if isinstance(v, Tensor)
+            }
+        return found
+
+    def reopen(self, iterations: int) -> None:
+        with torch.no_grad():
+            for parameter, mean in self._means.items():
+                mean.copy_(parameter)
+        self.loop.exchange.open(None, iterations)
+        self._take_first()
+        self._note_rest()
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().float().clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,140 @@
+"""The tree of a job's state."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from poseidon.engine.state_tree import (
+    Found,
+    Leaf,
+    LeafStage,
+    Scope,
+    StateSource,
+    StateTree,
+    first,
+)
+from tests.support.threads import failures_on_threads
+
+SOURCE = StateSource(name="a test")
+
+
+class Process:
+    """One process with two virtual workers; all of its leaves are here."""
+
+    def __init__(self, rank: int, processes: int = 2) -> None:
+        self.log: list[str] = []
+        self.values: dict[str, Any] = {"shared": f"shared {rank}", "root": {"of": rank}}
+        self.own = range(2 * rank, 2 * rank + 2)
+        self.tree = StateTree(own=self.own, count=2 * processes, rank=rank)
+        self.tree.add(
+            [
+                self.leaf("each", Scope.VIRTUAL, LeafStage.RANDOM),
+                self.leaf("first", Scope.VIRTUAL, LeafStage.OWN),
+                self.leaf("shared", Scope.SHARED, LeafStage.MODULE),
+                self.leaf("root", Scope.ROOT, LeafStage.UPDATE),
+            ]
+        )
+
+    def leaf(self, name: str, scope: Scope, stage: LeafStage) -> Leaf:
+        def write(found: Found) -> None:
+            self.log.append(name)
+            self.values[name] = found.mine if scope is Scope.VIRTUAL else found.shared
+
+        def read() -> Any:
+            if scope is Scope.VIRTUAL:
+                return [f"{name} of {number}" for number in self.own]
+            return self.values[name]
+
+        keeps = {"resize": first} if name == "first" else {}
+        return Leaf(name=name, scope=scope, stage=stage, read=read, write=write, **keeps)
+
+
+def alone(payload: bytes) -> Sequence[bytes]:
+    return [payload]
+
+
+def test_what_is_read_is_written_in_the_order_of_stages() -> None:
+    process = Process(0, processes=1)
+    state = process.tree.read(alone, keeps=True)
+    assert state == {
+        "workers": 2,
+        "shared": "shared 0",
+        "root": {"of": 0},
+        "own": [{"each": f"each of {n}", "first": f"first of {n}"} for n in range(2)],
+    }
+    process.tree.write(state, SOURCE, lambda: process.log.append("opens"))
+    assert process.log == ["shared", "first", "root", "opens", "each"]
+    assert process.values["each"] == ["each of 0", "each of 1"]
+
+
+def test_others_keep_nothing_and_write_their_own() -> None:
+    states: list[dict[str, Any]] = [{}, {}]
+    processes = [Process(0), Process(1)]
+    parts: dict[int, dict[int, bytes]] = {}
+    barrier = threading.Barrier(2, timeout=20)
+
+    def run(rank: int) -> None:
+        count = 0
+
+        def gather(payload: bytes) -> Sequence[bytes]:
+            nonlocal count
+            parts.setdefault(count, {})[rank] = payload
+            barrier.wait()
+            found = [parts[count][other] for other in range(2)]
+            count += 1
+            return found
+
+        states[rank] = processes[rank].tree.read(gather, keeps=rank == 0)
+
+    assert not failures_on_threads(2, run)
+    assert states[1] == {}
+    assert [one["each"] for one in states[0]["own"]] == [f"each of {n}" for n in range(4)]
+    assert states[0]["root"] == {"of": 0}
+    processes[1].tree.write(states[0], SOURCE, lambda: None)
+    assert processes[1].values["first"] == ["first of 2", "first of 3"]
+    assert processes[1].values["root"] == {"of": 0}
+
+
+def test_another_number_of_virtual_workers() -> None:
+    state = Process(0, processes=1).tree.read(alone, keeps=True)
+    more = Process(1)
+    assert more.tree.is_resized(state)
+    state = more.tree.resized(state, SOURCE)
+    assert state["own"] == [{"each": None, "first": "first of 0"}] * 4
+    more.tree.write(state, SOURCE, lambda: None)
+    assert more.values["each"] == []
+    assert more.values["first"] == ["first of 0"] * 2
+
+
+def test_two_leaves_of_one_name_are_united() -> None:
+    tree = StateTree(own=range(1), count=1, rank=0)
+    found: list[Any] = []
+    for scope, value in ((Scope.SHARED, {"a": 1}), (Scope.ROOT, {"b": 2})):
+        tree.add(
+            [
+                Leaf(
+                    name="masters",
+                    scope=scope,
+                    read=lambda value=value: value,  # type: ignore[misc]
+                    write=lambda one: found.append(one.shared),
+                )
+            ]
+        )
+    tree.write(tree.read(alone, keeps=True), SOURCE, lambda: None)
+    assert found == [{"a": 1, "b": 2}] * 2
+
+
+def test_a_check_comes_before_anything_is_written() -> None:
+    def refuse(found: Found) -> None:
+        raise ValueError(found.source.name)
+
+    process = Process(0, processes=1)
+    state = process.tree.read(alone, keeps=True)
+    process.tree.add([Leaf(name="how", scope=Scope.SHARED, read=str, check=refuse)])
+    with pytest.raises(ValueError, match="a test"):
+        process.tree.check(state, SOURCE)
+    assert not process.log
