@@ -15,7 +15,7 @@ Laws:
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -24,7 +24,7 @@ import torch.distributed
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from poseidon.engine.session import LoopPosition
+from poseidon.engine.session import Act, Applies, Event, State, TrainingSession
 from poseidon.errors import UsageError, counted
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.exchange import Exchange
@@ -72,7 +72,7 @@ class BucketReducer:
         self.module = module
         self._context = context
         """The worker in its job, and in its loop once the exchange is open."""
-        self._steps = 0
+        self._session = TrainingSession(Applies.WORKERS, rank=context.worker.rank)
         self._waiting: list[tuple[Any, torch.futures.Future[Tensor]]] = []
         self._names = {parameter: name for name, parameter in reduced_parameters(module).items()}
         sparse = _with_sparse_gradients(module.module)
@@ -136,31 +136,31 @@ class BucketReducer:
         for tap in self._taps.values():
             tap.take()  # of a backward pass that has failed
         observed = self._observed
-        if observed is not None and observed.exchange.control.is_asked_to_stop(self._steps):
-            raise KeyboardInterrupt(f"the job was asked to stop after step {self._steps}")
+        if observed is not None and observed.exchange.control.is_asked_to_stop(self._session.steps):
+            raise KeyboardInterrupt(f"the job was asked to stop after step {self._session.steps}")
 
     def _reduce(self, bucket: Any) -> torch.futures.Future[Tensor]:
         """Send the gradients of a bucket. The last one ends the iteration."""
         future: torch.futures.Future[Tensor] = torch.futures.Future()
         self._waiting.append((bucket, future))
-        if self._observed is not None and self._wait_free and self._sends(bucket):
-            self._send(bucket, self._observed.exchange)
+        session = self._session
+        if self._observed is not None:
+            if session.state is not State.BACKWARD:
+                self._on(Event.BACKWARD)
+            if self._wait_free and self._sends(bucket):
+                self._send(bucket)
         if bucket.is_last():
             # a call of the process group does not belong to what is reported as a step
             if self._observed is None:
                 self._context = self._context.of_next_loop()
                 self._open(self._context)
             else:
-                for own, _ in self._waiting:
-                    if not self._sends(own):
-                        _average(own)
-                    elif not self._wait_free:
-                        self._send(own, self._observed.exchange)
-                self._report(STEP)
-                self._finish(self._observed.exchange)
+                self._on(Event.PASS)
+                self._on(Event.AVERAGE)
+                self._on(Event.APPLY)
             factor = self._replicas.factor()
-            self._replicas.compare(self._steps)
-            self._steps += 1
+            self._replicas.compare(session.steps)
+            session.steps += 1
             self._report()
             self._reduces = False
             waiting, self._waiting = self._waiting, []
@@ -168,10 +168,15 @@ class BucketReducer:
                 one.set_result(done.buffer() if factor == 1.0 else done.buffer().mul_(factor))
         return future
 
+    def _on(self, event: Event) -> None:
+        for act in self._session.on(event):
+            _ACTS[act](self)
+
     def _sends(self, bucket: Any) -> bool:
         return bucket.parameters()[0] in self._index  # those of a bucket have one type
 
-    def _send(self, bucket: Any, exchange: Exchange) -> None:
+    def _send(self, bucket: Any) -> None:
+        exchange = self._exchange
         for parameter, gradient in _gradients(bucket):
             index = self._index[parameter]
             if index not in exchange.by_factors:
@@ -182,16 +187,32 @@ class BucketReducer:
                 exchange.begin_factors(index, *stacked(factors))
                 exchange.release(index)  # no layer uses the mean
 
-    def _finish(self, exchange: Exchange) -> None:
-        """End the iteration, and fill the buckets with the means, which the next iteration waits
-        for.
-        """
-        exchange.finish()
-        exchange.start(self._steps + 1, 0.0)
+    @property
+    def _exchange(self) -> Exchange:
+        assert self._observed is not None
+        return self._observed.exchange
+
+    def _send_rest(self) -> None:
+        for own, _ in self._waiting:
+            if not self._sends(own):
+                _average(own)
+            elif not self._wait_free:
+                self._send(own)
+        self._report(STEP)
+
+    def _finish(self) -> None:
+        self._exchange.finish()
+        self._session.end_iteration(self._exchange.finished)
+
+    def _start(self) -> None:
+        self._exchange.start(self._session.iterations, 0.0)
+
+    def _take_means(self) -> None:
+        """Fill the buckets with the means, which the iteration that has begun waits for."""
         for bucket, _ in self._waiting:
             for parameter, gradient in _gradients(bucket) if self._sends(bucket) else ():
                 index = self._index[parameter]
-                exchange.wait(index)
+                self._exchange.wait(index)
                 gradient.copy_(self._means[index])
 
     def _open(self, context: WorkerContext) -> None:
@@ -231,9 +252,11 @@ class BucketReducer:
         ]
         settings = ExchangeSettings(start_clock=1)  # the first iteration is done
         built, self._observed = context.build(tensors, settings, self.module.module)
-        exchange = self._observed.exchange
+        exchange = self._exchange
         exchange.open(None)
-        exchange.start(self._steps + 1, 0.0)
+        self._on(Event.OPEN)
+        self._session.continue_from(iterations=1)
+        self._on(Event.FORWARD)
         self._observed.watch()
         used = {p for p, index in self._index.items() if index in exchange.by_factors}
         for parameter in self._taps.keys() - used:
@@ -241,13 +264,19 @@ class BucketReducer:
         context.on_open(built, exchange)
 
     def _collect(self, payload: bytes) -> Sequence[bytes]:
-        assert self._observed is not None
-        return self._observed.exchange.control.all_gather(payload)
+        return self._exchange.control.all_gather(payload)
 
     def _report(self, current: str = "") -> None:
-        self._context.on_progress(
-            LoopPosition(steps=self._steps, iterations=self._steps, collection=current)
-        )
+        self._context.on_progress(self._session.position(current))
+
+
+_ACTS: dict[Act, Callable[[BucketReducer], None]] = {
+    Act.START: BucketReducer._start,
+    Act.START_PRESENT: BucketReducer._start,
+    Act.SEND: BucketReducer._send_rest,
+    Act.FINISH: BucketReducer._finish,
+    Act.WAIT: BucketReducer._take_means,
+}
 
 
 def _with_sparse_gradients(module: nn.Module) -> set[Tensor]:

@@ -1,4 +1,4 @@
-"""A checkpoint is resumed by another number of workers."""
+"""The leaves of a group's state, and a state of another number of workers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from poseidon.errors import SnapshotError
+from poseidon.engine.packed import packed
+from poseidon.errors import PoseidonError, SnapshotError
+from poseidon.exchange.kinds import ExchangeKind
 from poseidon.torch.group import Group
-from poseidon.torch.update_rules import SGD, Adam
+from poseidon.torch.tensors import DistributeOptions, RunsOn, tensors_in
+from poseidon.torch.update_rules import SGD, Adam, Outer
 from tests.support.module_groups import Body, How, assert_same, member, together
 
 RECORDS, WHOLE, EPOCHS = 30, 12, 2
@@ -162,3 +165,140 @@ def test_states_of_each_worker_need_as_many_workers() -> None:
             HOWS["sgd"],
             lambda module, group: group.load_state_dict(state[0] if group.rank == 0 else None),
         )
+
+
+class Everything(nn.Module):
+    """Random numbers, statistics, a buffer that changes, and tensors of 16 bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.coarse = nn.Linear(4, 1, dtype=torch.bfloat16)
+        self.register_buffer("seen", torch.zeros(()), persistent=False)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.fill_(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += 0.01
+        x = nn.functional.dropout(self.norm(self.first(x)), 0.3) * (1 + self.seen)
+        result: Tensor = self.coarse(x.bfloat16()).float()
+        return result
+
+
+class Plain(Everything):
+    """The same in float32 alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.coarse = self.coarse.float()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += 0.01
+        result: Tensor = self.coarse(self.norm(self.first(x)) * (1 + self.seen))
+        return result
+
+
+def torch_adam(module: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(module.parameters(), lr=0.05, eps=1e-3)
+
+
+def falling(step: int) -> float:
+    return 0.1 / (1 + step)
+
+
+JOBS: dict[str, tuple[type[nn.Module], How, dict[str, Any]]] = {
+    "rule": (Everything, SGD(lr=falling, momentum=0.9), {}),
+    "optimizer": (Everything, torch_adam, {}),
+    "on the shards": (Everything, momentum, {"on": RunsOn.SHARDS}),
+    "rounds": (Plain, momentum, {"local_steps": 2, "outer": Outer(momentum=0.5)}),
+    "a codec": (Plain, SGD(lr=0.1), {"compress": "first.weight=randomk:0.3"}),
+}
+FREE = {"told", "exchange_plan", "tables"}
+"""Leaves that a launcher reads, and no continuation; and tables, which need files
+(`tables/test_group.py`).
+"""
+
+
+def of_leaf(value: Any) -> Any:
+    """Return a value that differs from a leaf's: in its tensors, or where it has none in its
+    numbers and words.
+    """
+    floats = any(tensor.dtype.is_floating_point for tensor in tensors_in(value))
+
+    def change(part: Any) -> Any:
+        if isinstance(part, Tensor):
+            return part + 0.25 if part.dtype.is_floating_point else part.flip(0)
+        if isinstance(part, dict):
+            return {key: change(inner) for key, inner in part.items()}
+        if isinstance(part, list | tuple):
+            return type(part)(change(inner) for inner in part)
+        if floats or isinstance(part, bool | None):
+            return part
+        return part + ("?" if isinstance(part, str) else 1)
+
+    return change(value)
+
+
+def trained_to_the_end(
+    name: str, saved: dict[str, Any] | None, save: Callable[[dict[str, Any]], None]
+) -> bytes:
+    """Train 6 steps, from a state if there is one. Return what the module has at the end."""
+    kind, how, options = JOBS[name]
+
+    def run(module: nn.Module, group: Group) -> None:
+        group.keep(place=(place := Place()))
+        loader = group.loader(Records(), 3)
+        if saved is not None:
+            group.load_state_dict(saved if group.rank == 0 else None)
+        while group.steps < 6:
+            for x, y in loader:
+                (nn.functional.mse_loss(module(x), y) * (1 + place.at)).backward()
+                place.at += 1
+                group.step()
+                module.zero_grad()
+                if name == "rule" and group.steps == 2:
+                    group.lr = 0.07
+                if group.steps == 4 and saved is None:
+                    state = group.state_dict()
+                    if group.rank == 0:
+                        save(copy.deepcopy(state))
+                if group.steps == 6:
+                    break
+
+    job = member(ExchangeKind.SERVER)
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        workers = 2 if name in ("rounds", "a codec") else 1
+        ends = together(
+            workers, lambda _: kind(), how, run, options=DistributeOptions(**options), member=job
+        )
+    return packed([sorted(end.items()) for end in ends])
+
+
+def test_each_leaf_of_a_state_matters_to_some_job() -> None:
+    matters: set[str] = set()
+    known: set[str] = set()
+    for name in JOBS:
+        states: list[dict[str, Any]] = []
+        whole = trained_to_the_end(name, None, states.append)
+        state = states[0]
+        assert trained_to_the_end(name, copy.deepcopy(state), never_saves) == whole, name
+        leaves = {*state, *(key for one in state["own"] for key in one)} - {"own", "poseidon"}
+        known |= leaves
+        for leaf in leaves - matters - FREE:
+            changed = copy.deepcopy(state)
+            for part in (changed, *changed["own"]):
+                if leaf in part:
+                    part[leaf] = of_leaf(part[leaf])
+            try:
+                if trained_to_the_end(name, changed, never_saves) != whole:
+                    matters.add(leaf)
+            except (PoseidonError, RuntimeError, ValueError):
+                matters.add(leaf)  # it is refused
+    assert known - matters == FREE & known
+
+
+def never_saves(state: dict[str, Any]) -> None:
+    pass
