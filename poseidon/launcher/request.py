@@ -16,6 +16,7 @@ from pathlib import Path
 
 from poseidon.cluster.machinefile import HIGHEST_PORT
 from poseidon.cluster.supervision.state import (
+    DEFAULT_SUPERVISION,
     RETURN_TIMEOUT_S,
     SignalEffect,
     SupervisionSettings,
@@ -36,8 +37,6 @@ from poseidon.flags.values import (
     stated,
     whole,
 )
-
-START_TIMEOUT_S = 180.0
 
 
 class LauncherKind(Enum):
@@ -345,14 +344,14 @@ class JobRequest(RunRequest):
     )
     background: bool = option(False, "return once the job runs", Section.OUTPUT)
     sigint_effect: SignalEffect = option(
-        SignalEffect.STOP,
+        DEFAULT_SUPERVISION.sigint_effect,
         "on Ctrl-C: stop, snapshot, none ({default})",
         Section.FAILURES,
         metavar="WHAT",
         rare=True,
     )
     sighup_effect: SignalEffect = option(
-        SignalEffect.SNAPSHOT,
+        DEFAULT_SUPERVISION.sighup_effect,
         "on a hang-up: stop, snapshot, none ({default})",
         Section.FAILURES,
         metavar="WHAT",
@@ -369,14 +368,14 @@ class JobRequest(RunRequest):
         rare=True,
     )
     stall_timeout: float = option(
-        120.0,
+        DEFAULT_SUPERVISION.stall_timeout_s,
         "a process that hangs this long has failed ({default})",
         Section.FAILURES,
         metavar="S",
         rare=True,
     )
     term_deadline: float = option(
-        25.0,
+        DEFAULT_SUPERVISION.term_deadline_s,
         "seconds from SIGTERM to the job's end ({default})",
         Section.FAILURES,
         metavar="S",
@@ -492,7 +491,6 @@ class JobRequest(RunRequest):
         """Return the job's time limits and the effects of signals."""
         return SupervisionSettings(
             term_deadline_s=self.term_deadline,
-            start_timeout_s=START_TIMEOUT_S,
             stall_timeout_s=self.stall_timeout,
             sigint_effect=self.sigint_effect,
             sighup_effect=self.sighup_effect,

@@ -23,7 +23,7 @@ from poseidon.cluster.supervision.background import (
 from poseidon.cluster.supervision.loop import JobResult, run_job
 from poseidon.cluster.supervision.restarts import Restarts, StartingPoint, describe_ending
 from poseidon.cluster.supervision.signals import SignalRequests
-from poseidon.cluster.supervision.state import Pausing
+from poseidon.cluster.supervision.state import DEFAULT_SUPERVISION, Pausing
 from poseidon.engine.document import WorkKind
 from poseidon.engine.snapshots.rotation import COPIES
 from poseidon.errors import JobError, PoseidonError, UsageError, counted
@@ -41,7 +41,6 @@ from poseidon.launcher.listeners import (
     StragglerReports,
 )
 from poseidon.launcher.processes import Start
-from poseidon.launcher.request import START_TIMEOUT_S
 from poseidon.launcher.sinks import FILE_NAME as METRICS_FILE
 from poseidon.launcher.sinks import JobRecords, JsonLines, Prometheus, RecordSink, TensorBoard
 from poseidon.launcher.snapshots import SnapshotList
@@ -75,7 +74,9 @@ def start_in_background(job: Job) -> int:
     log = job.output / "launcher.log"
     new = not job.output.exists()
     try:
-        pid = run_in_background(this_command(argv), log, timeout_s=START_TIMEOUT_S + 30)
+        pid = run_in_background(
+            this_command(argv), log, timeout_s=DEFAULT_SUPERVISION.start_timeout_s + 30
+        )
     except JobError:
         if new:
             remove_unused(job.output)

@@ -31,12 +31,12 @@ from poseidon.cluster.machinefile import Host
 from poseidon.cluster.process import ProcessSpec
 from poseidon.cluster.supervision.loop import run_job
 from poseidon.cluster.supervision.signals import SignalRequests
-from poseidon.cluster.supervision.state import SupervisionSettings
+from poseidon.cluster.supervision.state import DEFAULT_SUPERVISION
 from poseidon.errors import DataError, JobError, counted
 from poseidon.launcher.job import check_folder
 from poseidon.launcher.job_folder import OUTPUT, output_folder, register_job
 from poseidon.launcher.processes import worker_spec
-from poseidon.launcher.request import START_TIMEOUT_S, ExtractionRequest
+from poseidon.launcher.request import ExtractionRequest
 from poseidon.launcher.site import Site, read_hosts
 from poseidon.launcher.terminal import Terminal
 
@@ -145,10 +145,9 @@ def _supervise(
 
     site = Site(plan.hosts, LocalDialer())
     try:
-        settings = SupervisionSettings(start_timeout_s=START_TIMEOUT_S)
         with (
             register_job(first.job, request.hostfile, plan.hosts, output) as registration,
-            SignalRequests(settings) as requests,
+            SignalRequests(DEFAULT_SUPERVISION) as requests,
         ):
             site.begin(registration.record)
             run_job(
@@ -156,7 +155,7 @@ def _supervise(
                 spec,
                 site,
                 listener=terminal,
-                settings=settings,
+                settings=DEFAULT_SUPERVISION,
                 registration=registration,
                 requests=requests,
             )

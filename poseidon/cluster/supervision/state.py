@@ -40,13 +40,17 @@ class SupervisionSettings:
     """
 
     start_timeout_s: float = 180.0
-    stall_timeout_s: float = 60.0
+    stall_timeout_s: float = 120.0
     grace_s: float = 3.0
     collect_s: float = 0.5
     finish_timeout_s: float = 30.0
     term_deadline_s: float = 25.0  # Slurm and Kubernetes kill after 30
     sigint_effect: SignalEffect = SignalEffect.STOP
     sighup_effect: SignalEffect = SignalEffect.SNAPSHOT
+
+
+DEFAULT_SUPERVISION = SupervisionSettings()
+"""Of every job whose flags say nothing else."""
 
 
 class JobState(Enum):
