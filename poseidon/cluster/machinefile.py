@@ -24,12 +24,14 @@ taken for an option or a command.
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from enum import Enum
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -134,6 +136,12 @@ class Host(HostOptions):
         return self.role is not HostRole.WORKER
 
 
+def digest_of(hosts: Iterable[Host]) -> str:
+    """Return a text that two machinefiles have in common if their lines say the same; hexadecimal."""
+    lines = [replace(host, peer_address=None) for host in hosts]
+    return hashlib.sha256(repr(lines).encode()).hexdigest()
+
+
 def read_machinefile(path: Path, *, channels: int = 1) -> tuple[Host, ...]:
     """Read and check a machinefile.
 
@@ -197,6 +205,7 @@ def parse_machinefile(text: str, *, source: str, channels: int = 1) -> tuple[Hos
     return tuple(sorted((host for _, host in found), key=lambda host: host.id))
 
 
+@lru_cache(maxsize=MOST_HOSTS)
 def is_loopback(address: str) -> bool:
     """Return whether an address is a loopback one: localhost, 127.0.0.0/8, ::1."""
     if address.lower().rstrip(".") == "localhost":

@@ -157,9 +157,10 @@ class Site:
                 raise
             raise JobInterrupted(str(error), iteration=0, while_starting=True) from error
         self._starts += 1
-        for agent in self._distinct_agents():
-            if record is not None and not self._dialer.here:
-                agent.register(record)
+        if record is not None and not self._dialer.here:
+            known = record.for_agents()
+            for agent in self._distinct_agents():
+                agent.register(known)
         if self._dialer.takes_files:
             self._send([[sent_file(path, "") for path in paths] for paths in files])
 
@@ -210,7 +211,7 @@ class Site:
         (host,) = self._dialer.located([host])
         if self._dialer.here:
             return host
-        self._agents[host.id].register(record)
+        self._agents[host.id].register(record.for_agents())
         try:
             (host,) = self._checked([host], needs, *present)
             if files and self._dialer.takes_files:

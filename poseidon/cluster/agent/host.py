@@ -189,7 +189,7 @@ class Agent:
     def _take_record(self, register: m.Register) -> None:
         me = os.getpid()
         launcher = RecordedProcess(name=AGENT, host=LOOPBACK, pid=me, created=creation(me))
-        self._record = replace(register.record, launcher=launcher, processes=())
+        self._record = replace(register.record, launcher=launcher)
 
     def _start(self, request: m.Start) -> None:
         spec = request.spec

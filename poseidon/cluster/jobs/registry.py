@@ -24,7 +24,7 @@ from typing import Any
 
 from poseidon.base.durable import write_whole
 from poseidon.base.foreign_files import check_private, make_private, read_in
-from poseidon.cluster.machinefile import Host, check_options
+from poseidon.cluster.machinefile import Host, check_options, digest_of
 from poseidon.cluster.process import RunningProcess
 from poseidon.errors import JobError, MachinefileError, UsageError
 from ps_server.json_fields import fields_of, plain, value_of
@@ -67,12 +67,13 @@ class JobRecord:
         job: its id.
         launcher: the process that supervises it.
         hostfile: absolute path of its machinefile; None when it had none.
-        hosts: the machinefile's lines.
+        hosts: the machinefile's lines; none in the record on a host that an agent serves.
         joined: further hosts, that have joined it since.
         ssh_config: absolute path of its --ssh_config; None: OpenSSH's own files.
         output: absolute path of its output folder.
         started_s: seconds since 1970.
         processes: all that were started so far.
+        lines: in the record on a host that an agent serves, the `digest` of the machinefile's lines.
     """
 
     job: str
@@ -84,6 +85,7 @@ class JobRecord:
     processes: tuple[RecordedProcess, ...] = ()
     joined: tuple[Host, ...] = ()
     ssh_config: str | None = None
+    lines: str = ""
 
     def __post_init__(self) -> None:
         check_job_id(self.job)
@@ -94,6 +96,15 @@ class JobRecord:
     def all_hosts(self) -> tuple[Host, ...]:
         """The hosts on which its processes may run."""
         return (*self.hosts, *self.joined)
+
+    @property
+    def digest(self) -> str:
+        """The digest of the machinefile's lines, see `digest_of`."""
+        return self.lines or digest_of(self.hosts)
+
+    def for_agents(self) -> JobRecord:
+        """Return what the hosts of a job record: no other hosts, which would be many on each."""
+        return replace(self, hosts=(), joined=(), processes=(), lines=self.digest)
 
 
 def new_job_id(stem: str, now: datetime, token: str) -> str:

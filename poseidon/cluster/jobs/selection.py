@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from poseidon.cluster.jobs.registry import JobRecord
-from poseidon.cluster.machinefile import Host
+from poseidon.cluster.machinefile import Host, digest_of
 
 
 def jobs_of_machinefile(
@@ -31,7 +31,8 @@ def jobs_of_machinefile(
     )
     if same_file or not hosts or not all(host.port for host in hosts):
         return same_file
-    return tuple(record for record in records if record.hosts == tuple(hosts))
+    lines = digest_of(hosts)
+    return tuple(record for record in records if record.digest == lines)
 
 
 def remote_jobs_of_machinefile(
@@ -45,7 +46,8 @@ def remote_jobs_of_machinefile(
         hostfile: absolute path, links resolved, on this machine.
         hosts: its lines.
     """
-    same = tuple(record for record in records if record.hosts == tuple(hosts))
+    lines = digest_of(hosts)
+    same = tuple(record for record in records if record.digest == lines)
     if all(host.port for host in hosts):
         return same
     return tuple(

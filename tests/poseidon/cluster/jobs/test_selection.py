@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,14 @@ def test_selection(
 def test_selection_among_what_hosts_say(
     records: list[JobRecord], clients: tuple[Host, ...], jobs: list[str]
 ) -> None:
-    assert [
-        found.job for found in remote_jobs_of_machinefile(records, Path("/hosts"), clients)
-    ] == jobs
+    theirs = [record.for_agents() for record in records]
+    found = remote_jobs_of_machinefile(theirs, Path("/hosts"), clients)
+    assert [record.job for record in found] == jobs
+    assert all(not record.all_hosts for record in theirs)
+
+
+def test_a_job_whose_hosts_were_checked_is_the_one_of_its_lines() -> None:
+    checked = tuple(replace(host, peer_address="10.0.0.7") for host in FIXED)
+    records = [record("a", "/other", checked), record("b", None, (*FIXED, *FIXED))]
+    found = jobs_of_machinefile(records, Path("/hosts"), FIXED)
+    assert [record.job for record in found] == ["a"]
