@@ -12,6 +12,7 @@ import os
 import re
 import stat
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 import zmq
@@ -63,21 +64,16 @@ class Keyring:
     expect: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for key in (*self.admit, *self.expect):
-            check_public(key)
+        for keys in (self.admit, self.expect):
+            _check_all(keys)
         if len(set(self.admit)) < len(self.admit):
             raise SpecError("two workers have the same public key; expected one for each")
 
     def to_json(self) -> str:
         """Return one line that `from_json` reads. It holds the secret."""
-        return json.dumps(
-            {
-                "public": self.own.public,
-                "secret": self.own.secret,
-                "admit": self.admit,
-                "expect": self.expect,
-            }
-        )
+        own = json.dumps({"public": self.own.public, "secret": self.own.secret})
+        admit, expect = _text_of(self.admit), _text_of(self.expect)
+        return f'{own[:-1]}, "admit": {admit}, "expect": {expect}}}'
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Keyring:
@@ -110,6 +106,13 @@ class JobKeys:
 
     workers: tuple[KeyPair, ...] = field(repr=False)
     shards: tuple[KeyPair, ...] = field(repr=False)
+    _admit: tuple[str, ...] = field(init=False, repr=False)
+    _expect: tuple[str, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        # once: each process of the job has them
+        object.__setattr__(self, "_admit", tuple(pair.public for pair in self.workers))
+        object.__setattr__(self, "_expect", tuple(pair.public for pair in self.shards))
 
     @classmethod
     def new(cls, *, workers: int, shards: int) -> JobKeys:
@@ -121,22 +124,28 @@ class JobKeys:
 
     def of_worker(self, rank: int) -> Keyring:
         """Return a worker's keyring."""
-        expect = tuple(pair.public for pair in self.shards)
-        return Keyring(own=self.workers[rank], admit=self._admitted, expect=expect)
+        return Keyring(own=self.workers[rank], admit=self._admit, expect=self._expect)
 
     def of_shard(self, index: int) -> Keyring:
         """Return a shard's keyring."""
-        return Keyring(own=self.shards[index], admit=self._admitted)
-
-    @property
-    def _admitted(self) -> tuple[str, ...]:
-        return tuple(pair.public for pair in self.workers)
+        return Keyring(own=self.shards[index], admit=self._admit)
 
 
 def check_public(key: str) -> None:
     """Raise SpecError where a text is not a public key."""
     if not _KEY.fullmatch(key):
         raise SpecError(f"'{key:.60}' is not a public key; expected 40 characters of Z85")
+
+
+@lru_cache(maxsize=8)
+def _check_all(keys: tuple[str, ...]) -> None:
+    for key in keys:
+        check_public(key)
+
+
+@lru_cache(maxsize=8)
+def _text_of(keys: tuple[str, ...]) -> str:
+    return json.dumps(keys)
 
 
 def read_keyring(path: Path) -> Keyring:

@@ -8,6 +8,7 @@ outlives it.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 
@@ -74,13 +75,13 @@ def _survivors(
     plan: JobPlan, paused: Mapping[ProcessName, Paused], min_workers: int
 ) -> Survivors | None:
     live = [worker for worker in plan.workers if worker.process in paused]
-    count = {host: sum(one.host is host for one in live) for host in plan.hosts}
+    count = Counter(worker.host.id for worker in live)
     snapshots = {
         worker.host: snapshot
         for worker in live
         if worker.local_rank == 0 and (snapshot := paused[worker.process].snapshot) is not None
     }
-    whole = [host for host in plan.hosts if count[host] == plan.workers_per_host]
+    whole = [host for host in plan.hosts if count[host.id] == plan.workers_per_host]
     broken = {shard.host for shard in plan.shards if shard.process not in paused}
     unbroken = [host for host in whole if host not in broken]
     if any(host in snapshots for host in unbroken):
@@ -90,12 +91,14 @@ def _survivors(
         return None
     newest = max(snapshots[host] for host in holders)
     first = next(host for host in holders if snapshots[host] == newest)
-    serving = {shard.host for shard in plan.shards if shard.process in paused}
-    left = [host for host in plan.hosts if (host in whole if host.works else host in serving)]
+    serving = {shard.host.id for shard in plan.shards if shard.process in paused}
+    working = {host.id for host in whole}
+    left = [host for host in plan.hosts if host.id in (working if host.works else serving)]
     hosts = (first, *(host for host in left if host != first))
     if sum(host.works for host in hosts) * plan.workers_per_host < min_workers:
         return None
-    lost = tuple(host for host in plan.hosts if host not in hosts)
+    kept = {host.id for host in hosts}
+    lost = tuple(host for host in plan.hosts if host.id not in kept)
     return Survivors(hosts=hosts, iteration=newest, lost=lost)
 
 

@@ -271,7 +271,9 @@ class PauseState:
     Attributes:
         began_s: when the first one has paused, or something was lost.
         asked: those that were asked to pause.
+        due: whether to look for those that are to be asked or given up.
     """
 
     began_s: float
     asked: set[ProcessName] = field(default_factory=set)
+    due: bool = True

@@ -138,6 +138,7 @@ class JobStateMachine:
         self._causes: list[Cause] = []
         self._shutdown: ShutdownState | None = None
         self._pause: PauseState | None = None
+        self._live: dict[ProcessName, ProcessState] = {}  # that are still to pause, if the job does
         self._regroup_requested = False
 
     @property
@@ -235,6 +236,7 @@ class JobStateMachine:
             process = self._processes[event.name]
             process.pid, process.reported_s = event.pid, now
             self._unstarted.discard(event.name)
+            self._note_pausing(process)
         elif isinstance(event, ProcessStartFailed):
             self._ended_by_user |= event.killed_by_user
             self._fail(Cause(rank=CauseRank.ROOT, sentence=event.message, remedy=Remedy.RETRY), now)
@@ -249,6 +251,7 @@ class JobStateMachine:
         if now >= self._look_s or isinstance(event, Tick):
             self._look_s = now + LOOK_S
             self._check_deadlines(now)
+            self._look_for_pauses()
         return actions + self._advance(now)
 
     def _report(self, process: ProcessState, event: Event, now: float) -> None:
@@ -300,8 +303,25 @@ class JobStateMachine:
         process.ready = True
         self._unready.discard(process.name)
 
+    def _note_pausing(self, process: ProcessState) -> None:
+        """Keep count of the processes that are to pause; look at them all once it matters."""
+        if process.pausing:
+            self._live[process.name] = process
+            self._look_for_pauses()
+        elif (
+            self._live.pop(process.name, None)
+            and process.name.role is Role.WORKER
+            and all(name.role is Role.SHARD for name in self._live)
+        ):
+            self._look_for_pauses()
+
+    def _look_for_pauses(self) -> None:
+        if self._pause is not None:
+            self._pause.due = True
+
     def _take_pause(self, process: ProcessState, event: Paused, now: float) -> None:
         process.paused = event
+        self._note_pausing(process)
         if self._state not in (JobState.STARTING, JobState.RUNNING):
             return
         if event.regrouped and self._pausing is not Pausing.NEVER:
@@ -325,6 +345,7 @@ class JobStateMachine:
 
     def _exit(self, process: ProcessState, exited: ProcessExited, now: float) -> None:
         process.status = exited.status
+        self._note_pausing(process)
         ended_well = exited.status == 0 and process.finish_by_s is not None
         if ended_well or process.explained:
             return
@@ -467,11 +488,15 @@ class JobStateMachine:
     def _begin_pause(self, now: float) -> None:
         self._state = JobState.PAUSING
         self._pause = self._pause or PauseState(began_s=now)
+        self._look_for_pauses()
 
     def _pause_processes(self, now: float) -> list[Action]:
         """Ask processes to pause, and kill those that do not."""
         pause = self._pause
         assert pause is not None
+        if not pause.due:
+            return []
+        pause.due = False
         waiting = [process for process in self._processes.values() if process.pausing]
         regroups = not self._causes and any(one.name.role is Role.WORKER for one in waiting)
         actions: list[Action] = []
@@ -479,7 +504,8 @@ class JobStateMachine:
             silent = now - process.reported_s > SILENT_S
             limit_s = SILENT_PAUSE_S if silent else PAUSE_S
             if now - pause.began_s >= limit_s:
-                process.given_up = True
+                process.given_up = pause.due = True
+                self._note_pausing(process)
                 sentence = f"{process.label} did not pause within {limit_s:g} s{process.when}"
                 cause = Cause(rank=CauseRank.ROOT, sentence=sentence, remedy=Remedy.RESTART)
                 self._causes.append(cause)
@@ -500,7 +526,7 @@ class JobStateMachine:
             actions += self._stop_shards(now)
         if self._state is JobState.PAUSING:
             actions += self._pause_processes(now)
-            if not any(process.pausing for process in self._processes.values()):
+            if not self._live:
                 self._state = JobState.ENDED
         if self._state is JobState.FAILING:
             actions += self._end_processes(now)
