@@ -220,7 +220,8 @@ class RemoteLogs(JobListener):
             return
         try:
             if name not in self._files:
-                self._folder.mkdir(exist_ok=True)
+                if not self._files:
+                    self._folder.mkdir(exist_ok=True)
                 path = self._folder / f"{name.short.replace(' ', '_')}.log"
                 self._files[name] = path.open(
                     "a", encoding="utf-8", errors="backslashreplace", buffering=1

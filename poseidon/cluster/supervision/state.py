@@ -230,6 +230,8 @@ class ProcessState:
     joined: bool = True
     paused: Paused | None = None
     given_up: bool = False
+    counted: bool = False
+    """As `pausing`, when the job last counted it."""
     status: int | None = None
 
     @property

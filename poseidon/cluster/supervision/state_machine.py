@@ -138,7 +138,7 @@ class JobStateMachine:
         self._causes: list[Cause] = []
         self._shutdown: ShutdownState | None = None
         self._pause: PauseState | None = None
-        self._live: dict[ProcessName, ProcessState] = {}  # that are still to pause, if the job does
+        self._live = dict.fromkeys(Role, 0)  # how many are still to pause, if the job does
         self._regroup_requested = False
 
     @property
@@ -305,14 +305,9 @@ class JobStateMachine:
 
     def _note_pausing(self, process: ProcessState) -> None:
         """Keep count of the processes that are to pause; look at them all once it matters."""
-        if process.pausing:
-            self._live[process.name] = process
-            self._look_for_pauses()
-        elif (
-            self._live.pop(process.name, None)
-            and process.name.role is Role.WORKER
-            and all(name.role is Role.SHARD for name in self._live)
-        ):
+        role, counted, process.counted = process.name.role, process.counted, process.pausing
+        self._live[role] += process.counted - counted
+        if process.counted > counted or (role is Role.WORKER and not self._live[role]):
             self._look_for_pauses()
 
     def _look_for_pauses(self) -> None:
@@ -526,7 +521,7 @@ class JobStateMachine:
             actions += self._stop_shards(now)
         if self._state is JobState.PAUSING:
             actions += self._pause_processes(now)
-            if not self._live:
+            if not any(self._live.values()):
                 self._state = JobState.ENDED
         if self._state is JobState.FAILING:
             actions += self._end_processes(now)
