@@ -125,8 +125,11 @@ def by_torchrun(prepared: Path) -> dict[str, list[np.ndarray]]:
         "--nproc_per_node=2",
         "-m",
     ]
-    with tasks(prepared, [[*torchrun, *words(*JOB)[2:]]], [{}]) as started:
-        ((status, said),) = ends(started)
+    for _ in range(3):  # the port after the one that torchrun chooses may be taken by chance
+        with tasks(prepared, [[*torchrun, *words(*JOB)[2:]]], [{}]) as started:
+            ((status, said),) = ends(started)
+        if "Address already in use" not in said:
+            break
     assert status == 0, said
     assert "1 client, 2 workers, 0 shards" in said
     return weights(prepared)
