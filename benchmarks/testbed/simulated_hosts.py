@@ -24,11 +24,11 @@ from poseidon.cluster.host_probe import HostFacts
 from poseidon.cluster.job_plan import Role
 from poseidon.cluster.jobs.registry import JobRecord
 from poseidon.cluster.jobs.this_host import HostJob, Killed, Listed
-from poseidon.cluster.json_fields import fields_of
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.parallel import for_each_host
 from poseidon.cluster.process import OutputStream
 from poseidon.errors import JobError
+from ps_server.json_fields import fields_of
 
 MAX_PARALLEL = 64
 Reports = Iterator[m.Report]

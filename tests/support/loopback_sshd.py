@@ -125,20 +125,21 @@ class LoopbackSshd:
         self.break_lines()
 
     def _serve(self) -> None:
-        program = needs.find("sshd")
-        assert program is not None
         while True:
             try:
                 line, _ = self._listener.accept()
             except OSError:
                 return
             with line:
-                argv = [program, "-i", "-e", "-f", str(self.server_config)]
-                log = (self.folder / "sshd.log").open("ab")
-                with log:
-                    self._sessions.append(
-                        subprocess.Popen(argv, stdin=line, stdout=line, stderr=log)
-                    )
+                self.serve(line)
+
+    def serve(self, line: socket.socket) -> None:
+        """Serve a connection, of another port too."""
+        program = needs.find("sshd")
+        assert program is not None
+        argv = [program, "-i", "-e", "-f", str(self.server_config)]
+        with (self.folder / "sshd.log").open("ab") as log:
+            self._sessions.append(subprocess.Popen(argv, stdin=line, stdout=line, stderr=log))
 
 
 def make_key(path: Path, passphrase: str = "") -> Path:
