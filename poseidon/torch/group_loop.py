@@ -176,11 +176,11 @@ class GroupLoop:
         context.on_progress(LoopPosition(collection=DISTRIBUTE))
         held = [trained.tensor for trained in plan.tensors]
         self.reads = Reads(self.module, plan.values, self._bring, held)
-        settings = ExchangeSettings(clip=plan.clip)
+        settings = ExchangeSettings(clip=plan.options.clip)
         self.built, self._observed = context.build(plan.tensors, settings, module)
         self.session = TrainingSession(
             update.applies,
-            passes=plan.passes,
+            passes=plan.options.passes,
             turns=len(self.turns.own),
             behind=bool(options.staleness or self.built.local_steps),
             alone=worker.size == 1,
@@ -250,7 +250,7 @@ class GroupLoop:
         callbacks = Callbacks(
             on_forward=lambda: self._on_forward(self.module, ()),
             on_gradient=self._on_gradient,
-            passes_left=lambda: self.plan.passes - self.session.passes,
+            passes_left=lambda: self.plan.options.passes - self.session.passes,
             around_wait=lambda: self.exchange.observing(Call.GATHER),
         )
         self.tables.open(self.plan.tables, tables, callbacks, root=worker.rank == 0)

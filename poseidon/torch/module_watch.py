@@ -68,7 +68,7 @@ class ModuleWatch:
                 [module],
                 plan.tensors,
                 observed.exchange,
-                passes=plan.passes,
+                passes=plan.options.passes,
                 wait_free=wait_free,
                 sources=plan.sources,
                 entry=entry if is_compiled else None,

@@ -71,7 +71,9 @@ class SharedData:
                 f"sampler() has no batch_size, {SEVERAL}, each with batches of its own; expected "
                 "sampler(dataset, batch_size=...) as the DataLoader has it, or loader()"
             )
-        return self._sampler(dataset, shuffle, seed, turn=batch_size * self._loop.plan.passes)
+        return self._sampler(
+            dataset, shuffle, seed, turn=batch_size * self._loop.plan.options.passes
+        )
 
     def _sampler(
         self, dataset: Sized, shuffle: bool, seed: int, *, unfilled: int = 0, turn: int = 0
@@ -115,7 +117,7 @@ class SharedData:
             dataset,
             sampler,
             batch_size,
-            passes=self._loop.plan.passes,
+            passes=self._loop.plan.options.passes,
             weights=self._loop.weights,
             streams=lambda: self._loop.turns.streams,
             between=self._between,

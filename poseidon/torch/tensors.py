@@ -134,8 +134,7 @@ class GroupPlan:
         tensors: the tensors of the exchange.
         sources: the module's parameter or buffer behind each of them.
         rest: tensors that are broadcast once, by name.
-        clip: largest L2 norm of all mean gradients together; None: no limit.
-        passes: backward passes of a step.
+        options: the arguments of `distribute`.
         sends_gradients: whether the exchange gets the gradients; otherwise an optimizer of this
             worker uses them.
     """
@@ -143,8 +142,7 @@ class GroupPlan:
     tensors: list[Trained]
     sources: list[Tensor]
     rest: dict[str, Tensor]
-    clip: float | None = None
-    passes: int = 1
+    options: DistributeOptions
     sends_gradients: bool = True
     tables: Sequence[PlannedTable] = ()
 

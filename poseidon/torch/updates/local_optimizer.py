@@ -88,8 +88,7 @@ class LocalOptimizerUpdate(WorkerOptimizerUpdate):
                 **tensors.rest,
                 **{n: t for n, t in tensors.exchanged.items() if n not in exchanged},
             },
-            clip=options.clip,
-            passes=options.passes,
+            options=options,
             sends_gradients=False,
         )
 
@@ -126,9 +125,9 @@ class LocalOptimizerUpdate(WorkerOptimizerUpdate):
         self._check_rates()
         self.loop.check_step(Event.OPTIMIZE)
         self.loop.on(Event.OPTIMIZE)
-        if self.plan.clip is not None:
+        if self.plan.options.clip is not None:
             gradients = [p.grad for p in self._parameters if p.grad is not None]
-            factor = clip_factor(plain_sum(map(sum_of_squares, gradients)), self.plan.clip)
+            factor = clip_factor(plain_sum(map(sum_of_squares, gradients)), self.plan.options.clip)
             if factor != 1.0:
                 torch._foreach_mul_(gradients, factor)
         if self._of_turns is not None:

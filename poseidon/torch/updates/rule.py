@@ -70,8 +70,7 @@ class RuleUpdate(Update):
             ],
             sources=list(tensors.exchanged.values()),
             rest=tensors.rest,
-            clip=options.clip,
-            passes=options.passes,
+            options=options,
             tables=tensors.tables,
         )
         _check_apart(trained)
@@ -121,7 +120,7 @@ class RuleUpdate(Update):
 
     def check_read(self, index: int) -> None:
         session, when = self.loop.session, ""
-        if session.passes >= self.plan.passes:
+        if session.passes >= self.plan.options.passes:
             when = f"after {session.passes} backward pass(es)"
         elif session.state is State.BACKWARD and self.loop.hooks.has_left(index):
             when = "in a hook, after its gradient has left,"

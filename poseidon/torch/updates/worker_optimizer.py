@@ -202,8 +202,7 @@ class MeanOptimizerUpdate(WorkerOptimizerUpdate):
             tensors=exchanged,
             sources=sources,
             rest=rest,
-            clip=options.clip,
-            passes=options.passes,
+            options=options,
             tables=tensors.tables,
         )
 
