@@ -15,7 +15,8 @@ from poseidon.base.hints import own_command
 from poseidon.caffe.data.databases.kinds import require
 from poseidon.cluster.machinefile import missing_machinefile
 from poseidon.errors import DataError, DefinitionError, SnapshotError, UsageError, counted
-from poseidon.flags.flag import Flag, Opens
+from poseidon.flags.flag import Flag
+from poseidon.flags.sections import Opens
 from poseidon.flags.values import paths
 
 CAFFE_ARGUMENTS = "WEIGHTS NET BLOBS DATABASES NUM_MINI_BATCHES DB_TYPE [CPU/GPU] [DEVICE_ID]"

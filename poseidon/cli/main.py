@@ -26,7 +26,6 @@ from poseidon.cli.checkout import PACKAGES, is_checkout, use_environment
 from poseidon.cli.checks import check
 from poseidon.cli.parsers import data, jobs, nets, watch
 from poseidon.cli.parsers.form import Command
-from poseidon.cli.parsers.layout import overview
 from poseidon.errors import PoseidonError, described, limit_reached, nearest, out_of_memory
 from poseidon.version import __version__
 from ps_server.importing import collector_paused
@@ -73,7 +72,10 @@ same.
 """
 _SCRIPTS = ("classify", "detect")
 """Scripts of Caffe that are not commands here, and that `poseidon python` runs."""
-_TITLE = "Distributed deep learning for clusters on ordinary Ethernet."
+_TITLE = """Distributed deep learning for clusters on ordinary Ethernet.
+
+usage: poseidon COMMAND [flags]
+       poseidon COMMAND --help"""
 _EXAMPLE = """example:
   poseidon train --solver=prototxt/cifar10/cifar10_quick_solver.prototxt \\
       --hostfile=machinefiles/localserver"""
@@ -88,15 +90,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
             to start itself again.
     """
     if not argv or (argv[0].lstrip("-") in ("help", "h") and argv[1:] in ([], ["help"], ["tools"])):
-        groups = TOOLS if argv[1:] == ["tools"] else FIRST
-        lines = {
-            headline: {command.name: command.line for command in commands}
-            for headline, commands in groups.items()
-        }
-        first = groups is FIRST
-        print(
-            overview(_TITLE, lines, *((_EXAMPLE, _MORE) if first else ("", ""))), end="", flush=True
-        )
+        print(_overview(tools=argv[1:] == ["tools"]), end="", flush=True)
         sys.exit(0)
     if argv[0] in ("--version", "-version"):
         print(f"poseidon {__version__}", flush=True)
@@ -107,6 +101,17 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     if name not in COMMANDS:
         _refuse(name, rest)
     return COMMANDS[name].parser().parse(rest)
+
+
+def _overview(*, tools: bool) -> str:
+    """Return the help of `poseidon` itself: each command in a line."""
+    groups = TOOLS if tools else FIRST
+    column = 4 + max(len(command.name) for commands in groups.values() for command in commands)
+    parts = [_TITLE, *([] if tools else [_EXAMPLE])]
+    for headline, commands in groups.items():
+        lines = [f"  {command.name}".ljust(column) + command.line for command in commands]
+        parts.append("\n".join([f"{headline}:", *lines]))
+    return "\n\n".join([*parts, *([] if tools else [_MORE])]) + "\n"
 
 
 def run_command(parsed: argparse.Namespace) -> int:

@@ -12,77 +12,25 @@ from dataclasses import Field, dataclass, field, fields, replace
 from enum import Enum
 from typing import Any
 
+from poseidon.flags.sections import Opens, Section
 from poseidon.flags.values import member_of, number, truth, whole
-
-FLAG = "flag"
-"""The key of a field's metadata that has its `Flag`."""
 
 
 class Takes(Enum):
     """What a flag takes from the command line, or that it is an argument without a flag."""
 
-    VALUE = "a value"
-    """The last one counts."""
-    VALUES = "a value each time"
-    """All of them count, in their order."""
-    SWITCH = "true or false"
-    """True without a value; false as --noNAME or --NAME=false."""
+    VALUE = "a value; the last one counts"
+    VALUES = "a value each time; all of them count"
+    SWITCH = "true or false; true without a value"
     WORD = "an argument"
     OPTIONAL_WORD = "an argument, or none"
     WORDS = "any number of arguments"
-    REST = "all that follows"
-    """Flags among it, too: they are another program's."""
+    REST = "all that follows, flags of another program among it"
 
     @property
     def is_word(self) -> bool:
         """Whether it is an argument without a flag."""
         return self in (Takes.WORD, Takes.OPTIONAL_WORD, Takes.WORDS, Takes.REST)
-
-
-class Opens(Enum):
-    """What a value names that exists before the command begins; the value is its name in messages."""
-
-    NOTHING = ""
-    FILE = "file"
-    FOLDER = "folder"
-    FILE_OR_FOLDER = "file or folder"
-    NET = "net"
-    """A definition, a database, or FILE.py:FUNCTION or MODULE:FUNCTION, which the command reads."""
-    MACHINEFILE = "machinefile"
-    MODEL = "model"
-    DATABASE = "database"
-    SNAPSHOT = "snapshot"
-    LOG = "log"
-
-
-class Section(Enum):
-    """A group of flags of a job: its headline in the help of a topic, the topic, and the headline
-    in the help of the flags that people need first, where it differs.
-    """
-
-    ARGUMENTS = "Arguments", ""
-    TRAINED = "What to train", ""
-    EXTRACTED = "What to extract", ""
-    SETTINGS = "Fields of the solver", "", "What to train"
-    MACHINES = "Where it runs", "hosts"
-    RAY = "On a Ray cluster: --launcher=ray:NAME=VALUE,...", "ray"
-    EXCHANGE = "How gradients are exchanged", "exchange"
-    ROUNDS = (
-        "Rounds of local steps: --local_steps=H,NAME=VALUE,...",
-        "rounds",
-        "How gradients are exchanged",
-    )
-    FAILURES = "Signals and failures", "signals"
-    ELASTIC = (
-        "Going on after a loss: --elastic=COPIES,NAME=VALUE,...",
-        "elastic",
-        "Signals and failures",
-    )
-    OUTPUT = "Output", "output"
-    TERMINAL = "On a terminal", "output", "Output"
-
-    def __init__(self, title: str, topic: str, first: str = "") -> None:
-        self.title, self.topic, self.first = title, topic, first or title
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,17 +121,17 @@ def option(default: Any, text: str, section: Section, /, *, name: str = "", **se
     chosen = {"default": default, **read, **settings}
     text = _described(text, default, chosen.get("choices", ()))
     flag = Flag(name=name, text=text, section=section, **chosen)
-    return field(default=default, metadata={FLAG: flag})
+    return field(default=default, metadata={"flag": flag})
 
 
 def declared(flag: Flag, section: Section) -> Any:
     """Return a field of a dataclass that is this flag."""
-    return field(default=flag.default, metadata={FLAG: replace(flag, section=section)})
+    return field(default=flag.default, metadata={"flag": replace(flag, section=section)})
 
 
 def flag_of(entry: Field[Any]) -> Flag | None:
     """Return the flag that a field declares; None if it declares none."""
-    flag: Flag | None = entry.metadata.get(FLAG)
+    flag: Flag | None = entry.metadata.get("flag")
     return flag and replace(flag, name=flag.name or entry.name)
 
 
@@ -199,12 +147,7 @@ def title_of(kind: Any, name: str) -> str:
 
 
 def values_of(kind: Any, given: argparse.Namespace) -> dict[str, Any]:
-    """Return the values of the fields with flags, by field.
-
-    Args:
-        kind: the dataclass.
-        given: a parsed command line of a command that has these flags.
-    """
+    """Return the values that a parsed command line has for the fields of a dataclass, by field."""
     return {
         entry.name: getattr(given, flag.attribute)
         for entry in fields(kind)

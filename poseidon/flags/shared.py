@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from poseidon.flags.flag import Flag
-from poseidon.flags.values import parts
+from poseidon.flags.values import one_of, parts
 
 BACKENDS = ("leveldb", "lmdb")
 """The kinds of a database."""
@@ -32,3 +32,10 @@ class ShownProgress(Enum):
     """On a terminal the bar alone, with warnings and results; in a pipe as `auto`."""
     LINES = "lines"
     """The log, and lines on the progress, also on a terminal."""
+
+
+def progress(text: str = "auto (a bar on a terminal), bar, lines (one a minute)") -> Flag:
+    """Return the flag --progress of a command that is not a job."""
+    words = tuple(shown.value for shown in ShownProgress)
+    read, usual = one_of(words), ShownProgress.AUTO.value
+    return Flag(name="progress", text=text, read=read, choices=words, default=usual, metavar="HOW")

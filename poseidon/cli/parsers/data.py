@@ -6,27 +6,26 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from poseidon.cli.parsers.foreign import retired
 from poseidon.cli.parsers.form import (
     Command,
     Group,
     Parser,
-    chosen,
     flag,
-    progress_flag,
-    retired,
     switch,
     word,
 )
-from poseidon.flags.flag import Opens, Takes
-from poseidon.flags.shared import BACKENDS
-from poseidon.flags.values import count, one_of, whole
+from poseidon.flags.flag import Takes
+from poseidon.flags.sections import Opens
+from poseidon.flags.shared import BACKENDS, progress
+from poseidon.flags.values import count, whole
 
 DATA = "CIFAR-10: an archive, or a folder that holds it"
 
 
 def _backend(group: Group, *, default: str | None) -> None:
     text = f"lmdb or leveldb ({default or 'what the folder holds'})"
-    chosen(group, "backend", text, BACKENDS, default=default, metavar="KIND")
+    flag(group, "backend", text, choices=BACKENDS, default=default, metavar="KIND")
 
 
 def _partition_data(parser: Parser) -> None:
@@ -41,7 +40,7 @@ def _partition_data(parser: Parser) -> None:
     flag(group, "root_folder", "of a list: what stands before each path", metavar="DIR", default="")
     switch(group, "replace", "replace earlier parts, here and on the hosts")
     flag(group, "ssh_config", "in place of ~/.ssh/config, as ssh -F", metavar="FILE")
-    progress_flag(group)
+    group.add(progress())
 
 
 def _prepare_cifar10(parser: Parser) -> None:
@@ -54,7 +53,7 @@ def _prepare_cifar10(parser: Parser) -> None:
     flag(group, "url", "download the archive from there, or fail", metavar="URL")
     flag(group, "md5", "checksum of the archive (the published one's)", metavar="SUM")
     switch(group, "download_only", "fetch the archive and stop")
-    progress_flag(group)
+    group.add(progress())
 
 
 def _convert_cifar(parser: Parser) -> None:
@@ -62,8 +61,8 @@ def _convert_cifar(parser: Parser) -> None:
     word(parser, "input", text, metavar="INPUT", read=Path, opens=Opens.FILE_OR_FOLDER)
     word(parser, "output_folder", "where the databases go", metavar="OUTPUT_FOLDER", read=Path)
     text = "lmdb or leveldb"
-    word(parser, "db_type", text, metavar="DB_TYPE", read=one_of(BACKENDS), choices=BACKENDS)
-    progress_flag(parser.section("Flags"))
+    word(parser, "db_type", text, metavar="DB_TYPE", choices=BACKENDS)
+    parser.section("Flags").add(progress())
 
 
 def _picture_words(parser: Parser, beside: str) -> None:
@@ -91,9 +90,8 @@ def _convert_imageset(parser: Parser) -> None:
         text = f"{side} of each picture (its own)"
         flag(group, f"resize_{side}", text, read=whole, default=0, metavar="PIXELS")
     flag(group, "seed", "of the shuffle (0)", read=whole, default=0, metavar="N")
-    retired(parser.arguments, "subsampling")
-    retired(parser.arguments, "label_range")
-    progress_flag(group)
+    parser.arguments.add(retired("subsampling"), retired("label_range"))
+    group.add(progress())
 
 
 def _convert_annoset(parser: Parser) -> None:
@@ -101,9 +99,9 @@ def _convert_annoset(parser: Parser) -> None:
     group = parser.section("Flags")
     kinds = ("classification", "detection")
     text = "detection, or classification: a label in each line"
-    chosen(group, "anno_type", text, kinds, default="classification", metavar="KIND")
+    flag(group, "anno_type", text, choices=kinds, default="classification", metavar="KIND")
     text = "xml (PASCAL VOC), json (COCO) or txt"
-    chosen(group, "label_type", text, ("xml", "json", "txt"), default="xml", metavar="FORMAT")
+    flag(group, "label_type", text, choices=("xml", "json", "txt"), default="xml", metavar="FORMAT")
     text = "names and labels, a LabelMap"
     flag(group, "label_map_file", text, read=Path, default=None, metavar="FILE", opens=Opens.FILE)
     switch(group, "check_label", "refuse names and labels that occur twice")
@@ -116,7 +114,7 @@ def _convert_annoset(parser: Parser) -> None:
     flag(group, "seed", "of the shuffle (0)", read=whole, default=0, metavar="N")
     text = "also list name, height and width of each picture"
     flag(group, "name_size_file", text, read=Path, default=None, metavar="FILE")
-    progress_flag(group)
+    group.add(progress())
 
 
 def _convert_voc(parser: Parser) -> None:
@@ -130,7 +128,7 @@ def _convert_voc(parser: Parser) -> None:
     flag(group, "label_map_file", text, read=Path, metavar="FILE", opens=Opens.FILE)
     _backend(group, default="lmdb")
     flag(group, "seed", "of the shuffle of training parts (0)", read=whole, default=0, metavar="N")
-    progress_flag(group)
+    group.add(progress())
 
 
 def _make_db(parser: Parser) -> None:
@@ -140,11 +138,10 @@ def _make_db(parser: Parser) -> None:
     word(parser, "db_name", text, metavar="DB_NAME", read=Path, takes=Takes.OPTIONAL_WORD)
     group = parser.section("Flags")
     kinds = (*BACKENDS, "minidb")
-    chosen(
-        group, "backend", "lmdb, leveldb or minidb (lmdb)", kinds, default="lmdb", metavar="KIND"
-    )
+    text = "lmdb, leveldb or minidb (lmdb)"
+    flag(group, "backend", text, choices=kinds, default="lmdb", metavar="KIND")
     text = "caffe2: TensorProtos; caffe: Datum (caffe2)"
-    chosen(group, "format", text, ("caffe2", "caffe"), default="caffe2", metavar="FORMAT")
+    flag(group, "format", text, choices=("caffe2", "caffe"), default="caffe2", metavar="FORMAT")
     switch(group, "gray", "one channel, not three")
     switch(group, "raw", "store pixels, not files")
     flag(group, "encode_type", "store files of this format: jpg, png", default="", metavar="FORMAT")
@@ -157,10 +154,10 @@ def _make_db(parser: Parser) -> None:
     flag(group, "seed", "of the order, and of drawings (0)", read=count, default=0, metavar="N")
     text = "of a list: put before each path (its folder)"
     flag(group, "root_folder", text, default=None, metavar="DIR")
-    progress_flag(group)
+    group.add(progress())
     group = parser.section("A drawn set, in place of pictures: make_db --generate=two_class DIR")
     text = "two_class: cars and boats"
-    chosen(group, "generate", text, ("two_class",), default=None, metavar="SET")
+    flag(group, "generate", text, choices=("two_class",), default=None, metavar="SET")
     flag(group, "count", "pictures to train on (1280)", read=count, default=1280, metavar="N")
     flag(group, "test_count", "pictures to test on (96)", read=count, default=96, metavar="N")
 
@@ -174,7 +171,7 @@ def _convert_mnist(parser: Parser, folder: str) -> None:
     _backend(group, default="lmdb")
     if folder == "siamese":
         flag(group, "seed", "of the random pairs (0)", read=count, default=0, metavar="N")
-    progress_flag(group)
+    group.add(progress())
 
 
 def _compute_image_mean(parser: Parser) -> None:
@@ -184,7 +181,7 @@ def _compute_image_mean(parser: Parser) -> None:
     word(parser, "output_file", text, metavar="OUTPUT_FILE", read=Path, takes=Takes.OPTIONAL_WORD)
     group = parser.section("Flags")
     _backend(group, default=None)
-    progress_flag(group)
+    group.add(progress())
 
 
 COMMANDS: Sequence[Command] = (

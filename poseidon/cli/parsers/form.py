@@ -1,4 +1,6 @@
-"""A command: the table of its flags, in groups, and what a mistake in a command line does."""
+"""A command: the table of its flags, in groups, what a mistake does, and how help looks: a line for
+each flag, of at most 80 columns.
+"""
 
 from __future__ import annotations
 
@@ -10,26 +12,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from poseidon.base.hints import own_command
-from poseidon.cli.parsers.layout import section, usage, wrapped
+from poseidon.cli.parsers.foreign import of_every_command
 from poseidon.cli.parsers.reading import HelpWanted, Mistake, read, topics_of
-from poseidon.flags.flag import Flag, Opens, Takes
-from poseidon.flags.shared import ShownProgress
+from poseidon.flags.flag import Flag, Takes
+from poseidon.flags.sections import Opens
 from poseidon.flags.values import one_of
 
-_OF_GLOG_SWITCHES = ("logtostderr", "alsologtostderr", "colorlogtostderr", "log_prefix")
-"""Flags of Caffe's logging library that ask for what happens in any case: the log is on standard
-error, in its form.
-"""
-_OF_GLOG = {
-    "log_dir": "logs are in the job's folder, --output",
-    "minloglevel": "--progress=logs=WHOSE says whose log is shown",
-    "stderrthreshold": "--progress=logs=WHOSE says whose log is shown",
-    "v": "",
-    "vmodule": "",
-    "logbuflevel": "",
-    "logbufsecs": "",
-    "max_log_size": "",
-}
+WIDTH = 80
+_COUNTED = {Takes.OPTIONAL_WORD: "[{}]", Takes.WORDS: "[{} ...]"}
+"""How usage shows arguments that may be missing or several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,51 +72,35 @@ class Parser:
 
     def __init__(self, command: Command) -> None:
         self._command = command
-        self.arguments = Group("Arguments")
-        self._groups = [self.arguments]
-        for name in _OF_GLOG_SWITCHES:
-            switch(self.arguments, name, "")
-        for name, instead in _OF_GLOG.items():
-            retired(self.arguments, name, instead)
+        self.arguments = Group("Arguments", flags=[*of_every_command()])
+        self._groups = {self.arguments.title: self.arguments}
 
     def section(self, title: str, terms: str = "") -> Group:
         """Return the group of flags with this headline; a new one comes last."""
-        for group in self._groups:
-            if group.title == title:
-                return group
-        self._groups.append(Group(title, terms))
-        return self._groups[-1]
+        return self._groups.setdefault(title, Group(title, terms))
 
     def flags(self) -> Iterator[Flag]:
         """Return all flags, in the order of the help."""
-        return (flag for group in self._groups for flag in group.flags)
+        return (flag for group in self._groups.values() for flag in group.flags)
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """Return the flags; a mistake ends the process with one sentence and code 2."""
-        name = self._command.name
-        try:
-            return self.read(words)
-        except HelpWanted as wanted:
-            print(self.help(wanted.topic), end="", flush=True)
-            sys.exit(0)
-        except Mistake as mistake:
-            hint = f"see {own_command()} {name} --help"
-            print(f"poseidon {name}: {mistake}; {hint}", file=sys.stderr)
-            sys.exit(2)
-
-    def read(self, words: Sequence[str]) -> argparse.Namespace:
         """Return the flags: `argv` has them as they were given, `notes` a sentence for each one
         without effect, `opened` those whose values name what must exist, with the values.
 
-        Raises:
-            Mistake: the command line is not legal.
-            HelpWanted: it asks for help.
+        A mistake ends the process with one sentence and code 2.
         """
         name, flags = self._command.name, list(self.flags())
-        if self._command.verbatim and list(words[:1]) not in (["--help"], ["-h"]):
-            values: dict[str, Any] = {"words": list(words), "notes": []}
-        else:
-            values = read(flags, words)
+        values: dict[str, Any] = {"words": list(words), "notes": []}
+        try:
+            if not self._command.verbatim or list(words[:1]) in (["--help"], ["-h"]):
+                values = read(flags, words)
+        except HelpWanted as wanted:
+            print(self.help(str(wanted)), end="", flush=True)
+            sys.exit(0)
+        except Mistake as mistake:
+            see = f"see {own_command()} {name} --help"
+            print(f"poseidon {name}: {mistake}; {see}", file=sys.stderr)
+            sys.exit(2)
         opened = [
             (flag, values[flag.attribute])
             for flag in flags
@@ -140,45 +115,39 @@ class Parser:
             topic: one of `topics_of`; empty: the flags that people need first.
         """
         command, topics = self._command, topics_of(self.flags())
-        parts = [usage(command.name, [flag for flag in self.flags() if flag.text])]
+        parts = [_usage(command.name, [flag for flag in self.flags() if flag.text])]
         if topic in ("", "all"):
             parts += [
-                wrapped(command.description),
+                _wrapped(command.description),
                 "example:\n" + textwrap.indent(command.example, "  "),
             ]
-        for group in self._shown(topic if topics else "all"):
-            parts.append(section(group.title, group.terms, group.flags))
+        parts += map(_section, self._shown(topic if topics else "all"))
         if topics:
-            parts.append(
-                wrapped(f"More: poseidon {command.name} --help=TOPIC, of {', '.join(topics)}.")
-            )
+            more = f"More: poseidon {command.name} --help=TOPIC, of {', '.join(topics)}."
+            parts.append(_wrapped(more))
         return "\n\n".join(parts) + "\n"
 
     def _shown(self, topic: str) -> Iterable[Group]:
         """Return the groups that the help of a topic shows, with the flags that it shows."""
         shown: dict[str, Group] = {}
-        for group in self._groups:
-            for flag in filter(lambda flag: flag.text, group.flags):
-                if topic in ("all", flag.section.topic) and topic:
-                    found = shown.setdefault(group.title, Group(group.title, group.terms))
-                elif topic or flag.rare or flag.of:
-                    continue
-                else:
-                    found = shown.setdefault(flag.section.first, Group(flag.section.first))
-                found.add(flag)
+        for group in self._groups.values():
+            for flag in group.flags:
+                title, terms = (group.title, group.terms) if topic else (flag.section.first, "")
+                of_topic = (
+                    topic in ("all", flag.section.topic) if topic else not (flag.rare or flag.of)
+                )
+                if flag.text and of_topic:
+                    shown.setdefault(title, Group(title, terms)).add(flag)
         return shown.values()
 
 
 def flag(group: Group, name: str, text: str, **settings: Any) -> None:
-    """Add a flag with a value; `settings` are the rest of `Flag`."""
+    """Add a flag with a value, one of `choices` if there are any; `settings` are the rest of
+    `Flag`.
+    """
+    if "choices" in settings:
+        settings = {"read": one_of(settings["choices"]), **settings}
     group.add(Flag(name=name, text=text, **settings))
-
-
-def solver_flag(group: Group, name: str, text: str, **settings: Any) -> None:
-    """Add a flag for a field of the solver: --display=5 for --set display=5."""
-    read = settings.pop("read", str)
-    settings = {"dest": "settings", "default": (), "takes": Takes.VALUES, "rare": True, **settings}
-    flag(group, name, text, read=lambda value: f"{name}={read(value)}", **settings)
 
 
 def switch(group: Group, name: str, text: str, **settings: Any) -> None:
@@ -186,29 +155,37 @@ def switch(group: Group, name: str, text: str, **settings: Any) -> None:
     flag(group, name, text, **{"default": False, "takes": Takes.SWITCH, **settings})
 
 
-def retired(group: Group, name: str, instead: str = "", *, alone: bool = False) -> None:
-    """Add a flag of Caffe or of the original Poseidon that scripts pass and nothing here needs.
-
-    Args:
-        instead: half a sentence on what to use; may be empty.
-        alone: it may stand without a value.
-    """
-    note = f"--{name} has no effect here" + (f": {instead}" if instead else "")
-    flag(group, name, "", note=note, takes=Takes.SWITCH if alone else Takes.VALUE)
-
-
-def chosen(group: Group, name: str, text: str, choices: Sequence[str], **settings: Any) -> None:
-    """Add a flag with these values; see `one_of`."""
-    flag(group, name, text, read=one_of(choices), choices=tuple(choices), **settings)
-
-
 def word(parser: Parser, name: str, text: str, **settings: Any) -> None:
     """Add an argument without a flag."""
     flag(parser.arguments, name, text, **{"takes": Takes.WORD, **settings})
 
 
-def progress_flag(
-    group: Group, text: str = "auto (a bar on a terminal), bar, lines (one a minute)"
-) -> None:
-    choices = tuple(shown.value for shown in ShownProgress)
-    chosen(group, "progress", text, choices, default=ShownProgress.AUTO.value, metavar="HOW")
+def _usage(command: str, shown: Sequence[Flag]) -> str:
+    """Return the line of usage of a command with these flags."""
+    words = [_left(flag) for flag in shown if flag.required]
+    places = [flag for flag in shown if flag.takes.is_word]
+    words += ["[flags]", *(_COUNTED.get(flag.takes, "{}").format(flag.title) for flag in places)]
+    return " ".join([f"usage: poseidon {command}", *words])
+
+
+def _section(group: Group) -> str:
+    """Return a headline, the meaning of its terms, and each flag in a line."""
+    lines = [f"{group.title}:", *([_wrapped(group.terms)] if group.terms else [])]
+    column = 4 + max(len(_left(flag)) for flag in group.flags)
+    for flag in group.flags:
+        first, *others = textwrap.wrap(flag.text, WIDTH - column, break_on_hyphens=False)
+        lines += [f"  {_left(flag)}".ljust(column) + first]
+        lines += [" " * column + line for line in others]
+    return "\n".join(lines)
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, WIDTH, break_on_hyphens=False)
+
+
+def _left(flag: Flag) -> str:
+    """Return the beginning of a flag's line in the help."""
+    if flag.takes is Takes.SWITCH and not flag.of:
+        return f"--[no]{flag.name}" if flag.default else flag.title
+    value = "" if flag.takes.is_word else f"={flag.metavar}"
+    return (flag.name if flag.of else flag.title) + value

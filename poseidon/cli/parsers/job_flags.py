@@ -6,75 +6,28 @@ Law: the flags of a job are the fields of its request and of the options of its 
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
+from poseidon.cli.parsers.foreign import of_jobs
 from poseidon.cli.parsers.form import (
+    Group,
     Parser,
     flag,
-    retired,
-    solver_flag,
     switch,
     word,
 )
 from poseidon.exchange.options import ExchangeOptions
-from poseidon.flags.flag import Section, Takes, flags_of
+from poseidon.flags.flag import Takes, flags_of
+from poseidon.flags.sections import Section
 from poseidon.flags.values import count, number, one_of, port
 from poseidon.launcher.request import ExtractionRequest, ScriptRequest, TrainRequest
 
-RETIRED = {
-    "num_table_threads": "--workers is the number of workers of a client on CPU, --gpu "
-    "names its GPUs",
-    "num_clients": "the machinefile, --hostfile, says how many clients there are",
-    "stats_path": "statistics are in the job's folder; poseidon stats shows them",
-    "svb_timeout_ms": "nothing is polled; --stall_timeout is for a process that hangs",
-    "snapshot_clock": "the solver's snapshot says how often",
-    "resume_clock": "--snapshot=FILE.solverstate continues from a run",
-    "snapshot_dir": "the solver's snapshot_prefix says where",
-    "resume_dir": "--snapshot=FILE.solverstate continues from a run",
-    "server_bandwidth_mbps": "--bandwidth_mbps is the budget of each client",
-}
-"""Flags of the original Poseidon, and what to use instead."""
-RETIRED_VALUES = (
-    "num_zmq_threads",
-    "row_type",
-    "row_oplog_type",
-    "oplog_type",
-    "append_only_oplog_type",
-    "append_only_buffer_capacity",
-    "append_only_buffer_pool_size",
-    "bg_apply_append_oplog_freq",
-    "process_storage_type",
-    "thread_oplog_batch_size",
-    "server_table_logic",
-    "bg_idle_milli",
-    "server_idle_milli",
-    "row_candidate_factor",
-    "update_sort_policy",
-    "numa_index",
-    "numa_policy",
-    "server_push_row_upper_bound",
-    "client_send_oplog_upper_bound",
-)
-"""Those that need no replacement."""
-RETIRED_SWITCHES = (
-    "init_thread_access_table",
-    "oplog_dense_serialized",
-    "no_oplog_replay",
-    "version_maintain",
-    "numa_opt",
-    "naive_table_oplog_meta",
-    "suppression_on",
-    "use_approx_sort",
-)
-"""Those that may have no value."""
 
-
-def _retired(parser: Parser, *more: str) -> None:
-    for name, instead in RETIRED.items():
-        retired(parser.arguments, name, instead)
-    for name in (*RETIRED_VALUES, *more):
-        retired(parser.arguments, name)
-    for name in RETIRED_SWITCHES:
-        retired(parser.arguments, name, alone=True)
+def _solver_flag(group: Group, name: str, text: str, **settings: Any) -> None:
+    """Add a flag for a field of the solver: --display=5 for --set display=5."""
+    read = settings.pop("read", str)
+    settings = {"dest": "settings", "default": (), "takes": Takes.VALUES, "rare": True, **settings}
+    flag(group, name, text, read=lambda value: f"{name}={read(value)}", **settings)
 
 
 def _no_model(_: str) -> str:
@@ -127,14 +80,14 @@ def train(parser: Parser) -> None:
         ("display", "iterations from one log line to the next"),
         ("test_interval", "iterations from one test to the next"),
     ):
-        solver_flag(group, name, text, metavar="N")
+        _solver_flag(group, name, text, metavar="N")
     modes = ("CPU", "GPU")
-    solver_flag(
+    _solver_flag(
         group, "solver_mode", "CPU or GPU", choices=modes, read=one_of(modes), metavar="MODE"
     )
     flag(parser.arguments, "model", "", read=_no_model)
     flag(parser.arguments, "client_id", "", read=count, default=0)
-    _retired(parser)
+    parser.arguments.add(*of_jobs())
 
 
 def run(parser: Parser) -> None:
@@ -157,7 +110,7 @@ def extract_features(parser: Parser) -> None:
     text = "as Caffe's tool takes them, see above"
     word(parser, "caffe_arguments", text, takes=Takes.WORDS, metavar="ARGUMENT")
     _fields(parser, ExtractionRequest)
-    _retired(parser, "num_rows_per_table", "table_staleness", "client_id")
+    parser.arguments.add(*of_jobs("num_rows_per_table", "table_staleness", "client_id"))
 
 
 def python(parser: Parser) -> None:

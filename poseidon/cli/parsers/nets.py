@@ -12,14 +12,13 @@ from poseidon.cli.parsers.form import (
     Command,
     Group,
     Parser,
-    chosen,
     flag,
-    progress_flag,
     switch,
     word,
 )
-from poseidon.flags.flag import Opens, Takes
-from poseidon.flags.shared import IMPORT, ON_TERMINAL
+from poseidon.flags.flag import Takes
+from poseidon.flags.sections import Opens
+from poseidon.flags.shared import IMPORT, ON_TERMINAL, progress
 from poseidon.flags.values import (
     count,
     extents,
@@ -57,13 +56,13 @@ def _score(parser: Parser, phase: str) -> None:
     flag(group, "iterations", "batches (50)", read=whole, default=50, metavar="N")
     flag(group, "gpu", "the GPU; default: CPU", metavar="ID", default="")
     text = f"of the net: TRAIN or TEST ({phase})"
-    chosen(group, "phase", text, PHASES, default=phase, metavar="PHASE")
+    flag(group, "phase", text, choices=PHASES, default=phase, metavar="PHASE")
     flag(
         group, "level", "level for include rules of the net (0)", read=whole, default=0, metavar="L"
     )
     _stage_flag(group)
     group.add(IMPORT)
-    progress_flag(group, ON_TERMINAL)
+    group.add(progress(ON_TERMINAL))
 
 
 def _device_query(parser: Parser) -> None:
@@ -78,9 +77,9 @@ def _draw_net(parser: Parser) -> None:
     word(parser, "output_file", "the picture: .png, .svg or .pdf", metavar="OUTPUT_FILE", read=Path)
     group = parser.section("Flags")
     text = "where the data flows: TB (default; of ALL: LR), LR, BT, RL"
-    chosen(group, "rankdir", text, RANKDIRS, default=None, metavar="DIR")
+    flag(group, "rankdir", text, choices=RANKDIRS, default=None, metavar="DIR")
     text = "whose layers: TRAIN (default), TEST or ALL"
-    chosen(group, "phase", text, (*PHASES, "ALL"), default="TRAIN", metavar="PHASE")
+    flag(group, "phase", text, choices=(*PHASES, "ALL"), default="TRAIN", metavar="PHASE")
     switch(group, "shapes", "show the blobs' shapes; reads data")
     switch(group, "display_lrm", "show each layer's learning rate multipliers")
 
@@ -181,7 +180,7 @@ def _import(parser: Parser) -> None:
 def _download_model_binary(parser: Parser) -> None:
     text = "a model's folder, with a readme.md"
     word(parser, "dirname", text, metavar="FOLDER", read=Path, opens=Opens.FOLDER)
-    progress_flag(parser.section("Flags"))
+    parser.section("Flags").add(progress())
 
 
 def _parse_log(parser: Parser) -> None:
@@ -206,13 +205,13 @@ def _plot(parser: Parser) -> None:
     text = "PNG, SVG or PDF, by its ending"
     flag(group, "output", text, metavar="FILE", read=Path, required=True, aliases=("o",))
     text = "axis: iterations (default) or seconds"
-    chosen(group, "x", text, AXES, default="iterations", metavar="AXIS")
+    flag(group, "x", text, choices=AXES, default="iterations", metavar="AXIS")
     text = "one chart; default: loss and accuracy"
-    chosen(group, "chart", text, CHARTS, metavar="N")
+    flag(group, "chart", text, choices=CHARTS, metavar="N")
     text = "points of the moving average; 1: none (1/40 of a train curve)"
     flag(group, "smooth", text, read=count, metavar="N")
     text = "of losses and rates: auto (log where it helps), linear, log"
-    chosen(group, "scale", text, SCALES, default="auto", metavar="SCALE")
+    flag(group, "scale", text, choices=SCALES, default="auto", metavar="SCALE")
 
 
 def _upgrade(parser: Parser, what: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from argparse import SUPPRESS
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NoReturn
@@ -29,20 +30,17 @@ class Mistake(Exception):
 
 
 class HelpWanted(Exception):
-    """The command line asks for help.
-
-    Attributes:
-        topic: what about; empty: the flags that people need first.
-    """
-
-    def __init__(self, topic: str) -> None:
-        super().__init__(topic)
-        self.topic = topic
+    """The command line asks for help; the text is the topic, or empty."""
 
 
 class _Help(argparse.Action):
     def __call__(self, *given: Any) -> NoReturn:
         raise HelpWanted(given[2] or "")
+
+
+class _Parts(argparse.Action):
+    def __call__(self, _: object, given: argparse.Namespace, values: Any, *__: object) -> None:
+        vars(given).update(values)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -51,16 +49,11 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser_of(flags: Sequence[Flag]) -> argparse.ArgumentParser:
-    """Return a parser of argparse for flags, each with two dashes.
-
-    It raises ArgumentError, and has no defaults: argparse would read those that are texts.
+    """Return a parser of argparse, which raises ArgumentError and has no defaults: it would read
+    those that are texts.
     """
     parser = _Parser(
-        usage="",
-        add_help=False,
-        allow_abbrev=False,
-        exit_on_error=False,
-        argument_default=argparse.SUPPRESS,
+        usage="", add_help=False, allow_abbrev=False, exit_on_error=False, argument_default=SUPPRESS
     )
     topic = one_of(topics_of(flags) or ("all",))
     parser.add_argument("--help", "--h", action=_Help, nargs="?", type=topic, metavar="TOPIC")
@@ -68,24 +61,26 @@ def parser_of(flags: Sequence[Flag]) -> argparse.ArgumentParser:
         if flag.of:
             continue
         names = [f"--{name}" for name in flag.names]
-        shown: dict[str, Any] = {"help": flag.text.replace("%", "%%") or argparse.SUPPRESS}
+        shown: dict[str, Any] = {"help": flag.text.replace("%", "%%") or SUPPRESS}
         if flag.takes is Takes.SWITCH:
             shown |= {"dest": flag.attribute, "action": "store_const"}
             parser.add_argument(*names, const=True, **shown)
-            shown["help"] = argparse.SUPPRESS
+            shown["help"] = SUPPRESS
             parser.add_argument(*(f"--no{name}" for name in flag.names), const=False, **shown)
             continue
         parts = [part for part in flags if part.head == flag.name]
-        read_value = partial(_with_parts, flag, parts) if parts else flag.read
-        shown |= {"metavar": flag.metavar, "type": read_value}
+        shown |= {"metavar": flag.metavar, "type": flag.read}
         if flag.required or flag.takes in (Takes.OPTIONAL_WORD, Takes.WORDS):
             shown["type"] = stated(flag.read)  # not "$JOB", which is not set
         if flag.takes.is_word:
             count = _COUNTS.get(flag.takes)
             parser.add_argument(flag.attribute, nargs=count, default=None, **shown)
-        else:
-            action = "append" if parts or flag.takes is Takes.VALUES else "store"
-            parser.add_argument(*names, dest=flag.attribute, action=action, **shown)
+            continue
+        if parts:
+            shown |= {"action": _Parts, "type": partial(_with_parts, flag, parts)}
+        elif flag.takes is Takes.VALUES:
+            shown["action"] = "append"
+        parser.add_argument(*names, dest=flag.attribute, **shown)
     return parser
 
 
@@ -108,25 +103,18 @@ def read(flags: Sequence[Flag], words: Sequence[str]) -> dict[str, Any]:
         raise Mistake(_sentence(error)) from error
     if unknown:
         _refuse([words[spelled.index(word)] for word in unknown], flags)
-    found = vars(given)
+    found = {name: value for name, value in vars(given).items() if value is not None}
     if rest:  # the words of another program, as they were
         found[rest.attribute] = words[len(words) - len(found.get(rest.attribute, ())) :]
     missing = [flag.title for flag in flags if flag.required and flag.attribute not in found]
     if missing:
         raise Mistake(_are_missing(missing))
-    values = {flag.attribute: flag.default for flag in flags}
-    heads = {flag.head for flag in flags}
-    of_parts = {flag.attribute for flag in flags if flag.name in heads}
-    for name, value in found.items():
-        for given_values in value if name in of_parts else [{name: value}]:
-            values |= {key: each for key, each in given_values.items() if each is not None}
+    values = {flag.attribute: flag.default for flag in flags} | found
     for flag in flags:
         if flag.takes in (Takes.VALUES, Takes.WORDS, Takes.REST):
             values[flag.attribute] = tuple(values[flag.attribute] or ())
-    return {
-        **values,
-        "notes": [flag.note for flag in flags if flag.note and flag.attribute in found],
-    }
+    values["notes"] = [flag.note for flag in flags if flag.note and flag.attribute in found]
+    return values
 
 
 def topics_of(flags: Iterable[Flag]) -> tuple[str, ...]:
@@ -183,8 +171,7 @@ def _are_missing(titles: Sequence[str]) -> str:
 
 def _refuse(words: Sequence[str], flags: Sequence[Flag]) -> NoReturn:
     """Raise Mistake because of words that no flag of this command takes."""
-    shown = [flag for flag in flags if flag.text and flag.names]
-    attributes = {flag.attribute for flag in flags}
+    shown = [flag for flag in flags if flag.text and not flag.takes.is_word]
     unknown = next((word for word in words if word.startswith("-")), None)
     if unknown is None:
         files = [flag for flag in shown if flag.required and flag.metavar == "FILE"]
@@ -192,15 +179,12 @@ def _refuse(words: Sequence[str], flags: Sequence[Flag]) -> NoReturn:
         raise Mistake(f"did not expect '{' '.join(words)}'{hint}")
     name, _, text = unknown.partition("=")
     plain = name.lstrip("-").replace("-", "_")
-    near = nearest(plain, [flag.name for flag in shown])
-    hint = f", did you mean --{near}?" if near else ""
-    for part in flags:
-        if part.of and part.name == plain:
-            near = plain
-            hint = f", did you mean {part.title}={text or part.metavar}?"
-    if "settings" in attributes:
+    titles = {flag.name: flag.title for flag in shown}
+    near = nearest(plain, titles)
+    hint = f", did you mean {titles[near]}?" if near else ""
+    if "set" in titles:
         hint = _setting(plain, text) or hint
-    if not near and "script" in attributes:
+    if not near and any(flag.name == "script" for flag in flags):
         hint = "; the script's own flags come after the script"
     raise Mistake(f"unknown flag {name}{hint}")
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from poseidon.cli.parsers.form import Command, Group, Parser, flag, progress_flag, switch, word
-from poseidon.flags.flag import Opens, Takes
-from poseidon.flags.values import count, number, one_of, positive, whole
+from poseidon.cli.parsers.form import Command, Group, Parser, flag, switch, word
+from poseidon.flags.flag import Takes
+from poseidon.flags.sections import Opens
+from poseidon.flags.shared import progress
+from poseidon.flags.values import count, number, positive, whole
 
 SHELLS = ("bash", "zsh", "fish", "tcsh")
 _JOB = "a job's id or its output folder; default: the newest of the current folder"
@@ -80,7 +82,7 @@ def _doctor(parser: Parser) -> None:
     text = "of each transfer between two hosts (0.5)"
     flag(group, "seconds", text, read=number, default=0.5, metavar="S")
     switch(group, "json", "print an object, for scripts")
-    progress_flag(group)
+    group.add(progress())
 
 
 def _plan(parser: Parser) -> None:
@@ -104,7 +106,7 @@ def _plan(parser: Parser) -> None:
     flag(group, "seconds", "to measure hosts, about (30)", read=positive, default=30.0, metavar="S")
     group = parser.section("Flags")
     switch(group, "json", "print an object, for scripts")
-    progress_flag(group)
+    group.add(progress())
 
 
 def _dashboard(parser: Parser) -> None:
@@ -118,7 +120,7 @@ def _dashboard(parser: Parser) -> None:
 
 def _completion(parser: Parser) -> None:
     text = "bash, zsh, fish or tcsh"
-    word(parser, "shell", text, read=one_of(SHELLS), choices=SHELLS, metavar="SHELL")
+    word(parser, "shell", text, choices=SHELLS, metavar="SHELL")
 
 
 COMMANDS: Sequence[Command] = (

@@ -30,7 +30,8 @@ from poseidon.exchange.options import (
     OnDivergence,
     check_virtual_workers,
 )
-from poseidon.flags.flag import Section, flags_of, option
+from poseidon.flags.flag import flags_of, option
+from poseidon.flags.sections import Section
 from poseidon.launcher.processes import Start
 from poseidon.launcher.request import Encrypt, ScriptRequest
 from poseidon.launcher.site import Site
