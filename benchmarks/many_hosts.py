@@ -74,6 +74,7 @@ from poseidon.launcher.listeners import Listeners
 from poseidon.launcher.processes import Start
 from poseidon.launcher.request import JobRequest
 from poseidon.launcher.site import Site, launcher_environment
+from ps_server.json_fields import fields_of
 from tests.support.loopback_sshd import LoopbackSshd
 
 HOSTS = (4, 16, 64, 256, 1000)
@@ -103,7 +104,7 @@ class ElasticJob(Job):
     def document(self, role: WorkerPlan, start: Start) -> JobDocument:
         """See `Job`."""
         document = replace(self.worker_document(role, start), replicas=1)
-        return JobDocument(**document.to_fields(), solver="solver.prototxt")
+        return JobDocument(**fields_of(document), solver="solver.prototxt")
 
     def import_ahead(self) -> Sequence[threading.Event]:
         """See `Job`."""
@@ -214,11 +215,11 @@ class Course(JobListener):
         return time.process_time() - self._simulated.processor_s
 
 
-def measure(count: int, events: int) -> Mapping[str, float]:
+def measure(count: int, events: int, folder: Path) -> Mapping[str, float]:
     """Run a job on so many hosts; return its row."""
     hosts = [Host(id=i, address=f"10.{i >> 8}.{i & 255}.1", port=9000) for i in range(count)]
     simulated = SimulatedHosts(hosts, events)
-    output = Path("out")
+    output = folder / "out"
     request = JobRequest(output=output, max_restarts=1, max_rejoins=1)
     job = ElasticJob(request, Site(hosts, simulated), title="many", stem="many", devices=("cpu",))
     course = Course(hosts, simulated, count * (3 * events + 1))
@@ -294,7 +295,7 @@ def measure_ssh(count: int, folder: Path) -> Mapping[str, float]:
         ]
         settings = SshSettings(config=config)
         site = Site(hosts, SshDialer(settings, launcher_environment()))
-        request = JobRequest(output=Path("out"), max_restarts=0)
+        request = JobRequest(output=folder / "out", max_restarts=0)
         job = ShellJob(request, site, title="ssh", stem="ssh", devices=("cpu",))
         course = SshCourse(hosts, settings)
         with suppress(JobError):  # the kill
@@ -347,9 +348,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     flags = parser.parse_args(arguments)
     print(f"{'hosts':>6}" + "".join(f"{name:>9}" for name in COLUMNS))
     for count in map(int, (flags.ssh or flags.hosts).split(",")):
-        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        with tempfile.TemporaryDirectory() as folder:
             os.environ["POSEIDON_HOME"] = str(Path(folder, "home"))
-            found = measure_ssh(count, Path(folder)) if flags.ssh else measure(count, flags.events)
+            found = (
+                measure_ssh(count, Path(folder))
+                if flags.ssh
+                else measure(count, flags.events, Path(folder))
+            )
         cells = [cell(found.get(name), how) for name, how in COLUMNS.items()]
         print(f"{count:>6}" + "".join(cells), flush=True)
 
