@@ -1,4 +1,5 @@
-"""Python imports `sitecustomize` when it starts: here `poseidon.bind()` is called.
+"""Python imports `sitecustomize` when it starts: here `poseidon.bind()` is called. Nothing else that
+an environment can name reaches the Pythons that a script starts.
 
 Law: the process is otherwise as without this file. Another `sitecustomize`, of the system or the
 user, is run as well, and a Python without Poseidon is left alone. Any Python can read this file.

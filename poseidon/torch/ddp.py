@@ -333,11 +333,18 @@ def modules_compared(options: ExchangeOptions) -> AbstractContextManager[None]:
     Args:
         options: how often, and what a difference does.
     """
+    return _each_made(lambda module: ComparedModule(module, options))
+
+
+def _each_made(
+    use: Callable[[DistributedDataParallel], object],
+) -> AbstractContextManager[None]:
+    """Use each DistributedDataParallel that is made inside the block."""
     construct = DistributedDataParallel.__init__
 
     def make(self: DistributedDataParallel, *arguments: Any, **named: Any) -> None:
         construct(self, *arguments, **named)
-        ComparedModule(self, options)
+        use(self)
 
     return replaced(DistributedDataParallel, "__init__", make)
 
@@ -354,18 +361,12 @@ def ddp_script(mesh: Mesh, context: WorkerContext) -> Iterator[ExitStack]:
         what takes back all that was replaced, which a fork needs.
     """
     distributed: Any = torch.distributed
-    construct = DistributedDataParallel.__init__
-
-    def make(self: DistributedDataParallel, *arguments: Any, **named: Any) -> None:
-        construct(self, *arguments, **named)
-        reduce_by_exchange(self, context)
-
     init_process_group = make_default_group(mesh)
     with ExitStack() as undo:
         undo.enter_context(groups_of_job())
         for owner in (distributed, distributed.distributed_c10d):
             undo.enter_context(replaced(owner, "init_process_group", init_process_group))
-        undo.enter_context(replaced(DistributedDataParallel, "__init__", make))
+        undo.enter_context(_each_made(lambda module: reduce_by_exchange(module, context)))
         yield undo
 
 

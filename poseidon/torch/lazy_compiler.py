@@ -2,7 +2,8 @@
 
 Each optimizer of torch imports `torch._dynamo`, with sympy and half of torch behind it, at its
 first call: to keep the compiler out of its methods, and to break the graph that is compiled at its
-step. That import takes as long as `import torch` itself. Without a compiler both do nothing.
+step. That import takes 2.2 seconds of a processor and 72 MB, twice the time of `import torch`
+(torch 2.13), in each worker. torch has no switch for it. Without a compiler both do nothing.
 
 Law: while nothing has imported `torch._dynamo`, a method computes what torch's own method computes;
 once something has, it is torch's own. A version of torch with other decorators keeps them.

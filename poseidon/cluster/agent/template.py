@@ -1,8 +1,10 @@
 """Processes of a host as forks of one that has imported what all of them need.
 
 Importing torch takes a second of a processor, most of the start of a job; the processes of an agent
-share it. Where no fork can be had, a process is started as without a template, and says itself
-what is wrong.
+share it: a job of two workers on one machine takes 2.2 to 2.6 seconds of processors to its end, and
+without templates 4.9 to 5.8. Where no fork can be had, a process is started as without a template,
+and says itself what is wrong. `multiprocessing.forkserver` does not fit: there is one in a process,
+which may be the user's, and its children have its streams, folder, environment and Python.
 
 Law: a fork is as a process that is started, a child of this one, save that all forks of a
 template share the seed of Python's hashes and the layout of memory. A template knows no secret, and

@@ -135,7 +135,9 @@ def _become(request: dict[str, Any], files: Sequence[int]) -> str:
 
 
 def _show(*words: str) -> None:
-    """Let the system show other arguments of this process."""
+    """Let the system show other arguments of this process: `poseidon kill` looks for `--job ID` among
+    them. `setproctitle` would show one argument with spaces.
+    """
     fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     start, end = int(fields[_ARGUMENTS_START]), int(fields[_ARGUMENTS_END])
     text = b"".join(os.fsencode(word) + b"\0" for word in words)

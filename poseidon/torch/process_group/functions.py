@@ -2,7 +2,8 @@
 the place of gloo and NCCL.
 
 Law: a group of the job never connects by torch's own means: those do not know the job's addresses,
-are not encrypted, and wait where no signal ends the wait.
+are not encrypted, and wait where no signal ends the wait. Its functions are replaced while a script
+runs, because published scripts name gloo or NCCL: torch takes a new backend only under a new name.
 """
 
 from __future__ import annotations
