@@ -64,10 +64,8 @@ class Keyring:
     expect: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for keys in (self.admit, self.expect):
-            _check_all(keys)
-        if len(set(self.admit)) < len(self.admit):
-            raise SpecError("two workers have the same public key; expected one for each")
+        _check_all(self.expect)
+        _check_admitted(self.admit)
 
     def to_json(self) -> str:
         """Return one line that `from_json` reads. It holds the secret."""
@@ -141,6 +139,13 @@ def check_public(key: str) -> None:
 def _check_all(keys: tuple[str, ...]) -> None:
     for key in keys:
         check_public(key)
+
+
+@lru_cache(maxsize=8)
+def _check_admitted(keys: tuple[str, ...]) -> None:
+    _check_all(keys)
+    if len(set(keys)) < len(keys):
+        raise SpecError("two workers have the same public key; expected one for each")
 
 
 @lru_cache(maxsize=8)

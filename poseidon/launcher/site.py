@@ -39,6 +39,7 @@ from poseidon.cluster.python_command import checkout
 from poseidon.cluster.remote_python import LauncherEnvironment
 from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.errors import JobError, JobInterrupted, JobKilled, UsageError
+from poseidon.launcher.limits import check_limits
 from poseidon.launcher.ray_hosts import ray_dialer, ray_hosts
 from poseidon.launcher.request import JobRequest, LauncherKind
 from poseidon.launcher.snapshots import SnapshotCopies
@@ -128,9 +129,11 @@ class Site:
             needs: returns what the processes of a host need; the site adds the addresses.
 
         Raises:
-            JobError: lists the problems of all hosts.
+            JobError: lists the problems of all hosts; or this machine cannot launch so many.
         """
         self._job, self._needs = job, needs
+        if not self._dialer.here:
+            check_limits(len(self._hosts), needs(self._hosts[0]).peers)
         self._dialer.place(self._hosts, needs)
         self._dial(self._hosts)
         self._check()
