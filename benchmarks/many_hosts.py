@@ -15,11 +15,14 @@ processor time is not counted.
     MiB       memory of the launcher with all hosts connected, for a host
     threads   of the launcher, for a host
     events    heartbeats, progress events and lines that it takes, in a second of a core
-    ps, kill  seconds until `poseidon ps` has all answers, and `poseidon kill`
-    loss      seconds from the death of a host's processes until the others go on
-    rejoin    seconds from there until the host takes part again
-    end       seconds from a request to stop to the end of all processes
-    logs      seconds in which `poseidon logs` shows the lines of all workers
+
+and its processor time, in seconds,
+
+    ps, kill  until `poseidon ps` has all answers, and `poseidon kill`
+    loss      from the death of a host's processes until the others go on
+    rejoin    from there until the host takes part again
+    end       from a request to stop to the end of all processes
+    logs      in which `poseidon logs` shows the lines of all workers
 
 With --ssh the hosts are connections of their own to this machine's sshd, with an agent each. Their
 workers and shards are scripts of the shell. Such a job is not elastic, and is ended by a kill.
@@ -154,9 +157,8 @@ class Course(JobListener):
         self._memory = psutil.Process().memory_info().rss
         self._threads = threading.active_count()
         self._processor_s = self._own_s()
-        self._taken_s = 0.0
         self._starts = self._heard = 0
-        self._since_s = time.perf_counter()
+        self._began_s, self._since_s = time.perf_counter(), self._processor_s
         self.found: dict[str, float] = {}
 
     def on_started(self) -> None:
@@ -164,14 +166,14 @@ class Course(JobListener):
         count = len(self._hosts)
         name = ("ready", "loss", "rejoin")[self._starts]
         self._starts += 1
-        self.found[name] = self._passed_s()
+        used_s = self._used_s()
+        self.found[name] = time.perf_counter() - self._began_s if name == "ready" else used_s
         if name == "ready":
-            self.found["core-ms"] = 1e3 * (self._own_s() - self._processor_s) / count
+            self.found["core-ms"] = 1e3 * used_s / count
             self.found["sent"] = self._simulated.sent_bytes / 1024 / count
             memory = psutil.Process().memory_info().rss - self._memory
             self.found["MiB"] = memory / 2**20 / count
             self.found["threads"] = (threading.active_count() - self._threads) / count
-            self._taken_s = self._own_s()
         elif name == "rejoin":
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -186,29 +188,32 @@ class Course(JobListener):
 
     def ended(self) -> None:
         """Note the end of the job."""
-        self.found["end"] = self._passed_s()
+        self.found["end"] = self._used_s()
+
+    def logged(self) -> None:
+        """Note that the log was shown."""
+        self.found["logs"] = self._used_s()
 
     def _count(self) -> None:
         if self._heard < self._events:
             self._heard += 1
             if self._heard == self._events:
-                self._passed_s()
-                self.found["events"] = self._events / (self._own_s() - self._taken_s)
+                self.found["events"] = self._events / self._used_s()
                 self._ask()
 
     def _ask(self) -> None:
         agent_of = lambda host: self._simulated.agents[host.id]  # noqa: E731
         jobs, problems = list_remote_jobs(self._hosts, agent_of)
         assert len(jobs) == len(self._hosts) and not problems, problems[:3]
-        self.found["ps"] = self._passed_s()
+        self.found["ps"] = self._used_s()
         kill = Kill(jobs=("another",), timeouts=KillTimeouts())
         counts, problems = kill_remote_jobs(kill, self._hosts, agent_of)
         assert len(counts) == len(self._hosts) and not problems
-        self.found["kill"] = self._passed_s()
+        self.found["kill"] = self._used_s()
         self._simulated.lose_processes(self._hosts[-1].id)
 
-    def _passed_s(self) -> float:
-        since_s, self._since_s = self._since_s, time.perf_counter()
+    def _used_s(self) -> float:
+        since_s, self._since_s = self._since_s, self._own_s()
         return self._since_s - since_s
 
     def _own_s(self) -> float:
@@ -229,7 +234,7 @@ def measure(count: int, events: int, folder: Path) -> Mapping[str, float]:
         cli.main(["logs", str(output)])
     shown = lines.getvalue().count("\n")
     assert shown == count * events, f"{shown} of {count * events} lines"
-    course.found["logs"] = course._passed_s()
+    course.logged()
     return course.found
 
 
@@ -262,28 +267,28 @@ class SshCourse(JobListener):
         self._settings = settings
         self._memory = psutil.Process().memory_info().rss
         self._threads = threading.active_count()
-        self._since_s, self._processor_s = time.perf_counter(), time.process_time()
+        self._began_s, self._processor_s = time.perf_counter(), time.process_time()
         self.found: dict[str, float] = {}
 
     def on_started(self) -> None:
         """Handle the start."""
         count, found = len(self._hosts), self.found
-        found["ready"] = time.perf_counter() - self._since_s
+        found["ready"] = time.perf_counter() - self._began_s
         found["core-ms"] = 1e3 * (time.process_time() - self._processor_s) / count
         found["MiB"] = (psutil.Process().memory_info().rss - self._memory) / 2**20 / count
         found["threads"] = (threading.active_count() - self._threads) / count
-        self._since_s = time.perf_counter()
+        self._since_s = time.process_time()
         with SshAgents(self._settings, launcher_environment()) as agents:
             jobs, problems = list_remote_jobs(self._hosts, agents)
             assert jobs and not problems, problems[:3]
-            found["ps"] = time.perf_counter() - self._since_s
-        self._since_s = time.perf_counter()
+            found["ps"] = time.process_time() - self._since_s
+        self._since_s = time.process_time()
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGINT)
 
     def ended(self) -> None:
         """Note the end of the job."""
-        self.found["end"] = time.perf_counter() - self._since_s
+        self.found["end"] = time.process_time() - self._since_s
 
 
 def measure_ssh(count: int, folder: Path) -> Mapping[str, float]:
