@@ -3,6 +3,7 @@
 """
 
 from poseidon.binding import bind as bind
+from poseidon.engine.worker_context import ThisWorker as ThisWorker
 from poseidon.errors import PoseidonError as PoseidonError
 from poseidon.torch.distribute import distribute as distribute
 from poseidon.torch.distribute import log as log
@@ -22,5 +23,4 @@ from poseidon.torch.update_rules import Muon as Muon
 from poseidon.torch.update_rules import Outer as Outer
 from poseidon.torch.update_rules import ParameterGroup as ParameterGroup
 from poseidon.torch.update_rules import RMSProp as RMSProp
-from poseidon.torch.worker_context import ThisWorker as ThisWorker
 from poseidon.version import __version__ as __version__

@@ -168,10 +168,6 @@ somewhere.
 """
 
 EXCEPTIONS = {
-    ("poseidon.engine.observation", "poseidon.torch.worker_context"),
-    ("poseidon.pycaffe.job", "poseidon.torch.group_collections"),
-    ("poseidon.pycaffe.job", "poseidon.torch.memory"),
-    ("poseidon.pycaffe.job", "poseidon.torch.worker_context"),
     ("poseidon.pycaffe.mode", "poseidon.torch.distribute"),
     ("poseidon.pycaffe.parallel", "poseidon.torch.distribute"),
     ("poseidon.pycaffe.solver", "poseidon.torch.distribute"),

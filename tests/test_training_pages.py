@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader
 
+from poseidon.engine.worker_context import Loops, WorkerContext
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
@@ -26,7 +27,6 @@ from poseidon.torch import distribute
 from poseidon.torch.distribute import running_in
 from poseidon.torch.group import Group
 from poseidon.torch.sampler import SharedSampler
-from poseidon.torch.worker_context import Loops, WorkerContext
 from ps_server.network import Network
 from tests.support.cluster import TIMEOUT_S, job_addresses
 from tests.support.module_groups import worker_contexts

@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from poseidon.engine.worker_context import ThisWorker, WorkerContext
 from poseidon.errors import JobError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
@@ -28,7 +29,6 @@ from poseidon.torch.distribute import join
 from poseidon.torch.group import Group
 from poseidon.torch.tensors import DistributeOptions
 from poseidon.torch.update_rules import UpdateRule
-from poseidon.torch.worker_context import ThisWorker, WorkerContext
 from ps_server import Server, Shard, ZmqServerTransport
 from ps_server.network import Network
 

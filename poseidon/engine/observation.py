@@ -13,6 +13,7 @@ from pathlib import Path
 
 from torch import nn
 
+from poseidon.engine.worker_context import Observed
 from poseidon.errors import JobError
 from poseidon.exchange.building.built import Built
 from poseidon.exchange.cost import Choice, ExchangePlan
@@ -21,7 +22,6 @@ from poseidon.exchange.observe.observer import Observer
 from poseidon.exchange.observe.statistics import Traffic, WaitTimes
 from poseidon.exchange.observe.tracing import ExchangeTrace, TracingHooks
 from poseidon.observe.metrics.job_statistics import TensorStatistics, WorkerStatistics
-from poseidon.torch.worker_context import Observed
 from ps_server.statistics import TableStatistics
 from ps_server.trace import NO_TRACE, Trace, Tracer
 

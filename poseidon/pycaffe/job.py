@@ -18,16 +18,16 @@ from torch import Tensor
 from poseidon.caffe.proto.caffe_pb2 import PoseidonWorkerState
 from poseidon.caffe.solver.replica import WorkerNets
 from poseidon.caffe.solver.worker_state import restore, state_of
+from poseidon.engine.loop_collections import LoopCollections
 from poseidon.engine.packed import packed, unpacked
+from poseidon.engine.script_memory import ScriptMemory
 from poseidon.engine.session import Act, Applies, Event, TrainingSession
 from poseidon.engine.state_tree import Found, Leaf, LeafStage, Scope, StateSource, StateTree
+from poseidon.engine.worker_context import STEP, WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.broadcast import broadcast_bytes, broadcast_parameters
 from poseidon.pycaffe.solver import Solver
-from poseidon.torch.group_collections import GroupCollections
-from poseidon.torch.memory import ScriptMemory
-from poseidon.torch.worker_context import STEP, WorkerContext
 from ps_server import Rule, RuleKind
 
 
@@ -60,7 +60,7 @@ class JobMember:
         self._exchange = self._observed.exchange
         rank = context.worker.rank
         self._session = TrainingSession(Applies.WORKERS, rank=rank)
-        self._collections = GroupCollections(
+        self._collections = LoopCollections(
             self._session, self._exchange.control, context.on_progress, rank=rank
         )
         self._tree = StateTree(

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from poseidon.engine.session import Act, Applies, Event, State, TrainingSession
+from poseidon.engine.worker_context import STEP, Observed, WorkerContext
 from poseidon.errors import UsageError, counted
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.exchange import Exchange
@@ -44,7 +45,6 @@ from poseidon.torch.process_group.functions import (
 )
 from poseidon.torch.process_group.mesh import Mesh
 from poseidon.torch.tensors import looked_up
-from poseidon.torch.worker_context import STEP, Observed, WorkerContext
 from ps_server import Rule, RuleKind
 
 LOGGER = logging.getLogger(__name__)

@@ -32,6 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from poseidon.base.settings import are_threads_set, variable_of_tasks
+from poseidon.engine.worker_context import Loops, ThisWorker, WorkerContext
 from poseidon.errors import PoseidonError, UsageError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.module_hooks import uncompiled
@@ -54,7 +55,6 @@ from poseidon.torch.updates.local_optimizer import LocalOptimizerUpdate, is_sync
 from poseidon.torch.updates.rule import RuleUpdate
 from poseidon.torch.updates.shard_optimizer import ShardOptimizerUpdate
 from poseidon.torch.updates.worker_optimizer import MeanOptimizerUpdate
-from poseidon.torch.worker_context import Loops, ThisWorker, WorkerContext
 from ps_server.protocol.virtual_workers import VirtualWorkers
 
 Choice = TypeVar("Choice", RunsOn, Buffers)

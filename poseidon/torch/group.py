@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 from poseidon.engine.packed import packed
 from poseidon.engine.session import State
 from poseidon.engine.state_tree import StateSource
+from poseidon.engine.worker_context import Loop, WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.broadcast import broadcast_bytes, gather_bytes
 from poseidon.torch import plain_values
@@ -29,7 +30,6 @@ from poseidon.torch.loader import SharedLoader
 from poseidon.torch.sampler import SharedSampler
 from poseidon.torch.shared_data import SEVERAL, SharedData, check_norms
 from poseidon.torch.weights import Batch
-from poseidon.torch.worker_context import Loop, WorkerContext
 from ps_server import ServerError
 
 Self = TypeVar("Self", bound="Group")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from poseidon.engine.packed import packed, unpacked
+from poseidon.engine.script_memory import ScriptMemory
 from poseidon.engine.session import Event, State
 from poseidon.engine.snapshots.checksums import NO_RUN, Run
 from poseidon.engine.snapshots.files import make_folder
@@ -33,7 +34,6 @@ from poseidon.torch.checkpoint_file import (
 )
 from poseidon.torch.group_loop import GroupLoop
 from poseidon.torch.leaves import CodecLeaves, Kept, KeptLeaves, ModuleLeaves
-from poseidon.torch.memory import ScriptMemory
 
 
 class GroupCheckpoints:

@@ -26,8 +26,10 @@ from contextlib import suppress
 import torch
 from torch import Tensor, nn
 
+from poseidon.engine.loop_collections import LoopCollections
 from poseidon.engine.session import Act, Applies, Event, LoopPosition, State, TrainingSession
 from poseidon.engine.state_tree import Leaf, StateTree
+from poseidon.engine.worker_context import DISTRIBUTE, LEAVING, STEP, WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.base import ExchangeSettings
 from poseidon.exchange.exchange import Exchange
@@ -36,7 +38,6 @@ from poseidon.exchange.module_hooks import uncompiled
 from poseidon.exchange.observe.observer import Call
 from poseidon.exchange.replicas import NO_CHECK, ReplicaCheck
 from poseidon.exchange.row_tables import AloneRowTables, RowTables
-from poseidon.torch.group_collections import GroupCollections
 from poseidon.torch.group_opening import bring_rest, open_streams
 from poseidon.torch.group_turns import turns_of
 from poseidon.torch.masters import Masters
@@ -46,7 +47,6 @@ from poseidon.torch.tables.group import TableGroup
 from poseidon.torch.tables.link import Callbacks
 from poseidon.torch.tensors import GroupPlan
 from poseidon.torch.weights import BatchWeights
-from poseidon.torch.worker_context import DISTRIBUTE, LEAVING, STEP, WorkerContext
 from ps_server import ServerError
 
 
@@ -186,7 +186,7 @@ class GroupLoop:
             alone=worker.size == 1,
             rank=worker.rank,
         )
-        self.collections = GroupCollections(
+        self.collections = LoopCollections(
             self.session, self.exchange.control, context.on_progress, rank=worker.rank
         )
         self.watch: ModuleWatch | None = None

@@ -9,12 +9,12 @@ from itertools import zip_longest
 
 from torch import Tensor
 
+from poseidon.engine.loop_collections import LoopCollections
 from poseidon.engine.random_streams import Generators, RandomStreams, script_seed
+from poseidon.engine.worker_context import DISTRIBUTE, WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.broadcast import Gather, broadcast_parameters
-from poseidon.torch.group_collections import GroupCollections
 from poseidon.torch.group_turns import GroupTurns
-from poseidon.torch.worker_context import DISTRIBUTE, WorkerContext
 
 
 def bring_rest(rest: Mapping[str, Tensor], gather: Gather, *, rank: int) -> None:
@@ -38,7 +38,7 @@ def bring_rest(rest: Mapping[str, Tensor], gather: Gather, *, rank: int) -> None
     broadcast_parameters(list(rest.values()), gather, rank=rank)
 
 
-def open_streams(turns: GroupTurns, context: WorkerContext, collections: GroupCollections) -> None:
+def open_streams(turns: GroupTurns, context: WorkerContext, collections: LoopCollections) -> None:
     """Give each virtual worker of the job a random stream. All workers call it together."""
     size, told = context.worker.size, context.member.virtual_workers is not None
     # threads of a process that trains alone would share its generators

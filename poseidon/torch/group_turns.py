@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from poseidon.engine.random_streams import RandomStreams
+from poseidon.engine.worker_context import ThisWorker
 from poseidon.errors import UsageError, counted
 from poseidon.torch.tensors import RUNNING, GroupPlan
-from poseidon.torch.worker_context import ThisWorker
 from ps_server.protocol.virtual_workers import VirtualWorkers
 
 

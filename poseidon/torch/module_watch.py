@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
+from poseidon.engine.worker_context import Observed
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.module_hooks import OfOneModule, OutsideOfGraphs, uncompiled
 from poseidon.torch.tensors import GroupPlan
-from poseidon.torch.worker_context import Observed
 
 
 class ModuleWatch:

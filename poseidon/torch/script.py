@@ -35,10 +35,13 @@ from poseidon.base.python_modules import module_file
 from poseidon.engine.document import Prints, ScriptDocument
 from poseidon.engine.elastic import StartEnded
 from poseidon.engine.launcher_connection import WORKERS, LauncherConnection
+from poseidon.engine.logged_values import LoggedValues
 from poseidon.engine.observation import Observation
 from poseidon.engine.own_time import OwnTime
+from poseidon.engine.script_memory import ScriptMemory
 from poseidon.engine.session import LoopPosition
 from poseidon.engine.work import NOTHING, TrainingWork, membership_of
+from poseidon.engine.worker_context import Observed, ThisWorker, WorkerContext
 from poseidon.errors import PoseidonError
 from poseidon.exchange.building.built import Built
 from poseidon.exchange.exchange import Exchange
@@ -46,15 +49,12 @@ from poseidon.exchange.observe.tracing import named_layers
 from poseidon.torch.ddp import ddp_script, default_group
 from poseidon.torch.distribute import current_line, place_of, running_in
 from poseidon.torch.lazy_compiler import import_compiler_late
-from poseidon.torch.logged_values import LoggedValues
-from poseidon.torch.memory import ScriptMemory
 from poseidon.torch.process_group.backend import Calls, register
 from poseidon.torch.process_group.mesh import Mesh
 from poseidon.torch.script_output import output_to_log
 from poseidon.torch.spawning import Place, this_machine
 from poseidon.torch.torchrun import free_address, torchrun_variables
 from poseidon.torch.trainer_logs import taking_from_trainer
-from poseidon.torch.worker_context import Observed, ThisWorker, WorkerContext
 from ps_server import PeerLost, ServerError, StalenessTimeout
 from ps_server.trace import NO_TRACE, Tracer
 

@@ -11,8 +11,8 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError
-from poseidon.torch.worker_context import WorkerContext
 
 SAMPLED = 2
 SAMPLED_VALUES = 64

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from poseidon.engine.state_tree import Found, Leaf, Scope
+from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError
 from poseidon.torch.group_loop import GroupLoop
 from poseidon.torch.leaves import RandomStates
@@ -18,7 +19,6 @@ from poseidon.torch.loader import SharedLoader
 from poseidon.torch.sampler import SharedSampler
 from poseidon.torch.sync_norm import SyncNorms
 from poseidon.torch.weights import Batch
-from poseidon.torch.worker_context import WorkerContext
 
 SEVERAL = "and a worker of this job computes for several virtual workers, one after the other"
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from poseidon.engine.logged_values import Value, is_name
 from poseidon.errors import UsageError
-from poseidon.torch.logged_values import Value, is_name
 from poseidon.torch.process_group.functions import replaced
 
 TRAINER = "transformers.trainer_callback"

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from poseidon.engine.session import LoopPosition
+from poseidon.engine.worker_context import ThisWorker, WorkerContext
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
@@ -25,7 +26,6 @@ from poseidon.torch.distribute import join
 from poseidon.torch.group import Group
 from poseidon.torch.tensors import DistributeOptions
 from poseidon.torch.update_rules import SGD, Adam, ParameterGroup, UpdateRule
-from poseidon.torch.worker_context import ThisWorker, WorkerContext
 from ps_server.network import Network
 from tests.support.cluster import TIMEOUT_S, TOKEN, Addresses, job_addresses
 from tests.support.threads import failures_on_threads

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from poseidon.engine.packed import on_host
 from poseidon.engine.session import Applies, Event
 from poseidon.engine.state_tree import Found, Leaf, LeafStage, Scope, first
+from poseidon.engine.worker_context import STEP, WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Trained
 from poseidon.exchange.options import ExchangeOptions
@@ -31,7 +32,6 @@ from poseidon.torch.tensors import DistributeOptions, GroupPlan, ModuleTensors
 from poseidon.torch.updates.histories import Histories
 from poseidon.torch.updates.optimizer import exchanged_parameters, load_optimizer
 from poseidon.torch.updates.worker_optimizer import WorkerOptimizerUpdate
-from poseidon.torch.worker_context import STEP, WorkerContext
 from ps_server import Rule, RuleKind
 from ps_server.rules import clip_factor, plain_sum, sum_of_squares
 

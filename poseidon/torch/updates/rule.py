@@ -11,6 +11,7 @@ from torch._C import DisableTorchFunctionSubclass
 
 from poseidon.engine.session import Applies, Event, State
 from poseidon.engine.state_tree import Found, Leaf, LeafStage, Scope
+from poseidon.engine.worker_context import STEP, WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Trained
 from poseidon.exchange.membership import Membership
@@ -20,7 +21,6 @@ from poseidon.torch.sent_gradients import SentGradients
 from poseidon.torch.tensors import DistributeOptions, GroupPlan, ModuleTensors
 from poseidon.torch.update_rules import ShardRules
 from poseidon.torch.updates.histories import Histories
-from poseidon.torch.worker_context import STEP, WorkerContext
 
 SCALED = (
     "a GradScaler has read or changed this worker's gradients after backward() had sent them to the "

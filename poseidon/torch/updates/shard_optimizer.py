@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from poseidon.engine.packed import on_host
 from poseidon.engine.state_tree import Found, Leaf, LeafStage, Scope
+from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError
 from poseidon.torch.group_loop import GroupLoop
 from poseidon.torch.optimizer_rules import OptimizerRules
@@ -28,7 +29,6 @@ from poseidon.torch.updates.optimizer import (
     refuse_lr,
 )
 from poseidon.torch.updates.rule import RuleUpdate
-from poseidon.torch.worker_context import WorkerContext
 
 
 class ShardOptimizerUpdate(RuleUpdate):

@@ -22,6 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from poseidon.engine.packed import on_host
 from poseidon.engine.session import Applies, Event, State
 from poseidon.engine.state_tree import Found, Leaf, LeafStage, Scope
+from poseidon.engine.worker_context import STEP, WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Trained
 from poseidon.torch.group_loop import GroupLoop, Update
@@ -35,7 +36,6 @@ from poseidon.torch.updates.optimizer import (
     load_optimizer,
     refuse_lr,
 )
-from poseidon.torch.worker_context import STEP, WorkerContext
 from ps_server import Rule, RuleKind
 
 UNSCALED = (

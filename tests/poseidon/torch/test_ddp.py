@@ -16,13 +16,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.distributed import DistributedSampler
 
+from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.membership import Membership
 from poseidon.torch.ddp import ddp_script, default_group
 from poseidon.torch.process_group.backend import register
 from poseidon.torch.process_group.mesh import Mesh
 from poseidon.torch.tensors import Buffers, module_tensors
-from poseidon.torch.worker_context import WorkerContext
 from ps_server.network import Network
 from ps_server.protocol.virtual_workers import VirtualWorkers
 

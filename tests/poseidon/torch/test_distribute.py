@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import poseidon
 from poseidon.engine.session import LoopPosition
+from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import JobError, UsageError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
@@ -28,7 +29,6 @@ from poseidon.torch.group import Group
 from poseidon.torch.tensors import Buffers, DistributeOptions, RunsOn
 from poseidon.torch.update_rules import SGD, ParameterGroup, UpdateRule
 from poseidon.torch.updates.worker_optimizer import WorkerOptimizerUpdate
-from poseidon.torch.worker_context import WorkerContext
 from ps_server import ServerError
 from ps_server.network import Network
 from tests.support.cluster import TIMEOUT_S

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import poseidon
 from poseidon.engine.packed import packed, unpacked
+from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
@@ -26,7 +27,6 @@ from poseidon.torch.group import Group
 from poseidon.torch.tensors import Buffers, DistributeOptions
 from poseidon.torch.update_rules import SGD, Adam
 from poseidon.torch.updates.worker_optimizer import WorkerOptimizerUpdate
-from poseidon.torch.worker_context import WorkerContext
 from ps_server.network import Network
 from tests.support.cluster import TIMEOUT_S
 from tests.support.module_groups import How, together

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.membership import Membership
 from poseidon.torch.sent_gradients import SentGradients
-from poseidon.torch.worker_context import WorkerContext
 
 REFUSAL = "they have left"
 

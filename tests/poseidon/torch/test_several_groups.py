@@ -16,6 +16,7 @@ from torch.utils.data import TensorDataset
 
 import poseidon
 from poseidon.engine.session import LoopPosition
+from poseidon.engine.worker_context import Loops, WorkerContext
 from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.building.built import Built
 from poseidon.exchange.exchange import Exchange
@@ -24,7 +25,6 @@ from poseidon.torch.distribute import join, running_in
 from poseidon.torch.group import Group
 from poseidon.torch.tensors import DistributeOptions
 from poseidon.torch.update_rules import SGD, UpdateRule
-from poseidon.torch.worker_context import Loops, WorkerContext
 from ps_server import SignalKind
 from tests.support.cluster import job_addresses
 from tests.support.module_groups import BUILDING, failures_of, member

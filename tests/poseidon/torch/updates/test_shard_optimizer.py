@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.factors.carrier import FactorCarrier
 from poseidon.exchange.kinds import ExchangeKind
@@ -22,7 +23,6 @@ from poseidon.torch.group import Group
 from poseidon.torch.tensors import DistributeOptions, RunsOn
 from poseidon.torch.updates.shard_optimizer import ShardOptimizerUpdate
 from poseidon.torch.updates.worker_optimizer import WorkerOptimizerUpdate
-from poseidon.torch.worker_context import WorkerContext
 from ps_server.network import Network
 from tests.support.cluster import TIMEOUT_S
 from tests.support.module_groups import How, failures_of, together

@@ -17,6 +17,7 @@ from torch import nn
 from poseidon.cluster import events
 from poseidon.cluster.supervision.state_machine import mismatched_collections
 from poseidon.engine.session import LoopPosition
+from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
@@ -25,7 +26,6 @@ from poseidon.torch.group import Group
 from poseidon.torch.tensors import DistributeOptions
 from poseidon.torch.update_rules import SGD
 from poseidon.torch.updates.worker_optimizer import WorkerOptimizerUpdate
-from poseidon.torch.worker_context import WorkerContext
 from ps_server import PeerLost
 from tests.support.cluster import TIMEOUT_S
 from tests.support.module_groups import OPTIMIZERS, How, failures_of, member

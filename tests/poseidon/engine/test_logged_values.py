@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import poseidon
+from poseidon.engine import logged_values
+from poseidon.engine.logged_values import MOST_NAMES, LoggedValues, check
 from poseidon.errors import UsageError
-from poseidon.torch import logged_values
-from poseidon.torch.logged_values import MOST_NAMES, LoggedValues, check
 from poseidon.torch.trainer_logs import log_of_library
 
 Sent = list[tuple[int, Mapping[str, float | None]]]

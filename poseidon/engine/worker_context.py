@@ -14,7 +14,9 @@ import torch
 from torch import nn
 
 from poseidon.engine.elastic import StartEnded
+from poseidon.engine.logged_values import Value, check
 from poseidon.engine.random_streams import RandomStreams
+from poseidon.engine.script_memory import ScriptMemory
 from poseidon.engine.session import LoopPosition
 from poseidon.engine.snapshots.runs import Prefixes
 from poseidon.engine.snapshots.writer import WrittenSnapshot
@@ -25,8 +27,6 @@ from poseidon.exchange.building.built import Built, Connect
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.membership import Membership
-from poseidon.torch.logged_values import Value, check
-from poseidon.torch.memory import ScriptMemory
 from ps_server import ServerError
 from ps_server.trace import NO_TRACE, Tracer
 

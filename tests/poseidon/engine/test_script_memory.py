@@ -13,10 +13,10 @@ from torch.utils.data import TensorDataset
 
 import poseidon
 from poseidon.engine.packed import unpacked
+from poseidon.engine.script_memory import ScriptMemory, Snapshot
+from poseidon.engine.worker_context import WorkerContext
 from poseidon.torch.distribute import join
-from poseidon.torch.memory import ScriptMemory, Snapshot
 from poseidon.torch.tensors import DistributeOptions
-from poseidon.torch.worker_context import WorkerContext
 
 
 def memory(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from poseidon.engine.session import LoopPosition
+from poseidon.engine.worker_context import WorkerContext
 from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import DEFAULT_OPTIONS
-from poseidon.torch.worker_context import WorkerContext
 
 
 def test_a_later_loop_has_no_recorded_plan_and_a_rendezvous_of_its_own() -> None:

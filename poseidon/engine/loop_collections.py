@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from poseidon.engine.session import LoopPosition, TrainingSession
+from poseidon.engine.worker_context import DISTRIBUTE, LEAVING, STEP
 from poseidon.errors import UsageError
 from poseidon.exchange.job_control import SAME_CALLS, JobControl
-from poseidon.torch.worker_context import DISTRIBUTE, LEAVING, STEP
 from ps_server import PeerLeft, PeerLost
 
 HEAD = re.compile(rb"(\w+) (\d+) ([^\n]*)\n", re.ASCII)
@@ -48,7 +48,7 @@ class Call:
         return (self.name, self.iterations) == (other.name, other.iterations)
 
 
-class GroupCollections:
+class LoopCollections:
     """Collections of one worker with all others.
 
     Args:
