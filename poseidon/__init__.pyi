@@ -3,11 +3,11 @@
 """
 
 from poseidon.binding import bind as bind
+from poseidon.engine.this_process import log as log
+from poseidon.engine.this_process import this_worker as this_worker
 from poseidon.engine.worker_context import ThisWorker as ThisWorker
 from poseidon.errors import PoseidonError as PoseidonError
 from poseidon.torch.distribute import distribute as distribute
-from poseidon.torch.distribute import log as log
-from poseidon.torch.distribute import this_worker as this_worker
 from poseidon.torch.function import launch as launch
 from poseidon.torch.group import Group as Group
 from poseidon.torch.sampler import SharedSampler as SharedSampler

@@ -27,8 +27,8 @@ from lightning.pytorch.utilities import rank_zero
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from poseidon.engine.this_process import current_context
 from poseidon.torch.ddp import reduce_by_exchange
-from poseidon.torch.distribute import current_context
 from poseidon.torch.trainer_logs import log_of_library
 
 

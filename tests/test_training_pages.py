@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader
 
+from poseidon.engine import this_process
+from poseidon.engine.this_process import running_in
 from poseidon.engine.worker_context import Loops, WorkerContext
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
-from poseidon.torch import distribute
-from poseidon.torch.distribute import running_in
 from poseidon.torch.group import Group
 from poseidon.torch.sampler import SharedSampler
 from ps_server.network import Network
@@ -65,13 +65,13 @@ for x, y in loader:
 
 
 class ProcessOfEachThread(threading.local):
-    """Stands for `_Process`: each thread is a process of its own."""
+    """Stands for `Process`: each thread is a process of its own."""
 
     context: WorkerContext | None = None
 
     def __init__(self) -> None:
         self.loops = Loops()
-        self.groups: list[Group] = []
+        self.opened: list[Group] = []
 
 
 def loops_of(page: Path) -> list[str]:
@@ -108,7 +108,7 @@ def trained_on(
     workers: int, code: str, monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> list[dict[str, Tensor]]:
     """Run a program on a thread per worker. Return the weights of each."""
-    monkeypatch.setattr(distribute, "_PROCESS", ProcessOfEachThread())
+    monkeypatch.setattr(this_process, "PROCESS", ProcessOfEachThread())
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     monkeypatch.chdir(folder)
     before = program()

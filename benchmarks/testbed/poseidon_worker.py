@@ -26,13 +26,13 @@ from benchmarks.testbed.worker_settings import (
     WorkerSettings,
     read_settings,
 )
+from poseidon.engine.this_process import running_in
 from poseidon.engine.worker_context import Observed, ThisWorker, WorkerContext, unobserved
 from poseidon.errors import JobError
 from poseidon.exchange.building.built import Built
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.observe.tracing import ExchangeTrace, TracingHooks, named_layers
-from poseidon.torch.distribute import running_in
 from poseidon.torch.group import Group
 from ps_server.keys import read_keyring
 from ps_server.network import Network

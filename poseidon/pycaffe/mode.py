@@ -20,12 +20,8 @@ from poseidon.base import glog
 from poseidon.caffe.layers.base import CPU, LayerContext
 from poseidon.caffe.layers.registry import known_types
 from poseidon.caffe.net.random_state import derive_seed
+from poseidon.engine.this_process import compute_with_one_thread, current_context, this_worker
 from poseidon.errors import UsageError, counted
-from poseidon.torch.distribute import (
-    compute_with_one_thread,
-    current_context,
-    this_worker,
-)
 from ps_server.protocol.settings import MAX_WORKERS
 from ps_server.protocol.virtual_workers import VirtualWorkers
 

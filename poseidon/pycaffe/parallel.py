@@ -28,10 +28,10 @@ import torch
 from torch import Tensor, distributed
 from torch.nn import functional
 
+from poseidon.engine.this_process import current_context
 from poseidon.errors import JobError, UsageError
 from poseidon.pycaffe.job import JobMember
 from poseidon.pycaffe.solver import Solver
-from poseidon.torch.distribute import current_context
 from ps_server.protocol.virtual_workers import Node, TreeSum
 
 NO_NCCL = "NCCL is not used here: has_nccl() is False; expected caffe.Gloo, or `poseidon train` (see docs/pycaffe.md)"

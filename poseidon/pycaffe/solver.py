@@ -36,6 +36,7 @@ from poseidon.engine.random_streams import seed_generators
 from poseidon.engine.snapshots.checksums import check, seal
 from poseidon.engine.snapshots.files import make_folder
 from poseidon.engine.snapshots.runs import Prefixes
+from poseidon.engine.this_process import current_context
 from poseidon.errors import UsageError
 from poseidon.observe.metrics.glog_lines import GlogSink, done, last, snapshotting, solving
 from poseidon.observe.metrics.record import TestRecord, TrainRecord
@@ -53,7 +54,6 @@ from poseidon.pycaffe.mode import (
 )
 from poseidon.pycaffe.net import FileMissing, Net
 from poseidon.pycaffe.vectors import NetVec
-from poseidon.torch.distribute import current_context
 from ps_server import RuleKind
 from ps_server.protocol.virtual_workers import VirtualWorkers
 

@@ -8,32 +8,27 @@
             group.step()
 
 `poseidon run` starts a script on every worker; under plain `python` the same script trains alone.
-
-Law: `_PROCESS` is the only process-wide state of this library. A process is one worker, and a
-user's script cannot receive its context as an argument. `poseidon.torch.script` sets it
-once. Under plain `python`, `distribute` also sets `sys.excepthook`, unless the script has one.
 """
 
 from __future__ import annotations
 
 import gc
-import inspect
-import sys
-import traceback
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from types import TracebackType
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from poseidon.base.settings import are_threads_set, variable_of_tasks
-from poseidon.engine.worker_context import Loops, ThisWorker, WorkerContext
-from poseidon.errors import PoseidonError, UsageError
+from poseidon.engine.this_process import (
+    close_at_end,
+    compute_with_one_thread,
+    explain_errors,
+    is_in_job,
+    next_context,
+)
+from poseidon.engine.worker_context import WorkerContext
+from poseidon.errors import UsageError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.module_hooks import uncompiled
 from poseidon.exchange.options import ExchangeOptions
@@ -58,80 +53,6 @@ from poseidon.torch.updates.worker_optimizer import MeanOptimizerUpdate
 from ps_server.protocol.virtual_workers import VirtualWorkers
 
 Choice = TypeVar("Choice", RunsOn, Buffers)
-
-
-class _Process:
-    """The context of this process in its job, and its groups; if it trains alone, its loops. Of a
-    function that `poseidon.launch` calls, the file and its name.
-    """
-
-    context: WorkerContext | None = None
-    called: tuple[str, str] | None = None
-    loops: Loops = Loops()
-    groups: ClassVar[list[Group]] = []
-
-
-_PROCESS = _Process()
-
-
-@contextmanager
-def running_in(context: WorkerContext) -> Iterator[None]:
-    """Make this process one worker of a job inside the block.
-
-    Groups that are open at the end are closed.
-    """
-    _PROCESS.context, _PROCESS.called = context, None
-    try:
-        yield
-    finally:
-        groups = list(_PROCESS.groups)
-        _PROCESS.context = None
-        _PROCESS.groups.clear()
-        with ExitStack() as closing:  # the last one first
-            for group in groups:
-                closing.callback(group.close)
-
-
-def current_context() -> WorkerContext:
-    """Return the context of this process; outside of a job, a context for training alone."""
-    return _PROCESS.context or WorkerContext()
-
-
-def this_worker() -> ThisWorker:
-    """Return rank, number of workers and device of this process.
-
-    May be called before `distribute`.
-    """
-    return current_context().worker
-
-
-def log(*, iteration: int | None = None, **values: float | Tensor) -> None:
-    """Log values of this worker for the job's curves, in a script without a group
-    (`poseidon run --ddp`). Otherwise as `Group.log`.
-
-    Args:
-        iteration: to which the values belong, 0 or more. None: the steps of the first
-            DistributedDataParallel module in this start of the job, so a script that resumes from a
-            checkpoint gives its own number.
-        values: see `Group.log`.
-
-    Raises:
-        UsageError: a name, a value or the iteration cannot be logged.
-    """
-    context = current_context()
-    context.log(context.loops.steps if iteration is None else iteration, values)
-
-
-def compute_with_one_thread(say: Callable[[str], object]) -> None:
-    """Compute with one thread, as the workers of a job with virtual workers do, unless the user
-    has set a number: bits may depend on it.
-    """
-    if torch.get_num_threads() > 1 and not are_threads_set():
-        torch.set_num_threads(1)
-        say(
-            "virtual workers: computing with 1 thread, as in a job; OMP_NUM_THREADS=N sets "
-            "another number"
-        )
 
 
 def distribute(
@@ -190,7 +111,7 @@ def distribute(
         UsageError: an argument is out of range, or the module cannot be distributed.
         ServerError: other workers did not join, or have a different module.
     """
-    _explain_errors()
+    explain_errors()
     options = DistributeOptions(
         clip=clip,
         passes=passes,
@@ -203,12 +124,12 @@ def distribute(
         virtual_workers=virtual_workers,
         on=_runs_on(on, how),
     )
-    context = _context()
-    if _PROCESS.context is None and virtual_workers is not None:
+    context = next_context()
+    if virtual_workers is not None and not is_in_job():
         compute_with_one_thread(context.say)
     group = join(module, how, options, context)
-    if _PROCESS.context is not None:
-        _PROCESS.groups.append(group)
+    if is_in_job():
+        close_at_end(group)
         gc.collect()
         # the module and imported code stay to the end: the collector need not scan them
         gc.freeze()
@@ -344,108 +265,6 @@ def _rows(module: nn.Module, options: DistributeOptions) -> dict[nn.Parameter, i
     else:
         rows = rows_by_batch_size(module, options.batch_size)
     return {weight: count for weight, count in rows.items() if weight.dtype is torch.float32}
-
-
-def _explain_errors() -> None:
-    """Let errors that end a script under plain `python` be one sentence."""
-    if _PROCESS.context is None and sys.excepthook is sys.__excepthook__:
-        sys.excepthook = print_uncaught
-
-
-def _context() -> WorkerContext:
-    if _PROCESS.context is None:
-        _check_alone(variable_of_tasks())
-        script, loops = _script(), _PROCESS.loops
-        return WorkerContext(
-            script=Path(script).stem if script else "checkpoint",
-            say=_say,
-            number=len(loops.open),  # a session may begin as many as it likes, one after the other
-            loops=loops,
-        )
-    return _PROCESS.context.of_next_loop()
-
-
-def _check_alone(tasks: str) -> None:
-    """Refuse a script that torchrun has started several times by itself; warn of
-    one that mpirun or srun has started so.
-    """
-    if not tasks:
-        return
-    sentence = (
-        f"{tasks}: this process is one of several, but no worker of a job, so each would train "
-        "alone; expected `-m poseidon worker --key_file=FILE run SCRIPT` in place of the script "
-        "(docs/schedulers), or `poseidon run`"
-    )
-    if tasks.startswith("WORLD_SIZE="):
-        raise UsageError(sentence)
-    warnings.warn(sentence, stacklevel=4)
-
-
-def print_uncaught(
-    kind: type[BaseException], error: BaseException, trace: TracebackType | None
-) -> None:
-    """Print one sentence for an error of Poseidon that ends a script under plain
-    `python`; Python's traceback for others.
-    """
-    if not isinstance(error, PoseidonError):
-        sys.__excepthook__(kind, error, trace)
-        return
-    script = _script()
-    line = line_of(error, script) if script else None
-    location = f"{Path(script).name}, line {line}: " if script and line else ""
-    print(f"{location}{error}", file=sys.stderr)
-
-
-def _script() -> str | None:
-    """Return the script that this process runs; None in a session."""
-    return getattr(sys.modules["__main__"], "__file__", None)
-
-
-def _say(sentence: str) -> None:
-    print(f"poseidon: {sentence}", file=sys.stderr, flush=True)
-
-
-def name_lines_of(file: str, name: str) -> None:
-    """Let errors name lines of this file in place of the script's: the script only calls a function
-    of it.
-
-    Args:
-        file: as tracebacks have it.
-        name: of the file for the user.
-    """
-    _PROCESS.called = file, name
-
-
-def place_of(error: BaseException, script: str) -> str:
-    """Return the line of a script that raised an error, as `train.py, line 7`; without the line, if
-    it was raised elsewhere.
-    """
-    file, name = _PROCESS.called or (script, Path(script).name)
-    line = line_of(error, file)
-    return f"{name}, line {line}" if line else name
-
-
-def line_of(error: BaseException, script: str) -> int | None:
-    """Return the line of a script that raised an error; None if it was raised elsewhere."""
-    if isinstance(error, SyntaxError) and error.filename == script:
-        return error.lineno
-    lines = [
-        frame.lineno
-        for frame in traceback.extract_tb(error.__traceback__)
-        if frame.filename == script
-    ]
-    return lines[-1] if lines else None
-
-
-def current_line(script: str) -> str:
-    """Return the line of a script that the calling thread is in, as `train.py, line 7`; empty:
-    it is in none.
-    """
-    file, name = _PROCESS.called or (script, Path(script).name)
-    frame = inspect.currentframe()
-    while frame is not None and frame.f_code.co_filename != file:
-        frame = frame.f_back
-    return f"{name}, line {frame.f_lineno}" if frame is not None else ""
 
 
 def _runs_on(name: str | None, how: object) -> RunsOn:

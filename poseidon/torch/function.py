@@ -37,7 +37,7 @@ import linecache
 import sys
 
 import cloudpickle
-from poseidon.torch.distribute import name_lines_of
+from poseidon.engine.this_process import name_lines_of
 
 call = cloudpickle.loads(__loader__.get_data("call"))
 file, source = call["file"], call["source"]
@@ -150,7 +150,7 @@ def _request(options: Mapping[str, object], archive: Path) -> ScriptRequest:
 
 def _is_worker() -> bool:
     """Return whether this process is a worker of a job; imports nothing."""
-    loaded = sys.modules.get("poseidon.torch.distribute")
+    loaded = sys.modules.get("poseidon.engine.this_process")
     return loaded is not None and loaded.current_context().folder is not None
 
 

@@ -40,6 +40,7 @@ from poseidon.engine.observation import Observation
 from poseidon.engine.own_time import OwnTime
 from poseidon.engine.script_memory import ScriptMemory
 from poseidon.engine.session import LoopPosition
+from poseidon.engine.this_process import current_line, place_of, running_in
 from poseidon.engine.work import NOTHING, TrainingWork, membership_of
 from poseidon.engine.worker_context import Observed, ThisWorker, WorkerContext
 from poseidon.errors import PoseidonError
@@ -47,7 +48,6 @@ from poseidon.exchange.building.built import Built
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.observe.tracing import named_layers
 from poseidon.torch.ddp import ddp_script, default_group
-from poseidon.torch.distribute import current_line, place_of, running_in
 from poseidon.torch.lazy_compiler import import_compiler_late
 from poseidon.torch.process_group.backend import Calls, register
 from poseidon.torch.process_group.mesh import Mesh

@@ -13,13 +13,13 @@ import pytest
 import poseidon.pycaffe as caffe
 from poseidon.engine.elastic import Regrouped
 from poseidon.engine.script_memory import ScriptMemory
+from poseidon.engine.this_process import running_in
 from poseidon.engine.worker_context import ThisWorker, WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.pycaffe.solver import Solver
-from poseidon.torch.distribute import running_in
 from ps_server import SignalKind
 from ps_server.protocol.virtual_workers import VirtualWorkers
 

@@ -18,13 +18,14 @@ from torch import Tensor, nn
 
 import poseidon
 from poseidon.engine.session import LoopPosition
+from poseidon.engine.this_process import running_in
 from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import JobError, UsageError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.observe.statistics import Traffic
 from poseidon.exchange.options import ExchangeOptions, OnDivergence
-from poseidon.torch.distribute import join, running_in
+from poseidon.torch.distribute import join
 from poseidon.torch.group import Group
 from poseidon.torch.tensors import Buffers, DistributeOptions, RunsOn
 from poseidon.torch.update_rules import SGD, ParameterGroup, UpdateRule

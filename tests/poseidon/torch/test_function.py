@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 import poseidon
+from poseidon.engine.this_process import place_of, running_in
 from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.launcher.request import LauncherKind, ScriptRequest
-from poseidon.torch.distribute import place_of, running_in
 from poseidon.torch.function import _of_function, _request, _write_call
 
 FACTOR = 3

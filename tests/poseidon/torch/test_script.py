@@ -364,7 +364,7 @@ def test_a_worker_reports_its_newest_memory_snapshot(
 
 CATCHES = """
 import poseidon, torch
-from poseidon.torch.distribute import current_context
+from poseidon.engine.this_process import current_context
 from ps_server import PeerLost
 
 model, data = torch.nn.Linear(2, 1), torch.utils.data.TensorDataset(torch.ones(6, 2))

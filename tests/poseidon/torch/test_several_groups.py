@@ -16,12 +16,13 @@ from torch.utils.data import TensorDataset
 
 import poseidon
 from poseidon.engine.session import LoopPosition
+from poseidon.engine.this_process import running_in
 from poseidon.engine.worker_context import Loops, WorkerContext
 from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.building.built import Built
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.kinds import ExchangeKind
-from poseidon.torch.distribute import join, running_in
+from poseidon.torch.distribute import join
 from poseidon.torch.group import Group
 from poseidon.torch.tensors import DistributeOptions
 from poseidon.torch.update_rules import SGD, UpdateRule

@@ -1,0 +1,223 @@
+"""This process and its script: which worker it is, and where in the script an error comes from.
+
+Law: `PROCESS` is the only process-wide state of this library. A process is one worker, and a user's
+script cannot receive its context as an argument. `poseidon.torch.script` sets it once. Under plain
+`python`, the first group also sets `sys.excepthook`, unless the script has one.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from poseidon.base.settings import are_threads_set, variable_of_tasks
+from poseidon.engine.worker_context import Loops, ThisWorker, WorkerContext
+from poseidon.errors import PoseidonError, UsageError
+
+
+class Closing(Protocol):
+    """What a script has opened."""
+
+    def close(self) -> None:
+        """Close it. A second call does nothing."""
+
+
+class Process:
+    """The context of this process in its job, and what its script has opened; if it trains alone,
+    its loops. Of a function that `poseidon.launch` calls, the file and its name.
+    """
+
+    context: WorkerContext | None = None
+    called: tuple[str, str] | None = None
+    loops: Loops = Loops()
+    opened: ClassVar[list[Closing]] = []
+
+
+PROCESS = Process()
+
+
+@contextmanager
+def running_in(context: WorkerContext) -> Iterator[None]:
+    """Make this process one worker of a job inside the block.
+
+    What is open at the end is closed.
+    """
+    PROCESS.context, PROCESS.called = context, None
+    try:
+        yield
+    finally:
+        opened = list(PROCESS.opened)
+        PROCESS.context = None
+        PROCESS.opened.clear()
+        with ExitStack() as closing:  # the last one first
+            for one in opened:
+                closing.callback(one.close)
+
+
+def current_context() -> WorkerContext:
+    """Return the context of this process; outside of a job, a context for training alone."""
+    return PROCESS.context or WorkerContext()
+
+
+def is_in_job() -> bool:
+    """Return whether this process is a worker of a job."""
+    return PROCESS.context is not None
+
+
+def close_at_end(one: Closing) -> None:
+    """Close what the script has opened at the end of its job."""
+    PROCESS.opened.append(one)
+
+
+def this_worker() -> ThisWorker:
+    """Return rank, number of workers and device of this process.
+
+    May be called before `distribute`.
+    """
+    return current_context().worker
+
+
+def log(*, iteration: int | None = None, **values: float | Tensor) -> None:
+    """Log values of this worker for the job's curves, in a script without a group
+    (`poseidon run --ddp`). Otherwise as `Group.log`.
+
+    Args:
+        iteration: to which the values belong, 0 or more. None: the steps of the first
+            DistributedDataParallel module in this start of the job, so a script that resumes from a
+            checkpoint gives its own number.
+        values: see `Group.log`.
+
+    Raises:
+        UsageError: a name, a value or the iteration cannot be logged.
+    """
+    context = current_context()
+    context.log(context.loops.steps if iteration is None else iteration, values)
+
+
+def compute_with_one_thread(say: Callable[[str], object]) -> None:
+    """Compute with one thread, as the workers of a job with virtual workers do, unless the user
+    has set a number: bits may depend on it.
+    """
+    if torch.get_num_threads() > 1 and not are_threads_set():
+        torch.set_num_threads(1)
+        say(
+            "virtual workers: computing with 1 thread, as in a job; OMP_NUM_THREADS=N sets "
+            "another number"
+        )
+
+
+def explain_errors() -> None:
+    """Let errors that end a script under plain `python` be one sentence."""
+    if PROCESS.context is None and sys.excepthook is sys.__excepthook__:
+        sys.excepthook = print_uncaught
+
+
+def next_context() -> WorkerContext:
+    """Return the context of the next training loop.
+
+    Raises:
+        UsageError: torchrun has started this process as one of several.
+    """
+    if PROCESS.context is None:
+        _check_alone(variable_of_tasks())
+        script, loops = _script(), PROCESS.loops
+        return WorkerContext(
+            script=Path(script).stem if script else "checkpoint",
+            say=_say,
+            number=len(loops.open),  # a session may begin as many as it likes, one after the other
+            loops=loops,
+        )
+    return PROCESS.context.of_next_loop()
+
+
+def _check_alone(tasks: str) -> None:
+    """Refuse a script that torchrun has started several times by itself; warn of
+    one that mpirun or srun has started so.
+    """
+    if not tasks:
+        return
+    sentence = (
+        f"{tasks}: this process is one of several, but no worker of a job, so each would train "
+        "alone; expected `-m poseidon worker --key_file=FILE run SCRIPT` in place of the script "
+        "(docs/schedulers), or `poseidon run`"
+    )
+    if tasks.startswith("WORLD_SIZE="):
+        raise UsageError(sentence)
+    warnings.warn(sentence, stacklevel=4)
+
+
+def print_uncaught(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Print one sentence for an error of Poseidon that ends a script under plain
+    `python`; Python's traceback for others.
+    """
+    if not isinstance(error, PoseidonError):
+        sys.__excepthook__(kind, error, trace)
+        return
+    script = _script()
+    line = line_of(error, script) if script else None
+    location = f"{Path(script).name}, line {line}: " if script and line else ""
+    print(f"{location}{error}", file=sys.stderr)
+
+
+def _script() -> str | None:
+    """Return the script that this process runs; None in a session."""
+    return getattr(sys.modules["__main__"], "__file__", None)
+
+
+def _say(sentence: str) -> None:
+    print(f"poseidon: {sentence}", file=sys.stderr, flush=True)
+
+
+def name_lines_of(file: str, name: str) -> None:
+    """Let errors name lines of this file in place of the script's: the script only calls a function
+    of it.
+
+    Args:
+        file: as tracebacks have it.
+        name: of the file for the user.
+    """
+    PROCESS.called = file, name
+
+
+def place_of(error: BaseException, script: str) -> str:
+    """Return the line of a script that raised an error, as `train.py, line 7`; without the line, if
+    it was raised elsewhere.
+    """
+    file, name = PROCESS.called or (script, Path(script).name)
+    line = line_of(error, file)
+    return f"{name}, line {line}" if line else name
+
+
+def line_of(error: BaseException, script: str) -> int | None:
+    """Return the line of a script that raised an error; None if it was raised elsewhere."""
+    if isinstance(error, SyntaxError) and error.filename == script:
+        return error.lineno
+    lines = [
+        frame.lineno
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename == script
+    ]
+    return lines[-1] if lines else None
+
+
+def current_line(script: str) -> str:
+    """Return the line of a script that the calling thread is in, as `train.py, line 7`; empty:
+    it is in none.
+    """
+    file, name = PROCESS.called or (script, Path(script).name)
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename != file:
+        frame = frame.f_back
+    return f"{name}, line {frame.f_lineno}" if frame is not None else ""
