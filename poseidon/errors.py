@@ -156,8 +156,9 @@ def out_of_memory(error: BaseException) -> str | None:
         return None
     amount = re.search(r"allocate ([\d.]+ \w+)", text)
     return (
-        f"out of memory{' of the GPU' if on_gpu else ''}{f': {amount[1]} more do not fit' if amount else ''}; "
-        "take a smaller batch_size, or put fewer workers on this machine"
+        "out of "
+        f"memory{' of the GPU' if on_gpu else ''}{f': {amount[1]} more do not fit' if amount else ''}; "
+        "use a smaller batch_size, or put fewer workers on this machine"
     )
 
 
@@ -171,8 +172,8 @@ def limit_reached(error: BaseException) -> str | None:
         return f"too many open files and connections: ulimit -n allows {limit}; set a higher limit, as ulimit -n 4096"
     if number == errno.EAGAIN or "can't start new thread" in str(error):
         return (
-            "no further thread or process can be started; set higher limits (ulimit -u, ulimit -v, or "
-            "of the container), or put fewer workers on this machine"
+            "no more threads or processes can be started; set higher limits (ulimit -u, ulimit "
+            "-v, or of the container), or put fewer workers on this machine"
         )
     return None
 

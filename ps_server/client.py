@@ -325,7 +325,7 @@ class Client:
                 new ones.
         """
         asked = self._call(lambda: self._session.ask_history(table, arrays))
-        return ComingHistory(self._monitor, asked, f"the history of table {table} did not come")
+        return ComingHistory(self._monitor, asked, f"the history of table {table} did not arrive")
 
     def held_back(self, table: int) -> Mapping[int, Array]:
         """Return what a table's codec has not sent of this worker's pushes, by virtual worker;
@@ -347,7 +347,7 @@ class Client:
         """
         return self._monitor.wait_for(
             lambda: self._session.norm.take_total(clock),
-            f"the gradients' norm of iteration {clock} did not come",
+            f"the gradients' norm of iteration {clock} did not arrive",
         )
 
     def gather(self, payload: bytes = b"", *, keeps: bool = True) -> Collection:

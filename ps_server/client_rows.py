@@ -76,7 +76,7 @@ class ClientRows:
             StalenessTimeout: they did not come in time.
         """
         return self._monitor.wait_for(
-            lambda: self._rows().take(number), f"the rows of request {number} did not come"
+            lambda: self._rows().take(number), f"the rows of request {number} did not arrive"
         )
 
     def forget(self, number: int) -> None:
@@ -116,7 +116,7 @@ class ClientRows:
         self._sending(lambda rows: (None, rows.read(table, shard, first, PIECE_ROWS)))
         kept = self._monitor.wait_for(
             lambda: self._rows().take_kept(table, shard),
-            f"the rows of table {table} did not come from shard {shard}",
+            f"the rows of table {table} did not arrive from shard {shard}",
         )
         shaped = zip(kept.arrays, self._spec(table).widths, strict=True)
         return kept.rows, [array.reshape(len(kept.rows), width) for array, width in shaped]

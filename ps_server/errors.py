@@ -58,8 +58,9 @@ class PeerLeft(PeerLost):
 
     def __init__(self, worker: int, iterations: int, *, rank: int) -> None:
         super().__init__(
-            f"worker {worker} has left after {iterations} iterations, and worker {rank} goes on: "
-            "all workers must make equally many iterations, and the same collections"
+            f"worker {worker} has left after {iterations} iterations, and worker {rank} "
+            "continues: all workers must make the same number of iterations, and the same "
+            "collections"
         )
         self.worker = worker
 

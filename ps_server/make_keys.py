@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
         _make_folder(flags.folder)
         for path in rings:
             if path.exists():  # keys of two jobs in one folder fit nobody
-                raise SpecError(f"{path} exists; remove the old keys or name another folder")
+                raise SpecError(f"{path} exists; remove the old keys, or name a different folder")
         for path, ring in rings.items():
             write_keyring(path, ring)
     except SpecError as error:

@@ -160,7 +160,7 @@ def _check(
     if last and not stat.S_ISREG(status.st_mode):
         raise _refusal(errno.EINVAL, "it is not a regular file", path)
     if status.st_uid != owner:
-        raise _refusal(errno.EPERM, "it belongs to another user than its folder", path)
+        raise _refusal(errno.EPERM, "it belongs to a different user than its folder", path)
     if last and most_bytes is not None and status.st_size > most_bytes:
         raise _refusal(errno.EFBIG, _too_large(most_bytes), path)
 

@@ -87,7 +87,7 @@ class _LogFile(logging.FileHandler):
             super().handleError(record)
         elif not self._reported:
             self._reported = True
-            message = "the log %s cannot be written: %s; the job goes on without it"
+            message = "the log %s cannot be written: %s; the job continues without it"
             LOGGER.warning(message, self.baseFilename, error.strerror or error)
 
     def move(self, file: Path) -> None:

@@ -20,7 +20,7 @@ def run(arguments: argparse.Namespace) -> int:
     form = AnnotationFormat(arguments.label_type) if detection else None
     if form is not None and form.has_names and arguments.label_map_file is None:
         raise UsageError(
-            "missing --label_map_file, which has the label of each name in the annotations"
+            "--label_map_file is missing: it has the label of each name in the annotations"
         )
     conversion = Conversion(
         gray=arguments.gray,

@@ -22,7 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
     model, weights, shapes = arguments.model, arguments.weights, dict(arguments.input)
     if names_module(model):
         if weights is None:
-            raise UsageError(f"the weights of {model} are missing: name a checkpoint behind it")
+            raise UsageError(f"the weights of {model} are missing: name a checkpoint after it")
         line = write_module(model, weights, shapes, arguments.output)
     elif weights is None and model.suffix == CHECKPOINT:
         line = write_checkpoint_tensors(model, arguments.output)

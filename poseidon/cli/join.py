@@ -1,4 +1,4 @@
-"""`poseidon join`: let another host take part in a running job."""
+"""`poseidon join`: add a host to a running job."""
 
 from __future__ import annotations
 

@@ -67,7 +67,8 @@ def _targets(
         owner = owner_of(arguments.target)
         if owner is not None:
             raise JobError(
-                f"job {arguments.target} is user {owner}'s; `{own_command()} kill` stops one's own"
+                f"job {arguments.target} is user {owner}'s; `{own_command()} kill` stops only "
+                "your own jobs"
             )
         folder = ended_job(arguments.target)
         if folder is not None:

@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(_listing(here, remote, bool(hosts)))
     else:
         print(
-            "no job was found; the warnings name what could not be asked"
+            "no job was found; the warnings name hosts that could not be asked"
             if problems
             else "no job is running"
         )

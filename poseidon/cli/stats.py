@@ -57,7 +57,7 @@ def _draw(folder: Path, target: Path, rank: int, iteration: int | None) -> None:
 def _merge(folder: Path, target: Path) -> str:
     traces = trace_files(folder)
     if target.resolve() in {path.resolve() for path in traces}:
-        raise JobError(f"--trace={target} is one of the job's own traces; expected another file")
+        raise JobError(f"--trace={target} is one of the job's own traces; name a different file")
     try:
         with target.open("w", encoding="utf-8") as stream:
             count = merge(traces, stream.write)

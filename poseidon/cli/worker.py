@@ -51,11 +51,7 @@ def _job_flags(arguments: Sequence[str]) -> argparse.Namespace:
         )
     flags = parse_arguments(arguments)
     if flags.hostfile:
-        raise UsageError(
-            "--hostfile has no place here: the hosts are those on which the tasks were started"
-        )
+        raise UsageError("--hostfile cannot be used here: the scheduler has chosen the hosts")
     if flags.background:
-        raise UsageError(
-            "--background has no place here: what has started the tasks waits for them"
-        )
+        raise UsageError("--background cannot be used here: the scheduler waits for the tasks")
     return flags

@@ -30,7 +30,7 @@ PACKAGES = ("torch", "pyzmq", "numpy", "msgpack", "lmdb", "paramiko")
 """The packages whose versions a description has."""
 FILES_OF_A_PROCESS, FILES_OF_A_PEER = 64, 4
 """Of a worker; of the launcher, for each process that it starts."""
-PORT_REMEDY = "give the client another port in the machinefile, or 0, which takes a free one"
+PORT_REMEDY = "give the client a different port in the machinefile, or 0 for a free one"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -302,7 +302,7 @@ def devices_from_flag(
         )
     numbers = [int(number) for number in texts]
     if len(set(numbers)) < len(numbers):
-        raise UsageError(f"--gpu={gpu} lists a device twice; each worker needs a device of its own")
+        raise UsageError(f"--gpu={gpu} lists a device twice; each worker needs its own device")
     if available is not None and max(numbers) >= available:
         found = (
             f"0 to {available - 1} are"

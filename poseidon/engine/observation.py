@@ -57,7 +57,7 @@ def log_plan(plan: ExchangePlan, output: Path, number: int = 0) -> None:
         path.write_text("\n".join(plan.table()) + "\n", encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         LOGGER.warning(
-            "cannot write %s: %s; the job goes on without it", path, error.strerror or error
+            "cannot write %s: %s; the job continues without it", path, error.strerror or error
         )
 
 

@@ -410,7 +410,7 @@ _NO_PASS = (
 _USED = (
     "the module was used after {passes} backward pass(es) and before step(), while its parameters "
     "change; expected step() first, passes= for the number of passes that a step adds up, or "
-    "requires_grad_(False) on it while the loss of another module passes through it"
+    "requires_grad_(False) on it while the loss of a different module passes through it"
 )
 _SETTLE = "{call} stands between a backward pass and its step(); expected after step()"
 _LEAVE = (
@@ -437,9 +437,9 @@ SENTENCES: Mapping[Event, Mapping[State | None, str]] = {
     },
     Event.DROP: {
         State.BACKWARD: "drop() within a backward pass; expected after it",
-        State.FULL: "drop(), or another backward(), comes before step(), and the gradients of pass "
-        "{passes} have left for the shards, which cannot take them back; expected step(), or "
-        "requires_grad_(False) on the module while the loss of another one passes through it",
+        State.FULL: "drop(), or another backward(), comes before step(), but the gradients of pass "
+        "{passes} have been sent to the shards, which cannot take them back; call step(), or "
+        "requires_grad_(False) on the module while the loss of a different module passes through it",
     },
     Event.STEP: _ENDS,
     Event.AVERAGE: _ENDS,

@@ -223,9 +223,9 @@ class Hooks:
         for index, (gradient, version) in self._accumulated.items():
             if self._sources[index].grad is not gradient or gradient._version != version:
                 raise UsageError(
-                    f"the gradient of '{self._names[index]}' was changed after backward() had sent "
-                    "it, for example by clip_grad_norm_; expected the clip= of distribute(), or "
-                    "under a torch.optim optimizer on the workers average_gradients() before the "
+                    f"the gradient of '{self._names[index]}' was changed after backward() had "
+                    "sent it, for example by clip_grad_norm_; use clip= of distribute(), or with "
+                    "a torch.optim optimizer on the workers call average_gradients() before the "
                     "change and before a GradScaler's unscale_()"
                 )
 
@@ -284,9 +284,9 @@ class Hooks:
         index = self._indices[tensor]
         if index in self._waiting and index not in self._taken and not self._present:
             raise UsageError(
-                f"'{self._names[index]}' was used before its new value had come: the forward pass "
-                "of its own module has not run, though it has in earlier iterations; in a script "
-                "expected a loss that was computed after the step() before it"
+                f"'{self._names[index]}' was used before its new value had arrived, because the "
+                "forward pass of its own module has not run, as it did in earlier iterations; "
+                "compute the loss after the previous step()"
             )
         if not self._sends:
             return
@@ -294,9 +294,9 @@ class Hooks:
             self._check_kind(index, tensor.grad)
         if index in self._begun:
             raise UsageError(
-                f"the gradient of '{self._names[index]}' came twice in a pass, and the first has "
-                "left; expected use_reentrant=False where checkpoints share a parameter, and no "
-                "second try of a backward() that has failed"
+                f"the gradient of '{self._names[index]}' was computed twice in a pass, and the "
+                "first has been sent; use use_reentrant=False if checkpoints share a parameter, "
+                "and do not repeat a backward() that has failed"
             )
         if tensor.grad is not None:
             self._accumulated[index] = tensor.grad, tensor.grad._version
@@ -308,8 +308,8 @@ class Hooks:
     def _check_kind(self, index: int, gradient: Tensor) -> None:
         if gradient.layout is not torch.strided:
             raise UsageError(
-                f"the gradient of '{self._names[index]}' is sparse; expected a dense one, as of "
-                "nn.Embedding(sparse=False)"
+                f"the gradient of '{self._names[index]}' is sparse; Poseidon needs dense "
+                "gradients here (nn.Embedding(sparse=False))"
             )
         if gradient.dtype is not self._types[index]:
             raise UsageError(

@@ -49,8 +49,8 @@ def _of_rounds(default: Any, text: str, /, **settings: Any) -> Any:
 
 
 POWERSGD_IN_PARTS = (
-    "--compress=powersgd takes two rounds through the shards for each exchange; expected another "
-    "compression, or no fragments and delay of --local_steps"
+    "--compress=powersgd needs two rounds through the shards for each exchange; use a different "
+    "compression, or leave out fragments and delay of --local_steps"
 )
 
 
@@ -190,13 +190,10 @@ class ExchangeOptions:
             if isinstance(value, int) and value < 0:
                 raise UsageError(f"{_flag(entry)}={value}: expected 0 or more")
         if self.kind is ExchangeKind.ALLREDUCE and self.staleness:
-            raise UsageError(
-                "--exchange=allreduce has no staleness; expected 0, not "
-                f"--staleness={self.staleness}"
-            )
+            raise UsageError(f"--exchange=allreduce needs --staleness=0, not {self.staleness}")
         if self.kind is ExchangeKind.ALLREDUCE and self.precision is not Precision.FLOAT32:
             raise UsageError(
-                f"--exchange=allreduce sends float32; expected that, not {self.precision.value}"
+                f"--exchange=allreduce needs --wire_precision=float32, not {self.precision.value}"
             )
         if self.bandwidth_mbps is not None and self.consistency is not Consistency.SSP_AGGR:
             raise UsageError(
@@ -209,8 +206,8 @@ class ExchangeOptions:
     def _check_local_steps(self) -> None:
         if self.local_steps and self.kind is ExchangeKind.FACTORS:
             raise UsageError(
-                f"--local_steps={self.local_steps} sends what many iterations have changed, which "
-                "has no factors; expected --exchange=hybrid, ps or allreduce, not svb"
+                f"--local_steps={self.local_steps} cannot be combined with --exchange=svb: the "
+                "sum of several iterations' changes has no factors; use hybrid, ps or allreduce"
             )
         if not (self.outer_lr > 0 and math.isfinite(self.outer_lr)):
             raise UsageError(f"--local_steps=outer_lr={self.outer_lr:g}: expected a number above 0")
@@ -221,9 +218,7 @@ class ExchangeOptions:
         if not self.local_steps:
             for entry in fields(self):
                 if entry.name in LOCAL_STEPS and getattr(self, entry.name) != entry.default:
-                    raise UsageError(
-                        f"{_flag(entry)} is for local steps, which --local_steps=H asks for"
-                    )
+                    raise UsageError(f"{_flag(entry)} needs local steps: give --local_steps=H too")
             return
         if not 1 <= self.sync_fragments <= self.local_steps:
             raise UsageError(
@@ -254,8 +249,7 @@ class ExchangeOptions:
         if not self.quorum:
             if self.quorum_grace:
                 raise UsageError(
-                    f"--local_steps=grace={self.quorum_grace:g} is how long a round waits after a "
-                    "quorum; expected quorum=K, too"
+                    f"--local_steps=grace={self.quorum_grace:g} needs a quorum: give quorum=K too"
                 )
             return
         others = {
@@ -468,8 +462,9 @@ def check_virtual_workers(
     virtual = f"{counted(placed.count, 'virtual worker')} on {counted(placed.processes, 'worker')}"
     if options.staleness and not placed.is_one_each:
         raise UsageError(
-            f"{virtual} cannot be combined with --staleness={options.staleness}: bits depend "
-            f"on arrival; expected --virtual_workers={placed.processes}, or a job without it"
+            f"{virtual} cannot be combined with --staleness={options.staleness}, whose bits "
+            f"depend on the order of arrival; expected --virtual_workers={placed.processes}, or a "
+            "job without it"
         )
     if options.names_powersgd and local_workers > 1:
         raise UsageError(no_powersgd(placed, local_workers))
@@ -482,5 +477,5 @@ def no_powersgd(placed: VirtualWorkers, local_workers: int) -> str:
     return (
         f"{counted(placed.count, 'virtual worker')} cannot be combined with PowerSGD and "
         f"{local_workers} workers on each client: each worker computes the factors of its own "
-        "virtual workers; expected another compression, or one worker on each client"
+        "virtual workers; use a different compression, or one worker on each client"
     )

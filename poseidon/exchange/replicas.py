@@ -195,9 +195,9 @@ def check_rules(samples: Sequence[Arithmetic], *, required: bool) -> None:
     if len(set(rules)) == 1:
         return
     message = (
-        f"{_unequal(samples, rules)} compute different bits by the update rule. With PowerSGD each "
-        "worker applies the rule itself, so the replicas would drift apart. Use another compression of "
-        "--compress, whose rules the shards apply, or --on_divergence=mend."
+        f"{_unequal(samples, rules)} compute different bits by the update rule. With PowerSGD "
+        "each worker applies the rule itself, so the replicas would drift apart. Use a different "
+        "compression of --compress, whose rules the shards apply, or --on_divergence=mend."
     )
     if required:
         raise JobError(message)

@@ -158,7 +158,7 @@ class Balancer:
         shown = ", ".join(f"{seconds:.3g}" for seconds in each_s)
         expected_s = whole_s - saved_s
         reason = (
-            f"one takes {shown} s on each worker, and an iteration then about {expected_s:.3g} s "
-            f"instead of {whole_s:.3g} s"
+            f"each takes {shown} s on the workers, and an iteration then takes about "
+            f"{expected_s:.3g} s instead of {whole_s:.3g} s"
         )
         return Measured(speeds=speeds, placed=placed, iteration_s=expected_s, reason=reason)

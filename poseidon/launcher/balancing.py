@@ -89,7 +89,7 @@ class Balancing(JobListener):
         self._regroups, before = True, self._job.virtual_workers
         self._iteration_s = measured.iteration_s
         self._report(
-            f"the workers will compute for {_numbers(placed)} virtual workers, no longer for "
+            f"the workers will compute for {_numbers(placed)} virtual workers, instead of "
             f"{_numbers(before)}: {measured.reason}"
         )
         self._requests.regroup()

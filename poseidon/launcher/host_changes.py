@@ -141,9 +141,9 @@ class HostChanges(JobListener):
         if request.do not in ("join", "leave"):
             raise UsageError(f"the launcher does not know the request '{request.do:.20}'")
         if not self._job.elastic:
-            raise JobError(f"the hosts of this job stay as they are: {self._job.fixed_because}")
+            raise JobError(f"the hosts of this job cannot change: {self._job.fixed_because}")
         if request.do == "join":
-            return f"{named([self._join(request.host)])} takes part from here on"
+            return f"{named([self._join(request.host)])} takes part from now on"
         hosts = self._job.site.hosts
         leaving = [
             each for each in hosts if request.host in (each.address, each.name, str(each.id))
@@ -190,8 +190,8 @@ class HostChanges(JobListener):
         """Refuse changes of a job that cannot regroup."""
         if not self._takes_snapshots:
             raise JobError(
-                "the hosts of this job stay as they are: its script has taken no snapshot in memory "
-                "yet; expected one that calls group.resume() and reads from group.loader()"
+                "the hosts of this job cannot change: its script has taken no snapshot in memory "
+                "yet; it must call group.resume() and read from group.loader()"
             )
 
     def _asked_to_end(self, hosts: Sequence[Host]) -> bool:
@@ -213,25 +213,25 @@ class HostChanges(JobListener):
         workers = job.plan.worker_count + job.plan.workers_per_host
         if not site.takes_others:
             raise JobError(
-                "a scheduler or Ray chooses the hosts of this job; no other one can join"
+                "a scheduler or Ray chooses the hosts of this job, so no other host can join"
             )
         present = [host.address for host in list(self._hosts.values())]
         if not site.opens_files_here and address in present:
-            raise JobError(f"{address:.80} is a host of the job already")
+            raise JobError(f"{address:.80} is already a host of the job")
         if site.opens_files_here != is_loopback(address):
             expected = "127.0.0.1" if site.opens_files_here else "one that the others reach"
             raise JobError(f"{address:.80} cannot reach the job's hosts; expected {expected}")
         if job.virtual_workers.count < workers:
             raise JobError(
                 f"the job has {counted(job.virtual_workers.count, 'virtual worker')}, too few for "
-                f"{workers} workers; a job that others may join is started with --virtual_workers"
+                f"{workers} workers; start a job that hosts may join with --virtual_workers"
             )
         host = Host(id=self._next_id, address=address, port=0)
         self._registration.joins(host)
         try:
             host = self._reach(host)
             if not site.opens_files_here and site.has_processes(host):
-                raise JobError("it is a host of the job already, under another name")
+                raise JobError("it is already a host of the job, under a different name")
             self._take_in(host, self._prepare(host))
         except PoseidonError as error:
             self._registration.left(host.id)
@@ -291,8 +291,8 @@ class HostChanges(JobListener):
         if not returns.reported:
             returns.reported = True
             self._report(
-                f"{named([host])} is lost once more than --elastic=max_rejoins={most} allows; the job "
-                "continues without it"
+                f"{named([host])} was lost more often than --elastic=max_rejoins={most} allows; "
+                "the job continues without it"
             )
 
     def _prepare(self, host: Host) -> list[Prepared]:

@@ -90,9 +90,9 @@ class Job(ABC):
         self._check_hosts()
         if request.balance.measured and not self.elastic:
             raise UsageError(
-                "--balance=auto places virtual workers anew at snapshots in memory, and this job "
-                f"has none: {self.fixed_because}; expected an elastic job, or the speed of each "
-                "client, as --balance=1,0.5"
+                "--balance=auto moves virtual workers at snapshots in memory, but this job takes "
+                f"none: {self.fixed_because}; start an elastic job, or give the speed of each "
+                "client, as in --balance=1,0.5"
             )
         self.id = request.job or new_job_id(stem, datetime.now(), secrets.token_hex(3))
         self.output = (request.output or OUTPUT / self.id).absolute()
@@ -125,7 +125,7 @@ class Job(ABC):
         """Why no host of the job can compute for the virtual workers of another one; empty: each
         can.
         """
-        return "each host has work of its own"
+        return "each host has its own work"
 
     @property
     def fixed_because(self) -> str:
@@ -182,7 +182,7 @@ class Job(ABC):
         request, plan = self.request, self.plan
         if (request.replicas or 0) >= plan.working_hosts:
             raise UsageError(
-                f"--elastic={request.replicas}: each copy of a memory snapshot is on a further "
+                f"--elastic={request.replicas}: each copy of a memory snapshot needs a further "
                 f"host, and this job has {counted(plan.working_hosts, 'host')} with workers; "
                 f"expected {plan.working_hosts - 1} or less"
             )
@@ -204,7 +204,7 @@ class Job(ABC):
         )
         if options.kind is ExchangeKind.LOCAL and plan.working_hosts > 1:
             raise UsageError(
-                f"--exchange=local is for one client; this job has {plan.working_hosts}"
+                f"--exchange=local needs one client; this job has {plan.working_hosts}"
             )
         options.check_workers_per_host(plan.workers_per_host)
         virtual = self._place_virtual_workers(plan)

@@ -59,8 +59,8 @@ def register_job(
     ):
         raise JobError(
             f"{output} is the folder of the job {other.job}, which runs (launcher pid "
-            f"{other.launcher.pid}); name another "
-            f"--output, or end it first: {own_command()} kill {other.job}"
+            f"{other.launcher.pid}); name a different --output, or end that job first: "
+            f"{own_command()} kill {other.job}"
         )
     me = os.getpid()
     launcher = RecordedProcess(name="launcher", host="127.0.0.1", pid=me, created=creation(me))

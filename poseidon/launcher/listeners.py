@@ -285,4 +285,4 @@ class DashboardPage(JobListener):
 
 
 def _unwritten(path: Path, error: OSError) -> str:
-    return f"warning: cannot write {path}: {error.strerror or error}; the job goes on without it"
+    return f"warning: cannot write {path}: {error.strerror or error}; the job continues without it"

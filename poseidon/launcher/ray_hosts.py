@@ -83,7 +83,6 @@ def _some(resources: Resources, flag: str) -> Resources:
     """Return the resources of a client; Ray refuses a bundle of none."""
     if not any(resources.values()):
         raise UsageError(
-            f"{flag}: a client asks for nothing of its node; expected a resource above 0, as in "
-            "CPU=1"
+            f"{flag}: a client asks for no resource of its node; expected one above 0, as in CPU=1"
         )
     return resources

@@ -401,7 +401,7 @@ class JobRequest(RunRequest):
     )
     min_workers: int = option(
         1,
-        "fewest workers that go on after a loss ({default})",
+        "fewest workers that continue after a loss ({default})",
         Section.ELASTIC,
         metavar="N",
         of="elastic=",

@@ -278,7 +278,7 @@ class _Run:
             return ""
         newest = self._snapshots.newest()
         where = f"from {short_path(Path(newest.state))}" if newest.state else "from the beginning"
-        return f"add --max_restarts=N, and it continues {where} by itself"
+        return f"with --max_restarts=N it continues {where} by itself"
 
     def from_disk_because(self) -> str:
         job = self._job

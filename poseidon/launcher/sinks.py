@@ -302,7 +302,7 @@ class Prometheus:
         except OSError as error:
             why = (error.strerror or str(error)).partition(" (while")[0]
             raise JobError(
-                f"--metrics_port={port}: {why}; take another, or 0 for a free one"
+                f"--metrics_port={port}: {why}; choose a different port, or 0 for a free one"
             ) from error
         self.port = self._page.port
         self.name = f"--metrics_port={self.port}"

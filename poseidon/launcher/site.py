@@ -403,8 +403,8 @@ class Site:
         for path in (path for paths in sets for path in paths):
             if sent_file(path, "").sha256 != known[path].sha256:
                 raise JobError(
-                    f"{path} has changed since the job has started, so this host would compute "
-                    "something else; expected the file as it was"
+                    f"{path} has changed since the job started, so this host would compute "
+                    "something else; restore the file"
                 )
         return [[known[path] for path in paths] for paths in sets]
 
@@ -482,7 +482,7 @@ def _check_local(hosts: Sequence[Host], hostfile: str | None) -> None:
             if getattr(host, option) is not None:
                 raise UsageError(
                     f"{hostfile}: client {host.id} is this machine, without SSH, where {option}= "
-                    f"has no effect; expected --launcher=ssh, or no {option}="
+                    f"has no effect; use --launcher=ssh, or leave out {option}="
                 )
 
 

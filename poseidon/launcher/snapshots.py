@@ -111,7 +111,7 @@ class SnapshotCopies:
             self._clear()
         self._wanted.put(None)
         if missing:
-            self._warn(f"not copied here, but left where worker 0 wrote it: {', '.join(missing)}")
+            self._warn(f"not copied here, but left on the host of worker 0: {', '.join(missing)}")
 
     def _done_within(self, seconds: float) -> bool:
         with self._wanted.all_tasks_done:
@@ -128,7 +128,7 @@ class SnapshotCopies:
                     arrived(found)
             except (PoseidonError, OSError, EOFError) as error:
                 self._warn_while_open(
-                    f"the snapshot {state} could not be copied here: {error}; a new start would "
+                    f"the snapshot {state} could not be copied here: {error}; a restart would "
                     "continue from an earlier one"
                 )
             except Exception as error:  # noqa: BLE001 - a thread's outermost frame: SSH has errors of its own
@@ -171,7 +171,7 @@ class SnapshotCopies:
             wrong = find_damage(copy)
             if wrong is None:
                 return self._place(copy)
-            self._warn_while_open(f"a snapshot did not come whole: {wrong}")
+            self._warn_while_open(f"a snapshot arrived incomplete: {wrong}")
             return None
         finally:
             self._clear()
@@ -254,12 +254,12 @@ class SnapshotList(JobListener):
             wrong = (
                 find_damage(state)
                 if sums_path(state).exists()
-                else f"{state} is not whole: it has no checksums"
+                else f"{state} is incomplete: it has no checksums"
             )
             if wrong is None:
                 return StartingPoint(state=str(state), iteration=iteration)
             if state.exists():  # else it was removed on purpose, by --snapshot_keep
-                self._warn(f"passed over a snapshot: {wrong}")
+                self._warn(f"skipped a snapshot: {wrong}")
             del self._written[iteration]
         return self._origin
 

@@ -54,7 +54,7 @@ TAKES_TURNS = (
 )
 
 OWN_HOOK = (
-    "the script has registered a communication hook of its own on a DistributedDataParallel module: "
+    "the script has registered its own communication hook on a DistributedDataParallel module: "
     "{given} has no effect on it, and its replicas are not compared"
 )
 

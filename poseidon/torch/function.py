@@ -87,8 +87,8 @@ def launch(
     """
     if _is_worker():
         raise UsageError(
-            "launch() was called by a worker of a job, which would start a job in a job; expected "
-            "it in the process that starts the job"
+            "launch() was called by a worker of a job; call it only in the process that starts "
+            "the job"
         )
     if workers is None and not {"gpu", "hostfile"} & options.keys():
         workers = 2

@@ -191,8 +191,8 @@ class Group:
 
     def __call__(self, *_: object, **__: object) -> NoReturn:
         raise UsageError(
-            "a group is not a module; expected the one that distribute() was given, which stays as "
-            "it was: group = poseidon.distribute(model, ...), then model(x)"
+            "a group is not a module; call the module that distribute() was given: group = "
+            "poseidon.distribute(model, ...), then model(x)"
         )
 
     def __enter__(self: Self) -> Self:

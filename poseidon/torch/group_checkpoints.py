@@ -109,12 +109,12 @@ class GroupCheckpoints:
             if group is self or name in self._groups:
                 raise UsageError(
                     f"keep() was given '{name}', which is this group itself or a name that is "
-                    "taken; expected another group, under a name of its own"
+                    "taken; expected a different group, under a new name"
                 )
             if group._loop.plan.tables:
                 raise UsageError(
-                    f"keep() was given '{name}', which has row tables, whose rows are in files of "
-                    "their own; expected save(prefix) of that group"
+                    f"keep() was given '{name}', which has row tables, whose rows are in separate "
+                    "files; call save(prefix) of that group"
                 )
         self._kept.keep(objects)
         self._groups.update(groups)
@@ -321,6 +321,6 @@ class GroupCheckpoints:
         """Refuse a checkpoint without a name that is not of the job's first group."""
         if self._context.number:
             raise UsageError(
-                f"only the job's first group has checkpoints without a prefix; call "
-                f"first.keep(NAME=this) and first.{call}(), or give {call}() a prefix"
+                "only the first group writes checkpoints without a prefix; register this group "
+                f"with first.keep(NAME=group) and call first.{call}(), or give {call}() a prefix"
             )

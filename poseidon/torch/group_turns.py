@@ -206,7 +206,6 @@ class OwnBuffers:
         for name, tensor in self._buffers.items():
             if now.get(name) is not tensor:
                 raise UsageError(
-                    f"the module has put another tensor in place of its buffer '{name}', and each "
-                    "virtual worker has a value of its own for it; expected changes in place, such "
-                    "as copy_()"
+                    f"the module has replaced the tensor of its buffer '{name}', but each virtual "
+                    "worker has its own value for it; change it in place, for example by copy_()"
                 )

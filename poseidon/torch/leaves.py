@@ -184,7 +184,7 @@ class KeptLeaves:
         """
         for name, kept in objects.items():
             if name in self._shared or name in self._own:
-                raise UsageError(f"keep() already has something of the name '{name}'")
+                raise UsageError(f"keep() already has the name '{name}'")
             if not (hasattr(kept, "state_dict") and hasattr(kept, "load_state_dict")):
                 raise UsageError(
                     f"keep() was given a {type(kept).__name__} as '{name}'; expected something "
@@ -234,7 +234,7 @@ def _load(objects: Mapping[str, Kept], states: Mapping[str, Any], call: str) -> 
             kept.load_state_dict(states[name])
         except (ValueError, RuntimeError, KeyError, TypeError) as error:
             raise SnapshotError(
-                f"'{name}' does not take what the checkpoint has: {_in_a_line(error)}"
+                f"'{name}' does not accept its state of the checkpoint: {_in_a_line(error)}"
             ) from error
 
 

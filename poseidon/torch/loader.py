@@ -66,7 +66,7 @@ class SharedLoader(DataLoader[Any]):
         for name in ("sampler", "batch_sampler"):
             if name in arguments:
                 raise UsageError(
-                    f"loader() has a sampler of its own; expected a DataLoader of yours for {name}="
+                    f"loader() makes its own sampler; for {name}= use your own DataLoader"
                 )
         super().__init__(dataset, batch_size=batch_size, sampler=sampler, **arguments)
         self._shared = sampler

@@ -125,8 +125,9 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         {
             "stop": "asked to stop: the job ends after a step that all workers reach; a second "
             "request ends it at once",
-            "snapshot": "asked for a snapshot: the script's group is notified after a step that all "
-            "workers reach; a script of DistributedDataParallel saves by itself",
+            "snapshot": "asked for a snapshot: group.snapshot_wanted becomes True after a step "
+            "that all workers reach; a script of DistributedDataParallel saves by "
+            "itself",
         }
     )
 
@@ -165,7 +166,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         if document.workers == 1:
             if document.placement.count > 1:
                 LOGGER.warning(
-                    "the script has ended without poseidon.distribute(): --virtual_workers has had "
+                    "the script has ended without poseidon.distribute(), so --virtual_workers had "
                     "no effect"
                 )
             return NOTHING
@@ -196,8 +197,8 @@ class ScriptWork(TrainingWork[ScriptDocument]):
             is_first, has_stepped = not has_stepped, True
             if is_first and not (self._opened or mesh.is_connected):
                 LOGGER.warning(
-                    "an optimizer steps and nothing has joined the %d workers: each trains by "
-                    "itself; expected %s",
+                    "an optimizer makes a step, but nothing connects the %d workers, so each "
+                    "trains alone; expected %s",
                     self.document.workers,
                     self._joins_by,
                 )

@@ -266,14 +266,14 @@ def unfit_for_ddp(request: ScriptRequest) -> str:
     """
     if request.snapshot:
         return (
-            f"--snapshot={request.snapshot} is for group.resume(), and a script of "
-            "DistributedDataParallel loads its own checkpoint; expected its path as an argument of "
+            f"--snapshot={request.snapshot} is for group.resume(), but a script of "
+            "DistributedDataParallel loads its own checkpoint; pass the path as an argument of "
             "the script"
         )
     if request.sigint_effect is SignalEffect.SNAPSHOT:
         return (
-            "--sigint_effect=snapshot with DistributedDataParallel: the script saves by itself, and "
-            "nothing tells it to; expected stop or none"
+            "--sigint_effect=snapshot with DistributedDataParallel: such a script saves by "
+            "itself, and cannot be asked to; expected stop or none"
         )
     for name in ("replicas", "memory_snapshot_every", "min_workers", "max_rejoins"):
         value, usual = getattr(request, name), _USUAL[name]

@@ -49,7 +49,7 @@ class ScriptLog:
                 self._warned = True
                 why = error.strerror or error
                 LOGGER.warning(
-                    "the script's output cannot be written to its log: %s; the job goes on "
+                    "the script's output cannot be written to its log: %s; the job continues "
                     "without it",
                     why,
                 )

@@ -68,8 +68,9 @@ class SharedData:
         """See `Group.sampler`."""
         if self._loop.turns.several and not batch_size:
             raise UsageError(
-                f"sampler() has no batch_size, {SEVERAL}, each with batches of its own; expected "
-                "sampler(dataset, batch_size=...) as the DataLoader has it, or loader()"
+                f"sampler() has no batch_size, {SEVERAL}, each with its own batches; call "
+                "sampler(dataset, batch_size=...) with the batch size of the DataLoader, or use "
+                "loader()"
             )
         return self._sampler(
             dataset, shuffle, seed, turn=batch_size * self._loop.plan.options.passes

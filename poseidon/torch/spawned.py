@@ -26,8 +26,8 @@ from poseidon.base.settings import place_of_parent, rank_and_size
 from poseidon.errors import UsageError
 
 ENDED = (
-    "a process calls init_process_group() with rank {rank}, and worker {rank} of the job has ended "
-    "its script; expected the same in all workers"
+    "a process calls init_process_group() with rank {rank}, but worker {rank} of the job has "
+    "ended its script; expected the same calls in all workers"
 )
 LEFT = "left"
 """The last event of a process that leaves its place."""

@@ -55,8 +55,8 @@ _CREDENTIALS = struct.Struct("3i")
 _START = "poseidon.torch.spawned_start"
 OTHER_SIZE = (
     "init_process_group() is called for {asked}, and the job has {workers}: the script starts its "
-    "workers itself, and has to start as many; expected so many lines of the machinefile or devices, "
-    "or another number in the script"
+    "workers itself, and must start that many; change the machinefile, the devices, or the number "
+    "in the script"
 )
 OTHER_RANK = (
     "a process on {own} calls init_process_group() with rank {asked}; expected one of the ranks of "
@@ -67,10 +67,12 @@ FIRST_STARTS_NONE = (
     "{first}, the first one of its machine, whose processes take the places of all; expected the "
     "same in all workers"
 )
-WITHOUT_A_WORD = "the process that the script has started for it has ended without a word"
+WITHOUT_A_WORD = (
+    "the process that the script has started for this worker has ended without a message"
+)
 OWN_GROUP = (
     "the script has started processes that take part in the job, and then calls "
-    "init_process_group() itself; expected one of both"
+    "init_process_group() itself; expected one of the two"
 )
 
 

@@ -218,14 +218,10 @@ def module_tensors(
         else:
             found.rest[name] = tensor
     if not (found.trained or tables):
-        raise UsageError(
-            f"{type(module).__name__} has no parameter that wants a gradient: nothing to train"
-        )
+        raise UsageError(f"{type(module).__name__} has no parameter that requires a gradient")
     devices = sorted({str(tensor.device) for tensor in found.exchanged.values()})
     if len(devices) > 1:
-        raise UsageError(
-            f"the module lies on {' and '.join(devices)}; expected one device a worker"
-        )
+        raise UsageError(f"the module is on {' and '.join(devices)}; expected one device")
     return found
 
 

@@ -42,7 +42,7 @@ def register_codec(codec: C) -> C:
             f"'{codec.name:.60}' is not a name of a codec; expected lower-case letters, digits and _"
         )
     if codec.name in _CODECS:
-        raise SpecError(f"there are two codecs with the name '{codec.name}'; give one another name")
+        raise SpecError(f"there are two codecs with the name '{codec.name}'; rename one of them")
     _CODECS[codec.name] = codec
     return codec
 

@@ -279,7 +279,7 @@ class Cell:
             )
         if push.clock != self.clock if self.parts is None else rank in self.parts:
             raise RemoteProtocolError(
-                f"worker {rank} pushes {self.name} again before its new value came"
+                f"worker {rank} pushes {self.name} again before its new value arrived"
             )
         if push.rate != self.rate and self.begun:
             raise RemoteProtocolError(

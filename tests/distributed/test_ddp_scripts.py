@@ -250,7 +250,7 @@ def test_what_a_script_of_ddp_may_do(tmp_path: Path) -> None:
         "weights differ on purpose, or use --on_divergence=mend."
     ) in done.stdout
     assert (
-        "the script has registered a communication hook of its own on a DistributedDataParallel "
+        "the script has registered its own communication hook on a DistributedDataParallel "
         "module: --exchange=svb has no effect on it, and its replicas are not compared"
     ) in done.stderr
 

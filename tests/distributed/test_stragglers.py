@@ -46,7 +46,7 @@ layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "
 """
 SOLVER = 'net: "net.prototxt" base_lr: 0.01 lr_policy: "fixed" max_iter: 1000000 display: 10 solver_mode: CPU\n'
 NAMED = re.compile(
-    r"worker 1 \(client 1, 127\.0\.0\.1\) holds the others up: for (\d+) s it has needed 0\.\d+ s "
+    r"worker 1 \(client 1, 127\.0\.0\.1\) slows the others down: for (\d+) s it has needed 0\.\d+ s "
     r"an iteration, "
     r"[\d.]+ times as long as the others"
 )
@@ -62,7 +62,7 @@ def test_a_slow_worker_is_named_until_it_keeps_up(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
     flags = ("--solver=solver.prototxt", f"--hostfile={machinefile(tmp_path, 2)}", "--output=out")
     with training(tmp_path, *flags) as job:
-        named = NAMED.search(job.wait_for("holds the others up"))
+        named = NAMED.search(job.wait_for("slows the others down"))
         assert named is not None, job.lines[-1]
         assert int(named[1]) >= 30
         (tmp_path / "slow").unlink()

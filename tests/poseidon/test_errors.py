@@ -38,11 +38,11 @@ def test_memory_that_runs_out_is_told_from_other_errors() -> None:
     on_gpu = torch.OutOfMemoryError(
         "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1 GiB"
     )
-    does = "do not fit; take a smaller batch_size, or put fewer workers on this machine"
+    does = "do not fit; use a smaller batch_size, or put fewer workers on this machine"
     assert out_of_memory(of_torch.value) == f"out of memory: {2**60} bytes more {does}"
     assert out_of_memory(of_numpy.value) == f"out of memory: 1.00 EiB more {does}"
     assert out_of_memory(on_gpu) == f"out of memory of the GPU: 2.00 GiB more {does}"
-    assert (out_of_memory(MemoryError()) or "").startswith("out of memory; take")
+    assert (out_of_memory(MemoryError()) or "").startswith("out of memory; use")
     assert out_of_memory(RuntimeError("CUDA error: an illegal memory access")) is None
 
 
@@ -56,7 +56,7 @@ def test_limits_are_told_from_other_errors() -> None:
         BlockingIOError(errno.EAGAIN, "Resource"),
     ):
         assert (limit_reached(error) or "").startswith(
-            "no further thread or process can be started;"
+            "no more threads or processes can be started;"
         )
     assert limit_reached(OSError(errno.ENOENT, "No such file")) is None
     assert limit_reached(ValueError("x")) is None

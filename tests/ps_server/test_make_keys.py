@@ -43,7 +43,7 @@ def test_keys_that_are_there_stay_and_none_are_added(
     old = tmp_path / "shard_0.keys"
     old.write_text("old")
     assert main([str(tmp_path), "--workers", "1"]) == 1
-    sentence = f"make_keys: {old} exists; remove the old keys or name another folder\n"
+    sentence = f"make_keys: {old} exists; remove the old keys, or name a different folder\n"
     assert capsys.readouterr().err == sentence
     assert [path.name for path in tmp_path.iterdir()] == ["shard_0.keys"]
     assert old.read_text() == "old"

@@ -160,9 +160,7 @@ def _supervise(
                 requests=requests,
             )
     except JobError:
-        _report_databases(
-            extractions, terminal, "is complete, and in the way of another try until it is removed"
-        )
+        _report_databases(extractions, terminal, "is complete; remove it before you try again")
         raise
     finally:
         site.close()

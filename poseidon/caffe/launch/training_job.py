@@ -73,8 +73,8 @@ class TrainingJob(Job):
         import_modules(request.imports)
         if request.solver.is_fifo():
             raise UsageError(
-                f"--solver={request.solver} is a pipe; each worker reads the solver: write it to a "
-                "file, or change fields of a file with --set"
+                f"--solver={request.solver} is a pipe, but each worker must read the solver: "
+                "write it to a file, or change fields of a file with --set"
             )
         file = read_solver(request.solver)
         self._solver = file.with_settings(request.settings).with_train_state(
@@ -297,8 +297,8 @@ def _devices(gpu: str, solver: SolverDefinition, visible: int | None) -> tuple[s
     if visible is not None and visible <= param.device_id:
         raise solver.error(
             "solver_mode",
-            f"GPU, but this machine has {visible} GPUs; expected CPU (--solver_mode=CPU), or "
-            "another device_id",
+            f"GPU, but this machine has {visible} GPUs; expected CPU (--solver_mode=CPU), or a "
+            "different device_id",
         )
     return (f"cuda:{param.device_id}",)
 
@@ -399,8 +399,8 @@ def check_clipping(solver: SolverParameter, options: ExchangeOptions) -> None:
     if solver.clip_gradients > 0 and options.names_powersgd and not options.local_steps:
         raise UsageError(
             f"clip_gradients: {solver.clip_gradients:g} is not possible with "
-            f"--compress={options.compress:.80}: PowerSGD has no "
-            "limit on the gradients' norm; expected no clip_gradients, or another compression"
+            f"--compress={options.compress:.80}: PowerSGD cannot be combined with gradient "
+            "clipping; leave out clip_gradients, or use a different compression"
         )
 
 
@@ -423,7 +423,8 @@ def check_automatic_compression(
         raise UsageError(
             f"clip_gradients: {solver.clip_gradients:g} is not possible with "
             f"--compress={options.compress:.80} and this loss budget, which allows PowerSGD: it "
-            "has no limit on the gradients' norm; expected no clip_gradients, or a smaller budget"
+            "cannot be combined with gradient clipping; leave out clip_gradients, or use a "
+            "smaller budget"
         )
 
 

@@ -203,8 +203,8 @@ class Layer(nn.Module):
         for index, (bottom, top) in enumerate(names):
             if bottom == top and bottoms[index] != tops[index]:
                 raise LayerError(
-                    f"runs in place on '{top}', but its top has shape {times(tops[index])} and its "
-                    f"bottom {times(bottoms[index])}; give the top a name of its own"
+                    f"runs in place on '{top}', but its top has shape {times(tops[index])} and "
+                    f"its bottom {times(bottoms[index])}; give the top a different name"
                 )
 
     def blobs(self) -> list[Tensor]:

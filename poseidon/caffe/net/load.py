@@ -131,8 +131,8 @@ def _match(
         if not same_shape(tuple(array.shape), tuple(blob.shape)):
             raise SnapshotError(
                 f"layer '{name}': blob {index} has shape {times(array.shape)} in the file, "
-                f"expected {times(blob.shape)}; "
-                "to keep the layer's initial weights, give it another name"
+                f"expected {times(blob.shape)}; to keep the layer's initial weights, rename the "
+                "layer"
             )
     return [(blobs[index], array) for index, array in present.items()]
 

@@ -131,7 +131,7 @@ def write_project(folder: Path, files: Mapping[str, str]) -> None:
         DataError: it cannot be made.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} exists already and is not overwritten: name another folder")
+        raise UsageError(f"{folder} exists already and is not overwritten: name a different folder")
     try:
         _write_whole(folder.absolute(), files)
     except OSError as error:

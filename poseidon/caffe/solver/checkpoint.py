@@ -431,8 +431,8 @@ class Checkpoint:
         if self._rank == 0:
             written = counted(state.poseidon.workers, "virtual worker")
             LOGGER.warning(
-                "%s was written by %s and this job has %d: each continues at iteration %d of its own "
-                "share of the data, so the records differ from an uninterrupted run",
+                "%s was written by %s and this job has %d: each continues at iteration %d of its "
+                "own part of the data, so the records differ from an uninterrupted run",
                 path,
                 written if state.poseidon.workers else "Caffe",
                 self._workers,
@@ -455,7 +455,7 @@ class Checkpoint:
             )
             if state.threads and then != now:
                 LOGGER.warning(
-                    "%s computed with %s when %s was written, and now with %s: the run goes on "
+                    "%s computed with %s when %s was written, and now with %s: the run continues "
                     "correctly, but not with the bits of an uninterrupted one",
                     nets.name,
                     then,

@@ -23,7 +23,7 @@ from poseidon.errors import JobError
 
 LOGGER = logging.getLogger(__name__)
 CHECK_S = 0.25
-REMEDY = "a lower base_lr or clip_gradients may help; --on_nan=warn goes on regardless"
+REMEDY = "a lower base_lr or clip_gradients may help; --on_nan=warn continues anyway"
 
 
 class LossWatch:
@@ -86,7 +86,7 @@ class LossWatch:
         if self._stop:
             raise JobError(f"{text}; {REMEDY}")
         LOGGER.warning(
-            "%s; training goes on (--on_nan=warn), without snapshots of such weights", text
+            "%s; training continues (--on_nan=warn), without snapshots of such weights", text
         )
 
 

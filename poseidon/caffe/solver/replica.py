@@ -117,7 +117,7 @@ class Replica:
         for net in self.nets[0].all():
             for name, layer in net.layer_modules:
                 if layer.KEEPS_STATE:
-                    return f"layer '{name}' ({layer.param.type}) keeps a state of its own"
+                    return f"layer '{name}' ({layer.param.type}) keeps its own state"
         return ""
 
     def go_on(self, context: LayerContext, placed: VirtualWorkers) -> None:

@@ -114,7 +114,7 @@ def _dashboard(parser: Parser) -> None:
     word(parser, "folders", text, takes=Takes.WORDS, metavar="DIR", opens=Opens.FOLDER)
     group = parser.section("Flags")
     flag(group, "port", "of the page (8300); 0: a free one", read=whole, default=8300, metavar="N")
-    text = "address to listen at (127.0.0.1); another one asks for a token"
+    text = "address to listen at (127.0.0.1); other addresses need a token"
     flag(group, "host", text, default="127.0.0.1", metavar="ADDRESS")
 
 
@@ -188,14 +188,14 @@ HOSTS: Sequence[Command] = (
     Command(
         name="leave",
         line="let a host leave a running job",
-        description="Let a host leave a job that continues from memory. Its other hosts go on after "
-        "the next iteration; nothing is repeated.",
+        description="Let a host leave a job that continues from memory. Its other hosts continue "
+        "after the next iteration; nothing is repeated.",
         example="poseidon leave cifar10_quick-20260105-204016-3f9a1c node3",
         declare=_leave,
     ),
     Command(
         name="join",
-        line="let another host take part in a running job",
+        line="add a host to a running job",
         description="Prepare a host beside a job that continues from memory, and let it take part "
         "from the next memory snapshot on. Its virtual workers come from the other hosts.",
         example="poseidon join cifar10_quick-20260105-204016-3f9a1c --host=node5",

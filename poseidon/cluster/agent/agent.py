@@ -101,7 +101,7 @@ class AgentState:
         """Leave: what came is not a request of this protocol."""
         return [
             Send(report=m.Refused(id=m.AGENT_ITSELF, message=why)),
-            *self._leave(1, f"what {self._launcher} has sent is not of this protocol: {why}"),
+            *self._leave(1, f"{self._launcher} sent something that is not of this protocol: {why}"),
         ]
 
     def tick(self, now_s: float) -> list[Action]:

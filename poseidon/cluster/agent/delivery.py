@@ -203,8 +203,8 @@ class _Delivery:
             if not missing:
                 return
         raise JobError(
-            f"{self._name}: {missing[0][1].path} has another checksum there than here, twice over; "
-            "did it change here while it was copied?"
+            f"{self._name}: {missing[0][1].path} has a different checksum there than here, after "
+            "two tries; did it change here while it was copied?"
         )
 
     def _send(self, file: SentFile, path: str, begin: int) -> None:

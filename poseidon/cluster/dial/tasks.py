@@ -100,7 +100,7 @@ class Rendezvous:
         try:
             self._transport = ZmqServerTransport(f"tcp://{socket_host(host)}:{port}", keys)
         except ServerError as error:
-            raise JobError(f"{error}; --rendezvous_port names another port") from error
+            raise JobError(f"{error}; choose a different port with --rendezvous_port") from error
         self.address = self._transport.address
         """The address that the tasks connect to."""
         self._size = size
@@ -192,7 +192,7 @@ class Rendezvous:
             f" and {len(missing) - 10} more" if len(missing) > 10 else ""
         )
         others = (
-            f"; {self._transport.refused} attempts with another key, or none, were refused"
+            f"; {self._transport.refused} attempts with a different key, or with none, were refused"
             if self._transport.refused
             else ""
         )

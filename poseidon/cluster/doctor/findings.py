@@ -125,12 +125,12 @@ def _of_host(host: HostReport, *, several: bool) -> Iterator[Finding]:
     if known["free"] < FREE_BYTES:
         yield warning(
             f"{known['free'] >> 20} MiB are free in {known['folder']}",
-            "free some: a snapshot that does not fit ends the job",
+            "free some space: a snapshot that does not fit ends the job",
         )
     if known["memory"]["total"] and known["memory"]["available"] < MEMORY_BYTES:
         yield warning(
             f"{known['memory']['available'] >> 20} MiB of memory are available",
-            "end what uses it: `ps aux --sort=-rss | head`",
+            "end the processes that use it: `ps aux --sort=-rss | head`",
         )
     if known["load"] > known["cores"] + 1 and several:
         yield warning(
@@ -148,7 +148,7 @@ def _unlike(hosts: Sequence[HostReport]) -> Iterator[Finding]:
             yield _warning(
                 host.label,
                 f"its processor has {_listed(own)}, and the others have {_listed(common_vectors)}",
-                "expect other last bits in its forward and backward passes",
+                "its forward and backward passes may differ in the last bits",
             )
 
 
@@ -198,7 +198,7 @@ def _names(hosts: Sequence[HostReport]) -> Iterator[Finding]:
 
 _MEANING = {
     "timeout": (
-        "there is no answer: a firewall drops the packets",
+        "no answer: a firewall drops the packets",
         "let these ports pass its firewall",
     ),
     "refused": (
@@ -206,7 +206,7 @@ _MEANING = {
         "let these ports pass its firewall",
     ),
     "unreachable": (
-        "the network has no way there",
+        "the network has no route there",
         "look at the routes (`ip route get`) and the firewall",
     ),
     "other": (

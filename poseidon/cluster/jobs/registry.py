@@ -161,8 +161,8 @@ class Registry:
                 return
             except OSError as error:
                 raise JobError(
-                    f"cannot read the records of jobs in {folder}: {error.strerror}; "
-                    "$POSEIDON_HOME can name another folder"
+                    f"cannot read the records of jobs in {folder}: {error.strerror}; set "
+                    "$POSEIDON_HOME to a different folder"
                 ) from error
 
     @property
@@ -183,8 +183,8 @@ class Registry:
             write_whole(path, json.dumps(fields_of(record), indent=1, default=plain).encode())
         except OSError as error:
             raise JobError(
-                f"cannot write the job's record {path}: {error.strerror or error}; $POSEIDON_HOME "
-                "can name another folder"
+                f"cannot write the job's record {path}: {error.strerror or error}; set "
+                "$POSEIDON_HOME to a different folder"
             ) from error
 
     def read(self, job: str) -> JobRecord | None:
@@ -205,8 +205,8 @@ class Registry:
             raise JobError(f"the job's record {path} cannot be read: {error.strerror}") from error
         except (*NO_RECORD, RecursionError) as error:
             raise JobError(
-                f"the job's record {path} is damaged or another version's ({error}); remove it by "
-                "hand"
+                f"the job's record {path} is damaged or from a different version ({error}); "
+                "remove it by hand"
             ) from error
         if record.job != job:
             raise JobError(f"{path} is the record of another job, {record.job}; remove it by hand")
@@ -238,8 +238,8 @@ class Registry:
             return ()
         except OSError as error:
             raise JobError(
-                f"cannot read the records of jobs in {self._folder}: {error.strerror}; "
-                "$POSEIDON_HOME can name another folder"
+                f"cannot read the records of jobs in {self._folder}: {error.strerror}; set "
+                "$POSEIDON_HOME to a different folder"
             ) from error
         stems = [name.removesuffix(".json") for name in names if name.endswith(".json")]
         return tuple(stem for stem in stems if _JOB_ID.fullmatch(stem))
@@ -289,7 +289,7 @@ class Registration:
         self._change(processes=kept)
 
     def joins(self, host: Host) -> None:
-        """Add a host that takes part from here on, or tries to."""
+        """Add a host that takes part from now on, or tries to."""
         self._change(joined=(*self._record.joined, host))
 
     def left(self, number: int) -> None:

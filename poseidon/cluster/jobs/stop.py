@@ -143,14 +143,15 @@ def stop_jobs(
     }
     if not (problems or own or seen or any(any(count.values()) for count in counts.values())):
         raise JobError(
-            f"nothing of {_named(targets.jobs)} is on this machine or on the hosts that were asked"
+            f"no process of {_named(targets.jobs)} is on this machine or on the hosts that were "
+            "asked"
         )
     for record in own if problems else ():
         with suppress(JobError):  # where it could not be removed either
             registry.write(record)
     if unreached and own:
         place = registry.folder / (f"{targets.jobs[0]}.json" if len(targets.jobs) == 1 else "")
-        problems.append(f"to forget hosts that do not come back, remove {place}")
+        problems.append(f"to forget hosts that will not come back, remove {place}")
     for job, count in counts.items():
         report(
             _sum(job, {host: number for host, number in count.items() if number}, bool(problems))
@@ -208,7 +209,7 @@ def _sum(job: str, counts: Mapping[str, int], unfinished: bool) -> str:
     machine alone.
     """
     if not (counts or unfinished):
-        return f"job {job} had already ended; what was on record is removed"
+        return f"job {job} had already ended; its record is removed"
     stopped = f"job {job}: {counted(sum(counts.values()), 'process')} stopped"
     if counts.keys() <= {"this machine"}:
         return stopped

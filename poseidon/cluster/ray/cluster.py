@@ -302,7 +302,7 @@ def _not_connected(address: str | None, error: Exception) -> str:
     where = (
         f"at {address}"
         if address
-        else "on this machine (--launcher=ray:address or $RAY_ADDRESS can name another)"
+        else "on this machine (--launcher=ray:address or $RAY_ADDRESS names a different one)"
     )
     return (
         f"no Ray cluster was reached {where}: {text}; start one with 'ray start --head', and 'ray "

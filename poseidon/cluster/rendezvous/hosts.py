@@ -45,16 +45,14 @@ def leaders_of(tasks: Sequence[Join]) -> tuple[Join, ...]:
     """
     leaders = sorted((task for task in tasks if task.local_rank == 0), key=lambda task: task.rank)
     if not leaders or leaders[0].rank != 0:
-        raise JobError(
-            "rank 0 has a local rank other than 0; expected it to be the first task of its host"
-        )
+        raise JobError("rank 0 is not the first task of its host; its local rank must be 0")
     counts = Counter(task.local_rank for task in tasks)
     each = len(tasks) // len(leaders)
     if any(counts[local_rank] != len(leaders) for local_rank in range(each)) or each * len(
         leaders
     ) != len(tasks):
         raise JobError(
-            f"{len(tasks)} tasks on {len(leaders)} hosts are not the same number on each; expected "
-            "so (--nproc_per_node, --ntasks-per-node, slots)"
+            f"{len(tasks)} tasks on {len(leaders)} hosts are not the same number on each host; "
+            "start as many on each (--nproc_per_node, --ntasks-per-node, slots)"
         )
     return tuple(leaders)

@@ -37,8 +37,8 @@ def read_key(path: Path) -> bytes:
         # of its own.
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
             raise UsageError(
-                f"--key_file: {path} is not a regular file, expected one that every task can read "
-                f"again; make one with: {own_command()} worker --new_key=FILE"
+                f"--key_file: {path} is not a regular file; every task must be able to read it; "
+                f"make one with: {own_command()} worker --new_key=FILE"
             )
         with path.open("rb") as stream:
             status = os.fstat(stream.fileno())
@@ -57,8 +57,8 @@ def read_key(path: Path) -> bytes:
         )
     if not MIN_KEY_BYTES <= len(text) <= MAX_KEY_BYTES:
         raise UsageError(
-            f"--key_file: {path} holds {len(text)} bytes, expected {MIN_KEY_BYTES} to "
-            f"{MAX_KEY_BYTES} random ones; make one with: {own_command()} worker --new_key=FILE"
+            f"--key_file: {path} holds {len(text)} bytes; expected {MIN_KEY_BYTES} to "
+            f"{MAX_KEY_BYTES} random bytes; make a key with: {own_command()} worker --new_key=FILE"
         )
     return text
 

@@ -172,8 +172,8 @@ def _port(variables: Mapping[str, str], scheduler: _Scheduler) -> int:
         port += variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         if not 0 < port <= HIGHEST_PORT:
             raise UsageError(
-                f"MASTER_PORT is {port}, expected 1 to {HIGHEST_PORT}; --rendezvous_port names "
-                "another"
+                f"MASTER_PORT is {port}, expected 1 to {HIGHEST_PORT}; choose a different one "
+                "with --rendezvous_port"
             )
         return port
     if scheduler is _SLURM and (job := variables.get("SLURM_JOB_ID", "")).isdecimal():

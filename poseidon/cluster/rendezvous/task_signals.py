@@ -73,7 +73,9 @@ class TaskSignals:
             else:
                 return
         except Exception as error:  # noqa: BLE001 - the thread's outermost frame: the request counts all the same
-            LOGGER.warning("cannot tell whether this task was signalled, so it is: %r", error)
+            LOGGER.warning(
+                "cannot tell whether only this task was signalled, so it ends: %r", error
+            )
         os.kill(os.getpid(), signal.SIGTERM)
 
     def _signalled_before(self, until_s: float) -> bool:

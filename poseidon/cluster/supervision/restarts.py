@@ -219,7 +219,7 @@ class Restarts:
             pause_s = min(pause_s, max(0.0, self._return_timeout_s - self._waited_s()))
         self._paused_s += pause_s
         if self._driver.pause(pause_s):
-            raise _ended(f"{loss}; it was not started again, since the user has stopped it", loss)
+            raise _ended(f"{loss}; it was not started again, because the user has stopped it", loss)
         return point
 
     def _count(self, loss: JobInterrupted) -> None:
@@ -262,7 +262,7 @@ class Restarts:
 
     def _explain(self, why: str) -> None:
         if why and why != self._explained:
-            self._driver.report(f"it continues from disk, not from memory: {why}")
+            self._driver.report(f"continuing from disk, not from memory: {why}")
         self._explained = why
 
     def _wait_anew(self) -> None:

@@ -219,7 +219,7 @@ class JobStateMachine:
         if cause.remedy is Remedy.NONE:
             return JobError(sentence)
         if self._ended_by_user:
-            return JobError(f"{sentence}; it is not started again, since the user has ended it")
+            return JobError(f"{sentence}; it is not started again, because the user has ended it")
         retry = cause.remedy is Remedy.RETRY
         return JobInterrupted(sentence, iteration=self._reached, while_starting=retry)
 

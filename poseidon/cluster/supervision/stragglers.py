@@ -120,7 +120,7 @@ class Stragglers:
         median_s = statistics.median(others)
         factor = worker.own_s / median_s if median_s else float("inf")
         return (
-            f"{name.describe()} holds the others up: for {slow_s:.0f} s it has needed "
-            f"{worker.own_s:.3g} s an iteration, "
-            f"{factor:.1f} times as long as the others ({median_s:.3g} s)"
+            f"{name.describe()} slows the others down: for {slow_s:.0f} s it has needed "
+            f"{worker.own_s:.3g} s an iteration, {factor:.1f} times as long as the others "
+            f"({median_s:.3g} s)"
         )

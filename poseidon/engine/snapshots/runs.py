@@ -126,8 +126,8 @@ class Prefixes:
         who = f"the job {job!r:.100}" if job else "another process"
         end = f"end it first: {own_command()} kill {job}" if job else "end it first"
         raise SnapshotError(
-            f"{who}, which runs (pid {pid[:20]} on {host[:100]}), writes {prefix}_iter_*, and each "
-            f"would replace and remove the other's; expected another prefix, or {end}"
+            f"{who}, which runs (pid {pid[:20]} on {host[:100]}), writes {prefix}_iter_*, and "
+            f"each would replace and remove the other's files; use a different prefix, or {end}"
         )
 
 

@@ -110,5 +110,5 @@ class SnapshotWriter:
                 f"the snapshot could not be written: {type(error).__name__}: {error}"
             )
         if self._error is not None:
-            effect = "it is the run's last, so the job fails" if last else "training goes on"
+            effect = "it is the run's last, so the job fails" if last else "training continues"
             LOGGER.warning("%s; %s, and earlier snapshots are as they were", self._error, effect)

@@ -209,7 +209,7 @@ class Sums:
             return f"; missing: {', '.join(f'worker {rank}' for rank in missing) or 'none'}"
 
         self._peers.monitor.wait_for(
-            has_come, f"the sum of iteration {iteration} did not come", hangs=hangs
+            has_come, f"the sum of iteration {iteration} did not arrive", hangs=hangs
         )
         return self._copies[0][self._layout.places[index]]
 

@@ -236,7 +236,7 @@ class FactorCarrier(FactoredCarrier):
         clock = max(clock, self._start_clock)
         self.peers.wait_for(
             lambda: True if weight.progress.applied >= clock else None,
-            f"the factors of '{weight.name}' of iteration {clock - 1} did not come",
+            f"the factors of '{weight.name}' of iteration {clock - 1} did not arrive",
             table=weight.table,
         )
         self._side.wait_event(weight.progress.done)

@@ -230,8 +230,8 @@ class LowRankTensors(LocalHistories, Placed):
             if name in held_back and held_back[name].size != tensor.numel():
                 raise SnapshotError(
                     f"the snapshot has {held_back[name].size} elements of {name}; expected "
-                    f"{tensor.numel()}: "
-                    "the rank of --compress=powersgd:RANK is another, or the module"
+                    f"{tensor.numel()}: the rank of --compress=powersgd:RANK or the module has "
+                    "changed"
                 )
         self._held_back = held_back
 

@@ -46,7 +46,7 @@ def serve(folders: list[Path], *, host: str, port: int, token: str) -> int:
         hint = (
             "expected an address of this machine"
             if elsewhere
-            else "take another --port, or 0 for a free one"
+            else "choose a different --port, or 0 for a free one"
         )
         raise JobError(f"cannot listen at {host}:{port}: {why}; {hint}") from error
     with listener:

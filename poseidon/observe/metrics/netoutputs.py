@@ -124,7 +124,7 @@ class NetOutputs:
             if error.errno not in _FULL:
                 raise JobError(message) from error
             if not self._reported:
-                LOGGER.warning("%s; training goes on, and the next row tries again", message)
+                LOGGER.warning("%s; training continues, and the next row tries again", message)
             self._reported = True
             return
         self._waiting = False

@@ -62,7 +62,7 @@ def draw_iteration(view: IterationView, *, title: str, kind: str = "svg") -> byt
             for name, color in COLORS.items()
             if name not in _HIDDEN_FORMATS
         ]
-        handles.append(Patch(color=OVERLAPPED, label="communication while training goes on"))
+        handles.append(Patch(color=OVERLAPPED, label="communication while training continues"))
         figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8)
         out = io.BytesIO()
         figure.savefig(out, format=kind, metadata=FORMATS[kind])

@@ -46,8 +46,8 @@ def insert_splits(definition: NetDefinition) -> NetDefinition:
                 if position < len(old.top) and old.top[position] == blob:
                     raise definition.error(
                         index,
-                        f"runs in place on '{blob}', which other layers read; expected a top with "
-                        "another name",
+                        f"runs in place on '{blob}', which other layers read; name its top "
+                        "differently",
                     )
                 writer = definition.param.layer[top[0]].name
                 layer.bottom[position] = f"{split_name(writer, blob, top[1])}_{used[top]}"

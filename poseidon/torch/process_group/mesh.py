@@ -257,7 +257,7 @@ class Mesh:
             if links is not None and self.rank and 0 in links.left:
                 raise JobError(
                     f"worker {self.rank} uses the store of the process group, and worker 0, which "
-                    "has it, has left; expected worker 0 to wait for the others"
+                    "holds it, has ended; let worker 0 wait for the others"
                 )
             return None
 

@@ -89,8 +89,9 @@ def read_rows(path: Path, spec: RowTableSpec, clock: int) -> Iterator[Piece]:
             expected = _header(spec, clock)
             if _parsed(header) != expected:
                 raise SnapshotError(
-                    f"{path} has another table: {header[:300].decode(errors='replace').strip()}; "
-                    f"expected {json.dumps(expected)}"
+                    f"{path} has a different table: "
+                    f"{header[:300].decode(errors='replace').strip()}; expected "
+                    f"{json.dumps(expected)}"
                 )
             while (piece := _read_piece(file, path, spec)) is not None:
                 yield piece

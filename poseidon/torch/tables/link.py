@@ -251,8 +251,8 @@ class EmbeddingRows(TableLink):
     def _check_unchanged(self) -> None:
         if self.weight._version != self._version:
             raise UsageError(
-                f"'{self.spec.name}' was changed by the script after distribute(), and the shards' "
-                "rows would take its place; expected changes before distribute()"
+                f"'{self.spec.name}' was changed by the script after distribute(), but the "
+                "shards' rows would replace it; change it before distribute()"
             )
 
     def _write(self, rows_N: RowIds, values_Nd: Array) -> None:

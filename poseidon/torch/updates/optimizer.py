@@ -43,7 +43,7 @@ def exchanged_parameters(optimizer: torch.optim.Optimizer, tensors: ModuleTensor
         )
     of_tables = {parameter for table in tensors.tables for parameter in table.module.parameters()}
     if not found & {*tensors.exchanged.values(), *of_tables}:
-        raise UsageError("the optimizer has no parameter that wants a gradient: nothing to train")
+        raise UsageError("the optimizer has no parameter that requires a gradient")
     return found
 
 

@@ -140,8 +140,8 @@ class RuleUpdate(Update):
     def _check_zero_grad(self, zero_grad: bool) -> None:
         if not zero_grad:
             raise UsageError(
-                f"step(zero_grad=False) under {self.label}: the shards use its gradients up, so "
-                "none can stay; expected step(), or a torch.optim optimizer on the workers"
+                f"step(zero_grad=False) under {self.label}: the shards consume the gradients, so "
+                "none can be kept; call step(), or use a torch.optim optimizer on the workers"
             )
 
     def _end_step(self) -> bool:
@@ -173,8 +173,8 @@ class RuleUpdate(Update):
         for name, value in self._values().items():
             if self._known[name] != value:
                 raise UsageError(
-                    f"'{name}' was changed by the script after distribute(), and the shards' value "
-                    "would take its place; expected changes before distribute(), or a torch.optim "
+                    f"'{name}' was changed by the script after distribute(), but the shards' "
+                    "value would replace it; change it before distribute(), or use a torch.optim "
                     "optimizer on the workers"
                 )
 
@@ -188,18 +188,18 @@ class RuleUpdate(Update):
         for parameter in self._watched():
             if parameter not in known and parameter.requires_grad and parameter.grad is not None:
                 raise UsageError(
-                    f"{self.loop.name(parameter)} has a gradient, but wanted none, or was not "
-                    "there, when distribute() was called: no shard trains it; expected a module "
-                    "that is whole, with all that is ever trained"
+                    f"{self.loop.name(parameter)} has a gradient, but required none, or did not "
+                    "exist, when distribute() was called, so no shard trains it; call "
+                    "distribute() when the module has all parameters that are ever trained"
                 )
 
     def _check_frozen(self) -> None:
         for name, parameter in self._trained.items():
             if not parameter.requires_grad:
                 raise UsageError(
-                    f"'{name}' was frozen after distribute(), but momentum and decay on the "
-                    "shards would move it on; expected "
-                    "a torch.optim optimizer on the workers, or it frozen before"
+                    f"'{name}' was frozen after distribute(), but the shards would still apply "
+                    "momentum and decay; freeze it before distribute(), or use a torch.optim "
+                    "optimizer on the workers"
                 )
 
     def _note_values(self) -> None:

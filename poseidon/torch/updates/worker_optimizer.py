@@ -136,9 +136,9 @@ class WorkerOptimizerUpdate(Update):
             if parameter.requires_grad and parameter.grad is not None:
                 raise UsageError(
                     f"{self.loop.name(parameter)} is trained, but when distribute() was called it "
-                    "wanted no gradient, or the optimizer did not have it, so each worker would "
-                    "train its own; expected one optimizer with all parameters that are ever "
-                    "trained, which may be frozen after distribute()"
+                    "required no gradient, or the optimizer did not have it, so each worker "
+                    "would train it alone; give one optimizer all parameters that are ever "
+                    "trained, and freeze them after distribute()"
                 )
 
     def _check_rates(self) -> None:

@@ -84,7 +84,7 @@ def test_a_file_of_another_user_than_its_folder_is_refused(tmp_path: Path) -> No
     """A hard link of a private file, or what root's umask has left there."""
     (tmp_path / "log").write_text("x")
     os.chown(tmp_path / "log", 12345, 12345)
-    with pytest.raises(OSError, match="it belongs to another user than its folder"):
+    with pytest.raises(OSError, match="it belongs to a different user than its folder"):
         open_in(tmp_path, "log")
     os.chown(tmp_path, 12345, 12345)
     assert read_in(tmp_path, "log", most_bytes=9) == b"x"

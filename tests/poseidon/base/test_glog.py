@@ -75,7 +75,7 @@ def test_a_disk_that_is_full_is_told_once(monkeypatch: pytest.MonkeyPatch) -> No
             logging.getLogger("poseidon.solver").info("line %d", number)
     texts = [line.partition("] ")[2] for line in stream.getvalue().splitlines()]
     told = (
-        "the log /dev/full cannot be written: No space left on device; the job goes on without it"
+        "the log /dev/full cannot be written: No space left on device; the job continues without it"
     )
     assert sorted(texts) == ["line 0", "line 1", "line 2", told]
 

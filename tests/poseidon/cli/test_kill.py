@@ -132,7 +132,7 @@ def test_a_host_that_does_not_answer_is_not_one_without_jobs(
     assert poseidon("ps", f"--hostfile={far}") == 1
     warning, end = capsys.readouterr().out.splitlines()
     assert warning.startswith("warning: ") and "the name node7.invalid is not known" in warning
-    assert end == "no job was found; the warnings name what could not be asked"
+    assert end == "no job was found; the warnings name hosts that could not be asked"
     with pytest.raises(
         JobError,
         match=r"^this machine has no job on record; .*the name node7\.invalid is not known",
@@ -149,8 +149,8 @@ def test_ps_forgets_what_has_gone(
     (Registry(state).folder / "broken.json").write_text("{")
     assert poseidon("ps") == 0
     output = capsys.readouterr()
-    assert output.out == "no job was found; the warnings name what could not be asked\n"
-    assert "broken.json is damaged or another version's" in output.err
+    assert output.out == "no job was found; the warnings name hosts that could not be asked\n"
+    assert "broken.json is damaged or from a different version" in output.err
     assert [path.name for path in Registry(state).folder.iterdir()] == ["broken.json"]
 
 
@@ -172,7 +172,7 @@ def test_ps_forgets_what_has_gone(
         (
             ("ended", "--hostfile=hosts"),
             JobError,
-            "nothing of job ended is on this machine or on the hosts",
+            "no process of job ended is on this machine or on the hosts",
         ),
         (("../x", "--hostfile=hosts"), UsageError, "cannot be a job id"),
         (("../x",), JobError, "neither a running job nor a machinefile"),
@@ -217,7 +217,8 @@ def test_the_job_of_another_user(
         monkeypatch.setattr(os, "getuid", lambda: 4711)
         owner = psutil.Process().username()
         with pytest.raises(
-            JobError, match=f"^job quick-1 is user {owner}'s; `poseidon kill` stops one's own$"
+            JobError,
+            match=f"^job quick-1 is user {owner}'s; `poseidon kill` stops only your own jobs$",
         ):
             poseidon("kill", "quick-1")
 
@@ -244,7 +245,7 @@ def test_a_host_of_the_record_that_is_gone(
     assert re.fullmatch(
         r"processes may be left; try again when they are reached: \S*node7.invalid: the name "
         r"node7.invalid is not known: .*; "
-        rf"to forget hosts that do not come back, remove {record}",
+        rf"to forget hosts that will not come back, remove {record}",
         str(caught.value),
     )
     assert poseidon("ps") == 0

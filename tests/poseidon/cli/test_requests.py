@@ -56,11 +56,11 @@ def test_the_two_flags_may_not_contradict_each_other(words: tuple[str, ...]) -> 
 @pytest.mark.parametrize(
     ("words", "staleness", "message"),
     [
-        (("--exchange=allreduce",), 3, "--exchange=allreduce has no staleness"),
+        (("--exchange=allreduce",), 3, "--exchange=allreduce needs --staleness=0"),
         (
             ("--exchange=allreduce", "--wire_precision=float16"),
             0,
-            "sends float32; expected that, not float16",
+            "needs --wire_precision=float32, not float16",
         ),
         (("--bandwidth_mbps=40",), 0, "is for --consistency=SSPAggr, not SSPPush"),
         (("--exchange=ps", "--svb=true"), 0, "--svb=true means --exchange=svb"),

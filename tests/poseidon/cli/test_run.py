@@ -153,7 +153,7 @@ def test_the_background_gets_the_words_of_job_and_script(
         (("train",), "there is no script train; expected -m train, which is a module"),
         (
             ("--exchange=local", "--hostfile=hosts", "train.py"),
-            "--exchange=local is for one client",
+            "--exchange=local needs one client",
         ),
         (("--threads=0", "train.py"), "--threads=0: expected 1 or more"),
         (("--workers=0", "train.py"), "--workers is 0"),

@@ -39,8 +39,8 @@ def test_a_new_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [
         ([], "the job is missing: expected 'train' or 'run'"),
         (["stats"], "the job is missing"),
-        (["train", "--solver=s", "--hostfile=f"], "--hostfile has no place here"),
-        (["--", "train", "--solver=s", "--background"], "--background has no place here"),
+        (["train", "--solver=s", "--hostfile=f"], "--hostfile cannot be used here"),
+        (["--", "train", "--solver=s", "--background"], "--background cannot be used here"),
         (
             ["--rendezvous_timeout=0", "run", "script.py"],
             "--rendezvous_timeout=0: expected more than 0 seconds",

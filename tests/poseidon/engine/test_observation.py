@@ -149,7 +149,7 @@ def test_a_plan_that_cannot_be_kept_is_told_and_logged(
     with caplog.at_level(logging.INFO):
         log_plan(ExchangePlan(choices=()), tmp_path)
     assert (
-        "exchange_plan.txt: No space left on device; the job goes on without it"
+        "exchange_plan.txt: No space left on device; the job continues without it"
         in caplog.messages[1]
     )
     assert caplog.messages[0].startswith("no tensor is exchanged: 0 B an iteration")

@@ -142,7 +142,10 @@ def in_double(net: nn.Module) -> None:
 
 @pytest.mark.parametrize(
     ("backward", "words"),
-    [(twice, "'high' came twice in a pass"), (in_double, r"'high' is torch\.float64; expected")],
+    [
+        (twice, "'high' was computed twice in a pass"),
+        (in_double, r"'high' is torch\.float64; expected"),
+    ],
 )
 def test_a_gradient_that_cannot_travel_is_refused(
     backward: Callable[[nn.Module], None], words: str
@@ -206,7 +209,7 @@ def test_a_tensor_read_behind_its_modules_back_only_later_is_refused() -> None:
     net.borrows = False
     run(net, hooks)
     net.borrows = True
-    with pytest.raises(UsageError, match="'lent' was used before its new value had come"):
+    with pytest.raises(UsageError, match="'lent' was used before its new value had arrived"):
         run(net, hooks)
     hooks.close()
 

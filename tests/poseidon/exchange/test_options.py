@@ -170,7 +170,7 @@ KINDS: dict[str, Any] = {"kind": ExchangeKind, "consistency": Consistency, "prec
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"kind": "allreduce", "staleness": 1}, "--exchange=allreduce has no staleness"),
+        ({"kind": "allreduce", "staleness": 1}, "--exchange=allreduce needs --staleness=0"),
         (
             {"compress": "int2"},
             "--compress=int2: 'int2' is not a compression method; expected int8, .*, or none",
@@ -200,7 +200,7 @@ KINDS: dict[str, Any] = {"kind": ExchangeKind, "consistency": Consistency, "prec
         ({"local_steps": -1}, "--local_steps=-1: expected 0 or more"),
         (
             {"local_steps": 8, "kind": "svb"},
-            "--local_steps=8 sends what many iterations have changed",
+            "--local_steps=8 cannot be combined with --exchange=svb",
         ),
         (
             {"local_steps": 8, "outer_lr": 0.0},
@@ -216,10 +216,10 @@ KINDS: dict[str, Any] = {"kind": ExchangeKind, "consistency": Consistency, "prec
         ),
         (
             {"outer_momentum": 0.5},
-            "--local_steps=outer_momentum is for local steps, which --local_steps=H asks for",
+            "--local_steps=outer_momentum needs local steps: give --local_steps=H too",
         ),
-        ({"outer_nesterov": False}, "--local_steps=outer_nesterov is for local steps"),
-        ({"sync_delay": 2}, "--local_steps=delay is for local steps"),
+        ({"outer_nesterov": False}, "--local_steps=outer_nesterov needs local steps"),
+        ({"sync_delay": 2}, "--local_steps=delay needs local steps"),
         (
             {"local_steps": 4, "sync_fragments": 5},
             "--local_steps=4,fragments=5: expected 1 to 4 fragments",
@@ -235,10 +235,10 @@ KINDS: dict[str, Any] = {"kind": ExchangeKind, "consistency": Consistency, "prec
         ),
         ({"local_steps": 4, "sync_delay": 1, "kind": "allreduce"}, "need the parameter server"),
         ({"local_steps": 4, "sync_fragments": 2, "staleness": 1}, "need the parameter server"),
-        ({"quorum": 2}, "--local_steps=quorum is for local steps, which --local_steps=H asks for"),
+        ({"quorum": 2}, "--local_steps=quorum needs local steps: give --local_steps=H too"),
         ({"local_steps": 4, "quorum": -1}, "--local_steps=quorum=-1: expected 0 or more"),
         ({"local_steps": 4, "quorum": 2, "quorum_grace": -1.0}, "--local_steps=grace=-1: expected"),
-        ({"local_steps": 4, "quorum_grace": 1.0}, "expected quorum=K, too"),
+        ({"local_steps": 4, "quorum_grace": 1.0}, "needs a quorum"),
         (
             {"local_steps": 4, "quorum": 2, "kind": "allreduce"},
             "--local_steps=quorum=2 cannot be combined with --exchange=allreduce: it needs whole rounds",
@@ -255,7 +255,7 @@ KINDS: dict[str, Any] = {"kind": ExchangeKind, "consistency": Consistency, "prec
         ),
         (
             {"local_steps": 4, "sync_delay": 2, "compress": "a=int8,powersgd:2"},
-            "takes two rounds through the shards",
+            "needs two rounds through the shards",
         ),
     ],
 )
@@ -320,8 +320,8 @@ def test_what_virtual_workers_go_with(
     [
         (
             *((0, 2, 4), 1, {"staleness": 1}),
-            "4 virtual workers on 2 workers cannot be combined with --staleness=1: bits "
-            "depend on arrival; expected --v",
+            "4 virtual workers on 2 workers cannot be combined with --staleness=1, whose bits "
+            "depend on the order of arrival; expected --v",
         ),
         (
             *((0, 1, 2, 3, 4), 2, {"compress": "fc=powersgd:2"}),

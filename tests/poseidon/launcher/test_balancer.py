@@ -83,7 +83,8 @@ def test_the_reason_has_the_times() -> None:
     assert measured is not None
     assert measured.iteration_s == pytest.approx(0.8)
     assert measured.reason == (
-        "one takes 0.1, 0.2 s on each worker, and an iteration then about 0.8 s instead of 1.2 s"
+        "each takes 0.1, 0.2 s on the workers, and an iteration then takes about 0.8 s instead of "
+        "1.2 s"
     )
 
 

@@ -64,8 +64,8 @@ def test_a_job_is_placed_anew_by_the_measured_speeds_of_its_workers() -> None:
     case.train(1.0, 2.0)
     assert case.requests.take() == [RegroupRequested()]
     assert case.said == [
-        "the workers will compute for 8, 4 virtual workers, no longer for 6, 6: one takes 1, 2 s "
-        "on each worker, and an iteration then about 8 s instead of 12 s"
+        "the workers will compute for 8, 4 virtual workers, instead of 6, 6: each takes 1, 2 s on "
+        "the workers, and an iteration then takes about 8 s instead of 12 s"
     ]
     case.train(1.0, 2.0)  # until all have paused
     assert case.requests.take() == []

@@ -277,11 +277,10 @@ def test_virtual_workers_move_to_faster_workers(
     bounds = [one["virtual_workers"] for one in documents if one["rank"] == 0]
     assert bounds == [[0, 4, 8, 11], [0, 6, 9, 11], [0, 7, 11]]
     said = capsys.readouterr().err
+    assert "the workers will compute for 6, 3, 2 virtual workers, instead of 4, 4, 3: each" in said
     assert (
-        "the workers will compute for 6, 3, 2 virtual workers, no longer for 4, 4, 3: one" in said
-    )
-    assert (
-        "takes 1, 2, 3 s on each worker, and an iteration then about 17 s instead of 20 s" in said
+        "takes 1, 2, 3 s on the workers, and an iteration then takes about 17 s instead of 20 s"
+        in said
     )
     assert "continuing from iteration 1, with the same clients: 3 clients, 3 workers, 11" in said
 
@@ -395,12 +394,12 @@ def test_a_host_that_was_out_of_reach_ends_its_old_processes(
 @pytest.mark.parametrize(
     ("virtual", "address", "answer"),
     [
-        (4, "127.0.0.1", "client 3 (127.0.0.1) takes part from here on"),
+        (4, "127.0.0.1", "client 3 (127.0.0.1) takes part from now on"),
         (
             3,
             "127.0.0.1",
-            "error: the job has 3 virtual workers, too few for 4 workers; a job that others may "
-            "join is started with --virtual_workers",
+            "error: the job has 3 virtual workers, too few for 4 workers; start a job that hosts "
+            "may join with --virtual_workers",
         ),
         (4, "node5", "error: node5 cannot reach the job's hosts; expected 127.0.0.1"),
     ],

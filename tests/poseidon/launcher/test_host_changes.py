@@ -139,8 +139,8 @@ def takes_some(case: Case) -> None:
 
 
 NONE = (
-    "the hosts of this job stay as they are: its script has taken no snapshot in memory yet; "
-    "expected one that calls group.resume() and reads from group.loader()"
+    "the hosts of this job cannot change: its script has taken no snapshot in memory yet; it must "
+    "call group.resume() and read from group.loader()"
 )
 WORKER = ProcessName(role=Role.WORKER, index=0, client=0, host="node0")
 
@@ -148,14 +148,14 @@ WORKER = ProcessName(role=Role.WORKER, index=0, client=0, host="node0")
 @pytest.mark.parametrize(
     ("state", "request_", "answer"),
     [
-        (nothing, "join node5", "client 3 (node5) takes part from here on"),
+        (nothing, "join node5", "client 3 (node5) takes part from now on"),
         (lacks_data, "join node5", "node5 cannot take part: root@node5: there is no /root/data"),
         (
             is_present,
             "join node5",
-            "node5 cannot take part: it is a host of the job already, under another name",
+            "node5 cannot take part: it is already a host of the job, under a different name",
         ),
-        (nothing, "join node1", "node1 is a host of the job already"),
+        (nothing, "join node1", "node1 is already a host of the job"),
         (
             nothing,
             "join localhost",
@@ -164,10 +164,10 @@ WORKER = ProcessName(role=Role.WORKER, index=0, client=0, host="node0")
         (
             is_scheduled,
             "join node5",
-            "a scheduler or Ray chooses the hosts of this job; no other one can join",
+            "a scheduler or Ray chooses the hosts of this job, so no other host can join",
         ),
-        (is_fixed, "join node5", "the hosts of this job stay as they are: --elastic is 0"),
-        (is_fixed, "leave node1", "the hosts of this job stay as they are: --elastic is 0"),
+        (is_fixed, "join node5", "the hosts of this job cannot change: --elastic is 0"),
+        (is_fixed, "leave node1", "the hosts of this job cannot change: --elastic is 0"),
         (takes_none, "leave node1", NONE),
         (takes_none, "join node5", NONE),
         (takes_some, "leave node1", "client 1 (node1) leaves the job after the next iteration"),
@@ -197,8 +197,8 @@ def test_requests(state: Callable[[Case], None], request_: str, answer: str) -> 
 def test_a_job_with_as_many_workers_as_virtual_workers_takes_no_more() -> None:
     answer = Case(virtual_workers=2).ask("join", "node5")
     assert answer == (
-        "error: the job has 2 virtual workers, too few for 3 workers; a job that others may join "
-        "is started with --virtual_workers"
+        "error: the job has 2 virtual workers, too few for 3 workers; start a job that hosts may "
+        "join with --virtual_workers"
     )
 
 
@@ -255,6 +255,6 @@ def test_a_lost_host_is_tried_again(most: int) -> None:
     assert site.reached == [1, 1, *most * [1]]
     assert case.said == [
         "client 1 (node1) is not back: no route to node1",
-        f"client 1 (node1) is lost once more than --elastic=max_rejoins={most} allows; the job continues "
-        "without it",
+        f"client 1 (node1) was lost more often than --elastic=max_rejoins={most} allows; the job "
+        "continues without it",
     ]

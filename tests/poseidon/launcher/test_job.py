@@ -85,7 +85,7 @@ def test_why_the_hosts_of_a_job_stay(
     job = kind(request, site, title="", stem="j", devices=("cpu",))
     assert (job.fixed_because, job.elastic) == (reason, not reason)
     request = replace(request, balance=Balance(measured=True))
-    sentence = f"at snapshots in memory, and this job has none: {reason}; expected"
+    sentence = f"at snapshots in memory, but this job takes none: {reason}; start"
     with pytest.raises(UsageError, match=re.escape(sentence)) if reason else nullcontext():
         kind(request, site, title="", stem="j", devices=("cpu",))
 
@@ -93,7 +93,7 @@ def test_why_the_hosts_of_a_job_stay(
 @pytest.mark.parametrize(
     ("hosts", "flags", "refusal"),
     [
-        ("0 node0 0", {"replicas": 1}, "--elastic=1: each copy of a memory snapshot is on a"),
+        ("0 node0 0", {"replicas": 1}, "--elastic=1: each copy of a memory snapshot needs a"),
         (TWO, {"replicas": 2}, "this job has 2 hosts with workers; expected 1 or less"),
         (
             TWO,

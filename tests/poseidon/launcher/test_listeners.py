@@ -94,7 +94,7 @@ def test_a_worker_that_never_waits_while_the_other_does_is_reported() -> None:
             stragglers.on_event(name, {"event": "progress", "iteration": second})
             stragglers.on_event(name, {"event": "alive", "waited_s": waited_s})
     (sentence,) = reported
-    assert sentence.startswith("worker 1 (client 1, node1) holds the others up")
+    assert sentence.startswith("worker 1 (client 1, node1) slows the others down")
 
 
 def test_a_worker_that_does_not_say_how_long_it_waited_is_no_straggler() -> None:
@@ -140,7 +140,7 @@ def test_the_plan_of_the_exchange_is_kept_for_the_next_start(tmp_path: Path) -> 
     assert without.plan == "first"
     assert said == [
         f"warning: cannot write {tmp_path}/nowhere/exchange_plan.json: No such file or directory; "
-        "the job goes on without it"
+        "the job continues without it"
     ]
 
 

@@ -175,7 +175,7 @@ def test_a_signal_in_the_pause(number: signal.Signals, stops: bool) -> None:
 def test_what_a_job_that_is_lost_may_be_started_with() -> None:
     with running(make_job()[0]) as found:
         assert found.how_to_restart() == (
-            "add --max_restarts=N, and it continues from the beginning by itself"
+            "with --max_restarts=N it continues from the beginning by itself"
         )
         state = found._job.output / "net_iter_5.solverstate"
         found._job.output.mkdir()
@@ -190,7 +190,7 @@ def test_what_a_job_that_is_lost_may_be_started_with() -> None:
     ("machinefile", "why"),
     [
         ("0 a 0", ""),
-        ("0 a 0\n1 b 0", "each host has work of its own"),
+        ("0 a 0\n1 b 0", "each host has its own work"),
     ],
 )
 def test_why_a_restart_is_from_disk(machinefile: str, why: str) -> None:

@@ -387,7 +387,8 @@ def test_a_port_that_is_taken_is_one_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(
-            JobError, match=f"--metrics_port={port}: .*in use; take another, or 0 for a free one"
+            JobError,
+            match=f"--metrics_port={port}: .*in use; choose a different port, or 0 for a free one",
         ):
             Prometheus(port, "lenet-1")
 

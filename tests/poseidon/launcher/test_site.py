@@ -105,7 +105,7 @@ def test_how_hosts_are_reached(
         ("0 node0 0", "local", "--launcher=local starts processes on this machine only, and "
 "client 0 is on node0"),
         ("0 127.0.0.1 0\n1 localhost 0 ssh_port=2222", "local", "and client 1 is on 127.0.0.1:2222"),
-        ("0 127.0.0.1 0\n1 localhost 0 workdir=/x", "auto", "hosts: client 1 is this machine, without SSH, where workdir= has no effect; expected --launcher=ssh"),
+        ("0 127.0.0.1 0\n1 localhost 0 workdir=/x", "auto", "hosts: client 1 is this machine, without SSH, where workdir= has no effect; use --launcher=ssh"),
         ("0 node0 0\n1 127.0.0.1 "
 "0", "auto", "hosts: client 1 is on 127.0.0.1, which the other "
 "machines cannot reach"),
@@ -331,7 +331,7 @@ def test_a_host_that_comes_back_or_joins_gets_the_files_of_the_start(
         assert Path(site.sent_path(host, script)).read_text() == "print(1)"
     remote.lose(1)
     script.write_text("print(2)")
-    with pytest.raises(JobError, match=r"train.py has changed since the job has started"):
+    with pytest.raises(JobError, match=r"train.py has changed since the job started"):
         site.reach(THREE[1], RECORD, no_needs, [[script]])
     assert site._is_lost(THREE[1])
 

@@ -125,7 +125,7 @@ def test_one_that_does_not_come_whole_is_passed_over(site: Site) -> None:
     state.write_bytes(b"cut")
     site.bring(state)
     assert site.arrived == []
-    assert "did not come whole" in site.warnings[0]
+    assert "arrived incomplete" in site.warnings[0]
 
 
 @pytest.fixture
@@ -253,7 +253,7 @@ def test_a_job_that_ends_leaves_nothing_half_done(site: Site, slow: SlowAgent) -
     site.copies._thread.join(10)
     assert (site.arrived, list(site.here.iterdir())) == ([], [])
     assert site.warnings == [
-        f"not copied here, but left where worker 0 wrote it: {FAR / state.name}"
+        f"not copied here, but left on the host of worker 0: {FAR / state.name}"
     ]
 
 
@@ -322,7 +322,7 @@ def test_a_damaged_one_is_passed_over_for_the_one_before(tmp_path: Path, spoil: 
     assert (
         len(warnings) == 1
         and path.name in warnings[0]
-        and warnings[0].startswith("passed over a snapshot: ")
+        and warnings[0].startswith("skipped a snapshot: ")
     )
     sums_path(states[0]).unlink()
     assert listed.newest_intact() == ORIGIN

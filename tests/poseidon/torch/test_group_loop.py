@@ -201,7 +201,7 @@ def by_closure(module: nn.Module, group: Group) -> None:
         (steps_within, "within a backward pass, for example in a hook of a parameter"),
         (
             calls_the_group,
-            r"a group is not a module; expected the one that distribute\(\) was given",
+            r"a group is not a module; call the module that distribute\(\) was given",
         ),
     ],
 )
@@ -396,7 +396,9 @@ def test_what_has_left_for_the_shards_cannot_be_dropped() -> None:
     def body(module: nn.Module, group: Group) -> None:
         group.drop()  # nothing
         module(torch.ones(2, 3)).sum().backward()
-        with pytest.raises(UsageError, match=r"of pass 1 have left for the shards, which cannot"):
+        with pytest.raises(
+            UsageError, match=r"of pass 1 have been sent to the shards, which cannot"
+        ):
             group.drop()
         group.step()
 

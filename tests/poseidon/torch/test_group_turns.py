@@ -388,7 +388,7 @@ REFUSED: dict[str, tuple[Callable[[nn.Module, Group], object], str]] = {
         leaves_a_batch_out,
         "the module runs on the batch of virtual worker 1, and the next ",
     ),
-    "buffer": (puts_another_buffer, "the module has put another tensor in place of its buffer 's"),
+    "buffer": (puts_another_buffer, "the module has replaced the tensor of its buffer 's"),
     "seed": (seeds, r"the script has set torch's seed after distribute\(\) with virtual workers"),
     "gradients": (keeps_gradients, r"step\(zero_grad=False\) keeps the gradients for the next pa"),
     "drop": (drops, r"drop\(\), or another backward\(\), comes before step\(\)"),

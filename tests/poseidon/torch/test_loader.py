@@ -49,7 +49,7 @@ def test_the_last_batch_is_within_its_epoch_until_the_loop_ends() -> None:
 
 def test_a_loader_has_a_sampler_of_its_own() -> None:
     sampler = SharedSampler(range(4), own=range(1), workers=1)
-    with pytest.raises(UsageError, match="has a sampler of its own"):
+    with pytest.raises(UsageError, match="makes its own sampler"):
         loader_of(TensorDataset(torch.arange(4)), sampler, 2, batch_sampler=[[0]])
 
 

@@ -106,7 +106,7 @@ def test_the_virtual_workers_that_a_script_takes_over(
 
 IN_MEMORY = "such a job takes no snapshots in memory"
 MEAN = "cannot be combined with DistributedDataParallel, whose gradients are the mean"
-LOCAL = "is for local steps, which --local_steps=H asks for"
+LOCAL = "needs local steps: give --local_steps=H too"
 UNDER_DDP = {
     "--exchange=ps": "",
     "--exchange=allreduce": "",
@@ -131,9 +131,9 @@ UNDER_DDP = {
     "--virtual_workers=2": "",
     "--virtual_workers=4": "has one batch of each worker at a time",
     "--balance=1": "",
-    "--balance=auto": "places virtual workers anew at snapshots in memory, and this job has none",
+    "--balance=auto": "moves virtual workers at snapshots in memory, but this job takes none",
     "--sigint_effect=none": "",
-    "--sigint_effect=snapshot": "the script saves by itself, and nothing tells it to",
+    "--sigint_effect=snapshot": "such a script saves by itself, and cannot be asked to",
     "--sighup_effect=stop": "",
     "--max_restarts=2 --return_timeout=1": "",
     "--stall_timeout=9 --term_deadline=9": "",
@@ -220,7 +220,7 @@ def test_a_flag_holds_where_a_library_makes_the_module_or_is_refused(
     if flags in OF_ONE_HOST:
         refused = pytest.raises(UsageError)
     elif flags == "--balance=auto":
-        refused = pytest.raises(UsageError, match="this job has none")
+        refused = pytest.raises(UsageError, match="this job takes none")
     with refused, job_of(tmp_path, *flags.split()) as job:
         job.site.prepare(job.id, job.needs)
         start = Start.new(0, job.origin, job.plan, Encrypt.AUTO, job.exchange_plan)

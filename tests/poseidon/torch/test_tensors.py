@@ -88,8 +88,8 @@ def test_shared_parameters_are_one() -> None:
 @pytest.mark.parametrize(
     ("module", "words"),
     [
-        (nn.ReLU(), "ReLU has no parameter that wants a gradient"),
-        (nn.Linear(2, 2).requires_grad_(False), "no parameter that wants a gradient"),
+        (nn.ReLU(), "ReLU has no parameter that requires a gradient"),
+        (nn.Linear(2, 2).requires_grad_(False), "no parameter that requires a gradient"),
         (
             nn.Linear(2, 2).double(),
             "'weight' is torch.float64; expected parameters of torch.float32",

@@ -58,7 +58,7 @@ def test_a_codec_is_its_text(name: str) -> None:
 @pytest.mark.parametrize("name", ["steps", "None", "none", "a b", ""])
 def test_a_name_is_new_and_legal(name: str) -> None:
     codec = type("Other", (Steps,), {"name": name})
-    with pytest.raises(SpecError, match=r"give one another name|not a name of a codec"):
+    with pytest.raises(SpecError, match=r"rename one of them|not a name of a codec"):
         register_codec(codec)
 
 

@@ -58,8 +58,8 @@ class Filter(Layer):
         for bottom, top in zip(self.param.bottom, self.param.top, strict=False):
             if bottom == top:
                 raise LayerError(
-                    f"runs in place on '{top}', whose shape it changes; give the top a name of "
-                    "its own"
+                    f"runs in place on '{top}', whose shape it changes; give the top a different "
+                    "name"
                 )
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:

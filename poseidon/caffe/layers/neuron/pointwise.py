@@ -28,7 +28,7 @@ class AbsVal(Activation):
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         if self.param.top[0] == self.param.bottom[0]:
             raise LayerError(
-                f"cannot run in place, expected a top with another name than '{self.param.top[0]}'"
+                f"cannot run in place; name its top differently than '{self.param.top[0]}'"
             )
         return super().setup(bottoms)
 
@@ -100,7 +100,7 @@ class Log(Activation):
         param = self.param.log_param
         rate = natural_log(param.base)
         if rate == 0:
-            raise LayerError("base is 1, expected another positive number, or -1 for e")
+            raise LayerError("base is 1, expected a different positive number, or -1 for e")
         self.scale, self.shift, self.outer = param.scale, param.shift, 1 / rate
         return super().setup(bottoms)
 

@@ -157,7 +157,7 @@ class DetectionOutput(Layer):
 def _check(param: DetectionOutputParameter) -> None:
     """Raise LayerError unless the settings are in their ranges."""
     if param.num_classes < 1:
-        raise LayerError("missing num_classes, expected at least 1")
+        raise LayerError("num_classes is missing; it must be at least 1")
     if not param.nms_param.nms_threshold >= 0:
         raise LayerError(f"nms_threshold is {param.nms_param.nms_threshold:g}, expected at least 0")
     if not 0 < param.nms_param.eta <= 1:

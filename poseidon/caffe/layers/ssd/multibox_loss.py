@@ -344,7 +344,7 @@ def check_bottoms(bottoms: Sequence[Shape], locations: int, classes: int) -> int
 def _check(param: MultiBoxLossParameter) -> None:
     """Raise LayerError unless the settings suit each other."""
     if param.num_classes < 1:
-        raise LayerError("missing num_classes, expected at least 1")
+        raise LayerError("num_classes is missing; it must be at least 1")
     mines = param.mining_type != MultiBoxLossParameter.NONE
     if param.HasField("do_neg_mining") and param.do_neg_mining != mines:
         raise LayerError(

@@ -337,7 +337,9 @@ class ProposalTarget(Layer):
             raise DataError("the image has no objects")
         first = proposals.reshape(-1, REGION)
         if len(first) and bool((first[:, 0] != 0).any()):
-            raise DataError("a proposal is of another image than the first, expected one image")
+            raise DataError(
+                "a proposal belongs to a different image than the first; expected one image"
+            )
         candidates = torch.cat(
             (first, torch.cat((truth.new_zeros((len(truth), 1)), truth[:, :4]), 1))
         )

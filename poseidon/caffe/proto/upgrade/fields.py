@@ -53,8 +53,8 @@ def move_transformation(net: NetParameter) -> NetParameter:
             current = {setting.name: found for setting, found in layer.transform_param.ListFields()}
             if current.get(name, value) != value:
                 raise UpgradeError(
-                    f"{name} is set in transform_param and, with another value, in {block_name}; "
-                    "expected it in transform_param alone",
+                    f"{name} is set in transform_param and, with a different value, in "
+                    f"{block_name}; expected it in transform_param alone",
                     layer=index,
                 )
             setattr(layer.transform_param, name, value)

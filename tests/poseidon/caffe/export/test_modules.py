@@ -126,7 +126,7 @@ def test_weights_of_a_checkpoint(trained: tuple[Path, Path, Any]) -> None:
             (":build", "net_iter_3.pt", "a.onnx", "--input=x:1,2"),
             "name each input of forward(words, scale)",
         ),
-        ((":build", "a.onnx"), "name a checkpoint behind it"),
+        ((":build", "a.onnx"), "name a checkpoint after it"),
         ((":build", "other.pth", "a.pth"), "has no tensor embed.weight (8 such names)"),
         (("net_iter_3.pt", "a.onnx"), "needs the module: poseidon export train.py:build_model"),
     ],

@@ -292,7 +292,7 @@ WRONG = {
     ),
     "filter in place": (
         inputs(x=(4, 6), s=(4,)) + layer("Filter", "x s", "x"),
-        "runs in place on 'x', whose shape it changes; give the top a name of its own",
+        "runs in place on 'x', whose shape it changes; give the top a different name",
     ),
 }
 
@@ -334,7 +334,7 @@ def test_another_shape_in_place(kind: str) -> None:
     text = inputs(x=image, z=image, s=(2, 6, 4, 4), l=(4,))
     tops = "x y" if kind == "Slice" else "x"
     body = "slice_param { axis: 0 }" if kind == "Slice" else body
-    message = f"in place on 'x', but its top has shape {shape} and its bottom 2x6x9x11; give the top a name of its own"
+    message = f"in place on 'x', but its top has shape {shape} and its bottom 2x6x9x11; give the top a different name"
     with pytest.raises(DefinitionError, match=message) as caught:
         build(text + layer(kind, f"x{other}", tops, body))
     assert caught.value.line == 4

@@ -89,7 +89,7 @@ def test_a_full_disk_is_a_warning_until_the_last_snapshot(
 
     monkeypatch.setattr("os.fsync", fsync)
     run(solver, Job())
-    assert "No space left on device; training goes on" in caplog.text
+    assert "No space left on device; training continues" in caplog.text
     states = sorted(path.name for path in tmp_path.glob("*.solverstate"))
     assert states == ["snap_iter_15.solverstate", "snap_iter_5.solverstate"]
     for state in states:
@@ -101,7 +101,7 @@ def test_a_full_disk_is_a_warning_until_the_last_snapshot(
     with pytest.raises(SnapshotError, match="No space left on device"):
         run(solver, Job())
     assert "No space left on device; it is the run's last, so the job fails" in caplog.text
-    assert "training goes on" not in caplog.text
+    assert "training continues" not in caplog.text
     assert (tmp_path / "snap_iter_15.caffemodel").read_bytes() == before
     assert not list(tmp_path.glob(".*.partial"))
     job_folder = tmp_path / "job"

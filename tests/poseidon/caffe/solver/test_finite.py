@@ -99,7 +99,7 @@ def test_going_on_regardless_warns_once(tmp_path: Path, caplog: pytest.LogCaptur
     )
     assert ended.iterations == {0: 6}
     messages = [record.getMessage() for record in caplog.records]
-    assert sum("training goes on (--on_nan=warn)" in text for text in messages) == 1
+    assert sum("training continues (--on_nan=warn)" in text for text in messages) == 1
     assert states(tmp_path) == []
 
 

@@ -171,7 +171,7 @@ def test_a_layer_that_keeps_a_state_is_named(solver: Path, monkeypatch: pytest.M
     monkeypatch.setattr(Pooling, "KEEPS_STATE", True)
     replica = replica_of(solver, (0, 2), 0)
     try:
-        assert replica.keeps_state == "layer 'pool' (Pooling) keeps a state of its own"
+        assert replica.keeps_state == "layer 'pool' (Pooling) keeps its own state"
     finally:
         replica.close()
 

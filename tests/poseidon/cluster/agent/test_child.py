@@ -296,7 +296,7 @@ def test_a_child_that_no_thread_can_follow_is_ended(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(child_module, "_spawn", recorded)
     monkeypatch.setattr(threading.Thread, "start", refuse)
     spec = ProcessSpec(name=NAME, argv=child("forever()"), first_line=b"{}")
-    with pytest.raises(JobError, match=r"^cannot start worker 0 .*: no further thread or process"):
+    with pytest.raises(JobError, match=r"^cannot start worker 0 .*: no more threads or processes"):
         start_child(spec, RecordingListener())
     assert len(spawned) == 1
     assert none_left(spawned)

@@ -172,7 +172,9 @@ def test_spoilt_bytes_are_sent_again(place: Place, disk: Disk) -> None:
 
 def test_bytes_that_come_out_wrong_twice(place: Place, disk: Disk) -> None:
     disk.spoil = 1 << 30
-    with pytest.raises(JobError, match="big has another checksum there than here, twice over"):
+    with pytest.raises(
+        JobError, match="big has a different checksum there than here, after two tries"
+    ):
         place.send([place.file("big", BIG)])
     assert place.contents() == {}
 

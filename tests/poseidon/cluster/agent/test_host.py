@@ -179,7 +179,7 @@ def test_what_cannot_be_started(tmp_path: Path) -> None:
     ("what", "error", "why"),
     [
         ("tempfile.mkdtemp", OSError(errno.ENOSPC, "No space left on device"), "No space left on"),
-        ("threading.Thread.start", RuntimeError("can't start new thread"), "no further thread or"),
+        ("threading.Thread.start", RuntimeError("can't start new thread"), "no more threads or"),
     ],
 )
 def test_an_agent_that_cannot_serve_says_why(

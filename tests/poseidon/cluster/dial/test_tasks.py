@@ -234,7 +234,7 @@ def test_a_task_without_the_key_is_not_heard() -> None:
         until(lambda: len(found._members) == 1, "rank 1 did not join", LIMIT_S)
         message = (
             r"^of 3 tasks these did not join at tcp://127\S+ within 0.1 s: "
-            r"rank 2; \d+ attempts with another key, or none, were refused$"
+            r"rank 2; \d+ attempts with a different key, or with none, were refused$"
         )
         with pytest.raises(JobError, match=message):
             found.gather(join_of(0, 3), 0.1)
@@ -279,7 +279,7 @@ def test_what_listens_there_is_not_rank_0() -> None:
         thread.join(LIMIT_S)
         server.close()
     assert guest.error == (
-        f"what rank 0 at {address} has sent is not of this protocol: not a message: b'{{}}'"
+        f"rank 0 at {address} sent something that is not of this protocol: not a message: b'{{}}'"
     )
 
 
@@ -497,7 +497,9 @@ def test_the_last_reports_of_a_task_are_sent_though_rank_0_sends_meanwhile(
 def test_a_port_that_is_taken() -> None:
     with (
         rendezvous(1) as found,
-        pytest.raises(JobError, match="Address already in use; --rendezvous_port names another"),
+        pytest.raises(
+            JobError, match="Address already in use; choose a different port with --rendezvous_port"
+        ),
     ):
         port = int(found.address.rpartition(":")[2])
         Rendezvous("127.0.0.1", port, server_keys(KEY), size=1)

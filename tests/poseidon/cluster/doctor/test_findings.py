@@ -115,7 +115,7 @@ def test_a_transfer_that_stops_is_an_error() -> None:
     [
         ("timeout", "a firewall drops the packets"),
         ("refused", "a firewall rejects it"),
-        ("unreachable", "the network has no way there"),
+        ("unreachable", "the network has no route there"),
         ("other", "another program answers"),
     ],
 )

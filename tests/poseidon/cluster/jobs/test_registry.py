@@ -94,7 +94,7 @@ def test_records_and_requests_of_other_users_are_refused(tmp_path: Path) -> None
     request.write_text('{"do": "leave", "host": "node1"}')
     for path in (record, request):
         os.chown(path, 12345, 12345)
-    with pytest.raises(JobError, match="it belongs to another user than its folder"):
+    with pytest.raises(JobError, match="it belongs to a different user than its folder"):
         registry.read("cifar10-1")
     assert RequestFiles(registry.folder, "cifar10-1").take() is None
     for folder in (registry.folder, registry.folder.parent, tmp_path):
@@ -188,7 +188,7 @@ def test_a_damaged_record_is_an_error(tmp_path: Path, text: str) -> None:
     registry.write(RECORD)
     (Registry(tmp_path).folder / "cifar10-1.json").write_text(text)
     with pytest.raises(
-        JobError, match=r"is damaged or another version's.*remove it by hand"
+        JobError, match=r"is damaged or from a different version.*remove it by hand"
     ) as caught:
         registry.read("cifar10-1")
     assert "cifar10-1.json" in str(caught.value)
@@ -220,7 +220,8 @@ def test_a_folder_that_cannot_be_read(tmp_path: Path) -> None:
     registry.folder.parent.mkdir()
     registry.folder.write_text("")
     with pytest.raises(
-        JobError, match=r"cannot read the records of jobs in .*: Not a directory; .POSEIDON_HOME"
+        JobError,
+        match=r"cannot read the records of jobs in .*: Not a directory; set .POSEIDON_HOME",
     ):
         registry.jobs()
 

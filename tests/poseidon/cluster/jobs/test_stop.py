@@ -110,5 +110,5 @@ def test_a_line_names_some_hosts_of_many(tmp_path: Path) -> None:
     named = ", ".join(f"2 on node{number}" for number in range(8))
     assert lines == [
         f"job job-a: 22 processes stopped ({named}, 6 on 3 more hosts)",
-        "job job-b had already ended; what was on record is removed",
+        "job job-b had already ended; its record is removed",
     ]

@@ -114,9 +114,9 @@ def test_another_server_at_the_address(monkeypatch: pytest.MonkeyPatch, answer: 
         (
             ConnectionError("Could not find any running Ray instance. Please specify the one with "
 "`--address`.\nmore"),
-            "no Ray cluster was reached on this machine (--launcher=ray:address or $RAY_ADDRESS can name "
-"another): Could not find any "
-            "running Ray instance; start one with 'ray start --head'",
+            "no Ray cluster was reached on this machine (--launcher=ray:address or $RAY_ADDRESS "
+            "names a different one): Could not find any running Ray instance; start one with "
+            "'ray start --head'",
         ),
         (
             RuntimeError("Version mismatch: The cluster was started with:\n    Python: "

@@ -32,7 +32,7 @@ def test_hosts_are_numbered_by_the_ranks_of_their_leaders() -> None:
 @pytest.mark.parametrize(
     ("places", "message"),
     [
-        ([("a", 1), ("a", 0)], "rank 0 has a local rank other than 0"),
+        ([("a", 1), ("a", 0)], "rank 0 is not the first task of its host"),
         ([("a", 0), ("a", 1), ("b", 0)], "3 tasks on 2 hosts are not the same number"),
         ([("a", 0), ("a", 1), ("b", 0), ("a", 2)], "4 tasks on 2 hosts are not the same number"),
     ],

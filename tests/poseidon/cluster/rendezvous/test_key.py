@@ -33,7 +33,7 @@ def test_another_key_makes_other_pairs() -> None:
     [
         ("k" * 64, 0o644, "others can read"),
         ("k" * 64, 0o640, "others can read"),
-        ("short\n", 0o600, "holds 5 bytes, expected 32 to 4096 random ones"),
+        ("short\n", 0o600, "holds 5 bytes; expected 32 to 4096 random bytes"),
         ("k" * 5000, 0o600, "expected 32 to 4096"),
     ],
 )
@@ -55,7 +55,7 @@ def test_no_file(tmp_path: Path) -> None:
 def test_a_named_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "key", 0o600)
     with pytest.raises(
-        UsageError, match="key is not a regular file, expected one that every task can read again"
+        UsageError, match="key is not a regular file; every task must be able to read it"
     ):
         read_key(tmp_path / "key")
 

@@ -133,6 +133,6 @@ def test_a_failure_is_logged_and_the_request_still_reaches_the_launcher() -> Non
     assert done.stdout == "True\n"
     assert (
         done.stderr
-        == "cannot tell whether this task was signalled, so it is: ValueError('negative "
+        == "cannot tell whether only this task was signalled, so it ends: ValueError('negative "
         "argument')\n"
     )

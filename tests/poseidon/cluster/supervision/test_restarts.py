@@ -182,7 +182,7 @@ def test_a_job_that_does_not_continue_from_memory_says_why_once() -> None:
     world = World([lost(), lost(), DONE])
     world.from_disk = "--elastic is 0"
     Restarts(world, most=3).run()
-    why = "it continues from disk, not from memory: --elastic is 0"
+    why = "continuing from disk, not from memory: --elastic is 0"
     assert [line == why for line in world.said] == [False, True, False]
 
 
@@ -242,7 +242,7 @@ def test_a_wish_to_stop_between_two_starts_is_heard() -> None:
     world = World([lost()], stop_at=1)
     with pytest.raises(
         JobError,
-        match="worker 1 was killed; it was not started again, since the user has stopped it",
+        match="worker 1 was killed; it was not started again, because the user has stopped it",
     ):
         Restarts(world, most=3).run()
 

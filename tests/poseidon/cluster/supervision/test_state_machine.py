@@ -889,8 +889,8 @@ OWN = Failed(message="the loss is not finite", exit_code=1, peer_lost=False)
         (
             Pausing.ALWAYS,
             lambda job: job.take(STOP) + job.exit(WORKER_1, -9),
-            f"{KILLED_9}; the job was stopped; it is not started again, since the user has ended "
-            "it",
+            f"{KILLED_9}; the job was stopped; it is not started again, because the user has "
+            "ended it",
         ),
     ],
 )

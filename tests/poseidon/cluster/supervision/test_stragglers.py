@@ -50,7 +50,7 @@ def test_a_straggler_is_named_once_and_its_end_too() -> None:
     job.go(120, [0.4, 0.4, 0.8])
     ((at_s, sentence),) = job.said
     assert 60 + 28 <= at_s <= 60 + 60
-    assert sentence.startswith("worker 2 (client 2, node2) holds the others up: for ")
+    assert sentence.startswith("worker 2 (client 2, node2) slows the others down: for ")
     assert "s an iteration, 2.0 times as long as the others" in sentence
     job.go(60, [0.4, 0.4, 0.4])
     assert [text for _, text in job.said[1:]] == [

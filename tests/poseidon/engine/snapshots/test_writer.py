@@ -45,7 +45,7 @@ def test_the_last_failure_is_raised_once_and_each_is_a_warning(
         writer.submit(fail)
         with pytest.raises(SnapshotError, match="the disk is full"):
             writer.wait()
-    assert "the disk is full; training goes on" in caplog.text
+    assert "the disk is full; training continues" in caplog.text
     writer.wait()
 
 
@@ -57,7 +57,7 @@ def test_the_warning_of_a_runs_last_write_says_that_the_job_fails(
     with pytest.raises(SnapshotError, match="the disk is full"):
         writer.wait()
     assert "the disk is full; it is the run's last, so the job fails" in caplog.text
-    assert "training goes on" not in caplog.text
+    assert "training continues" not in caplog.text
 
 
 def test_a_later_success_clears_an_earlier_failure() -> None:

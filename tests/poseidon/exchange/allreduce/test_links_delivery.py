@@ -78,7 +78,7 @@ def test_nobody_waits_for_a_worker_that_has_left() -> None:
         ends[2][0].close(7)
         assert begun[0].result() == begun[1].result() == (b"0", b"1", b"2")
         sentence = (
-            r"^worker 2 has left after 7 iterations, and worker 0 goes on: all workers must make "
+            r"^worker 2 has left after 7 iterations, and worker 0 continues: all workers must make "
         )
         with pytest.raises(PeerLost, match=sentence):
             ends[0][1].gather(b"3").result()

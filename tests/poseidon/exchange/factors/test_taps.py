@@ -176,7 +176,7 @@ def test_a_second_backward_pass_after_the_factors_have_left_is_refused() -> None
         net(torch.randn(2, 5)).sum().backward()
         return net(torch.randn(2, 5)).sum()
 
-    with pytest.raises(UsageError, match=r"gradient of '0\.weight' came twice in a pass"):
+    with pytest.raises(UsageError, match=r"gradient of '0\.weight' was computed twice in a pass"):
         run(nn.Sequential(nn.Linear(5, 5)), loss)
 
 

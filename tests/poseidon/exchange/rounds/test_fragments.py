@@ -237,7 +237,7 @@ def test_fragments_travel_by_lossy_codecs(wire: dict[str, object]) -> None:
 
 def test_powersgd_does_not_stream() -> None:
     refused = pytest.raises(
-        UsageError, match="powersgd takes two rounds through the shards for each exchange"
+        UsageError, match="powersgd needs two rounds through the shards for each exchange"
     )
     with refused:
         replace(STREAMS[0], compress="*.weight=powersgd:2")

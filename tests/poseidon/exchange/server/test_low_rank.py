@@ -302,7 +302,8 @@ def test_workers_whose_rules_give_different_bits_are_refused(
 
     def open_it(rank: int, exchange: Exchange, tensors: list[Trained]) -> None:
         with pytest.raises(
-            JobError, match=r"different bits by the update rule.*another compression of --compress"
+            JobError,
+            match=r"different bits by the update rule.*different compression of --compress",
         ):
             exchange.open(None)
 

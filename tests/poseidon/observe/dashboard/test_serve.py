@@ -76,8 +76,8 @@ def test_a_port_in_use_is_one_sentence() -> None:
         with pytest.raises(JobError) as caught:
             serve([], host="127.0.0.1", port=port, token="")
     assert str(caught.value) == (
-        f"cannot listen at 127.0.0.1:{port}: Address already in use; take another --port, or 0 "
-        "for a free one"
+        f"cannot listen at 127.0.0.1:{port}: Address already in use; choose a different --port, "
+        "or 0 for a free one"
     )
 
 

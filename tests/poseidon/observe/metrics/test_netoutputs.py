@@ -123,7 +123,7 @@ def test_a_full_disk_is_reported_once_and_loses_no_row(
         sink.on_train(train(1, 1.0))
     sink.close()
     assert len(caplog.messages) == 1
-    assert "a.netoutputs: No space left on device; training goes on" in caplog.text
+    assert "a.netoutputs: No space left on device; training continues" in caplog.text
     assert sink.path.read_text().count("\n") == 3
 
 

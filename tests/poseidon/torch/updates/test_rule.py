@@ -66,7 +66,7 @@ def adds(net: nn.Sequential) -> None:
         (loads, r"'0\.weight' was changed by the script after distribute\(\)"),
         (nn.Module.double, r"'0\.weight' was changed by the script after distribute\(\)"),
         (replaces, r"'0\.weight' was changed by the script after distribute\(\)"),
-        (adds, r"'3\.weight' has a gradient, but wanted none, or was not there"),
+        (adds, r"'3\.weight' has a gradient, but required none, or did not exist"),
         (lambda net: net[0].requires_grad_(False), r"'0\.weight' was frozen after distribute\(\)"),
     ],
 )
@@ -100,7 +100,7 @@ def test_weights_in_another_order_of_memory_are_for_optimizers() -> None:
 
 
 def test_a_parameter_that_was_frozen_before_cannot_be_trained_later() -> None:
-    with pytest.raises(UsageError, match=r"'2\.weight' has a gradient, but wanted none"):
+    with pytest.raises(UsageError, match=r"'2\.weight' has a gradient, but required none"):
         together(1, build_frozen, SGD(lr=0.1), then(lambda net: net[2].requires_grad_(True)))
 
 
@@ -131,7 +131,7 @@ def with_a_read_between(module: nn.Module, group: Group) -> None:
 
 @pytest.mark.parametrize("body", [of_an_earlier_graph, with_a_read_between])
 def test_a_loss_from_before_the_step_is_refused(body: Body) -> None:
-    words = r"without a use of the module since step \d, so|modified by an inplace operation"
+    words = r"without a forward pass since step \d, so|modified by an inplace operation"
     with pytest.raises((UsageError, RuntimeError), match=words):
         together(1, build, SGD(lr=0.1), body)
 

@@ -358,9 +358,9 @@ def thaws(net: nn.Module, group: Group) -> None:
         (without_backward, r"backward"),
         (closure, r"step\(\) was given a closure"),
         (scaled, r"GradScaler .* to the shards; expected bfloat16 autocast"),
-        (clipped, r"was changed after backward\(\) had sent it.*expected the clip= of distribute"),
+        (clipped, r"was changed after backward\(\) had sent it.*use clip= of distribute"),
         (sets_lr, r"group.lr was set to 0.5 .* expected lr of the optimizer's param_groups"),
-        (thaws, r"has a gradient, but wanted none, or was not there"),
+        (thaws, r"has a gradient, but required none, or did not exist"),
         (lambda net, group: group.step(zero_grad=False), r"step\(zero_grad=False\) under torch"),
     ],
 )

@@ -61,11 +61,11 @@ def test_a_power_that_changes_nothing_may_be_overwritten() -> None:
 @pytest.mark.parametrize(
     ("kind", "top", "body", "text"),
     [
-        ("AbsVal", "x", "", "cannot run in place, expected a top with another name than 'x'"),
+        ("AbsVal", "x", "", "cannot run in place; name its top differently than 'x'"),
         ("Exp", "y", "exp_param { base: 0 }", "base is 0, expected a positive number, or -1 for e"),
         ("Exp", "y", "exp_param { base: inf }", "base is inf, expected a positive number"),
         ("Log", "y", "log_param { base: -2 }", "base is -2, expected a positive number"),
-        ("Log", "y", "log_param { base: 1 }", "base is 1, expected another positive number"),
+        ("Log", "y", "log_param { base: 1 }", "base is 1, expected a different positive number"),
     ],
 )
 def test_mistakes(kind: str, top: str, body: str, text: str) -> None:

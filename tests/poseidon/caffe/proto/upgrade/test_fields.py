@@ -52,7 +52,7 @@ def test_contradicting_transformations_are_refused() -> None:
     )
     with pytest.raises(
         UpgradeError,
-        match="mirror is set in transform_param and, with another value, in data_param",
+        match="mirror is set in transform_param and, with a different value, in data_param",
     ) as caught:
         upgrade_net(net)
     assert caught.value.layer == 1
