@@ -47,7 +47,7 @@ from poseidon.caffe.layers.base import LayerContext
 from poseidon.caffe.proto.caffe_pb2 import TRAIN
 from poseidon.caffe.proto.definition import read_solver
 from poseidon.caffe.solver.averages import SmoothedLoss
-from poseidon.caffe.solver.checkpoint import Checkpoint, Progress
+from poseidon.caffe.solver.checkpoint import Checkpoint, SolverProgress
 from poseidon.caffe.solver.replica import Replica
 from poseidon.caffe.solver.settings import solver_settings
 from poseidon.caffe.solver.trainer import LoopSettings, Trainer
@@ -135,7 +135,7 @@ def block_s(folder: Path, block: Block, iterations: int) -> list[float]:
             testers=[],
             log=GlogSink(logging.getLogger("poseidon.cost")),
             sinks=[],
-            start=Progress(iteration=0),
+            start=SolverProgress(iteration=0),
         ).run()
     replica.close()
     return [after - before for before, after in pairwise(moments[WARM - 1 :])]

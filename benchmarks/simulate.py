@@ -48,7 +48,7 @@ from benchmarks.simulation.curves import facts, points
 from benchmarks.simulation.simulator import simulate
 from benchmarks.testbed.shapes import NETS, layers_of
 from poseidon.errors import PoseidonError
-from poseidon.observe.plan.cluster_probe import Network, local_costs
+from poseidon.observe.plan.cluster_probe import NetworkLinks, local_costs
 from poseidon.observe.plan.costs import HostCosts
 from poseidon.observe.plan.forecast import PlannedCluster, machine_of
 from poseidon.observe.plan.iteration import iteration_of
@@ -131,7 +131,7 @@ def planned_machine(all_cores: bool, hosts: int, rate_mbit: float | None) -> Mac
         costs = replace(costs, free_cores=float(costs.cores))
     # Frames of the testbed are so large that nearly the whole rate carries values, as in a measured
     # one.
-    network = Network(bits_per_s=(rate_mbit or 0.0) * 1e6, latency_s=ROUTE_S, measured=True)
+    network = NetworkLinks(bits_per_s=(rate_mbit or 0.0) * 1e6, latency_s=ROUTE_S, measured=True)
     cluster = PlannedCluster(workers=hosts, servers=0, network=network, costs=costs)
     return machine_of(cluster, shared_by=hosts)
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from poseidon.caffe.data.prepare.cifar10 import BUILT_IN, Cifar10Request, Prepared
+from poseidon.caffe.data.prepare.cifar10 import BUILT_IN, Cifar10Request, PreparedCifar10
 from poseidon.caffe.layers.registry import layer_class
 from poseidon.caffe.net.net_plan import plan_net
 from poseidon.caffe.proto.definition import read_net, read_solver
@@ -95,11 +95,13 @@ def test_a_script_says_what_it_takes_and_what_it_cannot_write(
 
 def prepared(
     requests: list[Cifar10Request], origin: str = ""
-) -> Callable[[Cifar10Request], Prepared]:
+) -> Callable[[Cifar10Request], PreparedCifar10]:
     """Return what stands for `prepare_and_print`: it notes the request alone."""
-    found = Prepared(train=Path("train"), test=Path("test"), mean=Path("mean"), origin=origin)
+    found = PreparedCifar10(
+        train=Path("train"), test=Path("test"), mean=Path("mean"), origin=origin
+    )
 
-    def prepare(request: Cifar10Request) -> Prepared:
+    def prepare(request: Cifar10Request) -> PreparedCifar10:
         requests.append(request)
         return found
 

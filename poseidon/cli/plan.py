@@ -19,7 +19,7 @@ from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.errors import JobError, UsageError
 from poseidon.observe.plan.cluster_probe import (
     MOST_HOSTS,
-    Network,
+    NetworkLinks,
     local_costs,
     probe_costs,
     probe_links,
@@ -32,7 +32,7 @@ from ps_server.protocol.settings import MAX_WORKERS
 
 LATENCY_S = 50e-6
 """Assumed from host to host in a local network."""
-ONE_MACHINE = Network(bits_per_s=20e9, latency_s=20e-6, measured=False)
+ONE_MACHINE = NetworkLinks(bits_per_s=20e9, latency_s=20e-6, measured=False)
 """Assumed between processes of one machine."""
 
 
@@ -74,7 +74,9 @@ def _training(arguments: argparse.Namespace) -> Training:
 def _cluster(arguments: argparse.Namespace, notes: list[str]) -> tuple[PlannedCluster, int]:
     """Return the cluster, and the number of its hosts that share one machine."""
     latency_s = LATENCY_S if arguments.latency is None else arguments.latency / 1000
-    given = Network(bits_per_s=(arguments.rate or 0.0) * 1e6, latency_s=latency_s, measured=False)
+    given = NetworkLinks(
+        bits_per_s=(arguments.rate or 0.0) * 1e6, latency_s=latency_s, measured=False
+    )
     if not arguments.hostfile:
         notes.append("the hosts' processors are taken to be as fast as this machine's")
         return _planned(arguments.hosts, arguments.servers, given, local_costs(1)), 1
@@ -94,13 +96,16 @@ def _cluster(arguments: argparse.Namespace, notes: list[str]) -> tuple[PlannedCl
     return _planned(workers, servers, network, costs), shared_by
 
 
-def _planned(workers: int, servers: int, network: Network, costs: HostCosts) -> PlannedCluster:
+def _planned(workers: int, servers: int, network: NetworkLinks, costs: HostCosts) -> PlannedCluster:
     return PlannedCluster(workers=workers, servers=servers, network=network, costs=costs)
 
 
 def _probed(
-    arguments: argparse.Namespace, hosts: Sequence[Host], given: Network | None, notes: list[str]
-) -> tuple[Network, HostCosts, int]:
+    arguments: argparse.Namespace,
+    hosts: Sequence[Host],
+    given: NetworkLinks | None,
+    notes: list[str],
+) -> tuple[NetworkLinks, HostCosts, int]:
     """Measure the hosts of a machinefile. The last value is the most clients of one host."""
     problems: list[tuple[str, str]] = []
     with ExitStack() as stack:

@@ -10,7 +10,7 @@ from poseidon.base.settings import read_settings
 from poseidon.caffe.data.databases.kinds import Backend
 from poseidon.caffe.data.prepare.cifar10 import (
     Cifar10Request,
-    Prepared,
+    PreparedCifar10,
     default_folder,
     fetch,
     prepare,
@@ -20,7 +20,7 @@ from poseidon.cli.progress_bar import progress_bar
 from poseidon.errors import DataError, UsageError
 
 
-def prepare_and_print(request: Cifar10Request, progress: str = "auto") -> Prepared:
+def prepare_and_print(request: Cifar10Request, progress: str = "auto") -> PreparedCifar10:
     """Prepare with a progress bar, and print what was prepared, or the warning that it is not
     CIFAR-10.
     """

@@ -24,7 +24,7 @@ from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.errors import JobError, PoseidonError, UsageError, counted
 from poseidon.launcher.job import Job
-from poseidon.launcher.newcomers import Prepared, Returns, Waiting
+from poseidon.launcher.newcomers import NewcomerListener, PreparedProcess, Returns
 from poseidon.launcher.processes import Start
 
 _POLL_S = 0.1
@@ -49,7 +49,9 @@ class HostChanges(JobListener):
         self._running = False
         self._takes_snapshots = job.takes_snapshots
         self._closed = threading.Event()
-        self._arrived: queue.SimpleQueue[tuple[Host, Sequence[Prepared]]] = queue.SimpleQueue()
+        self._arrived: queue.SimpleQueue[tuple[Host, Sequence[PreparedProcess]]] = (
+            queue.SimpleQueue()
+        )
         self._leaving: frozenset[int] = frozenset()
         self._lock = threading.Lock()
         self._returns: defaultdict[int, Returns] = defaultdict(Returns)
@@ -295,18 +297,18 @@ class HostChanges(JobListener):
                 "the job continues without it"
             )
 
-    def _prepare(self, host: Host) -> list[Prepared]:
+    def _prepare(self, host: Host) -> list[PreparedProcess]:
         """Start all that the job needs to go on with a host; return when it waits, or leave nothing."""
-        site, listener, job = self._job.site, Waiting(), self._job_with(host)
+        site, listener, job = self._job.site, NewcomerListener(), self._job_with(host)
         point = StartingPoint(memory=True)
         start = replace(Start.new(0, point, job.plan, job.request.encrypt), aside=True)
         roles = {role.process: role for role in job.plan.roles}
         specs = site.paused.missing([job.spec(role, start) for role in roles.values()])
-        prepared: list[Prepared] = []
+        prepared: list[PreparedProcess] = []
         try:
             for spec in specs:
                 process = site.start_aside(spec, roles[spec.name].host, listener)
-                prepared.append(Prepared(spec=spec, process=process))
+                prepared.append(PreparedProcess(spec=spec, process=process))
             listener.until_all_wait(prepared, self._closed.is_set)
         except JobError:
             for one in prepared:
@@ -314,7 +316,7 @@ class HostChanges(JobListener):
             raise
         return prepared
 
-    def _take_in(self, host: Host, prepared: Sequence[Prepared]) -> None:
+    def _take_in(self, host: Host, prepared: Sequence[PreparedProcess]) -> None:
         """Let the job regroup with a host: all of these processes wait."""
         self._hosts[host.id] = host
         self._arrived.put((host, prepared))

@@ -26,7 +26,7 @@ _POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class PreparedProcess:
     """A process that waits for the next start of the job."""
 
     spec: ProcessSpec
@@ -38,7 +38,7 @@ class Prepared:
         return self.spec.name.role is Role.WORKER and self.process.poll() is None
 
 
-class Waiting:
+class NewcomerListener:
     """The `Listener` of processes that are prepared, until all wait."""
 
     def __init__(self) -> None:
@@ -60,7 +60,10 @@ class Waiting:
         self._heard.put((name, f"{name.short} has ended while it was prepared"))
 
     def until_all_wait(
-        self, prepared: Sequence[Prepared], stopped: Callable[[], bool], limit_s: float = PREPARED_S
+        self,
+        prepared: Sequence[PreparedProcess],
+        stopped: Callable[[], bool],
+        limit_s: float = PREPARED_S,
     ) -> None:
         """Return when all processes have paused.
 

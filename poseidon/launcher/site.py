@@ -31,7 +31,7 @@ from poseidon.cluster.host_checks import check_hosts
 from poseidon.cluster.host_probe import Check
 from poseidon.cluster.jobs.registry import JobRecord
 from poseidon.cluster.jobs.remote_hosts import SshAgents, account_of
-from poseidon.cluster.jobs.this_host import Listed
+from poseidon.cluster.jobs.this_host import JobList
 from poseidon.cluster.machinefile import Host, is_loopback, read_machinefile
 from poseidon.cluster.parallel import for_each_host, format_problems
 from poseidon.cluster.process import Listener, ProcessSpec
@@ -234,7 +234,7 @@ class Site:
         Raises:
             JobError: it has no answer.
         """
-        listed = self._agents[host.id].ask_for(Listed, Service.LIST)
+        listed = self._agents[host.id].ask_for(JobList, Service.LIST)
         return any(job.record.job == self._job and job.living for job in listed.jobs)
 
     def release(self, hosts: Iterable[int]) -> None:

@@ -31,7 +31,7 @@ LEVELS = (logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
 
 
 @dataclass(slots=True)
-class Mode:
+class ProcessMode:
     """The settings of the process.
 
     Attributes:
@@ -53,7 +53,7 @@ class Mode:
     virtual_workers: int | None = None
 
 
-MODE = Mode()
+MODE = ProcessMode()
 _LOG: list[glog.LogOutputs] = []
 
 

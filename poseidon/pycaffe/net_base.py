@@ -19,7 +19,7 @@ from poseidon.caffe.proto.caffe_pb2 import NetState
 from poseidon.caffe.proto.definition import NetDefinition
 from poseidon.errors import DataError, PoseidonError
 from poseidon.pycaffe.graph.build import NetGraph, build
-from poseidon.pycaffe.graph.nodes import Node
+from poseidon.pycaffe.graph.nodes import LayerNode
 from poseidon.pycaffe.mode import next_context
 from poseidon.pycaffe.vectors import DtypeVec, IntVec, LayerVec, StringVec
 from ps_server.numerics import prepare_thread
@@ -35,7 +35,7 @@ class NetLayer:
         blobs: its learnable blobs.
     """
 
-    def __init__(self, definition: NetDefinition, index: int, node: Node) -> None:
+    def __init__(self, definition: NetDefinition, index: int, node: LayerNode) -> None:
         self.type = definition.param.layer[index].type
         self.blobs = node.blobs
         self._definition, self._index, self._node = definition, index, node
@@ -178,7 +178,7 @@ class NetBase:
             built.compiled.close()
 
 
-def _layer_of(definition: NetDefinition, index: int, node: Node) -> NetLayer | CaffeLayer:
+def _layer_of(definition: NetDefinition, index: int, node: LayerNode) -> NetLayer | CaffeLayer:
     if isinstance(node.layer, Python):
         assert node.layer.instance is not None
         return node.layer.instance

@@ -62,7 +62,7 @@ ARROW: dict[str, Any] = {"arrowsize": 0.5, "fontname": "Helvetica", "fontsize": 
 
 
 @dataclass(slots=True, kw_only=True)
-class Box:
+class PictureBox:
     """A layer, and those that run in place on its top.
 
     Attributes:
@@ -102,9 +102,9 @@ def picture_graph(
     return graph
 
 
-def boxes_of(layers: Iterable[LayerParameter]) -> list[Box]:
+def boxes_of(layers: Iterable[LayerParameter]) -> list[PictureBox]:
     """Return the boxes of a net, in the order of its layers."""
-    boxes: list[Box] = []
+    boxes: list[PictureBox] = []
     producer: dict[str, int] = {}  # blob -> the box that wrote it last
     read: set[str] = set()  # blobs that have been read since
     for layer in layers:
@@ -118,11 +118,11 @@ def boxes_of(layers: Iterable[LayerParameter]) -> list[Box]:
         for name in layer.top:
             producer[name] = len(boxes)
             read.discard(name)
-        boxes.append(Box(layers=[layer], inputs=inputs, level=level))
+        boxes.append(PictureBox(layers=[layer], inputs=inputs, level=level))
     return boxes
 
 
-def columns_for(boxes: Sequence[Box]) -> int:
+def columns_for(boxes: Sequence[PictureBox]) -> int:
     """Return the number of sections that gives the drawing the proportions of a page in
     landscape format.
     """
@@ -137,7 +137,7 @@ def columns_for(boxes: Sequence[Box]) -> int:
     return max(1, min(levels, round(math.sqrt(tall * PAGE / wide))))
 
 
-def sections(boxes: Sequence[Box], columns: int) -> list[int]:
+def sections(boxes: Sequence[PictureBox], columns: int) -> list[int]:
     """Return the section of each box, 0 to columns - 1: an even division by levels
     with boundaries moved to cut few arrows.
     """
@@ -165,7 +165,7 @@ class _Drawer:
     def __init__(
         self,
         graph: pydot.Dot,
-        boxes: Sequence[Box],
+        boxes: Sequence[PictureBox],
         section_of: Sequence[int],
     ) -> None:
         self._graph = graph
@@ -254,7 +254,7 @@ def _labelled(note: str) -> dict[str, Any]:
     return {"xlabel": _quoted(note), "minlen": 2} if note else {}
 
 
-def _label(box: Box, display_lrm: bool, shapes: Mapping[str, Shape]) -> str:
+def _label(box: PictureBox, display_lrm: bool, shapes: Mapping[str, Shape]) -> str:
     """Return the lines of a box as dot's HTML, with the name in bold."""
     first = box.layers[0]
     name = "".join(f"<b>{html.escape(line)}</b><br/>" for line in _wrapped(first.name, "/_-"))

@@ -40,7 +40,7 @@ from poseidon.engine.this_process import current_context
 from poseidon.errors import UsageError
 from poseidon.observe.metrics.glog_lines import GlogSink, done, last, snapshotting, solving
 from poseidon.observe.metrics.record import TestRecord, TrainRecord
-from poseidon.pycaffe.graph.contributions import Contributions, total_alone
+from poseidon.pycaffe.graph.contributions import ReplicaContributions, total_alone
 from poseidon.pycaffe.graph.update import Updater
 from poseidon.pycaffe.graph.weights import load_weights
 from poseidon.pycaffe.mode import (
@@ -97,7 +97,7 @@ class Solver:
         # layers in Python set rank and count for their virtual worker
         with acting_as(self._process, placed.processes):
             self._make_nets(placed)
-        self._contributions = Contributions(
+        self._contributions = ReplicaContributions(
             [net._built for net in self.nets], placed, self._process
         )
         self._updater = Updater(self.net._built, self._settings)

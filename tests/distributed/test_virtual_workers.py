@@ -111,7 +111,7 @@ def test_each_virtual_worker_has_the_state_that_its_layers_keep(
     """Sequences that continue from iteration to iteration, a layer in Python that counts, beside
     dropout and running statistics.
     """
-    monkeypatch.setattr(mode, "MODE", mode.Mode())
+    monkeypatch.setattr(mode, "MODE", mode.ProcessMode())
     net = solver.parent / "net.prototxt"
     net.write_text(net.read_text(encoding="utf-8") + STATE, encoding="utf-8")
     expected = trained(solver, job((0, 3), ExchangeKind.SERVER))

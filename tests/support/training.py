@@ -17,7 +17,7 @@ from poseidon.caffe.layers.base import LayerContext
 from poseidon.caffe.proto.caffe_pb2 import TRAIN
 from poseidon.caffe.proto.definition import read_solver
 from poseidon.caffe.snapshot.caffemodel import read_model
-from poseidon.caffe.solver.checkpoint import Checkpoint, Progress
+from poseidon.caffe.solver.checkpoint import Checkpoint, SolverProgress
 from poseidon.caffe.solver.replica import Replica
 from poseidon.caffe.solver.settings import solver_settings
 from poseidon.caffe.solver.tester import Tester
@@ -249,7 +249,7 @@ def _run_worker(
     )
     replica = Replica(solver, settings, context, job.placement)
     checkpoint = Checkpoint(replica, settings=job.saving)
-    start, resumed = Progress(iteration=0), None
+    start, resumed = SolverProgress(iteration=0), None
     if job.resume is not None:
         private = job.staleness > 0 or job.options.local_steps > 0
         resumed = checkpoint.restore(job.resume, private_histories=private)

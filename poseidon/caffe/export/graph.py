@@ -62,7 +62,7 @@ def typed_name(name: str) -> tuple[str, str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Blob:
+class GraphBlob:
     """A blob of a net in a graph.
 
     Attributes:
@@ -104,7 +104,7 @@ class Graph:
         """Add an input."""
         self._taken.add(name)
         self._inputs.append(
-            self._value_info(Blob(name=name, shape=shape, dynamic=dynamic, dtype=dtype))
+            self._value_info(GraphBlob(name=name, shape=shape, dynamic=dynamic, dtype=dtype))
         )
         return name
 
@@ -179,7 +179,7 @@ class Graph:
         self._taken.add(name)
         return name
 
-    def model(self, name: str, outputs: Sequence[Blob]) -> Any:
+    def model(self, name: str, outputs: Sequence[GraphBlob]) -> Any:
         """Return the checked model.
 
         Args:
@@ -205,7 +205,7 @@ class Graph:
         read = {name for node in self._nodes for name in node.input}
         return [name for name in self._initializers if name in read]
 
-    def _value_info(self, blob: Blob) -> Any:
+    def _value_info(self, blob: GraphBlob) -> Any:
         extents: list[int | str | None] = (
             [BATCH, *blob.shape[1:]] if blob.dynamic else list(blob.shape)
         )
@@ -239,8 +239,8 @@ class Exported:
     """
 
     model: Any
-    inputs: tuple[Blob, ...]
-    outputs: tuple[Blob, ...]
+    inputs: tuple[GraphBlob, ...]
+    outputs: tuple[GraphBlob, ...]
     fixed: str
     absent: tuple[str, ...] = ()
 
@@ -262,7 +262,7 @@ def left_out(absent: Sequence[str]) -> str:
     return f"; left out: {', '.join(absent)} (they need inputs without --input)" if absent else ""
 
 
-def shape_text(blob: Blob) -> str:
+def shape_text(blob: GraphBlob) -> str:
     """Return the extents of a blob, as in Nx3x6x6."""
     if not blob.known:
         return "x".join("?" for _ in blob.shape)
@@ -271,7 +271,7 @@ def shape_text(blob: Blob) -> str:
     )
 
 
-Emitter = Callable[[Graph, Any, list[Blob], list[Blob]], Sequence[str]]
+Emitter = Callable[[Graph, Any, list[GraphBlob], list[GraphBlob]], Sequence[str]]
 """Adds the nodes of one layer or operator: (graph, layer after `setup`, bottoms, tops
 without names). Returns the value of each top."""
 

@@ -26,7 +26,7 @@ from poseidon.caffe.export.formats import (
     tensor_file,
     traced_program,
 )
-from poseidon.caffe.export.graph import OPSET, Blob, Shape, onnx_module, shape_text, typed_name
+from poseidon.caffe.export.graph import OPSET, GraphBlob, Shape, onnx_module, shape_text, typed_name
 from poseidon.caffe.layers.user_modules import import_file
 from poseidon.engine.snapshots.files import write_atomically
 from poseidon.errors import DefinitionError, SnapshotError, UsageError
@@ -135,12 +135,15 @@ def _traced(module: nn.Module, shapes: Mapping[str, Shape], suffix: str) -> tupl
         raise UsageError(
             f"name each input of forward({names}): --input={(names or 'x').split(',')[0]}:N,C,H,W"
         )
-    blobs = [Blob(name=n, shape=given[n], dynamic=True, dtype=types[n] or "float32") for n in known]
+    blobs = [
+        GraphBlob(name=n, shape=given[n], dynamic=True, dtype=types[n] or "float32") for n in known
+    ]
     content, fixed = _program(module, blobs)
     if suffix == ".onnx":
         content = _onnx(module, blobs, dynamic=not fixed)
     shown = ", ".join(
-        f"{blob.name} {shape_text(Blob(shape=blob.shape, dynamic=not fixed))}" for blob in blobs
+        f"{blob.name} {shape_text(GraphBlob(shape=blob.shape, dynamic=not fixed))}"
+        for blob in blobs
     )
     line = f"opset {OPSET}; " if suffix == ".onnx" else ""
     return content, f"{line}inputs: {shown}" + (
@@ -148,7 +151,7 @@ def _traced(module: nn.Module, shapes: Mapping[str, Shape], suffix: str) -> tupl
     )
 
 
-def _examples(blobs: list[Blob], *, batch: int | None) -> tuple[Tensor, ...]:
+def _examples(blobs: list[GraphBlob], *, batch: int | None) -> tuple[Tensor, ...]:
     shapes = [blob.shape if batch is None else (batch, *blob.shape[1:]) for blob in blobs]
     return tuple(
         torch.from_numpy(np.zeros(shape, np.dtype(blob.dtype)))
@@ -167,7 +170,7 @@ class _Positional(nn.Module):
         return self.module(*inputs)
 
 
-def _program(module: nn.Module, blobs: list[Blob]) -> tuple[bytes, bool]:
+def _program(module: nn.Module, blobs: list[GraphBlob]) -> tuple[bytes, bool]:
     """Return the `.pt2` file, and whether the batch is fixed."""
     try:
         return traced_program(_Positional(module), _examples(blobs, batch=2), dynamic=True), False
@@ -184,7 +187,7 @@ def _program(module: nn.Module, blobs: list[Blob]) -> tuple[bytes, bool]:
         ) from error
 
 
-def _onnx(module: nn.Module, blobs: list[Blob], *, dynamic: bool) -> bytes:
+def _onnx(module: nn.Module, blobs: list[GraphBlob], *, dynamic: bool) -> bytes:
     onnx_module()
     buffer, names = io.BytesIO(), [blob.name for blob in blobs]
     inputs = _examples(blobs, batch=2 if dynamic else None)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence, Set
 from poseidon.caffe.export import detection as _detection  # noqa: F401 - registers its emitters
 from poseidon.caffe.export import shaping as _shaping  # noqa: F401 - registers its emitters
 from poseidon.caffe.export import vision as _vision  # noqa: F401 - registers its emitters
-from poseidon.caffe.export.graph import LAYERS, Blob, Exported, Graph, Shape
+from poseidon.caffe.export.graph import LAYERS, Exported, Graph, GraphBlob, Shape
 from poseidon.caffe.layers.base import Layer, LayerContext, LayerError
 from poseidon.caffe.layers.inputs.sources import Input, Source, dummy_shapes
 from poseidon.caffe.layers.registry import replaced
@@ -139,24 +139,24 @@ def export_net(net: Net, *, name: str = "") -> Exported:
     shapes = net.slot_shapes
     graph = Graph()
     values: dict[int, str] = {}
-    given: list[Blob] = []
+    given: list[GraphBlob] = []
     for step, (name_of_layer, layer) in zip(net.plan.steps, net.layer_modules, strict=True):
         if isinstance(layer, Input):
             for top, slot in zip(layer.param.top, step.tops, strict=True):
                 values[slot] = graph.input(top, shapes[slot], dynamic=slot in dynamic)
-                given.append(Blob(name=top, shape=shapes[slot], dynamic=slot in dynamic))
+                given.append(GraphBlob(name=top, shape=shapes[slot], dynamic=slot in dynamic))
             continue
         bottoms = [
-            Blob(name=values[s], shape=shapes[s], dynamic=s in dynamic) for s in step.bottoms
+            GraphBlob(name=values[s], shape=shapes[s], dynamic=s in dynamic) for s in step.bottoms
         ]
-        tops = [Blob(shape=shapes[s], dynamic=s in dynamic) for s in step.tops]
+        tops = [GraphBlob(shape=shapes[s], dynamic=s in dynamic) for s in step.tops]
         graph.scope = name_of_layer
         for slot, top, value in zip(
             step.tops, layer.param.top, _emit(net, graph, layer, bottoms, tops), strict=True
         ):
             last = net.plan.names[top] == slot  # in place, the last value has the name
             values[slot] = graph.rename(value, top) if last else value
-    outputs: list[Blob] = []
+    outputs: list[GraphBlob] = []
     for top, slot in net.plan.outputs:
         value = values[slot]
         if value in inputs or value in (blob.name for blob in outputs):
@@ -164,7 +164,7 @@ def export_net(net: Net, *, name: str = "") -> Exported:
             value = graph.op("Identity", value)
         known = slot not in changing
         outputs.append(
-            Blob(
+            GraphBlob(
                 name=graph.rename(value, top),
                 shape=shapes[slot],
                 dynamic=slot in dynamic,
@@ -176,7 +176,9 @@ def export_net(net: Net, *, name: str = "") -> Exported:
     )
 
 
-def _emit(net: Net, graph: Graph, layer: Layer, bottoms: list[Blob], tops: list[Blob]) -> list[str]:
+def _emit(
+    net: Net, graph: Graph, layer: Layer, bottoms: list[GraphBlob], tops: list[GraphBlob]
+) -> list[str]:
     emitter = LAYERS.get(layer.param.type)
     try:
         if emitter is None:

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from poseidon.caffe.export.graph import LAYERS, Blob, Graph
+from poseidon.caffe.export.graph import LAYERS, Graph, GraphBlob
 from poseidon.caffe.layers.base import LayerError
 from poseidon.caffe.layers.neuron.affine import Bias, Scale
 from poseidon.caffe.layers.neuron.batch_norm import BatchNorm
@@ -47,7 +47,7 @@ def scaled(graph: Graph, value: str, factor: float, shift: float = 0.0) -> str:
 
 
 @LAYERS.emits("ReLU")
-def _relu(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
+def _relu(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
     slope = float(layer.slope)
     return [
         graph.op("LeakyRelu", bottoms[0].name, alpha=slope)
@@ -57,14 +57,16 @@ def _relu(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Na
 
 
 @LAYERS.emits("Sigmoid", "TanH", "AbsVal", "BNLL")
-def _unary(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
+def _unary(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
     kinds = {"TanH": "Tanh", "AbsVal": "Abs", "BNLL": "Softplus"}
     kind = layer.param.type
     return [graph.op(kinds.get(str(kind), str(kind)), bottoms[0].name)]
 
 
 @LAYERS.emits("Dropout")
-def _dropout(graph: Graph, layer: Dropout, bottoms: list[Blob], tops: list[Blob]) -> Names:
+def _dropout(
+    graph: Graph, layer: Dropout, bottoms: list[GraphBlob], tops: list[GraphBlob]
+) -> Names:
     if layer.active:
         raise LayerError("draws in the phase TEST (sample_weights_test), which ONNX cannot")
     x = bottoms[0].name
@@ -72,12 +74,12 @@ def _dropout(graph: Graph, layer: Dropout, bottoms: list[Blob], tops: list[Blob]
 
 
 @LAYERS.emits("ELU")
-def _elu(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
+def _elu(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
     return [graph.op("Elu", bottoms[0].name, alpha=float(layer.alpha))]
 
 
 @LAYERS.emits("SeLu")
-def _selu(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
+def _selu(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
     return [
         scaled(
             graph, graph.op("Elu", bottoms[0].name, alpha=float(layer.alpha)), float(layer.factor)
@@ -86,38 +88,40 @@ def _selu(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Na
 
 
 @LAYERS.emits("SeLuDropout")
-def _selu_dropout(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
+def _selu_dropout(
+    graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBlob]
+) -> Names:
     return [graph.op("Identity", bottoms[0].name)]
 
 
 @LAYERS.emits("PReLU")
-def _prelu(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
+def _prelu(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
     count = array(layer.slope).size
     slope = parameter(graph, layer, "slope", (count,) + (1,) * (len(bottoms[0].shape) - 2))
     return [graph.op("PRelu", bottoms[0].name, slope)]
 
 
 @LAYERS.emits("Swish")
-def _swish(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
+def _swish(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
     x = bottoms[0].name
     return [graph.op("Mul", x, graph.op("Sigmoid", scaled(graph, x, float(layer.beta))))]
 
 
 @LAYERS.emits("Clip", "ReLU6")
-def _clip(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
+def _clip(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
     low, high = float(getattr(layer, "low", 0.0)), float(getattr(layer, "high", 6.0))
     below = graph.op("Min", bottoms[0].name, graph.floats(high))
     return [graph.op("Max", below, graph.floats(low))]
 
 
 @LAYERS.emits("Threshold")
-def _threshold(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
+def _threshold(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
     above = graph.op("Greater", bottoms[0].name, graph.floats(float(layer.threshold)))
     return [graph.op("Cast", above, to=1)]
 
 
 @LAYERS.emits("Power")
-def _power(graph: Graph, layer: Power, bottoms: list[Blob], tops: list[Blob]) -> Names:
+def _power(graph: Graph, layer: Power, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
     x = bottoms[0].name
     if layer.power == 0 or layer.scale == 0:
         return [scaled(graph, graph.op("Pow", x, graph.floats(0.0)), layer.constant)]
@@ -128,20 +132,22 @@ def _power(graph: Graph, layer: Power, bottoms: list[Blob], tops: list[Blob]) ->
 
 
 @LAYERS.emits("Exp")
-def _exp(graph: Graph, layer: Exp, bottoms: list[Blob], tops: list[Blob]) -> Names:
+def _exp(graph: Graph, layer: Exp, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
     return [
         scaled(graph, graph.op("Exp", scaled(graph, bottoms[0].name, layer.inner)), layer.outer)
     ]
 
 
 @LAYERS.emits("Log")
-def _log(graph: Graph, layer: Log, bottoms: list[Blob], tops: list[Blob]) -> Names:
+def _log(graph: Graph, layer: Log, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
     inner = scaled(graph, bottoms[0].name, layer.scale, layer.shift)
     return [scaled(graph, graph.op("Log", inner), layer.outer)]
 
 
 @LAYERS.emits("Scale", "Bias")
-def _affine(graph: Graph, layer: Scale | Bias, bottoms: list[Blob], tops: list[Blob]) -> Names:
+def _affine(
+    graph: Graph, layer: Scale | Bias, bottoms: list[GraphBlob], tops: list[GraphBlob]
+) -> Names:
     x = bottoms[0].name
     shape = tuple(layer.broadcast)
 
@@ -160,7 +166,7 @@ def _affine(graph: Graph, layer: Scale | Bias, bottoms: list[Blob], tops: list[B
 
 
 @LAYERS.emits("Axpy")
-def _axpy(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
+def _axpy(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
     a, x, z = bottoms
     trailing = (1,) * (len(x.shape) - 2)
     factor = graph.reshape(a.name, [*a.extents[:2], *trailing])
@@ -168,7 +174,9 @@ def _axpy(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Na
 
 
 @LAYERS.emits("BatchNorm")
-def _batch_norm(graph: Graph, layer: BatchNorm, bottoms: list[Blob], tops: list[Blob]) -> Names:
+def _batch_norm(
+    graph: Graph, layer: BatchNorm, bottoms: list[GraphBlob], tops: list[GraphBlob]
+) -> Names:
     (x,) = bottoms
     if not layer.reads_estimates:
         axes = [axis for axis in range(len(x.shape)) if axis != 1 or len(x.shape) == 1]
@@ -195,7 +203,7 @@ def _standardized(graph: Graph, x: str, axes: list[int], eps: float) -> str:
 
 
 @LAYERS.emits("BN")
-def _bn(graph: Graph, layer: BN, bottoms: list[Blob], tops: list[Blob]) -> Names:
+def _bn(graph: Graph, layer: BN, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
     (x,) = bottoms
     wide = [1] * len(x.shape)
     wide[layer.axis] = x.shape[layer.axis]
@@ -219,7 +227,7 @@ def _bn(graph: Graph, layer: BN, bottoms: list[Blob], tops: list[Blob]) -> Names
 
 
 @LAYERS.emits("LRN")
-def _lrn(graph: Graph, layer: LRN, bottoms: list[Blob], tops: list[Blob]) -> Names:
+def _lrn(graph: Graph, layer: LRN, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
     x = bottoms[0].name
     if layer.across:
         return [
@@ -244,7 +252,7 @@ def _lrn(graph: Graph, layer: LRN, bottoms: list[Blob], tops: list[Blob]) -> Nam
 
 
 @LAYERS.emits("MVN")
-def _mvn(graph: Graph, layer: MVN, bottoms: list[Blob], tops: list[Blob]) -> Names:
+def _mvn(graph: Graph, layer: MVN, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
     lead = tops[0].extents[:1] if layer.across else tops[0].extents[:2]
     if layer.across:
         rows = graph.reshape(bottoms[0].name, [*lead, int(np.prod(tops[0].shape[1:]))])
@@ -260,7 +268,9 @@ def _mvn(graph: Graph, layer: MVN, bottoms: list[Blob], tops: list[Blob]) -> Nam
 
 
 @LAYERS.emits("Normalize")
-def _normalize(graph: Graph, layer: Normalize, bottoms: list[Blob], tops: list[Blob]) -> Names:
+def _normalize(
+    graph: Graph, layer: Normalize, bottoms: list[GraphBlob], tops: list[GraphBlob]
+) -> Names:
     x = bottoms[0].name
     squares = graph.op("ReduceSum", graph.op("Mul", x, x), graph.integers(*layer.axes), keepdims=1)
     norm = graph.op("Sqrt", graph.op("Add", squares, graph.floats(layer.eps)))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from poseidon.caffe.export.graph import LAYERS, Blob, Graph
+from poseidon.caffe.export.graph import LAYERS, Graph, GraphBlob
 from poseidon.caffe.export.pointwise import Names, parameter
 from poseidon.caffe.layers.base import LayerError
 from poseidon.caffe.layers.vision.convolution import BaseConvolution, Window
@@ -22,7 +22,7 @@ from poseidon.caffe.layers.vision.pooling import Pooling
     "Deconvolution",
 )
 def _convolution(
-    graph: Graph, layer: BaseConvolution, bottoms: list[Blob], tops: list[Blob]
+    graph: Graph, layer: BaseConvolution, bottoms: list[GraphBlob], tops: list[GraphBlob]
 ) -> Names:
     kind = "ConvTranspose" if layer.param.type == "Deconvolution" else "Conv"
     shape = tuple(layer.weight.shape) + ((1,) if layer.pointwise else ())
@@ -56,7 +56,7 @@ def _window_settings(window: Window) -> dict[str, list[int]]:
 
 
 @LAYERS.emits("Im2col")
-def _im2col(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
+def _im2col(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
     """Return a convolution whose kernels each take one value of the window."""
     (x,), window = bottoms, layer.window
     channels, count = x.shape[layer.axis], math.prod(window.kernel)
@@ -69,11 +69,13 @@ def _im2col(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> 
 
 
 @LAYERS.emits("Pooling")
-def _pooling(graph: Graph, layer: Pooling, bottoms: list[Blob], tops: list[Blob]) -> Names:
+def _pooling(
+    graph: Graph, layer: Pooling, bottoms: list[GraphBlob], tops: list[GraphBlob]
+) -> Names:
     return pooled(graph, layer, bottoms[0])
 
 
-def pooled(graph: Graph, layer: Pooling, bottom: Blob) -> Names:
+def pooled(graph: Graph, layer: Pooling, bottom: GraphBlob) -> Names:
     """Return the tops of a Pooling layer: windows that exceed the end are padded,
     so that ONNX needs no rule of its own.
     """
@@ -104,7 +106,7 @@ def pooled(graph: Graph, layer: Pooling, bottom: Blob) -> Names:
 
 
 @LAYERS.emits("SPP")
-def _spp(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
+def _spp(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
     levels = [pooled(graph, level, bottoms[0])[0] for level in layer.levels]
     if len(levels) == 1:
         return levels
@@ -112,7 +114,7 @@ def _spp(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Nam
 
 
 @LAYERS.emits("Interp")
-def _interp(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
+def _interp(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
     value = bottoms[0].name
     for axis, extent in enumerate(bottoms[0].shape[2:], 2):
         if layer.front or layer.back:
@@ -137,7 +139,7 @@ def _resized(
 
 
 @LAYERS.emits("Upsample")
-def _upsample(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
+def _upsample(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
     x, top = bottoms[0], tops[0]
     if len(bottoms) == 1:
         return [_resized(graph, x.name, top.shape[2:], mode="nearest", transformation="asymmetric")]
@@ -154,7 +156,7 @@ def _upsample(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -
 
 
 @LAYERS.emits("Reorg")
-def _reorg(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
+def _reorg(graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBlob]) -> Names:
     batch, (_, channels, high, wide) = tops[0].extents[0], bottoms[0].shape
     s = layer.stride
     inner = channels // s**2
@@ -168,7 +170,9 @@ def _reorg(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> N
 
 
 @LAYERS.emits("ROIPooling")
-def _roi_pooling(graph: Graph, layer: Any, bottoms: list[Blob], tops: list[Blob]) -> Names:
+def _roi_pooling(
+    graph: Graph, layer: Any, bottoms: list[GraphBlob], tops: list[GraphBlob]
+) -> Names:
     regions = graph.reshape(bottoms[1].name, [-1, 5])
     pooling = {"pooled_shape": list(layer.parts), "spatial_scale": float(layer.scale)}
     return [graph.op("MaxRoiPool", bottoms[0].name, regions, **pooling)]

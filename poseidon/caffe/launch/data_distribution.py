@@ -26,7 +26,7 @@ MOST_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Delivery:
+class ClientFiles:
     """The files of one client.
 
     Attributes:
@@ -116,7 +116,7 @@ def remote_path(path: Path, client: Host) -> str:
     return str(PurePosixPath(client.workdir) / PurePosixPath(path))
 
 
-def _plan(others: Sequence[tuple[Host, PartFiles]], report: Report) -> list[Delivery]:
+def _plan(others: Sequence[tuple[Host, PartFiles]], report: Report) -> list[ClientFiles]:
     """Read all files that are to be sent, for their checksums."""
     every = {file for _, part in others for file in part.files}
     total = sum(file.stat().st_size for file in every if file.is_file())
@@ -132,12 +132,12 @@ def _plan(others: Sequence[tuple[Host, PartFiles]], report: Report) -> list[Deli
             remote = remote_path(path, client)
             files.append(SentFile(local=path, remote=remote, size=file.size, sha256=file.sha256))
         folders = tuple(remote_path(folder, client) for folder in part.folders)
-        deliveries.append(Delivery(client=client, files=tuple(files), folders=folders))
+        deliveries.append(ClientFiles(client=client, files=tuple(files), folders=folders))
     return deliveries
 
 
 def _deliver_all(
-    deliveries: Sequence[Delivery],
+    deliveries: Sequence[ClientFiles],
     agents: Mapping[int, RemoteAgent],
     *,
     replace: bool,
@@ -146,7 +146,7 @@ def _deliver_all(
     """Send to all clients at once; return the sentence of each, by the client's id."""
     count = _Count(report, COPYING, sum(delivery.size for delivery in deliveries))
 
-    def one(delivery: Delivery) -> str | JobError:
+    def one(delivery: ClientFiles) -> str | JobError:
         place = client_name(delivery.client)
         try:
             done = deliver(

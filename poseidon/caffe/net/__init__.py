@@ -3,7 +3,7 @@
 from poseidon.caffe.net.compile import compile_net
 from poseidon.caffe.net.load import LoadReport
 from poseidon.caffe.net.net import Net
-from poseidon.caffe.net.net_plan import NetPlan, Step, plan_net
+from poseidon.caffe.net.net_plan import LayerStep, NetPlan, plan_net
 from poseidon.caffe.net.params import ParamInfo
 
-__all__ = ["LoadReport", "Net", "NetPlan", "ParamInfo", "Step", "compile_net", "plan_net"]
+__all__ = ["LayerStep", "LoadReport", "Net", "NetPlan", "ParamInfo", "compile_net", "plan_net"]

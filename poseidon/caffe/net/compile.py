@@ -19,7 +19,7 @@ from poseidon.caffe.layers.base import Layer, LayerContext, LayerError, Shape, n
 from poseidon.caffe.layers.registry import create, layer_class
 from poseidon.caffe.net.load import first_values
 from poseidon.caffe.net.net import Compiled, Net
-from poseidon.caffe.net.net_plan import NetPlan, Step, plan_net
+from poseidon.caffe.net.net_plan import LayerStep, NetPlan, plan_net
 from poseidon.caffe.net.params import ParamInfo, ParamTable
 from poseidon.caffe.net.random_state import derive_seed
 from poseidon.caffe.proto.caffe_pb2 import NetState, Phase
@@ -235,7 +235,7 @@ class _Compiler:
                 self._install_blobs(layer)
         return shapes
 
-    def _is_left_out(self, step: Step, shapes: Mapping[int, Shape]) -> bool:
+    def _is_left_out(self, step: LayerStep, shapes: Mapping[int, Shape]) -> bool:
         """Return whether the step's layer, a layer below it, or the owner of one of its blobs is
         left out.
         """

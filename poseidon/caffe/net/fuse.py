@@ -22,7 +22,7 @@ from poseidon.caffe.layers.base import Layer
 from poseidon.caffe.layers.common.combine import Eltwise
 from poseidon.caffe.layers.neuron.affine import Scale
 from poseidon.caffe.layers.neuron.batch_norm import BatchNorm
-from poseidon.caffe.net.net_plan import NetPlan, Step
+from poseidon.caffe.net.net_plan import LayerStep, NetPlan
 
 Run = Callable[..., Tensor | tuple[Tensor, ...]]
 
@@ -36,7 +36,7 @@ class FusedStep:
         run: the function from bottoms to tops.
     """
 
-    step: Step
+    step: LayerStep
     run: Run
 
 
@@ -125,7 +125,7 @@ def _private_slots(plan: NetPlan) -> set[int]:
     return {slot for slot, count in uses.items() if count == 1} - seen
 
 
-def _scales_channels(layer: Layer, step: Step) -> bool:
+def _scales_channels(layer: Layer, step: LayerStep) -> bool:
     param = layer.param.scale_param
     return (
         isinstance(layer, Scale)
@@ -135,7 +135,7 @@ def _scales_channels(layer: Layer, step: Step) -> bool:
     )
 
 
-def _fuse_pair(first: Step, second: Step, norm: Layer, scale: Layer) -> FusedStep:
+def _fuse_pair(first: LayerStep, second: LayerStep, norm: Layer, scale: Layer) -> FusedStep:
     assert isinstance(norm, BatchNorm) and isinstance(scale, Scale)
     between = first.tops[0]
     dead = tuple(slot for slot in (*first.dead, *second.dead) if slot != between)

@@ -23,7 +23,7 @@ from poseidon.caffe.layers.inputs.sources import Input, ReadingSource, Source
 from poseidon.caffe.net.debug import DebugTrace
 from poseidon.caffe.net.fuse import FusedStep, Run, fuse
 from poseidon.caffe.net.load import Arrays, LoadReport, load_blobs
-from poseidon.caffe.net.net_plan import NetPlan, Step
+from poseidon.caffe.net.net_plan import LayerStep, NetPlan
 from poseidon.caffe.net.params import ParamInfo
 from poseidon.caffe.net.random_state import pack_states, unpack_states
 from poseidon.caffe.net.shapes import SlotShapes, check_known
@@ -57,7 +57,7 @@ class Compiled:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class LayerCall:
     """An element of the list that `forward` iterates over."""
 
     layer: Layer
@@ -103,13 +103,13 @@ class Net(nn.Module):
         self.keep_blobs = False
         self.blobs: dict[str, Tensor] = {}
         self.keep_data = False
-        self._kept_data: list[tuple[Call, Any]] = []
+        self._kept_data: list[tuple[LayerCall, Any]] = []
         self._inputs = self._find_inputs()
         steps = [
             FusedStep(step, run) for step, run in zip(self.plan.steps, self._runs(), strict=True)
         ]
         self._calls = self._calls_of(steps)
-        self._traced_calls: tuple[Call, ...] = ()
+        self._traced_calls: tuple[LayerCall, ...] = ()
         self._trace: DebugTrace | None = None
         # Layers whose shapes may change are not fused.
         fused = fuse(self.plan, compiled.layers, self._runs(), apart=self._slot_shapes.dynamic)
@@ -178,7 +178,7 @@ class Net(nn.Module):
             for position, (_, layer) in enumerate(self.layer_modules)
         ]
 
-    def _chosen_calls(self) -> tuple[Call, ...]:
+    def _chosen_calls(self) -> tuple[LayerCall, ...]:
         if self._trace is not None:
             return self._traced_calls
         return self._calls if self.keep_blobs else self._fused_calls
@@ -370,14 +370,14 @@ class Net(nn.Module):
     def _generators(self) -> list[torch.Generator]:
         return [layer.generator for _, layer in self.layer_modules if layer.generator is not None]
 
-    def _calls_of(self, steps: Iterable[FusedStep]) -> tuple[Call, ...]:
+    def _calls_of(self, steps: Iterable[FusedStep]) -> tuple[LayerCall, ...]:
         return tuple(
             self._call(fused.step, fused.run) for fused in steps if not isinstance(fused.run, Input)
         )
 
-    def _call(self, step: Step, run: Run) -> Call:
+    def _call(self, step: LayerStep, run: Run) -> LayerCall:
         layer = self.layer_modules[step.layer][1]
-        return Call(
+        return LayerCall(
             layer=layer,
             index=step.layer,
             run=run if step.bottoms or isinstance(layer, Source) else partial(_read, run),
@@ -409,11 +409,11 @@ class Net(nn.Module):
                 value = value.detach().requires_grad_()
             values[slot] = value
 
-    def _located(self, call: Call, error: DataError) -> DataError:
+    def _located(self, call: LayerCall, error: DataError) -> DataError:
         """Return an error with the file, line and name of the layer added."""
         return DataError(str(self.definition.error(call.index, str(error))))
 
-    def _require_gradient(self, call: Call, values: list[Any]) -> None:
+    def _require_gradient(self, call: LayerCall, values: list[Any]) -> None:
         for slot in call.tops:
             if slot in self.plan.wants_gradient and not values[slot].requires_grad:
                 values[slot] = values[slot].detach().requires_grad_()

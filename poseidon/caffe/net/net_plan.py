@@ -23,7 +23,7 @@ ClassOf = Callable[[str], type[Layer]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class LayerStep:
     """The part of the plan for one layer.
 
     Attributes:
@@ -58,7 +58,7 @@ class NetPlan:
             propagate_down.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[LayerStep, ...]
     slots: int
     names: dict[str, int]
     outputs: tuple[tuple[str, int], ...]
@@ -93,7 +93,7 @@ class _Planner:
 
     definition: NetDefinition
     class_of: ClassOf
-    steps: list[Step] = field(default_factory=list)
+    steps: list[LayerStep] = field(default_factory=list)
     classes: list[type[Layer]] = field(default_factory=list)
     names: dict[str, int] = field(default_factory=dict)
     writer: list[int] = field(default_factory=list)  # slot -> index of the layer that writes it
@@ -127,7 +127,9 @@ class _Planner:
             if flag and not self.steps[self.writer[slot]].bottoms
         )
         self.steps.append(
-            Step(layer=index, bottoms=bottoms, tops=tops, cut=tuple(flag is False for flag in down))
+            LayerStep(
+                layer=index, bottoms=bottoms, tops=tops, cut=tuple(flag is False for flag in down)
+            )
         )
 
     def finish(self) -> NetPlan:
@@ -208,7 +210,7 @@ class _Planner:
             if weight and position < len(param.top):
                 self.weights[param.top[position]] = weight
 
-    def _with_lifetimes(self, kept: set[int]) -> list[Step]:
+    def _with_lifetimes(self, kept: set[int]) -> list[LayerStep]:
         """Return the steps with their dead slots, and with `overwrites` for layers that may run
         in place.
         """
@@ -224,7 +226,7 @@ class _Planner:
             steps.append(replace(step, dead=dead, overwrites=self._overwrites(step, kept)))
         return steps
 
-    def _overwrites(self, step: Step, kept: set[int]) -> bool:
+    def _overwrites(self, step: LayerStep, kept: set[int]) -> bool:
         param = self.definition.param.layer[step.layer]
         if not (param.bottom and param.top and param.bottom[0] == param.top[0]):
             return False

@@ -67,7 +67,7 @@ _CONTENT = re.compile(r"""["']([^\s"':{}]+)\s+[^"']*[:{]""")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mistake:
+class DefinitionMistake:
     """A mistake: the message without the location, and the location; line and column count from
     1.
     """
@@ -77,7 +77,7 @@ class Mistake:
     column: int
 
 
-def diagnose(text: str, descriptor: Descriptor) -> Mistake | None:
+def diagnose(text: str, descriptor: Descriptor) -> DefinitionMistake | None:
     """Return the first mistake in `text` as a message of type `descriptor`, or None if it has none.
 
     Args:
@@ -97,7 +97,7 @@ class _Found(Exception):
 
     def __init__(self, message: str, token: Token) -> None:
         super().__init__(message)
-        self.mistake = Mistake(message=message, line=token.line, column=token.column)
+        self.mistake = DefinitionMistake(message=message, line=token.line, column=token.column)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +131,7 @@ class _Walk:
         while self._token.text:
             self._setting()
 
-    def missing_quote(self, mistake: Mistake) -> Mistake | None:
+    def missing_quote(self, mistake: DefinitionMistake) -> DefinitionMistake | None:
         """Return the mistake that caused `mistake` if a string on its line lacks the closing
         quote, else None.
         """
@@ -144,11 +144,11 @@ class _Walk:
             if found := _CONTENT.match(token.text):
                 quote = token.text[0]
                 message = f"the string {quote}{found[1]} has no closing quote; write {quote}{found[1]}{quote}"
-                return Mistake(message=message, line=token.line, column=token.column)
+                return DefinitionMistake(message=message, line=token.line, column=token.column)
         if strings[-1].column <= mistake.column:
             return None
         message = f"a string on this line has no closing quote; the last one is {quoted(strings[-1].text)}"
-        return Mistake(message=message, line=mistake.line, column=strings[0].column)
+        return DefinitionMistake(message=message, line=mistake.line, column=strings[0].column)
 
     def _next(self) -> Token:
         token = self._token

@@ -54,7 +54,7 @@ LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class SolverProgress:
     """The position of a training loop.
 
     Attributes:
@@ -82,7 +82,7 @@ class Resumed:
             as many virtual workers; else empty.
     """
 
-    progress: Progress
+    progress: SolverProgress
     model: Path | None = None
     own_histories: list[list[History]]
     outer: list[History]
@@ -165,7 +165,7 @@ class Checkpoint:
     def save(
         self,
         prefix: Path,
-        progress: Progress,
+        progress: SolverProgress,
         exchange: Exchange,
         log: GlogSink,
         *,
@@ -241,7 +241,9 @@ class Checkpoint:
         """Leave the prefix to other jobs."""
         self._prefixes.release()
 
-    def _worker_states(self, progress: Progress, exchange: Exchange) -> list[PoseidonWorkerState]:
+    def _worker_states(
+        self, progress: SolverProgress, exchange: Exchange
+    ) -> list[PoseidonWorkerState]:
         """Return the state of each virtual worker of this process.
 
         What codecs hold back is with its first one.
@@ -274,7 +276,7 @@ class Checkpoint:
     def _contents(
         self,
         prefix: Path,
-        progress: Progress,
+        progress: SolverProgress,
         states: Sequence[PoseidonWorkerState],
         histories: Sequence[History],
         diffs: hdf5.NamedBlobs | None,
@@ -385,7 +387,7 @@ class Checkpoint:
         own_histories = [histories] * len(self._replica.nets)
         if private_histories and own and own[0].history:
             own_histories = [self._own_history(path, saved) for saved in own]
-        progress = Progress(
+        progress = SolverProgress(
             iteration=state.iteration,
             tests_done=state.poseidon.tests_done,
             losses=tuple(tuple(one.smoothed_loss) for one in own),

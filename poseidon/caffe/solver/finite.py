@@ -26,7 +26,7 @@ CHECK_S = 0.25
 REMEDY = "a lower base_lr or clip_gradients may help; --on_nan=warn continues anyway"
 
 
-class LossWatch:
+class LossCheck:
     """Checks the losses of one virtual worker.
 
     Args:

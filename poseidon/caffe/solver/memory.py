@@ -22,7 +22,7 @@ from torch import Tensor
 
 from poseidon.caffe.proto.caffe_pb2 import PoseidonState, PoseidonWorkerState
 from poseidon.caffe.solver.averages import parts
-from poseidon.caffe.solver.checkpoint import Progress
+from poseidon.caffe.solver.checkpoint import SolverProgress
 from poseidon.caffe.solver.frozen import FrozenHistories
 from poseidon.caffe.solver.large_parts import ComingParts, Head, OwnParts
 from poseidon.caffe.solver.replica import Replica
@@ -71,7 +71,7 @@ def arrive(
     frozen: FrozenHistories,
     control: JobControl,
     iteration: int,
-) -> Progress:
+) -> SolverProgress:
     """Bring the virtual workers of this process to the states in rank 0's memory snapshot; return
     the position of the loop. All workers call it together, once the exchange is open.
 
@@ -88,7 +88,7 @@ def arrive(
     for nets in replica.nets:
         restore(nets, state.worker[nets.number])
     frozen.unpack(packed_frozen)
-    return Progress(
+    return SolverProgress(
         iteration=iteration,
         tests_done=state.tests_done,
         losses=tuple(tuple(state.worker[nets.number].smoothed_loss) for nets in replica.nets),

@@ -32,8 +32,8 @@ from poseidon.caffe.solver.averages import (
     parts,
     total,
 )
-from poseidon.caffe.solver.checkpoint import Checkpoint, Progress
-from poseidon.caffe.solver.finite import LossWatch
+from poseidon.caffe.solver.checkpoint import Checkpoint, SolverProgress
+from poseidon.caffe.solver.finite import LossCheck
 from poseidon.caffe.solver.memory import MemorySnapshots
 from poseidon.caffe.solver.replica import Replica, Values
 from poseidon.caffe.solver.tester import Tester
@@ -117,7 +117,7 @@ class Trainer:
         testers: list[Tester],
         log: GlogSink,
         sinks: list[Sink],
-        start: Progress,
+        start: SolverProgress,
         own_time: OwnTime | None = None,
         memory: MemorySnapshots | None = None,
     ) -> None:
@@ -151,7 +151,7 @@ class Trainer:
         }
         """By virtual worker, in order, as `_losses`."""
         self._losses = {
-            nets.number: LossWatch(
+            nets.number: LossCheck(
                 nets.train,
                 name=nets.name,
                 stop=settings.stop_at_nan,
@@ -371,7 +371,7 @@ class Trainer:
             losses.check()
         self._compare_replicas()
         self._show_displayed(wait=True)
-        progress = Progress(
+        progress = SolverProgress(
             iteration=self._iteration,
             tests_done=self._tests_done,
             losses=tuple(tuple(smoothed.losses) for smoothed in self._smoothed.values()),

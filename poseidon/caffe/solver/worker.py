@@ -19,7 +19,7 @@ from poseidon.caffe.proto.caffe_pb2 import TRAIN
 from poseidon.caffe.proto.definition import read_solver
 from poseidon.caffe.proto.shipped import unpack_solver
 from poseidon.caffe.solver.averages import SmoothedLoss
-from poseidon.caffe.solver.checkpoint import Checkpoint, Progress, Resumed
+from poseidon.caffe.solver.checkpoint import Checkpoint, Resumed, SolverProgress
 from poseidon.caffe.solver.layer_context import layer_context
 from poseidon.caffe.solver.memory import MemorySnapshot, MemorySnapshots, arrive
 from poseidon.caffe.solver.replica import Replica
@@ -64,7 +64,7 @@ class ProgressReporter:
         launcher: LauncherConnection,
         max_iter: int,
         images_per_iteration: int,
-        start: Progress,
+        start: SolverProgress,
         *,
         virtual_workers: int = 1,
     ) -> None:
@@ -244,7 +244,7 @@ class SolverWork(TrainingWork[JobDocument]):
         resumed = self._starting_point(replica, checkpoint)
         if replica.settings.snapshot or replica.settings.snapshot_after_train:
             checkpoint.begin(replica.solver.snapshot_prefix(Path(document.output)))
-        start = Progress(iteration=0) if resumed is None else resumed.progress
+        start = SolverProgress(iteration=0) if resumed is None else resumed.progress
         trace = self.open_trace()
         self.launcher.send("ready")
         watchdog = self.launcher.watchdog
@@ -305,7 +305,7 @@ class SolverWork(TrainingWork[JobDocument]):
                 trace.close()
 
     def _memory_snapshots(
-        self, replica: Replica, built: Built, checkpoint: Checkpoint, start: Progress
+        self, replica: Replica, built: Built, checkpoint: Checkpoint, start: SolverProgress
     ) -> MemorySnapshots | None:
         """Return what takes memory snapshots; None if the job has none."""
         document, exchange = self.document, built.exchange
@@ -384,7 +384,7 @@ class SolverWork(TrainingWork[JobDocument]):
             newest.restore_values(replica)
             LOGGER.info("continuing from memory at iteration %d", rewind)
         return Resumed(
-            progress=Progress(iteration=rewind),
+            progress=SolverProgress(iteration=rewind),
             own_histories=[[] if newest is None else list(newest.histories)],
             outer=[],
             held_back={} if newest is None else newest.held_back,
@@ -422,7 +422,7 @@ class SolverWork(TrainingWork[JobDocument]):
         replica: Replica,
         exchange: Exchange,
         checkpoint: Checkpoint,
-        start: Progress,
+        start: SolverProgress,
     ) -> Iterator[Trainer]:
         document, settings = self.document, replica.settings
         images = replica.batch_records * document.placement.count * settings.iter_size

@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from poseidon.caffe.export.graph import OPERATORS, Blob, Graph, element_type
+from poseidon.caffe.export.graph import OPERATORS, Graph, GraphBlob, element_type
 from poseidon.caffe.export.pointwise import scaled
 from poseidon.caffe.layers.base import LayerError
 from poseidon.caffe2.export.trace import Op
@@ -43,7 +43,7 @@ BINARY = {
 }
 
 
-def number(graph: Graph, value: float, like: Blob) -> str:
+def number(graph: Graph, value: float, like: GraphBlob) -> str:
     """Return a constant scalar of the type of a blob."""
     return graph.constant(np.array(value, np.dtype(like.dtype)))
 
@@ -54,43 +54,43 @@ def cast(graph: Graph, value: str, dtype: str) -> str:
 
 
 @OPERATORS.emits(*PLAIN)
-def _plain(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _plain(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     return [graph.op(PLAIN[op.definition.type], inputs[0].name)]
 
 
 @OPERATORS.emits("Sqr", "Cube")
-def _powers(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _powers(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     x = inputs[0].name
     square = graph.op("Mul", x, x)
     return [square if op.definition.type == "Sqr" else graph.op("Mul", square, x)]
 
 
 @OPERATORS.emits("Rsqrt", "RSqrt")
-def _rsqrt(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _rsqrt(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     return [graph.op("Reciprocal", graph.op("Sqrt", inputs[0].name))]
 
 
 @OPERATORS.emits("Cbrt")
-def _cbrt(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _cbrt(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     (x,) = inputs
     root = graph.op("Pow", graph.op("Abs", x.name), number(graph, 1 / 3, x))
     return [graph.op("Mul", graph.op("Sign", x.name), root)]
 
 
 @OPERATORS.emits("Log1p")
-def _log1p(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _log1p(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     return [graph.op("Log", graph.op("Add", inputs[0].name, number(graph, 1, inputs[0])))]
 
 
 @OPERATORS.emits("Logit")
-def _logit(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _logit(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     (x,), eps = inputs, float(op["eps"])
     inner = _limited(graph, x, eps, 1 - eps)
     rest = graph.op("Sub", number(graph, 1, x), inner)
     return [graph.op("Log", graph.op("Div", inner, rest))]
 
 
-def _limited(graph: Graph, x: Blob, low: float | None, high: float | None) -> str:
+def _limited(graph: Graph, x: GraphBlob, low: float | None, high: float | None) -> str:
     value = x.name
     if high is not None:
         value = graph.op("Min", value, number(graph, high, x))
@@ -98,39 +98,39 @@ def _limited(graph: Graph, x: Blob, low: float | None, high: float | None) -> st
 
 
 @OPERATORS.emits("Clip")
-def _clip(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _clip(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     return [_limited(graph, inputs[0], op["min"], op["max"])]
 
 
 @OPERATORS.emits("ReluN")
-def _relu_n(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _relu_n(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     return [_limited(graph, inputs[0], 0.0, op["n"])]
 
 
 @OPERATORS.emits("Scale")
-def _scale(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _scale(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     return [graph.op("Mul", inputs[0].name, number(graph, op["scale"], inputs[0]))]
 
 
 @OPERATORS.emits("LeakyRelu", "Elu", "ThresholdedRelu")
-def _with_alpha(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _with_alpha(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     return [graph.op(op.definition.type, inputs[0].name, alpha=float(op["alpha"]))]
 
 
 @OPERATORS.emits("Selu")
-def _selu(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _selu(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     return [graph.op("Selu", inputs[0].name, alpha=float(op["alpha"]), gamma=float(op["scale"]))]
 
 
 @OPERATORS.emits("HardSigmoid")
-def _hard_sigmoid(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _hard_sigmoid(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     return [
         graph.op("HardSigmoid", inputs[0].name, alpha=float(op["alpha"]), beta=float(op["beta"]))
     ]
 
 
 @OPERATORS.emits("PRelu")
-def _prelu(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _prelu(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     x, slope = inputs
     if math.prod(slope.shape) == 1:
         return [graph.op("PRelu", x.name, graph.reshape(slope.name, [1]))]
@@ -140,7 +140,7 @@ def _prelu(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Nam
 
 
 @OPERATORS.emits("Gelu")
-def _gelu(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _gelu(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     x = inputs[0].name
     if op["fast_gelu"]:
         cubed = graph.op("Mul", graph.op("Mul", x, x), x)
@@ -152,13 +152,13 @@ def _gelu(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Name
 
 
 @OPERATORS.emits("Swish")
-def _swish(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _swish(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     x = inputs[0].name
     return [graph.op("Mul", x, graph.op("Sigmoid", x))]
 
 
 @OPERATORS.emits("Glu")
-def _glu(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _glu(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     x, axis = inputs[0], op["dim"] % len(inputs[0].shape)
     half = x.shape[axis] // 2
     first, second = (graph.slice(x.name, axis, at, at + half) for at in (0, half))
@@ -166,20 +166,20 @@ def _glu(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names
 
 
 @OPERATORS.emits("ReplaceNaN")
-def _replace_nan(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _replace_nan(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     x = inputs[0]
     return [graph.op("Where", graph.op("IsNaN", x.name), number(graph, op["value"], x), x.name)]
 
 
 @OPERATORS.emits("Dropout")
-def _dropout(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _dropout(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     if not op["is_test"]:
         raise LayerError("draws at random: set is_test")
     return [graph.op("Identity", inputs[0].name)]
 
 
 @OPERATORS.emits("Cast", "FloatToHalf", "HalfToFloat")
-def _cast(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _cast(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     dtype = outputs[0].dtype
     if op.definition.type == "Cast":
         to = op["to"]
@@ -188,12 +188,12 @@ def _cast(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Name
 
 
 @OPERATORS.emits("Mod")
-def _mod(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _mod(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     sign = 0 if op["sign_follow_divisor"] else 1  # fmod has the sign of x
     return [graph.op("Mod", inputs[0].name, number(graph, op["divisor"], inputs[0]), fmod=sign)]
 
 
-def aligned(graph: Graph, op: Op, a: Blob, b: Blob) -> str:
+def aligned(graph: Graph, op: Op, a: GraphBlob, b: GraphBlob) -> str:
     """Return the second operand in a shape that broadcasts to the first: by Caffe2's older rule
     from an axis on.
     """
@@ -207,7 +207,7 @@ def aligned(graph: Graph, op: Op, a: Blob, b: Blob) -> str:
 
 
 @OPERATORS.emits(*BINARY, "NE")
-def _binary(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _binary(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     a, b = inputs
     second = aligned(graph, op, a, b)
     if op.definition.type == "NE":
@@ -216,14 +216,14 @@ def _binary(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Na
 
 
 @OPERATORS.emits("Pow")
-def _pow(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _pow(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     if len(inputs) == 2:
         return [graph.op("Pow", inputs[0].name, aligned(graph, op, *inputs))]
     return [graph.op("Pow", inputs[0].name, number(graph, op["exponent"] or 0.0, inputs[0]))]
 
 
 @OPERATORS.emits("Sum", "SumInt", "Mean", "Max", "Min")
-def _several(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _several(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     kind = {"Max": "Max", "Min": "Min"}.get(op.definition.type, "Add")
     value = inputs[0].name
     for other in inputs[1:]:
@@ -234,7 +234,7 @@ def _several(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> N
 
 
 @OPERATORS.emits("Where")
-def _where(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _where(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     condition, x, y = inputs
     chosen = condition.name
     if op["broadcast_on_rows"]:
@@ -243,7 +243,7 @@ def _where(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Nam
 
 
 @OPERATORS.emits("LSTMUnit")
-def _lstm_unit(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _lstm_unit(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     hidden, cell, gates = inputs[:3]
     i, f, o, g = graph.ops("Split", gates.name, outputs=4, axis=-1, num_outputs=4)
     kept = graph.op(
@@ -256,7 +256,7 @@ def _lstm_unit(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) ->
 
 
 @OPERATORS.emits("GRUUnit")
-def _gru_unit(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _gru_unit(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     hidden, gates = inputs[:2]
     _, update, new = graph.ops("Split", gates.name, outputs=3, axis=-1, num_outputs=3)
     update, new = graph.op("Sigmoid", update), graph.op("Tanh", new)
@@ -265,7 +265,7 @@ def _gru_unit(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> 
     return [_of_running(graph, op, inputs[2:], state, hidden)]
 
 
-def _of_running(graph: Graph, op: Op, rest: list[Blob], new: str, old: Blob) -> str:
+def _of_running(graph: Graph, op: Op, rest: list[GraphBlob], new: str, old: GraphBlob) -> str:
     """Return the new state of the sequences that are not over, for others the old one or 0."""
     if not op["sequence_lengths"]:
         return new

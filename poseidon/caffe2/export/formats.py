@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from poseidon.caffe.export.formats import check_suffix, tensor_file, traced_program
-from poseidon.caffe.export.graph import Blob, left_out, shape_text
+from poseidon.caffe.export.graph import GraphBlob, left_out, shape_text
 from poseidon.caffe2.export.files import Predictor, arrays
 from poseidon.caffe2.export.net import export_predictor, traced
 from poseidon.caffe2.export.trace import CPU, Trace, zeros
@@ -84,7 +84,7 @@ def _pt2(predictor: Predictor) -> tuple[bytes, str]:
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise DefinitionError(f"torch.export cannot trace this net ({why}); use .onnx") from error
     shown = [
-        f"{name} {shape_text(Blob(shape=shape, dynamic=bool(dynamic)))}"
+        f"{name} {shape_text(GraphBlob(shape=shape, dynamic=bool(dynamic)))}"
         for name, (shape, _) in given.items()
     ]
     line = f"inputs: {', '.join(shown)}; outputs: {', '.join(trace.outputs)}"

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from poseidon.caffe.export.graph import OPERATORS, Blob, Exported, Graph
+from poseidon.caffe.export.graph import OPERATORS, Exported, Graph, GraphBlob
 from poseidon.caffe.layers.base import LayerError
 from poseidon.caffe2.export import arrays as _arrays  # noqa: F401 - registers its emitters
 from poseidon.caffe2.export import elementwise as _elementwise  # noqa: F401 - registers its emitters
@@ -32,7 +32,7 @@ def export_predictor(predictor: Predictor) -> Exported:
     trace, dynamic, fixed = traced(predictor)
     graph = Graph()
     names: dict[int, str] = {}
-    given: list[Blob] = []
+    given: list[GraphBlob] = []
     for name, number in trace.inputs.items():
         blob = _blob(trace.values[number], number in dynamic, name)
         names[number] = graph.input(name, blob.shape, dynamic=blob.dynamic, dtype=blob.dtype)
@@ -78,7 +78,7 @@ def _check_outputs(trace: Trace, op: Op, names: dict[int, str], needed: set[int]
 
 def _output(
     graph: Graph, trace: Trace, name: str, number: int, names: dict[int, str], dynamic: bool
-) -> Blob:
+) -> GraphBlob:
     graph.scope = name
     if number not in names:
         names[number] = graph.constant(array(trace.values[number].tensor))
@@ -153,8 +153,8 @@ def _emit(
         names[number] = graph.op("Identity", name) if name in taken else name
 
 
-def _blob(value: Value, dynamic: bool, name: str = "") -> Blob:
-    return Blob(name=name, shape=value.shape, dynamic=dynamic, dtype=value.dtype)
+def _blob(value: Value, dynamic: bool, name: str = "") -> GraphBlob:
+    return GraphBlob(name=name, shape=value.shape, dynamic=dynamic, dtype=value.dtype)
 
 
 def array(tensor: Tensor) -> NDArray[np.generic]:

@@ -7,13 +7,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from poseidon.caffe.export.graph import OPERATORS, Blob, Graph
+from poseidon.caffe.export.graph import OPERATORS, Graph, GraphBlob
 from poseidon.caffe.layers.base import LayerError
 from poseidon.caffe2.export.elementwise import Names
 from poseidon.caffe2.export.trace import Op
 
 
-def matrix(graph: Graph, x: Blob, axis: int) -> str:
+def matrix(graph: Graph, x: GraphBlob, axis: int) -> str:
     """Return x with the dimensions from an axis on as columns, those before as rows."""
     axis = axis % len(x.shape) if axis < len(x.shape) else axis
     rows, columns = math.prod(x.shape[:axis]), math.prod(x.shape[axis:])
@@ -25,7 +25,7 @@ def matrix(graph: Graph, x: Blob, axis: int) -> str:
 
 
 @OPERATORS.emits("FC", "FCTransposed")
-def _fc(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _fc(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     x, w, b = inputs
     transposed = op.definition.type == "FCTransposed"
     values = matrix(graph, x, op["axis"])
@@ -42,7 +42,7 @@ def _fc(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
 
 
 @OPERATORS.emits("MatMul")
-def _mat_mul(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _mat_mul(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     a, b = (
         matrix(graph, blob, op[f"axis_{side}"]) for blob, side in zip(inputs, "ab", strict=False)
     )
@@ -51,7 +51,9 @@ def _mat_mul(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> N
 
 
 @OPERATORS.emits("BatchMatMul")
-def _batch_mat_mul(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _batch_mat_mul(
+    graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]
+) -> Names:
     names = []
     for blob, side in zip(inputs, "ab", strict=True):
         rank, turned = len(blob.shape), op[f"trans_{side}"]
@@ -63,7 +65,7 @@ def _batch_mat_mul(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]
 
 
 @OPERATORS.emits("Softmax")
-def _softmax(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _softmax(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     x, axis = inputs[0], op["axis"] % max(len(inputs[0].shape), 1)
     if axis == len(x.shape) - 1:
         return [graph.op("Softmax", x.name, axis=axis)]
@@ -74,7 +76,7 @@ def _softmax(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> N
 
 
 @OPERATORS.emits("LayerNorm")
-def _layer_norm(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _layer_norm(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     x, axis = inputs[0], op["axis"] % len(inputs[0].shape)
     over = graph.integers(*range(axis, len(x.shape)))
     mean = graph.op("ReduceMean", x.name, over, keepdims=1)
@@ -91,7 +93,9 @@ def _layer_norm(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -
 
 
 @OPERATORS.emits("ElementwiseLinear")
-def _elementwise_linear(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _elementwise_linear(
+    graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]
+) -> Names:
     x, w, b = inputs
     rest = list(x.shape[op["axis"] :])
     scale, bias = (graph.reshape(blob.name, rest) for blob in (w, b))
@@ -99,13 +103,13 @@ def _elementwise_linear(graph: Graph, op: Op, inputs: list[Blob], outputs: list[
 
 
 @OPERATORS.emits("RowMul")
-def _row_mul(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _row_mul(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     x, w = inputs
     return [graph.op("Mul", x.name, graph.reshape(w.name, [-1, *[1] * (len(x.shape) - 1)]))]
 
 
 @OPERATORS.emits("Normalize", "NormalizeL1")
-def _normalize(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _normalize(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     x, axis = inputs[0], graph.integers(op["axis"])
     if op.definition.type == "Normalize":
         norm = graph.op("ReduceL2", x.name, axis, keepdims=1)
@@ -115,13 +119,15 @@ def _normalize(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) ->
     return [graph.op("Div", x.name, graph.op("Where", empty, graph.floats(1.0), norm))]
 
 
-def reduced(graph: Graph, kind: str, x: Blob, axes: Sequence[int], *, kept: bool = False) -> str:
+def reduced(
+    graph: Graph, kind: str, x: GraphBlob, axes: Sequence[int], *, kept: bool = False
+) -> str:
     """Return x reduced over axes."""
     return graph.op(kind, x.name, graph.integers(*axes), keepdims=int(kept))
 
 
 @OPERATORS.emits("ReduceSum", "ReduceMean", "ReduceMin", "ReduceMax", "ReduceL1", "ReduceL2")
-def _reduce(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _reduce(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     x, rank = inputs[0], len(inputs[0].shape)
     if not rank:
         return [graph.op("Identity", x.name)]
@@ -132,7 +138,7 @@ def _reduce(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Na
 @OPERATORS.emits(
     *(f"Reduce{side}{kind}" for side in ("Front", "Back") for kind in ("Sum", "Mean", "Max"))
 )
-def _reduce_side(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _reduce_side(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     if len(inputs) > 1:
         raise LayerError("has lengths")
     x, count, rank = inputs[0], op["num_reduce_dim"], len(inputs[0].shape)
@@ -142,14 +148,16 @@ def _reduce_side(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) 
 
 
 @OPERATORS.emits("ColwiseMax", "RowwiseMax")
-def _max_of_matrices(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _max_of_matrices(
+    graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]
+) -> Names:
     return [
         reduced(graph, "ReduceMax", inputs[0], [1 if op.definition.type == "ColwiseMax" else 2])
     ]
 
 
 @OPERATORS.emits("SumElements", "SumElementsInt", "SumSqrElements", "AveragedLoss")
-def _sum_elements(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _sum_elements(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     x, kind = inputs[0], op.definition.type
     mean = kind == "AveragedLoss" or (kind != "SumElementsInt" and op["average"])
     value = graph.op("Mul", x.name, x.name) if kind == "SumSqrElements" else x.name
@@ -157,7 +165,7 @@ def _sum_elements(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob])
 
 
 @OPERATORS.emits("LpNorm")
-def _lp_norm(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _lp_norm(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     x = inputs[0]
     values = graph.op("Abs", x.name) if op["p"] == 1 else graph.op("Mul", x.name, x.name)
     total = graph.op("ReduceMean" if op["average"] else "ReduceSum", values, keepdims=0)
@@ -165,7 +173,7 @@ def _lp_norm(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> N
 
 
 @OPERATORS.emits("Moments")
-def _moments(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _moments(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     x, rank, kept = inputs[0], len(inputs[0].shape), int(op["keepdims"])
     over = graph.integers(*([axis % rank for axis in op["axes"]] or range(rank)))
     centred = graph.op("Sub", x.name, graph.op("ReduceMean", x.name, over, keepdims=1))

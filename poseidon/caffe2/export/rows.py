@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from poseidon.caffe.export.graph import OPERATORS, Blob, Graph
+from poseidon.caffe.export.graph import OPERATORS, Graph, GraphBlob
 from poseidon.caffe2.export.elementwise import Names, cast
 from poseidon.caffe2.export.trace import Op
 
 SMALLEST_NORM = 1e-12
 
 
-def _row_sums(graph: Graph, value: str, x: Blob) -> str:
+def _row_sums(graph: Graph, value: str, x: GraphBlob) -> str:
     """Return the sum of each row; a vector has rows of one element."""
     if len(x.shape) < 2:
         return graph.reshape(value, [-1])
@@ -21,13 +21,13 @@ def _row_sums(graph: Graph, value: str, x: Blob) -> str:
 
 
 @OPERATORS.emits("DotProduct")
-def _dot_product(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _dot_product(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     x, y = inputs
     return [_row_sums(graph, graph.op("Mul", x.name, y.name), x)]
 
 
 @OPERATORS.emits("SquaredL2Distance", "L1Distance")
-def _distance(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _distance(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     x, y = inputs
     difference = graph.op("Sub", x.name, y.name)
     if op.definition.type == "L1Distance":
@@ -37,7 +37,7 @@ def _distance(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> 
 
 
 @OPERATORS.emits("CosineSimilarity")
-def _cosine(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _cosine(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     x, y = inputs
     norms = []
     for blob in inputs:
@@ -48,7 +48,7 @@ def _cosine(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Na
 
 
 @OPERATORS.emits("LengthsSum", "LengthsMean")
-def _by_lengths(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _by_lengths(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     x, lengths = inputs
     return [
         _segments(
@@ -58,7 +58,9 @@ def _by_lengths(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -
 
 
 @OPERATORS.emits("SparseLengthsSum", "SparseLengthsMean", "SparseLengthsWeightedSum")
-def _sparse_by_lengths(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _sparse_by_lengths(
+    graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]
+) -> Names:
     x, *weights, index, lengths = inputs
     rank = len(x.shape)
     rows = graph.op("Gather", x.name, cast(graph, index.name, "int64"), axis=0)

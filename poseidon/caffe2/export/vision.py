@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from poseidon.caffe.export.graph import OPERATORS, Blob, Graph
+from poseidon.caffe.export.graph import OPERATORS, Graph, GraphBlob
 from poseidon.caffe.layers.base import LayerError
 from poseidon.caffe2.export.elementwise import Names
 from poseidon.caffe2.export.trace import Op
@@ -18,7 +18,7 @@ from poseidon.caffe2.operators.layers.windows import Fit, Windows, spread
 DIMENSIONS = ("", "1D", "2D", "3D")
 
 
-def second(graph: Graph, x: Blob) -> tuple[str, tuple[int, ...]]:
+def second(graph: Graph, x: GraphBlob) -> tuple[str, tuple[int, ...]]:
     """Return images with the channels last as images with the channels second, and their shape."""
     rank = len(x.shape)
     moved = graph.op("Transpose", x.name, perm=[0, rank - 1, *range(1, rank - 1)])
@@ -33,7 +33,7 @@ def last(graph: Graph, value: str, rank: int) -> str:
 class _Images:
     """The first input with the channels second, and results in the operator's order."""
 
-    def __init__(self, graph: Graph, x: Blob, *, is_last: bool) -> None:
+    def __init__(self, graph: Graph, x: GraphBlob, *, is_last: bool) -> None:
         self.graph, self.is_last, self.rank = graph, is_last and len(x.shape) > 1, len(x.shape)
         self.name, self.shape = second(graph, x) if self.is_last else (x.name, x.shape)
 
@@ -41,7 +41,7 @@ class _Images:
         return last(self.graph, value, self.rank) if self.is_last else value
 
 
-def _filter(graph: Graph, w: Blob, *, is_last: bool) -> tuple[str, tuple[int, ...]]:
+def _filter(graph: Graph, w: GraphBlob, *, is_last: bool) -> tuple[str, tuple[int, ...]]:
     if not is_last:
         return w.name, w.shape
     array = graph.known(w.name)
@@ -59,7 +59,7 @@ def _window(fit: Fit) -> dict[str, list[int]]:
 
 
 @OPERATORS.emits(*(f"Conv{count}" for count in DIMENSIONS))
-def _conv(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _conv(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     windows = Windows(op.definition)
     x = _Images(graph, inputs[0], is_last=windows.last)
     w, shape = _filter(graph, inputs[1], is_last=windows.last)
@@ -74,7 +74,9 @@ def _conv(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Name
 
 
 @OPERATORS.emits("ConvTranspose")
-def _conv_transpose(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _conv_transpose(
+    graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]
+) -> Names:
     windows = Windows(op.definition)
     x = _Images(graph, inputs[0], is_last=windows.last)
     w, shape = _filter(graph, inputs[1], is_last=windows.last)
@@ -95,7 +97,7 @@ def _conv_transpose(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob
 
 
 @OPERATORS.emits(*(f"MaxPool{count}" for count in DIMENSIONS))
-def _max_pool(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _max_pool(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     windows = Windows(op.definition)
     x = _Images(graph, inputs[0], is_last=windows.last)
     if windows.whole:
@@ -122,7 +124,7 @@ def _sums(graph: Graph, value: str, fit: Fit) -> str:
 
 
 @OPERATORS.emits(*(f"AveragePool{count}" for count in DIMENSIONS))
-def _average_pool(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _average_pool(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     windows = Windows(op.definition)
     x = _Images(graph, inputs[0], is_last=windows.last)
     if windows.whole:
@@ -147,7 +149,7 @@ def _shares(images: tuple[int, ...], fit: Fit) -> np.ndarray[Any, Any]:
 
 
 @OPERATORS.emits("LpPool")
-def _lp_pool(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _lp_pool(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     windows, power = Windows(op.definition), float(op["p"])
     x = _Images(graph, inputs[0], is_last=windows.last)
     fit = windows.fit(x.shape[2:])
@@ -157,7 +159,7 @@ def _lp_pool(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> N
 
 
 @OPERATORS.emits("SpatialBN")
-def _spatial_bn(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _spatial_bn(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     if not op["is_test"]:
         raise LayerError("has the statistics of its batch: set is_test")
     x = _Images(graph, inputs[0], is_last=op["order"] == "NHWC")
@@ -166,7 +168,7 @@ def _spatial_bn(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -
 
 
 @OPERATORS.emits("LRN")
-def _lrn(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _lrn(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     x = _Images(graph, inputs[0], is_last=op["order"] == "NHWC")
     if op["size"] % 2 == 0:
         raise LayerError(f"has the even size {op['size']}")
@@ -175,7 +177,7 @@ def _lrn(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names
 
 
 @OPERATORS.emits("InstanceNorm", "GroupNorm")
-def _group_norm(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _group_norm(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     x = _Images(graph, inputs[0], is_last=op["order"] == "NHWC")
     channels, ones = x.shape[1], [1] * (len(x.shape) - 2)
     groups = channels if op.definition.type == "InstanceNorm" else op["group"]
@@ -188,7 +190,9 @@ def _group_norm(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -
 
 
 @OPERATORS.emits("AffineChannel")
-def _affine_channel(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _affine_channel(
+    graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]
+) -> Names:
     x, *rest = inputs
     ones = [] if op["order"] == "NHWC" else [1] * (len(x.shape) - 2)
     scale, bias = (graph.reshape(blob.name, [-1, *ones]) for blob in rest)
@@ -196,7 +200,7 @@ def _affine_channel(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob
 
 
 @OPERATORS.emits("NCHW2NHWC", "NHWC2NCHW")
-def _order(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _order(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     x = inputs[0]
     return [
         second(graph, x)[0]
@@ -206,7 +210,7 @@ def _order(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Nam
 
 
 @OPERATORS.emits("ResizeNearest", "UpsampleBilinear")
-def _resize(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _resize(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     nearest = op.definition.type == "ResizeNearest"
     x = _Images(graph, inputs[0], is_last=nearest and op["order"] == "NHWC")
     scales = [op["height_scale"], op["width_scale"]]
@@ -233,7 +237,7 @@ def _resize(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Na
 
 
 @OPERATORS.emits("PadImage")
-def _pad_image(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _pad_image(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     windows = Windows(op.definition)
     x = _Images(graph, inputs[0], is_last=windows.last)
     heads, tails = windows.paddings(2)
@@ -245,7 +249,9 @@ def _pad_image(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) ->
 
 
 @OPERATORS.emits("ChannelShuffle")
-def _channel_shuffle(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _channel_shuffle(
+    graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]
+) -> Names:
     x = _Images(graph, inputs[0], is_last=op["order"] == "NHWC")
     groups, rank = op["group"], len(x.shape)
     parts = graph.reshape(x.name, [0, groups, x.shape[1] // groups, *x.shape[2:]])
@@ -258,7 +264,9 @@ def _sides(op: Op) -> list[int]:
 
 
 @OPERATORS.emits("SpaceToBatch")
-def _space_to_batch(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _space_to_batch(
+    graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]
+) -> Names:
     (x,), size, (top, left, bottom, right) = inputs, op["block_size"], _sides(op)
     _, channels, high, wide = outputs[0].shape
     value = graph.op("Pad", x.name, graph.integers(0, 0, top, left, 0, 0, bottom, right))
@@ -268,7 +276,9 @@ def _space_to_batch(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob
 
 
 @OPERATORS.emits("BatchToSpace")
-def _batch_to_space(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _batch_to_space(
+    graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]
+) -> Names:
     (x,), size, (top, left, bottom, right) = inputs, op["block_size"], _sides(op)
     _, channels, high, wide = x.shape
     parts = graph.reshape(x.name, [size, size, -1, channels, high, wide])
@@ -279,7 +289,7 @@ def _batch_to_space(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob
 
 
 @OPERATORS.emits("Im2Col")
-def _im2col(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _im2col(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     """Return a convolution whose kernels each take one value of the window."""
     windows = Windows(op.definition)
     if windows.last:
@@ -296,7 +306,7 @@ def _im2col(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Na
 
 
 @OPERATORS.emits("RoIAlign")
-def _roi_align(graph: Graph, op: Op, inputs: list[Blob], outputs: list[Blob]) -> Names:
+def _roi_align(graph: Graph, op: Op, inputs: list[GraphBlob], outputs: list[GraphBlob]) -> Names:
     x, regions = _Images(graph, inputs[0], is_last=op["order"] == "NHWC"), inputs[1]
     if op["sampling_ratio"] < 1:
         raise LayerError("has as many points as its regions are large (sampling_ratio)")

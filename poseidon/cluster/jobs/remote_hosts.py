@@ -17,7 +17,7 @@ from typing import TypeVar
 from poseidon.cluster.agent.messages import Service
 from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.dial.dialer import close_agents
-from poseidon.cluster.jobs.this_host import HostJob, Kill, Killed, Listed
+from poseidon.cluster.jobs.this_host import HostJob, JobList, Kill, Killed
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.parallel import for_each_host
 from poseidon.cluster.remote_python import LauncherEnvironment
@@ -29,7 +29,7 @@ ANSWER_TIMEOUT_S = 120.0
 
 AgentOf = Callable[[Host], RemoteAgent]
 """Returns the agent of a host, or raises JobError."""
-_A = TypeVar("_A", Listed, Killed)
+_A = TypeVar("_A", JobList, Killed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ def list_remote_jobs(hosts: Sequence[Host], agents: AgentOf) -> tuple[list[Remot
     """
     jobs: list[RemoteJob] = []
     problems: list[str] = []
-    for host, listed in _ask_all(hosts, agents, problems, Listed, Service.LIST):
+    for host, listed in _ask_all(hosts, agents, problems, JobList, Service.LIST):
         jobs += [RemoteJob(host=host, reported=job) for job in listed.jobs]
     return jobs, problems
 

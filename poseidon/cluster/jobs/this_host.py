@@ -41,7 +41,7 @@ class HostJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listed:
+class JobList:
     """The answer of `list`: the jobs of a host, and a sentence for each problem."""
 
     jobs: tuple[HostJob, ...] = ()
@@ -141,13 +141,13 @@ def may_live_elsewhere(record: JobRecord) -> bool:
     return any(not is_loopback(process.host) for process in record.processes)
 
 
-def list_jobs(registry: Registry) -> Listed:
+def list_jobs(registry: Registry) -> JobList:
     """Return the jobs of this user on this host."""
     problems: list[str] = []
     try:
-        return Listed(jobs=tuple(jobs_here(registry, problems.append)), problems=tuple(problems))
+        return JobList(jobs=tuple(jobs_here(registry, problems.append)), problems=tuple(problems))
     except JobError as error:
-        return Listed(problems=(*problems, str(error)))
+        return JobList(problems=(*problems, str(error)))
 
 
 def kill_jobs(kill: Kill, registry: Registry) -> Killed:

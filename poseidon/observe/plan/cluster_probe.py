@@ -38,7 +38,7 @@ START_S = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Network:
+class NetworkLinks:
     """The links between hosts.
 
     Attributes:
@@ -61,7 +61,7 @@ def transfer_s(hosts: int, limit_s: float) -> float:
     return min(MOST_TRANSFER_S, max(LEAST_TRANSFER_S, left_s / 2))
 
 
-def probe_links(subjects: Sequence[Subject], limit_s: float, report: Report) -> Network:
+def probe_links(subjects: Sequence[Subject], limit_s: float, report: Report) -> NetworkLinks:
     """Measure the links between the first hosts.
 
     Raises:
@@ -75,7 +75,7 @@ def probe_links(subjects: Sequence[Subject], limit_s: float, report: Report) -> 
     return network_of(survey)
 
 
-def network_of(survey: Survey) -> Network:
+def network_of(survey: Survey) -> NetworkLinks:
     """Return the network of a survey: its slowest link, which holds up every synchronous job,
     and the median latency.
 
@@ -94,7 +94,7 @@ def network_of(survey: Survey) -> Network:
         raise JobError(
             f"the link{where} cannot be measured; {own_command()} doctor --hostfile finds the cause"
         )
-    return Network(
+    return NetworkLinks(
         bits_per_s=8 * min(link.bytes_per_s or 0.0 for link in survey.links),
         latency_s=statistics.median(link.rtt_s or 0.0 for link in survey.links) / 2,
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 from poseidon.errors import counted
 from poseidon.observe.plan.auto import auto_scenario
-from poseidon.observe.plan.cluster_probe import Network
+from poseidon.observe.plan.cluster_probe import NetworkLinks
 from poseidon.observe.plan.costs import HostCosts
 from poseidon.observe.plan.iteration import predict
 from poseidon.observe.plan.machine import CoreCosts, Machine
@@ -144,7 +144,7 @@ class PlannedCluster:
 
     workers: int
     servers: int
-    network: Network
+    network: NetworkLinks
     costs: HostCosts
     virtual_workers: int = 0
 

@@ -16,12 +16,12 @@ from poseidon.caffe.layers.blob import Blob, BlobVec, RawBlobVec
 from poseidon.caffe.layers.python_layer import Python
 from poseidon.caffe.net.compile import compile_net, filter_phase
 from poseidon.caffe.net.net import Net as Compiled
-from poseidon.caffe.net.net_plan import Step
+from poseidon.caffe.net.net_plan import LayerStep
 from poseidon.caffe.net.params import ParamInfo
 from poseidon.caffe.proto.caffe_pb2 import LayerParameter, NetState
 from poseidon.caffe.proto.definition import NetDefinition
 from poseidon.pycaffe.graph.backward_flags import LayerInfo, backward_flags
-from poseidon.pycaffe.graph.nodes import NODES, Node
+from poseidon.pycaffe.graph.nodes import NODES, LayerNode
 from poseidon.pycaffe.graph.splits import insert_splits
 
 # Caffe's name for an unnamed top of a loss.
@@ -41,7 +41,7 @@ class NetGraph:
     """
 
     compiled: Compiled
-    nodes: list[Node]
+    nodes: list[LayerNode]
     blobs: OrderedDict[str, Blob]
     bottoms: list[list[str]]
     tops: list[list[str]]
@@ -94,7 +94,7 @@ def _connect(compiled: Compiled) -> NetGraph:
     blobs = _blobs(compiled, layers, tops)
     learned = _learned(layers)
     nodes = [
-        NODES.get(type(layer), Node)(
+        NODES.get(type(layer), LayerNode)(
             layer=layer,
             bottoms=RawBlobVec(blobs[name] for name in info.bottoms),
             tops=RawBlobVec(blobs[name] for name in info.tops),
@@ -126,11 +126,11 @@ def _connect(compiled: Compiled) -> NetGraph:
     )
 
 
-def _top_names(param: LayerParameter, step: Step) -> tuple[str, ...]:
+def _top_names(param: LayerParameter, step: LayerStep) -> tuple[str, ...]:
     return (*param.top, *[AUTOMATIC] * (len(step.tops) - len(param.top)))
 
 
-def _weights(steps: Sequence[Step], losses: dict[int, float]) -> list[tuple[float, ...]]:
+def _weights(steps: Sequence[LayerStep], losses: dict[int, float]) -> list[tuple[float, ...]]:
     return [tuple(losses.get(slot, 0.0) for slot in step.tops) for step in steps]
 
 

@@ -20,7 +20,7 @@ Total = Callable[[Mapping[Node, Tensor]], Tensor]
 """Returns the sum over all virtual workers of a job, from the sums of this process's nodes."""
 
 
-class Contributions:
+class ReplicaContributions:
     """The diffs and statistics of the virtual workers of a process.
 
     Args:

@@ -28,7 +28,7 @@ from poseidon.pycaffe.graph.backward_flags import BackwardFlags
 
 
 @dataclass(eq=False, kw_only=True)
-class Node:
+class LayerNode:
     """A layer that is computed by torch, and its connections.
 
     Attributes:
@@ -165,7 +165,7 @@ class Node:
         return [blob.shape for blob in self.bottoms]
 
 
-class InputNode(Node):
+class InputNode(LayerNode):
     """Input, whose tops the user writes."""
 
     def forward(self) -> float:
@@ -175,7 +175,7 @@ class InputNode(Node):
         pass
 
 
-class DummyDataNode(Node):
+class DummyDataNode(LayerNode):
     """DummyData, whose constant tops are filled only at creation, so that the user can change
     them.
     """
@@ -200,7 +200,7 @@ class DummyDataNode(Node):
         pass
 
 
-class SplitNode(Node):
+class SplitNode(LayerNode):
     """Split, whose tops share the memory of its bottom, and whose diffs add up."""
 
     def __post_init__(self) -> None:
@@ -227,7 +227,7 @@ class SplitNode(Node):
             self.bottoms[0].write_diff().copy_(total)
 
 
-class PythonNode(Node):
+class PythonNode(LayerNode):
     """Python, whose code works directly on the blobs of the net, without torch."""
 
     def __post_init__(self) -> None:
@@ -255,7 +255,7 @@ class PythonNode(Node):
         self._python.check_in_place(bottoms, [blob.shape for blob in self.tops])
 
 
-NODES: dict[type[Layer], type[Node]] = {
+NODES: dict[type[Layer], type[LayerNode]] = {
     Input: InputNode,
     DummyData: DummyDataNode,
     Split: SplitNode,

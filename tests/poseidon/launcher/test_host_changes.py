@@ -20,7 +20,7 @@ from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.state import RegroupRequested
 from poseidon.errors import JobError
 from poseidon.launcher.host_changes import HostChanges
-from poseidon.launcher.newcomers import Prepared
+from poseidon.launcher.newcomers import PreparedProcess
 from poseidon.launcher.request import JobRequest
 from poseidon.launcher.site import Site
 from tests.support.fake_job import FakeJob
@@ -65,7 +65,7 @@ class ThreeWorkers(FakeJob):
 class Changes(HostChanges):
     """Prepares no process."""
 
-    def _prepare(self, host: Host) -> list[Prepared]:
+    def _prepare(self, host: Host) -> list[PreparedProcess]:
         return []
 
 

@@ -9,27 +9,27 @@ from poseidon.cluster.agent.remote_process import RemoteProcess
 from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.process import ProcessSpec
 from poseidon.errors import JobError
-from poseidon.launcher.newcomers import Prepared, Returns, Waiting
+from poseidon.launcher.newcomers import NewcomerListener, PreparedProcess, Returns
 
 WORKER = ProcessName(role=Role.WORKER, index=1, client=1, host="b")
 SHARD = ProcessName(role=Role.SHARD, index=1, client=1, host="b")
 
 
-def prepare(listener: Waiting, sent: list[Request]) -> list[Prepared]:
+def prepare(listener: NewcomerListener, sent: list[Request]) -> list[PreparedProcess]:
     """Return a shard that waits, and a worker."""
     found = []
     for name in (SHARD, WORKER):
         process = RemoteProcess(name, 7, "b", listener, sent.append)
         process.take(Started(id=7, pid=70, created="1.0"))
         spec = ProcessSpec(name=name, argv=("x",), first_line=b"{}")
-        found.append(Prepared(spec=spec, process=process))
+        found.append(PreparedProcess(spec=spec, process=process))
     listener.event(SHARD, {"event": "listening", "address": "tcp://b:1"})
     listener.event(SHARD, {"event": "paused"})
     return found
 
 
 def test_processes_wait_once_they_have_paused() -> None:
-    listener, sent = Waiting(), list[Request]()
+    listener, sent = NewcomerListener(), list[Request]()
     prepared = prepare(listener, sent)
     listener.event(WORKER, {"event": "alive"})
     listener.event(WORKER, {"event": "paused", "snapshot": None})
@@ -51,7 +51,7 @@ def test_processes_wait_once_they_have_paused() -> None:
     ],
 )
 def test_processes_that_do_not_wait(outcome: str, why: str) -> None:
-    listener = Waiting()
+    listener = NewcomerListener()
     prepared = prepare(listener, [])
     if outcome == "failed":
         listener.event(WORKER, {"event": "error", "message": "no such layer"})

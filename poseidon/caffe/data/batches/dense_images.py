@@ -95,7 +95,7 @@ def scaled(image: Any, factor: np.float32, *, interpolation: int) -> Any:
     return planes(cv2.resize(image.transpose(1, 2, 0), (wide, high), interpolation=interpolation))
 
 
-class Pair(NamedTuple):
+class ImagePair(NamedTuple):
     """A line of a list: the path of an image, and of its label image, or its label, or nothing."""
 
     number: int
@@ -105,7 +105,7 @@ class Pair(NamedTuple):
 
 def read_pairs(
     source: Path, root: str, *, kind: LabelKind = LabelKind.PIXELS, most: int | None = None
-) -> list[Pair]:
+) -> list[ImagePair]:
     """Read the lines of a list file.
 
     Args:
@@ -118,7 +118,7 @@ def read_pairs(
     Raises:
         DataError: the file cannot be read, is empty, or has a line of a different form.
     """
-    pairs: list[Pair] = []
+    pairs: list[ImagePair] = []
     for number, line in enumerate(read_lines(source, "list"), 1):
         if len(pairs) == most:
             break
@@ -126,7 +126,7 @@ def read_pairs(
         if not words:
             continue
         if kind is LabelKind.NONE:
-            pairs.append(Pair(number, root + words[0], ""))
+            pairs.append(ImagePair(number, root + words[0], ""))
             continue
         wrong = kind is LabelKind.WHOLE and read_label(words[-1], f"{source}:{number}") is None
         if len(words) != 2 or wrong:
@@ -136,7 +136,9 @@ def read_pairs(
                 f"{second}, such as: {kind.value}"
             )
         pairs.append(
-            Pair(number, root + words[0], root + words[1] if kind is LabelKind.PIXELS else words[1])
+            ImagePair(
+                number, root + words[0], root + words[1] if kind is LabelKind.PIXELS else words[1]
+            )
         )
     if not pairs:
         raise DataError(f"the list {source} is empty")
@@ -157,7 +159,7 @@ def read_labels(path: Path, size: tuple[int, int] | None) -> Bytes:
     return labels
 
 
-class DenseImageMaker(ListMaker[Pair]):
+class DenseImageMaker(ListMaker[ImagePair]):
     """A `Maker` of batches of a list's images and label images: images (N, C, h, w), labels
     (N, 1, h, w), extents (N, 1, 1, 2).
 
@@ -176,7 +178,12 @@ class DenseImageMaker(ListMaker[Pair]):
     """
 
     def __init__(
-        self, source: Path, pairs: list[Pair], plan: ImagePlan, labels: Labels, scaling: Scaling
+        self,
+        source: Path,
+        pairs: list[ImagePair],
+        plan: ImagePlan,
+        labels: Labels,
+        scaling: Scaling,
     ) -> None:
         super().__init__(source, pairs, plan)
         self._labels, self._scaling = labels, scaling
@@ -209,7 +216,7 @@ class DenseImageMaker(ListMaker[Pair]):
             labels[index] = plan.transform.placed(label, choice)
         return torch.from_numpy(data), torch.from_numpy(labels), torch.from_numpy(extents)
 
-    def _read(self, pair: Pair, factor: np.float32) -> tuple[Bytes, Any]:
+    def _read(self, pair: ImagePair, factor: np.float32) -> tuple[Bytes, Any]:
         """Return an image and its labels, scaled."""
         image, labels = self._as_stored(pair)
         return (
@@ -217,7 +224,7 @@ class DenseImageMaker(ListMaker[Pair]):
             scaled(labels, factor, interpolation=cv2.INTER_NEAREST),
         )
 
-    def _as_stored(self, pair: Pair) -> tuple[Bytes, Any]:
+    def _as_stored(self, pair: ImagePair) -> tuple[Bytes, Any]:
         with self._located(pair):
             image = read_image(Path(pair.image), color=self._plan.color, size=self._plan.size)
             if self._labels.kind is not LabelKind.PIXELS:
@@ -232,7 +239,7 @@ class DenseImageMaker(ListMaker[Pair]):
                 )
         return image, labels
 
-    def _output_shape(self, image: Bytes, pair: Pair) -> tuple[int, int, int]:
+    def _output_shape(self, image: Bytes, pair: ImagePair) -> tuple[int, int, int]:
         transform = self._plan.transform
         with self._located(pair):
             shape = transform.extended_shape(image.shape) if self._labels.pads else image.shape

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from poseidon.caffe.data.batches.lists import Order, read_lines
+from poseidon.caffe.data.batches.lists import RecordOrder, read_lines
 from poseidon.caffe.data.batches.numbered import Maker
 from poseidon.caffe.data.batches.partition import Share
 from poseidon.caffe.data.databases.kinds import IN_README
@@ -88,7 +88,7 @@ class RowMaker(Maker):
         rows, row_shapes = self._measure()
         self.shapes = tuple((plan.batch_size, *shape) for shape in row_shapes)
         self.shape = self.shapes[0]
-        self._order = Order(rows, shuffle=plan.shuffle, seed=plan.seed)
+        self._order = RecordOrder(rows, shuffle=plan.shuffle, seed=plan.seed)
         self._loaded: int | None = None
         self._arrays: list[Floats] = []
 

@@ -26,7 +26,7 @@ from poseidon.caffe.data.batches.buffers import BufferPool
 from poseidon.caffe.data.batches.claimed_size import check_claim
 from poseidon.caffe.data.batches.draws import skipped_records
 from poseidon.caffe.data.batches.labels import is_integer, read_label
-from poseidon.caffe.data.batches.lists import Indices, Order, read_lines
+from poseidon.caffe.data.batches.lists import Indices, RecordOrder, read_lines
 from poseidon.caffe.data.batches.numbered import BatchPlan, Maker
 from poseidon.caffe.data.batches.prefetch import DecoderPool
 from poseidon.caffe.data.batches.transform import planes
@@ -155,14 +155,14 @@ def resized(pixels: npt.NDArray[Any], size: tuple[int, int] | None) -> npt.NDArr
     return cv2.resize(pixels, (size[1], size[0]))
 
 
-class Listed(Protocol):
+class NumberedLine(Protocol):
     """A line of any list, with its number from 1."""
 
     @property
     def number(self) -> int: ...
 
 
-L = TypeVar("L", bound=Listed)
+L = TypeVar("L", bound=NumberedLine)
 
 
 class ListMaker(Maker, Generic[L]):
@@ -181,7 +181,7 @@ class ListMaker(Maker, Generic[L]):
                 f"rand_skip skips {self._skipped} lines, but the list {source} has only "
                 f"{len(lines)}"
             )
-        self._order = Order([len(lines)], shuffle=plan.shuffle, seed=plan.seed)
+        self._order = RecordOrder([len(lines)], shuffle=plan.shuffle, seed=plan.seed)
         self._decoders = DecoderPool()
 
     def __len__(self) -> int:

@@ -56,7 +56,7 @@ def permutation(seed: int, number: int, count: int) -> Indices:
     return np.argsort(keys, kind="stable")
 
 
-class Order:
+class RecordOrder:
     """The map from stream records to the records of a list, which may consist of groups (files).
 
     Args:

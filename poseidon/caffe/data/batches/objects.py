@@ -19,10 +19,10 @@ from torch import Tensor
 
 from poseidon.caffe.data.batches.draws import draw
 from poseidon.caffe.data.batches.images import read_image
-from poseidon.caffe.data.batches.lists import Order
+from poseidon.caffe.data.batches.lists import RecordOrder
 from poseidon.caffe.data.batches.numbered import Maker
 from poseidon.caffe.data.batches.partition import Share
-from poseidon.caffe.data.batches.window_file import Window, WindowFile
+from poseidon.caffe.data.batches.window_file import ImageWindow, WindowFile
 from poseidon.errors import DataError
 
 Floats = npt.NDArray[np.float32]
@@ -68,7 +68,7 @@ class ObjectMaker(Maker):
     def __init__(self, file: WindowFile, plan: ObjectPlan) -> None:
         super().__init__(plan.share, 1)
         self._file, self._plan = file, plan
-        boxes: dict[int, list[Window]] = defaultdict(list)
+        boxes: dict[int, list[ImageWindow]] = defaultdict(list)
         for window in file.foreground:
             boxes[window.image].append(window)
         self._images = sorted(boxes)
@@ -77,7 +77,7 @@ class ObjectMaker(Maker):
             raise DataError(
                 f"the window file {file.source} has no objects: windows with an overlap of 1"
             )
-        self._order = Order([len(self._images)], shuffle=plan.shuffle, seed=plan.seed)
+        self._order = RecordOrder([len(self._images)], shuffle=plan.shuffle, seed=plan.seed)
         first = self.tensors(0)
         self.shape = tuple(first[0].shape)
         self.objects = len(first[2])

@@ -39,7 +39,7 @@ SEED_LANES = 2  # and the seed of its augmentation, if there is any
 STEPS = ("resize_param", "noise_param", "distort_param", "expand_param", "emit_constraint")
 
 
-class Placement(NamedTuple):
+class CropPlacement(NamedTuple):
     """The part of an image that a crop takes, in fractions of the image, and whether it is
     mirrored.
     """
@@ -203,7 +203,7 @@ class Transform:
             image = planes(augmentation.after(pixels, random))
         self.place(image, choice, out)
 
-    def place(self, image: Array, choice: Draws, out: Floats) -> Placement:
+    def place(self, image: Array, choice: Draws, out: Floats) -> CropPlacement:
         """Transform one image (C, H, W) that is augmented already.
 
         Return the part of it that `out` shows.
@@ -221,7 +221,7 @@ class Transform:
                 mean = mean[:, rows, columns]
         mirrored = self._mirror and bool(choice[2] % 2)
         self._scaled_difference(image, mean, out[..., ::-1] if mirrored else out)
-        return Placement(window, mirrored)
+        return CropPlacement(window, mirrored)
 
     def placed(self, image: Array, choice: Draws) -> Array:
         """Return the part of an image (C, H, W) that `one` takes with the same random numbers,

@@ -27,7 +27,7 @@ HEADER_LINES = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class ImageWindow:
     """A rectangle in an image, including its corners."""
 
     image: int
@@ -48,8 +48,8 @@ class WindowFile:
 
     source: Path
     images: tuple[Path, ...]
-    foreground: tuple[Window, ...]
-    background: tuple[Window, ...]
+    foreground: tuple[ImageWindow, ...]
+    background: tuple[ImageWindow, ...]
 
 
 def read_windows(
@@ -68,8 +68,8 @@ def read_windows(
     """
     lines = read_lines(source, "window file")
     images: list[Path] = []
-    foreground: list[Window] = []
-    background: list[Window] = []
+    foreground: list[ImageWindow] = []
+    background: list[ImageWindow] = []
     for path, rows in _blocks(source, lines):
         for number, label, overlap, corners in rows:
             if overlap >= fg_threshold:
@@ -78,9 +78,9 @@ def read_windows(
                         f"{source}:{number}: a foreground window has class {label}, expected at "
                         "least 1"
                     )
-                foreground.append(Window(image=len(images), label=label, corners=corners))
+                foreground.append(ImageWindow(image=len(images), label=label, corners=corners))
             elif overlap < bg_threshold:
-                background.append(Window(image=len(images), label=0, corners=corners))
+                background.append(ImageWindow(image=len(images), label=0, corners=corners))
         images.append(Path(root + path))
     return WindowFile(
         source=source,

@@ -25,7 +25,7 @@ from poseidon.caffe.data.batches.draws import draw
 from poseidon.caffe.data.batches.images import LARGEST_IMAGE, decoded
 from poseidon.caffe.data.batches.numbered import Maker
 from poseidon.caffe.data.batches.partition import Share
-from poseidon.caffe.data.batches.window_file import Window, WindowFile
+from poseidon.caffe.data.batches.window_file import ImageWindow, WindowFile
 from poseidon.errors import DataError
 
 Floats = npt.NDArray[np.float32]
@@ -141,7 +141,7 @@ class WindowMaker(Maker):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class WindowPlacement:
     """A region of an image, and its position in the item.
 
     Attributes:
@@ -161,7 +161,7 @@ def place_window(
     sampling: Sampling,
     *,
     mirrored: bool,
-) -> Placement:
+) -> WindowPlacement:
     """Compute the region of a window with its context, and its position in the item.
     Halves round away from zero, as in Caffe.
 
@@ -173,7 +173,7 @@ def place_window(
     """
     crop = sampling.crop
     if not sampling.context_pad and sampling.mode is CropMode.WARP:
-        return Placement(corners=corners, size=(crop, crop), offset=(0, 0))
+        return WindowPlacement(corners=corners, size=(crop, crop), offset=(0, 0))
     x1, y1, x2, y2 = _expanded(corners, sampling)
     wide, high = x2 - x1 + 1, y2 - y1 + 1
     before = (max(0, -x1), max(0, -y1))
@@ -186,7 +186,7 @@ def place_window(
         min(_round((x2 - x1 + 1) * scale_x), crop - left),
         min(_round((y2 - y1 + 1) * scale_y), crop - top),
     )
-    return Placement(corners=(x1, y1, x2, y2), size=size, offset=(left, top))
+    return WindowPlacement(corners=(x1, y1, x2, y2), size=size, offset=(left, top))
 
 
 def _expanded(corners: tuple[int, int, int, int], sampling: Sampling) -> tuple[int, int, int, int]:
@@ -208,7 +208,11 @@ def _expanded(corners: tuple[int, int, int, int], sampling: Sampling) -> tuple[i
 
 
 def cut(
-    image: npt.NDArray[np.uint8], window: Window, sampling: Sampling, mirrored: bool, out: Floats
+    image: npt.NDArray[np.uint8],
+    window: ImageWindow,
+    sampling: Sampling,
+    mirrored: bool,
+    out: Floats,
 ) -> None:
     """Write a window to its item: crop, warp, mirror, subtract the mean, scale.
 

@@ -43,7 +43,7 @@ BUILT_IN_TRAIN, BUILT_IN_TEST = 10_000, 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class PreparedCifar10:
     """The prepared data set.
 
     Args:
@@ -122,7 +122,7 @@ def default_folder() -> Path:
     return repository_root() / "examples" / "cifar10"
 
 
-def prepare(request: Cifar10Request, *, report: Report = silent) -> Prepared:
+def prepare(request: Cifar10Request, *, report: Report = silent) -> PreparedCifar10:
     """Create the databases, the mean file and the parts that are missing.
 
     Raises:
@@ -144,7 +144,7 @@ def prepare(request: Cifar10Request, *, report: Report = silent) -> Prepared:
         for part in ("train", "test"):
             if len(existing_parts(request.database(part))) != request.clients:
                 partition_data(request.database(part), request.clients, replace=True, report=report)
-    return Prepared(
+    return PreparedCifar10(
         train=request.database("train"),
         test=request.database("test"),
         mean=request.folder / MEAN_NAME,

@@ -51,7 +51,7 @@ class UnreadableImage(DataError):
     """An image file is missing or damaged."""
 
 
-class Listed(Protocol):
+class ImageLine(Protocol):
     """A line of a list of images."""
 
     @property
@@ -61,7 +61,7 @@ class Listed(Protocol):
     def path(self) -> str: ...
 
 
-L = TypeVar("L", bound=Listed)
+L = TypeVar("L", bound=ImageLine)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,7 +45,7 @@ class ImageSize(NamedTuple):
     width: int
 
 
-class Saved(NamedTuple):
+class SavedDetection(NamedTuple):
     """A detection as it is written."""
 
     image: str
@@ -129,7 +129,7 @@ class SavedResults:
         self._sizes = sizes
         self._resize = resize
         self._images = 0
-        self._found: list[Saved] = []
+        self._found: list[SavedDetection] = []
 
     def add(self, rows: Floats) -> None:
         """Add the detections of the next image: (detections, 7), as in the layer's top."""
@@ -140,7 +140,7 @@ class SavedResults:
                 raise DataError(f"label {int(label)} is not in the label map")
             numbers = (box.xmin, box.ymin, box.xmax - box.xmin, box.ymax - box.ymin)
             self._found.append(
-                Saved(
+                SavedDetection(
                     size.name, int(label), score, *(round(number * 100) / 100 for number in numbers)
                 )
             )
@@ -165,7 +165,7 @@ class SavedResults:
                 ) from error
 
 
-def contents(target: Target, found: list[Saved]) -> dict[str, str]:
+def contents(target: Target, found: list[SavedDetection]) -> dict[str, str]:
     """Return the content of each file."""
     names = target.names
     if target.form == "VOC":

@@ -13,7 +13,7 @@ from torch import nn
 
 from poseidon.caffe.net.net import Net
 from poseidon.caffe.solver import finite
-from poseidon.caffe.solver.finite import LossWatch, not_finite
+from poseidon.caffe.solver.finite import LossCheck, not_finite
 from poseidon.engine.snapshots.writer import SnapshotSettings
 from poseidon.errors import JobError
 from poseidon.exchange.exchange import Exchange
@@ -131,7 +131,7 @@ def test_deferred_losses_are_looked_at_together(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(finite, "CHECK_S", float("inf"))
     monkeypatch.setattr(Net, "__init__", nn.Module.__init__)
     monkeypatch.setattr(Net, "first_not_finite", lambda self: "it is")
-    watch = LossWatch(Net(), name="worker 2", stop=True, deferred=True)  # type: ignore[call-arg]
+    watch = LossCheck(Net(), name="worker 2", stop=True, deferred=True)  # type: ignore[call-arg]
     for iteration, value in enumerate((1.0, float("inf"), float("nan"))):
         watch.add(iteration, torch.tensor(value))
     with pytest.raises(
@@ -140,7 +140,7 @@ def test_deferred_losses_are_looked_at_together(monkeypatch: pytest.MonkeyPatch)
         watch.check()
     watch.check()
     monkeypatch.setattr(finite, "CHECK_S", 0.0)
-    watch = LossWatch(Net(), name="worker 0", stop=True, deferred=True)  # type: ignore[call-arg]
+    watch = LossCheck(Net(), name="worker 0", stop=True, deferred=True)  # type: ignore[call-arg]
     watch.add(0, torch.tensor(1.0))
     with pytest.raises(JobError, match="iteration 1 is nan"):
         watch.add(1, torch.tensor(float("nan")))

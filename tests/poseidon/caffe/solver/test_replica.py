@@ -133,7 +133,7 @@ def test_users_layers_draw_the_same_numbers_on_any_process(
     head, mark, loss = text.partition('layer { name: "accuracy"')
     net.write_text(head + layer + mark + loss, encoding="utf-8")
     monkeypatch.syspath_prepend(folder)
-    monkeypatch.setattr(mode, "MODE", mode.Mode())
+    monkeypatch.setattr(mode, "MODE", mode.ProcessMode())
     apart = passes(solver, (0, 1, 2), 0) | passes(solver, (0, 1, 2), 1)
     np.random.rand()
     together = passes(solver, (0, 2), 0)
@@ -219,7 +219,7 @@ def test_users_layers_have_the_rank_of_their_virtual_worker(
     layer = 'layer { name: "r" type: "Python" bottom: "ip" python_param { module: "ranked_layer" layer: "Ranked" } }'
     net.write_text(net.read_text(encoding="utf-8") + layer, encoding="utf-8")
     monkeypatch.syspath_prepend(folder)
-    monkeypatch.setattr(mode, "MODE", mode.Mode())
+    monkeypatch.setattr(mode, "MODE", mode.ProcessMode())
     replica = replica_of(solver, (0, 1, 3), 1)
     try:
         for nets in replica.nets:

@@ -6,7 +6,7 @@ import io
 import json
 
 from poseidon.caffe.solver.averages import SmoothedLoss
-from poseidon.caffe.solver.checkpoint import Progress
+from poseidon.caffe.solver.checkpoint import SolverProgress
 from poseidon.caffe.solver.worker import ProgressReporter, ScoreReporter
 from poseidon.engine.launcher_connection import LauncherConnection
 from poseidon.observe.metrics.record import TestRecord, TrainRecord
@@ -14,7 +14,7 @@ from poseidon.observe.metrics.record import TestRecord, TrainRecord
 
 def test_a_job_that_is_at_its_end_already_says_where_that_is() -> None:
     outlet = io.StringIO()
-    start = Progress(iteration=20, losses=((0.5, 0.25),))
+    start = SolverProgress(iteration=20, losses=((0.5, 0.25),))
     ProgressReporter(LauncherConnection(io.StringIO(), outlet), 20, 100, start).report()
     sent = json.loads(outlet.getvalue())
     assert (sent["iteration"], sent["max_iter"], sent["loss"]) == (20, 20, 0.375)
@@ -23,7 +23,10 @@ def test_a_job_that_is_at_its_end_already_says_where_that_is() -> None:
 def test_an_iteration_is_told_in_place_of_the_beginning_and_once() -> None:
     outlet = io.StringIO()
     reporter = ProgressReporter(
-        LauncherConnection(io.StringIO(), outlet), 20, 100, Progress(iteration=4, losses=((0.5,),))
+        LauncherConnection(io.StringIO(), outlet),
+        20,
+        100,
+        SolverProgress(iteration=4, losses=((0.5,),)),
     )
     reporter(5, SmoothedLoss(1, (0.25,)))
     reporter.report()
@@ -33,7 +36,10 @@ def test_an_iteration_is_told_in_place_of_the_beginning_and_once() -> None:
 def test_the_launcher_hears_of_a_test_and_of_the_iteration_before_it() -> None:
     outlet = io.StringIO()
     reporter = ProgressReporter(
-        LauncherConnection(io.StringIO(), outlet), 20, 100, Progress(iteration=4, losses=((0.5,),))
+        LauncherConnection(io.StringIO(), outlet),
+        20,
+        100,
+        SolverProgress(iteration=4, losses=((0.5,),)),
     )
     reporter.test(1, 7)
     reporter.test(2, 7)  # too soon after the first

@@ -43,7 +43,7 @@ from poseidon.cluster.host_probe import Check, HostFacts
 from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.jobs.kill import KillTimeouts, kill_job
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registry
-from poseidon.cluster.jobs.this_host import Listed
+from poseidon.cluster.jobs.this_host import JobList
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.process import OutputStream, ProcessSpec, creation
 from poseidon.errors import JobError, JobKilled
@@ -462,7 +462,7 @@ def here(home: Path) -> Iterator[RemoteAgent]:
 def test_every_service_answers(here: RemoteAgent) -> None:
     checked = here.ask_for(HostFacts, Service.CHECK, Check())
     assert checked.problems == () and checked.torch
-    assert here.ask_for(Listed, Service.LIST) == Listed()
+    assert here.ask_for(JobList, Service.LIST) == JobList()
     order = {"do": "inspect", "files": [], "folders": [], "replace": False}
     assert here.ask(Service.FILES, order) == {"files": [], "free": 0}
     assert isinstance(here.ask(Service.LINKS, {"do": "clock"})["time"], float)

@@ -25,7 +25,7 @@ from poseidon.cluster.jobs.remote_hosts import (
     list_remote_jobs,
     remote_hosts,
 )
-from poseidon.cluster.jobs.this_host import HostJob, Kill, Killed, Listed
+from poseidon.cluster.jobs.this_host import HostJob, JobList, Kill, Killed
 from poseidon.cluster.machinefile import Host, parse_machinefile
 from poseidon.cluster.process import creation
 from poseidon.cluster.remote_python import LauncherEnvironment
@@ -86,7 +86,7 @@ def test_each_account_on_another_machine_is_asked_once() -> None:
 
 def test_a_host_that_is_down_hides_no_other() -> None:
     network = Network(
-        {1: JobError("ml@node1: cannot be reached"), 2: Listed(jobs=(SEEN,)), 5: Listed()}
+        {1: JobError("ml@node1: cannot be reached"), 2: JobList(jobs=(SEEN,)), 5: JobList()}
     )
     jobs, problems = list_remote_jobs(remote_hosts(HOSTS), network)
     assert [(job.host.id, job.reported) for job in jobs] == [(2, SEEN)]
@@ -94,11 +94,13 @@ def test_a_host_that_is_down_hides_no_other() -> None:
 
 
 def test_wrong_answers_are_told_by_host() -> None:
-    network = Network({1: {"jobs": [3]}, 2: Listed(problems=("no disk",)), 5: Listed(jobs=(SEEN,))})
+    network = Network(
+        {1: {"jobs": [3]}, 2: JobList(problems=("no disk",)), 5: JobList(jobs=(SEEN,))}
+    )
     jobs, problems = list_remote_jobs(remote_hosts(HOSTS), network)
     assert [job.host.id for job in jobs] == [5]
     assert problems == [
-        "node1: its answer cannot be read: {'jobs': [3]} (Listed has [3] as its jobs)",
+        "node1: its answer cannot be read: {'jobs': [3]} (JobList has [3] as its jobs)",
         "node2: no disk",
     ]
 

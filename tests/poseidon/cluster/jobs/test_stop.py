@@ -12,23 +12,23 @@ from poseidon.cluster.jobs.kill import AGENT, KillTimeouts
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registry
 from poseidon.cluster.jobs.remote_hosts import AgentOf, RemoteJob
 from poseidon.cluster.jobs.stop import StopTargets, jobs_by_id, jobs_of_hostfile, stop_jobs
-from poseidon.cluster.jobs.this_host import HostJob, Kill, Killed, Listed
+from poseidon.cluster.jobs.this_host import HostJob, JobList, Kill, Killed
 from poseidon.cluster.machinefile import Host
 
 
 class FakeAgent:
     """An agent of one host, whose answers a function makes of it and of what it is asked."""
 
-    def __init__(self, host: Host, answer: Callable[[Host, Kill | None], Listed | Killed]) -> None:
+    def __init__(self, host: Host, answer: Callable[[Host, Kill | None], JobList | Killed]) -> None:
         self._host, self._answer = host, answer
 
     def ask_for(
         self, kind: type, service: Service, request: Any, limit_s: float
-    ) -> Listed | Killed:
+    ) -> JobList | Killed:
         return self._answer(self._host, request)
 
 
-def agents_that(answer: Callable[[Host, Kill | None], Listed | Killed]) -> AgentOf:
+def agents_that(answer: Callable[[Host, Kill | None], JobList | Killed]) -> AgentOf:
     return lambda host: FakeAgent(host, answer)  # type: ignore[return-value]
 
 
@@ -42,11 +42,11 @@ RECORD = JobRecord(
 def test_the_host_of_the_launcher_is_asked_before_the_others(tmp_path: Path) -> None:
     asked: list[int] = []
 
-    def ask(host: Host, kill: Kill | None) -> Listed | Killed:
+    def ask(host: Host, kill: Kill | None) -> JobList | Killed:
         launcher = replace(AGENT_OF_HOST, name="launcher") if host.id == 1 else AGENT_OF_HOST
         if kill is None:
             job = HostJob(record=replace(RECORD, launcher=launcher), launcher=True, living=2)
-            return Listed(jobs=(job,))
+            return JobList(jobs=(job,))
         asked.append(host.id)
         return Killed(counts={"job-a": 3 if host.id == 1 else 0})
 
@@ -63,9 +63,9 @@ def test_the_host_of_the_launcher_is_asked_before_the_others(tmp_path: Path) -> 
 def test_hosts_that_have_joined_are_asked_too(tmp_path: Path) -> None:
     asked: list[int] = []
 
-    def ask(host: Host, kill: Kill | None) -> Listed | Killed:
+    def ask(host: Host, kill: Kill | None) -> JobList | Killed:
         asked.append(host.id)
-        return Listed()
+        return JobList()
 
     hostfile = tmp_path / "hosts"
     record = replace(RECORD, hostfile=str(hostfile), hosts=HOSTS[:2], joined=HOSTS[2:])
@@ -84,7 +84,7 @@ def test_jobs_that_are_left_alone_are_not_reported(tmp_path: Path) -> None:
         reported=HostJob(record=replace(RECORD, job="extract-b"), launcher=False, living=4),
     )
 
-    def ask(host: Host, kill: Kill | None) -> Listed | Killed:
+    def ask(host: Host, kill: Kill | None) -> JobList | Killed:
         return Killed(counts={"job-a": 1})
 
     lines: list[str] = []
@@ -98,7 +98,7 @@ def test_jobs_that_are_left_alone_are_not_reported(tmp_path: Path) -> None:
 def test_a_line_names_some_hosts_of_many(tmp_path: Path) -> None:
     hosts = tuple(Host(id=number, address=f"node{number}", port=9000) for number in range(11))
 
-    def ask(host: Host, kill: Kill | None) -> Listed | Killed:
+    def ask(host: Host, kill: Kill | None) -> JobList | Killed:
         assert kill is not None
         return Killed(counts={job: 2 if job == "job-a" else 0 for job in kill.jobs})
 

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from poseidon.observe.plan.cluster_probe import Network
+from poseidon.observe.plan.cluster_probe import NetworkLinks
 from poseidon.observe.plan.costs import HostCosts
 from poseidon.observe.plan.forecast import WAYS, PlannedCluster, Prediction, forecast, recommend
 from poseidon.observe.plan.shapes import LayerShape
 from poseidon.observe.plan.sources import Training
 
 FREE = HostCosts(cores=8, free_cores=8.0, gpu="", flops=1e15)
-SLOW = Network(bits_per_s=100e6, latency_s=0.0)
+SLOW = NetworkLinks(bits_per_s=100e6, latency_s=0.0)
 DENSE = Training(
     name="dense",
     layers=tuple(
@@ -52,7 +52,7 @@ def test_dense_layers_on_slow_links_travel_as_factors() -> None:
 
 def test_factors_that_are_more_bytes_and_faster_are_recommended_with_the_reason() -> None:
     wide = replace(DENSE, layers=(replace(DENSE.layers[0], tensors=((500, 500),)),) * 3, batch=64)
-    network = Network(bits_per_s=1e9, latency_s=1e-3)
+    network = NetworkLinks(bits_per_s=1e9, latency_s=1e-3)
     slow_sums = replace(FREE, sum_s_per_byte=1e-7)
     cluster = PlannedCluster(workers=8, servers=0, network=network, costs=slow_sums)
     found = forecast(wide, cluster)
@@ -103,7 +103,7 @@ def test_lossy_ways_are_named_beside_an_exact_one() -> None:
 
 
 def test_on_fast_links_nothing_lossy_is_named_and_computation_is_the_limit() -> None:
-    cluster = replace(FOUR, network=Network(bits_per_s=1e12, latency_s=0.0))
+    cluster = replace(FOUR, network=NetworkLinks(bits_per_s=1e12, latency_s=0.0))
     chosen = recommend(cluster, forecast(DENSE, cluster))
     assert chosen.flags == "--exchange=auto"
     assert chosen.alternatives == ()

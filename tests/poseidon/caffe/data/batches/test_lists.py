@@ -6,31 +6,31 @@ import itertools
 
 import pytest
 
-from poseidon.caffe.data.batches.lists import Order, permutation
+from poseidon.caffe.data.batches.lists import RecordOrder, permutation
 
 
-def one_pass(order: Order, number: int) -> list[int]:
+def one_pass(order: RecordOrder, number: int) -> list[int]:
     return [order.record(number * len(order) + place) for place in range(len(order))]
 
 
 def test_unshuffled_the_list_begins_anew() -> None:
-    order = Order([3, 2], shuffle=False, seed=1)
+    order = RecordOrder([3, 2], shuffle=False, seed=1)
     assert len(order) == 5
     assert [order.record(stream) for stream in range(7)] == [0, 1, 2, 3, 4, 0, 1]
 
 
 @pytest.mark.parametrize("sizes", [[7], [3, 4, 1]])
 def test_each_pass_has_every_record_once_in_an_order_of_its_own(sizes: list[int]) -> None:
-    order = Order(sizes, shuffle=True, seed=5)
+    order = RecordOrder(sizes, shuffle=True, seed=5)
     passes = [one_pass(order, number) for number in range(4)]
     assert all(sorted(found) == list(range(sum(sizes))) for found in passes)
     assert len({tuple(found) for found in passes}) > 1
     # A resumed run asks for the middle of a pass first.
-    assert Order(sizes, shuffle=True, seed=5).record(2 * sum(sizes) + 3) == passes[2][3]
+    assert RecordOrder(sizes, shuffle=True, seed=5).record(2 * sum(sizes) + 3) == passes[2][3]
 
 
 def test_groups_stay_together() -> None:
-    order = Order([3, 4, 2], shuffle=True, seed=2)
+    order = RecordOrder([3, 4, 2], shuffle=True, seed=2)
     groups = [order.group(record)[0] for record in one_pass(order, 1)]
     assert len([1 for a, b in itertools.pairwise(groups) if a != b]) == 2
     assert [order.group(record) for record in (0, 2, 3, 8)] == [(0, 0), (0, 2), (1, 0), (2, 1)]

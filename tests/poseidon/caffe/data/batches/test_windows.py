@@ -13,7 +13,7 @@ import pytest
 
 from poseidon.caffe.data.batches.numbered import NumberedReader
 from poseidon.caffe.data.batches.partition import Share
-from poseidon.caffe.data.batches.window_file import Window, read_windows
+from poseidon.caffe.data.batches.window_file import ImageWindow, read_windows
 from poseidon.caffe.data.batches.windows import CropMode, Sampling, WindowMaker, cut, place_window
 from poseidon.errors import DataError
 
@@ -146,7 +146,7 @@ def test_items_are_caffes(
 ) -> None:
     made = sampling(**how)
     item = np.full((3, CROP, CROP), np.nan, np.float32)
-    cut(picture(), Window(image=0, label=1, corners=window), made, mirrored, item)
+    cut(picture(), ImageWindow(image=0, label=1, corners=window), made, mirrored, item)
     np.testing.assert_allclose(item, caffes(window, made, mirrored), rtol=1e-6)
 
 

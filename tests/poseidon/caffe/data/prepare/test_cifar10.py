@@ -15,7 +15,7 @@ from poseidon.caffe.data.databases.kinds import Backend
 from poseidon.caffe.data.datum import decode
 from poseidon.caffe.data.mean import read_mean
 from poseidon.caffe.data.prepare import cifar10, cifar10_source
-from poseidon.caffe.data.prepare.cifar10 import Cifar10Request, Prepared, fetch, prepare
+from poseidon.caffe.data.prepare.cifar10 import Cifar10Request, PreparedCifar10, fetch, prepare
 from poseidon.caffe.data.prepare.split import existing_parts
 from poseidon.errors import DataError
 from tests.support.databases import BACKENDS, make_pictures
@@ -45,8 +45,8 @@ def real(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Callable[..., Prepared]:
-    def run(**fields: object) -> Prepared:
+def make(tmp_path: Path) -> Callable[..., PreparedCifar10]:
+    def run(**fields: object) -> PreparedCifar10:
         values = {"folder": tmp_path / "example", "url": "", **fields}
         return prepare(Cifar10Request(**values))  # type: ignore[arg-type]
 
@@ -68,7 +68,7 @@ LMDB_NAMES = {"cifar10_train_lmdb", "cifar10_test_lmdb", "mean.binaryproto", "SO
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("given", ["data", "hint"])
 def test_real_data_that_is_found(
-    tmp_path: Path, real: Path, make: Callable[..., Prepared], backend: Backend, given: str
+    tmp_path: Path, real: Path, make: Callable[..., PreparedCifar10], backend: Backend, given: str
 ) -> None:
     prepared = make(backend=backend, **{given: real})
     assert prepared.warning is None
@@ -87,7 +87,9 @@ def test_real_data_that_is_found(
     assert names(tmp_path / "example") == {name.replace("lmdb", kind) for name in LMDB_NAMES}
 
 
-def test_the_built_in_set_warns_every_time(tmp_path: Path, make: Callable[..., Prepared]) -> None:
+def test_the_built_in_set_warns_every_time(
+    tmp_path: Path, make: Callable[..., PreparedCifar10]
+) -> None:
     first = make(url=NO_SERVER)
     assert first.warning is not None
     assert "THIS IS NOT CIFAR-10" in first.warning
@@ -107,7 +109,7 @@ def test_the_built_in_set_warns_every_time(tmp_path: Path, make: Callable[..., P
 @pytest.mark.parametrize("given", ["data", "hint", "downloads"])
 @pytest.mark.parametrize("clients", [1, 2])
 def test_real_data_replaces_the_built_in_set(
-    tmp_path: Path, real: Path, make: Callable[..., Prepared], given: str, clients: int
+    tmp_path: Path, real: Path, make: Callable[..., PreparedCifar10], given: str, clients: int
 ) -> None:
     make()
     leveldb = make(backend=Backend.LEVELDB, clients=3)
@@ -129,7 +131,7 @@ def test_real_data_replaces_the_built_in_set(
 
 
 def test_databases_made_earlier_are_used(
-    tmp_path: Path, real: Path, make: Callable[..., Prepared]
+    tmp_path: Path, real: Path, make: Callable[..., PreparedCifar10]
 ) -> None:
     make(data=real)
     stamp = (tmp_path / "example" / "cifar10_train_lmdb" / "data.mdb").stat().st_mtime_ns
@@ -139,7 +141,7 @@ def test_databases_made_earlier_are_used(
 
 
 def test_databases_that_others_made_are_used_and_get_a_mean(
-    tmp_path: Path, make: Callable[..., Prepared]
+    tmp_path: Path, make: Callable[..., PreparedCifar10]
 ) -> None:
     (tmp_path / "example").mkdir()
     for part in ("train", "test"):
@@ -151,7 +153,7 @@ def test_databases_that_others_made_are_used_and_get_a_mean(
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_other_kind_is_copied_from_databases_made_earlier(
-    real: Path, make: Callable[..., Prepared], backend: Backend
+    real: Path, make: Callable[..., PreparedCifar10], backend: Backend
 ) -> None:
     other = Backend(1 - backend)
     first = make(data=real, backend=backend)
@@ -160,7 +162,9 @@ def test_the_other_kind_is_copied_from_databases_made_earlier(
     assert contents(second.train, other) == contents(first.train, backend)
 
 
-def test_leveldb_for_several_clients_has_parts(real: Path, make: Callable[..., Prepared]) -> None:
+def test_leveldb_for_several_clients_has_parts(
+    real: Path, make: Callable[..., PreparedCifar10]
+) -> None:
     # One client asks for no parts, and leaves alone what is there.
     for clients, expected in ((1, 0), (2, 2), (3, 3), (3, 3), (1, 3)):
         prepared = make(data=real, backend=Backend.LEVELDB, clients=clients)
@@ -175,7 +179,7 @@ def test_leveldb_for_several_clients_has_parts(real: Path, make: Callable[..., P
 
 
 def test_a_named_place_without_data_is_an_error(
-    tmp_path: Path, make: Callable[..., Prepared]
+    tmp_path: Path, make: Callable[..., PreparedCifar10]
 ) -> None:
     with pytest.raises(DataError, match=rf"no CIFAR-10 at {tmp_path}/none: expected an archive"):
         make(data=tmp_path / "none")
@@ -185,7 +189,7 @@ def test_a_named_place_without_data_is_an_error(
 
 
 def test_damaged_data_is_an_error_and_leaves_nothing(
-    tmp_path: Path, real: Path, make: Callable[..., Prepared]
+    tmp_path: Path, real: Path, make: Callable[..., PreparedCifar10]
 ) -> None:
     (real / "cifar10" / "cifar-10-batches-bin" / "data_batch_3.bin").write_bytes(b"short")
     with pytest.raises(DataError, match="data_batch_3"):

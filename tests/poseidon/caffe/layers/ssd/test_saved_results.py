@@ -7,7 +7,7 @@ from google.protobuf import text_format
 
 from poseidon.caffe.data.augment.boxes import Box
 from poseidon.caffe.data.augment.resize import Resize
-from poseidon.caffe.layers.ssd.saved_results import ImageSize, Saved, original_box
+from poseidon.caffe.layers.ssd.saved_results import ImageSize, SavedDetection, original_box
 from poseidon.caffe.proto.caffe_pb2 import DetectionOutputParameter, ResizeParameter
 
 SIZE = ImageSize("a", 100, 200)
@@ -35,4 +35,4 @@ def test_boxes_of_the_original_image(resize: str, expected: tuple[float, ...]) -
 
 
 def test_corners_are_whole_pixels_of_position_and_size() -> None:
-    assert Saved("a", 1, 0.5, 1.9, 2.0, 3.9, 4.0).corners == (1, 2, 4, 6)
+    assert SavedDetection("a", 1, 0.5, 1.9, 2.0, 3.9, 4.0).corners == (1, 2, 4, 6)
