@@ -227,7 +227,6 @@ class ProcessState:
     iteration: int | None = None
     explained: bool = False
     finish_by_s: float | None = None
-    joined: bool = True
     paused: Paused | None = None
     given_up: bool = False
     counted: bool = False

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from poseidon.cluster.events import (
@@ -34,7 +34,6 @@ from poseidon.cluster.events import (
     Event,
     Failed,
     Listening,
-    LoopPosition,
     Paused,
     Progress,
     Ready,
@@ -44,6 +43,7 @@ from poseidon.cluster.events import (
 )
 from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.process import describe_exit
+from poseidon.cluster.supervision.loop_positions import LoopPositions
 from poseidon.cluster.supervision.state import (
     Action,
     Cause,
@@ -93,10 +93,6 @@ THEN_STOPPED = "; the job was stopped"
 """The end of the sentence of a cause, unless the job continues with the processes that are left."""
 FIRST = Round()
 """The exchange of addresses for which the shards listen from their start."""
-DISTRIBUTE, STEP, LEAVING = "distribute", "step", "close"
-"""Values of `LoopPosition.current`: a worker waits until all have joined; it ends a step; it waits
-at the end of its `with` block.
-"""
 
 
 class JobStateMachine:
@@ -130,6 +126,7 @@ class JobStateMachine:
         self._addresses: dict[Round, dict[ProcessName, str]] = {FIRST: {}}
         self._asked = {FIRST}  # exchanges of addresses for which the shards listen, or soon will
         self._connected: set[Round] = set()
+        self._positions = LoopPositions()
         self._some_are_done = False
         self._saved = False  # a snapshot, since its start
         self._stop: SignalReceived | None = None  # the request that it stops for
@@ -266,9 +263,9 @@ class JobStateMachine:
             self._note_ready(process)
         elif isinstance(event, Alive):
             process.moved_s = None if event.still_s is None else now - event.still_s
-            if event.position not in (None, process.position):
+            if event.position is not None and event.position != process.position:
                 process.position = event.position
-                self._compare_positions(now)
+                self._fail_for(self._positions.move(process.name.index, event.position), now)
         elif isinstance(event, Progress | Saved):
             # one may be saved late
             process.iteration = max(event.iteration, process.iteration or 0)
@@ -280,8 +277,8 @@ class JobStateMachine:
             self._note_ready(process)
             self._some_are_done = True
             process.finish_by_s = now + self._settings.finish_timeout_s
-            process.joined = event.joined
-            self._compare_positions(now)
+            if not event.joined:
+                self._fail_for(self._positions.end_without_joining(process.name.index), now)
         elif isinstance(event, Failed):
             process.explained = True
             rank = CauseRank.PEER_LOST if event.peer_lost else CauseRank.OWN_ERROR
@@ -326,15 +323,8 @@ class JobStateMachine:
         remedy = Remedy.RESTART
         self._fail(Cause(rank=CauseRank.PEER_LOST, sentence=sentence, remedy=remedy), now)
 
-    def _compare_positions(self, now: float) -> None:
+    def _fail_for(self, sentence: str | None, now: float) -> None:
         """Fail a job of a script whose workers wait for each other for ever."""
-        positions = {
-            worker.name.index: worker.position
-            for worker in self._workers
-            if worker.position is not None
-        }
-        absent = [worker.name.index for worker in self._workers if not worker.joined]
-        sentence = mismatched_collections(positions) or ended_before_joining(positions, absent)
         if sentence is not None:
             self._fail(Cause(rank=CauseRank.OWN_ERROR, sentence=sentence), now)
 
@@ -628,55 +618,3 @@ class JobStateMachine:
                 process.moved_s += late_s
             if process.finish_by_s is not None:
                 process.finish_by_s += late_s
-
-
-def mismatched_collections(positions: Mapping[int, LoopPosition]) -> str | None:
-    """Return a sentence about two workers of a script that made different numbers
-    of steps before a collection; or None.
-
-    A finding is certain, whenever the positions were reported: a worker that waits in a collection
-    makes no step before all have begun it. So another that has not begun it, yet has made or ends
-    more steps, waits for this one in an earlier collection, or will be too late.
-
-    Args:
-        positions: by rank, the last one that each worker has reported.
-    """
-    least: dict[tuple[int, str], int] = {}
-    for rank, position in positions.items():
-        if position.current not in ("", STEP):
-            first = least.setdefault((position.collections, position.current), rank)
-            if position.steps < positions[first].steps:
-                least[position.collections, position.current] = rank
-    for (collections, current), rank in least.items():
-        steps = positions[rank].steps
-        for other, ahead in positions.items():
-            reached = ahead.steps + (ahead.current == STEP)
-            if ahead.collections < collections and reached > steps:
-                waits, must = f"in {current}()", f"call {current}()"
-                if current == LEAVING:
-                    waits, must = "at the end of its `with` block", "end it"
-                return (
-                    f"worker {rank} waits {waits} after step {steps}, and worker {other} "
-                    f"has gone on to step {reached} without it: all workers must {must}, after "
-                    "equally many steps"
-                )
-    return None
-
-
-def ended_before_joining(
-    positions: Mapping[int, LoopPosition], absent: Sequence[int]
-) -> str | None:
-    """Return a sentence about a worker of a script that waits in `distribute` for
-    one that has ended without it; or None.
-
-    Args:
-        positions: by rank, the last one that each worker has reported.
-        absent: the ranks of the workers that have ended without `distribute`.
-    """
-    waiting = [rank for rank, position in positions.items() if position.current == DISTRIBUTE]
-    if not absent or not waiting:
-        return None
-    return (
-        f"worker {waiting[0]} waits in distribute(), and worker {absent[0]} has ended without it: "
-        "every worker must call poseidon.distribute()"
-    )

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from poseidon.cluster import events
-from poseidon.cluster.supervision.state_machine import mismatched_collections
+from poseidon.cluster.supervision.loop_positions import LoopPositions
 from poseidon.engine.session import LoopPosition
 from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError
@@ -89,14 +89,13 @@ class Launcher:
     """Compares positions of workers, as the launcher does, and ends the one that reports last."""
 
     def __init__(self) -> None:
-        self._positions: dict[int, events.LoopPosition] = {}
+        self._positions = LoopPositions()
 
     def __call__(self, rank: int, position: LoopPosition) -> None:
         event = events.parse_event({"event": "alive", **position.to_fields()})
         assert isinstance(event, events.Alive)
         assert event.position is not None
-        self._positions[rank] = event.position
-        sentence = mismatched_collections(dict(self._positions))
+        sentence = self._positions.move(rank, event.position)
         if sentence is not None:
             raise UsageError(sentence)
 

@@ -46,7 +46,6 @@ from poseidon.cluster.supervision.state import (
 from poseidon.cluster.supervision.state_machine import (
     FIRST_ITERATION_S,
     JobStateMachine,
-    mismatched_collections,
 )
 from poseidon.errors import JobInterrupted
 
@@ -748,55 +747,6 @@ def test_only_what_was_lost_is_worth_a_new_start(
     error = job.machine.error
     assert error is not None
     assert (error.while_starting if isinstance(error, JobInterrupted) else None) == while_starting
-
-
-WAITS = LoopPosition(steps=6, collections=3, current="mean")
-
-
-@pytest.mark.parametrize(
-    ("other", "never"),
-    [
-        (LoopPosition(steps=7, collections=2, current=""), True),
-        (LoopPosition(steps=9, collections=2, current="settle"), True),
-        (LoopPosition(steps=6, collections=2, current="step"), True),  # its step needs the other's
-        (LoopPosition(steps=5, collections=2, current="step"), False),
-        (LoopPosition(steps=6, collections=3, current="step"), False),
-        (LoopPosition(steps=6, collections=2, current=""), False),  # not yet there
-        (LoopPosition(steps=2, collections=2, current=""), False),
-        (LoopPosition(steps=6, collections=3, current="mean"), False),  # has begun it
-        # has passed it: the report of WAITS is old
-        (LoopPosition(steps=7, collections=3, current=""), False),
-        (LoopPosition(steps=7, collections=4, current="mean"), False),
-    ],
-)
-def test_mismatched_collections(other: LoopPosition, never: bool) -> None:
-    found = [
-        mismatched_collections({0: WAITS, 1: other}),
-        mismatched_collections({0: other, 1: WAITS}),
-    ]
-    assert [sentence is not None for sentence in found] == [never, never]
-
-
-def test_the_sentence_names_both_workers_and_steps() -> None:
-    assert mismatched_collections(
-        {0: WAITS, 1: WAITS, 2: LoopPosition(steps=7, collections=2, current="")}
-    ) == (
-        "worker 0 waits in mean() after step 6, and worker 2 has gone on to step 7 without it: "
-        "all workers must call mean(), "
-        "after equally many steps"
-    )
-
-
-def test_of_many_that_wait_the_one_behind_is_named() -> None:
-    behind = LoopPosition(steps=5, collections=WAITS.collections, current=WAITS.current)
-    other = LoopPosition(steps=6, collections=WAITS.collections - 1, current="")
-    sentence = mismatched_collections({0: WAITS, 1: WAITS, 2: behind, 3: other})
-    assert sentence is not None
-    assert sentence.startswith("worker 2 waits in mean() after step 5, and worker 3 has")
-
-
-def test_a_single_position_does_not_mismatch() -> None:
-    assert mismatched_collections({0: WAITS}) is None
 
 
 PAUSE: dict[str, object] = {"do": "pause"}
