@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from poseidon.engine.session import (
@@ -200,3 +202,41 @@ def test_each_sentence_is_of_an_event_that_is_not_legal_there() -> None:
     for event, sentences in SENTENCES.items():
         for state in sentences:
             assert state is None or any(event not in table[state] for table in tables)
+
+
+@pytest.mark.parametrize("applies", Applies)
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_happens_iterations_begin_and_end_in_turn(applies: Applies, seed: int) -> None:
+    chance = random.Random(f"{applies} {seed}")
+    turns, passes = chance.randint(1, 3), chance.randint(1, 3)
+    if turns > 1 and applies is Applies.WORKERS:
+        turns = 1  # then it is `TURNS`
+    session = opened(applies, turns=turns, passes=passes, behind=seed % 2)
+    under_way = False
+    rare = (Event.CLOSE, Event.OPEN)
+    events = [event for event in Event if event not in rare]
+    for _ in range(400):
+        before = session.state, session.passes, session.turn
+        # a driver ends a turn or the step by the number of turns
+        wrong = {True: Event.TURN, False: Event.STEP}[session.is_last_turn]
+        event = chance.choice([one for one in events if one is not wrong])
+        if event is Event.AVERAGE and not session.is_last_turn:
+            continue
+        try:
+            acts = session.on(event, rate=1, source="", group="", before=0, virtual_worker=0)
+        except UsageError:
+            assert (session.state, session.passes, session.turn) == before
+            continue
+        for act in acts:
+            if act in (Act.START, Act.START_PRESENT):
+                assert not under_way
+                under_way = True
+            elif act is Act.FINISH:
+                assert under_way
+                under_way = False
+            elif act in (Act.SEND, Act.NEXT_TURN, Act.FORGET, Act.ABANDON):
+                assert under_way
+        assert under_way == session.has_begun
+        assert session.passes <= passes
+        assert 0 <= session.turn < turns
+        assert session.turn == 0 or under_way
