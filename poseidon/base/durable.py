@@ -1,6 +1,6 @@
-"""Files that are written: one way for all of them, and whether a folder can take them.
+"""Writes files: one way for all of them, and a check whether a folder can take them.
 
-Law: what a name stands for stays what it is. A regular file is replaced as a whole: after an error
+Law: the kind of a file does not change. A regular file is replaced as a whole: after an error
 or a power failure it is the earlier file or the complete new one. It keeps its mode, and its owner
 where that is permitted. A link stays, and its target is replaced or created. A device, a FIFO or a
 descriptor of this process (`/dev/stdout`, `/dev/fd/N`) gets the content itself. A file that cannot

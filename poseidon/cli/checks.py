@@ -1,5 +1,6 @@
-"""What a command line gets checked for before the code of its command is imported, which takes
-seconds where that is torch: that what it names exists, and what its flags need of each other.
+"""Checks of a command line: that the files it names exist, and that its flags fit together.
+
+They run before the code of the command is imported, because importing torch takes seconds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ctrl-C as a request: a command ends after what it does, and prints what it has."""
+"""Ctrl-C as a request: a command finishes its current step, prints its results so far, and ends."""
 
 from __future__ import annotations
 

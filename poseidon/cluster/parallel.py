@@ -1,6 +1,4 @@
-"""The same work for several hosts in parallel: the failure of one does not keep the others from
-being reached.
-"""
+"""Does the same work for several hosts in parallel. If one fails, the others are still reached."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`breakpoint()` and pdb in the user's code of a worker.
 
-Law: a debugger reads what the launcher reads, which only the one worker of a job on the launcher's
-own host may; see `launcher_streams`.
+Law: a debugger reads the launcher's terminal. Only the worker of a job with one worker, on the
+launcher's host, may do so; see `launcher_streams`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The time that a worker takes for its iterations, without waits for other workers: what the
-launcher divides the virtual workers by (`--balance=auto`).
+"""The time that a worker takes for its iterations, without waits for other workers. The launcher
+divides the virtual workers by these times (`--balance=auto`).
 
-Law: measuring changes no bit. It costs two looks at a clock in an iteration, and an event a few
+Law: measuring changes no bit. It reads a clock twice in an iteration, and sends an event a few
 times a second.
 """
 

@@ -1,4 +1,4 @@
-"""Histories on the replicas themselves, where each applies the rule to the mean gradient."""
+"""Histories of the update rule on each worker, for tensors whose rule the workers apply themselves."""
 
 from __future__ import annotations
 

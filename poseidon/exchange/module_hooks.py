@@ -1,10 +1,10 @@
 """Hooks of a module that its copies do not have.
 
-Law: the module that a user holds is the one that she has made. `copy.deepcopy`, pickle (`torch.save`
-of a whole module) and `torch.jit.script` leave the hooks out, so a copy needs no Poseidon. It is
-outside the exchange: it shares no memory with the tensors that the exchange moves, and sockets and
-threads cannot be copied. torch asks no hook about this, so it is told in two places: where a module
-is reduced to what a copy is made of, and where it becomes a module of TorchScript.
+Law: the user's module stays the same object. `copy.deepcopy`, pickle (`torch.save` of a whole
+module) and `torch.jit.script` leave the hooks out, so a copy needs no Poseidon. A copy is outside
+the exchange: it shares no memory with the tensors that the exchange moves, and sockets and threads
+cannot be copied. torch offers no hook for copies. So two of its functions are wrapped: the one that
+reduces a module for copies and pickles, and the one that makes a module of TorchScript.
 
 Hooks wait for the network and read clocks, so torch.compile does not trace them: a graph ends
 before a hook, and another begins after it. A module that was compiled before it was distributed is

@@ -207,7 +207,7 @@ class JobRequest(RunRequest):
     )
     virtual_workers: int | None = option(
         None,
-        "results depend on V alone (one each)",
+        "results depend on V alone (one a worker)",
         Section.MACHINES,
         metavar="V",
         read=whole,

@@ -1,6 +1,6 @@
-"""A few of a step's gradients, to notice what changes them after they have left.
+"""Keeps a few gradients of a step, to notice a script that changes gradients after they were sent.
 
-GradScaler unscales without autograd, so that no version of a tensor shows it.
+GradScaler unscales outside of autograd, so the version counter of a tensor does not show the change.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The place of a worker, as the process that has taken it uses it."""
+"""What a process that a script has spawned needs to act as a worker of the job."""
 
 from __future__ import annotations
 

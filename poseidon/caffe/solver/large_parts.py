@@ -1,8 +1,11 @@
-"""What belongs to single virtual workers and is as large as the tensors, on its way to the workers
-that hold memory snapshots.
+"""Sends the large parts of a memory snapshot, such as what codecs hold back and inner histories, from
+the workers that own them to the workers that hold the snapshot.
 
-Law: all workers send equally many pieces, after the same iterations, so their collections have one
-order. A piece is small against what an iteration sends, unless the next snapshot is due soon.
+These parts belong to single virtual workers, and each is as large as the tensors.
+
+Law: all workers send the same number of pieces, after the same iterations, so their collections
+have one order. A piece is small compared with what an iteration sends, unless the next snapshot is
+due soon.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ MOST_OUTPUTS = 100
 
 
 class ProgressReporter:
-    """Reports progress to the launcher, a few times a second; a run that makes no iteration
-    reports its start at its end.
+    """Reports progress to the launcher, a few times a second. A run without iterations still
+    reports once, when it ends.
     """
 
     def __init__(

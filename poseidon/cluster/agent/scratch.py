@@ -1,9 +1,9 @@
 """The folder of an agent in the host's folder for temporary files.
 
-Law: a folder goes with its agent, or, if the agent was killed, with the next one of this user.
-Nothing else is removed: an agent locks a file in its folder as long as it lives, and a folder
-without that file belongs to somebody else. The file has the host's name: a file system that hosts
-share may not share locks.
+Law: an agent removes its folder when it ends. If it was killed, the next agent of this user removes
+the folder. No other folder is removed: an agent locks a file in its folder while it lives, and a
+folder without that file is not an agent's. The file has the host's name, because hosts that share a
+file system may not share its locks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How long another process has sent nothing, by the time for which this one was running.
+"""How long a peer has been silent, measured in the time for which this process was running.
 
-Law: pure. A process that waits for a processor, or that was stopped, receives late what the other
-one has sent in time. It notices by its own waits: one that lasts longer than it should counts as
-long as it should last. So every silence is found after as many waits, however busy this machine is.
+Law: pure. A process that was stopped, or has no processor, receives late what its peer has sent in
+time. Such a pause must not count as silence. So a wait that lasts longer than its limit counts as
+the limit, and a silence is found after the same number of waits, however busy this machine is.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Observers of an exchange, which are notified of each call.
 
-Law: observers look on. Training with them has the bits of training without them.
+Law: observers change nothing. Training with them has the bits of training without them.
 """
 
 from __future__ import annotations
