@@ -27,7 +27,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -38,6 +37,7 @@ from ps_server.importing import collector_paused
 
 with collector_paused():  # torch is among them
     from ps_server.errors import ServerError, SpecError, as_server_error, visible
+    from ps_server.json_fields import value_of
     from ps_server.keys import Keyring, read_keyring
     from ps_server.link_load import sending_s
     from ps_server.meters import StallMeter
@@ -46,6 +46,7 @@ with collector_paused():  # torch is among them
     from ps_server.protocol.shard import Shard
     from ps_server.rounds import Rounds
     from ps_server.server import MAX_TOKEN_BYTES, Server
+    from ps_server.shard_document import ShardDocument
     from ps_server.trace import NO_TRACE, Trace, Tracer
     from ps_server.transport.zmq_sockets import ZmqServerTransport
 
@@ -155,28 +156,29 @@ def _from_launcher(shard: int, line: str) -> Options:
         raise _misfit(error) from error
 
 
-def _from_document(document: Mapping[str, Any]) -> Options:
+def _from_document(fields: object) -> Options:
     """Return the options of a supervised shard.
 
     Raises:
         SpecError: a field is missing or has a different type.
     """
     try:
+        document = value_of(ShardDocument, fields)
         return Options(
-            shard=int(document["shard"]),
-            workers=int(document["workers"]),
-            address=str(document["address"]),
-            token=bytes.fromhex(document["token"]),
+            shard=document.shard,
+            workers=document.workers,
+            address=document.address,
+            token=bytes.fromhex(document.token),
             supervised=True,
-            keys=Keyring.from_json(document["keys"]) if document.get("keys") else None,
-            trace=Path(document["trace"]) if document.get("trace") else None,
+            keys=Keyring.from_json(document.keys) if document.keys else None,
+            trace=Path(document.trace) if document.trace else None,
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except ValueError as error:
         raise _misfit(error) from error
 
 
 def _misfit(error: Exception) -> SpecError:
-    return SpecError(f"the launcher's document is not what a shard expects: {error!r}")
+    return SpecError(f"the launcher's document is not what a shard expects: {error}")
 
 
 def _is_address(address: str) -> bool:
@@ -256,7 +258,7 @@ def _follow_launcher(rounds: Rounds, reporter: Reporter, trace: ShardTrace) -> N
                 rounds.pause()
                 reporter.report("paused", snapshot=None)
             if command.get("do") == "go_on":
-                options = _from_document(command.get("document", {}))
+                options = _from_document(command.get("document"))
                 trace.open(options)
                 address = rounds.go_on(partial(_server, options, trace.tracer))
                 reporter.report("listening", address=address, round=0)

@@ -20,8 +20,10 @@ from poseidon.cluster.python_command import module_arguments
 from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.engine.document import WorkerDocument, WorkKind
 from poseidon.launcher.request import Encrypt
+from ps_server.json_fields import fields_of
 from ps_server.keys import JobKeys
 from ps_server.process_environment import environment
+from ps_server.shard_document import ShardDocument
 
 PROCESS = "poseidon.engine.process"
 """The module that every worker runs."""
@@ -175,20 +177,19 @@ def shard_spec(
         threads: of its environment, the same as the workers' of its host. It computes with one.
         trace: the file of its trace, on its host; empty: none.
     """
-    line: dict[str, object] = {
-        "shard": role.index,
-        "token": start.token,
-        "keys": start.keyring(role),
-        "workers": workers,
-        "address": role.address,
-    }
-    if trace:
-        line["trace"] = trace
+    document = ShardDocument(
+        shard=role.index,
+        workers=workers,
+        address=role.address,
+        token=start.token,
+        keys=start.keyring(role),
+        trace=trace,
+    )
     spec = _spec(
         role,
         ("ps_server", "--job", job, "--stdin", "--shard", str(role.index)),
         threads,
-        json.dumps(line).encode(),
+        json.dumps(fields_of(document)).encode(),
         kind,
     )
     return replace(spec, slot=role.channel)

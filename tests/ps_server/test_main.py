@@ -231,7 +231,9 @@ def test_a_document_that_does_not_fit_ends_a_shard_that_has_paused() -> None:
         shard.say({"do": "pause"})
         shard.hear("paused")
         shard.say({"do": "go_on", "document": {"shard": 0}})
-        sentence = "the launcher's document is not what a shard expects: KeyError('workers')"
+        sentence = (
+            "the launcher's document is not what a shard expects: ShardDocument has no workers"
+        )
         assert shard.hear("error")["message"] == sentence
         assert shard.process.wait(20) == 1
 
