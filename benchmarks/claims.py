@@ -5,7 +5,7 @@
     sudo python benchmarks/claims.py --only alexnet,resnet50  # some measurements
     python benchmarks/claims.py --publish                     # the last figures into the pages
 
-Each measurement is a command of benchmarks/cluster.py. Results go to benchmarks/results/claims.json
+Each measurement is a command of benchmarks/cluster.py or scale.py. Results go to benchmarks/results/claims.json
 and docs/claims.md. The status is 1 if a claim fails or could not be measured in time.
 """
 
@@ -66,7 +66,7 @@ def run(measurement: Measurement, limit_s: float) -> Facts:
     """
     with tempfile.TemporaryDirectory(prefix="claims") as folder:
         result = Path(folder) / "facts.json"
-        words = [sys.executable, str(ROOT / "benchmarks" / "cluster.py")]
+        words = [sys.executable, str(ROOT / "benchmarks" / measurement.script)]
         words += [*shlex.split(measurement.words), "--json", str(result)]
         process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL)
         try:

@@ -172,8 +172,8 @@ def print_rows(first: str, found: Mapping[str, tuple[float, float]]) -> None:
         print(f"{first}  {name:<31}{core_ms:>9.2f}{ms:>9.1f}{ratios}", flush=True)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print a table."""
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return the flags."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -186,7 +186,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, help="steps that count (30; of large nets 10)")
     parser.add_argument("--beside", type=Path, help="another checkout, whose jobs take turns")
     parser.add_argument("--json", type=Path, help="write the medians there")
-    flags = parser.parse_args(arguments)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print a table."""
+    flags = parse(arguments)
     facts = []
     nets = (flags.nets or ",".join(GPTS if flags.table == "forms" else SMALL)).split(",")
     default = (2,) if flags.table == "hosts" else CLIENTS

@@ -58,6 +58,7 @@ MEASUREMENTS = (
         words="speed --net resnet50 --exchange auto --rates none --rounds 5 --iterations 4 "
         "--warm 1 --buckets= --in_clear",
     ),
+    Measurement(name="two-workers", script="scale.py", words="forms --nets gpt-2m --rounds 3"),
 )
 
 _WAYS = (
@@ -114,6 +115,15 @@ CLAIMS: tuple[Claim, ...] = (
         what="ResNet-50, emulated, unshaped, `--exchange=auto`, beside DDP",
         by=Speedup(measurement="resnet50-auto", rate_mbit=None, ours="auto"),
         tolerance=0.2,
+    ),
+    *(
+        Claim(
+            name=f"two-workers-{way}",
+            what=f"GPT of 2 M parameters, two workers of one machine: `{ours}` beside DDP",
+            by=Speedup(measurement="two-workers", rate_mbit=None, ours=ours),
+            tolerance=0.15,
+        )
+        for way, ours in (("ddp", "run --ddp"), ("distribute", "distribute"))
     ),
     *(
         Claim(
@@ -179,6 +189,10 @@ SENTENCES = (
         page="README.md",
         template="The accuracy is {cifar10-4000} after these 4000 iterations, and {cifar10-5000} "
         "after 1000 more of the second solver",
+    ),
+    Sentence(
+        page="docs/performance.md",
+        template="| GPT of 1.9 M parameters | {two-workers-ddp} | {two-workers-distribute} |",
     ),
     Sentence(
         page="docs/performance.md",

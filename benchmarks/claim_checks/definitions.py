@@ -15,7 +15,7 @@ from benchmarks.testbed.worker_settings import DEFAULT, PoseidonSettings
 from poseidon.errors import PoseidonError
 
 Facts = Sequence[Mapping[str, Any]]
-"""One fact a job and rate, as `cluster.py --json` writes them."""
+"""One fact a job and rate, as `cluster.py --json` and `scale.py --json` write them."""
 
 
 class ClaimError(PoseidonError):
@@ -28,16 +28,19 @@ class Measurement:
 
     Attributes:
         name: of the measurement.
-        words: arguments of `benchmarks/cluster.py`.
+        words: its arguments.
+        script: in `benchmarks`; `cluster.py` makes network namespaces, which needs root.
     """
 
     name: str
     words: str
+    script: str = "cluster.py"
 
     @property
     def command(self) -> str:
         """What a reader types."""
-        return f"sudo python benchmarks/cluster.py {self.words}"
+        sudo = "sudo " if self.script == "cluster.py" else ""
+        return f"{sudo}python benchmarks/{self.script} {self.words}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
