@@ -26,19 +26,21 @@ RESULTS = ROOT / "benchmarks" / "results" / "claims.json"
 PAGE = ROOT / "docs" / "claims.md"
 TOP = """# Claims
 
+This page compares each figure of the [README](../README.md) with a new measurement. One command
+measures the figures and writes this page, so do not edit it:
+
 <!-- not run: it needs root and minutes -->
 
     sudo make claims
 
-measures the figures of [README](../README.md) again and writes this page, which nobody edits. It
-takes at most 15 minutes on two processors that do nothing else, and ends with status 1 if a claim
-fails. The claims are in `benchmarks/claim_checks/claims.py`. A figure is how many times as fast as
-the other job ours is, by the median seconds of an iteration; rounds of both take turns. Figures
-that differ more from run to run have wider bands.
+The command takes at most 15 minutes on two processors that do nothing else. It ends with status 1
+if a claim fails. The claims are in `benchmarks/claim_checks/claims.py`. A figure is the speed of
+Poseidon's job in multiples of the other job's, by the median seconds of an iteration; rounds of
+both take turns. Figures that differ more from run to run have wider bands.
 """
 MIDDLE = """
-The commands that measure them. The load is the number of processes that wanted a processor when a
-command began: 0 on a quiet machine.
+These commands measure the claims. The load is the number of processes that wanted a processor when
+a command began: 0 on a quiet machine.
 """
 ELSEWHERE = """
 ## Not measured here
