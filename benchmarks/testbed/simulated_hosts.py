@@ -23,7 +23,7 @@ from poseidon.cluster.dial.local import WITHIN_PROCESS
 from poseidon.cluster.host_probe import HostFacts
 from poseidon.cluster.job_plan import Role
 from poseidon.cluster.jobs.registry import JobRecord
-from poseidon.cluster.jobs.this_host import HostJob, Killed, Listed
+from poseidon.cluster.jobs.this_host import HostJob, JobList, Killed
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.parallel import for_each_host
 from poseidon.cluster.process import OutputStream
@@ -235,4 +235,4 @@ class SimulatedHosts(Dialer):
         living = len(self._processes[host])
         record = self._records.get(host)
         jobs = () if record is None else (HostJob(record=record, launcher=True, living=living),)
-        return Listed(jobs=jobs)
+        return JobList(jobs=jobs)
