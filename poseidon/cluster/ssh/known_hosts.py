@@ -53,11 +53,7 @@ class KnownHost:
 
     def names(self, host: str) -> bool:
         """Return whether the line names a host, given as `host_name` returns it."""
-        if any(
-            fnmatchcase(host, pattern[1:].lower())
-            for pattern in self.patterns
-            if pattern[:1] == "!"
-        ):
+        if any(_fits(host, pattern[1:]) for pattern in self.patterns if pattern[:1] == "!"):
             return False
         return any(_matches(host, pattern) for pattern in self.patterns if pattern[:1] != "!")
 
@@ -127,10 +123,17 @@ def _parse(line: str) -> KnownHost | None:
 
 def _matches(host: str, pattern: str) -> bool:
     if not pattern.startswith("|1|"):
-        # Brackets are part of a name here, not a choice of letters.
-        return fnmatchcase(host, pattern.lower().replace("[", "[[]"))
+        return _fits(host, pattern)
     try:
         salt, digest = (base64.b64decode(part, validate=True) for part in pattern[3:].split("|"))
     except (binascii.Error, ValueError):
         return False
     return hmac.compare_digest(hmac.digest(salt, host.encode(), "sha1"), digest)
+
+
+def _fits(host: str, pattern: str) -> bool:
+    pattern = pattern.lower()
+    if "*" not in pattern and "?" not in pattern:  # nearly all; a pattern is compiled
+        return host == pattern
+    # Brackets are part of a name here, not a choice of letters.
+    return fnmatchcase(host, pattern.replace("[", "[[]"))

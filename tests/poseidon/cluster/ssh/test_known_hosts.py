@@ -42,6 +42,7 @@ def _hashed(name: str) -> str:
         ("node?", "node3", True),
         ("*,!node3", "node3", False),
         ("*,!node3", "node4", True),
+        ("*,![node3]:2222", "[node3]:2222", False),
         ("[node3]:2222", "[node3]:2222", True),
         ("[node3]:2222", "node3", False),
         ("node3", "[node3]:2222", False),
