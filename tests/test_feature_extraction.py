@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.caffe.data.prepare.model_folder import read_model_folder
+from poseidon.caffe.data.prepare.download import read_model_folder
 from tests.support.cifar10 import make_pictures
 
 SHELL_BLOCK = re.compile(r"```sh\n(.*?)```", re.DOTALL)

@@ -32,7 +32,7 @@ from poseidon.caffe2.utils import MakeArgument
 from poseidon.engine.packed import unpacked
 from poseidon.errors import PoseidonError
 from poseidon.exchange.auto.recorded import RecordedPlan
-from poseidon.observe.metrics.trace_merge import read_trace
+from poseidon.observe.metrics.trace_iteration import read_trace
 from poseidon.torch.tables.file import read_rows
 from ps_server import RowRule, RowRuleKind, RowTableSpec
 

@@ -49,7 +49,7 @@ def check_models(models: Sequence[Path], flag: str) -> None:
     """
     for path in models:
         if not path.is_file():
-            folders = import_module("poseidon.caffe.data.prepare.model_folder")
+            folders = import_module("poseidon.caffe.data.prepare.download")
             raise SnapshotError(f"{flag}: there is no file {path}{folders.how_to_fetch(path)}")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from poseidon.caffe.data.prepare.model_folder import fetch_model, is_complete, read_model_folder
+from poseidon.caffe.data.prepare.download import fetch_model, is_complete, read_model_folder
 from poseidon.cli.progress_bar import progress_bar
 
 

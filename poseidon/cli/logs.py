@@ -13,7 +13,7 @@ from pathlib import Path
 from poseidon.base.foreign_files import open_in
 from poseidon.errors import JobError, UsageError
 from poseidon.launcher.job_folder import LogLines, is_running, job_folder, log_paths
-from poseidon.observe.metrics.log_merge import merge_logs
+from poseidon.observe.metrics.glog_lines import merge_logs
 
 LOOK_S = 0.2
 

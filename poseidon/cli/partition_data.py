@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from poseidon.caffe.data.databases.kinds import Backend, require_kind
-from poseidon.caffe.data.prepare.part_files import is_divided
-from poseidon.caffe.data.prepare.split import partition_data
+from poseidon.caffe.data.prepare.split import is_divided, partition_data
 from poseidon.caffe.data.progress_reports import Report
 from poseidon.caffe.launch.data_distribution import distribute
 from poseidon.cli.progress_bar import progress_bar

@@ -13,8 +13,7 @@ from poseidon.launcher.job_folder import job_folder, read_records
 from poseidon.observe.metrics.job_records import last_values
 from poseidon.observe.metrics.job_statistics import FILE_NAME, encode_statistics, read_statistics
 from poseidon.observe.metrics.statistics_tables import job_tables, value_table
-from poseidon.observe.metrics.trace_iteration import view_iteration
-from poseidon.observe.metrics.trace_merge import merge, read_trace, trace_files
+from poseidon.observe.metrics.trace_iteration import merge, read_trace, trace_files, view_iteration
 
 
 def run(arguments: argparse.Namespace) -> int:

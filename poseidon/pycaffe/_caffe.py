@@ -19,6 +19,7 @@ from poseidon.pycaffe.mode import (
     solver_rank,
 )
 from poseidon.pycaffe.net import Net
+from poseidon.pycaffe.net_base import DtypeVec, IntVec, LayerVec, NetVec, StringVec
 from poseidon.pycaffe.parallel import NCCL
 from poseidon.pycaffe.solver import (
     AdaDeltaSolver,
@@ -31,7 +32,6 @@ from poseidon.pycaffe.solver import (
     get_solver,
 )
 from poseidon.pycaffe.timer import Timer
-from poseidon.pycaffe.vectors import DtypeVec, IntVec, LayerVec, NetVec, StringVec
 
 __all__ = [
     "NCCL",

@@ -3,6 +3,9 @@
 Law: the semantics are pycaffe's. Layers run one by one on the current values of their blobs, with
 callbacks before and after. File, line and layer name are added to errors of a layer. Exceptions of
 users' layers are raised unchanged.
+
+The types of pycaffe's lists. Scripts compare them: `type(net.params[k]) is
+caffe._caffe.BlobVec`.
 """
 
 from __future__ import annotations
@@ -21,8 +24,28 @@ from poseidon.errors import DataError, PoseidonError
 from poseidon.pycaffe.graph.build import NetGraph, build
 from poseidon.pycaffe.graph.nodes import LayerNode
 from poseidon.pycaffe.mode import next_context
-from poseidon.pycaffe.vectors import DtypeVec, IntVec, LayerVec, StringVec
 from ps_server.numerics import prepare_thread
+
+
+class LayerVec(list[Any]):
+    """The layers of a net: `net.layers`."""
+
+
+class NetVec(list[Any]):
+    """The test nets of a solver: `solver.test_nets`."""
+
+
+class StringVec(list[str]):
+    """Names: `net._layer_names`, `net._blob_names`."""
+
+
+class IntVec(list[int]):
+    """Indices: `net._inputs`, `net._outputs`, `net._bottom_ids(layer)`."""
+
+
+class DtypeVec(list[float]):
+    """Numbers: `net._blob_loss_weights`."""
+
 
 Callback = Callable[[int], Any]
 

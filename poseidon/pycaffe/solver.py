@@ -40,8 +40,7 @@ from poseidon.engine.this_process import current_context
 from poseidon.errors import UsageError
 from poseidon.observe.metrics.glog_lines import GlogSink, done, last, snapshotting, solving
 from poseidon.observe.metrics.record import TestRecord, TrainRecord
-from poseidon.pycaffe.graph.contributions import ReplicaContributions, total_alone
-from poseidon.pycaffe.graph.update import Updater
+from poseidon.pycaffe.graph.update import ReplicaContributions, Updater, total_alone
 from poseidon.pycaffe.graph.weights import load_weights
 from poseidon.pycaffe.mode import (
     MODE,
@@ -53,7 +52,7 @@ from poseidon.pycaffe.mode import (
     seeds_virtual_workers,
 )
 from poseidon.pycaffe.net import FileMissing, Net
-from poseidon.pycaffe.vectors import NetVec
+from poseidon.pycaffe.net_base import NetVec
 from ps_server import RuleKind
 from ps_server.protocol.virtual_workers import VirtualWorkers
 

@@ -15,7 +15,7 @@ import pytest
 from poseidon.cli.main import main
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.observe.metrics.job_statistics import JobStatistics, read_statistics
-from poseidon.observe.metrics.trace_merge import merge, trace_files
+from poseidon.observe.metrics.trace_iteration import merge, trace_files
 from ps_server.trace import Track
 from tests.support.training import Job, run, weights, write_definitions
 from tests.support.training_processes import machinefile, make_data, poseidon_here

@@ -11,10 +11,9 @@ import numpy as np
 
 from poseidon.caffe.export.graph import LAYERS, Graph, GraphBlob
 from poseidon.caffe.export.pointwise import Names, array, parameter, scaled
-from poseidon.caffe.layers.common.combine import Eltwise
+from poseidon.caffe.layers.common.combine import ArgMax, Eltwise, Reduction
 from poseidon.caffe.layers.common.inner_product import Embed, InnerProduct
 from poseidon.caffe.layers.common.recurrent import LSTM, RNN, Recurrent
-from poseidon.caffe.layers.common.reduction import ArgMax, Reduction
 from poseidon.caffe.layers.inputs.sources import DummyData
 from poseidon.caffe.proto.caffe_pb2 import EltwiseParameter, ReductionParameter
 

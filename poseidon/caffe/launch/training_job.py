@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 from poseidon.base.hints import own_command, short_path
 from poseidon.base.paths import portable
 from poseidon.caffe.data.batches.partition import part_path
-from poseidon.caffe.data.prepare.model_folder import how_to_fetch
+from poseidon.caffe.data.prepare.download import how_to_fetch
 from poseidon.caffe.layers.base import LayerContext
 from poseidon.caffe.layers.user_modules import import_modules
 from poseidon.caffe.net.compile import filter_phase

@@ -7,12 +7,9 @@ from poseidon.caffe.layers.common import (
     inner_product,
     rearrange,
     recurrent,
-    reduction,
-    reshape,
     softmax,
 )
 from poseidon.caffe.layers.inputs import (
-    annotated_data,
     data,
     dense_image_data,
     hdf5_data,
@@ -22,25 +19,21 @@ from poseidon.caffe.layers.inputs import (
     sources,
     window_data,
 )
-from poseidon.caffe.layers.loss import accuracy, classification_loss, distance_loss, ohem
+from poseidon.caffe.layers.loss import classification_loss, distance_loss, ohem
 from poseidon.caffe.layers.neuron import (
     activation,
     affine,
     batch_norm,
-    bn,
-    dropout,
     normalization,
     pointwise,
 )
 from poseidon.caffe.layers.ssd import detection_evaluate, detection_output, multibox_loss
 from poseidon.caffe.layers.vision import (
     convolution,
-    deconvolution,
     detection,
     pooling,
     proposal,
     regions,
     resize,
     rpn,
-    spp,
 )

@@ -22,9 +22,8 @@ from poseidon.caffe.solver.averages import SmoothedLoss
 from poseidon.caffe.solver.checkpoint import Checkpoint, Resumed, SolverProgress
 from poseidon.caffe.solver.layer_context import layer_context
 from poseidon.caffe.solver.memory import MemorySnapshot, MemorySnapshots, arrive
-from poseidon.caffe.solver.replica import Replica
+from poseidon.caffe.solver.replica import Replica, net_table
 from poseidon.caffe.solver.settings import solver_settings
-from poseidon.caffe.solver.summary import net_table
 from poseidon.caffe.solver.tester import Tester
 from poseidon.caffe.solver.trainer import LoopSettings, Trainer
 from poseidon.caffe.tools.preflight import weight_files

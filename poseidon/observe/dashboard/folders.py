@@ -20,13 +20,12 @@ from poseidon.errors import DataError, JobError
 from poseidon.launcher.job_folder import is_running, log_paths
 from poseidon.launcher.sinks import FILE_NAME
 from poseidon.observe.dashboard.view import JobView
+from poseidon.observe.metrics.glog_lines import merge_logs
 from poseidon.observe.metrics.job_records import LONGEST_LINE, decode_record
 from poseidon.observe.metrics.job_statistics import FILE_NAME as STATISTICS
 from poseidon.observe.metrics.job_statistics import read_statistics
-from poseidon.observe.metrics.log_merge import merge_logs
 from poseidon.observe.metrics.statistics_tables import tensor_rows
-from poseidon.observe.metrics.trace_iteration import view_iteration
-from poseidon.observe.metrics.trace_merge import read_trace
+from poseidon.observe.metrics.trace_iteration import read_trace, view_iteration
 from poseidon.observe.metrics.trace_picture import draw_iteration
 
 MOST_LINES = 500

@@ -15,7 +15,7 @@ from typing import Any
 
 from poseidon.observe.dashboard.bottleneck import Cause, ShardLoad, WorkerLoad, find_bottleneck
 from poseidon.observe.metrics.job_records import Record
-from poseidon.observe.metrics.logged_names import RATES, is_loss, score
+from poseidon.observe.metrics.record import RATES, is_loss, score
 
 WINDOW_S = 20.0
 """Seconds over which loads are measured."""

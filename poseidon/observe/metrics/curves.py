@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from poseidon.observe.metrics.logged_names import RATES, is_loss, score
+from poseidon.observe.metrics.record import RATES, is_loss, score
 from poseidon.observe.metrics.training_log import LogRow, TrainingLog
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from poseidon.observe.metrics.job_records import Record, finite
-from poseidon.observe.metrics.logged_names import RATES
+from poseidon.observe.metrics.record import RATES
 
 WAIT_S = 10.0
 """A worker that is late by more has its part in no mean; a value that one worker logs is shown so

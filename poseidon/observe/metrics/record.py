@@ -2,10 +2,13 @@
 
 Law: the values of a record are averages over all workers. A sink formats them, computes nothing and
 does not affect training.
+
+Names of what scripts log: which are learning rates and losses, and which curves share a panel.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
@@ -101,3 +104,23 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Write buffered records and close the output."""
+
+
+RATES = ("learning_rate", "lr")
+"""The names of a script's learning rate."""
+_PART_OF_DATA = re.compile(r"^(train|training|val|valid|validation|eval|test)[_/.:-]")
+_PERIOD = re.compile(r"_(step|epoch)$")
+
+
+def is_loss(name: str) -> bool:
+    """Return whether a name is of a loss."""
+    return "loss" in name.lower()
+
+
+def score(name: str) -> str:
+    """Return what a value is, whatever data it is of: curves of one score share a panel.
+
+    >>> score("val_accuracy"), score("train/accuracy_epoch"), score("grad_norm")
+    ('accuracy', 'accuracy', 'grad_norm')
+    """
+    return _PERIOD.sub("", _PART_OF_DATA.sub("", name)) or name

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from poseidon.observe.metrics.job_records import Record
-from poseidon.observe.metrics.logged_names import RATES, is_loss
-from poseidon.observe.metrics.record import own_names, repeated
+from poseidon.observe.metrics.record import RATES, is_loss, own_names, repeated
 
 # Newer glog writes the year, too.
 _HEAD = re.compile(r"^[IWEF](\d{4})?(\d{2})(\d{2}) (\d{2}):(\d{2}):(\d{2})\.(\d{1,6})\s")

@@ -24,8 +24,7 @@ from torch import Tensor
 
 from poseidon.caffe.data.batches.draws import draw
 from poseidon.caffe.data.batches.images import Bytes, ImagePlan, ListMaker, read_image
-from poseidon.caffe.data.batches.labels import read_label
-from poseidon.caffe.data.batches.lists import read_lines
+from poseidon.caffe.data.batches.lists import read_label, read_lines
 from poseidon.caffe.data.batches.transform import LANES, Draws, planes
 from poseidon.errors import DataError
 

@@ -25,8 +25,13 @@ from poseidon.base.foreign_files import read_definition
 from poseidon.caffe.data.batches.buffers import BufferPool
 from poseidon.caffe.data.batches.claimed_size import check_claim
 from poseidon.caffe.data.batches.draws import skipped_records
-from poseidon.caffe.data.batches.labels import is_integer, read_label
-from poseidon.caffe.data.batches.lists import Indices, RecordOrder, read_lines
+from poseidon.caffe.data.batches.lists import (
+    Indices,
+    RecordOrder,
+    is_integer,
+    read_label,
+    read_lines,
+)
 from poseidon.caffe.data.batches.numbered import BatchPlan, Maker
 from poseidon.caffe.data.batches.prefetch import DecoderPool
 from poseidon.caffe.data.batches.transform import planes

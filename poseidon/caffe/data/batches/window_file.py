@@ -19,8 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from poseidon.caffe.data.batches.labels import checked_label
-from poseidon.caffe.data.batches.lists import read_lines
+from poseidon.caffe.data.batches.lists import checked_label, read_lines
 from poseidon.errors import DataError
 
 HEADER_LINES = 6

@@ -29,7 +29,7 @@ from xml.etree import ElementTree
 from poseidon.base.foreign_files import read_definition
 from poseidon.base.text_files import decoded
 from poseidon.caffe.data.augment.boxes import Box, Object
-from poseidon.caffe.data.batches.labels import read_label
+from poseidon.caffe.data.batches.lists import read_label
 from poseidon.errors import DataError, nearest
 
 SIDES = ("xmin", "ymin", "xmax", "ymax")

@@ -15,8 +15,7 @@ import pytest
 from poseidon.caffe.data.batches.partition import part_path
 from poseidon.caffe.data.databases.cursor import open_cursor, records
 from poseidon.caffe.data.databases.kinds import Backend
-from poseidon.caffe.data.prepare.part_files import part_files
-from poseidon.caffe.data.prepare.split import partition_data
+from poseidon.caffe.data.prepare.split import part_files, partition_data
 from poseidon.caffe.data.progress_reports import COPYING, Report, silent
 from poseidon.caffe.launch.data_distribution import distribute, remote_path
 from poseidon.cluster.agent.remote import RemoteAgent

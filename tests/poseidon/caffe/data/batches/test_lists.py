@@ -6,7 +6,8 @@ import itertools
 
 import pytest
 
-from poseidon.caffe.data.batches.lists import RecordOrder, permutation
+from poseidon.caffe.data.batches.lists import LEAST, MOST, RecordOrder, permutation, read_label
+from poseidon.errors import DataError
 
 
 def one_pass(order: RecordOrder, number: int) -> list[int]:
@@ -38,3 +39,30 @@ def test_groups_stay_together() -> None:
 
 def test_seeds_differ() -> None:
     assert permutation(1, 0, 20).tolist() != permutation(2, 0, 20).tolist()
+
+
+@pytest.mark.parametrize(
+    ("text", "label"),
+    [
+        ("0", 0),
+        ("+7", 7),
+        ("-1234567890", -1234567890),
+        ("0000000000000012", 12),
+        ("2147483647", MOST),
+        ("-2147483648", LEAST),
+        *[
+            (text, None)
+            for text in ("", "-", "+-5", "1.0", "1e3", "0x1", "x", " 1", "\u0663", "1_0")
+        ],
+    ],
+)
+def test_a_label(text: str, label: int | None) -> None:
+    assert read_label(text, "list:3") == label
+
+
+@pytest.mark.parametrize("text", ["2147483648", "-2147483649", "9" * 5000])
+def test_a_label_that_does_not_fit(text: str) -> None:
+    with pytest.raises(
+        DataError, match=r"^list:3: the label -?\d.* is out of range, expected -2147483648 to 2"
+    ):
+        read_label(text, "list:3")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from poseidon.caffe.data.annotated import AnnotatedImage, decode_annotated
-from poseidon.caffe.data.batches.labels import MOST
+from poseidon.caffe.data.batches.lists import MOST
 from poseidon.caffe.data.databases.cursor import open_cursor
 from poseidon.caffe.data.databases.kinds import Backend
 from poseidon.caffe.data.datum import Decoding

@@ -10,15 +10,17 @@ import pytest
 import torch
 from PIL import Image
 
+from poseidon.caffe.data.annotated import encode_annotated
+from poseidon.caffe.data.augment.boxes import Box, Object
 from poseidon.caffe.data.databases.kinds import Backend
 from poseidon.caffe.data.databases.writer import write_database
 from poseidon.caffe.data.datum import encode_datum
 from poseidon.caffe.layers.base import LayerContext
 from poseidon.caffe.net.compile import compile_net
 from poseidon.caffe.net.net import Net
-from poseidon.caffe.proto.caffe_pb2 import TRAIN, Datum, NetState
+from poseidon.caffe.proto.caffe_pb2 import TEST, TRAIN, AnnotatedDatum, Datum, NetState
 from poseidon.errors import DataError, DefinitionError
-from tests.support.databases import make_database
+from tests.support.databases import make_database, make_pictures, picture
 from tests.support.nets import definition, layer
 
 RECORDS = 8
@@ -186,3 +188,200 @@ def test_gray_images_become_color_with_force_encoded_color(
         assert compiled()["data"].shape == (2, channels, 3, 4)
     finally:
         compiled.close()
+
+
+SIZE = (32, 40)
+COUNT = 6
+
+
+def scene(number: int) -> tuple[np.ndarray, list[Object]]:  # type: ignore[type-arg]
+    """A gray image with `number % 3` white objects."""
+    image = np.full((3, *SIZE), 40, np.uint8)
+    objects = []
+    for index in range(number % 3):
+        top, left = 4 + 12 * index, 3 + 5 * number
+        image[:, top : top + 10, left : left + 8] = 250
+        corners = (left / SIZE[1], top / SIZE[0], (left + 8) / SIZE[1], (top + 10) / SIZE[0])
+        objects.append(Object(index + 1, 0, Box(*corners), index == 1))
+    return image, objects
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    def record(number: int) -> bytes:
+        image, objects = scene(number)
+        return encode_annotated(Datum.FromString(encode_datum(image, 0)), objects)
+
+    path = tmp_path_factory.mktemp("annotated") / "db"
+    return make_database(path, Backend.LMDB, [(b"%05d" % n, record(n)) for n in range(COUNT)])
+
+
+def annotated_net(
+    source: Path, body: str = "", *, batch: int = 3, tops: str = "data label", **place: int
+) -> Net:
+    phase = place.pop("phase", TRAIN)
+    text = layer(
+        "AnnotatedData",
+        "",
+        tops,
+        "data_param "
+        f'{{ source: "{source}" batch_size: {batch} backend: LMDB shared_file_system: true }} '
+        f"{body}",
+    )
+    context = LayerContext(phase=phase, seed=3, **place)  # type: ignore[arg-type]
+    return compile_net(definition(text), context, state=NetState(phase=phase))
+
+
+def batches(compiled: Net, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    try:
+        return [
+            (found["data"].clone(), found["label"].clone())
+            for found in (compiled() for _ in range(count))
+        ]
+    finally:
+        compiled.close()
+
+
+def test_images_and_objects_as_stored(database: Path) -> None:
+    compiled = annotated_net(database)
+    assert compiled.blob_shapes == {"data": (3, 3, *SIZE), "label": (1, 1, 1, 8)}
+    for first, (data, label) in zip((0, 3), batches(compiled, 2), strict=True):
+        rows = []
+        for item in range(3):
+            image, objects = scene(first + item)
+            assert np.array_equal(data[item].numpy(), image)
+            rows += [[item, o.label, o.instance, *o.box, o.difficult] for o in objects]
+        np.testing.assert_allclose(label[0, 0], rows, rtol=1e-6)
+
+
+def test_a_batch_without_objects_has_a_row_of_minus_one(database: Path) -> None:
+    ((_, label), *_) = batches(annotated_net(database, batch=1), 1)
+    assert label.tolist() == [[[[-1] * 8]]]
+
+
+def test_images_of_many_sizes_without_resizing(tmp_path: Path) -> None:
+    shapes = [(3, 4, 5), (3, 9, 7), (3, 6, 6)]
+    records = (
+        encode_annotated(
+            Datum.FromString(encode_datum(picture(n, shape), 0)),
+            [Object(1, 0, Box(0, 0, 0.5, 1), False)],
+        )
+        for n, shape in enumerate(shapes)
+    )
+    path = make_database(
+        tmp_path / "db", Backend.LMDB, ((b"%d" % n, record) for n, record in enumerate(records))
+    )
+    for number, (data, label) in enumerate(batches(annotated_net(path, batch=1), 5)):
+        assert np.array_equal(data[0].numpy(), picture(number % 3, shapes[number % 3]))
+        assert label[0, 0].tolist() == [[0, 1, 0, 0, 0, 0.5, 1, 0]]
+    message = r"record 1 \(key '1'\) is 3 x 9 x 7 .* first record of its batch is 3 x 4 x 5; set .*batch_size: 1"
+    with pytest.raises(DataError, match=message):
+        batches(annotated_net(path, batch=2), 1)
+
+
+ALL = """
+transform_param {
+  mirror: true mean_value: 40 resize_param { height: 48 width: 56 interp_mode: LINEAR interp_mode: AREA }
+  distort_param { brightness_prob: 0.5 brightness_delta: 10 } expand_param { prob: 0.5 max_expand_ratio: 2 }
+  emit_constraint { emit_type: CENTER }
+}
+annotated_data_param {
+  batch_sampler { max_sample: 1 max_trials: 1 }
+  batch_sampler {
+    sampler { min_scale: 0.3 max_scale: 1 min_aspect_ratio: 0.5 max_aspect_ratio: 2 }
+    sample_constraint { min_jaccard_overlap: 0.1 } max_sample: 1 max_trials: 50
+  }
+  label_map_file: "labels"
+}
+"""
+
+
+def test_boxes_follow_their_objects_through_all_steps(database: Path) -> None:
+    seen = 0
+    for data, label in batches(annotated_net(database, ALL), 20):
+        assert data.shape == (3, 3, 48, 56)
+        for image, _, _, xmin, ymin, xmax, ymax, _ in label[0, 0].tolist():
+            if image < 0:
+                continue
+            light = data[int(image), 0] > 150
+            left, right = round(xmin * 56), round(xmax * 56)
+            top, bottom = round(ymin * 48), round(ymax * 48)
+            inside = (
+                light[top:bottom, left:right].float().mean() if top < bottom and left < right else 1
+            )
+            assert inside > 0.55
+            seen += 1
+    assert seen > 30
+
+
+def test_workers_see_what_one_process_sees(database: Path) -> None:
+    whole = batches(annotated_net(database, ALL, batch=4), 5)
+    for rank in range(2):
+        part = batches(annotated_net(database, ALL, batch=2, rank=rank, workers=2), 5)
+        for (all_data, all_label), (data, label) in zip(whole, part, strict=True):
+            assert torch.equal(data, all_data[rank::2])
+            rows = all_label[0, 0][all_label[0, 0, :, 0] % 2 == rank]
+            own = label[0, 0][label[0, 0, :, 0] >= 0]
+            assert torch.equal(own[:, 1:], rows[rows[:, 0] >= 0][:, 1:])
+
+
+def test_tests_are_repeatable_and_images_alone_will_do(database: Path) -> None:
+    compiled = annotated_net(
+        database,
+        "transform_param { resize_param { height: 20 width: 20 } }",
+        tops="data",
+        phase=TEST,
+    )
+    try:
+        first = compiled()["data"].clone()
+        compiled()
+        assert torch.equal(first, compiled()["data"])
+    finally:
+        compiled.close()
+
+
+def test_labels_of_images(tmp_path: Path) -> None:
+    records = [
+        (
+            b"%d" % n,
+            AnnotatedDatum(datum=Datum.FromString(encode_datum(picture(n), n))).SerializeToString(),
+        )
+        for n in range(3)
+    ]
+    path = make_database(tmp_path / "db", Backend.LMDB, records)
+    ((_, label),) = batches(annotated_net(path), 1)
+    assert label.tolist() == [0, 1, 2]
+    # With anno_type they are images without objects.
+    ((_, label),) = batches(annotated_net(path, "annotated_data_param { anno_type: BBOX }"), 1)
+    assert label.tolist() == [[[[-1] * 8]]]
+
+
+@pytest.mark.parametrize(
+    ("body", "error", "message"),
+    [
+        (
+            "annotated_data_param { batch_sampler { sampler { min_scale: 0 } } }",
+            DataError,
+            "scales from 0 to 1",
+        ),
+        ("transform_param { crop_size: 50 }", DataError, "crop_size 50 is larger"),
+        ("transform_param { resize_param { height: 5 } }", DataError, "height 5 and width 0"),
+    ],
+)
+def test_mistakes(database: Path, body: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        annotated_net(database, body)
+
+
+def test_a_database_of_other_records(tmp_path: Path) -> None:
+    path = make_pictures(tmp_path / "db", 2)
+    with pytest.raises(
+        DataError, match=r"record 0 \(key '00000'\): the record is not an AnnotatedDatum"
+    ):
+        annotated_net(path)
+    with pytest.raises(DefinitionError, match="missing source"):
+        compile_net(
+            definition(layer("AnnotatedData", "", "data")),
+            LayerContext(phase=TRAIN, seed=1),
+            state=NetState(phase=TRAIN),
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from poseidon.caffe.net.net import Net
 from poseidon.errors import DefinitionError
 from tests.support.nets import build, inputs, layer, noise
 
@@ -125,3 +126,89 @@ def test_dilations_in_several_forms(body: str) -> None:
                 f"convolution_param {{ num_output: 2 kernel_size: 3 {body} }}",
             )
         )
+
+
+WINDOWS = {
+    "2d": ((2, 4, 9, 7), "kernel_size: 3 stride: 2 pad: 1"),
+    "rectangle": (
+        (2, 4, 9, 7),
+        "kernel_h: 2 kernel_w: 3 stride_h: 1 stride_w: 2 pad_h: 0 pad_w: 1",
+    ),
+    "dilated": ((1, 4, 9, 9), "kernel_size: 3 dilation: 2"),
+    "grouped": ((2, 4, 5, 5), "kernel_size: 3 group: 2"),
+    "1d": ((2, 4, 9), "kernel_size: 3 stride: 2"),
+    "3d": ((1, 4, 5, 5, 5), "kernel_size: 3 kernel_size: 2 kernel_size: 1"),
+}
+
+
+def one(kind: str, shape: tuple[int, ...], body: str) -> Net:
+    return build(inputs(x=shape) + layer(kind, "x", "y", f"convolution_param {{ {body} }}"))
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_it_is_the_backward_pass_of_a_convolution(name: str) -> None:
+    shape, window = WINDOWS[name]
+    conv = one("Convolution", shape, f"num_output: 6 bias_term: false {window}")
+    deconv = one("Deconvolution", conv.blob_shapes["y"], f"num_output: 4 bias_term: false {window}")
+    weight = noise(*conv.layer_modules[-1][1].blobs()[0].shape)
+    for net in (conv, deconv):
+        blob = net.layer_modules[-1][1].blobs()[0]
+        assert blob.shape == weight.shape
+        blob.detach().copy_(weight)
+    x = noise(*shape).requires_grad_()
+    top = conv({"x": x})["y"]
+    diff = noise(*top.shape, seed=1)
+    top.backward(diff)
+    assert x.grad is not None
+    up = deconv({"x": diff})["y"].detach()
+    assert tuple(up.shape) == deconv.blob_shapes["y"]
+    # What a stride leaves over at the end of the convolution's input gets no gradient, and no place
+    # above.
+    cut = tuple(slice(0, extent) for extent in up.shape)
+    torch.testing.assert_close(up, x.grad[cut])
+
+
+def test_a_bilinear_filler_enlarges() -> None:
+    body = 'num_output: 2 group: 2 kernel_size: 4 stride: 2 pad: 1 bias_term: false weight_filler { type: "bilinear" }'
+    x = torch.ones(1, 2, 4, 4)
+    y = one("Deconvolution", (1, 2, 4, 4), body)({"x": x})["y"].detach()
+    assert tuple(y.shape) == (1, 2, 8, 8)
+    torch.testing.assert_close(y[:, :, 1:-1, 1:-1], torch.ones(1, 2, 6, 6))
+
+
+@pytest.mark.parametrize("name", ["2d", "rectangle", "dilated", "1d", "3d"])
+def test_a_convolution_is_a_product_with_im2col(name: str) -> None:
+    shape, window = WINDOWS[name]
+    conv = one(
+        "Convolution",
+        shape,
+        f"num_output: 6 bias_term: false weight_filler {{ type: 'xavier' }} {window}",
+    )
+    columns = one("Im2col", shape, window)
+    x = noise(*shape)
+    y = conv({"x": x})["y"].detach()
+    found = columns({"x": x})["y"]
+    assert tuple(found.shape) == columns.blob_shapes["y"]
+    weight = conv.layer_modules[-1][1].blobs()[0].detach().flatten(1)
+    torch.testing.assert_close((weight @ found.flatten(2)).view(y.shape), y, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "message"),
+    [
+        ("Deconvolution", "kernel_size: 3", "missing num_output"),
+        (
+            "Deconvolution",
+            "num_output: 3 kernel_size: 3 group: 2",
+            "num_output is 3, expected a multiple",
+        ),
+        ("Deconvolution", "num_output: 2", "missing kernel_size"),
+        ("Deconvolution", "num_output: 2 kernel_size: 1 pad: 3", "pad 3x3 is too large"),
+        ("Im2col", "", "missing kernel_size"),
+        ("Im2col", "kernel_size: 9", "kernel 9x9 larger than padded input"),
+        ("Im2col", "kernel_size: 1 axis: 3", "no axis after 3"),
+    ],
+)
+def test_mistakes(kind: str, body: str, message: str) -> None:
+    with pytest.raises(DefinitionError, match=message):
+        one(kind, (1, 2, 5, 5), body)

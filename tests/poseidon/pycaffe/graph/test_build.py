@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from poseidon.errors import DefinitionError
-from poseidon.pycaffe.graph.splits import insert_splits
+from poseidon.pycaffe.graph.build import insert_splits
 from tests.support.nets import definition, inputs, layer
 
 
