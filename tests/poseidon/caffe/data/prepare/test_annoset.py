@@ -235,7 +235,7 @@ def test_a_detection_set_needs_a_label_map(
         f"{folder}/db",
     ]
     assert main(words) in (1, 2)
-    assert "missing --label_map_file" in capsys.readouterr().err
+    assert "--label_map_file is missing" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

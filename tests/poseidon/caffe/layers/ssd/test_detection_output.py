@@ -258,7 +258,7 @@ def test_batches_as_bytes() -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("", "missing num_classes"),
+        ("", "num_classes is missing"),
         ("num_classes: 2 nms_param { nms_threshold: -1 }", "nms_threshold is -1"),
         ("num_classes: 2 nms_param { eta: 0 }", "eta is 0, expected more than 0"),
         ("num_classes: 2 nms_param { eta: nan }", "eta is nan"),

@@ -393,7 +393,7 @@ def test_a_bottom_without_propagation_adds_nothing() -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("", "missing num_classes"),
+        ("", "num_classes is missing"),
         ("num_classes: 4 share_location: false", "set mining_type: NONE"),
         ("num_classes: 4 do_neg_mining: false", "do_neg_mining contradicts mining_type"),
         ("num_classes: 4 neg_pos_ratio: 0", "neg_pos_ratio is 0"),

@@ -310,7 +310,7 @@ def test_mistakes_in_the_data() -> None:
         proposal_target("num_classes: 3")({"r": REGIONS, "g": OBJECTS})
     with pytest.raises(DataError, match="the image has no objects"):
         proposal_target("num_classes: 3")({"r": REGIONS, "g": OBJECTS[:0]})
-    with pytest.raises(DataError, match="of another image"):
+    with pytest.raises(DataError, match="to a different image"):
         proposal_target("num_classes: 4")({"r": REGIONS + 1, "g": OBJECTS})
     with pytest.raises(DefinitionError, match="param_str has no 'feat_stride'"):
         body = PYTHON.format("proposal_layer", "ProposalLayer", "'stride': 16")
