@@ -360,11 +360,11 @@ def test_both_cifar10_scripts_train_with_what_is_edited_in_run_local(
         "solver": root / "prototxt" / "cifar10" / "mine_solver.prototxt",
         "gpu": "0,1",
         "num_app_threads": 3,
-        "table_staleness": 2,
-        "num_rows_per_table": 7,
-        "svb": "true",
-        "num_comm_channels_per_client": 2,
-        "consistency_model": Consistency.SSP,
+        "staleness": 2,
+        "rows": 7,
+        "svb": True,
+        "shards": 2,
+        "consistency": Consistency.SSP,
         "net_outputs": str(root / "output" / "cifar10" / "cifar-netoutputs"),
         "hostfile": str(root / "machinefiles" / "localserver"),
     }
@@ -377,7 +377,7 @@ def test_both_cifar10_scripts_train_with_what_is_edited_in_run_local(
 @pytest.mark.parametrize(
     ("words", "name", "value"),
     [
-        ("--staleness=0", "table_staleness", 0),
+        ("--staleness=0", "staleness", 0),
         ("--devices=cpu", "gpu", ""),
         ("--devices=2", "gpu", "2"),
         ("--output={}/mine", "net_outputs", "{}/mine/cifar-netoutputs"),

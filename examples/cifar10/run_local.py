@@ -70,9 +70,14 @@ def train_flags(words: list[str]) -> dict[str, str]:
     }
     if svb == "auto" or any(word.lstrip("-").startswith("exchange") for word in words):
         del flags["svb"]
-    usual = vars(parse_arguments(["train", "--solver=none"]))
-    given = vars(parse_arguments(["train", *(f"--{name}={flags[name]}" for name in flags)]))
-    return {name: value for name, value in flags.items() if given[name] != usual[name]}
+    usual = parse_arguments(["train", "--solver=none"])
+    changed = {}
+    for name, value in flags.items():
+        given = parse_arguments(["train", "--solver=none", f"--{name}={value}"])
+        given.argv = usual.argv
+        if given != usual:
+            changed[name] = value
+    return changed
 
 
 def main(words: list[str]) -> int:
