@@ -28,6 +28,7 @@ from typing import Any
 from torch import Tensor
 
 from poseidon.engine.packed import packed, unpacked
+from poseidon.errors import SnapshotError
 from poseidon.exchange.broadcast import Gather, gather_bytes
 
 
@@ -116,6 +117,7 @@ class Leaf:
         resize: with `VIRTUAL`: returns the value that each of a different number of virtual workers
             begins with; None: none.
         live: returns live tensors of it that are equal on all workers, by name.
+        may_miss: whether states of other kinds of jobs, which also fit, have no such leaf.
     """
 
     name: str
@@ -126,6 +128,7 @@ class Leaf:
     check: Callable[[Found], None] = nothing
     resize: Callable[[Found], Any] = nothing
     live: Callable[[], Mapping[str, Tensor]] = dict
+    may_miss: bool = False
 
 
 class StateTree:
@@ -182,7 +185,18 @@ class StateTree:
         Raises:
             SnapshotError: it is another job's.
         """
+        own = state.get("own")
+        if (
+            not isinstance(own, list)
+            or not all(isinstance(one, Mapping) for one in own)
+            or not 0 < len(own) == state.get("workers")
+        ):
+            raise SnapshotError(f"{source.name} is damaged: it lacks the states of workers")
         for leaf in self._leaves:
+            if not (leaf.may_miss or self._has(state, own, leaf)):
+                raise SnapshotError(
+                    f"{source.name} has no '{leaf.name}': it is damaged, or was made by hand"
+                )
             leaf.check(self._found(state, leaf, source))
 
     def write(
@@ -220,6 +234,16 @@ class StateTree:
             each[leaf.name] = leaf.resize(found) if found.each else None
         restarted = {leaf.name: None for leaf in self._leaves if leaf.stage is LeafStage.RANDOM}
         return {**state, **restarted, "workers": self._count, "own": [each] * self._count}
+
+    def _has(self, state: Mapping[str, Any], own: Sequence[Mapping[str, Any]], leaf: Leaf) -> bool:
+        """Return whether a state has a leaf, in its own scope or, if no other leaf has the name, in
+        another one.
+        """
+        is_alone = [one.name for one in self._leaves].count(leaf.name) == 1
+        of_each = all(leaf.name in one for one in own)
+        if leaf.scope is Scope.VIRTUAL:
+            return of_each or (is_alone and leaf.name in state)
+        return leaf.name in state or (is_alone and of_each)
 
     def _of(self, scope: Scope) -> list[Leaf]:
         return [leaf for leaf in self._leaves if leaf.scope is scope]

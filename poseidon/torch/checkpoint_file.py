@@ -39,7 +39,7 @@ def checked(state: Any, source: str) -> dict[str, Any]:
             f"{source} has format {state['poseidon']}; this version of Poseidon reads format "
             f"{FORMAT}"
         )
-    return {"iterations": state.get("steps"), **state}
+    return dict(state)
 
 
 def checkpoint_path(prefix: Path, steps: int | str) -> Path:

@@ -69,6 +69,7 @@ class Histories:
             stage=LeafStage.UPDATE,
             read=read,
             write=self._write_outer,
+            may_miss=True,
         )
 
     def _read(self) -> list[Named] | Named:

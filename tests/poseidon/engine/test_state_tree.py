@@ -133,8 +133,8 @@ def test_a_check_comes_before_anything_is_written() -> None:
         raise ValueError(found.source.name)
 
     process = Process(0, processes=1)
-    state = process.tree.read(alone, keeps=True)
     process.tree.add([Leaf(name="how", scope=Scope.SHARED, read=str, check=refuse)])
+    state = process.tree.read(alone, keeps=True)
     with pytest.raises(ValueError, match="a test"):
         process.tree.check(state, SOURCE)
     assert not process.log

@@ -493,3 +493,23 @@ def test_another_order_is_refused_within_an_epoch() -> None:
     again.load_state_dict(state)
     with pytest.raises(UsageError, match="a sampler with seed 0, and this one has 1"):
         again.loader(data(), BATCH, seed=1)
+
+
+@pytest.mark.parametrize("how", [MOMENTUM, torch_adam], ids=["rule", "optimizer"])
+def test_a_state_without_one_of_its_parts_is_refused(how: How) -> None:
+    module = build(0)
+    with poseidon.distribute(module, how if isinstance(how, SGD) else how(module)) as group:  # type: ignore[arg-type]
+        state = group.state_dict()
+        (own,) = state["own"]
+        broken = [
+            {k: v for k, v in state.items() if k != part} for part in state if part != "outer"
+        ]
+        broken += [
+            {**state, "own": [{k: v for k, v in own.items() if k != part}]}
+            for part in own
+            if part not in state
+        ]
+        for one in (*broken, {**state, "own": [own, own]}, {**state, "own": [3]}):
+            with pytest.raises(SnapshotError):
+                group.load_state_dict(one)
+        group.load_state_dict(state)

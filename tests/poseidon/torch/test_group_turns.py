@@ -459,7 +459,7 @@ def test_a_job_has_as_many_virtual_workers_as_workers_or_more() -> None:
 def test_virtual_workers_alone_compute_with_one_thread(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("poseidon.torch.distribute.are_threads_set", lambda: False)
+    monkeypatch.setattr("poseidon.engine.this_process.are_threads_set", lambda: False)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(3)
