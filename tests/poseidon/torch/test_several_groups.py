@@ -235,9 +235,9 @@ def test_a_script_that_keeps_other_groups_is_refused(tmp_path: Path) -> None:
             generator.keep(critic=critic)
             with pytest.raises(UsageError, match="'critic', which is this group itself or a name"):
                 generator.keep(critic=critic)
-            with pytest.raises(UsageError, match=r"call first\.keep\(NAME=this\)"):
+            with pytest.raises(UsageError, match=r"first\.keep\(NAME=group\) and call first\."):
                 critic.save()
-            with pytest.raises(UsageError, match=r"call first\.keep\(NAME=this\)"):
+            with pytest.raises(UsageError, match=r"first\.keep\(NAME=group\) and call first\."):
                 critic.resume()
             with pytest.raises(SnapshotError, match=r"has the groups none; .* handed critic to"):
                 generator.resume(tmp_path / "gan")

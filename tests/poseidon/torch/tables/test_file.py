@@ -43,14 +43,14 @@ def test_damage_is_named(tmp_path: Path) -> None:
     write_rows(path, SPEC, 4, pieces())
     whole = path.read_bytes()
     body = whole.index(b"\n") + 1
-    with pytest.raises(SnapshotError, match=r'has another table.*"updates": 5'):
+    with pytest.raises(SnapshotError, match=r'has a different table.*"updates": 5'):
         list(read_rows(path, SPEC, 5))
     for cut in (body, body + 10, len(whole) - 1):
         path.write_bytes(whole[:cut])
         with pytest.raises(SnapshotError, match="is truncated"):
             list(read_rows(path, SPEC, 4))
     for changed, reason in [
-        (b"no header\n", "another table: no header"),
+        (b"no header\n", "a different table: no header"),
         (whole[:body] + b"\xff" * 8, "a piece of"),
         (whole[: body + 8] + b"\x09\0\0\0" + whole[body + 12 :], "out of order"),
     ]:
