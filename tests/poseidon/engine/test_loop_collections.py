@@ -121,7 +121,7 @@ def failures_of_pair(calls: tuple[str, str], how: How, job: Membership) -> list[
 def words_of(call: str, rank: int) -> str:
     """Return a pattern of the words with which a sentence names a worker's call."""
     name = call.removesuffix(" in a step")
-    gone_on = rf"worker {rank} (goes on|has gone on|has left|calls step\(\)|calls mean\(\))"
+    gone_on = rf"worker {rank} (continues|has continued|goes on|has gone on|has left|calls step\(\)|calls mean\(\))"
     if name == "end":
         return rf"worker {rank} (leaves the|waits at the end of its) `with` block|{gone_on}"
     return rf"worker {rank} (calls|waits in) {name}\(\)|{gone_on}"

@@ -104,7 +104,7 @@ def test_what_drops_gradients_that_have_left(
     session = opened(applies)
     after(session, *STEP)
     if acts is None:
-        with pytest.raises(UsageError, match="of pass 1 have left for the shards"):
+        with pytest.raises(UsageError, match="of pass 1 have been sent to the shards"):
             session.on(Event.DROP)
     else:
         assert session.on(Event.DROP) == acts
