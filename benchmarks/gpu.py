@@ -5,8 +5,8 @@
     python benchmarks/gpu.py --autocast --compiler inductor
     python benchmarks/gpu.py --device cpu --small        # the same code on small nets, without a GPU
 
-Checks: streams, copies to pinned memory, factors, several workers on the device, a group of one
-process of NCCL, autocast, torch.compile. Speed: AlexNet, ResNet-50 and GPT-2 (124 M) on one worker
+Checks: streams, copies to pinned memory, factors, several workers on the device,
+autocast, torch.compile. Speed: AlexNet, ResNet-50 and GPT-2 (124 M) on one worker
 with one shard through `ps`, `hybrid` and, where there is one, `auto`, beside plain torch by turns;
 medians of the rounds. The result is a table, and JSON with --json.
 

@@ -78,7 +78,7 @@ class PoseidonEnvironment(ClusterEnvironment):
 
     def node_rank(self) -> int:
         """Return the rank of the host."""
-        return self._context.member.network.rank
+        return self._context.member.host
 
     @property
     def device(self) -> torch.device:

@@ -22,7 +22,7 @@ from ps_server.network import Network
 from ps_server.protocol.asked_history import AskedHistory
 from ps_server.protocol.bandwidth import ChangeLog
 from ps_server.protocol.messages import Array, Payload, Round, Signal, SignalKind
-from ps_server.protocol.placement import place
+from ps_server.protocol.placement import Placement, place
 from ps_server.protocol.precision import add
 from ps_server.protocol.settings import StoreSpec
 from ps_server.protocol.worker_session import Addressed, InitialValue, Session
@@ -132,7 +132,7 @@ class Client:
         self._monitor = network.new_monitor(
             closed="the client is closed", hangs=": a worker or a shard hangs"
         )
-        self._placement = place(memory_for or store)
+        self._placement = _own_chunks(memory_for or store, self._session.seat.local)
         self._offered = False
         self._pending: tuple[SignalKind, ...] = ()
         self._pump = Pump(
@@ -149,17 +149,18 @@ class Client:
         self._pump.start()
 
     def start(self, initial: InitialValue) -> None:
-        """Join the job; returns when the first value of every table has come.
+        """Join the job; returns when the first value of each of this worker's tables has come.
 
         Args:
-            initial: called by rank 0 only: table id -> [first value] or [first value, *history].
+            initial: called on host 0 only (without hosts: by rank 0), for this worker's tables:
+                table id -> [first value] or [first value, *history].
 
         Raises:
             StalenessTimeout: a shard or another worker did not join in time.
             RemoteProtocolError: a shard refused the store: the workers' definitions differ.
         """
         self._do(lambda: [*self._session.start(initial), *self._offer_memory()])
-        for table in range(len(self._session.store.tables)):
+        for table in self._session.own_tables:
             self._until_fresh(table, None)
         for kind in self._pending:
             self.signal(kind)
@@ -167,7 +168,7 @@ class Client:
 
     def renew(self, start_clock: int) -> None:
         """Let the store begin again at a different clock: `bind` and `start` follow, as
-        at first. All workers call it together.
+        at first. All workers call it together: it waits for a collection of all.
 
         Before the first push only. Rank 0 sends its signals so far again once the store has
         started.
@@ -175,7 +176,7 @@ class Client:
         Args:
             start_clock: the iteration that the new first values belong to.
         """
-        self.barrier()  # from here on no value of the old store is on its way
+        self.gather().result()  # from here on no value of the old store is on its way
         with self._monitor:
             self._monitor.check()
             kinds = [signal.kind for signal in self._session.signals.all]
@@ -186,11 +187,11 @@ class Client:
     def replace_trial(self, store: StoreSpec) -> None:
         """Let another store follow a trial: `bind` and `start` follow, as at first.
 
-        All workers call it together.
+        All workers call it together: it waits for a collection of all.
 
         Each has read what follows from its last push of each table.
         """
-        self.barrier()
+        self.gather().result()
         with self._monitor:
             self._monitor.check()
             self._session = self._session.replaced(store)
@@ -209,11 +210,11 @@ class Client:
             out: flat, of the table's size and of the type that workers hold (`TableSpec.held_as`).
         """
         with self._monitor:
-            self._session.values.bind(table, out)
+            self._session.bind(table, out)
 
     def push(self, table: int, array: Payload, *, rate: float = 0.0) -> None:
         """Send this iteration's gradient (staleness 0) or change (staleness > 0) of a table;
-        returns at once. With several virtual workers: the sum of each of this worker's nodes
+        returns at once. With several virtual workers: the sum of each of this host's nodes
         (`StoreSpec.nodes`), one after another.
 
         Args:
@@ -246,7 +247,7 @@ class Client:
     def clock(self) -> None:
         """Finish an iteration.
 
-        Every table must have been pushed in it, unless each has a clock of its own.
+        Each of this worker's tables must have been pushed in it, unless each has a clock of its own.
         """
         self._do(self._session.tick)
 
@@ -317,7 +318,8 @@ class Client:
         """Ask for what `history` returns as it is now; returns at once.
 
         It comes behind all values that other workers or this one wait for. Call it when what
-        follows from the last push of the table has been read, and before the next push.
+        follows from the last push of the table has been read, and before the next push: by this
+        worker, or, for a table of another plane, by the worker of that plane on this host.
 
         Args:
             table: table id.
@@ -329,7 +331,7 @@ class Client:
 
     def held_back(self, table: int) -> Mapping[int, Array]:
         """Return what a table's codec has not sent of this worker's pushes, by virtual worker;
-        empty without a codec of gradients.
+        empty without a codec of gradients, and for a table of another plane.
 
         It is live memory, to which a resumed run may write before its first push.
         """
@@ -337,34 +339,42 @@ class Client:
 
     def add_norm(self, clock: int, squares: Sequence[float]) -> None:
         """Add numbers whose sum is the sum of squares of iteration `clock`'s gradients outside the
-        store; returns at once. Rank 0.
+        store that this worker's plane applies; returns at once. The workers of host 0 call it, in
+        each plane of `StoreSpec.outside_norm`.
         """
         self._do(lambda: self._session.add_norm(clock, squares))
 
     def total_norm(self, clock: int) -> float:
         """Wait for the sum of squares over all gradients of iteration `clock`, in
-        the store and outside it, and return it.
+        the store and outside it, and return it. For workers of the planes of
+        `StoreSpec.outside_norm`.
         """
         return self._monitor.wait_for(
             lambda: self._session.norm.take_total(clock),
             f"the gradients' norm of iteration {clock} did not arrive",
         )
 
-    def gather(self, payload: bytes = b"", *, keeps: bool = True) -> Collection:
+    def gather(self, payload: bytes = b"", *, keeps: bool = True, whole: bool = True) -> Collection:
         """Contribute to the next collection.
 
-        Every worker must take part in each, in the same order.
+        Each worker that takes part must do so in each, in the same order; collections of all workers
+        and those of a plane have no common order.
 
         Args:
             payload: the contribution.
             keeps: whether this worker needs the payloads; otherwise it gets none.
+            whole: whether all workers take part; otherwise those of this worker's plane, or, where
+                it is in none, those with its local rank. The payloads are in the order of ranks,
+                and so of hosts.
         """
-        tag = self._call(lambda: self._session.gather(payload, keeps=keeps))
-        return Collection.guarded(self._monitor, lambda: self._session.collections.take(tag))
+        tag = self._call(lambda: self._session.gather(payload, keeps=keeps, whole=whole))
+        return Collection.guarded(self._monitor, lambda: self._session.collections[whole].take(tag))
 
     def barrier(self) -> None:
-        """Wait until every worker has called this."""
-        self.gather().result()
+        """Wait until every worker of this worker's plane has called this; without hosts, every
+        worker.
+        """
+        self.gather(whole=False).result()
 
     def signal(self, kind: SignalKind) -> Signal:
         """Make all workers do `kind` after the iteration that the returned signal names. Rank 0."""
@@ -377,10 +387,27 @@ class Client:
             self._monitor.check()
             return tuple(self._session.signals.all)
 
+    def await_signals(self, count: int) -> None:
+        """Wait until this worker has received so many signals, which another one has."""
+        self._monitor.wait_for(
+            lambda: True if len(self._session.signals.all) >= count else None,
+            "a signal of rank 0 did not come",
+        )
+
     @property
     def rank(self) -> int:
         """This worker's rank."""
         return self._session.rank
+
+    @property
+    def host(self) -> int:
+        """The number of this worker's host; its rank where `StoreSpec.hosts` is empty."""
+        return self._session.seat.host
+
+    @property
+    def own_tables(self) -> tuple[int, ...]:
+        """The tables of this worker's plane."""
+        return self._session.own_tables
 
     @property
     def iterations(self) -> int:
@@ -440,3 +467,9 @@ class Client:
             return []
         offers = self._shared_memory.offers(self._placement.of_shard)
         return [Addressed(shard, offer) for shard, offer in offers.items()]
+
+
+def _own_chunks(store: StoreSpec, plane: int) -> Placement:
+    """Return the placement of a plane's tables."""
+    chunks = zip(place(store).chunks, store.tables, strict=True)
+    return Placement([row if table.plane == plane else () for row, table in chunks])

@@ -37,7 +37,7 @@ import secrets
 import socket
 import struct
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Generic, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
@@ -327,11 +327,12 @@ class WorkerSharedMemory(SharedMemory[int]):
 class ShardSharedMemory(SharedMemory[bytes]):
     """A shard's end: the workers, by their names in the transport."""
 
-    def allocate(self, size: int) -> Tensor | None:
-        """Return memory for so many float32 that `send` passes on without a copy to one of the
+    def allocate(self, size: int, peers: Collection[bytes]) -> Tensor | None:
+        """Return memory for so many float32 that `send` passes on without a copy to one of these
         workers, if there is some.
         """
-        found = (segment.allocate(4 * size) for segment in self._writing.values())
+        segments = (self._writing[peer] for peer in peers if peer in self._writing)
+        found = (segment.allocate(4 * size) for segment in segments)
         array = next((array for array in found if array is not None), None)
         return None if array is None else torch.from_numpy(array.view(np.float32))
 

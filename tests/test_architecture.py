@@ -116,7 +116,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "poseidon.caffe2": {
         "ps_server",
-        "poseidon.exchange",
         "poseidon.engine",
         "poseidon.caffe.proto",
         "poseidon.caffe.data",

@@ -45,7 +45,7 @@ def test_the_page_names_every_case() -> None:
 def test_every_field_is_read_or_said_to_have_no_effect() -> None:
     source = "\n".join(
         path.read_text(encoding="utf-8")
-        for room in ("layers", "data")
+        for room in ("caffe/layers", "caffe/data")
         for path in (ROOT / "poseidon" / room).rglob("*.py")
     )
     words = set(re.findall(r"\w+", source))

@@ -17,17 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.gpu_runs.jobs import TIMEOUT_S, TOKEN, Body, How, lone_worker, shard_threads, train
+from benchmarks.gpu_runs.jobs import TOKEN, Body, How, lone_worker, shard_threads, train
 from poseidon.errors import PoseidonError
 from poseidon.exchange.kinds import ExchangeKind
-from poseidon.exchange.local.nccl import GroupTensors
-from poseidon.exchange.local.process_group import Backend, Rendezvous
 from poseidon.exchange.side_stream import SideStream
 from poseidon.torch.distribute import join
 from poseidon.torch.group import Group
 from poseidon.torch.tensors import DistributeOptions
 from poseidon.torch.update_rules import SGD
-from ps_server.network import Network
 
 STEPS, BATCH = 5, 8
 RULE = SGD(lr=0.1, momentum=0.9, weight_decay=0.001)
@@ -96,8 +93,6 @@ def run_checks(
 
 
 def _checks(device: torch.device, compiler: str) -> dict[str, Callable[[], None]]:
-    backend = Backend.of(device)
-
     def adamw(net: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.AdamW(net.parameters(), lr=0.01, eps=1e-3)
 
@@ -121,8 +116,6 @@ def _checks(device: torch.device, compiler: str) -> dict[str, Callable[[], None]
             ),
             "ps, torch.compile": lambda: check_compiled(device, compiler),
             "copies to pinned memory on a side stream": lambda: check_copies(device),
-            f"{backend.value.upper() if backend is Backend.NCCL else backend.value} group of "
-            "one": lambda: check_group_of_one(device),
         }
     )
     return checks
@@ -285,36 +278,3 @@ def check_copies(device: torch.device) -> None:
     side.wait_event(arrived)
     if (values * 2.0).mean().item() != 6.0:
         raise CheckFailed("a kernel read memory before the copy from the host had ended")
-
-
-def check_group_of_one(device: torch.device) -> None:
-    """Reduce and broadcast in a group of one process: NCCL on a GPU, gloo on a CPU.
-
-    Raises:
-        CheckFailed: a value has changed.
-    """
-    network = Network(rank=0, size=1, host="127.0.0.1", timeout_s=TIMEOUT_S)
-    values = [torch.full((1000,), float(index), device=device) for index in range(3)]
-    group = GroupTensors(
-        values,
-        order=[2, 1, 0],
-        network=network,
-        rendezvous=Rendezvous(network),
-        backend=Backend.of(device),
-    )
-    parts = [torch.full((1000,), 10.0 + index, device=device) for index in range(3)]
-    for index in range(3):
-        group.contribute(index, parts[index])
-    order = [due for index in range(3) for due in group.due(index)]
-    means = {index: set(group.mean(index, parts[index]).tolist()) for index in order}
-    for index in range(3):
-        group.publish(index)
-    for index in range(3):
-        group.published(index)
-    group.close()
-    if means != {2: {12.0}, 1: {11.0}, 0: {10.0}} or [value[0].item() for value in values] != [
-        0.0,
-        1.0,
-        2.0,
-    ]:
-        raise CheckFailed(f"a group of one changes values: parts {means}")

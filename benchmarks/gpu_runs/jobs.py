@@ -154,33 +154,29 @@ def train(
         return [run(0, WorkerContext())]
     hosts = 1 if on_one_host else workers
     with (
-        shard_threads(hosts, 2) as addresses,
+        shard_threads(workers, 2) as addresses,
         tempfile.TemporaryDirectory(prefix="poseidon-gpu-") as folder,
         ThreadPoolExecutor(workers) as pool,
     ):
-        contexts = _contexts(workers, hosts, kind, addresses, str(Path(folder) / "leader"))
+        contexts = _contexts(workers, hosts, kind, addresses, str(Path(folder) / "workers"))
         return [
             future.result() for future in [pool.submit(run, *pair) for pair in enumerate(contexts)]
         ]
 
 
 def _contexts(
-    workers: int, hosts: int, kind: ExchangeKind, addresses: Sequence[str], leader: str
+    workers: int, hosts: int, kind: ExchangeKind, addresses: Sequence[str], local_address: str
 ) -> list[WorkerContext]:
     member = Membership(
-        network=Network(size=hosts, token=TOKEN, timeout_s=TIMEOUT_S),
+        network=Network(size=workers, token=TOKEN, timeout_s=TIMEOUT_S),
+        hosts=(workers,) if hosts == 1 else (),
         shards=len(addresses),
+        local_address=local_address if hosts == 1 else "",
         options=ExchangeOptions(kind=kind, check_every=0),
     )
-    if hosts == 1:
-        members = [
-            replace(member, local_rank=rank, local_workers=workers, local_address=leader)
-            for rank in range(workers)
-        ]
-    else:
-        members = [
-            replace(member, network=replace(member.network, rank=rank)) for rank in range(workers)
-        ]
+    members = [
+        replace(member, network=replace(member.network, rank=rank)) for rank in range(workers)
+    ]
     return [
         WorkerContext(
             worker=ThisWorker(rank=rank, size=workers),

@@ -16,7 +16,7 @@ from poseidon.cluster.rendezvous.key import read_key, write_new_key
 from poseidon.cluster.rendezvous.schedulers import task_from
 from poseidon.errors import UsageError
 from poseidon.launcher.site import Site
-from poseidon.launcher.tasks import devices_of_tasks, take_part
+from poseidon.launcher.tasks import take_part, with_a_worker_for_each_task
 
 
 def run(flags: argparse.Namespace) -> int:
@@ -30,11 +30,16 @@ def run(flags: argparse.Namespace) -> int:
     task = task_from(inherited_environment(), port=flags.rendezvous_port)
 
     def run_job(dialer: TaskDialer) -> int:
-        job_flags.gpu, job_flags.num_app_threads = devices_of_tasks(
-            job_flags.gpu, job_flags.num_app_threads, dialer.tasks_per_host
+        hosts = with_a_worker_for_each_task(
+            dialer.hosts,
+            dialer.tasks,
+            gpu=job_flags.gpu,
+            app_threads=job_flags.num_app_threads,
         )
+        if hosts[0].gpus is not None:
+            job_flags.gpu = hosts[0].gpus  # all tasks have devices; `all` would count this host's
         code: int = import_module(f"poseidon.cli.{job_flags.command}").run(
-            job_flags, Site(dialer.hosts, dialer)
+            job_flags, Site(hosts, dialer)
         )
         return code
 

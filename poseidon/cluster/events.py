@@ -78,7 +78,7 @@ class Among(Enum):
     """The processes whose addresses are exchanged."""
 
     JOB = "job"
-    """The shards; where there are none, the first worker of each host."""
+    """The shards; where there are none, all workers."""
     WORKERS = "workers"
     """All workers."""
 

@@ -9,13 +9,15 @@ are loaded so that all links carry the same (`best_loads`).
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import accumulate
 from math import gcd
 
 from poseidon.cluster.machinefile import Host, HostRole, has_remote_hosts
-from poseidon.errors import UsageError
+from poseidon.errors import UsageError, counted
 
 
 class Role(Enum):
@@ -110,7 +112,6 @@ class JobPlan:
     hosts: tuple[Host, ...]
     workers: tuple[WorkerPlan, ...]
     shards: tuple[ShardPlan, ...]
-    workers_per_host: int
 
     @property
     def roles(self) -> tuple[ShardPlan | WorkerPlan, ...]:
@@ -130,7 +131,16 @@ class JobPlan:
     @property
     def working_hosts(self) -> int:
         """The number of machines with workers."""
-        return len(self.workers) // self.workers_per_host
+        return len(self.workers_by_host)
+
+    @property
+    def workers_by_host(self) -> tuple[int, ...]:
+        """The number of workers of each machine that works, by position."""
+        return tuple(Counter(worker.position for worker in self.workers).values())
+
+    def workers_on(self, host: Host) -> int:
+        """Return the number of workers of a machine."""
+        return sum(worker.host.id == host.id for worker in self.workers)
 
     @property
     def has_dedicated_servers(self) -> bool:
@@ -166,33 +176,31 @@ def plan_job(
         hosts: in the order of their ids, as `read_machinefile` returns them; at least one that
             works.
         devices_per_host: the devices of every working host, as `devices_from_flag` returns them,
-            save of those whose line in the machinefile has `gpus=`.
+            save of those with `gpus` or `workers` of their own.
         channels: shards per serving host (`--shards`), 1 to 1024.
         with_server: whether the job has shards at all.
 
     Raises:
-        UsageError: no host that works, a different number of devices on one host, an illegal number
-            of channels, or several workers and no host for their shards.
+        UsageError: no host that works, a number of CPU workers for a host of GPUs, an illegal
+            number of channels, or several workers and no host for their shards.
     """
     if not any(host.works for host in hosts):
         raise UsageError("a job needs at least one client that works")
     if not 1 <= channels <= 1024:
         raise UsageError(f"--shards must be from 1 to 1024, not {channels}")
     working = [host for host in hosts if host.works]
-    own = [host.gpus for host in working if host.gpus is not None]
-    usual = devices_from_flag(own[0]) if len(own) == len(working) else tuple(devices_per_host)
-    local = len(usual)
-    devices_of = {host.id: _devices_of(host, usual) for host in working}
+    devices = [_devices_of(host, tuple(devices_per_host)) for host in working]
+    firsts = accumulate(map(len, devices[:-1]), initial=0)
     workers = tuple(
         WorkerPlan(
-            rank=position * local + local_rank,
+            rank=first + local_rank,
             host=host,
             position=position,
             local_rank=local_rank,
             device=device,
         )
-        for position, host in enumerate(working)
-        for local_rank, device in enumerate(devices_of[host.id])
+        for position, (host, first) in enumerate(zip(working, firsts, strict=True))
+        for local_rank, device in enumerate(devices[position])
     )
     shards = _plan_shards(hosts, channels) if with_server else ()
     if with_server and len(working) > 1 and not shards:
@@ -200,7 +208,7 @@ def plan_job(
             "every client says role=worker, so there is no place for the shards that "
             f"{len(working)} clients need; expected a client with role=server or role=both"
         )
-    return JobPlan(hosts=tuple(hosts), workers=workers, shards=shards, workers_per_host=local)
+    return JobPlan(hosts=tuple(hosts), workers=workers, shards=shards)
 
 
 def _plan_shards(hosts: Sequence[Host], channels: int) -> tuple[ShardPlan, ...]:
@@ -319,18 +327,18 @@ def devices_from_flag(
 
 
 def _devices_of(host: Host, usual: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the devices of a host: what its own line gives, as many as everywhere, else the usual
-    ones.
-    """
-    if host.gpus is None:
-        return usual
-    own = ("cpu",) * len(usual) if host.gpus == "cpu" else devices_from_flag(host.gpus)
-    if len(own) != len(usual):
+    """Return the devices of a host: its own, else the usual ones."""
+    if host.gpus not in (None, "cpu"):
+        return devices_from_flag(host.gpus)
+    if host.gpus == "cpu" or usual[0] == "cpu":
+        return ("cpu",) * (host.workers or len(usual))
+    if host.workers is not None:
         raise UsageError(
-            f"client {host.id} on {host.name} has gpus={host.gpus}, {len(own)} workers, where "
-            f"the others have {len(usual)}; expected as many on each machine"
+            f"client {host.id} on {host.name} has {counted(host.workers, 'worker')} on the CPU "
+            f"(workers=, or a worker for each task), and the job runs on {','.join(usual)}; expected "
+            "gpus= with as many devices, gpus=cpu, or --gpu=cpu"
         )
-    return own
+    return usual
 
 
 def _shard_address(host: Host, channel: int, fixed_ports: bool) -> str:

@@ -14,6 +14,7 @@ most once:
     role=server                 worker, server or both
     user=ml  ssh_port=2222      for SSH; without them ~/.ssh/config decides
     gpus=0,1                    devices of this host's workers: numbers or cpu; without it --gpu decides
+    workers=2                   of this host on its CPU; without it --workers decides
     python=/opt/ml/bin/python   the interpreter: a program's name, or a path, ~/ being the user's home
     workdir=~/poseidon          the folder in which the processes run
 
@@ -42,6 +43,8 @@ from poseidon.errors import MachinefileError
 
 HIGHEST_PORT = 65535
 MOST_HOSTS = 10_000
+MOST_WORKERS = 1_000
+"""Of one host."""
 LAYOUT = "'<id> <host> <port>'"
 
 _NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)
@@ -73,6 +76,7 @@ class HostOptions:
         user: to log in as over SSH; None: from `~/.ssh/config`, else the user of the launcher.
         ssh_port: of its sshd; None: from `~/.ssh/config`, else 22.
         gpus: the devices of its workers, in the syntax of `--gpu`; None: as `--gpu` says.
+        workers: how many it has on its CPU; None: as `--workers` says.
         python: its interpreter, a program's name or a path (`~/` is the user's home); None: the
             launcher's own path where that exists, else `python3`.
         workdir: the folder its processes run in; None: the launcher's own where that exists, else
@@ -83,6 +87,7 @@ class HostOptions:
     user: str | None = None
     ssh_port: int | None = None
     gpus: str | None = None
+    workers: int | None = None
     python: str | None = None
     workdir: str | None = None
 
@@ -348,6 +353,10 @@ def parse_options(options: Sequence[str], place: str) -> HostOptions:
         if name in found:
             raise MachinefileError(f"{place}: a machine has one {name}, found a second {name}=")
         found[name] = _READERS[name](value, place)
+    if "workers" in found and found.get("gpus", "cpu") != "cpu":
+        raise MachinefileError(
+            f"{place}: gpus={found['gpus']} gives each device a worker; expected no workers="
+        )
     return HostOptions(**found)
 
 
@@ -396,6 +405,13 @@ def _read_port(value: str, place: str) -> int:
     return port
 
 
+def _read_workers(value: str, place: str) -> int:
+    workers = parse_number(value, f"{place}: workers", highest=MOST_WORKERS)
+    if not workers:
+        raise MachinefileError(f"{place}: workers must be 1 to {MOST_WORKERS}, not 0")
+    return workers
+
+
 def _read_gpus(value: str, place: str) -> str:
     if not _GPUS.fullmatch(value):
         raise MachinefileError(
@@ -424,6 +440,7 @@ _READERS: dict[str, Callable[[str, str], Any]] = {
     "user": _matching("user", _USER, " is not a user name"),
     "ssh_port": _read_port,
     "gpus": _read_gpus,
+    "workers": _read_workers,
     "python": _matching("python", _PYTHON, f"{_EXPECTED_PATH}, or a program's name"),
     "workdir": _matching("workdir", _PATH, _EXPECTED_PATH),
 }

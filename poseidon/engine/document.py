@@ -20,6 +20,7 @@ from poseidon.exchange.auto.recorded import RecordedPlan
 from poseidon.exchange.kinds import Scheme
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
 from ps_server.json_fields import fields_of, plain, value_of
+from ps_server.protocol.seats import HostPlace
 from ps_server.protocol.virtual_workers import VirtualWorkers
 
 
@@ -41,9 +42,7 @@ class WorkerDocument:
     Attributes:
         output: folder of logs and net outputs.
         rank: this worker, 0..workers-1.
-        client: this host, 0..clients-1.
-        local_rank: this worker's rank on its host.
-        local_workers: workers on each host.
+        hosts: workers of each host with workers, in the order of ranks; empty: one each.
         device: `cpu` or `cuda:<n>`.
         threads: CPU threads for this worker's arithmetic.
         sent: files that this host has from the launcher, by their paths here.
@@ -55,23 +54,30 @@ class WorkerDocument:
     output: str
     rank: int = 0
     workers: int = 1
-    client: int = 0
-    clients: int = 1
-    local_rank: int = 0
-    local_workers: int = 1
+    hosts: tuple[int, ...] = ()
     device: str = "cpu"
     threads: int = 1
     sent: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("workers", "clients", "local_workers", "threads"):
+        for name in ("workers", "threads"):
             if getattr(self, name) < 1:
                 raise UsageError(
                     f"the job document's {name} is {getattr(self, name)}; expected 1 or more"
                 )
         if not 0 <= self.rank < self.workers:
             raise UsageError(f"the job document's rank is {self.rank} of {self.workers} workers")
+        if self.hosts and (min(self.hosts) < 1 or sum(self.hosts) != self.workers):
+            raise UsageError(
+                f"the job document's hosts are {self.hosts!r:.60}; expected {self.workers} workers, "
+                "one or more for each"
+            )
+
+    @property
+    def place(self) -> HostPlace:
+        """The place of this worker on its host."""
+        return HostPlace.of(self.rank, self.workers, self.hosts)
 
     @property
     def log_file(self) -> Path:
@@ -97,8 +103,8 @@ class TrainingDocument(WorkerDocument):
         token: the job's secret, hexadecimal.
         keys: `Keyring.to_json` of this worker's key pair and its peers' public keys; empty: no
             encryption.
-        local_address: rendezvous of this host's workers: a socket path in a folder that only this
-            user can enter, removed once all have connected; empty where a host has one worker.
+        local_address: rendezvous of this host's workers: a path in a folder that only this user can
+            enter; empty where the host has one worker.
         shards: number of server shards; 0 for a single client without a server, and for all-reduce.
         exchange: the options of the exchange.
         host: this host's address for the others; an IPv6 address in brackets.
@@ -156,7 +162,7 @@ class TrainingDocument(WorkerDocument):
     @property
     def holds_snapshots(self) -> bool:
         """Whether the worker keeps a copy of each memory snapshot."""
-        return self.client <= self.replicas and self.local_rank == 0
+        return self.place.host <= self.replicas and self.place.local_rank == 0
 
     @property
     def placement(self) -> VirtualWorkers:

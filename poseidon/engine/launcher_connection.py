@@ -36,9 +36,7 @@ from ps_server.link_load import sending_s
 
 LOGGER = logging.getLogger(__name__)
 JOB, WORKERS = "job", "workers"
-"""Whose addresses are exchanged: the shards', without shards the first workers' of the hosts; or
-all workers'.
-"""
+"""Whose addresses are exchanged: the shards', without shards all workers'; or all workers'."""
 HEARTBEAT_S = 2.0
 CONNECT_TIMEOUT_S = 600.0
 ORPHAN_S = 60.0
@@ -148,8 +146,8 @@ class LauncherConnection:
             among: `JOB` or `WORKERS`.
 
         Returns:
-            Of the job the shards' addresses in shard order; without shards the addresses of the
-            first worker of each host, by rank. Of the workers all of theirs, by rank.
+            Of the job the shards' addresses in shard order; without shards, and of the workers, the
+            addresses of all workers, by rank.
 
         Raises:
             JobError: they did not come within ten minutes, or the launcher has gone.

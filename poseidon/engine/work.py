@@ -155,15 +155,14 @@ def membership_of(
     """
     return Membership(
         network=Network(
-            rank=document.rank // document.local_workers,
-            size=document.workers // document.local_workers,
+            rank=document.rank,
+            size=document.workers,
             host=document.host,
             token=bytes.fromhex(document.token),
             keys=Keyring.from_json(document.keys) if document.keys else None,
             interruption=interruption or Interruption(),
         ),
-        local_rank=document.local_rank,
-        local_workers=document.local_workers,
+        hosts=document.hosts,
         local_address=document.local_address,
         shards=document.shards,
         homes=document.homes,

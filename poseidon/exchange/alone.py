@@ -6,8 +6,7 @@ bit: the average that the shards compute, and the product of all factors.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from itertools import chain
 
@@ -21,7 +20,7 @@ from poseidon.exchange.job_control import AloneDelivery
 from poseidon.exchange.local_histories import LocalHistories
 from poseidon.exchange.replicas import arithmetic_sample, common_kernel
 from poseidon.exchange.turns import Factors
-from ps_server.rules import clip_factor, squares_of, update
+from ps_server.rules import squares_of, update
 
 
 class AloneCarrier(GradientCarrier, FactoredCarrier):
@@ -54,6 +53,7 @@ class AloneCarrier(GradientCarrier, FactoredCarrier):
         self._flat = [trained.tensor.detach().view(-1) for trained in tensors]
         self._begun: dict[int, Tensor] = {}
         self._factors: dict[int, Factors] = {}
+        self._averages: dict[int, Tensor] | None = None
         self._step = Step(settings.start_clock, (0.0,))
         self.delivery = AloneDelivery()
         self.delivery.advance(settings.start_clock + 1)
@@ -84,18 +84,20 @@ class AloneCarrier(GradientCarrier, FactoredCarrier):
     def wait(self, index: int) -> None:
         pass
 
+    def held_squares(self) -> list[float]:
+        of_factors = [
+            factors_sum_of_squares(*factors) / self._workers**2
+            for _, factors in sorted(self._all_factors().items())
+        ]
+        return [*chain(*map(squares_of, self._all_averages().values())), *of_factors]
+
     def finish(self, limit: float) -> None:
-        for index in self.by_factors - self._factors.keys():
-            rows = [self._flat[0].new_empty(0, n) for n in self._tensors[index].tensor.shape]
-            self._factors[index] = (rows[0], rows[1])
-        gradients = self._averages()
-        scale = self._settings.gradient_scale
-        if self._settings.clip is not None:
-            scale *= clip_factor(self._squares(gradients.values()), self._settings.clip)
+        factors, gradients = self._all_factors(), self._all_averages()
+        scale = self._settings.gradient_scale * limit
         rates, iteration = self._step.rates, self._step.iteration
         for index, trained in enumerate(self._tensors):
             rate, history = rates[trained.rate_index], self.state.of[index]
-            if index in self._factors:
+            if index in factors:
                 self._apply_factors(index, scale / self._workers, rate)
             elif index in gradients:
                 gradient = gradients[index]
@@ -106,9 +108,21 @@ class AloneCarrier(GradientCarrier, FactoredCarrier):
                 )
         self._begun.clear()
         self._factors.clear()
+        self._averages = None
         self.delivery.advance(iteration + 2)
 
-    def _averages(self) -> dict[int, Tensor]:
+    def _all_factors(self) -> dict[int, Factors]:
+        for index in self.by_factors - self._factors.keys():
+            rows = [self._flat[0].new_empty(0, n) for n in self._tensors[index].tensor.shape]
+            self._factors[index] = (rows[0], rows[1])
+        return self._factors
+
+    def _all_averages(self) -> dict[int, Tensor]:
+        if self._averages is None:
+            self._averages = self._new_averages()
+        return self._averages
+
+    def _new_averages(self) -> dict[int, Tensor]:
         """Set statistics that have begun to their averages. Return the average gradients."""
         found = {}
         for index, trained in enumerate(self._tensors):
@@ -123,13 +137,6 @@ class AloneCarrier(GradientCarrier, FactoredCarrier):
                 elif not self._in_parts:
                     found[index] = torch.zeros_like(self._flat[index])
         return found
-
-    def _squares(self, gradients: Collection[Tensor]) -> float:
-        of_factors = [
-            factors_sum_of_squares(*self._factors[i]) / self._workers**2
-            for i in sorted(self._factors)
-        ]
-        return math.fsum(chain(*map(squares_of, gradients), of_factors))
 
     def _apply_factors(self, index: int, scale: float, rate: float) -> None:
         trained = self._tensors[index]

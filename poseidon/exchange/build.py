@@ -8,8 +8,8 @@
 `auto` makes its plan by a measurement (`auto/trial.py`), or uses the plan of an earlier run; a
 small net's follows from the bytes, as with `hybrid`.
 
-Where a host has several workers, local rank 0 has that exchange within a LeaderCarrier, and each of
-the others has a FollowerCarrier.
+Where hosts have several workers, the tensors are cut into pieces, and each worker has that exchange
+for the pieces of its plane, within a HostCarrier.
 
 With local steps (`rounds/local_steps.py`) all of this is the outer exchange, within a RoundsCarrier
 of each worker.
@@ -22,35 +22,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from poseidon.errors import UsageError
-from poseidon.exchange.allreduce.carrier import AllReduceCarrier
-from poseidon.exchange.allreduce.links_delivery import LinksDelivery
-from poseidon.exchange.allreduce.peers import Peers
 from poseidon.exchange.auto.rates import fastest_schemes
 from poseidon.exchange.auto.trial import is_worth_measuring, measure, trial_store
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.building.built import Built, Connect
-from poseidon.exchange.building.rounds_exchange import Build, build_local_steps
+from poseidon.exchange.building.host_exchange import build_on_host, parts_of
+from poseidon.exchange.building.rounds_exchange import build_local_steps
 from poseidon.exchange.building.server_exchange import (
     BuildArguments,
+    Part,
+    build_allreduce,
     build_alone,
     build_server,
-    layout_of,
-    low_rank_of,
+    layouts_of,
 )
 from poseidon.exchange.cost import ELEMENT_BYTES, Choice, ExchangePlan, choose
-from poseidon.exchange.exchange import Exchange
-from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.kinds import ExchangeKind, Scheme
-from poseidon.exchange.local.follower import FollowerCarrier
-from poseidon.exchange.local.group import HostTree, LocalGroup
-from poseidon.exchange.local.leader import LeaderCarrier
 from poseidon.exchange.lossy.compression import compressions_of
 from poseidon.exchange.membership import Membership
-from poseidon.exchange.options import check_virtual_workers, no_powersgd
+from poseidon.exchange.options import check_virtual_workers
 from poseidon.exchange.server.pool import SMALL_TENSOR_ELEMENTS
-from poseidon.exchange.turns import Turns
 from ps_server.protocol.precision import pushed_in, sent_in
 from ps_server.trace import NO_TRACE, Tracer
 
@@ -135,43 +129,70 @@ def build_exchange(
         return build_exchange(own, own_settings, own_member, connect, trace=trace, schemes=schemes)
 
     member.network.interruption.check()
-    check_virtual_workers(member.virtual_workers, member.options, member.local_workers)
+    check_virtual_workers(member.virtual_workers, member.options, max(member.hosts, default=1))
+    member.options.check_hosts(member.hosts or (1,))
     if not _takes_schemes(member, schemes):
         schemes = ()  # they are of a different exchange
+    plan = plan_exchange(_of_hosts(tensors, member), member)
     arguments = BuildArguments(
-        tensors, settings, member, connect, trace, plan_exchange(tensors, member)
+        tensors=tensors,
+        settings=settings,
+        member=member if not member.shares_hosts else member.of_plane,
+        connect=connect,
+        trace=trace,
+        plan=plan,
+        job=member,
+        planes=[Part(tensors, plan)],
     )
-    built = _build(arguments, build, schemes)
+    if member.options.local_steps:
+        built = build_local_steps(arguments, build, plan_exchange)
+    elif member.local_workers > 1:
+        built = build_on_host(arguments, partial(_build, schemes=schemes))
+    else:
+        built = _build(arguments, schemes)
     return replace(built, most_lead=member.options.most_lead)
 
 
-def _build(arguments: BuildArguments, build: Build, schemes: Sequence[Scheme]) -> Built:
-    """Build the exchange that a member's options ask for.
+def _of_hosts(tensors: Sequence[Trained], member: Membership) -> list[Trained]:
+    """Return the tensors with the rows of all workers of a host, whose factors leave together.
+    Virtual workers have a plan of their own rows.
+    """
+    workers = max(member.hosts, default=1) if member.averages else 1
+    return [replace(trained, factor_rows=trained.factor_rows * workers) for trained in tensors]
+
+
+def _build(arguments: BuildArguments, schemes: Sequence[Scheme]) -> Built:
+    """Build the exchange of a plane.
 
     Args:
-        build: builds the exchange between rounds, or between hosts.
+        arguments: with the plan of whole tensors, which are not cut yet.
     """
-    tensors, member = arguments.tensors, arguments.member
-    if member.options.local_steps:
-        return build_local_steps(arguments, build, plan_exchange)
-    if member.local_workers > 1:
-        return _build_local_group(arguments, build)
-    if schemes and (member.placed.count > 1 or not member.alone):
+    member, job = arguments.member, arguments.job
+    of_hosts = _of_hosts(arguments.tensors, job)
+    if schemes and (job.placed.count > 1 or not job.alone):
         _check_schemes(schemes, arguments)
-        arguments = replace(arguments, plan=plan_exchange(tensors, member, schemes))
-    if member.alone:
-        return replace(build_alone(arguments), recorded=_keeps_plan(member))
+        plan = plan_exchange(of_hosts, job, schemes)
+        arguments = replace(arguments, plan=plan)
+    if job.alone:
+        return replace(build_alone(_cut(arguments)), recorded=_keeps_plan(job))
     if schemes:
         plan = replace(arguments.plan, basis="the plan of an earlier run")
-        built = build_server(replace(arguments, plan=plan))
-        return replace(built, recorded=member.options.chooses)
+        built = build_server(_cut(replace(arguments, plan=plan)))
+        return replace(built, recorded=job.options.chooses)
     if member.options.kind is ExchangeKind.ALLREDUCE:
-        return _build_allreduce(arguments)
-    if not member.chooses:
-        return replace(build_server(arguments), recorded=_keeps_plan(member))
-    if is_worth_measuring(tensors):
+        return build_allreduce(_cut(arguments))
+    if not job.chooses:
+        return replace(build_server(_cut(arguments)), recorded=_keeps_plan(job))
+    if is_worth_measuring(arguments.tensors):
         return _build_measured(arguments)
-    return replace(build_server(arguments), recorded=True)
+    return replace(build_server(_cut(arguments)), recorded=True)
+
+
+def _cut(arguments: BuildArguments) -> BuildArguments:
+    """Cut the tensors among the planes, by the plan."""
+    if not arguments.job.shares_hosts:
+        return replace(arguments, planes=[Part(arguments.tensors, arguments.plan)])
+    return replace(arguments, planes=parts_of(arguments))
 
 
 def _takes_schemes(member: Membership, schemes: Sequence[Scheme]) -> bool:
@@ -222,117 +243,18 @@ def _check_schemes(schemes: Sequence[Scheme], arguments: BuildArguments) -> None
 
 
 def _build_measured(arguments: BuildArguments) -> Built:
-    tensors, member = arguments.tensors, arguments.member
-    served = plan_exchange(tensors, member, [Scheme.SERVER] * len(tensors))
-    client = arguments.client(
-        trial_store(tensors, member), memory_for=layout_of(replace(arguments, plan=served)).store
-    )
+    tensors, job = arguments.tensors, arguments.job
+    of_hosts = _of_hosts(tensors, job)
+    served = plan_exchange(of_hosts, job, [Scheme.SERVER] * len(tensors))
+    _, largest, _ = layouts_of(_cut(replace(arguments, plan=served)))
+    client = arguments.client(trial_store(tensors, job), memory_for=largest)
     try:
-        rates = measure(client, tensors, member)
-        rows = [trained.factor_rows for trained in tensors]
-        plan = plan_exchange(
-            tensors,
-            member,
-            fastest_schemes(arguments.plan.choices, rows, member.network.size, rates),
-        )
-        plan = replace(plan, basis=f"measured: {rates.summary()}")
-        built = build_server(replace(arguments, plan=plan, joined=client))
+        rates = measure(client, of_hosts, job)
+        rows = [trained.factor_rows for trained in of_hosts]
+        schemes = fastest_schemes(arguments.plan.choices, rows, job.host_count, rates)
+        plan = replace(plan_exchange(of_hosts, job, schemes), basis=f"measured: {rates.summary()}")
+        built = build_server(_cut(replace(arguments, plan=plan, joined=client)))
     except BaseException:
         client.close()
         raise
     return replace(built, recorded=True)
-
-
-def _build_allreduce(arguments: BuildArguments) -> Built:
-    network, placed = arguments.member.network, arguments.member.placed
-    peers = Peers(network)
-    delivery = LinksDelivery(peers)
-    control = JobControl(delivery, root=network.rank == 0)
-    carrier = AllReduceCarrier(
-        dict(enumerate(arguments.tensors)),
-        arguments.settings,
-        peers=peers,
-        control=control,
-        workers=placed,
-        delivery=delivery,
-        equal_bits=arguments.member.equal_bits,
-    )
-    try:
-        peers.links.connect(arguments.connect(peers.links.address))
-    except BaseException:
-        carrier.close()
-        raise
-    turns = None if placed.is_one_each else Turns(arguments.tensors, placed, network.rank)
-    exchange = Exchange(
-        [carrier], control, arguments.settings, turns=turns, interruption=network.interruption
-    )
-    return Built(exchange=exchange, plan=arguments.plan)
-
-
-def _build_local_group(arguments: BuildArguments, build: Build) -> Built:
-    """Build the exchange of one of several workers of a host.
-
-    The factors of all of them leave together.
-    """
-    tensors, member = arguments.tensors, arguments.member
-    network = replace(
-        member.network, rank=member.local_rank, size=member.local_workers, host="127.0.0.1"
-    )
-    group = LocalGroup(address=member.local_address, network=network, tree=_host_tree(member))
-    # virtual workers have a plan of their own rows
-    workers = network.size if group.tree.averages else 1
-    of_host = [replace(t, factor_rows=t.factor_rows * workers) for t in tensors]
-    one = replace(
-        member,
-        local_rank=0,
-        local_workers=1,
-        virtual_workers=None if group.tree.averages else member.placed,
-    )
-    placed = member.virtual_workers
-    if placed is not None and low_rank_of(arguments):
-        raise UsageError(no_powersgd(placed, network.size))
-    turns = None
-    if placed is not None and not placed.is_one_each:
-        turns = Turns(
-            tensors,
-            placed,
-            member.network.rank * network.size + network.rank,
-            leaves=range(len(tensors)) if group.tree.leaves else (),
-        )
-
-    def exchange(carrier: LeaderCarrier | FollowerCarrier) -> Exchange:
-        return Exchange(
-            [carrier],
-            carrier.control,
-            arguments.settings,
-            turns=turns,
-            interruption=network.interruption,
-        )
-
-    if network.rank:
-        if not one.alone:
-            arguments.connect("")  # as its leader does: all workers take part in each exchange
-        follower = FollowerCarrier(tensors, group)
-        plan = plan_exchange(of_host, one, follower.schemes)
-        return Built(exchange=exchange(follower), plan=plan)
-    built = build(of_host, arguments.settings, one)
-    leader = LeaderCarrier(
-        built.exchange,
-        tensors,
-        group,
-        encoded=built.encoded if group.tree.leaves else frozenset(),
-        schemes=[choice.scheme for choice in built.plan.choices],
-    )
-    return replace(built, exchange=exchange(leader))
-
-
-def _host_tree(member: Membership) -> HostTree:
-    if member.virtual_workers is None:
-        return HostTree.mean(member.local_workers)
-    return HostTree(
-        placed=member.virtual_workers,
-        first=member.network.rank * member.local_workers,
-        workers=member.local_workers,
-        averages=False,
-        leaves=member.options.is_encoded,
-    )

@@ -6,8 +6,8 @@
     FactorCarrier       as factors, to all other workers
     AllReduceCarrier    by a sum over all workers
     AloneCarrier        nowhere: one process
-    LeaderCarrier, FollowerCarrier      among the workers of a host; the leader has an exchange
-                                        between hosts
+    HostCarrier         among the workers of a host; it has an exchange of the pieces that this
+                        worker owns
     RoundsCarrier       in rounds of local steps; it has an exchange of the rounds' first values
 
 A tensor has the same index in every carrier as in the exchange. All calls come from one thread,
@@ -96,7 +96,7 @@ class CarrierState:
 
     def keep(self, into: Mapping[int, History]) -> Kept:
         """Begin to copy the histories that all replicas share, and what the shards hold back, on
-        any replica that exchanges with other hosts itself.
+        any replica.
 
         Args:
             into: arrays of an earlier call, by index, which may be written to.
@@ -193,12 +193,13 @@ class Carrier(ABC):
     def wait(self, index: int) -> None:
         """Return once a tensor may be used, in this iteration or, after `finish`, in the next."""
 
-    def held_squares(self) -> float:
-        """Return the sum of squares of this worker's gradients that wait for the limit of `finish`.
+    def held_squares(self) -> list[float]:
+        """Return numbers whose exact sum is the sum of squares of this worker's gradients that wait
+        for the limit of `finish`.
 
         It is called once in an iteration with a limit on the gradients' norm, before `finish`.
         """
-        return 0.0
+        return []
 
     @abstractmethod
     def finish(self, limit: float) -> None:

@@ -32,6 +32,7 @@ scales and limits do not apply to them.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -55,7 +56,7 @@ from poseidon.exchange.observe.statistics import Traffic
 from poseidon.exchange.turns import Turns
 from ps_server import ServerError
 from ps_server.interruption import Interruption
-from ps_server.rules import clip_factor, plain_sum
+from ps_server.rules import clip_factor
 
 
 class Exchange:
@@ -66,6 +67,8 @@ class Exchange:
         control: collections among all workers, and requests of rank 0.
         turns: of the virtual workers of this process; None: it computes for one.
         interruption: may end all waits of the carriers and of `control`; None: they have none.
+        all_squares: returns the exact sum of numbers over all workers that share a limit on their
+            gradients' norm: this one, or all of its host.
         now_ns: the time in nanoseconds, for observers.
 
     Attributes:
@@ -84,6 +87,7 @@ class Exchange:
         *,
         turns: Turns | None = None,
         interruption: Interruption | None = None,
+        all_squares: Callable[[Sequence[float]], float] = math.fsum,
         now_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self.carriers = tuple(carriers)
@@ -103,6 +107,7 @@ class Exchange:
         self._turns = turns
         self._interruption = interruption or Interruption()
         self._clip = settings.clip
+        self._all_squares = all_squares
         self._iteration = self.finished = settings.start_clock
         self._now_ns = now_ns
         self._before: list[Callable[[Call, int], None]] = []
@@ -184,10 +189,6 @@ class Exchange:
         finally:
             self._end(Call.WAIT, index, began_ns)
 
-    def take_nodes(self) -> None:
-        """Take by `begin` the sums of this process's nodes in place of gradients."""
-        self._turns = None
-
     def next_virtual_worker(self) -> None:
         """End the turn of a virtual worker that is not this process's last one."""
         if self._turns is not None:
@@ -214,8 +215,8 @@ class Exchange:
                     self._by_factors[index].begin_factors(index, *factors)
             limit = 1.0
             if self._clip is not None:
-                total = plain_sum(carrier.held_squares() for carrier in self.carriers)
-                limit = clip_factor(total, self._clip)
+                held = [square for c in self.carriers for square in c.held_squares()]
+                limit = clip_factor(self._all_squares(held), self._clip)
             for carrier in self.carriers:
                 carrier.finish(limit)
             reached = (carrier.reached for carrier in self.carriers)
@@ -302,10 +303,6 @@ class ExchangeState(UnitedState):
 
         Private histories: all replicas call it together, and each gets its host's. A shared
         history: only rank 0 calls it.
-
-        Raises:
-            LocalProtocolError: the history is shared, and this worker does not exchange with other
-                hosts itself.
         """
         with self._exchange.observing(Call.HISTORIES):
             return super().histories()
@@ -313,8 +310,7 @@ class ExchangeState(UnitedState):
     def keep(self, into: Mapping[int, History] = MappingProxyType({})) -> Kept:
         """Begin to copy the state after the iterations that are finished; return at once.
 
-        Any replica that exchanges with other hosts itself may call it, after `settle` and before
-        the next iteration, and then continue. What shards keep comes in the background: a gradient
+        Any replica may call it, after `settle` and before the next iteration, and then continue. What shards keep comes in the background: a gradient
         or a value waits for no more than a piece of it. Local steps: the outer histories.
 
         Args:
@@ -326,8 +322,8 @@ class ExchangeState(UnitedState):
     def held_back(self) -> Mapping[str, Array]:
         """Return what lossy codecs have held back, flat and by name.
 
-        It is private to each host; empty without codecs, and on followers of a host. Rank 0's
-        includes what the shards hold back.
+        It is private to each host; empty without codecs. Rank 0's includes what the shards hold
+        back.
         """
         with self._exchange.observing(Call.HISTORIES):
             return super().held_back()

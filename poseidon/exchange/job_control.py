@@ -7,8 +7,6 @@ one for each way in which workers are connected:
     AloneDelivery        one worker
     ShardDelivery        through the shards of the parameter server
     LinksDelivery        without shards (`allreduce/links_delivery.py`)
-    LeaderDelivery, FollowerDelivery
-                         between the workers of one host (`local/host_delivery.py`)
 
 Law: all workers see a request before they end the iteration that it names, so they all act on it
 after the same one. Each delivery says why this holds for it.
@@ -39,6 +37,10 @@ class Delivery(Protocol):
     @property
     def requests(self) -> tuple[Signal, ...]:
         """The requests of rank 0 that this worker has received so far."""
+
+    def await_requests(self, count: int) -> None:
+        """Wait until this worker has received so many, which another worker of its host has."""
+        return
 
 
 class JobControl:
@@ -99,6 +101,10 @@ class JobControl:
         """
         return self._delivery.requests
 
+    def await_requests(self, count: int) -> None:
+        """Wait until this worker has received so many requests, which another one has."""
+        self._delivery.await_requests(count)
+
     def is_asked_to_stop(self, iterations: int) -> bool:
         """Return whether a stop was requested for the end of one of the finished iterations."""
         return any(r.kind is SignalKind.STOP and r.clock <= iterations for r in self.requests)
@@ -147,13 +153,20 @@ class ShardDelivery(Delivery):
 
     `Session.signal` of the store proves that every worker sees a request in time: each shard passes
     it on before any value that depends on a later push of rank 0.
+
+    Args:
+        whole: whether collections are of all workers of the job; otherwise of a plane, whose
+            workers have the ranks of their hosts.
     """
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, *, whole: bool = True) -> None:
         self._client = client
+        self._whole = whole
+        self._rank = client.rank if whole else client.host
 
     def gather(self, payload: bytes, to: Container[int] | None = None) -> Collection:
-        return self._client.gather(payload, keeps=to is None or self._client.rank in to)
+        keeps = to is None or self._rank in to
+        return self._client.gather(payload, keeps=keeps, whole=self._whole)
 
     def request(self, kind: SignalKind) -> None:
         self._client.signal(kind)
@@ -161,6 +174,9 @@ class ShardDelivery(Delivery):
     @property
     def requests(self) -> tuple[Signal, ...]:
         return self._client.signals
+
+    def await_requests(self, count: int) -> None:
+        self._client.await_signals(count)
 
 
 def join(payloads: Iterable[bytes]) -> bytes:

@@ -1,13 +1,20 @@
-"""The membership of one worker in its job."""
+"""The membership of one worker in its job, and of its plane.
+
+Law: ranks go host by host. Plane l has the workers with local rank l of all hosts; there are as
+many planes as the host with the fewest workers has workers.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from poseidon.exchange.cost import Topology
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions, OnDivergence
 from ps_server.network import Network
+from ps_server.protocol.seats import HostPlace
 from ps_server.protocol.settings import CHUNKS_A_SERVER, CHUNKS_A_SHARD
 from ps_server.protocol.virtual_workers import VirtualWorkers
 
@@ -19,51 +26,130 @@ class Membership:
     """The position of one worker in its job.
 
     Args:
-        network: the place of this worker's host among the hosts with workers, which push. Its keys
-            belong to the hosts' leaders and the shards.
+        network: the place of this worker among all workers of the job. Its keys belong to the
+            workers and the shards.
+        hosts: workers of each host with workers, in the order of ranks; empty: one each.
         shards: number of shards; 0 for a worker that is alone, and for all-reduce.
         homes: for each shard the client with workers on whose host it runs, or -1 - j for serving
             host j; empty: spread evenly over the hosts with workers.
         loads: relative load of each shard; empty: all equal.
-        local_rank: of this worker among the workers of its host; 0 is the leader.
-        local_workers: workers on each host.
-        local_address: where the leader listens for the followers (`LocalGroup`).
-        virtual_workers: the job's, and the workers that compute for them: of all hosts, in the
-            order of ranks. None: each computes for one, and the plan follows from the cluster.
+        local_address: a path in a folder of the host's, where its workers meet; empty: the host has
+            one worker.
+        virtual_workers: the job's, and the workers that compute for them, by rank. None: each
+            computes for one, and the plan follows from the cluster if all hosts have as many.
         quorum: hosts whose changes end a round, and the seconds that it then waits for others: of
             the exchange of rounds. 0: all, in each iteration.
     """
 
     network: Network = ALONE
+    hosts: tuple[int, ...] = ()
     shards: int = 0
     homes: tuple[int, ...] = ()
     loads: tuple[int, ...] = ()
-    local_rank: int = 0
-    local_workers: int = 1
     local_address: str = ""
     virtual_workers: VirtualWorkers | None = None
     quorum: tuple[int, float] = (0, 0.0)
     options: ExchangeOptions = DEFAULT_OPTIONS
 
     @property
+    def host_place(self) -> HostPlace:
+        """The place of this worker on its host."""
+        return HostPlace.of(self.network.rank, self.network.size, self.hosts)
+
+    @property
+    def host(self) -> int:
+        """The number of this worker's host among the hosts with workers."""
+        return self.host_place.host
+
+    @property
+    def host_count(self) -> int:
+        """H, the number of hosts with workers."""
+        return len(self.hosts) or self.network.size
+
+    @property
+    def local_rank(self) -> int:
+        """The rank of this worker among the workers of its host."""
+        return self.host_place.local_rank
+
+    @property
+    def local_workers(self) -> int:
+        """The number of workers on this host."""
+        return self.host_place.local_workers
+
+    @property
+    def planes(self) -> int:
+        """The number of planes: the workers of the host that has the fewest."""
+        return min(self.hosts, default=1)
+
+    @property
+    def shares_hosts(self) -> bool:
+        """Whether some host has several workers."""
+        return max(self.hosts, default=1) > 1
+
+    @property
+    def averages(self) -> bool:
+        """Whether a host divides the sum of its workers by their number, because each worker counts
+        as much as any other in a mean over hosts.
+        """
+        return self.virtual_workers is None and len(set(self.hosts)) <= 1
+
+    @property
     def placed(self) -> VirtualWorkers:
-        """The virtual workers, and the hosts that compute for them."""
-        if self.virtual_workers is None:
-            return VirtualWorkers.one_each(self.network.size)
-        return VirtualWorkers(self.virtual_workers.bounds[:: self.local_workers])
+        """The virtual workers, and the hosts that compute for them. Where hosts average, each
+        computes for one.
+        """
+        if self.averages:
+            return VirtualWorkers.one_each(self.host_count)
+        virtual = self.virtual_workers or VirtualWorkers.one_each(self.network.size)
+        return VirtualWorkers(
+            tuple(virtual.bounds[rank] for rank in (*self._firsts, self.network.size))
+        )
 
     @property
     def own(self) -> range:
         """The virtual workers of this worker."""
-        rank = self.network.rank * self.local_workers + self.local_rank
-        virtual = self.virtual_workers
+        rank, virtual = self.network.rank, self.virtual_workers
         return range(rank, rank + 1) if virtual is None else virtual.of(rank)
+
+    @property
+    def plane_ranks(self) -> tuple[int, ...]:
+        """The ranks in the job of the workers with this one's local rank, by host."""
+        local = self.local_rank
+        counts = self.hosts or (1,) * self.network.size
+        hosts = zip(self._firsts, counts, strict=True)
+        return tuple(first + local for first, count in hosts if count > local)
+
+    @property
+    def of_plane(self) -> Membership:
+        """The membership of this worker's host in its plane, of which each host is one member.
+
+        A worker whose local rank is `planes` or more owns nothing. Its plane has the hosts that
+        have such a worker, too.
+        """
+        network, ranks = self.network, self.plane_ranks
+        keys = network.keys
+        if keys is not None:
+            keys = replace(keys, admit=tuple(keys.admit[rank] for rank in ranks))
+        return replace(
+            self,
+            network=replace(network, rank=ranks.index(network.rank), size=len(ranks), keys=keys),
+            hosts=(),
+            local_address="",
+            virtual_workers=None if self.averages else self.placed,
+        )
+
+    @property
+    def _firsts(self) -> Sequence[int]:
+        """The rank of the first worker of each host."""
+        if not self.hosts:
+            return range(self.network.size)
+        return tuple(accumulate(self.hosts[:-1], initial=0))
 
     @property
     def alone(self) -> bool:
         """Whether there is no other host to exchange with."""
         return self.options.kind is ExchangeKind.LOCAL or (
-            self.network.size == 1 and self.shards == 0
+            self.host_count == 1 and self.shards == 0
         )
 
     @property
@@ -75,10 +161,10 @@ class Membership:
     def chooses(self) -> bool:
         """Whether `--exchange=auto` chooses the scheme of each tensor by time, and records it.
 
-        Otherwise it chooses by bytes, as hybrid does: the plan of virtual workers is the same on
-        all clusters.
+        Otherwise it chooses by bytes, as hybrid does: the plan of virtual workers, and of hosts
+        with different numbers of workers, is the same on all clusters.
         """
-        by_time = self.network.size > 1 and self.shards > 0 and self.virtual_workers is None
+        by_time = self.host_count > 1 and self.shards > 0 and self.averages
         return self.options.chooses and by_time
 
     @property
@@ -95,13 +181,13 @@ class Membership:
 
     @property
     def topology(self) -> Topology:
-        """The clients that push, and the load of each host's shards. Without shards:
-        a shard on each host, to compare with. With virtual workers: as many such hosts as there are
-        of them, so that the plan depends on their number alone.
+        """The hosts that push, and the load of each host's shards. Without shards: a shard on each
+        host, to compare with. Where hosts do not average: as many such hosts as there are virtual
+        workers, so that the plan depends on their number alone.
         """
-        if self.virtual_workers is not None:
-            return Topology.colocated(self.virtual_workers.count)
-        clients = self.network.size
+        if not self.averages:
+            return Topology.colocated(self.placed.count)
+        clients = self.host_count
         if not self.shards:
             return Topology.colocated(clients)
         homes = self.homes or tuple(shard * clients // self.shards for shard in range(self.shards))

@@ -8,6 +8,7 @@ names it, and the command line reads it without torch.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import Field, dataclass, fields, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -329,8 +330,24 @@ class ExchangeOptions:
         if self.streams and count > 1:
             raise UsageError(
                 f"fragments and delay of --local_steps need one worker on each host, not {count}: "
-                "the "
-                "workers of a host exchange all tensors together"
+                "the workers of a host exchange all tensors together"
+            )
+
+    def check_hosts(self, hosts: Sequence[int]) -> None:
+        """Raise UsageError when hosts with these numbers of workers cannot exchange so."""
+        most, least = max(hosts), min(hosts)
+        self.check_workers_per_host(most)
+        if most == least:
+            return
+        flag = ""
+        if self.staleness:
+            flag = f"--staleness={self.staleness}"
+        elif self.names_powersgd:
+            flag = f"--compress={self.compress:.80}"
+        if flag:
+            raise UsageError(
+                f"{flag} needs the same number of workers on each host, and the hosts have {least} "
+                f"to {most}: each host sends one mean, and all count the same"
             )
 
     @property

@@ -169,7 +169,7 @@ class HostChanges(JobListener):
         """Raise why the job cannot continue without hosts; `names` are those that are to leave."""
         job = self._job
         left = [host for host in job.site.hosts if host.id not in leaving]
-        workers = sum(host.works for host in left) * job.plan.workers_per_host
+        workers = sum(map(job.plan.workers_on, left))
         if not workers:
             raise JobError(f"{names} is the last host of the job; poseidon kill ends the job")
         if workers < job.request.min_workers:
@@ -212,7 +212,7 @@ class HostChanges(JobListener):
         """Let another host take part; return it, or raise why it cannot. The job continues as before."""
         job, site = self._job, self._job.site
         self._check_snapshots()
-        workers = job.plan.worker_count + job.plan.workers_per_host
+        workers = job.plan.worker_count + job.usual_workers
         if not site.takes_others:
             raise JobError(
                 "a scheduler or Ray chooses the hosts of this job, so no other host can join"

@@ -155,6 +155,11 @@ class Job(ABC):
         """Whether processes continue after the loss of others, from a snapshot in memory."""
         return not self.fixed_because
 
+    @property
+    def usual_workers(self) -> int:
+        """The number of workers of a host that says nothing else."""
+        return len(self._devices)
+
     def background_argv(self, added: Sequence[str]) -> list[str]:
         """Return the arguments of this command without --background, with more flags."""
         return [*without_flags(self.request.argv, ["background"]), *added]
@@ -206,7 +211,7 @@ class Job(ABC):
             raise UsageError(
                 f"--exchange=local needs one client; this job has {plan.working_hosts}"
             )
-        options.check_workers_per_host(plan.workers_per_host)
+        options.check_hosts(plan.workers_by_host)
         virtual = self._place_virtual_workers(plan)
         # One client alone needs no server, unless it is asked for: it applies the update rule
         # itself. With several virtual workers only shards encode and round as several clients do.
@@ -258,7 +263,7 @@ class Job(ABC):
         check_virtual_workers(
             VirtualWorkers.spread(count, [1.0] * workers) if by_number else None,
             self.request.exchange,
-            plan.workers_per_host,
+            max(plan.workers_by_host),
         )
 
     def needs(self, host: Host) -> HostNeeds:
@@ -370,7 +375,7 @@ class Job(ABC):
                 start,
                 self.id,
                 self.kind,
-                workers=self.plan.working_hosts,
+                workers=self.plan.worker_count,
                 threads=self._threads_on(role.host),
                 trace=trace,
             )
@@ -392,7 +397,8 @@ class Job(ABC):
     def worker_document(self, role: WorkerPlan, start: Start) -> TrainingDocument:
         """Return the part of a worker's document that every job has."""
         plan = self.plan
-        alone = plan.workers_per_host == 1
+        alone = plan.workers_on(role.host) == 1
+        by_host = plan.workers_by_host
         sources = self.site.sources(role.host)
         return TrainingDocument(
             job=self.id,
@@ -401,10 +407,7 @@ class Job(ABC):
             output=self.site.path(self.output),
             rank=role.rank,
             workers=plan.worker_count,
-            client=role.position,
-            clients=plan.working_hosts,
-            local_rank=role.local_rank,
-            local_workers=plan.workers_per_host,
+            hosts=by_host if max(by_host) > 1 else (),
             local_address=""
             if alone
             else str(Path(self.site.socket_folder(role.host)) / "workers"),
@@ -454,7 +457,7 @@ class Job(ABC):
         """
         if self.request.virtual_workers is not None:
             return 1
-        return max(1, self.site.cores(role.host) // self.plan.workers_per_host)
+        return max(1, self.site.cores(role.host) // self.plan.workers_on(role.host))
 
 
 def _seat(worker: WorkerPlan) -> tuple[int, int]:

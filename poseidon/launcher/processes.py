@@ -112,7 +112,7 @@ class Start:
         """
         encrypted = plan.shards and is_encrypted(encrypt, plan.hosts)
         keys = (
-            JobKeys.new(workers=plan.working_hosts, shards=plan.shard_count) if encrypted else None
+            JobKeys.new(workers=plan.worker_count, shards=plan.shard_count) if encrypted else None
         )
         return cls(
             attempt=attempt,
@@ -123,14 +123,12 @@ class Start:
         )
 
     def keyring(self, role: WorkerPlan | ShardPlan) -> str:
-        """Return the keys of one process, as its document has them; only local rank 0 of a
-        host's workers has any.
-        """
+        """Return the keys of one process, as its document has them; empty: there are none."""
         if self.keys is None:
             return ""
         if isinstance(role, ShardPlan):
             return self.keys.of_shard(role.index).to_json()
-        return self.keys.of_worker(role.position).to_json() if role.local_rank == 0 else ""
+        return self.keys.of_worker(role.rank).to_json()
 
 
 def worker_spec(
@@ -173,7 +171,7 @@ def shard_spec(
         start: of the job.
         job: the job's id.
         kind: of its work.
-        workers: how many connect to it: one for each host that works.
+        workers: of the job, which all connect to it.
         threads: of its environment, the same as the workers' of its host. It computes with one.
         trace: the file of its trace, on its host; empty: none.
     """

@@ -47,7 +47,7 @@ def _resources(
             f"client {host.id} has GPUs {numbers}; Ray assigns GPUs and numbers them from 0, so "
             f"{len(devices)} of them are {','.join(map(str, range(len(devices))))}"
         )
-    workers = len(devices) or request.num_app_threads
+    workers = len(devices) or host.workers or request.num_app_threads
     usual = {"CPU": float(workers * (request.threads or 1))}
     return _some(
         {**usual, **({"GPU": float(len(devices))} if devices else {}), **of_clients},

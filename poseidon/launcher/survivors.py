@@ -81,7 +81,7 @@ def _survivors(
         for worker in live
         if worker.local_rank == 0 and (snapshot := paused[worker.process].snapshot) is not None
     }
-    whole = [host for host in plan.hosts if count[host.id] == plan.workers_per_host]
+    whole = [host for host in plan.hosts if host.works and count[host.id] == plan.workers_on(host)]
     broken = {shard.host for shard in plan.shards if shard.process not in paused}
     unbroken = [host for host in whole if host not in broken]
     if any(host in snapshots for host in unbroken):
@@ -95,7 +95,7 @@ def _survivors(
     working = {host.id for host in whole}
     left = [host for host in plan.hosts if host.id in (working if host.works else serving)]
     hosts = (first, *(host for host in left if host != first))
-    if sum(host.works for host in hosts) * plan.workers_per_host < min_workers:
+    if sum(map(plan.workers_on, hosts)) < min_workers:
         return None
     kept = {host.id for host in hosts}
     lost = tuple(host for host in plan.hosts if host.id not in kept)

@@ -8,49 +8,58 @@ from __future__ import annotations
 import shlex
 import signal
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from types import FrameType
 
 from poseidon.cluster.agent.messages import Join
 from poseidon.cluster.dial.tasks import ENDING, Rendezvous, TaskDialer, run_task
-from poseidon.cluster.machinefile import socket_host
+from poseidon.cluster.machinefile import Host, socket_host
 from poseidon.cluster.name_lookup import address_for_all, address_of, own_address_towards
 from poseidon.cluster.rendezvous.key import server_keys, task_keys
 from poseidon.cluster.rendezvous.schedulers import Task
 from poseidon.cluster.rendezvous.task_signals import TaskSignals
 from poseidon.cluster.supervision.signals import exit_code_of, handled
-from poseidon.errors import JobError, PoseidonError, UsageError
+from poseidon.errors import JobError, PoseidonError, UsageError, counted
 from poseidon.version import __version__
 
 
-def devices_of_tasks(gpu: str, app_threads: int, tasks: int) -> tuple[str, int]:
-    """Return --gpu and --workers with a worker for each task.
+def with_a_worker_for_each_task(
+    hosts: Sequence[Host], tasks: Sequence[int], *, gpu: str, app_threads: int
+) -> tuple[Host, ...]:
+    """Return hosts with devices for as many workers as tasks.
 
     Args:
-        gpu: the flag's value.
-        app_threads: the flag's value.
-        tasks: on each host. One alone leaves the flags as they are.
+        hosts: the hosts.
+        tasks: on each of them. Where each has one, the flags give the devices of all.
+        gpu: `--gpu`.
+        app_threads: `--workers`.
 
     Raises:
         UsageError: the flags ask for a different number of workers.
     """
-    if tasks == 1:
-        return gpu, app_threads
-    if not gpu:
+    if max(tasks) == 1:
+        return tuple(hosts)
+    return tuple(
+        _with_workers(host, count, gpu, app_threads)
+        for host, count in zip(hosts, tasks, strict=True)
+    )
+
+
+def _with_workers(host: Host, tasks: int, gpu: str, app_threads: int) -> Host:
+    where = f"{counted(tasks, 'task')} on {host.name}"
+    if gpu in ("", "cpu"):
         if app_threads not in (1, tasks):
             raise UsageError(
-                f"--workers={app_threads} with {tasks} tasks on each host; expected "
-                f"{tasks}, or one task"
+                f"--workers={app_threads} with {where}; expected {tasks}, or one task on each host"
             )
-        return gpu, tasks
+        return replace(host, workers=tasks)
     if gpu == "all":
-        return ",".join(map(str, range(tasks))), app_threads
+        return replace(host, gpus=",".join(map(str, range(tasks))))
     if gpu.count(",") + 1 != tasks:
-        raise UsageError(
-            f"--gpu={gpu} with {tasks} tasks on each host; expected as many devices, or all"
-        )
-    return gpu, app_threads
+        raise UsageError(f"--gpu={gpu} with {where}; expected as many devices, or all")
+    return replace(host, gpus=gpu)
 
 
 def take_part(

@@ -41,7 +41,7 @@ def under_a_rule(tensor: Tensor, member: Membership) -> Tensor:
     on_shards = (
         options.kind.has_shards
         and not member.alone
-        and member.local_workers == 1
+        and not member.shares_hosts
         and member.placed.is_one_each
         and options.consistency is Consistency.SSP_PUSH
         and not (options.staleness or options.local_steps or options.is_encoded)

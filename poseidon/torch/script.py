@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -346,11 +345,8 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         """Give the script a process group of torch.distributed, whose workers connect at the first
         collective.
         """
-        network = replace(
-            context.member.network, rank=context.worker.rank, size=context.worker.size
-        )
         mesh = Mesh(
-            network,
+            context.member.network,
             self._addresses(partial(self.launcher.exchange_addresses, among=WORKERS)),
             on_failure=self._report_collective,
             place=partial(current_line, self._file),

@@ -28,9 +28,9 @@ class SentGradients:
     def __init__(self, context: WorkerContext, refusal: str) -> None:
         member = context.member
         virtual = member.virtual_workers
-        # of a leader they are overwritten with the mean of its host's workers, and of several
+        # of an owner they are overwritten with the sum of its host's workers, and of several
         # virtual workers with their sum
-        self._is_blind = (member.local_workers > 1 and member.local_rank == 0) or (
+        self._is_blind = (member.local_workers > 1 and member.local_rank < member.planes) or (
             virtual is not None and not virtual.is_one_each
         )
         self._refusal = refusal

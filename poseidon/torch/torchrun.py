@@ -25,13 +25,14 @@ def torchrun_variables(document: ScriptDocument, master: str) -> Mapping[str, st
         master: HOST:PORT on the host of worker 0, where nothing listens.
     """
     address, _, port = master.rpartition(":")
+    place = document.place
     values: dict[str, object] = {
         "RANK": document.rank,
         "WORLD_SIZE": document.workers,
-        "LOCAL_RANK": document.local_rank,
-        "LOCAL_WORLD_SIZE": document.local_workers,
-        "GROUP_RANK": document.rank // document.local_workers,
-        "GROUP_WORLD_SIZE": document.workers // document.local_workers,
+        "LOCAL_RANK": place.local_rank,
+        "LOCAL_WORLD_SIZE": place.local_workers,
+        "GROUP_RANK": place.host,
+        "GROUP_WORLD_SIZE": place.host_count,
         "ROLE_NAME": "default",
         "ROLE_RANK": document.rank,
         "ROLE_WORLD_SIZE": document.workers,

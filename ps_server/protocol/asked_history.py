@@ -2,7 +2,9 @@
 
 Law: the worker gets the history at one clock, the request's, although the shards continue: they do
 not write to memory that they send (`Cell.lend`), and no shard can end an iteration without the
-pushes that the worker sends after its request.
+pushes that the worker sends after its request. The history of a table of another plane is at the
+clock of its first piece. The caller sees to it that the table's worker on its own host does not push
+meanwhile.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ class AskedHistory:
     Args:
         chunks: of the table.
         arrays: flat float32 of the table's size, to be written to.
-        clock: whose history it is.
+        clock: whose history it is; None: that of the first piece.
     """
 
-    def __init__(self, chunks: Sequence[Chunk], arrays: Sequence[m.Array], clock: int) -> None:
+    def __init__(
+        self, chunks: Sequence[Chunk], arrays: Sequence[m.Array], clock: int | None
+    ) -> None:
         self._chunks = chunks
         self._arrays = arrays
         self._clock = clock
@@ -51,7 +55,7 @@ class AskedHistory:
         number, start = divmod(piece.start, chunk.size)
         stop = start + piece.array.size
         if (
-            piece.clock != self._clock
+            piece.clock != (piece.clock if self._clock is None else self._clock)
             or piece.start != self._came[piece.chunk]
             or number >= len(self._arrays)
             or not start < stop <= chunk.size
@@ -59,6 +63,7 @@ class AskedHistory:
             raise RemoteProtocolError(
                 f"shard {chunk.shard} sent a history that does not fit chunk {chunk.index}"
             )
+        self._clock = piece.clock
         np.copyto(self._arrays[number][chunk.start + start : chunk.start + stop], piece.array)
         self._came[piece.chunk] += piece.array.size
         self._left -= piece.array.size

@@ -9,7 +9,7 @@ more than the memory that its messages came in.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -77,7 +77,7 @@ class Cell:
         self,
         chunk: Chunk,
         spec: TableSpec,
-        nodes: Sequence[Sequence[Node]],
+        nodes: Mapping[int, Sequence[Node]],
         clock: int,
         push_type: np.dtype[np.generic],
         *,
@@ -89,13 +89,13 @@ class Cell:
         Args:
             chunk: the chunk.
             spec: its table.
-            nodes: whose sums each worker pushes in an iteration, in their order.
+            nodes: whose sums each worker of the table's plane pushes in an iteration, in their
+                order, by rank; those of host 0 first.
             clock: of its first value.
             push_type: of pushes without a codec.
             packs_rows: whether pushes and values may leave out rows.
             quorum: whether a quorum of the workers ends a round (`quorum.py`).
         """
-        workers = len(nodes)
         self.chunk = chunk
         self.spec = spec
         self.adds_changes = spec.adds_changes
@@ -108,8 +108,8 @@ class Cell:
         count = history_count(spec.rule.kind) if spec.follows_gradients else 0
         self.history = [torch.zeros(chunk.size) for _ in range(count)]
         self.clock = clock
-        self.own = [clock] * workers
-        self.virtual_workers = nodes[-1][-1].stop
+        self.own = dict.fromkeys(nodes, clock)
+        self.virtual_workers = max(each[-1].stop for each in nodes.values())
         self.nodes = nodes
         self._await()
         self.begun = False  # whether a push of this iteration has come
@@ -129,12 +129,24 @@ class Cell:
         self.rate = 0.0
         self.stale: set[int] = set()  # workers that lack a change of another worker
         # workers that may get one value before the slowest clock moves
-        self.eager = set(range(workers))
+        self.eager = set(nodes)
         self.waiting: list[tuple[int, int]] = []
 
     @property
     def name(self) -> str:
         return f"table '{self.spec.name}' chunk {self.chunk.index}"
+
+    @property
+    def workers(self) -> Collection[int]:
+        """The workers that push to it and get its values; the first of them gives its first."""
+        return self.own.keys()
+
+    def is_behind(self, rank: int, other: int) -> bool:
+        """Return whether a worker has pushed less than another one, and it takes pushes of both."""
+        own = self.own
+        if rank not in own or other not in own:
+            return False
+        return own[rank] < own[other] or other in (self.parts or ())
 
     @property
     def has_pushes(self) -> bool:
@@ -143,8 +155,8 @@ class Cell:
 
     def _await(self) -> None:
         """Await the nodes of each worker in the iteration that begins."""
-        self.received = [0] * len(self.nodes)  # pushes of each worker in this iteration
-        self.awaited = sum(map(len, self.nodes))
+        self.received = dict.fromkeys(self.nodes, 0)  # pushes of each worker in this iteration
+        self.awaited = sum(map(len, self.nodes.values()))
 
     def make_replica(self, precision: Precision) -> None:
         """Keep the workers' value from here on, where the next values travel as

@@ -8,6 +8,8 @@ bulk-synchronous, and a worker can be at most s + 1 finished iterations ahead of
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ps_server.errors import LocalProtocolError, RemoteProtocolError
 
 
@@ -17,19 +19,24 @@ def needed_clock(clock: int, staleness: int) -> int:
 
 
 class VectorClock:
-    """The number of iterations that each worker has finished."""
+    """The number of iterations that each worker has finished.
+
+    Args:
+        workers: their ranks.
+        start: iterations that each has finished.
+    """
 
     __slots__ = ("_clocks",)
 
-    def __init__(self, workers: int, start: int = 0) -> None:
-        if workers < 1:
-            raise LocalProtocolError(f"a vector clock needs at least one worker, not {workers}")
-        self._clocks = [start] * workers
+    def __init__(self, workers: Iterable[int], start: int = 0) -> None:
+        self._clocks = dict.fromkeys(workers, start)
+        if not self._clocks:
+            raise LocalProtocolError("a vector clock needs at least one worker")
 
     @property
     def slowest(self) -> int:
         """The number of iterations that every worker has finished."""
-        return min(self._clocks)
+        return min(self._clocks.values())
 
     def tick(self, worker: int, clock: int) -> bool:
         """Note that a worker has finished `clock` iterations, one more than before.

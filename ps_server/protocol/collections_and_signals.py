@@ -1,4 +1,5 @@
-"""Job control of the protocol: collections among all workers, and signals of rank 0 to all of them.
+"""Job control of the protocol: collections among all workers or those of a plane, and signals of
+rank 0 to all workers.
 
 Each part has two halves, one on a worker and one on a shard. All collections go through shard 0; a
 signal goes through every shard (`Session.signal` says why).
@@ -7,7 +8,7 @@ signal goes through every shard (`Session.signal` says why).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from ps_server.errors import LocalProtocolError, RemoteProtocolError
 from ps_server.protocol import messages as m
@@ -17,16 +18,18 @@ MAX_OPEN_GATHERS = 1024
 
 
 class WorkerCollections:
-    """The collections that one worker takes part in.
+    """The collections of one group of workers that a worker takes part in.
 
     They are numbered in the order in which it contributes.
 
     Args:
-        workers: number of workers.
+        workers: number of workers of the group.
+        whole: whether these are all workers.
     """
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, *, whole: bool = True) -> None:
         self._workers = workers
+        self._whole = whole
         self._next_tag = 0
         self._awaited: dict[int, int] = {}
         """The number of payloads that will come, by collection."""
@@ -36,7 +39,7 @@ class WorkerCollections:
         """Return the collections of a session that continues on the same connections: numbers go
         on.
         """
-        collections = WorkerCollections(self._workers)
+        collections = WorkerCollections(self._workers, whole=self._whole)
         collections._next_tag = self._next_tag
         return collections
 
@@ -50,7 +53,7 @@ class WorkerCollections:
         tag = self._next_tag
         self._next_tag += 1
         self._awaited[tag] = self._workers if keeps else 0
-        return m.Gather(tag, payload, keeps)
+        return m.Gather(tag, payload, keeps, self._whole)
 
     def expects(self, gathered: m.Gathered) -> bool:
         """Return whether the shard may send this now."""
@@ -67,20 +70,23 @@ class WorkerCollections:
 
 
 class ShardCollections:
-    """The collections on shard 0, and how many contributions each worker has made.
+    """The collections of one group of workers on shard 0, and how many contributions each worker
+    has made.
 
     Args:
-        workers: number of workers.
+        workers: the ranks of the group, in order.
     """
 
-    def __init__(self, workers: int) -> None:
-        self._workers = workers
+    def __init__(self, workers: Iterable[int]) -> None:
         self._open: dict[int, dict[int, m.Gather]] = {}
-        self._next_tag = [0] * workers
+        self._next_tag = dict.fromkeys(workers, 0)
 
     def behind(self, rank: int, other: int) -> bool:
-        """Return whether a worker has contributed to fewer collections than another one."""
-        return self._next_tag[rank] < self._next_tag[other]
+        """Return whether a worker has contributed to fewer collections than another one, and both
+        are of the group.
+        """
+        tags = self._next_tag
+        return rank in tags and other in tags and tags[rank] < tags[other]
 
     def contribute(self, rank: int, gather: m.Gather) -> Mapping[int, m.Gathered]:
         """Take a worker's contribution. Return what each worker gets, if it is the last one.
@@ -98,13 +104,13 @@ class ShardCollections:
         self._next_tag[rank] += 1
         parts = self._open.setdefault(gather.tag, {})
         parts[rank] = gather
-        if len(parts) < self._workers:
+        if len(parts) < len(self._next_tag):
             return {}
         del self._open[gather.tag]
-        workers = range(self._workers)
-        whole = m.Gathered(gather.tag, tuple(parts[worker].payload for worker in workers))
-        nothing = m.Gathered(gather.tag, ())
-        return {worker: whole if parts[worker].keeps else nothing for worker in workers}
+        payloads = tuple(parts[worker].payload for worker in self._next_tag)
+        found = m.Gathered(gather.tag, payloads, gather.whole)
+        nothing = m.Gathered(gather.tag, (), gather.whole)
+        return {worker: found if parts[worker].keeps else nothing for worker in self._next_tag}
 
 
 class WorkerSignals:

@@ -53,7 +53,7 @@ from ps_server.protocol.settings import (
 )
 from ps_server.protocol.virtual_workers import VirtualWorkers
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_PARTS = 2**16
 MAX_SUMS = 2**10
 MAX_HEADER_BYTES = 16 * 2**20
@@ -234,6 +234,7 @@ def _write_store(store: StoreSpec) -> Header:
             list(t.parts),
             t.row_elements,
             t.held_as.value,
+            t.plane,
         ]
         for t in store.tables
     ]
@@ -247,12 +248,13 @@ def _write_store(store: StoreSpec) -> Header:
         store.start_clock,
         list(store.loads),
         store.chunks,
-        store.outside_norm,
+        list(store.outside_norm),
         store.precision.value,
         store.trial,
         [] if store.virtual_workers is None else list(store.virtual_workers.bounds),
         store.quorum,
         float(store.grace_s),
+        list(store.hosts),
     ]
 
 
@@ -275,6 +277,7 @@ def _read_store(f: Fields) -> StoreSpec:
                 parts=t.integers(MAX_PARTS, 2**31),
                 row_elements=t.integer(2**62),
                 held_as=_member(Precision, t.text()),
+                plane=t.integer(MAX_WORKERS),
             )
         )
         t.end()
@@ -288,12 +291,13 @@ def _read_store(f: Fields) -> StoreSpec:
         start_clock=f.integer(MAX_CLOCK),
         loads=f.integers(MAX_WORKERS, 2**31),
         chunks=f.integer(2**31),
-        outside_norm=f.flag(),
+        outside_norm=f.integers(MAX_WORKERS, MAX_WORKERS + 1),
         precision=_member(Precision, f.text()),
         trial=f.flag(),
         virtual_workers=_virtual_workers(f.integers(MAX_WORKERS + 1, MAX_WORKERS + 1)),
         quorum=f.integer(MAX_WORKERS + 1),
         grace_s=f.number(),
+        hosts=f.integers(MAX_WORKERS, MAX_WORKERS + 1),
     )
 
 
@@ -381,8 +385,8 @@ _WRITERS: dict[type, tuple[int, Callable[[Any], Written]]] = {
     m.TotalNorm: (11, lambda x: ([x.clock, float(x.total)], ())),
     m.GetHistory: (12, lambda x: ([x.table, x.chunk], ())),
     m.History: (13, lambda x: ([x.table, x.chunk, x.clock, x.start], [raw_bytes(x.array)])),
-    m.Gather: (14, lambda x: ([x.tag, x.keeps], [x.payload])),
-    m.Gathered: (15, lambda x: ([x.tag], list(x.payloads))),
+    m.Gather: (14, lambda x: ([x.tag, x.keeps, x.whole], [x.payload])),
+    m.Gathered: (15, lambda x: ([x.tag, x.whole], list(x.payloads))),
     m.Signal: (16, lambda x: ([x.kind.value, x.clock], ())),
     m.Leave: (17, lambda _: ([], ())),
     m.Fault: (18, lambda x: ([x.reason], ())),
@@ -417,6 +421,7 @@ _WRITERS: dict[type, tuple[int, Callable[[Any], Written]]] = {
     m.Part: (29, lambda x: ([x.clock, float(x.weight), x.whole], [x.payload])),
     m.Taken: (30, lambda x: ([x.clock], ())),
     m.Awaited: (31, lambda x: ([x.clock], ())),
+    m.OutsideNorm: (32, lambda x: ([x.plane, x.clock, [float(s) for s in x.sums]], ())),
 }
 
 
@@ -488,13 +493,16 @@ _READ: dict[type, Callable[[Fields], m.Message]] = {
     m.Value: _read_value,
     m.Fresh: lambda f: m.Fresh(_clock(f)),
     m.PartialNorm: lambda f: m.PartialNorm(_clock(f), f.any_numbers(MAX_SUMS)),
+    m.OutsideNorm: lambda f: m.OutsideNorm(
+        f.integer(MAX_WORKERS), _clock(f), f.any_numbers(MAX_SUMS)
+    ),
     m.TotalNorm: _read_total_norm,
     m.GetHistory: lambda f: m.GetHistory(_table(f), _chunk(f)),
     m.History: lambda f: m.History(
         _table(f), _chunk(f), _clock(f), f.integer(MAX_ELEMENTS), f.array()
     ),
-    m.Gather: lambda f: m.Gather(f.integer(MAX_CLOCK), _payload(f), f.flag()),
-    m.Gathered: lambda f: m.Gathered(f.integer(MAX_CLOCK), f.payloads()),
+    m.Gather: lambda f: m.Gather(f.integer(MAX_CLOCK), _payload(f), f.flag(), f.flag()),
+    m.Gathered: lambda f: m.Gathered(f.integer(MAX_CLOCK), f.payloads(), f.flag()),
     m.Signal: lambda f: m.Signal(_member(m.SignalKind, f.integer(256)), _clock(f)),
     m.Leave: lambda f: m.Leave(),
     m.Fault: lambda f: m.Fault(f.text()),

@@ -9,7 +9,7 @@ continue are notified (`Gone`).
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from typing import NamedTuple, get_args
 
@@ -133,9 +133,13 @@ class Members:
         """Address a message to a worker."""
         return Outgoing(self.peers[rank], message)
 
-    def to_all(self, message: m.ToWorker, *, but: int | None = None) -> Iterator[Outgoing]:
-        """Address a message to every worker that has joined, save one."""
-        return (Outgoing(peer, message) for rank, peer in self.peers.items() if rank != but)
+    def to_each(self, ranks: Iterable[int], message: m.ToWorker) -> Iterator[Outgoing]:
+        """Address a message to these workers."""
+        return (self.to(rank, message) for rank in ranks)
+
+    def to_all(self, message: m.ToWorker) -> Iterator[Outgoing]:
+        """Address a message to every worker that has joined."""
+        return (Outgoing(peer, message) for peer in self.peers.values())
 
     def missing_for(self, rank: int, is_behind: Callable[[int, int], bool]) -> int | None:
         """Return a worker that has left although another one needs more of it; None where there

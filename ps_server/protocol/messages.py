@@ -2,7 +2,7 @@
 
 A worker sends them in this order:
 
-    Hello -> Create [-> Initial, rank 0 only] -> { Push, Clock, Get, ... } -> Leave
+    Hello -> Create [-> Initial, on host 0 only] -> { Push, Clock, Get, ... } -> Leave
 
 and a shard answers `Welcome`, then `Value`s as the consistency model says. An illegal message is
 answered with `Fault` and changes no state. Arrays are flat; `frames.py` has their form on
@@ -91,7 +91,7 @@ class MemoryAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Initial:
-    """Rank 0 -> shard: first value of a chunk as workers hold it, with its history when a run is
+    """Worker of host 0 -> shard: first value of a chunk of its plane as workers hold it, with its history when a run is
     resumed (else none).
     """
 
@@ -105,7 +105,7 @@ class Push:
     """Worker -> shard: one chunk's gradient (staleness 0) or change (staleness > 0) of iteration
     `clock`.
 
-    Gradients are the sums of the worker's nodes (`StoreSpec.nodes`), one after another.
+    Gradients are the sums of its host's nodes (`StoreSpec.nodes`), one after another.
 
     Under `SSPAggr` it may be the sum of `count` iterations' changes, from `clock` on.
     """
@@ -222,10 +222,22 @@ class PartialNorm:
 
 
 @dataclass(frozen=True, slots=True)
+class OutsideNorm:
+    """Worker of host 0 -> shard 0 -> rank 0: as `PartialNorm`, of the gradients outside the store
+    that the worker's plane applies. Rank 0 needs no message for its own.
+    """
+
+    plane: int
+    clock: int
+    sums: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TotalNorm:
     """Rank 0 -> shard: the sum of squares over all gradients; apply iteration `clock`.
 
-    Where gradients outside the store count too, shard 0 passes it on to the other workers.
+    Where gradients outside the store count too, shard 0 passes it on to the other workers that
+    apply some.
     """
 
     clock: int
@@ -328,21 +340,25 @@ class Gather:
         tag: of the collection.
         payload: the contribution.
         keeps: whether the worker needs the contributions of all.
+        whole: whether all workers take part; otherwise those with this worker's local rank, whose
+            collections have numbers of their own.
     """
 
     tag: int
     payload: bytes
     keeps: bool = True
+    whole: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """Shard 0 -> every worker: all contributions to collection `tag`, by rank; none for a worker
-    that does not need them.
+    """Shard 0 -> every worker that takes part: all contributions to collection `tag`, by rank;
+    none for a worker that does not need them.
     """
 
     tag: int
     payloads: tuple[bytes, ...]
+    whole: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,6 +404,7 @@ ToShard = (
     | Round
     | Clock
     | Get
+    | OutsideNorm
     | TotalNorm
     | GetHistory
     | Gather
@@ -408,6 +425,7 @@ ToWorker = (
     | Round
     | Fresh
     | PartialNorm
+    | OutsideNorm
     | TotalNorm
     | History
     | Gathered

@@ -9,11 +9,13 @@ agree on (placement, rules, staleness) is computed from it by pure functions.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from ps_server.errors import SpecError
+from ps_server.protocol.seats import Seat, seats_of
 from ps_server.protocol.virtual_workers import Node, VirtualWorkers
 
 if TYPE_CHECKING:
@@ -63,7 +65,7 @@ class Keeping(Enum):
     AVERAGE = "average"
     """At staleness 0 each worker pushes a value of its own, and their average is the next value."""
     COPY = "copy"
-    """Rank 0's first value, which no push changes: the workers exchange the table among
+    """The first value, which no push changes: the workers exchange the table among
     themselves.
     """
 
@@ -223,6 +225,8 @@ class TableSpec:
             zero; 0: it has none. See `StoreSpec.packs_rows`.
         held_as: what workers hold: their gradients, and the value, which is the shards' rounded.
             Shards hold float32. Only tables whose rule runs on the shards may have another one.
+        plane: whose workers share the table (`seats.py`): they push it and get its values. The one
+            of host 0 gives the first value.
     """
 
     name: str
@@ -235,6 +239,7 @@ class TableSpec:
     parts: tuple[int, ...] = ()
     row_elements: int = 0
     held_as: Precision = Precision.FLOAT32
+    plane: int = 0
 
     @property
     def follows_gradients(self) -> bool:
@@ -334,18 +339,21 @@ class StoreSpec:
         loads: relative load that each shard is to carry, one whole number > 0 a shard; empty: all
             alike.
         chunks: least chunks that a shard's part is cut into, as `placement.chunk_elements` says; > 0.
-        outside_norm: gradients that the workers apply among themselves count for `clip` too: rank 0
-            adds their sum of squares, and every worker gets the total (`Client.add_norm`,
-            `Client.total_norm`).
+        outside_norm: planes whose workers apply gradients among themselves that count for `clip`,
+            too: their workers on host 0 add the sums of squares, and all their workers get the
+            total (`Client.add_norm`, `Client.total_norm`).
         precision: of gradients and values on the wire, in tables without a codec.
         trial: the store measures the shards before training. Each table has a clock of its own
             (`Client`), and after pushes the workers may replace it with another store
             (`Client.replace_trial`).
-        virtual_workers: those that the workers compute for; None: one each. More than one each
+        virtual_workers: those that the hosts compute for; None: one each. More than one each
             need staleness 0.
         quorum: workers that end a round (`quorum.py`), below W; 0: all, in every iteration. It needs
-            float32 without codecs, SSPPush, staleness 0, no limit, and one virtual worker each.
+            float32 without codecs, SSPPush, staleness 0, no limit, one virtual worker each, and
+            one worker a host.
         grace_s: seconds to wait for others once a quorum is there.
+        hosts: number of workers of each host, whose ranks follow one another (`seats.py`); empty:
+            one each.
     """
 
     workers: int
@@ -357,12 +365,13 @@ class StoreSpec:
     start_clock: int = 0
     loads: tuple[int, ...] = ()
     chunks: int = CHUNKS_A_SHARD
-    outside_norm: bool = False
+    outside_norm: tuple[int, ...] = ()
     precision: Precision = Precision.FLOAT32
     trial: bool = False
     virtual_workers: VirtualWorkers | None = None
     quorum: int = 0
     grace_s: float = 0.0
+    hosts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not 1 <= self.workers <= MAX_WORKERS:
@@ -395,8 +404,28 @@ class StoreSpec:
             )
         if self.start_clock < 0:
             raise SpecError(f"start_clock is {self.start_clock}; expected 0 or more")
+        self._check_planes()
         self._check_virtual_workers()
         self._check_quorum()
+
+    def _check_planes(self) -> None:
+        if self.hosts and (min(self.hosts) < 1 or sum(self.hosts) != self.workers):
+            raise SpecError(
+                f"hosts are {self.hosts}; expected {self.workers} workers in all, and one or more "
+                "on each host"
+            )
+        other = next((table for table in self.tables if not 0 <= table.plane < self.planes), None)
+        if other is not None:
+            raise SpecError(
+                f"table '{other.name}' belongs to plane {other.plane}; expected a number below "
+                f"{self.planes}, the workers of the smallest host"
+            )
+        outside = [plane for plane in range(self.planes) if plane in self.outside_norm]
+        if tuple(outside) != self.outside_norm:
+            raise SpecError(
+                f"outside_norm is {self.outside_norm}; expected planes below {self.planes}, in "
+                "order, each once"
+            )
 
     def _check_quorum(self) -> None:
         if not (self.grace_s >= 0 and math.isfinite(self.grace_s)):
@@ -411,6 +440,7 @@ class StoreSpec:
             and self.clip is None
             and not self.trial
             and self.placed.is_one_each
+            and not self.hosts
         )
         if not plain or any(
             table.staleness or table.codec or table.held_as is not Precision.FLOAT32
@@ -418,36 +448,62 @@ class StoreSpec:
         ):
             raise SpecError(
                 f"a quorum of {self.quorum} workers needs SSPPush, staleness 0, float32 without "
-                "codecs, no clip, and one virtual worker each"
+                "codecs, no clip, one virtual worker each, and one worker a host"
             )
 
     def _check_virtual_workers(self) -> None:
         of = self.virtual_workers
-        if of is None or (of.is_one_each and of.processes == self.workers):
+        if of is None or (of.is_one_each and of.processes == self.host_count):
             return
-        if of.processes != self.workers or of.count > MAX_WORKERS:
+        if of.processes != self.host_count or of.count > MAX_WORKERS:
             raise SpecError(
-                f"{of.count} virtual workers are placed on {of.processes} workers; expected at "
-                f"most {MAX_WORKERS}, on {self.workers} workers"
+                f"{of.count} virtual workers are placed on {of.processes} hosts; expected at "
+                f"most {MAX_WORKERS}, on {self.host_count} hosts"
             )
         if stale := next((table for table in self.tables if table.staleness), None):
             raise SpecError(
-                f"table '{stale.name}' has staleness {stale.staleness}, and workers compute for "
+                f"table '{stale.name}' has staleness {stale.staleness}, and hosts compute for "
                 "several virtual workers each; expected staleness 0"
             )
 
     @property
-    def placed(self) -> VirtualWorkers:
-        """The virtual workers, and the workers that compute for them."""
-        return self.virtual_workers or VirtualWorkers.one_each(self.workers)
+    def host_count(self) -> int:
+        """The number of hosts."""
+        return len(self.hosts) or self.workers
 
-    def nodes(self, table: TableSpec, rank: int) -> tuple[Node, ...]:
-        """Return the nodes whose sums a worker pushes to a table in an iteration, one after
+    @property
+    def planes(self) -> int:
+        """The number of planes: the workers that every host has."""
+        return min(self.hosts, default=1)
+
+    def seat(self, rank: int) -> Seat:
+        """Return the seat of a worker."""
+        return seats_of(self.hosts, self.workers).of(rank)
+
+    def rank_of(self, host: int, plane: int) -> int:
+        """Return the worker of a plane on a host.
+
+        Raises:
+            SpecError: the host has no such worker.
+        """
+        return seats_of(self.hosts, self.workers).rank_of(host, plane)
+
+    def members(self, local: int) -> Sequence[int]:
+        """Return the workers with a local rank, by host. Those of a plane own its tables."""
+        return seats_of(self.hosts, self.workers).members(local)
+
+    @property
+    def placed(self) -> VirtualWorkers:
+        """The virtual workers, and the hosts that compute for them."""
+        return self.virtual_workers or VirtualWorkers.one_each(self.host_count)
+
+    def nodes(self, table: TableSpec, host: int) -> tuple[Node, ...]:
+        """Return the nodes whose sums a host's worker pushes to a table in an iteration, one after
         another.
 
         What is encoded or rounded is held back by each virtual worker, so each is pushed by itself.
         """
-        return self.placed.nodes(rank, leaves=self.is_lossy(table))
+        return self.placed.nodes(host, leaves=self.is_lossy(table))
 
     def is_lossy(self, table: TableSpec) -> bool:
         """Return whether pushes to a table are encoded or rounded."""

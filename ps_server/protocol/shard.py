@@ -4,6 +4,8 @@ A state machine without I/O.
 
 Laws:
 
+* A table belongs to a plane (`seats.py`): its workers alone push it and get its values. Below, the
+  workers of a chunk are those. Any worker may ask for its history.
 * A chunk of staleness 0 is a bulk-synchronous cell. In iteration `clock` it takes from every worker
   the sum of each of its nodes (`StoreSpec.nodes`), adds them in the tree of virtual workers (so that
   the sum has the same bits in every run), applies the rule once to their average, and only then
@@ -11,8 +13,8 @@ Laws:
 * Where a quorum of the workers ends a round (`quorum.py`), a chunk keeps the part of each worker. It
   takes the average of those that count in the round, and only their workers get the value.
 * A chunk of a table that is a copy keeps its first value.
-* A chunk of staleness > 0 is a sum. Changes are added as they arrive. The vector clock (`clock.py`)
-  bounds what a worker may read. Under `SSPPush` a worker gets the others' changes when the slowest
+* A chunk of staleness > 0 is a sum. Changes are added as they arrive. The vector clock of its plane
+  (`clock.py`) bounds what a worker may read. Under `SSPPush` a worker gets the others' changes when the slowest
   clock moves, and also, once between two pushes of its own, as soon as there is a change. So values
   are mostly fresher than the bound asks for, which keeps stale training close to exact training, at
   no more than twice the bytes.
@@ -20,8 +22,8 @@ Laws:
 * Before the first push, and after the iterations of a trial, all workers together may create the
   store again, with other first values at a different clock (a saved state is loaded), or another
   store (after a trial). Each gets `Welcome` then: every later message to it is of the new store. A
-  signal of rank 0 that comes late, of the previous store, is not passed on; one that comes early
-  waits for the workers that have not created the new store.
+  signal of rank 0 that comes late, of the previous store, is not passed on; what comes early, a
+  signal or a part of a norm, waits for the workers that have not created the new store.
 * Memory is allocated when the store is created, and shared with a worker of this host (`allocate`)
   at the first update; an iteration allocates only the memory of its messages. The first gradient
   becomes the sum, in the memory in which it arrived. The transport sends a value from its own
@@ -34,7 +36,7 @@ Laws:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +49,7 @@ from ps_server.protocol.cell import Cell
 from ps_server.protocol.clock import VectorClock
 from ps_server.protocol.collections_and_signals import ShardCollections
 from ps_server.protocol.members import Members, Outgoing
+from ps_server.protocol.norm import OutsideNorms
 from ps_server.protocol.placement import place
 from ps_server.protocol.precision import (
     NUMPY_TYPES,
@@ -59,12 +62,15 @@ from ps_server.protocol.precision import (
 from ps_server.protocol.quorum import ShardRounds, weights_of
 from ps_server.protocol.settings import Consistency, StoreSpec
 from ps_server.protocol.shard_rows import ShardRows
+from ps_server.protocol.virtual_workers import Node
 from ps_server.rules import clip_factor, exact_sum
 
 HISTORY_ELEMENTS = 128 * 1024
 """The most elements of a piece of a history: a value that comes waits for few of its bytes."""
 EMPTY = np.zeros(0, np.float32)
 """A value that equals the value of the iteration before."""
+
+Allocate = Callable[[int, Collection[bytes]], Tensor | None]
 
 
 @dataclass(slots=True)
@@ -87,21 +93,25 @@ class Shard:
         token: the job's secret, which every `Hello` must carry.
 
     Attributes:
-        allocate: returns memory for so many numbers that a worker of this host reads, for a value
-            that this worker gets without a copy; None where there is none.
+        allocate: returns memory for so many numbers that one of these peers reads, on this host,
+            for a value that it gets without a copy; None where there is none.
     """
 
     def __init__(self, index: int, workers: int, token: bytes = b"") -> None:
         self.index = index
         self.counts = Counts()
-        self.allocate: Callable[[int], Tensor | None] = lambda size: None
+        self.allocate: Allocate = lambda size, peers: None
         self._workers = workers
         self._members = Members(workers, token)
-        self._collections = ShardCollections(workers)
+        self._collections = ShardCollections(range(workers))
+        self._of_group: dict[int, ShardCollections] = {}
+        """The other collections of each worker: of those with its local rank."""
         self._rows = ShardRows(index, workers)
         self._store: StoreSpec | None = None
+        self._hosts: tuple[int, ...] = ()
         self._cells: dict[tuple[int, int], Cell] = {}
-        self._clock = VectorClock(workers)
+        self._clocks: list[VectorClock] = []  # of each plane
+        self._outside = OutsideNorms((), 0)
         self._rounds: ShardRounds | None = None  # where a quorum ends them
         self._begun = False
         self._agreed: set[int] = set()  # ranks that have created the present store
@@ -110,7 +120,8 @@ class Shard:
             0  # of the present store: counts how often workers have created one together
         )
         self._created = [0] * workers  # times each rank has created a store
-        self._signals: list[m.Signal] = []  # of the present store, for those that create it later
+        self._early: dict[int, list[m.ToWorker]] = {}
+        """Messages of the present store for workers that have not created it."""
         self._handlers: dict[type, Callable[[int, Any], Iterator[Outgoing]]] = {
             m.Create: self._create,
             m.Initial: self._initial,
@@ -119,6 +130,7 @@ class Shard:
             m.Round: self._round,
             m.Clock: self._tick,
             m.Get: self._get,
+            m.OutsideNorm: self._outside_norm,
             m.TotalNorm: self._total_norm,
             m.GetHistory: self._get_history,
             m.Gather: self._gather,
@@ -186,6 +198,10 @@ class Shard:
             raise RemoteProtocolError(
                 f"worker {rank} expects {store.shards} shards; this is shard {self.index}"
             )
+        if self._of_group and store.hosts != self._hosts:
+            raise RemoteProtocolError(
+                f"worker {rank} has hosts {store.hosts}; the first worker has {self._hosts}"
+            )
         generation = self._created[rank] + 1
         if generation < self._generation:
             self._created[rank] = generation
@@ -194,35 +210,46 @@ class Shard:
         if generation > self._generation:
             self._forget_store(rank)
         if self._store is None:
-            self._store = store
-            self._clock = VectorClock(self._workers, store.start_clock)
-            self._rounds = None
-            if store.quorum:
-                self._rounds = ShardRounds(
-                    self._workers, store.quorum, store.grace_s, store.start_clock
-                )
-            workers = range(self._workers)
-            nodes = [[store.nodes(table, other) for other in workers] for table in store.tables]
-            for chunk in place(store).of_shard(self.index):
-                spec = store.tables[chunk.table]
-                push_type = NUMPY_TYPES[of_pushes(store, spec)]
-                cell = Cell(
-                    chunk,
-                    spec,
-                    nodes[chunk.table],
-                    store.start_clock,
-                    push_type,
-                    packs_rows=store.packs_rows(spec),
-                    quorum=store.quorum > 0,
-                )
-                self._cells[chunk.table, chunk.index] = cell
+            self._make(store)
         elif store != self._store:
             raise RemoteProtocolError(f"worker {rank} {self._store.difference(store)}")
         self._agreed.add(rank)
         self._created[rank] = generation
         yield from self._welcome(rank)
-        for signal in self._signals:
-            yield self._members.to(rank, signal)
+        for message in self._early.pop(rank, ()):
+            yield self._members.to(rank, message)
+
+    def _make(self, store: StoreSpec) -> None:
+        """Make the cells and clocks of a store."""
+        self._store = store
+        if not self._of_group:
+            self._hosts = store.hosts
+            for local in range(max(store.hosts, default=1)):
+                members = store.members(local)
+                self._of_group.update(dict.fromkeys(members, ShardCollections(members)))
+        planes = [store.members(plane) for plane in range(store.planes)]
+        self._clocks = [VectorClock(workers, store.start_clock) for workers in planes]
+        self._outside = OutsideNorms(store.outside_norm, store.start_clock)
+        self._rounds = None
+        if store.quorum:
+            self._rounds = ShardRounds(
+                self._workers, store.quorum, store.grace_s, store.start_clock
+            )
+        nodes: dict[int, dict[int, tuple[Node, ...]]] = {}
+        for chunk in place(store).of_shard(self.index):
+            spec = store.tables[chunk.table]
+            if chunk.table not in nodes:
+                workers = planes[spec.plane]
+                nodes[chunk.table] = {w: store.nodes(spec, host) for host, w in enumerate(workers)}
+            self._cells[chunk.table, chunk.index] = Cell(
+                chunk,
+                spec,
+                nodes[chunk.table],
+                store.start_clock,
+                NUMPY_TYPES[of_pushes(store, spec)],
+                packs_rows=store.packs_rows(spec),
+                quorum=store.quorum > 0,
+            )
 
     def _welcome(self, rank: int) -> Iterator[Outgoing]:
         """Answer each `Create` of a worker but its first: it counts the answers."""
@@ -239,7 +266,9 @@ class Shard:
         if self._generation == 0:
             self._generation = 1
             return
-        used = any(count > cell.clock for cell in self._cells.values() for count in cell.own)
+        used = any(
+            count > cell.clock for cell in self._cells.values() for count in cell.own.values()
+        )
         trial = self._store is not None and self._store.trial
         if (
             (self._cells and not self._begun)
@@ -254,12 +283,13 @@ class Shard:
         self._generation += 1
         self._cells.clear()
         self._agreed.clear()
-        self._signals.clear()
+        self._early.clear()
 
     def _initial(self, rank: int, initial: m.Initial) -> Iterator[Outgoing]:
         cell = self._cell(initial.table, initial.chunk)
-        if rank != 0 or cell.value is not None:
-            raise RemoteProtocolError(f"{cell.name} gets one initial value, from worker 0")
+        first = next(iter(cell.workers))
+        if rank != first or cell.value is not None:
+            raise RemoteProtocolError(f"{cell.name} gets one initial value, from worker {first}")
         cell.restore(initial.arrays)
         yield from self._begin()
 
@@ -274,11 +304,11 @@ class Shard:
             self._begun = True
             assert self._store is not None
             for cell in self._cells.values():
-                yield from self._send_value(cell, cell.clock, range(self._workers))
+                yield from self._send_value(cell, cell.clock, cell.workers)
                 cell.make_replica(of_values(self._store, cell.spec))
 
     def _push(self, rank: int, push: m.Push) -> Iterator[Outgoing]:
-        cell = self._cell(push.table, push.chunk)
+        cell = self._own_cell(rank, push.table, push.chunk)
         if not self._begun:
             raise RemoteProtocolError(f"{cell.name} has no value yet")
         cell.check_push(rank, push)
@@ -293,12 +323,23 @@ class Shard:
     def _complete(self, cell: Cell) -> Iterator[Outgoing]:
         assert self._store is not None
         if self._store.clip is None or not cell.spec.follows_gradients:
-            yield from self._apply(cell, 1.0, range(self._workers))
+            yield from self._apply(cell, 1.0, cell.workers)
             return
         cells = [other for other in self._cells.values() if other.spec.follows_gradients]
         if all(other.complete for other in cells):
             sums = exact_sum(part for other in cells for part in other.squares())
             yield self._members.to(0, m.PartialNorm(cell.clock, sums))
+
+    def _outside_norm(self, rank: int, norm: m.OutsideNorm) -> Iterator[Outgoing]:
+        assert self._store is not None
+        seat = self._store.seat(rank)
+        if self.index != 0 or rank == 0 or seat.host != 0 or seat.local != norm.plane:
+            raise RemoteProtocolError(
+                f"worker {rank} adds to the norm for plane {norm.plane}; only workers of host 0 "
+                "may, for their own planes, on shard 0"
+            )
+        self._outside.add(norm)
+        yield from self._pass_on([0], norm)
 
     def _total_norm(self, rank: int, norm: m.TotalNorm) -> Iterator[Outgoing]:
         cells = [cell for cell in self._cells.values() if cell.spec.follows_gradients]
@@ -307,16 +348,22 @@ class Shard:
                 f"a norm of iteration {norm.clock} is not awaited from worker {rank}"
             )
         assert self._store is not None
+        passes_on = bool(self._store.outside_norm) and self.index == 0
+        if passes_on:
+            self._outside.end(norm.clock)
         factor = clip_factor(norm.total, self._store.clip)
         for cell in cells:
-            yield from self._apply(cell, factor, range(self._workers))
-        if self._store.outside_norm and self.index == 0:
-            yield from self._members.to_all(norm, but=0)
+            yield from self._apply(cell, factor, cell.workers)
+        if passes_on:
+            for plane in self._store.outside_norm:
+                others = (other for other in self._store.members(plane) if other != 0)
+                yield from self._pass_on(others, norm)
 
-    def _apply(self, cell: Cell, factor: float, ranks: Sequence[int]) -> Iterator[Outgoing]:
+    def _apply(self, cell: Cell, factor: float, ranks: Iterable[int]) -> Iterator[Outgoing]:
         assert self._store is not None
         if cell.clock == self._store.start_clock:  # all workers have offered their memory
-            cell.share_value(self.allocate)
+            peers = [self._members.peers[rank] for rank in cell.workers]
+            cell.share_value(lambda size: self.allocate(size, peers))
         cell.apply(factor * self._store.gradient_scale)
         self.counts.updates += 1
         if cell.skipped:
@@ -405,7 +452,7 @@ class Shard:
         cell.own[rank] += push.count
         self.counts.bytes_in += push.array.nbytes
         self.counts.updates += 1
-        cell.stale.update(worker for worker in range(self._workers) if worker != rank)
+        cell.stale.update(worker for worker in cell.workers if worker != rank)
         cell.eager.add(rank)
         if self._store.consistency is not Consistency.SSP:
             ready = cell.stale & cell.eager
@@ -419,31 +466,35 @@ class Shard:
 
     def _tick(self, rank: int, tick: m.Clock) -> Iterator[Outgoing]:
         assert self._store is not None
+        plane = self._store.seat(rank).local
+        if plane >= self._store.planes:
+            raise RemoteProtocolError(
+                f"worker {rank} ends iteration {tick.clock}, and no table is of its plane {plane}"
+            )
         # pushes may come before the clock that they belong to
         early = self._store.consistency is Consistency.SSP_AGGR
-        for cell in self._cells.values():
+        cells = [c for c in self._cells.values() if c.adds_changes and c.spec.plane == plane]
+        for cell in cells:
             own = cell.own[rank]
-            if cell.adds_changes and (own < tick.clock or (own > tick.clock and not early)):
+            if own < tick.clock or (own > tick.clock and not early):
                 raise RemoteProtocolError(
                     f"worker {rank} ends iteration {tick.clock} without its push of {cell.name}"
                 )
-        if not self._clock.tick(rank, tick.clock):
+        if not self._clocks[plane].tick(rank, tick.clock):
             return
-        slowest = self._clock.slowest
+        slowest = self._clocks[plane].slowest
         push = self._store.consistency is not Consistency.SSP
-        for cell in self._cells.values():
-            if not cell.adds_changes:
-                continue
+        for cell in cells:
             cell.clock = slowest
             if push:
                 yield from self._send_changes(cell, set(cell.stale))
             else:
                 yield from self._answer_waiting(cell, slowest)
         if push:
-            yield from self._members.to_all(m.Fresh(slowest))
+            yield from self._members.to_each(self._store.members(plane), m.Fresh(slowest))
 
     def _get(self, rank: int, get: m.Get) -> Iterator[Outgoing]:
-        cell = self._cell(get.table, get.chunk)
+        cell = self._own_cell(rank, get.table, get.chunk)
         if any(waiting == rank for waiting, _ in cell.waiting):
             raise RemoteProtocolError(f"worker {rank} already waits for {cell.name}")
         cell.waiting.append((rank, get.clock))
@@ -485,7 +536,8 @@ class Shard:
                 size += piece.numel()
 
     def _gather(self, rank: int, gather: m.Gather) -> Iterator[Outgoing]:
-        found = self._collections.contribute(rank, gather)
+        collections = self._collections if gather.whole else self._of_group[rank]
+        found = collections.contribute(rank, gather)
         yield from self._notify_of_missing(rank)
         for worker, gathered in found.items():
             yield self._members.to(worker, gathered)
@@ -495,12 +547,15 @@ class Shard:
             raise RemoteProtocolError(f"worker {rank} signals; only worker 0 may")
         if self._created[rank] != self._generation:
             return  # it is of the previous store: another worker was faster
-        here = [self._created[other] == self._generation for other in range(self._workers)]
-        if not all(here):
-            self._signals.append(signal)
-        for other in range(1, self._workers):
-            if here[other]:
-                yield self._members.to(other, signal)
+        yield from self._pass_on(range(1, self._workers), signal)
+
+    def _pass_on(self, ranks: Iterable[int], message: m.ToWorker) -> Iterator[Outgoing]:
+        """Address a message of the present store to workers: to each once it has created it."""
+        for rank in ranks:
+            if self._created[rank] == self._generation:
+                yield self._members.to(rank, message)
+            else:
+                self._early.setdefault(rank, []).append(message)
 
     def _leave(self, rank: int, leave: m.Leave) -> Iterator[Outgoing]:
         left = self._members.left
@@ -516,17 +571,15 @@ class Shard:
         """
         gone = self._members.missing_for(rank, self._is_behind)
         if gone is not None:
-            iterations = max((cell.own[gone] for cell in self._cells.values()), default=0)
+            iterations = max((c.own.get(gone, 0) for c in self._cells.values()), default=0)
             yield self._members.to(rank, m.Gone(gone, iterations))
 
     def _is_behind(self, rank: int, other: int) -> bool:
         return (
             self._collections.behind(rank, other)
+            or self._of_group[rank].behind(rank, other)
             or self._rows.behind(rank, other)
-            or any(
-                cell.own[rank] < cell.own[other] or other in (cell.parts or ())
-                for cell in self._cells.values()
-            )
+            or any(cell.is_behind(rank, other) for cell in self._cells.values())
         )
 
     def _of_rows(self, rank: int, message: m.Message) -> Iterator[Outgoing]:
@@ -540,5 +593,14 @@ class Shard:
         if cell is None:
             raise RemoteProtocolError(
                 f"chunk {chunk} of table {table} is not on shard {self.index}"
+            )
+        return cell
+
+    def _own_cell(self, rank: int, table: int, chunk: int) -> Cell:
+        cell = self._cell(table, chunk)
+        if rank not in cell.workers:
+            raise RemoteProtocolError(
+                f"{cell.name} belongs to plane {cell.spec.plane}, which worker {rank} is not of; "
+                "only workers of the plane push it and get its values"
             )
         return cell

@@ -1,4 +1,4 @@
-"""The values of all tables on one worker: a copy of each chunk, and what a reader gets of it.
+"""The values of the tables of a worker's plane: a copy of each chunk, and what a reader gets of it.
 
 Laws:
 
@@ -13,7 +13,7 @@ Laws:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -85,14 +85,14 @@ class ChunkCopy:
 
 
 def feedback_for(
-    store: StoreSpec, table: TableSpec, chunks: Sequence[Chunk], rank: int
+    store: StoreSpec, table: TableSpec, chunks: Sequence[Chunk], host: int
 ) -> list[Feedback | Compressor]:
-    """Return what rounds or encodes a table's pushes, one for each virtual worker of a worker;
+    """Return what rounds or encodes a table's pushes, one for each virtual worker of a host;
     none where they are sent as they are.
     """
     if not store.is_lossy(table):
         return []
-    nodes = store.nodes(table, rank)
+    nodes = store.nodes(table, host)
     if table.gradient_codec is not None:
         return [Compressor(chunks, table.gradient_codec) for _ in nodes]
     precision = of_pushes(store, table)
@@ -122,16 +122,24 @@ class WorkerValues:
     Args:
         store: the store, the same on every worker.
         chunks: of each table.
+        own: the tables of the worker's plane.
         log: changes that are held back; None: there are none.
     """
 
     def __init__(
-        self, store: StoreSpec, chunks: Sequence[Sequence[Chunk]], log: ChangeLog | None
+        self,
+        store: StoreSpec,
+        chunks: Sequence[Sequence[Chunk]],
+        own: Collection[int],
+        log: ChangeLog | None,
     ) -> None:
+        own = frozenset(own)
         self.copies = tuple(
-            tuple(ChunkCopy(chunk, store.start_clock) for chunk in row) for row in chunks
+            tuple(ChunkCopy(chunk, store.start_clock) for chunk in row if table in own)
+            for table, row in enumerate(chunks)
         )
-        """The copies of the chunks of each table."""
+        """The copies of the chunks of each table; none of a table of another plane."""
+        self._chunks = chunks
         self._adding = [
             [
                 copy
@@ -146,8 +154,8 @@ class WorkerValues:
         codecs = (table.value_codec for table in store.tables)
         self._coders = [None if codec is None else Coder(codec) for codec in codecs]
         self._bound: list[m.Payload | None] = [
-            np.zeros(table.size, np.float32) if self._sends_changes(table) else None
-            for table in store.tables
+            np.zeros(spec.size, np.float32) if table in own and self._sends_changes(spec) else None
+            for table, spec in enumerate(store.tables)
         ]
         self._bound_outside = [False] * len(store.tables)
         self._fresh = [-1] * store.shards
@@ -256,9 +264,11 @@ class WorkerValues:
         return count + spec.has_own_value
 
     def ask_history(self, table: int, arrays: Sequence[m.Array]) -> AskedHistory:
-        """Expect the history of a table at the clock of its values, in these arrays."""
-        row = self.copies[table]
-        asked = AskedHistory([copy.chunk for copy in row], arrays, row[0].clock)
+        """Expect the history of a table, in these arrays: of a table of this plane at the clock of
+        its values.
+        """
+        clock = next((copy.clock for copy in self.copies[table]), None)
+        asked = AskedHistory(self._chunks[table], arrays, clock)
         if asked.arrays is None:
             self._asked[table].append(asked)
         return asked
@@ -269,7 +279,7 @@ class WorkerValues:
         Raises:
             RemoteProtocolError: it was not asked for, or is not the next one.
         """
-        self._known(shard, piece.table, piece.chunk)
+        self._check_place(shard, piece.table, piece.chunk)
         asked = self._asked[piece.table]
         expecting = next((each for each in asked if not each.has(piece.chunk)), None)
         if expecting is None:
@@ -281,7 +291,13 @@ class WorkerValues:
             asked.popleft()
 
     def _fitting(self, shard: int, value: m.Value) -> ChunkCopy:
-        copy = self._known(shard, value.table, value.chunk)
+        self._check_place(shard, value.table, value.chunk)
+        if not self.copies[value.table]:
+            raise RemoteProtocolError(
+                f"shard {shard} sent a value of table {value.table}, which belongs to a different "
+                "plane"
+            )
+        copy = self.copies[value.table][value.chunk]
         coder, size = self._coders[value.table], copy.chunk.size
         rows = self._rows_of(copy.chunk)
         whole = kind = NUMPY_TYPES[self._store.tables[value.table].held_as]
@@ -312,14 +328,12 @@ class WorkerValues:
         spec = self._store.tables[chunk.table]
         return ChunkRows.of(chunk, spec.row_elements) if self._store.packs_rows(spec) else None
 
-    def _known(self, shard: int, table: int, chunk: int) -> ChunkCopy:
-        if table < len(self.copies) and chunk < len(self.copies[table]):
-            copy = self.copies[table][chunk]
-            if copy.chunk.shard == shard:
-                return copy
-        raise RemoteProtocolError(
-            f"shard {shard} sent chunk {chunk} of table {table}, which it does not have"
-        )
+    def _check_place(self, shard: int, table: int, chunk: int) -> None:
+        row = self._chunks[table] if table < len(self._chunks) else ()
+        if chunk >= len(row) or row[chunk].shard != shard:
+            raise RemoteProtocolError(
+                f"shard {shard} sent chunk {chunk} of table {table}, which it does not have"
+            )
 
     def missing(self, table: int, needed: int, *, first: int = 0) -> Chunk | None:
         """Return the first chunk of a table that has not reached clock `needed`, or None.

@@ -4,6 +4,8 @@ A state machine without I/O: calls and messages in, messages out.
 
 Laws:
 
+* A worker pushes and reads the tables of its own plane (`seats.py`). "All workers" of a table are the
+  workers of its plane. A worker that is in no plane is a member like any other, without tables.
 * Read: a table may be read at clock c only when every chunk has reached c - s (`clock.py`).
 * Read my writes: at staleness > 0 a value holds the worker's own changes, too. The session adds
   those that the shard had not yet added when it sent the value, from the log of own changes.
@@ -25,7 +27,7 @@ Laws:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -44,7 +46,7 @@ from ps_server.protocol.placement import Chunk, place
 from ps_server.protocol.precision import Compressor, of_pushes
 from ps_server.protocol.quorum import WorkerRounds
 from ps_server.protocol.settings import Consistency, Keeping, Precision, StoreSpec, TableSpec
-from ps_server.protocol.values import Held, WorkerValues, check_array, feedback_for
+from ps_server.protocol.values import ChunkCopy, Held, WorkerValues, check_array, feedback_for
 from ps_server.protocol.worker_rows import WorkerRows
 from ps_server.rules import history_count
 
@@ -96,37 +98,74 @@ class Session:
             )
         self._table_clocks = table_clocks
         self.rank = rank
+        self.seat = store.seat(rank)
+        self.own_tables = tuple(
+            table for table, spec in enumerate(store.tables) if spec.plane == self.seat.local
+        )
+        """The tables of this worker's plane."""
         self.store = store
         self.clock = store.start_clock
         self.signals = WorkerSignals(rank)
-        self.collections = WorkerCollections(store.workers)
+        members = len(store.members(self.seat.local))
+        self.collections = {
+            True: WorkerCollections(store.workers),
+            False: WorkerCollections(members, whole=False),
+        }
+        """Among all workers, and among those with this worker's local rank."""
         self.rows = WorkerRows(store.shards)
         self._token = token
         self._log = log if store.consistency is Consistency.SSP_AGGR else None
         self._sent_clock = store.start_clock
         self._placement = place(store)
-        self.values = WorkerValues(store, self._placement.chunks, self._log)
-        self._feedback = [feedback_for(store, table, row, rank) for row, table in self._rows()]
+        self.values = WorkerValues(store, self._placement.chunks, self.own_tables, self._log)
+        host, own = self.seat.host, frozenset(self.own_tables)
+        self._feedback = [
+            feedback_for(store, spec, row, host) if table in own else []
+            for table, (row, spec) in enumerate(self._rows())
+        ]
         self._encoded = [0] * len(store.tables)  # pushes so far that were encoded or rounded
-        self._nodes = [store.nodes(table, rank) for table in store.tables]
+        self._nodes = [store.nodes(table, host) for table in store.tables]
         self.rounds = WorkerRounds(rank, store.shards) if store.quorum else None
         self._joins = True  # whether `start` sends a `Hello`
         self.stays_on: set[int] = set()
         """Shards that have not answered the `Leave` of this session."""
         self._started = self._left = False
         bulk = {c.shard for row, t in self._rows() if t.follows_gradients for c in row}
-        self.norm = WorkerNorm(rank, bulk, outside=store.outside_norm, clock=store.start_clock)
-        self._clocked = sorted({c.shard for row, t in self._rows() if t.adds_changes for c in row})
+        self.norm = WorkerNorm(
+            rank, self.seat, bulk, outside=store.outside_norm, clock=store.start_clock
+        )
+        copies = (copy for copy, spec in self._own_copies() if spec.adds_changes)
+        self._clocked = sorted({copy.chunk.shard for copy in copies})
 
     def _rows(self) -> list[tuple[tuple[Chunk, ...], TableSpec]]:
         return list(zip(self._placement.chunks, self.store.tables, strict=True))
 
+    def _own_copies(self) -> Iterator[tuple[ChunkCopy, TableSpec]]:
+        for table in self.own_tables:
+            for copy in self.values.copies[table]:
+                yield copy, self.store.tables[table]
+
+    def _own(self, table: int) -> TableSpec:
+        """Return the description of a table of this worker's plane.
+
+        Raises:
+            LocalProtocolError: it is another plane's.
+        """
+        spec = self.store.tables[table]
+        if spec.plane != self.seat.local:
+            raise LocalProtocolError(
+                f"table '{spec.name}' belongs to plane {spec.plane}; worker {self.rank} pushes and "
+                f"reads tables of plane {self.seat.local} only"
+            )
+        return spec
+
     def start(self, initial: InitialValue) -> list[Addressed]:
-        """Join every shard and agree on the store; rank 0 sends the first values.
+        """Join every shard and agree on the store; workers of host 0 send the first values of
+        their tables.
 
         Args:
             initial: returns a table's first value, and its history when a run is resumed; called on
-                rank 0.
+                host 0.
         """
         outgoing: list[Addressed] = []
         self._started = True
@@ -134,10 +173,10 @@ class Session:
             if self._joins:
                 outgoing.append(Addressed(shard, m.Hello(self.rank, self._token)))
             outgoing.append(Addressed(shard, m.Create(self.store)))
-        if self.rank == 0:
-            for table, row in enumerate(self._placement.chunks):
+        if self.seat.host == 0:
+            for table in self.own_tables:
                 arrays = self._checked_initial(table, initial(table))
-                for chunk in row:
+                for chunk in self._placement.chunks[table]:
                     parts = [array[chunk.start : chunk.stop] for array in arrays]
                     outgoing.append(Addressed(chunk.shard, m.Initial(table, chunk.index, parts)))
         return outgoing
@@ -158,8 +197,11 @@ class Session:
         All workers have read what follows from their last pushes, and taken part in a collection
         since.
         """
-        if not self.store.trial or store.shards != self.store.shards:
-            raise LocalProtocolError("only a trial store is replaced, by one on the same shards")
+        same = store.shards == self.store.shards and store.hosts == self.store.hosts
+        if not self.store.trial or not same:
+            raise LocalProtocolError(
+                "only a trial store is replaced, by one of the same hosts on the same shards"
+            )
         if any(copy.clock != copy.pushed for row in self.values.copies for copy in row):
             raise LocalProtocolError(
                 "a trial store is replaced only when all that was pushed has been read"
@@ -169,7 +211,9 @@ class Session:
     def _followed_by(self, store: StoreSpec, table_clocks: bool) -> Session:
         session = Session(self.rank, store, self._token, log=self._log, table_clocks=table_clocks)
         session._joins = False
-        session.collections = self.collections.renewed()
+        session.collections = {
+            whole: collections.renewed() for whole, collections in self.collections.items()
+        }
         session.rows = self.rows
         session.signals = self.signals.renewed()
         return session
@@ -186,11 +230,16 @@ class Session:
             check_array(spec, array, Precision.FLOAT32 if number else spec.held_as)
         return arrays
 
+    def bind(self, table: int, out: m.Payload) -> None:
+        """Let the values of a table be written to `out` when they come; see `WorkerValues.bind`."""
+        self._own(table)
+        self.values.bind(table, out)
+
     def held_back(self, table: int) -> Mapping[int, m.Array]:
-        """Return for each virtual worker of this worker the sum of what was pushed to a table,
-        less what its codec has sent; empty without one. Live memory.
+        """Return for each virtual worker of this worker's host the sum of what was pushed to a
+        table, less what its codec has sent; empty without one. Live memory.
         """
-        own = self.store.placed.of(self.rank)
+        own = self.store.placed.of(self.seat.host)
         parts = zip(own, self._feedback[table], strict=False)
         return {v: part.held_back for v, part in parts if isinstance(part, Compressor)}
 
@@ -202,7 +251,7 @@ class Session:
 
         Only the thread that pushes the table may call it, at the same time as any other method.
         """
-        spec = self.store.tables[table]
+        spec = self._own(table)
         check_array(spec, array, spec.held_as)
         if spec.held_as is not Precision.FLOAT32:
             return array
@@ -226,24 +275,22 @@ class Session:
 
     def push(self, table: int, array: m.Payload | Parts, rate: float) -> list[Addressed]:
         """Send the result of `on_the_wire` for this iteration's gradient or change of a table:
-        once for each of this worker's nodes, from left to right.
+        once for each of its host's nodes, from left to right.
 
         An empty array skips the iteration: the value stays as it is
         (`TableSpec.may_skip`). All workers skip it or none.
         """
+        spec = self._own(table)
         parts = array if isinstance(array, tuple) else self._cut(table, array)
-        if self.store.tables[table].keeping is Keeping.COPY:
-            raise LocalProtocolError(
-                f"table '{self.store.tables[table].name}' is a copy: no worker pushes to it"
-            )
+        if spec.keeping is Keeping.COPY:
+            raise LocalProtocolError(f"table '{spec.name}' is a copy: no worker pushes to it")
         outgoing = []
         for copy in self.values.copies[table]:
             if copy.pushed != self._clock_of(table) or (
                 self._table_clocks and copy.clock < copy.pushed
             ):
                 raise LocalProtocolError(
-                    f"table '{self.store.tables[table].name}' was already pushed in iteration "
-                    f"{self._clock_of(table)}"
+                    f"table '{spec.name}' was already pushed in iteration {self._clock_of(table)}"
                 )
         clock, nodes = self._clock_of(table), len(self._nodes[table])
         for copy, part in zip(self.values.copies[table], parts, strict=True):
@@ -251,7 +298,7 @@ class Session:
             copy.nodes = (copy.nodes + 1) % nodes
             complete = int(copy.nodes == 0)
             copy.pushed += complete
-            if self._log is not None and self.store.tables[table].adds_changes:
+            if self._log is not None and spec.adds_changes:
                 self._log.add((table, chunk.index), clock, np.asarray(part, np.float32))
             else:
                 copy.sent += complete
@@ -310,12 +357,7 @@ class Session:
 
     def _send_clock(self) -> list[Addressed]:
         """Send the shards the number of iterations whose changes have all been sent."""
-        sent = [
-            c.sent
-            for (row, t) in zip(self.values.copies, self.store.tables, strict=True)
-            if t.adds_changes
-            for c in row
-        ]
+        sent = [copy.sent for copy, spec in self._own_copies() if spec.adds_changes]
         reached = min([self.clock, *sent])
         clocks = range(self._sent_clock + 1, reached + 1)
         self._sent_clock = max(self._sent_clock, reached)
@@ -324,12 +366,11 @@ class Session:
     def tick(self) -> list[Addressed]:
         """Finish an iteration.
 
-        Every table must have been pushed, unless each has a clock of its own.
+        Every table of this plane must have been pushed, unless each has a clock of its own.
         """
-        for spec, row in zip(self.store.tables, self.values.copies, strict=True):
-            if self._table_clocks:
-                break
-            if spec.keeping is not Keeping.COPY and row[0].pushed != self.clock + 1:
+        for table in () if self._table_clocks else self.own_tables:
+            spec, copy = self.store.tables[table], self.values.copies[table][0]
+            if spec.keeping is not Keeping.COPY and copy.pushed != self.clock + 1:
                 raise LocalProtocolError(
                     f"iteration {self.clock} ends without a push of table '{spec.name}'"
                 )
@@ -360,12 +401,7 @@ class Session:
         if self.rounds is None or ended is None:
             return None
         clock = ended.clock + 1
-        pushed = [
-            copy
-            for row, spec in zip(self.values.copies, self.store.tables, strict=True)
-            if spec.keeping is not Keeping.COPY
-            for copy in row
-        ]
+        pushed = [copy for copy, spec in self._own_copies() if spec.keeping is not Keeping.COPY]
         if any(copy.clock < clock for copy in pushed):
             return None
         self.rounds.forget()
@@ -382,7 +418,7 @@ class Session:
         Under `SSPAggr` with a bound of the reader's own: all workers read so, and need what this
         one holds back.
         """
-        spec = self.store.tables[table]
+        spec = self._own(table)
         if staleness is not None and self._log is not None and spec.adds_changes:
             return self._send_due(lambda other: self.clock - staleness)
         if self.store.consistency is not Consistency.SSP or spec.keeping is Keeping.COPY:
@@ -399,7 +435,8 @@ class Session:
         self, table: int, arrays: Sequence[m.Array] | None = None
     ) -> tuple[AskedHistory, list[Addressed]]:
         """Ask for the history of a table of staleness 0, after a read of what follows from this
-        worker's last push, and before its next one.
+        worker's last push, and before its next one. Of a table of another plane: the same holds for
+        the worker of that plane on this host.
 
         Args:
             table: index of the table.
@@ -417,14 +454,18 @@ class Session:
         return asked, [Addressed(c.shard, m.GetHistory(table, c.index)) for c in chunks]
 
     def add_norm(self, clock: int, squares: Sequence[float]) -> list[Addressed]:
-        """Add numbers whose sum is the sum of squares of the gradients outside the store. Rank 0
-        only, where the store has an outside norm.
+        """Add numbers whose sum is the sum of squares of the gradients outside the store that this
+        plane applies. On host 0 only, in planes with an outside norm.
         """
         return [Addressed(*to) for to in self.norm.add_outside(clock, squares)]
 
-    def gather(self, payload: bytes, *, keeps: bool = True) -> tuple[int, list[Addressed]]:
-        """Contribute to the next collection; see `WorkerCollections`. Return its number."""
-        gather = self.collections.contribute(payload, keeps=keeps)
+    def gather(
+        self, payload: bytes, *, keeps: bool = True, whole: bool = True
+    ) -> tuple[int, list[Addressed]]:
+        """Contribute to the next collection, of all workers or of those with this worker's local
+        rank; see `WorkerCollections`. Return its number.
+        """
+        gather = self.collections[whole].contribute(payload, keeps=keeps)
         return gather.tag, [Addressed(0, gather)]
 
     def signal(self, kind: m.SignalKind) -> tuple[m.Signal, list[Addressed]]:
@@ -474,14 +515,16 @@ class Session:
                 self.signals.welcome(shard)  # all other messages are sent without waiting for it
             case m.PartialNorm(clock, _) if self.norm.expects_partial(shard, clock):
                 return [Addressed(*to) for to in self.norm.add_partial(shard, message)]
+            case m.OutsideNorm() if self.norm.expects_outside(shard, message):
+                return [Addressed(*to) for to in self.norm.put_outside(message)]
             case m.TotalNorm(clock, _) if self.norm.expects_total(shard, clock, now=self.clock):
                 self.norm.put_total(message)
             case m.History():
                 self.values.receive_history(shard, message)
             case m.Rows() | m.KeptRows():
                 self.rows.receive(shard, message)
-            case m.Gathered() if self.collections.expects(message):
-                self.collections.receive(message)
+            case m.Gathered() if self.collections[message.whole].expects(message):
+                self.collections[message.whole].receive(message)
             case m.Leave() if self._left:
                 self.stays_on.discard(shard)
             case m.Signal() if self.rank != 0:
@@ -509,7 +552,7 @@ class Session:
         return self.values.copies[table][0].pushed if self._table_clocks else self.clock
 
     def missing(self, table: int, staleness: int | None = None, *, first: int = 0) -> Chunk | None:
-        """Return the first chunk that is too old to be read now, or None.
+        """Return the first chunk of a table of this plane that is too old to be read now, or None.
 
         Args:
             table: the table.

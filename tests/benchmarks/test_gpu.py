@@ -54,7 +54,7 @@ def test_small_nets_run_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture
     checked, speed = json.loads(file.read_text())
     assert [fact["problem"] for fact in checked["facts"]] == [""] * 10
     names = [fact["check"] for fact in checked["facts"]]
-    assert names[-1] == "gloo group of one"
+    assert names[-1] == "copies to pinned memory on a side stream"
     measured = {(fact["net"], fact["system"]) for fact in speed["facts"]}
     nets = ("cifar10_quick", "small residual", "tiny GPT")
     assert measured >= {(net, system) for net in nets for system in ("torch", "ps", "hybrid")}
@@ -64,7 +64,7 @@ def test_small_nets_run_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_a_check_that_fails_is_a_sentence_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     def differ(device: torch.device) -> None:
-        raise CheckFailed("a group of one changes values")
+        raise CheckFailed("a copy left too early")
 
     def crash(device: torch.device) -> None:
         raise RuntimeError("CUDA error: an illegal memory access\nmore")
@@ -76,7 +76,7 @@ def test_a_check_that_fails_is_a_sentence_in_the_table(monkeypatch: pytest.Monke
     )
     found = run_checks(CPU, compiler="eager", report=lambda line: None)
     assert [check.problem for check in found] == [
-        "a group of one changes values",
+        "a copy left too early",
         "CUDA error: an illegal memory access",
     ]
     assert "0 of 2 are good" in str(gpu.check_table(found, CPU))

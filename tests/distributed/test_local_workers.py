@@ -22,6 +22,11 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
 BATCH = 12
 STEPS = 12
 TWO_MACHINES = "0 127.0.0.1 0\n1 127.0.0.1 0 role=worker\n"
+UNEVEN = "0 127.0.0.1 0 workers=2\n1 127.0.0.1 0 role=worker\n"
+WAYS = [
+    "hybrid",
+    *(pytest.param(way, marks=pytest.mark.thorough) for way in ("allreduce", "ps", "svb")),
+]
 
 
 @pytest.fixture(scope="module")
@@ -50,13 +55,7 @@ def rendezvous_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(folder)
 
 
-@pytest.mark.parametrize(
-    "exchange",
-    [
-        "hybrid",
-        *(pytest.param(way, marks=pytest.mark.thorough) for way in ("allreduce", "ps", "svb")),
-    ],
-)
+@pytest.mark.parametrize("exchange", WAYS)
 def test_two_machines_of_two_workers_have_one_processes_weights(
     alone: Path, one: list[np.ndarray], rendezvous_folder: Path, exchange: str
 ) -> None:
@@ -74,6 +73,34 @@ def test_two_machines_of_two_workers_have_one_processes_weights(
     assert result.returncode == 0, result.stderr
     assert "2 clients, 4 workers" in result.stderr
     assert largest_difference(weights(alone, STEPS), one) <= 1e-5
+    assert not list(rendezvous_folder.glob("poseidon-*"))
+
+
+@pytest.mark.parametrize("exchange", WAYS)
+def test_machines_of_two_workers_and_one_have_one_processes_weights(
+    alone: Path, one: list[np.ndarray], rendezvous_folder: Path, exchange: str
+) -> None:
+    """Bit for bit those of one process that computes for three virtual workers."""
+    (alone / "uneven").write_text(UNEVEN, encoding="utf-8")
+    write_definitions(alone, batch=BATCH // 3, extra=f"max_iter: {STEPS}")
+    model, three = alone / f"snap_iter_{STEPS}.caffemodel", "--virtual_workers=3"
+    models = []
+    for flags in (("--hostfile=uneven",), ("--hostfile=uneven", three), (three,)):
+        model.unlink()
+        result = poseidon_here(
+            alone,
+            "train",
+            "--solver=solver.prototxt",
+            "--threads=1",
+            f"--exchange={exchange}",
+            "--output=o",
+            *flags,
+        )
+        assert result.returncode == 0, result.stderr
+        assert ("2 clients, 3 workers" in result.stderr) == (flags != (three,))
+        assert largest_difference(weights(alone, STEPS), one) <= 1e-5
+        models.append(model.read_bytes())
+    assert models[0] == models[1] == models[2]
     assert not list(rendezvous_folder.glob("poseidon-*"))
 
 

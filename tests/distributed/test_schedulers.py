@@ -216,6 +216,21 @@ def test_two_nodes_with_the_variables_of_slurm_train_the_same_weights(
             np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.thorough
+def test_hosts_with_two_tasks_and_one_have_as_many_workers(prepared: Path, tmp_path: Path) -> None:
+    shutil.copytree(
+        prepared, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("snap*", "out")
+    )
+    port = free_port()
+    variables = [open_mpi(rank, 3, port) for rank in range(3)]
+    variables[1]["OMPI_COMM_WORLD_LOCAL_RANK"] = "1"
+    with tasks(tmp_path, [words(*JOB)] * 3, variables) as started:
+        ended = ends(started)
+    assert [status for status, _ in ended] == [0, 0, 0], ended
+    assert "2 clients, 3 workers, 2 shards" in ended[0][1]
+    assert (tmp_path / f"snap_iter_{ITERATIONS}.caffemodel").exists()
+
+
 @pytest.mark.skipif(not HAS_AVX2, reason="no AVX2 here")
 @pytest.mark.thorough
 def test_a_worker_that_computes_different_bits_ends_the_job(prepared: Path, tmp_path: Path) -> None:

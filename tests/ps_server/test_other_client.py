@@ -15,7 +15,7 @@ import zmq
 from ps_server import Server, Shard, ZmqServerTransport
 from tests.support.cluster import TIMEOUT_S, TOKEN
 
-VERSION = 1
+VERSION = 2
 HELLO, WELCOME, CREATE, INITIAL, PUSH, CLOCK, VALUE, FRESH, LEAVE, FAULT = (
     1,
     2,
@@ -29,8 +29,8 @@ HELLO, WELCOME, CREATE, INITIAL, PUSH, CLOCK, VALUE, FRESH, LEAVE, FAULT = (
     18,
 )
 RULE = ["SGD", 0.0, 0.999, 1e-8, 0.99, 0.0, "L2", 1.0, 0.0, False, []]
-TABLE = ["w", 3, 0, 0, *RULE, "gradients", "", [], 0, "float32"]
-STORE = [1, 1, [TABLE], "SSPPush", None, 1.0, 0, [], 12, False, "float32", False, [], 0, 0.0]
+TABLE = ["w", 3, 0, 0, *RULE, "gradients", "", [], 0, "float32", 0]
+STORE = [1, 1, [TABLE], "SSPPush", None, 1.0, 0, [], 12, [], "float32", False, [], 0, 0.0, []]
 
 
 class Peer:

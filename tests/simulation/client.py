@@ -151,7 +151,7 @@ class SimulatedWorker:
     def start(self, initial: Callable[[int], Sequence[m.Array]]) -> Waits:
         """See `Client.start`."""
         self.do(self.session.start(initial))
-        for table in range(len(self.session.store.tables)):
+        for table in self.session.own_tables:
             yield from self.fresh(table)
         for kind in self._pending:
             self.signal(kind)
@@ -180,7 +180,7 @@ class SimulatedWorker:
         self.do(self.session.push(table, self.session.on_the_wire(table, array), rate))
 
     def push_sums(self, table: int, gradient: Callable[[int], m.Array], rate: float) -> None:
-        """Push the sums of the nodes of this worker.
+        """Push the sums of the nodes of this worker's host.
 
         Args:
             table: index of the table.
@@ -188,9 +188,10 @@ class SimulatedWorker:
             rate: the learning rate.
         """
         store = self.session.store
-        nodes = store.nodes(store.tables[table], self.rank)
+        host = self.session.seat.host
+        nodes = store.nodes(store.tables[table], host)
         tree = TreeSum[m.Array](store.placed.count, lambda left, right, at: left + right)
-        for number in store.placed.of(self.rank):
+        for number in store.placed.of(host):
             node, part = Node(number, number + 1), gradient(number)
             if node not in nodes:
                 node = tree.put(node, part)
@@ -203,13 +204,13 @@ class SimulatedWorker:
         """See `Client.clock`."""
         self.do(self.session.tick())
 
-    def gather(self, payload: bytes) -> Waits:
+    def gather(self, payload: bytes, *, whole: bool = True) -> Waits:
         """See `Client.gather`; wait for the result."""
-        tag, outgoing = self.session.gather(payload)
+        tag, outgoing = self.session.gather(payload, whole=whole)
         self.do(outgoing)
         return (
             yield from self.wait_for(
-                lambda: self.session.collections.take(tag), f"collection {tag}"
+                lambda: self.session.collections[whole].take(tag), f"collection {tag}"
             )
         )
 

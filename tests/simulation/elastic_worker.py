@@ -34,7 +34,7 @@ from poseidon.exchange import worker_links
 from poseidon.exchange.allreduce import sums
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.factors import carrier
-from poseidon.exchange.local import connection, follower, host_delivery, leader, leader_loop
+from poseidon.exchange.host import links, owner, state
 from poseidon.exchange.observe.statistics import TransitTimes
 from poseidon.exchange.observe.watchdog import Watchdog
 from ps_server import client, monitor, pump
@@ -49,11 +49,11 @@ from tests.simulation.hosts import JobProcess
 from tests.simulation.launcher import Primitives
 from tests.simulation.network import End, Fabric, SimulatedClient, SimulatedWire
 from tests.simulation.processes import Question
-from tests.simulation.unix_sockets import UnixSockets
+from tests.simulation.unix_sockets import SimulatedSelectors, UnixSockets
 from tests.simulation.world import World
 
 WAIT_S = 600.0
-LOCAL = (connection, follower, leader, leader_loop, host_delivery)
+LOCAL = (links, owner, state)
 ORPHAN_S = 20.0
 """How long a shard stays once its launcher has gone."""
 STATISTICS_S = 12.0
@@ -342,10 +342,10 @@ def installed(course: Course) -> Iterator[None]:
         (observation, "threading", primitives.threading),
         (observation, "STATISTICS_S", STATISTICS_S),
         (snapshot_writer, "threading", primitives.threading),
-        (connection, "socket", UnixSockets(primitives)),
-        (connection, "time", primitives.time),
+        (links, "socket", UnixSockets(primitives)),
+        (links, "selectors", SimulatedSelectors(primitives)),
+        (links, "time", primitives.time),
         *((module, "threading", primitives.threading) for module in LOCAL),
-        (host_delivery, "queue", primitives.queue),
         (worker, "unpack_solver", course.read_solver),
         (work, "log_plan", lambda plan, output, number=0: None),
         (worker, "gc", SimpleNamespace(collect=int, freeze=int, unfreeze=int)),

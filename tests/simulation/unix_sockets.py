@@ -1,15 +1,16 @@
 """Sockets between the processes of one simulated host: they keep all they are given, in order, and
-are closed when a process dies. They stand for the module `socket`.
+are closed when a process dies. They stand for the modules `socket` and `selectors`.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import selectors
 import socket
 import struct
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.simulation.launcher import Primitives
@@ -35,12 +36,18 @@ class UnixSockets:
         """See `socket.socket`."""
         return SimulatedSocket(self, self.primitives.current)
 
+    def socketpair(self) -> tuple[SimulatedSocket, SimulatedSocket]:
+        """See `socket.socketpair`."""
+        one, other = self.socket(0, 0), self.socket(0, 0)
+        one.peer, other.peer = other, one
+        return one, other
+
     @staticmethod
-    def send_fds(stream: SimulatedSocket, buffers: Sequence[bytes], files: Sequence[int]) -> None:
+    def send_fds(stream: SimulatedSocket, buffers: Sequence[bytes], files: Sequence[int]) -> int:
         """See `socket.send_fds`."""
         assert stream.peer is not None
         stream.peer.files += [os.dup(file) for file in files]
-        stream.sendall(b"".join(buffers))
+        return stream.send(b"".join(buffers))
 
     @staticmethod
     def recv_fds(
@@ -127,6 +134,31 @@ class SimulatedSocket:
         listener._waiting.append(far)
         listener._wake()
 
+    def setblocking(self, blocks: bool) -> None:
+        """See `socket.socket`."""
+        self._timeout_s = None if blocks else 0.0
+
+    def send(self, data: bytes | bytearray | memoryview) -> int:
+        """See `socket.socket`."""
+        self.sendall(data)
+        return len(data)
+
+    def sendmsg(self, buffers: Sequence[bytes | memoryview]) -> int:
+        """See `socket.socket`."""
+        return self.send(b"".join(buffers))
+
+    def recv(self, size: int) -> bytes:
+        """See `socket.socket`."""
+        if self._timeout_s == 0.0 and not self.is_readable:
+            raise BlockingIOError
+        found = bytearray(size)
+        return bytes(found[: self.recv_into(memoryview(found))])
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether `recv` does not wait."""
+        return bool(self._inbox) or self._ended or self._shut
+
     def sendall(self, data: bytes | bytearray | memoryview) -> None:
         """See `socket.socket`."""
         peer = self.peer
@@ -138,7 +170,7 @@ class SimulatedSocket:
     def recv_into(self, view: memoryview) -> int:
         """See `socket.socket`."""
         wait = self._sockets.primitives.wait
-        if not wait(lambda: self._inbox or self._ended or self._shut, self._timeout_s):
+        if not wait(lambda: self.is_readable, self._timeout_s):
             raise TimeoutError
         count = min(len(view), len(self._inbox))
         view[:count] = self._inbox[:count]
@@ -167,3 +199,67 @@ class SimulatedSocket:
     def _wake(self) -> None:
         self._process.changed = True
         self._process.world.after(STEP_S, self._process.ask_all)
+
+
+class SimulatedSelectors:
+    """The module `selectors`, for simulated sockets, which can always be written to.
+
+    Args:
+        primitives: of the run.
+    """
+
+    EVENT_READ, EVENT_WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+
+    def __init__(self, primitives: Primitives) -> None:
+        self._primitives = primitives
+
+    def DefaultSelector(self) -> SimulatedSelector:
+        """See `selectors.DefaultSelector`."""
+        return SimulatedSelector(self._primitives)
+
+
+class SimulatedSelector:
+    """See `selectors.BaseSelector`."""
+
+    def __init__(self, primitives: Primitives) -> None:
+        self._primitives = primitives
+        self._keys: dict[SimulatedSocket, selectors.SelectorKey] = {}
+
+    def register(self, stream: SimulatedSocket, events: int, data: object) -> None:
+        """See `selectors.BaseSelector`."""
+        self._keys[stream] = selectors.SelectorKey(stream, 0, events, data)  # type: ignore[arg-type]
+
+    modify = register
+
+    def unregister(self, stream: SimulatedSocket) -> None:
+        """See `selectors.BaseSelector`."""
+        del self._keys[stream]
+
+    def get_map(self) -> Mapping[SimulatedSocket, selectors.SelectorKey]:
+        """See `selectors.BaseSelector`."""
+        return self._keys
+
+    def get_key(self, stream: SimulatedSocket) -> selectors.SelectorKey:
+        """See `selectors.BaseSelector`."""
+        return self._keys[stream]
+
+    def select(self, timeout_s: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """See `selectors.BaseSelector`."""
+
+        def ready() -> list[tuple[selectors.SelectorKey, int]]:
+            return [
+                (key, events)
+                for stream, key in self._keys.items()
+                if (events := key.events & (self._readable(stream) | selectors.EVENT_WRITE))
+            ]
+
+        self._primitives.wait(ready, timeout_s)
+        return ready()
+
+    @staticmethod
+    def _readable(stream: SimulatedSocket) -> int:
+        return selectors.EVENT_READ if stream.is_readable else 0
+
+    def close(self) -> None:
+        """See `selectors.BaseSelector`."""
+        self._keys.clear()

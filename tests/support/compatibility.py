@@ -25,7 +25,15 @@ from tests.support import golden
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "caffe_compatibility.md"
-ROOMS = ("layers", "data", "net", "pycaffe", "proto", "engine")
+ROOMS = (
+    "caffe/layers",
+    "caffe/data",
+    "caffe/net",
+    "pycaffe",
+    "caffe/proto",
+    "caffe/solver",
+    "engine",
+)
 
 # The blocks that a type reads besides, or in place of, the one of its own name.
 BLOCKS = {
@@ -262,7 +270,7 @@ def cases_by_field() -> dict[tuple[str, str], list[str]]:
 def table() -> tuple[Row, ...]:
     """All lines, without the figures."""
     cases, texts = cases_by_field(), test_texts()
-    of_data = {name: text for name, text in texts.items() if name.startswith("data/")}
+    of_data = {name: text for name, text in texts.items() if name.startswith("caffe/data/")}
     rows = []
     for kind in sorted(known_types(), key=str.lower):
         of_kind = {

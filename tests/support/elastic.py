@@ -7,7 +7,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
@@ -24,9 +23,9 @@ from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.replicas import checksum
 from ps_server import Client, Rule, RuleKind
-from ps_server.network import Network
 from ps_server.protocol.virtual_workers import VirtualWorkers
-from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses
+from tests.support.cluster import job_addresses
+from tests.support.machines import member_on
 
 BATCH = 3
 RATE = 0.05
@@ -190,7 +189,7 @@ def together(
         local_workers: workers on each host.
         clock: finished iterations.
     """
-    case, hosts = workers[0].case, len(workers) // local_workers
+    case, hosts = workers[0].case, [local_workers] * (len(workers) // local_workers)
     shards = shards if case.kind.has_shards else 0
     failures: list[BaseException] = []
 
@@ -204,22 +203,14 @@ def together(
 
     with (
         TemporaryDirectory(prefix="p") as folder,
-        job_addresses(case.kind, hosts, shards) as connect,
+        job_addresses(case.kind, len(workers), shards) as connect,
     ):
         parts = []
         for rank, worker in enumerate(workers):
-            host, local = divmod(rank, local_workers)
-            (Path(folder) / str(host)).mkdir(exist_ok=True)
-            member = Membership(
-                network=Network(rank=host, size=hosts, token=TOKEN, timeout_s=TIMEOUT_S),
-                local_rank=local,
-                local_workers=local_workers,
-                local_address=f"{folder}/{host}/workers",
-                shards=shards,
-                virtual_workers=placed,
-                options=case.options,
+            member = member_on(
+                rank, hosts, folder, shards=shards, virtual_workers=placed, options=case.options
             )
-            parts.append(Part(worker, member, connect.of(host), clock))
+            parts.append(Part(worker, member, connect.of(rank), clock))
         threads = [threading.Thread(target=run, args=(part,)) for part in parts]
         for thread in threads:
             thread.start()

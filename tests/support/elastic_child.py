@@ -63,7 +63,7 @@ def train():
         own = document["virtual_workers"]
         number = own[document["rank"] + 1] - own[document["rank"]]
         for count in (0, 10):
-            own_s = count * number * (1 + document["client"])
+            own_s = count * number * (1 + document["rank"])
             say("timed", iterations=count, own_s=own_s, whole_s=count * 20)
     say("progress", iteration=snapshot + 1, max_iter=4000, images=1, loss=1.5)
 begin()

@@ -5,17 +5,21 @@ to derive from.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from poseidon.exchange.alone import AloneCarrier
 from poseidon.exchange.base import ExchangeSettings, Trained
-from poseidon.exchange.building.server_exchange import through_server
+from poseidon.exchange.building.server_exchange import BuildArguments, Part, through_server
+from poseidon.exchange.cost import Choice, ExchangePlan
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.job_control import JobControl
+from poseidon.exchange.kinds import Scheme
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
-from poseidon.exchange.server.store import Layout
+from poseidon.exchange.server.store import Layout, store_spec, table_specs
 from ps_server import Client, Keeping, StoreSpec
 from ps_server.network import Network
+from ps_server.trace import NO_TRACE
 from tests.support.cluster import TIMEOUT_S, TOKEN
 
 
@@ -40,13 +44,59 @@ def plain_exchange(
     copies = (i for i, table in enumerate(store.tables) if table.keeping is Keeping.COPY)
     layout = Layout(
         tensors=tensors,
-        store=store,
+        tables=store.tables,
         pools=[(index,) for index in range(len(tensors))],
         pooled=tensors,
         elsewhere=frozenset(copies),
     )
-    by_allreduce = layout.elsewhere & set(by_allreduce)
-    return through_server(client, layout, settings, member, by_allreduce=by_allreduce)
+    return exchange_of(client, layout, store, settings, member, by_allreduce)
+
+
+def exchange_of(
+    client: Client,
+    layout: Layout,
+    store: StoreSpec,
+    settings: ExchangeSettings,
+    member: Membership,
+    by_allreduce: Collection[int] = (),
+) -> Exchange:
+    """Return the exchange of a client whose store has the tables of one layout."""
+
+    def scheme(index: int) -> Scheme:
+        elsewhere = Scheme.ALLREDUCE if index in by_allreduce else Scheme.FACTORS
+        return elsewhere if index in layout.elsewhere else Scheme.SERVER
+
+    choices = tuple(
+        Choice(
+            index=index,
+            name=trained.name,
+            shape=tuple(trained.tensor.shape),
+            scheme=scheme(index),
+            server_bytes=0,
+            factor_bytes=0,
+            allreduce_bytes=0,
+        )
+        for index, trained in enumerate(layout.tensors)
+    )
+    plan = ExchangePlan(choices=choices)
+    arguments = BuildArguments(
+        tensors=layout.tensors,
+        settings=settings,
+        member=member,
+        connect=lambda _: (),
+        trace=NO_TRACE,
+        plan=plan,
+        job=member,
+        planes=[Part(layout.tensors, plan)],
+    )
+    return through_server(client, layout, store, arguments)
+
+
+def plain_store(
+    tensors: Sequence[Trained], settings: ExchangeSettings, member: Membership, **kwargs: Any
+) -> StoreSpec:
+    """Return the store with a table for each tensor, of one plane; see `table_specs`."""
+    return store_spec([table_specs(tensors, member.options, **kwargs)], settings, member)
 
 
 class AloneExchange(Exchange):

@@ -84,7 +84,7 @@ FLAGS_AND_FILES = (
     Broken(
         name="staleness-negative",
         flags=("--staleness=-1",),
-        says=r"table_staleness.*'-1'",
+        says=r"staleness.*'-1'",
         code=2,
     ),
     Broken(
@@ -109,7 +109,7 @@ FLAGS_AND_FILES = (
     Broken(
         name="channels-zero",
         flags=("--shards=0",),
-        says=r"channels.* 1 .*0",
+        says=r"shards.* 1 .*0",
         code=2,
     ),
     Broken(

@@ -1,79 +1,61 @@
-"""Hosts with several workers each, as threads; the test chooses the exchange between hosts."""
+"""Hosts with several workers each, as threads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from poseidon.exchange.base import ExchangeSettings, Trained
+from poseidon.exchange.build import build_exchange
 from poseidon.exchange.exchange import Exchange
-from poseidon.exchange.local.follower import FollowerCarrier
-from poseidon.exchange.local.group import HostTree, LocalGroup
-from poseidon.exchange.local.leader import LeaderCarrier
-from poseidon.exchange.local.reduction import ReductionKind
+from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.membership import Membership
+from poseidon.exchange.options import ExchangeOptions
 from ps_server.network import Network
+from ps_server.protocol.seats import HostPlace
+from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses
 from tests.support.exchange_contract import Make
-from tests.support.threads import on_threads
 
-TIMEOUT_S = 20.0
+
+def member_on(rank: int, hosts: Sequence[int], folder: str | Path, **kwargs: Any) -> Membership:
+    """Return the membership of a worker of hosts with so many workers each.
+
+    Args:
+        folder: where the workers of a host meet.
+        kwargs: other fields of `Membership`.
+    """
+    host = HostPlace.of(rank, sum(hosts), hosts).host
+    folder_of_host = Path(folder) / str(host)
+    folder_of_host.mkdir(exist_ok=True)
+    shares = max(hosts) > 1
+    return Membership(
+        network=Network(rank=rank, size=sum(hosts), token=TOKEN, timeout_s=TIMEOUT_S),
+        hosts=tuple(hosts) if shares else (),
+        local_address=str(folder_of_host / "workers") if shares else "",
+        **kwargs,
+    )
 
 
 @contextmanager
 def machines(
-    inner: Make,
-    local_workers: int,
-    *,
-    reduction: ReductionKind | None = None,
+    kind: ExchangeKind, hosts: Sequence[int], *, shards: int = 2, **options: Any
 ) -> Iterator[Make]:
-    """Return a factory of exchanges for all workers of hosts; `inner` creates the exchange
-    between hosts, by the host's rank.
-    """
-    with TemporaryDirectory(prefix="p") as folder:
+    """Return a factory of the exchanges of all workers of hosts with so many workers each."""
+    alone = len(hosts) == 1 and shards == 0
+    shards = shards if kind.has_shards else 0
+    with (
+        TemporaryDirectory(prefix="p") as folder,
+        job_addresses(ExchangeKind.ALLREDUCE if alone else kind, sum(hosts), shards) as connect,
+    ):
 
         def make(rank: int, tensors: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
-            machine, local = divmod(rank, local_workers)
-            folder_of_host = Path(folder) / f"{machine}"
-            folder_of_host.mkdir(exist_ok=True)
-            group = LocalGroup(
-                address=str(folder_of_host / "workers"),
-                network=Network(rank=local, size=local_workers, timeout_s=TIMEOUT_S),
-                tree=HostTree.mean(local_workers),
+            member = member_on(
+                rank, hosts, folder, shards=shards, options=ExchangeOptions(kind=kind, **options)
             )
-            if local:
-                follower = FollowerCarrier(tensors, group)
-                return Exchange(
-                    [follower], follower.control, settings, interruption=group.network.interruption
-                )
-            between = inner(machine, tensors, settings)
-            leader = LeaderCarrier(between, tensors, group, reduction=reduction)
-            return Exchange(
-                [leader], leader.control, settings, interruption=group.network.interruption
-            )
+            return build_exchange(tensors, settings, member, connect.of(rank)).exchange
 
         yield make
-        assert list(Path(folder).iterdir()) == []  # every socket's name has gone, and its folder
-
-
-def run_workers(
-    make: Make,
-    workers: int,
-    body: Callable[[Exchange, list[Trained], int], None],
-    *,
-    tensors: Callable[[], list[Trained]],
-    settings: ExchangeSettings | None = None,
-) -> None:
-    """Run `body(exchange, its tensors, rank)` for every worker on a thread; raise the first
-    failure.
-    """
-
-    def run(rank: int) -> None:
-        own = tensors()
-        exchange = make(rank, own, settings or ExchangeSettings())
-        try:
-            body(exchange, own, rank)
-        finally:
-            exchange.close()
-
-    on_threads(workers, run)
+        assert not list(Path(folder).glob("*/*"))  # every socket's name has gone

@@ -104,8 +104,8 @@ DATA_AND_MODELS = (
     Broken(
         name="streaming-with-workers-of-a-host",
         flags=("--local_steps=4,fragments=2", "--workers=2"),
-        says="--local_steps=fragments and --local_steps=delay need one worker on each host, not 2: the workers "
-        "of a host exchange all tensors",
+        says="fragments and delay of --local_steps need one worker on each host, not 2: the workers of "
+        "a host exchange all tensors",
         code=2,
     ),
     Broken(

@@ -27,6 +27,7 @@ def every_request(store: StoreSpec, token: bytes) -> tuple[m.Message, ...]:
         m.Part(0, 1.0, whole=False, payload=b"all"),
         m.Round(0, (0,), (1.0,), (b"all",)),
         m.Gather(0, b"x"),
+        m.OutsideNorm(0, 0, (1.0,)),
         m.TotalNorm(0, 1.0),
         m.Signal(m.SignalKind.STOP, 1),
         m.Clock(1),

@@ -30,14 +30,13 @@ from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.replicas import NO_CHECK
-from poseidon.exchange.server.store import store_spec
 from poseidon.observe.metrics.glog_lines import GlogSink
 from poseidon.observe.metrics.record import TestRecord, TrainRecord
 from ps_server.network import Network
 from ps_server.protocol.virtual_workers import VirtualWorkers
 from tests.support.cluster import TIMEOUT_S, TOKEN, Addresses, job_addresses, memory_store
 from tests.support.cluster import Connect as ClientOfRank
-from tests.support.exchanges import AloneExchange, plain_exchange
+from tests.support.exchanges import AloneExchange, plain_exchange, plain_store
 from tests.support.threads import on_threads
 
 SMALL_NET = """
@@ -207,7 +206,7 @@ def _exchange(
     if connect is None:
         return AloneExchange(replica.trained, settings)
     if job.kind is None:
-        store = store_spec(
+        store = plain_store(
             replica.trained,
             settings,
             Membership(

@@ -62,8 +62,7 @@ def run_extraction_job(request: ExtractionRequest) -> int:
         job=job,
         output=str(output),
         workers=plan.worker_count,
-        clients=plan.working_hosts,
-        local_workers=plan.workers_per_host,
+        hosts=plan.workers_by_host,
         threads=max(1, (os.cpu_count() or 1) // plan.worker_count),
         imports=request.imports,
     )
@@ -118,13 +117,7 @@ def require_local(hostfile: str | None, hosts: tuple[Host, ...]) -> None:
 
 
 def _part(common: Extraction, worker: WorkerPlan) -> Extraction:
-    return replace(
-        common,
-        rank=worker.rank,
-        client=worker.position,
-        local_rank=worker.local_rank,
-        device=worker.device,
-    )
+    return replace(common, rank=worker.rank, device=worker.device)
 
 
 def _supervise(

@@ -142,7 +142,7 @@ class TrainingJob(Job):
             client=role.position,
             clients=self.plan.working_hosts,
             local_rank=role.local_rank,
-            local_workers=self.plan.workers_per_host,
+            local_workers=self.plan.workers_on(role.host),
         )
 
     def usual_virtual_workers(self, plan: JobPlan) -> int:

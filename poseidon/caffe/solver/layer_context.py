@@ -9,14 +9,15 @@ from poseidon.engine.document import WorkerDocument
 
 
 def layer_context(document: WorkerDocument, *, phase: int, seed: int) -> LayerContext:
+    place = document.place
     return LayerContext(
         phase=phase,
         seed=seed,
         rank=document.rank,
         workers=document.workers,
-        client=document.client,
-        clients=document.clients,
-        local_rank=document.local_rank,
-        local_workers=document.local_workers,
+        client=place.host,
+        clients=place.host_count,
+        local_rank=place.local_rank,
+        local_workers=place.local_workers,
         device=torch.device(document.device),
     )

@@ -52,5 +52,5 @@ class Extraction(WorkerDocument):
 
     def paths(self) -> tuple[Path, ...]:
         """Return the paths of this worker's databases."""
-        ending = f"_{self.client}_{self.local_rank}" if self.job else ""
+        ending = f"_{self.place.host}_{self.place.local_rank}" if self.job else ""
         return tuple(Path(f"{name}{ending}") for name in self.databases)

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from poseidon.caffe2.runtime.waits import lending
+from poseidon.caffe2.shards.process_group import Backend, ProcessGroup
 from poseidon.caffe2.shards.store_handler import CollectiveError, Shards, StoreHandler
-from poseidon.exchange.local.process_group import Backend, ProcessGroup
 from ps_server import PeerLost
 
 TIMEOUT_S = 30.0

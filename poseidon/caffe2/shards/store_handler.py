@@ -13,14 +13,14 @@ import weakref
 from collections import Counter
 from collections.abc import Iterator
 
-from poseidon.caffe2.shards.rendezvous import Member, check_own, join, published_address
-from poseidon.caffe2.shards.stores import KeyTaken, Store, StoreTimeout
-from poseidon.errors import JobError, UsageError
-from poseidon.exchange.local.process_group import (
+from poseidon.caffe2.shards.process_group import (
     Backend,
     ProcessGroup,
     Rendezvous,
 )
+from poseidon.caffe2.shards.rendezvous import Member, check_own, join, published_address
+from poseidon.caffe2.shards.stores import KeyTaken, Store, StoreTimeout
+from poseidon.errors import JobError, UsageError
 from ps_server import PeerLost
 from ps_server.network import Network
 

@@ -38,7 +38,7 @@ from poseidon.cluster.dial.local import dial_here
 from poseidon.cluster.jobs.kill import USER_KILL
 from poseidon.cluster.machinefile import Host, socket_host
 from poseidon.cluster.parallel import for_each_host
-from poseidon.cluster.rendezvous.hosts import leaders_of, rejection_reason
+from poseidon.cluster.rendezvous.hosts import TaskHost, hosts_of, rejection_reason
 from poseidon.cluster.supervision.signals import exit_code_of, handled
 from poseidon.errors import JobError
 from poseidon.version import __version__
@@ -124,11 +124,11 @@ class Rendezvous:
         self._transport.wake()
         self._thread.join(CLOSE_S)
 
-    def gather(self, own: Join, timeout_s: float) -> tuple[tuple[Join, RemoteAgent], ...]:
+    def gather(self, own: Join, timeout_s: float) -> tuple[tuple[TaskHost, RemoteAgent], ...]:
         """Wait until all tasks have joined.
 
         Returns:
-            The leader of each host with its agent, by rank.
+            The hosts, each with the agent of its first task, by the ranks of these.
 
         Raises:
             JobError: some did not join, or those that joined cannot be one job.
@@ -147,11 +147,11 @@ class Rendezvous:
             if len(self._members) < others:
                 raise JobError(self._describe_missing(own, timeout_s))
             joins = [own, *(member.join for member in self._members.values())]
-            leaders = leaders_of(joins)
+            hosts = hosts_of(joins)
         self._transport.admit_no_more()
         agents = {own.rank: dial_here(_label(own), _CHILDREN)}
         self._own = agents[own.rank]
-        alone = len(leaders) == self._size
+        alone = len(hosts) == self._size
 
         def asked_to_end(agent: RemoteAgent, _: str) -> None:
             # else other tasks of its host would stay
@@ -162,7 +162,7 @@ class Rendezvous:
             member.agent = agents[member.join.rank] = agent
         for agent in list(agents.values())[1:]:
             agent.connect()
-        return tuple((leader, agents[leader.rank]) for leader in leaders)
+        return tuple((host, agents[host.first.rank]) for host in hosts)
 
     def dismiss(self, status: int, why: str = "") -> None:
         """Dismiss all tasks, those that join later too; only the first call counts.
@@ -276,7 +276,7 @@ class TaskDialer(Dialer):
 
     def __init__(
         self,
-        gathered: Sequence[tuple[Join, RemoteAgent]],
+        gathered: Sequence[tuple[TaskHost, RemoteAgent]],
         command: Callable[[Mapping[str, str]], str],
     ) -> None:
         self._gathered = tuple(gathered)
@@ -286,14 +286,14 @@ class TaskDialer(Dialer):
     def hosts(self) -> tuple[Host, ...]:
         """The hosts by rank; their shards take free ports."""
         return tuple(
-            Host(id=number, address=leader.address, port=0)
-            for number, (leader, _) in enumerate(self._gathered)
+            Host(id=number, address=host.first.address, port=0)
+            for number, (host, _) in enumerate(self._gathered)
         )
 
     @property
-    def tasks_per_host(self) -> int:
+    def tasks(self) -> tuple[int, ...]:
         """The number of tasks on each host."""
-        return self._gathered[0][0].size // len(self._gathered)
+        return tuple(host.tasks for host, _ in self._gathered)
 
     def dial(self, hosts: Sequence[Host], job: str) -> Mapping[int, RemoteAgent | JobError]:
         found: dict[int, RemoteAgent | JobError] = {}

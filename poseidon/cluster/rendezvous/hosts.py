@@ -1,16 +1,29 @@
 """The hosts that the tasks of a rendezvous run on.
 
-Law: pure. On each host the task with local rank 0, its leader, starts all processes, as many
-workers as the host has tasks; the hosts are numbered by the ranks of their leaders.
+Law: pure. On each host the task with local rank 0 starts all processes, as many workers as the
+host has tasks; the hosts are numbered by the ranks of these tasks.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from poseidon.cluster.agent.messages import Join
 from poseidon.errors import JobError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskHost:
+    """A host that tasks run on.
+
+    Attributes:
+        first: the task with local rank 0.
+        tasks: how many run there.
+    """
+
+    first: Join
+    tasks: int
 
 
 def rejection_reason(task: Join, others: Sequence[Join], *, size: int, version: str) -> str | None:
@@ -37,22 +50,35 @@ def rejection_reason(task: Join, others: Sequence[Join], *, size: int, version: 
     return None
 
 
-def leaders_of(tasks: Sequence[Join]) -> tuple[Join, ...]:
-    """Return the leader of each host, by rank.
+def hosts_of(tasks: Sequence[Join]) -> tuple[TaskHost, ...]:
+    """Return the hosts of tasks, by the rank of their first tasks.
+
+    A task with local rank 0 is the first one of a host. Each other one is on a host of its name
+    with as many tasks before it as its local rank says; of several, as containers of one machine,
+    on the one whose first task has a rank that is lower by the local rank.
 
     Raises:
-        JobError: the hosts have different numbers of tasks, or rank 0 does not lead its own.
+        JobError: local ranks leave one out, or rank 0 is not the first task of its host.
     """
-    leaders = sorted((task for task in tasks if task.local_rank == 0), key=lambda task: task.rank)
-    if not leaders or leaders[0].rank != 0:
-        raise JobError("rank 0 is not the first task of its host; its local rank must be 0")
-    counts = Counter(task.local_rank for task in tasks)
-    each = len(tasks) // len(leaders)
-    if any(counts[local_rank] != len(leaders) for local_rank in range(each)) or each * len(
-        leaders
-    ) != len(tasks):
+    if any(task.local_rank for task in tasks if task.rank == 0):
         raise JobError(
-            f"{len(tasks)} tasks on {len(leaders)} hosts are not the same number on each host; "
-            "start as many on each (--nproc_per_node, --ntasks-per-node, slots)"
+            "rank 0 has a local rank other than 0; expected it to be the first task of its host"
         )
-    return tuple(leaders)
+    hosts: dict[int, list[Join]] = {}
+    for task in sorted(tasks, key=lambda task: (task.local_rank, task.rank)):
+        if task.local_rank == 0:
+            hosts[task.rank] = [task]
+            continue
+        fitting = {
+            first: found
+            for first, found in hosts.items()
+            if found[0].host == task.host and len(found) == task.local_rank
+        }
+        if not fitting:
+            raise JobError(
+                f"rank {task.rank} on {task.host} has local rank {task.local_rank}, and no task "
+                f"there has local rank {task.local_rank - 1}; expected 0, 1, ... on each host"
+            )
+        block = fitting.get(task.rank - task.local_rank)
+        (block or next(iter(fitting.values()))).append(task)
+    return tuple(TaskHost(first=found[0], tasks=len(found)) for found in hosts.values())

@@ -6,7 +6,7 @@
         +----- a loss, of a job whose processes pause +--> PAUSING --all paused-> ENDED
 
 Workers get the addresses of the shards as soon as all are known; without shards the addresses of
-the first worker of each host, where these listen. Later exchanges of addresses begin when a worker
+all workers, where these listen. Later exchanges of addresses begin when a worker
 takes part in one: each shard then listens at one more address.
 
 Laws:
@@ -117,8 +117,7 @@ class JobStateMachine:
         self._processes = {name: ProcessState(name=name, reported_s=now) for name in names}
         self._workers = [self._processes[name] for name in names if name.role is Role.WORKER]
         self._shards = [self._processes[name] for name in names if name.role is Role.SHARD]
-        of_hosts = {worker.name.client: worker for worker in reversed(self._workers)}
-        self._listeners = self._shards or list(reversed(of_hosts.values()))
+        self._listeners = self._shards or self._workers
         self._unstarted, self._unready = set(names), set(names)
         self._last_event_s = self._look_s = now
         self._start_by_s = now + settings.start_timeout_s

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from poseidon.exchange.allreduce.links_delivery import LinksDelivery
-from poseidon.exchange.allreduce.peers import Peers
 from poseidon.exchange.allreduce.sums import Sums
 from poseidon.exchange.base import ExchangeSettings, History, Trained
 from poseidon.exchange.broadcast import bring_histories
@@ -28,9 +27,11 @@ from poseidon.exchange.carrier import GradientCarrier, Step
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.local_histories import LocalHistories
 from poseidon.exchange.observe.statistics import Traffic
+from poseidon.exchange.peers import Members, Peers
 from poseidon.exchange.replicas import common_kernel, introduce, offered_addresses
 from poseidon.exchange.shared_norm import SharedNorm
 from poseidon.exchange.side_stream import Event, SerialExecutor, SideStream
+from poseidon.exchange.worker_links import WorkerLinks
 from ps_server import SpecError
 from ps_server.errors import as_server_error
 from ps_server.protocol.virtual_workers import VirtualWorkers
@@ -48,6 +49,7 @@ class AllReduceCarrier(GradientCarrier):
         norms: used with `settings.clip` where there are other gradients; None: there are none.
         equal_bits: whether the job ends where the processors of the replicas compute different
             bits.
+        all_squares: see `Exchange`; without `norms`.
         bucket_bytes: see `Buckets`.
     """
 
@@ -58,12 +60,13 @@ class AllReduceCarrier(GradientCarrier):
         tensors: Mapping[int, Trained],
         settings: ExchangeSettings,
         *,
-        peers: Peers,
+        peers: Peers[WorkerLinks] | Members,
         control: JobControl,
         workers: VirtualWorkers,
         delivery: LinksDelivery | None = None,
         norms: SharedNorm | None = None,
         equal_bits: bool = True,
+        all_squares: Callable[[Sequence[float]], float] = math.fsum,
         bucket_bytes: int | None = None,
     ) -> None:
         self.indices = tuple(tensors)
@@ -74,6 +77,7 @@ class AllReduceCarrier(GradientCarrier):
         self._delivery = delivery
         self._norms = norms
         self._equal_bits = equal_bits
+        self._all_squares = all_squares
         self._flat = {index: t.tensor.detach().view(-1) for index, t in tensors.items()}
         device = next(iter(self._flat.values())).device if self._flat else torch.device("cpu")
         self.state = LocalHistories(tensors, replicated=True)
@@ -207,7 +211,9 @@ class AllReduceCarrier(GradientCarrier):
             self._scale = self._settings.gradient_scale
             if self._settings.clip is not None:
                 norms, iteration = self._norms, self._due_step.iteration
-                total = math.fsum(self._squares()) if norms is None else norms.total(iteration)
+                total = (
+                    self._all_squares(self._squares()) if norms is None else norms.total(iteration)
+                )
                 self._scale *= clip_factor(total, self._settings.clip)
         return self._scale
 
@@ -227,6 +233,8 @@ class AllReduceCarrier(GradientCarrier):
         if is_root and self._norms is not None and self._settings.clip is not None:
             self._norms.add("all-reduce", self._step.iteration, self._squares())
         self._finished = self._step.iteration + 1
+        if self._settings.clip is not None and self._all_squares is not math.fsum:
+            self._gradient_factor()  # others wait for it whose planes have other tensors
 
     def settle(self, clock: int) -> None:
         for index in self._tensors:

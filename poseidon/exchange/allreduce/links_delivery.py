@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Container, Sequence
+from typing import Any
 
-from poseidon.exchange.allreduce.peers import Peers
 from poseidon.exchange.job_control import Delivery
+from poseidon.exchange.peers import Members, Peers
 from ps_server import Collection, RemoteProtocolError, Signal, SignalKind
 from ps_server.transport.base import Buffer
 
@@ -21,11 +22,11 @@ class LinksDelivery(Delivery):
     A request leaves when rank 0 starts an iteration t, and names the end of iteration t + 1. No
     worker ends that iteration without the means of iteration t, and rank 0 has a slice of each of
     them, which it sends after the request, on the same connection. So every worker has the request
-    before it ends iteration t + 1. A worker that passes values on to others of its host
-    (`local/host_delivery.py`) has it before it passes on the last value that they need.
+    before it ends iteration t + 1. Among the workers of a host rank 0 sends it before it contributes
+    to iteration t (`host/carrier.py` has the rest of the proof).
     """
 
-    def __init__(self, peers: Peers) -> None:
+    def __init__(self, peers: Peers[Any] | Members) -> None:
         self._peers = peers
         self._next = 0
         self._came = [0] * peers.size
@@ -67,6 +68,12 @@ class LinksDelivery(Delivery):
     @property
     def requests(self) -> tuple[Signal, ...]:
         return self._requests
+
+    def await_requests(self, count: int) -> None:
+        self._peers.monitor.wait_for(
+            lambda: True if len(self._requests) >= count else None,
+            "a request of worker 0 did not come",
+        )
 
     def start(self, iteration: int) -> None:
         """Send the requests of rank 0, before any gradient of an iteration."""

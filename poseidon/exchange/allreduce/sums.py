@@ -21,10 +21,11 @@ import torch
 from torch import Tensor
 
 from poseidon.exchange.allreduce.buckets import FLOAT_BYTES, Buckets
-from poseidon.exchange.allreduce.peers import Peers
 from poseidon.exchange.allreduce.sum_rounds import SumRounds
 from poseidon.exchange.observe.statistics import Traffic, TransitTimes
+from poseidon.exchange.peers import Members, Peers
 from poseidon.exchange.side_stream import SideStream, join_within
+from poseidon.exchange.worker_links import WorkerLinks
 from ps_server import RemoteProtocolError
 from ps_server.errors import as_server_error
 from ps_server.numerics import prepare_thread
@@ -54,7 +55,7 @@ class Sums:
     def __init__(
         self,
         sizes: Mapping[int, int],
-        peers: Peers,
+        peers: Peers[WorkerLinks] | Members,
         workers: VirtualWorkers,
         side: SideStream,
         *,

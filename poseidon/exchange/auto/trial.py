@@ -27,13 +27,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from poseidon.exchange.allreduce.peers import Peers
 from poseidon.exchange.allreduce.sums import Sums
 from poseidon.exchange.auto.rates import Rates
 from poseidon.exchange.base import Trained
 from poseidon.exchange.cost import ELEMENT_BYTES, server_bytes
 from poseidon.exchange.factors.products import Scratch, apply_factors
 from poseidon.exchange.membership import Membership
+from poseidon.exchange.peers import Peers
 from poseidon.exchange.replicas import offered_addresses
 from poseidon.exchange.side_stream import SideStream
 from ps_server import Client, RemoteProtocolError, Rule, RuleKind, StoreSpec, TableSpec
@@ -76,10 +76,12 @@ def _elements(tensors: Sequence[Trained]) -> int:
     return sum(trained.tensor.numel() for trained in tensors)
 
 
-def trial_sizes(tensors: Sequence[Trained]) -> list[int]:
-    """Return the elements of each tensor of the measurement: together at most the net's."""
+def trial_sizes(tensors: Sequence[Trained], planes: int = 1) -> list[int]:
+    """Return the elements of each tensor of the measurement: on a host together at most the net's.
+    Each of its planes has a part of each.
+    """
     large = min(LARGE_ELEMENTS, max(SMALL_ELEMENTS, _elements(tensors) // LARGE_TENSORS))
-    return [SMALL_ELEMENTS, *[large] * LARGE_TENSORS]
+    return [-(-size // planes) for size in [SMALL_ELEMENTS, *[large] * LARGE_TENSORS]]
 
 
 def trial_store(tensors: Sequence[Trained], member: Membership) -> StoreSpec:
@@ -90,10 +92,12 @@ def trial_store(tensors: Sequence[Trained], member: Membership) -> StoreSpec:
     rule = _rule_of(tensors)
     return StoreSpec(
         workers=member.network.size,
+        hosts=member.hosts,
         shards=member.shards,
         tables=tuple(
-            TableSpec(name=f"trial {number}", size=size, rule=rule)
-            for number, size in enumerate(trial_sizes(tensors))
+            TableSpec(name=f"trial {number}", size=size, rule=rule, plane=plane)
+            for plane in range(member.planes)
+            for number, size in enumerate(trial_sizes(tensors, member.planes))
         ),
         loads=member.loads,
         chunks=member.chunks,
@@ -112,19 +116,21 @@ def measure(client: Client, tensors: Sequence[Trained], member: Membership) -> R
 
     Args:
         client: not yet started, with the trial store.
+        member: of the job.
     """
-    sizes = trial_sizes(tensors)
+    own = client.own_tables
+    sizes = trial_sizes(tensors, member.planes)[: len(own)]
     values = [np.zeros(size, np.float32) for size in sizes]
-    for table, value in enumerate(values):
+    for table, value in zip(own, values, strict=True):
         client.bind(table, value)
-    client.start(lambda table: [np.zeros(sizes[table], np.float32)])
+    client.start(lambda table: [np.zeros(sizes[own.index(table)], np.float32)])
     gradients = [np.zeros(size, np.float32) for size in sizes]
 
     def by_server(tables: range) -> None:
-        for table in tables:
-            client.push(table, gradients[table], rate=0.0)
-        for table in tables:
-            client.read(table, values[table])
+        for number in tables[: len(own)]:
+            client.push(own[number], gradients[number], rate=0.0)
+        for number in tables[: len(own)]:
+            client.read(own[number], values[number])
 
     with (
         _sums(client, tensors, member) as by_allreduce,
@@ -132,11 +138,11 @@ def measure(client: Client, tensors: Sequence[Trained], member: Membership) -> R
     ):
         meter = _ProcessorMeter(by_allreduce, computed_s)
         (server_s, server_s_per_byte), (allreduce_s, allreduce_s_per_byte) = _by_turns(
-            client, [by_server, meter.run], sizes
+            client, [by_server, meter.run], trial_sizes(tensors)
         )
     products = _product_s_per_flop(client, tensors, member)
     link = server_bytes(2**20, member.topology) / (ELEMENT_BYTES * 2**20)
-    own: dict[str, float] = {
+    figures: dict[str, float] = {
         "server_s": server_s,
         "server_s_per_byte": server_s_per_byte,
         "allreduce_s": allreduce_s,
@@ -146,7 +152,7 @@ def measure(client: Client, tensors: Sequence[Trained], member: Membership) -> R
         "busy": meter.busy,
     }
     try:
-        return Rates.slowest([value_of(Rates, each) for each in _collect(client, own)])
+        return Rates.slowest([value_of(Rates, each) for each in _collect(client, figures)])
     except (TypeError, ValueError) as error:
         raise RemoteProtocolError("a worker sent no rates of its measurement") from error
 
@@ -210,8 +216,9 @@ def _compute(ended: threading.Event) -> None:
         torch.mm(one, other, out=product)
 
 
-def _collect(client: Client, own: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [json.loads(payload) for payload in client.gather(json.dumps(own).encode()).result()]
+def _collect(client: Client, own: Mapping[str, Any], *, whole: bool = True) -> list[dict[str, Any]]:
+    gathered = client.gather(json.dumps(own).encode(), whole=whole)
+    return [json.loads(payload) for payload in gathered.result()]
 
 
 @contextlib.contextmanager
@@ -219,12 +226,17 @@ def _sums(
     client: Client, tensors: Sequence[Trained], member: Membership
 ) -> Iterator[Callable[[range], None]]:
     """Connect to the other workers for the measurement. Yield what exchanges tensors."""
-    device, rule, sizes = tensors[0].tensor.device, _rule_of(tensors), trial_sizes(tensors)
+    device, rule = tensors[0].tensor.device, _rule_of(tensors)
+    sizes = trial_sizes(tensors, member.planes)[: len(client.own_tables)]
+    if not sizes:
+        yield lambda tables: None
+        client.barrier()
+        return
     values, gradients = ([torch.zeros(size, device=device) for size in sizes] for _ in range(2))
     histories = [
         [torch.zeros_like(value) for _ in range(history_count(rule.kind))] for value in values
     ]
-    side, peers = SideStream(device), Peers(member.network)
+    side, peers = SideStream(device), Peers.over_network(member.of_plane.network)
     # a bucket for each large tensor, so that tensors that are not exchanged together share none
     sums = Sums(
         {table: sizes[table] for table in reversed(range(len(sizes)))},
@@ -244,7 +256,7 @@ def _sums(
         _synchronize(device)
 
     try:
-        offers = _collect(client, {"sums": peers.links.address})
+        offers = _collect(client, {"sums": peers.links.address}, whole=False)
         peers.links.connect(offered_addresses(offers, "sums"))
         yield exchange
         client.barrier()  # a worker that leaves at once ends sums that others still wait for
@@ -285,7 +297,7 @@ def _product_s_per_flop(client: Client, tensors: Sequence[Trained], member: Memb
     """Return the seconds of an operation of products, with the update of the weight; zero
     without factors.
     """
-    rows = max((t.factor_rows for t in tensors), default=0) * member.network.size
+    rows = max((t.factor_rows for t in tensors), default=0) * member.host_count
     if not rows:
         return 0.0
     rows = min(max(rows, LEAST_ROWS), MOST_ROWS)

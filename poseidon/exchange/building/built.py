@@ -12,7 +12,7 @@ from ps_server import Client, StoreSpec
 Connect = Callable[[str], Sequence[str]]
 """Reports the address at which this worker listens for the others, unless it is empty; waits for
 the addresses of the job and returns them: of the shards in their order, or where there are none of
-the workers that exchange with other hosts, by rank.
+all workers, by rank.
 """
 
 

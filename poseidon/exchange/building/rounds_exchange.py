@@ -12,6 +12,7 @@ from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.building.built import Built
 from poseidon.exchange.building.server_exchange import (
     BuildArguments,
+    Part,
     build_alone,
     build_server,
     low_rank_of,
@@ -38,11 +39,11 @@ def build_local_steps(arguments: BuildArguments, build: Build, plan: Plan) -> Bu
 
     A wait is as long as a round of another worker may take longer.
     """
-    tensors, settings, member = arguments.tensors, arguments.settings, arguments.member
+    tensors, settings, member = arguments.tensors, arguments.settings, arguments.job
     network = member.network
     options = member.options.of_workers(member.placed)
     if options.quorum:
-        options.check_workers_per_host(member.local_workers)
+        options.check_workers_per_host(max(member.hosts, default=1))
     of_rounds = replace(
         member,
         options=options.without_local_steps,
@@ -51,20 +52,21 @@ def build_local_steps(arguments: BuildArguments, build: Build, plan: Plan) -> Bu
     )
     if is_synchronous(options, tensors, settings):
         return build(tensors, settings, of_rounds)
-    workers = network.size * member.local_workers
-    delayed = workers if options.staleness and not member.alone else 0
+    delayed = network.size if options.staleness and not member.alone else 0
     anchors = anchors_of(tensors, outer_rule(options, delayed=delayed > 0))
     outer_settings = ExchangeSettings(start_clock=settings.start_clock)
     if options.streams:
         if not member.alone:
-            options.check_workers_per_host(member.local_workers)
+            options.check_workers_per_host(max(member.hosts, default=1))
         plan_of_parts = plan(anchors, of_rounds)
         outer = replace(
             arguments,
             tensors=anchors,
             settings=outer_settings,
             member=of_rounds,
+            job=of_rounds,
             plan=plan_of_parts,
+            planes=[Part(anchors, plan_of_parts)],
         )
         built = _build_parts(outer, in_background=options.sync_delay > 0)
     else:
@@ -76,7 +78,7 @@ def build_local_steps(arguments: BuildArguments, build: Build, plan: Plan) -> Bu
         settings,
         options,
         delayed=delayed,
-        rank=network.rank * member.local_workers + member.local_rank,
+        rank=network.rank,
         own=member.own,
         quorum=_rounds_of_quorum(built, network.size) if options.quorum else None,
     )
@@ -97,6 +99,6 @@ def _build_parts(arguments: BuildArguments, *, in_background: bool) -> Built:
     """Build an exchange in whose iterations some tensors take no part. They share no tables."""
     if arguments.member.alone:
         return build_alone(arguments, in_parts=True)
-    if low_rank_of(arguments):
+    if low_rank_of(arguments.plan, arguments.settings):
         raise UsageError(POWERSGD_IN_PARTS)
     return build_server(arguments, Parts.IN_BACKGROUND if in_background else Parts.AT_ONCE)

@@ -4,14 +4,15 @@ single process.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from poseidon.errors import UsageError
 from poseidon.exchange.allreduce.carrier import AllReduceCarrier
-from poseidon.exchange.allreduce.peers import Peers
+from poseidon.exchange.allreduce.links_delivery import LinksDelivery
 from poseidon.exchange.alone import AloneCarrier
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.building.built import Built, Connect
@@ -23,20 +24,41 @@ from poseidon.exchange.job_control import JobControl, ShardDelivery
 from poseidon.exchange.kinds import Scheme
 from poseidon.exchange.lossy.low_rank_matrix import LowRank, factor_tables
 from poseidon.exchange.membership import Membership
+from poseidon.exchange.peers import Members, Peers
 from poseidon.exchange.server.carrier import Parts, ServerCarrier
 from poseidon.exchange.server.pool import pool_tensors, pools_of
-from poseidon.exchange.server.store import Layout, store_spec
+from poseidon.exchange.server.store import Layout, store_spec, table_specs
 from poseidon.exchange.shared_norm import SharedNorm
 from poseidon.exchange.turns import Turns
+from poseidon.exchange.worker_links import WorkerLinks
 from ps_server import Client, CodecPair, Precision, StoreSpec
 from ps_server.link import LinkPriority
 from ps_server.protocol.virtual_workers import VirtualWorkers
-from ps_server.trace import NO_TRACE, Tracer
+from ps_server.trace import Tracer
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The tensors of a plane, and how each travels."""
+
+    tensors: Sequence[Trained]
+    plan: ExchangePlan
 
 
 @dataclass(frozen=True, slots=True)
 class BuildArguments:
-    """The arguments of `build_exchange`, and the plan."""
+    """The arguments of `build_exchange`, and the plan: of one plane.
+
+    Attributes:
+        member: of the plane.
+        job: of the job.
+        planes: the parts of all planes, in order; the one of this worker is empty where it owns
+            nothing.
+        all_squares: see `Exchange`.
+        takes_nodes: whether `begin` brings the sums of the nodes of a host, which its workers have
+            added.
+        joined: has measured the shards with a trial store; None: not connected.
+    """
 
     tensors: Sequence[Trained]
     settings: ExchangeSettings
@@ -44,8 +66,17 @@ class BuildArguments:
     connect: Connect
     trace: Tracer
     plan: ExchangePlan
+    job: Membership
+    planes: Sequence[Part]
     joined: Client | None = None
-    """Has measured the shards with a trial store; None: not connected."""
+    all_squares: Callable[[Sequence[float]], float] = math.fsum
+    takes_nodes: bool = False
+
+    @property
+    def own(self) -> Part:
+        """The part of this worker's plane."""
+        rank = self.job.local_rank
+        return self.planes[rank] if rank < len(self.planes) else Part((), ExchangePlan(choices=()))
 
     def client(
         self, store: StoreSpec, *, table_clocks: bool = False, memory_for: StoreSpec | None = None
@@ -59,7 +90,7 @@ class BuildArguments:
             return self.joined
         return Client(
             self.connect(""),
-            self.member.network,
+            self.job.network,
             store,
             bandwidth_mbps=self.member.options.bandwidth_mbps,
             table_clocks=table_clocks,
@@ -68,9 +99,29 @@ class BuildArguments:
         )
 
 
-def layout_of(arguments: BuildArguments, *, shares_tables: bool = True) -> Layout:
-    """Return the tables of a plan. Small tensors that go through the server may share some."""
-    tensors, plan, low_rank = arguments.tensors, arguments.plan, low_rank_of(arguments)
+def layouts_of(
+    arguments: BuildArguments, *, shares_tables: bool = True
+) -> tuple[Layout, StoreSpec, Sequence[Layout]]:
+    """Return the tables of this worker's plane, the store, and the tables of all planes. Small
+    tensors that go through the server may share some.
+    """
+    layouts: list[Layout] = []
+    for plane, part in enumerate(arguments.planes):
+        first = sum(len(layout.tables) for layout in layouts)
+        layouts.append(_layout_of(part, plane, first, arguments, shares_tables=shares_tables))
+    store = store_spec([layout.tables for layout in layouts], arguments.settings, arguments.job)
+    rank = arguments.job.local_rank
+    if rank < len(layouts):
+        return layouts[rank], store, layouts
+    empty = Layout(tensors=(), tables=(), pools=(), pooled=(), first=len(store.tables))
+    return empty, store, layouts
+
+
+def _layout_of(
+    part: Part, plane: int, first: int, arguments: BuildArguments, *, shares_tables: bool
+) -> Layout:
+    tensors, plan = part.tensors, part.plan
+    low_rank = low_rank_of(plan, arguments.settings)
     codecs = [codec_of(choice) for choice in plan.choices]
     elsewhere = frozenset(plan.of(Scheme.FACTORS) + plan.of(Scheme.ALLREDUCE))
     copies = elsewhere | low_rank.keys()
@@ -96,21 +147,22 @@ def layout_of(arguments: BuildArguments, *, shares_tables: bool = True) -> Layou
         for table, pool in enumerate(pools)
         if len(pool) > 1
     }
-    store = store_spec(
+    tables = table_specs(
         [*parts, *pooled],  # P and Q come first: their two rounds are the longest way
-        arguments.settings,
-        arguments.member,
+        arguments.member.options,
         codecs=[*of_parts, *(codecs[pool[0]] for pool in pools)],
         copies={len(parts) + table for table, pool in enumerate(pools) if pool[0] in copies},
         parts=sizes,
+        plane=plane,
     )
     return Layout(
         tensors=tensors,
-        store=store,
+        tables=tables,
         pools=pools,
         pooled=[*parts, *pooled],
         elsewhere=elsewhere,
         factors=factors,
+        first=first,
     )
 
 
@@ -119,23 +171,15 @@ def build_server(arguments: BuildArguments, parts: Parts = Parts.WHOLE) -> Built
     Tensors share no tables where only some of them take part in an iteration.
     """
     in_parts = parts is not Parts.WHOLE
-    layout = layout_of(arguments, shares_tables=not in_parts)
-    client = arguments.client(layout.store, table_clocks=in_parts)
-    exchange = through_server(
-        client,
-        layout,
-        arguments.settings,
-        arguments.member,
-        by_allreduce=arguments.plan.of(Scheme.ALLREDUCE),
-        parts=parts,
-        trace=arguments.trace,
-    )
+    layout, store, layouts = layouts_of(arguments, shares_tables=not in_parts)
+    client = arguments.client(store, table_clocks=in_parts)
+    exchange = through_server(client, layout, store, arguments, parts)
     return Built(
         exchange=exchange,
         plan=arguments.plan,
-        store=layout.store,
-        tables=layout.owners,
-        encoded=layout.encoded,
+        store=store,
+        tables=[own for each in layouts for own in each.owners],
+        encoded=layout.encoded(store),
         client=client,
     )
 
@@ -143,30 +187,31 @@ def build_server(arguments: BuildArguments, parts: Parts = Parts.WHOLE) -> Built
 def through_server(
     client: Client,
     layout: Layout,
-    settings: ExchangeSettings,
-    member: Membership,
-    *,
-    by_allreduce: Collection[int] = (),
+    store: StoreSpec,
+    arguments: BuildArguments,
     parts: Parts = Parts.WHOLE,
-    trace: Tracer = NO_TRACE,
 ) -> Exchange:
-    """Return the exchange of a store, with carriers of the tensors that have other schemes.
+    """Return the exchange of a plane's tables, with carriers of the tensors that have other
+    schemes.
 
     At staleness 0 a worker's pushes wait until its factors have left. Both need the link of its
-    host. A push causes an addition on a shard; factors cause a product on every worker, which takes
+    host. A push causes an addition on a shard; factors cause a product on every owner, which takes
     longer than the work for any other message. So products are computed while pushes and values
     travel. At staleness s > 0 factors of later iterations could delay pushes that other workers
     wait for, so both share the link.
 
     Args:
         layout: what the tables hold. Tensors elsewhere travel as factors, unless by all-reduce.
-        by_allreduce: indices of tensors elsewhere that travel by all-reduce. Staleness 0.
     """
-    control = JobControl(ShardDelivery(client), root=client.rank == 0)
+    member, settings = arguments.member, arguments.settings
+    of_plane = JobControl(ShardDelivery(client, whole=False), root=client.host == 0)
+    by_allreduce = arguments.own.plan.of(Scheme.ALLREDUCE)
     by_factors = sorted(layout.elsewhere - set(by_allreduce))
     norms = SharedNorm(client, ["factors"] * bool(by_factors) + ["all-reduce"] * bool(by_allreduce))
     carriers: list[Carrier] = [
-        ServerCarrier(client, layout, settings, control, parts=parts, equal_bits=member.equal_bits)
+        ServerCarrier(
+            client, layout, store, settings, of_plane, parts=parts, equal_bits=member.equal_bits
+        )
     ]
     if by_factors:
         link = LinkPriority()
@@ -177,10 +222,10 @@ def through_server(
                 {index: layout.tensors[index] for index in by_factors},
                 settings,
                 member=member,
-                control=control,
+                control=of_plane,
                 norms=norms,
                 link=link,
-                trace=trace,
+                trace=arguments.trace,
             )
         )
     if by_allreduce:
@@ -188,31 +233,29 @@ def through_server(
             AllReduceCarrier(
                 {index: layout.tensors[index] for index in sorted(by_allreduce)},
                 settings,
-                peers=Peers(member.network),
-                control=control,
+                peers=Peers.over_network(member.network),
+                control=of_plane,
                 workers=member.placed,
                 norms=norms,
                 equal_bits=member.equal_bits,
             )
         )
+    turns = None
+    if not (member.placed.is_one_each or arguments.takes_nodes):
+        turns = Turns(
+            layout.tensors,
+            member.placed,
+            member.network.rank,
+            leaves=layout.encoded(store) | layout.by_low_rank,
+            in_parts=parts is not Parts.WHOLE,
+        )
     return Exchange(
         carriers,
-        control,
+        JobControl(ShardDelivery(client), root=client.rank == 0),
         settings,
-        turns=_turns(layout, member, parts),
+        turns=turns,
         interruption=member.network.interruption,
-    )
-
-
-def _turns(layout: Layout, member: Membership, parts: Parts) -> Turns | None:
-    if member.placed.is_one_each:
-        return None
-    return Turns(
-        layout.tensors,
-        member.placed,
-        member.network.rank,
-        leaves=layout.encoded | layout.by_low_rank,
-        in_parts=parts is not Parts.WHOLE,
+        all_squares=arguments.all_squares,
     )
 
 
@@ -224,45 +267,86 @@ def build_alone(arguments: BuildArguments, *, in_parts: bool = False) -> Built:
         UsageError: there are several virtual workers, and a tensor has a codec or few bits, which
             shards encode.
     """
-    member, plan, count = arguments.member, arguments.plan, arguments.member.placed.count
+    member, part, count = arguments.member, arguments.own, arguments.member.placed.count
     few_bits = member.options.precision is not Precision.FLOAT32
-    if count > 1 and (few_bits or any(choice.is_compressed for choice in plan.choices)):
+    if count > 1 and (few_bits or any(choice.is_compressed for choice in part.plan.choices)):
         raise UsageError(
             "several virtual workers on one process without shards send nothing, so nothing is "
             "rounded or encoded, as it is on several processes; expected no --compress and no "
             "--wire_precision, or a job with shards (`poseidon run`)"
         )
     carrier = AloneCarrier(
-        arguments.tensors,
+        part.tensors,
         arguments.settings,
         in_parts=in_parts,
         virtual_workers=count,
-        by_factors=frozenset(plan.of(Scheme.FACTORS)),
+        by_factors=frozenset(part.plan.of(Scheme.FACTORS)),
     )
-    placed = VirtualWorkers((0, count))
-    turns = Turns(arguments.tensors, placed, 0, in_parts=in_parts) if count > 1 else None
+    turns = None
+    if count > 1 and not arguments.takes_nodes:
+        turns = Turns(part.tensors, VirtualWorkers((0, count)), 0, in_parts=in_parts)
     exchange = Exchange(
         [carrier],
         JobControl(carrier.delivery, root=True),
         arguments.settings,
         turns=turns,
         interruption=member.network.interruption,
+        all_squares=arguments.all_squares,
     )
-    return Built(exchange=exchange, plan=plan)
+    return Built(exchange=exchange, plan=arguments.plan)
 
 
-def low_rank_of(arguments: BuildArguments) -> dict[int, LowRank]:
-    """Return the tensors that travel by PowerSGD.
+def build_allreduce(arguments: BuildArguments) -> Built:
+    """Build the exchange without shards. The workers of a plane sum; collections and requests go
+    over the same connections, which are those of all workers.
+    """
+    member, job, part = arguments.member, arguments.job, arguments.own
+    peers = Peers.over_network(job.network)
+    delivery = of_plane = LinksDelivery(peers)
+    members: Peers[WorkerLinks] | Members = peers
+    if job.shares_hosts:
+        members = Members(peers, job.plane_ranks)
+        of_plane = LinksDelivery(members)
+    carrier = AllReduceCarrier(
+        dict(enumerate(part.tensors)),
+        arguments.settings,
+        peers=members,
+        control=JobControl(of_plane, root=members.rank == 0),
+        workers=member.placed,
+        delivery=delivery,
+        equal_bits=member.equal_bits,
+        all_squares=arguments.all_squares,
+    )
+    try:
+        peers.links.connect(arguments.connect(peers.links.address))
+    except BaseException:
+        carrier.close()
+        raise
+    turns = None
+    if not (member.placed.is_one_each or arguments.takes_nodes):
+        turns = Turns(part.tensors, member.placed, member.network.rank)
+    exchange = Exchange(
+        [carrier],
+        JobControl(delivery, root=job.network.rank == 0),
+        arguments.settings,
+        turns=turns,
+        interruption=job.network.interruption,
+    )
+    return Built(exchange=exchange, plan=arguments.plan)
+
+
+def low_rank_of(plan: ExchangePlan, settings: ExchangeSettings) -> dict[int, LowRank]:
+    """Return the tensors of a plan that travel by PowerSGD.
 
     Raises:
         UsageError: there are some, and a limit of the gradients' norm.
     """
     found = {
         choice.index: choice.compression
-        for choice in arguments.plan.choices
+        for choice in plan.choices
         if choice.is_compressed and isinstance(choice.compression, LowRank)
     }
-    if found and arguments.settings.clip is not None:
+    if found and settings.clip is not None:
         raise UsageError(
             "--compress=powersgd has no limit on the gradients' norm; expected no clip_gradients "
             "or clip=, another compression, or with --compress=auto a smaller loss budget"

@@ -43,7 +43,7 @@ from poseidon.exchange.side_stream import SerialExecutor, SideStream, join_withi
 from ps_server.errors import as_server_error
 from ps_server.link import LinkPriority
 from ps_server.numerics import prepare_thread
-from ps_server.rules import clip_factor, plain_sum
+from ps_server.rules import clip_factor
 from ps_server.trace import NO_TRACE, Tracer, Track
 
 
@@ -183,14 +183,12 @@ class FactorCarrier(FactoredCarrier):
     def wait(self, index: int) -> None:
         self._wait(index, self._iteration - self._staleness)
 
-    def held_squares(self) -> float:
+    def held_squares(self) -> list[float]:
         self._in_order.drain()
         with self.peers.monitor:
             held = [weight.progress.held for weight in self._weights.values()]
         pairs = [pair for pair in held if pair is not None]
-        return plain_sum(
-            factors_sum_of_squares(torch.from_numpy(p.u), torch.from_numpy(p.v)) for p in pairs
-        )
+        return [factors_sum_of_squares(torch.from_numpy(p.u), torch.from_numpy(p.v)) for p in pairs]
 
     def finish(self, limit: float) -> None:
         for index, weight in self._weights.items():

@@ -5,6 +5,7 @@ They decide nothing.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -49,6 +50,16 @@ class Traffic:
     bytes_in: int
     on_way_s: float
     held_back: float | None = None
+
+    def plus(self, other: Traffic) -> Traffic:
+        """Return the traffic of two parts of a tensor."""
+        own = [norm for norm in (self.held_back, other.held_back) if norm is not None]
+        return Traffic(
+            bytes_out=self.bytes_out + other.bytes_out,
+            bytes_in=self.bytes_in + other.bytes_in,
+            on_way_s=self.on_way_s + other.on_way_s,
+            held_back=math.hypot(*own) if own else None,
+        )
 
 
 class TransitTimes:

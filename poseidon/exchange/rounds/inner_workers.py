@@ -7,6 +7,7 @@ first one's. So passes, hooks and updates work on the module's tensors, whoever'
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -16,6 +17,7 @@ from poseidon.exchange.alone import AloneCarrier
 from poseidon.exchange.base import ExchangeSettings, History, Trained
 from poseidon.exchange.carrier import Step
 from poseidon.exchange.local_histories import LocalHistories
+from ps_server.rules import clip_factor
 
 
 class InnerWorkers:
@@ -43,6 +45,7 @@ class InnerWorkers:
         ]
         self.histories: list[LocalHistories] = [carrier.state for carrier in self._carriers]
         self._by_caller = by_caller
+        self._clip = settings.clip
         self._copies = (
             [[torch.empty_like(value) for value in self._values] for _ in range(count)]
             if count > 1
@@ -74,13 +77,19 @@ class InnerWorkers:
 
     def next(self) -> None:
         """Update the values of this turn, and begin the next one."""
-        self._carriers[self._turn].finish(1.0)
+        self._update()
         self._enter(self._turn + 1)
 
     def finish(self) -> None:
         """Update the values of the last turn, and end the iteration."""
-        self._carriers[self._turn].finish(1.0)
+        self._update()
         self._enter(0)
+
+    def _update(self) -> None:
+        carrier, limit = self._carriers[self._turn], 1.0
+        if self._clip is not None and not self._by_caller:
+            limit = clip_factor(math.fsum(carrier.held_squares()), self._clip)
+        carrier.finish(limit)
 
     def set(self, values: list[Tensor]) -> None:
         """Set the values of all virtual workers. Between two iterations."""

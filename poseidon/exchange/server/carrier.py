@@ -18,7 +18,7 @@ from poseidon.exchange.server.placed import Placed, PlacedAlone
 from poseidon.exchange.server.pool import Pool
 from poseidon.exchange.server.store import Layout
 from poseidon.exchange.server.tables import ServerTables
-from ps_server import Client
+from ps_server import Client, StoreSpec
 
 
 class Parts(Enum):
@@ -39,6 +39,8 @@ class ServerCarrier(GradientCarrier):
 
     Args:
         client: connected to every shard; this carrier closes it.
+        layout: the tables of this worker's plane in the store.
+        control: of the plane.
         equal_bits: whether the job ends where the processors of the replicas compute different
             bits.
     """
@@ -49,13 +51,14 @@ class ServerCarrier(GradientCarrier):
         self,
         client: Client,
         layout: Layout,
+        store: StoreSpec,
         settings: ExchangeSettings,
         control: JobControl,
         *,
         parts: Parts = Parts.WHOLE,
         equal_bits: bool = True,
     ) -> None:
-        self._rank = client.rank
+        self._rank = client.host
         self._settings = settings
         self._control = control
         self._parts = parts
@@ -63,7 +66,8 @@ class ServerCarrier(GradientCarrier):
         self._tables = ServerTables(
             client,
             layout.pooled,
-            layout.store,
+            range(layout.first, layout.first + len(layout.tables)),
+            store,
             settings,
             in_background=parts is Parts.IN_BACKGROUND,
         )
@@ -117,7 +121,7 @@ class ServerCarrier(GradientCarrier):
     def wait(self, index: int) -> None:
         self._of[index].wait(index)
 
-    def held_squares(self) -> float:
+    def held_squares(self) -> list[float]:
         self._complete()
         return self._tables.held_squares()
 

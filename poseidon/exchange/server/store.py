@@ -20,6 +20,7 @@ import torch
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.lossy.low_rank_matrix import FactorTables
 from poseidon.exchange.membership import Membership
+from poseidon.exchange.options import ExchangeOptions
 from ps_server import CodecPair, Keeping, Precision, StoreSpec, TableSpec
 
 PRECISION_OF = {
@@ -30,27 +31,26 @@ PRECISION_OF = {
 """The precision of what workers hold, by the type of the tensor."""
 
 
-def store_spec(
+def table_specs(
     tensors: Sequence[Trained],
-    settings: ExchangeSettings,
-    member: Membership,
+    options: ExchangeOptions,
     *,
     copies: Collection[int] = (),
     codecs: Sequence[CodecPair | None] = (),
     parts: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
-) -> StoreSpec:
-    """Return the store that holds these tensors; the same on every worker.
+    plane: int = 0,
+) -> tuple[TableSpec, ...]:
+    """Return the tables that hold these tensors; the same on every worker.
 
     Args:
         tensors: one table each, in this order.
-        member: of the job; all members share the store.
         copies: indices of the tensors of which the shards only keep a copy.
         codecs: of each tensor; empty: none has one.
         parts: sizes of the tensors that share a table, by table.
+        plane: whose workers push to them.
     """
-    options = member.options
     codecs = codecs or [None] * len(tensors)
-    tables = tuple(
+    return tuple(
         TableSpec(
             name=trained.name,
             size=trained.tensor.numel(),
@@ -62,21 +62,36 @@ def store_spec(
             parts=parts.get(index, ()),
             held_as=PRECISION_OF[trained.tensor.dtype],
             row_elements=math.prod(trained.tensor.shape[1:]) if trained.looked_up else 0,
+            plane=plane,
         )
         for index, trained in enumerate(tensors)
     )
+
+
+def store_spec(
+    planes: Sequence[Sequence[TableSpec]], settings: ExchangeSettings, member: Membership
+) -> StoreSpec:
+    """Return the store that holds the tables of all planes, one plane after another; the same on
+    every worker.
+
+    Args:
+        member: of the job; all members share the store.
+    """
+    options = member.options
     clip = settings.clip if options.staleness == 0 else None
+    outside = sorted({t.plane for tables in planes for t in tables if t.keeping is Keeping.COPY})
     return StoreSpec(
         workers=member.network.size,
+        hosts=member.hosts,
         shards=member.shards,
-        tables=tables,
+        tables=tuple(table for tables in planes for table in tables),
         consistency=options.consistency,
         clip=clip,
         gradient_scale=settings.gradient_scale,
         start_clock=settings.start_clock,
         loads=member.loads,
         chunks=member.chunks,
-        outside_norm=bool(copies) and clip is not None,
+        outside_norm=() if clip is None else tuple(outside),
         precision=options.precision,
         virtual_workers=None if member.placed.is_one_each else member.placed,
         quorum=member.quorum[0],
@@ -92,21 +107,23 @@ def _keeping(trained: Trained, copied: bool) -> Keeping:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """What the tables of a store hold.
+    """What the tables of a plane hold.
 
     Attributes:
-        store: the tables: first the factors of tensors that travel by PowerSGD, then the pools.
+        tables: first the factors of tensors that travel by PowerSGD, then the pools.
+        first: the number of the first table in the store.
         pools: the indices of the tensors in each of the other tables.
         elsewhere: indices of the tensors that other carriers move.
         factors: the tables of tensors that travel by PowerSGD.
     """
 
     tensors: Sequence[Trained]
-    store: StoreSpec
+    tables: Sequence[TableSpec]
     pools: Sequence[Sequence[int]]
     pooled: Sequence[Trained]
     elsewhere: frozenset[int] = frozenset()
     factors: Sequence[FactorTables] = ()
+    first: int = 0
 
     @property
     def owners(self) -> list[Sequence[int]]:
@@ -122,8 +139,7 @@ class Layout:
         """Indices of the tensors that travel by PowerSGD."""
         return frozenset(index for shared in self.factors for index in shared.indices)
 
-    @property
-    def encoded(self) -> frozenset[int]:
-        """Indices of the tensors whose gradients lose bits on the way to the shards."""
-        tables = zip(self.store.tables, self.owners, strict=True)
-        return frozenset(i for table, own in tables if self.store.is_lossy(table) for i in own)
+    def encoded(self, store: StoreSpec) -> frozenset[int]:
+        """Return the indices of the tensors whose gradients lose bits on the way to the shards."""
+        tables = zip(self.tables, self.owners, strict=True)
+        return frozenset(i for table, own in tables if store.is_lossy(table) for i in own)

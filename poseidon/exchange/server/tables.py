@@ -38,15 +38,17 @@ from ps_server.client import ComingHistory
 from ps_server.protocol.messages import Payload
 from ps_server.protocol.precision import as_array
 from ps_server.protocol.virtual_workers import Node
-from ps_server.rules import change, history_count, plain_sum, sum_of_squares
+from ps_server.rules import change, history_count, squares_of, sum_of_squares
 
 
 class ServerTables(CarrierState):
-    """All tables of a store. They are named by their place in it. As a state they have what codecs
-    hold back; `Placed` has the histories.
+    """The tables of a plane. They are named by their place among them. As a state they have what
+    codecs hold back; `Placed` has the histories.
 
     Args:
         client: connected to every shard; this closes it.
+        held: what each table holds.
+        own: the numbers of the tables in the store.
         in_background: whether pushes are encoded on a thread also where tensors are on a CPU, and a
             read waits for the pushes of its own table only. For a client with table clocks: its
             next read does not depend on the end of an iteration.
@@ -56,6 +58,7 @@ class ServerTables(CarrierState):
         self,
         client: Client,
         held: Sequence[Trained],
+        own: range,
         store: StoreSpec,
         settings: ExchangeSettings,
         *,
@@ -63,6 +66,8 @@ class ServerTables(CarrierState):
     ) -> None:
         self._client = client
         self._store = store
+        self._first = own.start
+        self._specs = store.tables[own.start : own.stop]
         self._settings = settings
         self._step = Step(settings.start_clock, (0.0,))
         device = held[0].tensor.device if held else torch.device("cpu")
@@ -75,13 +80,13 @@ class ServerTables(CarrierState):
         self._broken: Exception | None = None
         self._tables = [
             ServerTable(trained, spec, self._side)
-            for trained, spec in zip(held, store.tables, strict=True)
+            for trained, spec in zip(held, self._specs, strict=True)
         ]
         self._held_back: Mapping[str, Array] = {}
         self.private = any(table.staleness > 0 for table in self._tables)
         self.encodes_pushes = any(table.encodes_pushes for table in self._tables)
         self.virtual_workers = store.placed.count
-        self.own = store.placed.of(client.rank)
+        self.own = store.placed.of(client.host)
         """The virtual workers of this worker."""
 
     def __len__(self) -> int:
@@ -89,7 +94,7 @@ class ServerTables(CarrierState):
 
     def nodes(self, index: int) -> tuple[Node, ...]:
         """Return the nodes whose sums are pushed to a table in an iteration."""
-        return self._store.nodes(self._store.tables[index], self._client.rank)
+        return self._store.nodes(self._specs[index], self._client.host)
 
     def open(self, histories: Sequence[History], clock: int | None) -> None:
         """Bring all tables to rank 0's values, with these histories; see `Exchange.open`."""
@@ -103,7 +108,7 @@ class ServerTables(CarrierState):
         for index, table in enumerate(self._tables):
             if table.staleness == 0 and not (table.statistics or table.is_copy):
                 # from a push to the next read the tensor belongs to the exchange
-                self._client.bind(index, table.value)
+                self._client.bind(self._first + index, table.value)
         self._restore()
         self._client.start(self._initial)
         for index in range(len(self._tables)):
@@ -111,13 +116,13 @@ class ServerTables(CarrierState):
 
     def _restore(self) -> None:
         for index, table in enumerate(self._tables):
-            for worker, held_back in self._client.held_back(index).items():
+            for worker, held_back in self._client.held_back(self._first + index).items():
                 held_back[:] = self._held_back.get(table.of_pushes(worker), 0.0)
             table.unsent = self._held_back.get(table.of_values) if table.has_own_value else None
         self._held_back = {}
 
     def _initial(self, index: int) -> list[Payload]:
-        table = self._tables[index]
+        table = self._tables[index - self._first]
         history = [history.numpy() for history in table.initial_history]
         if table.unsent is None:
             return [table.value, *history]
@@ -131,7 +136,7 @@ class ServerTables(CarrierState):
         for index, table in enumerate(self._tables):
             table.begun, table.pushes = False, 0
             if not table.is_copy:
-                self._client.request(index)
+                self._client.request(self._first + index)
 
     def push(self, index: int, gradient: Tensor) -> None:
         """Push the gradient of what a table holds, or the values of statistics; with several
@@ -155,11 +160,11 @@ class ServerTables(CarrierState):
             flat = table.to_host(gradient.detach().reshape(-1), number)
         self._side.synchronize()
         if table.staleness == 0:
-            self._client.push(index, as_array(flat), rate=step.rates[table.rate_index])
+            rate = step.rates[table.rate_index]
+            self._client.push(self._first + index, as_array(flat), rate=rate)
         elif self._settings.clip is None:
-            self._client.push(
-                index, self._changed(table, flat, self._settings.gradient_scale, step)
-            )
+            moved = self._changed(table, flat, self._settings.gradient_scale, step)
+            self._client.push(self._first + index, moved)
         else:
             table.pending = flat
 
@@ -172,7 +177,7 @@ class ServerTables(CarrierState):
         value = torch.from_numpy(table.value)
         rate = step.rates[table.rate_index]
         moved = change(table.rule, gradient, table.history, value, rate=rate, step=step.iteration)
-        moved.div_(self._store.workers)
+        moved.div_(self._store.host_count)
         value.add_(moved)
         found: Array = moved.numpy()
         return found
@@ -180,16 +185,18 @@ class ServerTables(CarrierState):
     def _push_statistics(self, index: int, table: ServerTable, values: Tensor) -> None:
         moved: Array = values.detach().reshape(-1).cpu().numpy().copy()
         if table.staleness:
-            moved = (moved - table.last_read) / np.float32(self._store.workers)
+            moved = (moved - table.last_read) / np.float32(self._store.host_count)
             np.add(table.last_read, moved, out=table.value)
-        self._last_push[index] = self._pushes.call(partial(self._client.push, index, moved))
+        self._last_push[index] = self._pushes.call(
+            partial(self._client.push, self._first + index, moved)
+        )
 
     def skip(self, index: int) -> None:
         """Leave a table of means as it is in this iteration, in place of `push`; all replicas
         do.
         """
         self._tables[index].begun = True
-        self._pushes.call(partial(self._client.skip, index))
+        self._pushes.call(partial(self._client.skip, self._first + index))
 
     def read(self, index: int, staleness: int | None = None) -> None:
         """Wait for the value of a table, and copy it to what the table holds.
@@ -199,13 +206,14 @@ class ServerTables(CarrierState):
         """
         self._drain(self._last_push[index] if self._in_background else None)
         table = self._tables[index]
-        self._client.read(index, table.value, staleness=staleness)
+        self._client.read(self._first + index, table.value, staleness=staleness)
         table.publish()
 
-    def held_squares(self) -> float:
-        """Return the sum of squares of the gradients that wait for the limit, at staleness > 0."""
+    def held_squares(self) -> list[float]:
+        """Return the squares of the gradients that wait for the limit, at staleness > 0."""
         self._pushes.drain()
-        return plain_sum(sum_of_squares(t.pending) for t in self._tables if t.pending is not None)
+        pending = [table.pending for table in self._tables if table.pending is not None]
+        return [square for gradient in pending for square in squares_of(gradient)]
 
     def finish(self, limit: float, *, in_parts: bool) -> None:
         """End the iteration.
@@ -232,7 +240,8 @@ class ServerTables(CarrierState):
         for index, table in enumerate(self._tables):
             if table.pending is not None:
                 scale = limit * self._settings.gradient_scale
-                self._client.push(index, self._changed(table, table.pending, scale, self._step))
+                moved = self._changed(table, table.pending, scale, self._step)
+                self._client.push(self._first + index, moved)
                 table.pending = None
 
     def settle(self) -> None:
@@ -251,7 +260,7 @@ class ServerTables(CarrierState):
         if table.statistics:  # no rule moves them; Caffe's solverstate has zeros there
             return [np.zeros(table.value.size, np.float32)] * len(table.history)
         if table.staleness == 0:
-            return self.history_in(index, self._client.history(index))
+            return self.history_in(index, self._client.history(self._first + index))
         return [history.numpy().copy() for history in table.history]
 
     def ask(self, into: Mapping[int, Sequence[Array] | None]) -> dict[int, ComingHistory]:
@@ -261,7 +270,7 @@ class ServerTables(CarrierState):
             into: flat arrays by table, to be written to.
         """
         return {
-            index: self._client.ask_history(index, into.get(index))
+            index: self._client.ask_history(self._first + index, into.get(index))
             for index, table in enumerate(self._tables)
             if table.staleness == 0 and not table.statistics and not table.is_copy
         }
@@ -273,9 +282,10 @@ class ServerTables(CarrierState):
     def held_back(self) -> Mapping[str, Array]:
         """Return what the codecs of all tables have held back, by name: of the shards' on rank 0."""
         found = {name: part.numpy().copy() for name, part in self.parts().items()}
-        if self._client.rank == 0:
+        if self._client.host == 0:
             encoded = [index for index, table in enumerate(self._tables) if table.has_own_value]
-            found |= self.held_back_there({i: self._client.ask_history(i) for i in encoded})
+            coming = {i: self._client.ask_history(self._first + i) for i in encoded}
+            found |= self.held_back_there(coming)
         return found
 
     def parts(self) -> dict[str, Tensor]:
@@ -283,7 +293,7 @@ class ServerTables(CarrierState):
         return {
             table.of_pushes(worker): torch.from_numpy(held_back)
             for index, table in enumerate(self._tables)
-            for worker, held_back in self._client.held_back(index).items()
+            for worker, held_back in self._client.held_back(self._first + index).items()
         }
 
     def held_back_there(self, coming: Mapping[int, ComingHistory]) -> dict[str, Array]:
@@ -309,9 +319,9 @@ class ServerTables(CarrierState):
                 bytes_out=t.bytes_out,
                 bytes_in=t.bytes_in,
                 on_way_s=t.waited_s + t.hidden_s,
-                held_back=_norm(list(self._client.held_back(index).values())),
+                held_back=_norm(list(self._client.held_back(self._first + index).values())),
             )
-            for index, t in enumerate(self._client.statistics().tables)
+            for index, t in enumerate(self._client.statistics().tables[self._first :][: len(self)])
         ]
 
     def close(self) -> None:

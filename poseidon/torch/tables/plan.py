@@ -154,9 +154,7 @@ def check_tables(tables: Sequence[PlannedTable], member: Membership, clip: float
         reason = "no clip=, because the shards have the gradients of rows"
     elif options.local_steps:
         reason = "no local steps (--local_steps), because workers hold few of their rows"
-    elif member.local_workers > 1:
-        reason = "one worker a host, because each exchanges rows with the shards itself"
-    elif not (member.alone or options.kind.has_shards):
+    elif member.network.size > 1 and not (member.shards and options.kind.has_shards):
         reason = "shards to hold them: --exchange=auto, ps, hybrid or svb"
     if reason:
         raise UsageError(f"table '{tables[0].spec.name}' has sparse gradients; expected {reason}")

@@ -77,7 +77,7 @@ def test_a_job_is_named_by_its_text(text: str) -> None:
     [
         ("mpi", "'mpi' is none of default, auto, hybrid, ps"),
         ("ps+zip", "'zip'"),
-        ("ps+P4", "--local_steps=fragments is for local steps"),
+        ("ps+P4", "--local_steps=fragments needs local steps"),
         ("ps+H4+D4", "--local_steps=4,delay=4"),
         ("allreduce+int8", "--compress is for tensors"),
     ],

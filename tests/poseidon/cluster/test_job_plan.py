@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 
 from poseidon.cluster.job_plan import best_loads, devices_from_flag, plan_job
-from poseidon.cluster.machinefile import Host, HostRole
+from poseidon.cluster.machinefile import Host, HostRole, parse_machinefile
 from poseidon.errors import UsageError
 
 TWO = (Host(id=0, address="10.0.0.7", port=9999), Host(id=1, address="fd00::8", port=0))
@@ -27,7 +27,7 @@ def test_one_worker_per_device_and_channels_shards_per_client() -> None:
         (2, 1, 0, "tcp://[fd00::8]:0"),
         (3, 1, 1, "tcp://[fd00::8]:0"),
     ]
-    assert (plan.worker_count, plan.shard_count, plan.workers_per_host) == (4, 4, 2)
+    assert (plan.worker_count, plan.shard_count, plan.workers_by_host) == (4, 4, (2, 2))
     assert plan.roles == (*plan.shards, *plan.workers)
     assert len({role.process for role in plan.roles}) == 8
 
@@ -52,35 +52,40 @@ def test_on_one_machine_ports_are_free_ones() -> None:
     ]
 
 
-def _with_gpus(*gpus: str | None) -> tuple[Host, ...]:
-    return tuple(
-        Host(id=number, address="127.0.0.1", port=0, gpus=words)
-        for number, words in enumerate(gpus)
-    )
-
-
 @pytest.mark.parametrize(
-    ("gpus", "usual", "devices"),
+    ("options", "usual", "devices"),
     [
-        ((None, "2,3"), ("cuda:0", "cuda:1"), ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]),
-        ((None, "cpu"), ("cuda:0",), ["cuda:0", "cpu"]),
-        (("1,2", "0,1"), ("cpu",), ["cuda:1", "cuda:2", "cuda:0", "cuda:1"]),
-        (("cpu", "0"), ("cpu",), ["cpu", "cuda:0"]),
+        (("", "gpus=2,3"), ("cuda:0", "cuda:1"), [["cuda:0", "cuda:1"], ["cuda:2", "cuda:3"]]),
+        (("", "gpus=cpu"), ("cuda:0",), [["cuda:0"], ["cpu"]]),
+        (("gpus=1,2", "gpus=0,1"), ("cpu",), [["cuda:1", "cuda:2"], ["cuda:0", "cuda:1"]]),
+        (("gpus=cpu", "gpus=0"), ("cpu",), [["cpu"], ["cuda:0"]]),
+        (("", "gpus=0,1"), ("cuda:0",), [["cuda:0"], ["cuda:0", "cuda:1"]]),
+        (("workers=2", ""), ("cpu",), [["cpu", "cpu"], ["cpu"]]),
+        (("", "workers=1"), ("cpu", "cpu"), [["cpu", "cpu"], ["cpu"]]),
+        (("gpus=cpu workers=3", ""), ("cuda:0",), [["cpu"] * 3, ["cuda:0"]]),
     ],
 )
 def test_devices_of_the_machinefile(
-    gpus: tuple[str | None, ...], usual: tuple[str, ...], devices: list[str]
+    options: tuple[str, ...], usual: tuple[str, ...], devices: list[list[str]]
 ) -> None:
-    plan = plan_job(_with_gpus(*gpus), devices_per_host=usual, channels=1)
-    assert [worker.device for worker in plan.workers] == devices
-    assert plan.workers_per_host == len(devices) // 2
+    lines = "\n".join(f"{number} 127.0.0.1 0 {words}" for number, words in enumerate(options))
+    hosts = parse_machinefile(lines, source="hosts")
+    plan = plan_job(hosts, devices_per_host=usual, channels=1)
+    assert plan.workers_by_host == tuple(map(len, devices))
+    assert [plan.workers_on(host) for host in hosts] == list(map(len, devices))
+    assert [(w.rank, w.position, w.local_rank, w.device) for w in plan.workers] == [
+        (sum(map(len, devices[:position])) + local_rank, position, local_rank, device)
+        for position, own in enumerate(devices)
+        for local_rank, device in enumerate(own)
+    ]
 
 
-def test_a_machine_with_another_number_of_devices_is_refused() -> None:
+def test_a_number_of_workers_is_for_the_cpu() -> None:
+    (host,) = parse_machinefile("0 node0 0 workers=2", source="hosts")
     with pytest.raises(
-        UsageError, match=r"client 1 on 127.0.0.1 has gpus=0,1, 2 workers, where the others have 1"
+        UsageError, match=r"client 0 on node0 has 2 workers on the CPU .*job runs on cuda:0; exp"
     ):
-        plan_job(_with_gpus(None, "0,1"), devices_per_host=("cuda:0",), channels=1)
+        plan_job([host], devices_per_host=("cuda:0",), channels=1)
 
 
 def test_shards_listen_where_the_others_reach_them() -> None:

@@ -196,6 +196,14 @@ def test_every_word() -> None:
     )
 
 
+def test_workers_on_the_cpu() -> None:
+    assert parse_options(["workers=12", "gpus=cpu"], "hosts:1").workers == 12
+    with pytest.raises(
+        MachinefileError, match=r"^hosts:1: gpus=0,1 gives each device a worker; expected no wor"
+    ):
+        parse_options(["workers=2", "gpus=0,1"], "hosts:1")
+
+
 @pytest.mark.parametrize("word", ["python=python3.11", "python=~/venv/bin/python", "gpus=cpu"])
 def test_other_legal_values(word: str) -> None:
     name, _, value = word.partition("=")
@@ -219,6 +227,9 @@ def test_other_legal_values(word: str) -> None:
         ("gpus=0,", "expected device numbers"),
         ("gpus=0,00", "lists a device twice"),
         ("gpus=$(id)", "expected device numbers"),
+        ("workers=0", "workers must be 1 to 1000, not 0"),
+        ("workers=1001", "workers must be a whole number"),
+        ("workers=x", "workers must be a whole number"),
         ("python=-c", "or a program's name"),
         ("python=~other/python", "or a program's name"),
         ("python=bin/python", "or a program's name"),

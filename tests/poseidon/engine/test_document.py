@@ -43,6 +43,11 @@ BROKEN = {
     "text for a number": (changed(rank="1"), "JobDocument has '1' as its rank"),
     "true for a number": (changed(rank=True), "JobDocument has True as its rank"),
     "rank beyond": (changed(rank=2), "rank is 2 of 2 workers"),
+    "other hosts": (
+        changed(hosts=[1, 2]),
+        r"hosts are (1, 2); expected 2 workers, one or more for",
+    ),
+    "a host without": (changed(hosts=[2, 0]), r"hosts are (2, 0); expected 2 workers, one or more"),
     "no workers": (changed(workers=0), "workers is 0; expected 1 or more"),
     "negative": (changed(exchange={"staleness": -1}), "--staleness=-1: expected 0 or more"),
     "consistency": (

@@ -21,11 +21,11 @@ from poseidon.exchange.membership import Membership
 from poseidon.exchange.observe.statistics import WaitTimes
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.server.carrier import ServerCarrier
-from poseidon.exchange.server.store import store_spec
 from ps_server import Client, Consistency, Keeping, Precision, Rule
 from ps_server.network import Network
 from ps_server.protocol.messages import Array
 from tests.support.cluster import TIMEOUT_S, TOKEN, Addresses, job_addresses, shards_on_sockets
+from tests.support.exchanges import plain_store
 
 
 def tensors(*, bias: bool = True, rows: int = 8) -> list[Trained]:
@@ -105,7 +105,7 @@ def test_a_workers_budget_makes_it_send_less_and_loses_nothing() -> None:
 @pytest.mark.parametrize(("homes", "chunks"), [((), 12), ((0, 1), 12), ((0, 1, -1), 24)])
 def test_shards_on_hosts_of_their_own_are_cut_finer(homes: tuple[int, ...], chunks: int) -> None:
     member = Membership(network=Network(size=2), shards=len(homes) or 2, homes=homes)
-    assert store_spec([], ExchangeSettings(), member).chunks == chunks
+    assert plain_store([], ExchangeSettings(), member).chunks == chunks
 
 
 def _budgeted(rank: int, budget: float | None) -> Membership:

@@ -9,6 +9,7 @@ import pytest
 
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.rounds.local_steps import RoundsCarrier, anchors_of, outer_rule
 from ps_server import Rule, RuleKind
@@ -23,13 +24,6 @@ from tests.support.machines import machines
 ONE_STEP = ExchangeOptions(local_steps=1, outer_lr=1.0, outer_momentum=0.0)
 """Rounds with the weights of synchronous training, by a rule that is linear in the gradients."""
 ADAM = Scenario(rule=Rule(kind=RuleKind.ADAM, momentum=0.9, delta=1e-4), clip=0.2)
-
-
-@contextmanager
-def on_hosts(hosts: AbstractContextManager[Make], local_workers: int) -> Iterator[Make]:
-    """Workers of hosts, which one of these exchanges joins."""
-    with hosts as inner, machines(inner, local_workers) as make:
-        yield make
 
 
 @contextmanager
@@ -65,12 +59,24 @@ EXCHANGES: dict[str, tuple[Callable[[], AbstractContextManager[Make]], int, Scen
     "factors": (lambda: hybrid(3, 2), 3, ADAM),
     "server, factors and all-reduce": (lambda: hybrid(3, 2, **THREE_SCHEMES), 3, ADAM),
     "all-reduce": (lambda: allreduce(3), 3, ADAM),
-    "two hosts through the server": (lambda: on_hosts(server(2, 2), 2), 4, ADAM),
-    "two hosts by all-reduce": (lambda: on_hosts(allreduce(2), 2), 4, ADAM),
-    "one host": (lambda: on_hosts(alone(), 3), 3, ADAM),
+    "two hosts through the server": (lambda: machines(ExchangeKind.SERVER, (2, 2)), 4, ADAM),
+    "two unequal hosts": (lambda: machines(ExchangeKind.SERVER, (2, 1)), 3, ADAM),
+    "two hosts by factors": (lambda: machines(ExchangeKind.FACTORS, (2, 2)), 4, ADAM),
+    "two hosts by all-reduce": (lambda: machines(ExchangeKind.ALLREDUCE, (2, 2)), 4, ADAM),
+    "two unequal hosts by all-reduce": (
+        lambda: machines(ExchangeKind.ALLREDUCE, (1, 3)),
+        4,
+        ADAM,
+    ),
+    "one host": (lambda: machines(ExchangeKind.SERVER, (3,), shards=0), 3, ADAM),
+    "one host with shards": (lambda: machines(ExchangeKind.SERVER, (3,)), 3, ADAM),
     "rounds through the server": (lambda: rounds(server(2, 2)), 2, Scenario()),
     "rounds by all-reduce": (lambda: rounds(allreduce(2)), 2, Scenario()),
-    "rounds on two hosts": (lambda: rounds(on_hosts(server(2, 2), 2)), 4, Scenario()),
+    "rounds on two hosts": (
+        lambda: rounds(machines(ExchangeKind.SERVER, (2, 2))),
+        4,
+        Scenario(),
+    ),
 }
 
 

@@ -15,7 +15,6 @@ from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
-from poseidon.exchange.server.store import store_spec
 from ps_server import Consistency, Regularization, Rule, RuleKind
 from ps_server.network import Network
 from ps_server.transport.memory import Faults
@@ -29,7 +28,7 @@ from tests.support.exchange_contract import (
     reference,
     train,
 )
-from tests.support.exchanges import plain_exchange
+from tests.support.exchanges import plain_exchange, plain_store
 
 # RMSProp divides by the root of its last few gradients: with a small delta it would magnify the
 # rounding of a coordinate whose gradient passes through zero.
@@ -64,7 +63,7 @@ def server(
     with store as connect:
 
         def make(rank: int, tensors: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
-            spec = store_spec(
+            spec = plain_store(
                 tensors,
                 settings,
                 Membership(

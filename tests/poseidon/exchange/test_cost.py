@@ -25,9 +25,9 @@ from poseidon.exchange.cost import (
 from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
-from poseidon.exchange.server.store import store_spec
 from ps_server import CodecPair, Consistency, Precision
 from ps_server.network import Network
+from tests.support.exchanges import plain_store
 
 MEGA_FLOATS = 4_000_000
 
@@ -260,7 +260,7 @@ def test_the_plan_says_where_rows_are_left_out(options: dict[str, object], packs
     plan = plan_exchange([table], member)
     assert ("ps rows" in plan.table()[1]) is packs
     pair = plan.choices[0].compression
-    store = store_spec(
+    store = plain_store(
         [table],
         ExchangeSettings(),
         member,

@@ -91,8 +91,8 @@ class Noted(GradientCarrier, FactoredCarrier):
     def wait(self, index: int) -> None:
         self._log.append((self.indices, "wait", index))
 
-    def held_squares(self) -> float:
-        return self._held
+    def held_squares(self) -> list[float]:
+        return [self._held]
 
     def finish(self, limit: float) -> None:
         self._log.append((self.indices, "finish", limit))

@@ -78,7 +78,7 @@ def test_all_waits_end_and_the_next_exchange_begins_anew(name: str, stage: str) 
         last = rank == count - 1
         try:
             steps(part, last=last)
-        except PeerLost:  # the leader of its host was interrupted before
+        except PeerLost:  # another worker of its host was interrupted before
             interrupted.wait()
         except Interrupted:
             pass

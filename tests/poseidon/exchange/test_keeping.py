@@ -16,7 +16,7 @@ from poseidon.exchange.base import Array, History
 from poseidon.exchange.carrier import Kept as State
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
-from ps_server import Interrupted, LocalProtocolError
+from ps_server import Interrupted
 from ps_server.protocol.virtual_workers import VirtualWorkers
 from tests.support.elastic import ADAM, Case, Part, Worker, together
 
@@ -170,7 +170,7 @@ def test_only_who_holds_a_copy_receives_it_and_no_more_than_the_histories() -> N
     assert all(histories <= one <= 1.01 * histories for one in received[:holders])
 
 
-def test_the_leader_of_a_host_keeps_the_state_and_no_follower_does() -> None:
+def test_any_worker_of_a_host_keeps_the_state_of_all_its_tensors() -> None:
     case = Case(options=options(ExchangeKind.SERVER))
     workers = [Worker(case) for _ in range(4)]
 
@@ -179,14 +179,10 @@ def test_the_leader_of_a_host_keeps_the_state_and_no_follower_does() -> None:
         exchange.open(None)
         part.train(0)
         exchange.settle()
-        if part.member.local_rank:
-            with pytest.raises(LocalProtocolError, match="the history is shared"):
-                exchange.state.keep()
-        else:
-            kept = exchange.state.keep()
-            part.train(1)
-            assert any(array.any() for history in kept.result().values() for array in history)
-            return
+        kept = exchange.state.keep()
         part.train(1)
+        histories = kept.result()
+        assert [*histories] == [*range(len(part.worker.tensors))]
+        assert any(array.any() for history in histories.values() for array in history)
 
     together(workers, body, local_workers=2)

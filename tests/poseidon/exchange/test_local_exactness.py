@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
@@ -14,13 +13,10 @@ import pytest
 
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.building.built import Connect
+from poseidon.exchange.host.carrier import HostCarrier
 from poseidon.exchange.kinds import ExchangeKind, Scheme
-from poseidon.exchange.local.follower import FollowerCarrier
-from poseidon.exchange.local.leader import LeaderCarrier
-from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from ps_server import RuleKind
-from ps_server.network import Network
 from tests.poseidon.exchange.test_exactness import (
     CLIPS,
     KINDS,
@@ -33,7 +29,8 @@ from tests.poseidon.exchange.test_exactness import (
     schemes_of,
     train,
 )
-from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses
+from tests.support.cluster import job_addresses
+from tests.support.machines import member_on
 from tests.support.sampling import sample
 from tests.support.threads import on_threads
 
@@ -45,18 +42,10 @@ def run(
     kind: ExchangeKind, case: Case, folder: str, schemes: Sequence[Scheme] = ()
 ) -> tuple[list[list[np.ndarray]], list[Scheme]]:
     """A job with its workers as threads; their final weights, by rank, and their common plan."""
-    for machine in range(MACHINES):
-        (Path(folder) / f"{machine}").mkdir()
 
     def worker(rank: int, connect: Connect) -> tuple[list[np.ndarray], list[Scheme]]:
-        machine, local_rank = divmod(rank, LOCAL)
-        member = Membership(
-            network=Network(rank=machine, size=MACHINES, token=TOKEN, timeout_s=TIMEOUT_S),
-            shards=SHARDS,
-            local_rank=local_rank,
-            local_workers=LOCAL,
-            local_address=str(Path(folder) / f"{machine}" / "workers"),
-            options=ExchangeOptions(kind=kind),
+        member = member_on(
+            rank, [LOCAL] * MACHINES, folder, shards=SHARDS, options=ExchangeOptions(kind=kind)
         )
         end, built = train(
             rank,
@@ -64,13 +53,11 @@ def run(
             case,
             lambda t, s: build_exchange(t, s, member, connect, schemes=schemes),
         )
-        assert [type(c) for c in built.exchange.carriers] == [
-            FollowerCarrier if local_rank else LeaderCarrier
-        ]
+        assert [type(c) for c in built.exchange.carriers] == [HostCarrier]
         return end, schemes_of(built)
 
-    with job_addresses(kind, MACHINES, SHARDS) as connect:
-        ends = on_threads(MACHINES * LOCAL, lambda rank: worker(rank, connect.of(rank // LOCAL)))
+    with job_addresses(kind, MACHINES * LOCAL, SHARDS) as connect:
+        ends = on_threads(MACHINES * LOCAL, lambda rank: worker(rank, connect.of(rank)))
     assert all(plan == ends[0][1] for _, plan in ends)
     return [weights for weights, _ in ends], ends[0][1]
 

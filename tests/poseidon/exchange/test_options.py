@@ -290,6 +290,44 @@ def test_how_far_a_worker_may_be_ahead(options: dict[str, Any], most: int | None
     assert ExchangeOptions(**options).most_lead == most
 
 
+@pytest.mark.parametrize(
+    ("options", "hosts", "message"),
+    [
+        (
+            {"local_steps": 8, "quorum": 2, "quorum_grace": 1.0},
+            (2, 2),
+            "--local_steps=quorum=2 needs one work",
+        ),
+        (
+            {"local_steps": 8, "sync_fragments": 2},
+            (1, 2),
+            "fragments and delay of --local_steps need",
+        ),
+        (
+            {"staleness": 1},
+            (2, 1),
+            "--staleness=1 needs the same number of workers on each host, and the hosts have "
+            "1 to 2: each host sends one mean",
+        ),
+        ({"compress": "fc=powersgd:2"}, (2, 1, 2), "--compress=fc=powersgd:2 needs the same numb"),
+    ],
+)
+def test_what_hosts_cannot_exchange_so(
+    options: dict[str, Any], hosts: tuple[int, ...], message: str
+) -> None:
+    with pytest.raises(UsageError, match=f"^{message}"):
+        ExchangeOptions(**options).check_hosts(hosts)
+    ExchangeOptions(**options).check_hosts((1, 1))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"local_steps": 8}, {"compress": "int8"}, {"kind": ExchangeKind.ALLREDUCE}],
+)
+def test_what_uneven_hosts_go_with(options: dict[str, Any]) -> None:
+    ExchangeOptions(**options).check_hosts((3, 1, 2))
+
+
 def check_placed(bounds: tuple[int, ...], local_workers: int = 1, **options: Any) -> None:
     check_virtual_workers(VirtualWorkers(bounds), ExchangeOptions(**options), local_workers)
 

@@ -16,11 +16,10 @@ from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
-from poseidon.exchange.server.store import store_spec
 from ps_server import Rule, RuleKind
 from ps_server.network import Network
 from tests.support.cluster import memory_store
-from tests.support.exchanges import AloneExchange, plain_exchange
+from tests.support.exchanges import AloneExchange, plain_exchange, plain_store
 from tests.support.threads import on_threads
 
 ITERATIONS = 5
@@ -80,7 +79,7 @@ def trained(workers: int, *, staleness: int = 0, passes: int = 1) -> list[np.nda
         def run(rank: int) -> np.ndarray:
             net = Counting()
             tensors = tensors_of(net)
-            store = store_spec(
+            store = plain_store(
                 tensors,
                 SETTINGS,
                 Membership(

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -25,9 +24,9 @@ from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.replicas import checksum
 from ps_server import Precision, Rule, RuleKind
-from ps_server.network import Network
 from ps_server.protocol.virtual_workers import VirtualWorkers
-from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses
+from tests.support.cluster import job_addresses
+from tests.support.machines import member_on
 from tests.support.threads import on_threads
 
 V, BATCH, ITERATIONS = 7, 3, 3
@@ -74,7 +73,7 @@ def trained(
     local_workers: int = 1,
 ) -> tuple[list[str], set[Scheme]]:
     """Return the checksum of each tensor after some iterations, and the schemes."""
-    hosts = placed.processes // local_workers
+    hosts = [local_workers] * (placed.processes // local_workers)
     schemes: set[Scheme] = set()
 
     def train(rank: int, connect: Connect) -> list[str]:
@@ -91,13 +90,10 @@ def trained(
             for name, buffer in net.named_buffers()
             if buffer.is_floating_point()
         ]
-        member = Membership(
-            network=Network(
-                rank=rank // local_workers, size=hosts, token=TOKEN, timeout_s=TIMEOUT_S
-            ),
-            local_rank=rank % local_workers,
-            local_workers=local_workers,
-            local_address=f"{folder}/{rank // local_workers}/workers",
+        member = member_on(
+            rank,
+            hosts,
+            folder,
             shards=shards,
             virtual_workers=placed,
             options=ExchangeOptions(kind=case.kind, compress=case.compress, **case.local),
@@ -131,13 +127,9 @@ def trained(
 
     with (
         TemporaryDirectory(prefix="p") as folder,
-        job_addresses(case.kind, hosts, shards) as connect,
+        job_addresses(case.kind, placed.processes, shards) as connect,
     ):
-        for host in range(hosts):
-            (Path(folder) / str(host)).mkdir()
-        found = on_threads(
-            placed.processes, lambda rank: train(rank, connect.of(rank // local_workers))
-        )
+        found = on_threads(placed.processes, lambda rank: train(rank, connect.of(rank)))
     assert all(values == found[0] for values in found)
     return found[0], schemes
 

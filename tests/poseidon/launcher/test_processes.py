@@ -58,9 +58,9 @@ def test_every_process_that_connects_has_a_key_pair_of_its_own() -> None:
     made = plan(FAR, workers=2)
     start = start_of(made)
     keyrings = [start.keyring(role) for role in made.roles]
-    assert ["" if text == "" else "keys" for text in keyrings] == ["keys"] * 4 + ["keys", ""] * 2
-    rings = [Keyring.from_json(text) for text in keyrings if text]
-    assert len({ring.own.secret for ring in rings}) == 6
+    assert ["" if text == "" else "keys" for text in keyrings] == ["keys"] * 8
+    rings = [Keyring.from_json(text) for text in keyrings]
+    assert len({ring.own.secret for ring in rings}) == 8
     shards, workers = rings[:4], rings[4:]
     for ring in rings:
         assert ring.admit == tuple(worker.own.public for worker in workers)

@@ -60,6 +60,15 @@ def requested(
     return cluster.requested
 
 
+def test_a_client_asks_for_a_cpu_for_each_worker_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "hosts"
+    file.write_text("0 any 0 workers=3\n1 any 0\n", encoding="utf-8")
+    request = request_of(hostfile=str(file))
+    assert requested(request, monkeypatch) == [{0: {"CPU": 3.0}, 1: {"CPU": 1.0}}]
+
+
 def test_the_flags_name_the_clients() -> None:
     roles = [HostRole.BOTH, HostRole.BOTH, HostRole.SERVER]
     assert ray_hosts(request_of(clients=2, servers=1)) == tuple(

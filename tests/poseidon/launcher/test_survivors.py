@@ -48,6 +48,9 @@ def paused(plan: JobPlan, workers: dict[int, int | None], shards: str) -> dict[P
         (THREE, 2, {0: 8, 2: 8, 3: None}, "012", ([1], 8, [0, 2])),  # a host with all its workers
         (THREE, 2, {0: 8, 4: None, 5: None}, "012", ([0, 2], 8, [1])),  # or the one that holds it
         (THREE, 2, {1: 8}, "012", None),  # not of the first worker of its host
+        ("0 a 0 workers=2\n1 b 0", 1, {0: 8, 1: None, 2: 8}, "01", ([0, 1], 8, [])),
+        ("0 a 0 workers=2\n1 b 0", 1, {0: 8, 2: 8}, "01", ([1], 8, [0])),
+        ("0 a 0 workers=2\n1 b 0", 1, {0: 8, 1: None}, "01", ([0], 8, [1])),
         (
             "0 a 0 role=worker\n1 b 0 role=worker\n2 c 0 role=server",
             1,
@@ -80,10 +83,20 @@ def test_what_a_job_goes_on_with(
     assert ids == expected
 
 
-@pytest.mark.parametrize(("least", "goes_on"), [(2, True), (3, False)])
-def test_the_fewest_workers(least: int, goes_on: bool) -> None:
-    plan = plan_of(THREE)
-    found = find_survivors(plan, paused(plan, {0: 8, 1: 8}, "01"), min_workers=least)
+@pytest.mark.parametrize(
+    ("machinefile", "workers", "least", "goes_on"),
+    [
+        (THREE, {0: 8, 1: 8}, 2, True),
+        (THREE, {0: 8, 1: 8}, 3, False),
+        ("0 a 0 workers=2\n1 b 0\n2 c 0", {0: 8, 1: None, 2: 8}, 3, True),
+        ("0 a 0 workers=2\n1 b 0\n2 c 0", {2: 8, 3: 8}, 3, False),
+    ],
+)
+def test_the_fewest_workers(
+    machinefile: str, workers: dict[int, int | None], least: int, goes_on: bool
+) -> None:
+    plan = plan_of(machinefile)
+    found = find_survivors(plan, paused(plan, workers, "012"), min_workers=least)
     assert (found is not None) is goes_on
 
 

@@ -11,10 +11,11 @@ import pytest
 from poseidon.cluster.agent.messages import Join
 from poseidon.cluster.dial.tasks import Rendezvous, TaskDialer
 from poseidon.cluster.host_probe import HostNeeds, NeededFile
+from poseidon.cluster.machinefile import Host
 from poseidon.cluster.rendezvous.schedulers import Task, task_from
 from poseidon.errors import JobError, UsageError
 from poseidon.launcher.site import Site
-from poseidon.launcher.tasks import devices_of_tasks, take_part
+from poseidon.launcher.tasks import take_part, with_a_worker_for_each_task
 
 KEY = b"k" * 64
 
@@ -30,7 +31,7 @@ def test_rank_0_runs_the_job_on_the_hosts_that_have_met() -> None:
     def run_job(dialer: TaskDialer) -> int:
         (host,) = dialer.hosts
         assert (host.id, host.address, host.port) == (0, "127.0.0.1", 0)
-        assert dialer.tasks_per_host == 1
+        assert dialer.tasks == (1,)
         assert dialer.resume_command("poseidon train", {"snapshot": "a b"}) == (
             "the same tasks with '--snapshot=a b'"
         )
@@ -54,34 +55,46 @@ def test_what_a_host_lacks_is_told_before_anything_starts() -> None:
         take_part(rank_0_of(1), KEY, 60.0, run_job)
 
 
+HOSTS = tuple(Host(id=number, address=f"node{number}", port=0) for number in range(2))
+
+
 @pytest.mark.parametrize(
-    ("tasks", "gpu", "threads", "expected"),
+    ("tasks", "gpu", "threads", "gpus", "workers"),
     [
-        (1, "0,1", 1, ("0,1", 1)),
-        (1, "all", 1, ("all", 1)),
-        (1, "", 3, ("", 3)),
-        (4, "", 1, ("", 4)),
-        (4, "", 4, ("", 4)),
-        (3, "all", 1, ("0,1,2", 1)),
-        (2, "1,3", 1, ("1,3", 1)),
+        ((1, 1), "0,1", 1, (None, None), (None, None)),  # the flags decide
+        ((1, 1), "", 3, (None, None), (None, None)),
+        ((4, 4), "", 1, (None, None), (4, 4)),
+        ((2, 1), "cpu", 1, (None, None), (2, 1)),
+        ((4, 4), "", 4, (None, None), (4, 4)),
+        ((3, 1), "all", 1, ("0,1,2", "0"), (None, None)),
+        ((2, 2), "1,3", 1, ("1,3", "1,3"), (None, None)),
     ],
 )
 def test_several_tasks_are_several_workers(
-    tasks: int, gpu: str, threads: int, expected: tuple[str, int]
+    tasks: tuple[int, ...],
+    gpu: str,
+    threads: int,
+    gpus: tuple[str | None, ...],
+    workers: tuple[int | None, ...],
 ) -> None:
-    assert devices_of_tasks(gpu, threads, tasks) == expected
+    found = with_a_worker_for_each_task(HOSTS, tasks, gpu=gpu, app_threads=threads)
+    assert tuple(host.gpus for host in found) == gpus
+    assert tuple(host.workers for host in found) == workers
 
 
 @pytest.mark.parametrize(
     ("tasks", "gpu", "threads", "message"),
     [
-        (2, "", 3, "--workers=3 with 2 tasks on each host"),
-        (2, "0", 1, "--gpu=0 with 2 tasks on each host"),
+        ((2, 2), "", 3, "--workers=3 with 2 tasks on node0"),
+        ((2, 1), "", 2, "--workers=2 with 1 task on node1"),
+        ((2, 1), "0,1", 1, "--gpu=0,1 with 1 task on node1"),
     ],
 )
-def test_flags_that_say_another_number(tasks: int, gpu: str, threads: int, message: str) -> None:
+def test_flags_that_say_another_number(
+    tasks: tuple[int, ...], gpu: str, threads: int, message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
-        devices_of_tasks(gpu, threads, tasks)
+        with_a_worker_for_each_task(HOSTS, tasks, gpu=gpu, app_threads=threads)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])

@@ -12,6 +12,7 @@ from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.membership import Membership
 from poseidon.torch.sent_gradients import SentGradients
+from ps_server.network import Network
 
 REFUSAL = "they have left"
 
@@ -44,9 +45,23 @@ def test_what_changes_unseen_is_refused_unless_forgotten(forgets: bool) -> None:
             sent.check()
 
 
-def test_the_gradients_of_a_leader_may_change() -> None:
-    """They become the mean of its host's workers."""
-    leader = replace(WorkerContext(), member=Membership(local_workers=2, local_rank=0))
-    sent, parameters = noted(leader)
+def of_host(rank: int) -> WorkerContext:
+    """A worker of hosts with two workers and one: there is one plane."""
+    member = Membership(network=Network(rank=rank, size=3), hosts=(2, 1))
+    return replace(WorkerContext(), member=member)
+
+
+def test_the_gradients_of_an_owner_may_change() -> None:
+    """They become the sum of its host's workers."""
+    sent, parameters = noted(of_host(0))
     parameters[1].grad.data.mul_(2)  # type: ignore[union-attr]
     sent.check()
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_the_gradients_of_others_may_not(rank: int) -> None:
+    """A worker that owns nothing, and one that is alone on its host."""
+    sent, parameters = noted(of_host(rank))
+    parameters[1].grad.data.mul_(2)  # type: ignore[union-attr]
+    with pytest.raises(UsageError, match=REFUSAL):
+        sent.check()

@@ -18,8 +18,7 @@ def test_a_worker_has_all_variables_of_torchrun() -> None:
         script="train.py",
         rank=5,
         workers=6,
-        local_rank=1,
-        local_workers=2,
+        hosts=(3, 1, 2),
         restarts=1,
         max_restarts=3,
     )

@@ -13,7 +13,7 @@ from ps_server.protocol.collections_and_signals import (
 
 
 def test_a_collection_has_the_payloads_by_rank_whoever_comes_first() -> None:
-    shard, workers = ShardCollections(3), [WorkerCollections(3) for _ in range(3)]
+    shard, workers = ShardCollections(range(3)), [WorkerCollections(3) for _ in range(3)]
     gathers = [worker.contribute(b"%d" % rank) for rank, worker in enumerate(workers)]
     assert shard.contribute(2, gathers[2]) == {}
     assert shard.contribute(0, gathers[0]) == {}
@@ -30,7 +30,7 @@ def test_a_collection_has_the_payloads_by_rank_whoever_comes_first() -> None:
 
 
 def test_only_who_needs_the_payloads_gets_them() -> None:
-    shard, workers = ShardCollections(2), [WorkerCollections(2) for _ in range(2)]
+    shard, workers = ShardCollections(range(2)), [WorkerCollections(2) for _ in range(2)]
     gathers = [
         worker.contribute(b"%d" % rank, keeps=rank == 1) for rank, worker in enumerate(workers)
     ]
@@ -45,7 +45,7 @@ def test_only_who_needs_the_payloads_gets_them() -> None:
 
 
 def test_what_is_not_expected() -> None:
-    shard, worker = ShardCollections(2), WorkerCollections(2)
+    shard, worker = ShardCollections(range(2)), WorkerCollections(2)
     with pytest.raises(RemoteProtocolError, match="gathers 1; expected 0"):
         shard.contribute(0, m.Gather(1, b""))
     for tag in range(MAX_OPEN_GATHERS):

@@ -57,7 +57,7 @@ STORE = StoreSpec(
     start_clock=7,
     loads=(1, 2, 1),
     chunks=5,
-    outside_norm=True,
+    outside_norm=(0,),
     precision=Precision.FLOAT16,
     trial=True,
 )
@@ -72,6 +72,14 @@ LOSSY = StoreSpec(
 )
 QUORUM = StoreSpec(
     workers=3, shards=1, tables=(TableSpec(name="ip", size=5),), quorum=2, grace_s=0.5
+)
+HOSTS = StoreSpec(
+    workers=5,
+    shards=1,
+    tables=(TableSpec(name="ip", size=5), TableSpec(name="fc", size=6, plane=1)),
+    clip=1.0,
+    outside_norm=(0, 1),
+    hosts=(3, 2),
 )
 ROW_TABLE = RowTableSpec(
     name="users",
@@ -89,6 +97,7 @@ MESSAGES = [
     m.Welcome(2),
     m.Create(STORE),
     m.Create(LOSSY),
+    m.Create(HOSTS),
     m.MemoryOffer(4711, 9, b"0123456789abcdef", 12, 2**21),
     m.MemoryAnswer(True),
     m.Initial(0, 1, [ONES, 2 * ONES]),
@@ -104,13 +113,16 @@ MESSAGES = [
     m.Value(1, 0, 5, 4, np.ones(3, dtype=np.float16)),
     m.Fresh(6),
     m.PartialNorm(3, (1.5, 0.0)),
+    m.OutsideNorm(1, 3, (1.5, 0.0)),
     m.TotalNorm(3, 1.5),
     m.GetHistory(0, 0),
     m.History(0, 0, 8, 3, ONES),
     m.Gather(2, b"part"),
     m.Gather(3, b"", keeps=False),
+    m.Gather(2, b"part", whole=False),
     m.Gathered(2, (b"one", b"")),
     m.Gathered(3, ()),
+    m.Gathered(2, (b"one",), whole=False),
     m.Signal(m.SignalKind.STOP, 12),
     m.Leave(),
     m.Fault("no such chunk"),
@@ -270,15 +282,17 @@ def create(
     row_elements: int = 0,
     held_as: str = "float32",
     chunks: int = 12,
+    plane: int = 0,
+    hosts: Sequence[int] = (),
 ) -> bytes:
     """Return the header of `Create` for a store of one table, by the field list of
     docs/internals/wire_protocol.md.
     """
     of_rule = [rule, 0.0, 0.9, 1.0, 0.9, 0.0, regularization, 1.0, 0.0, False, list(matrices)]
-    table = ["t", size, staleness, 0, *of_rule, keeping, "", list(parts), row_elements, held_as]
+    table = ["t", size, staleness, 0, *of_rule, keeping, "", list(parts), row_elements]
     return header(
-        *(3, 1, 1, [table], "SSPPush", None, 1.0, 0, [], chunks, False, "float32", False),
-        *(list(bounds), 0, 0.0),
+        *(3, 1, 1, [[*table, held_as, plane]], "SSPPush", None, 1.0, 0, [], chunks, [], "float32"),
+        *(False, list(bounds), 0, 0.0, list(hosts)),
     )
 
 
@@ -304,12 +318,21 @@ def create(
         ),
         (
             create(bounds=(0, 2, 4)),
-            "4 virtual workers are placed on 2 workers; expected at most 4096, on 1 workers",
+            "4 virtual workers are placed on 2 hosts; expected at most 4096, on 1 hosts",
         ),
         (
             create(bounds=(0, 2), staleness=1),
-            "table 't' has staleness 1, and workers compute for several virtual workers each; "
+            "table 't' has staleness 1, and hosts compute for several virtual workers each; "
             "expected staleness 0",
+        ),
+        (
+            create(plane=1),
+            "table 't' belongs to plane 1; expected a number below 1, the workers of the smallest "
+            "host",
+        ),
+        (
+            create(hosts=(1, 1)),
+            "hosts are (1, 1); expected 1 workers in all, and one or more on each host",
         ),
         (create(chunks=0), "chunks is 0; expected 1 or more"),
         (create(size=0), "table 't' has size 0; expected 1 to 1099511627776"),

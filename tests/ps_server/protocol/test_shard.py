@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -22,6 +23,7 @@ from ps_server.protocol.settings import (
     TableSpec,
 )
 from ps_server.protocol.shard import Shard
+from tests.support.fingerprint import fingerprint
 
 PLAIN = Rule()
 
@@ -107,7 +109,7 @@ def test_a_mean_is_made_in_the_memory_of_the_first_workers_gradient() -> None:
 def test_a_value_lives_in_memory_that_a_worker_of_the_host_reads(kind: RuleKind) -> None:
     plain, sharing = (joined(ruled(kind)) for _ in range(2))
     memory = torch.zeros(4)
-    sharing.allocate = lambda size: memory[:size]
+    sharing.allocate = lambda size, peers: memory[:size]
     for clock in range(3):
         sent = []
         for shard in (plain, sharing):
@@ -492,3 +494,149 @@ def test_only_means_are_skipped() -> None:
     (answer,) = shard.handle(peer(0), m.Push(0, 0, 0, 0.0, NOTHING))
     assert isinstance(answer.message, m.Fault)
     assert "takes 4 elements; 0 came" in answer.message.reason
+
+
+def two_planes(staleness: int = 0, **settings: object) -> StoreSpec:
+    """Return a store of hosts with 3 and 2 workers: ranks 0 and 3 own w, 1 and 4 own v."""
+    tables = tuple(
+        TableSpec(name=name, size=4, staleness=staleness, rule=PLAIN, plane=plane)
+        for plane, name in enumerate("wv")
+    )
+    return StoreSpec(workers=5, hosts=(3, 2), shards=1, tables=tables, **settings)  # type: ignore[arg-type]
+
+
+def joined_by_planes(spec: StoreSpec) -> Shard:
+    shard = Shard(0, spec.workers, b"")
+    for rank in range(spec.workers):
+        shard.handle(peer(rank), m.Hello(rank, b""))
+        shard.handle(peer(rank), m.Create(spec))
+    for table in (1, 0):
+        sent = shard.handle(peer(table), m.Initial(table, 0, [np.zeros(4, np.float32)]))
+    assert [(out.peer, out.message.table) for out in sent if isinstance(out.message, m.Value)] == [
+        (peer(0), 0),
+        (peer(3), 0),
+        (peer(1), 1),
+        (peer(4), 1),
+    ]
+    return shard
+
+
+def test_values_of_a_table_go_to_the_workers_of_its_plane() -> None:
+    shard = joined_by_planes(two_planes())
+    found: list[list[bytes]] = []
+    shard.allocate = lambda size, peers: found.append(list(peers))
+    assert shard.handle(peer(4), m.Push(1, 0, 0, 0.5, array(2, 2, 2, 2))) == []
+    sent = values(shard.handle(peer(1), m.Push(1, 0, 0, 0.5, array(0, 2, 4, 6))))
+    assert sent.keys() == {peer(1), peer(4)}
+    assert sent[peer(4)].array.tolist() == [-0.5, -1.0, -1.5, -2.0]
+    assert found == [[peer(1), peer(4)]]
+
+
+def test_each_plane_has_a_clock_of_its_own() -> None:
+    shard = joined_by_planes(two_planes(staleness=1))
+    for rank in (1, 4):
+        shard.handle(peer(rank), m.Push(1, 0, 0, 0.0, G))
+        sent = shard.handle(peer(rank), m.Clock(1))
+    fresh = [out.peer for out in sent if out.message == m.Fresh(1)]
+    assert fresh == [peer(1), peer(4)]
+
+
+def test_a_part_of_the_norm_waits_until_rank_0_has_created_the_store() -> None:
+    spec, shard = two_planes(clip=1.0, outside_norm=(0, 1)), Shard(0, 5)
+    for rank in (1, 2, 3, 4):
+        shard.handle(peer(rank), m.Hello(rank, b""))
+        shard.handle(peer(rank), m.Create(spec))
+    norm = m.OutsideNorm(1, 0, (2.0,))
+    assert shard.handle(peer(1), norm) == []
+    shard.handle(peer(0), m.Hello(0, b""))
+    assert shard.handle(peer(0), m.Create(spec)) == [Outgoing(peer(0), norm)]
+
+
+def test_the_total_goes_to_the_planes_with_gradients_outside() -> None:
+    shard = joined_by_planes(two_planes(clip=1.0, outside_norm=(0, 1)))
+    norm = m.OutsideNorm(1, 0, (2.0,))
+    assert shard.handle(peer(1), norm) == [Outgoing(peer(0), norm)]
+    for rank, table in ((3, 0), (4, 1), (0, 0)):
+        assert shard.handle(peer(rank), m.Push(table, 0, 0, 1.0, G)) == []
+    (part,) = shard.handle(peer(1), m.Push(1, 0, 0, 1.0, G))
+    assert part == Outgoing(peer(0), m.PartialNorm(0, (8.0,)))
+    total = m.TotalNorm(0, 10.0)
+    sent = shard.handle(peer(0), total)
+    assert [out.peer for out in sent if out.message == total] == [peer(3), peer(1), peer(4)]
+    assert len(values(sent)) == 4
+
+
+OUTSIDE = {"clip": 1.0, "outside_norm": (0, 1)}
+ILLEGAL_IN_PLANES: dict[str, tuple[dict[str, object], int, m.Message, str]] = {
+    "push of another plane": (
+        {},
+        1,
+        m.Push(0, 0, 0, 1.0, G),
+        "table 'w' chunk 0 belongs to plane 0, which worker 1 is not of",
+    ),
+    "push without a plane": ({}, 2, m.Push(0, 0, 0, 1.0, G), "which worker 2 is not of"),
+    "question of another plane": (
+        {"consistency": Consistency.SSP},
+        3,
+        m.Get(1, 0, 1),
+        "which worker 3 is not of",
+    ),
+    "initial of another plane": (
+        {},
+        0,
+        m.Initial(1, 0, [G]),
+        "gets one initial value, from worker 1",
+    ),
+    "initial of another host": ({}, 4, m.Initial(1, 0, [G]), "from worker 1"),
+    "clock without a plane": ({}, 2, m.Clock(1), "no table is of its plane 2"),
+    "norm of another plane": (OUTSIDE, 1, m.OutsideNorm(0, 0, ()), "for their own planes"),
+    "norm of another host": (OUTSIDE, 4, m.OutsideNorm(1, 0, ()), "only workers of host 0 may"),
+    "norm of rank 0": (OUTSIDE, 0, m.OutsideNorm(0, 0, ()), "for their own planes"),
+    "norm of a plane without one": (
+        {"clip": 1.0, "outside_norm": (0,)},
+        1,
+        m.OutsideNorm(1, 0, ()),
+        r"expected one of the planes \[0\]",
+    ),
+    "norm of a later iteration": (OUTSIDE, 1, m.OutsideNorm(1, 1, ()), "once in iteration 0"),
+    "total of a later iteration": (OUTSIDE, 0, m.TotalNorm(1, 1.0), "iteration 1 is not awaited"),
+    "gathering in a plane out of order": (
+        {},
+        1,
+        m.Gather(1, b"", whole=False),
+        "worker 1 gathers 1; expected 0",
+    ),
+    "other hosts": (
+        {},
+        0,
+        m.Create(replace(two_planes(), hosts=(2, 3))),
+        r"has hosts \(2, 3\); the first worker has \(3, 2\)",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("settings", "rank", "message", "text"),
+    ILLEGAL_IN_PLANES.values(),
+    ids=ILLEGAL_IN_PLANES.keys(),
+)
+def test_what_is_illegal_in_planes_changes_nothing(
+    settings: dict[str, object], rank: int, message: m.Message, text: str
+) -> None:
+    shard = joined_by_planes(two_planes(**settings))
+    before = fingerprint(shard._cells), fingerprint(shard._outside)
+    (answer,) = shard.handle(peer(rank), message)
+    assert isinstance(answer.message, m.Fault)
+    assert re.search(text, answer.message.reason)
+    assert (fingerprint(shard._cells), fingerprint(shard._outside)) == before
+
+
+def test_a_worker_that_has_left_is_named_to_its_plane() -> None:
+    shard = joined_by_planes(two_planes())
+    shard.handle(peer(4), m.Leave())
+    assert shard.handle(peer(0), m.Push(0, 0, 0, 1.0, G)) == []
+    gone = Outgoing(peer(1), m.Gone(4, 0))
+    assert shard.handle(peer(1), m.Push(1, 0, 0, 1.0, G)) == [gone]
+    assert shard.handle(peer(1), m.Gather(0, b"", whole=False)) == [gone]
+    assert shard.handle(peer(0), m.Gather(0, b"", whole=False)) == []
+    assert shard.handle(peer(0), m.Gather(0, b"")) == [Outgoing(peer(0), m.Gone(4, 0))]

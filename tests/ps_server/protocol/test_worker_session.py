@@ -204,7 +204,7 @@ def test_what_a_shard_may_not_say(message: m.Message) -> None:
 def test_nothing_is_kept_that_was_not_asked_for_or_has_been_heard() -> None:
     said: list[tuple[Session, m.Message]] = [
         (session(), m.PartialNorm(0, (1.0,))),
-        (session(rank=1, outside_norm=True, clip=1.0), m.TotalNorm(0, 1.0)),
+        (session(rank=1, outside_norm=(0,), clip=1.0), m.TotalNorm(0, 1.0)),
         (session(), m.Gathered(0, (b"", b""))),
     ]
     said[2][0].gather(b"")

@@ -133,7 +133,9 @@ class Settings:
     weights: Weights
     hosts: int
     workers: int
-    """Of each host."""
+    """Of each host, save for the first."""
+    first: int
+    """Workers of the first host."""
     replicas: int | None
     every: int | None
     min_workers: int
@@ -147,6 +149,8 @@ def settings_of(number: int) -> Settings:
     """Return the settings with a number."""
     random = Random(f"elastic {number}")
     hosts, workers = random.choice((1, 2, 2, 3, 3, 4)), random.choice((1, 1, 1, 2))
+    first = Random(f"first of elastic {number}").choice((workers, workers, 3 - workers))
+    total = (hosts - 1) * workers + first
     steps = random.choice((0, 0, 2))
     compress = random.choice(("", "", "*=int8", "*=topk:0.4"))
     kinds = [ExchangeKind.SERVER]
@@ -159,7 +163,7 @@ def settings_of(number: int) -> Settings:
         replicas = min(replicas, hosts - 1)
     return Settings(
         weights=Weights(
-            virtual=hosts * workers + random.choice((0, 1, 2)) * workers,
+            virtual=total + random.choice((0, 1, 2)) * workers,
             iterations=random.choice((6, 10, 16)),
             snapshot=random.choice((4, 6, 100) if steps else (4, 7, 100)),
             rule=random.choice(("SGD", "AdaGrad")),
@@ -169,9 +173,10 @@ def settings_of(number: int) -> Settings:
         ),
         hosts=hosts,
         workers=workers,
+        first=first,
         replicas=replicas,
         every=random.choice((None, 2, 3) if hosts > 1 else (2, 3)),
-        min_workers=min(random.choice((1, 1, workers + 1)), hosts * workers),
+        min_workers=min(random.choice((1, 1, workers + 1)), total),
         max_rejoins=random.choice((0, 1, 3)),
         slowest=0 if replicas == 0 else random.choice((0, 0, 1, 3)),
     )
@@ -236,7 +241,8 @@ class Course(Cluster):
         if process.hangs:
             return HUNG_S
         settings, slow = self.settings, self.world.stream(f"speed {self.hosts[process]}").random()
-        usual = settings.weights.virtual / (settings.hosts * settings.workers)
+        workers = (settings.hosts - 1) * settings.workers + settings.first
+        usual = settings.weights.virtual / workers
         return (0.6 + 0.6 * draw) / usual * (1 + settings.slowest * (slow < SLOW_P))
 
     def check(self, name: str, iteration: int, values: bytes) -> None:
@@ -363,7 +369,9 @@ class _Driver(runner._Run):
     def __init__(self, course: Course) -> None:
         settings = self._settings = course.settings
         self.course = course
-        self._job = _Job(settings, _Site(hosts_of(settings.hosts), ClusterDialer(course)))
+        first, *others = hosts_of(settings.hosts)
+        hosts = [replace(first, workers=settings.first), *others]
+        self._job = _Job(settings, _Site(hosts, ClusterDialer(course)))
         self._registration: Any = _Registration()
         self._requests = course.requests
         self._terminal: Any = SimpleNamespace(print=self._print)
@@ -446,7 +454,7 @@ class _Driver(runner._Run):
             for process in course.machines[host.address].processes
             if process in course.holders
         ]
-        if holders and len(sound) * plan.workers_per_host >= self._settings.min_workers:
+        if holders and sum(map(plan.workers_on, sound)) >= self._settings.min_workers:
             raise Violation(f"a start from disk, though {holders} hold a memory snapshot")
 
     def _print(self, text: str) -> None:
@@ -611,7 +619,7 @@ def _solver_of(weights: Weights) -> SolverDefinition:
 @cache
 def undisturbed(weights: Weights) -> tuple[bytes, ...]:
     """Return the values after each iteration of an undisturbed run on one host."""
-    alone = {"hosts": 1, "workers": 1, "min_workers": 1}
+    alone = {"hosts": 1, "workers": 1, "first": 1, "min_workers": 1}
     settings = replace(settings_of(0), weights=weights, replicas=0, slowest=0, **alone)
     course = Course(World(0, only=frozenset()), settings, ())
     ended = _run(course)

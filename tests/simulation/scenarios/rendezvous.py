@@ -186,7 +186,7 @@ class _Rank:
             ) as rendezvous:
                 hosts = rendezvous.gather(run.join_of(0), JOIN_S)
                 run.gathered = ""
-                run.seen = {host.rank: agent for host, agent in hosts}
+                run.seen = {host.first.rank: agent for host, agent in hosts}
                 for agent in run.seen.values():
                     if "time" not in agent.ask(Service.LINKS, {"do": "clock"}):
                         raise Violation(f"{agent.label} does not answer")

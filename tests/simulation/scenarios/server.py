@@ -2,10 +2,10 @@
 
 Checked at each step: at staleness 0 every worker has the bits of the undisturbed run, wherever its
 virtual workers are placed; at staleness s > 0 each value counts at least `clock - s` changes of
-every worker, all of its own, and none that has not been made; no worker passes the iteration of a
-signal that it has not received, or receives one of an earlier store; queues and held pushes stay
-short; collections have every contribution; a worker that others wait for in vain is named to them;
-shards end with the last worker.
+every worker of its plane, all of its own, and none that has not been made; no worker that waits for
+those of rank 0 passes the iteration of a signal that it has not received; none receives one of an
+earlier store; queues and held pushes stay short; collections have every contribution; a worker that
+others wait for in vain is named to them; shards end with the last worker.
 """
 
 from __future__ import annotations
@@ -101,9 +101,10 @@ def settings_of(number: int) -> Settings:
         tables=tuple(tables),
         consistency=consistency,
         clip=0.5 if clips else None,
-        outside_norm=clips and random.random() < 0.5,
+        outside_norm=(0,) if clips and random.random() < 0.5 else (),
         precision=random.choice(list(Precision)) if plain and push else Precision.FLOAT32,
     )
+    store = _on_hosts(store, Random(f"hosts {number}"))
     rows = RowTableSpec(
         name="rows",
         rows=7,
@@ -123,8 +124,27 @@ def settings_of(number: int) -> Settings:
         signal_at=random.choice((None, 0, 1, 2)),
         gathers=random.random() < 0.5,
         virtual=0 if staleness or only_rows else random.choice((0, 2, 3)),
-        truant=workers > 1 and random.random() < 0.08,
+        truant=workers > 1 and random.random() < 0.08 and not (store.hosts and clips),
         eager=random.random() < 0.3,
+    )
+
+
+def _on_hosts(store: StoreSpec, random: Random) -> StoreSpec:
+    """Put several workers on some hosts, and deal the tables to planes; plane 0 has the first."""
+    hosts = tuple(random.choice((1, 2, 2, 3)) for _ in range(store.workers))
+    if random.random() < 0.5:
+        return store
+    planes = min(hosts)
+    tables = [
+        replace(spec, plane=random.randrange(planes) if index else 0)
+        for index, spec in enumerate(store.tables)
+    ]
+    return replace(
+        store,
+        workers=sum(hosts),
+        hosts=hosts,
+        tables=tuple(tables),
+        outside_norm=tuple(range(planes)) if store.outside_norm else (),
     )
 
 
@@ -134,11 +154,12 @@ class Job:
 
     world: World
     settings: Settings
-    expected: list[bytes] | None
+    expected: tuple[tuple[bytes, ...], ...]
+    """The values of each worker after each iteration of the undisturbed run; empty: not known."""
     made: list[int] = field(default_factory=list)
     """At staleness > 0: changes of each worker so far."""
     clocks: dict[int, int] = field(default_factory=lambda: {0: 0})
-    """Of the workers."""
+    """Of the workers that wait for those of rank 0."""
     values: list[list[bytes]] = field(default_factory=list)
     """Of each worker, after each iteration."""
     signals: list[m.Signal] = field(default_factory=list)
@@ -148,30 +169,30 @@ class Job:
         store, random = self.settings.store, self.world.stream("places")
         if not self.settings.virtual:
             return store
-        count = self.settings.virtual * store.workers - 1
-        speeds = [random.random() + 0.1 for _ in range(store.workers)]
+        hosts = store.host_count
+        count = self.settings.virtual * hosts - 1
+        speeds = [random.random() + 0.1 for _ in range(hosts)]
         placed = VirtualWorkers.spread(count, speeds)
         if not self.world.deviates(f"places {placed.bounds}"):
-            placed = VirtualWorkers.spread(count, [1.0] * store.workers)
+            placed = VirtualWorkers.spread(count, [1.0] * hosts)
         return replace(store, virtual_workers=placed)
 
 
 @cache
-def undisturbed(number: int) -> tuple[bytes, ...]:
-    """Return the values after each iteration of the undisturbed run."""
+def undisturbed(number: int) -> tuple[tuple[bytes, ...], ...]:
+    """Return the values of each worker after each iteration of the undisturbed run."""
     world = World(number, only=frozenset())
-    job = _run(world, settings_of(number), None)
-    return tuple(job.values[0])
+    return tuple(map(tuple, _run(world, settings_of(number), ()).values))
 
 
 def simulate(world: World) -> None:
     """Run a seed."""
     number = world.seed % SETTINGS
     settings = settings_of(number)
-    _run(world, settings, None if settings.staleness else list(undisturbed(number)))
+    _run(world, settings, () if settings.staleness else undisturbed(number))
 
 
-def _run(world: World, settings: Settings, expected: list[bytes] | None) -> Job:
+def _run(world: World, settings: Settings, expected: tuple[tuple[bytes, ...], ...]) -> Job:
     fabric = Fabric(world, bytes_s=world.stream("rate").choice((1e5, 1e7, 1e9)))
     store = settings.store
     job = Job(world=world, settings=settings, expected=expected)
@@ -215,6 +236,7 @@ def _work(
     if settings.start == "trial":
         first = StoreSpec(
             workers=store.workers,
+            hosts=store.hosts,
             shards=store.shards,
             tables=(TableSpec(name="trial", size=3, rows=3),),
             trial=True,
@@ -232,9 +254,9 @@ def _work(
     if settings.start == "trial":
         yield from worker.start(lambda table: [np.zeros(3, np.float32)])
         out = np.zeros(3, np.float32)
-        for _ in range(2):
-            worker.push(0, np.ones(3, np.float32), 1.0)
-            yield from worker.read(0, out)
+        for table in worker.session.own_tables * 2:
+            worker.push(table, np.ones(3, np.float32), 1.0)
+            yield from worker.read(table, out)
         yield from worker.replace_trial(store)
     yield from worker.start(lambda table: _first(store, table))
     if settings.start == "renewed":
@@ -267,7 +289,10 @@ class _Training:
         self._store = job.settings.store
         self._begin = worker.session.clock
         self._rank = worker.rank
-        self._tables = [t for t in range(len(self._store.tables)) if not self._is_copy(t)]
+        self._seat = worker.session.seat
+        self._follows_rank_0 = self._seat.local == 0 or self._settings.row_table is not None
+        self._outside = self._seat.local in self._store.outside_norm
+        self._tables = [t for t in worker.session.own_tables if not self._is_copy(t)]
         self._values = [np.zeros(spec.size, np.float32) for spec in self._store.tables]
         self._rows = np.zeros(0, np.float32)
 
@@ -311,17 +336,18 @@ class _Training:
         if self._settings.row_table is not None and not self._settings.row_table.staleness:
             found += self._rows.tobytes()
         self._job.values[self._rank].append(found)
-        expected = self._job.expected
-        if expected and clock < len(expected) and expected[clock] != found:
+        expected = self._job.expected[self._rank] if self._job.expected else ()
+        if clock < len(expected) and expected[clock] != found:
             raise Violation(f"worker {self._rank} has other bits in iteration {clock}")
 
     def _check_counts(self, clock: int, bound: int) -> None:
-        workers = self._store.workers
+        others = self._store.members(self._seat.local)
         for table in self._tables:
-            counts = self._values[table].reshape(-1, workers)
-            for other, made in enumerate(self._job.made):
+            counts = self._values[table].reshape(-1, len(others))
+            for host, other in enumerate(others):
+                made = self._job.made[other]
                 least = clock if other == self._rank else clock - bound
-                found = counts[:, other]
+                found = counts[:, host]
                 if found.min() < least or found.max() > made:
                     raise Violation(
                         f"worker {self._rank} at clock {clock} reads {found} changes of worker "
@@ -342,17 +368,18 @@ class _Training:
         self._signal_at(iteration, signals_at == len(self._tables))
         if self._settings.row_table is not None:
             self._push_rows(iteration)
-        if self._store.outside_norm and self._rank == 0:
+        if self._outside and self._seat.host == 0:
             worker.do(worker.session.add_norm(clock, [0.25 * iteration]))
         worker.tick()
-        self._job.clocks[self._rank] = worker.session.clock
-        if self._store.outside_norm:
+        if self._follows_rank_0:
+            self._job.clocks[self._rank] = worker.session.clock
+        if self._outside:
             total = lambda: worker.session.norm.take_total(clock)  # noqa: E731
             yield from worker.wait_for(total, f"the norm of iteration {clock}")
         self._check_memory()
 
     def _push_rows(self, iteration: int) -> None:
-        rows = np.array([self._rank, 4, 5 + iteration % 2], np.uint32)
+        rows = np.array([self._rank % 4, 4, 5 + iteration % 2], np.uint32)
         gradient = self._rows[rows] * np.float32(self._rank + 1) + np.float32(iteration)
         sent = self._worker.session.rows.push(0, rows, gradient, 0.1)
         self._worker.do([Addressed(*one) for one in sent])
@@ -361,16 +388,16 @@ class _Training:
         worker = self._worker
         if worker.queued > MOST_QUEUED:
             raise Violation(f"{worker.queued} messages of worker {self._rank} wait to be sent")
-        nodes = max(1, 2 * self._settings.virtual * self._store.workers)
+        nodes = max(1, 2 * self._settings.virtual * self._store.host_count)
         held = [len(c.held) for row in worker.session.values.copies for c in row]
         if max(held, default=0) > (2 * self._settings.staleness + 2) * nodes:
             raise Violation(f"worker {self._rank} holds {max(held)} pushes of a chunk")
 
     def _push(self, table: int, iteration: int) -> None:
-        size, workers = self._store.tables[table].size, self._store.workers
+        size, hosts = self._store.tables[table].size, self._store.host_count
         if self._settings.staleness:
-            change = np.zeros((size // workers, workers), np.float32)
-            change[:, self._rank] = 1
+            change = np.zeros((size // hosts, hosts), np.float32)
+            change[:, self._seat.host] = 1
             self._values[table] += change.reshape(-1)
             self._worker.push(table, change.reshape(-1), 0.0)
             return
@@ -393,13 +420,17 @@ class _Training:
         if not set(known) <= set(self._job.signals):
             raise Violation(f"worker {self._rank} has signals of an earlier store: {known}")
         for signal in self._job.signals:
-            if signal.clock <= self._worker.session.clock and signal not in known:
+            passed = self._follows_rank_0 and signal.clock <= self._worker.session.clock
+            if passed and signal not in known:
                 raise Violation(
                     f"worker {self._rank} has passed iteration {signal.clock} without {signal}"
                 )
 
     def _gather(self, iteration: int) -> Waits:
-        found = yield from self._worker.gather(b"%d of %d" % (iteration, self._rank))
-        expected = tuple(b"%d of %d" % (iteration, rank) for rank in range(self._store.workers))
-        if found != expected:
-            raise Violation(f"worker {self._rank} gathered {found}; expected {expected}")
+        members = self._store.members(self._seat.local)
+        for whole, ranks in ((False, members), (True, range(self._store.workers))):
+            own = b"%d of %d" % (iteration, self._rank)
+            found = yield from self._worker.gather(own, whole=whole)
+            expected = tuple(b"%d of %d" % (iteration, rank) for rank in ranks)
+            if found != expected:
+                raise Violation(f"worker {self._rank} gathered {found}; expected {expected}")

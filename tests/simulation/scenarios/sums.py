@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from poseidon.exchange.allreduce import sums as sums_module
-from poseidon.exchange.allreduce.peers import Peers
 from poseidon.exchange.allreduce.sums import Sums
+from poseidon.exchange.peers import Peers
 from poseidon.exchange.side_stream import SideStream
 from poseidon.exchange.worker_links import LAST
 from ps_server.errors import StalenessTimeout, as_server_error
@@ -148,7 +148,7 @@ class _Worker:
         self._weights = [start(size) for size in settings.sizes]
         self._wire = SimulatedWire(fabric, process)
         network = Network(rank=rank, size=settings.processes, token=b"secret", wire=self._wire)
-        self._peers = Peers(network)
+        self._peers = Peers.over_network(network)
         with patch.object(sums_module, "threading", SimpleNamespace(Thread=_NoThread)):
             self._sums = Sums(
                 dict(reversed(list(enumerate(settings.sizes)))),

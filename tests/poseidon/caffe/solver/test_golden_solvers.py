@@ -23,10 +23,9 @@ from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
-from poseidon.exchange.server.store import store_spec
 from ps_server.network import Network
 from tests.support.cluster import memory_store
-from tests.support.exchanges import AloneExchange, plain_exchange
+from tests.support.exchanges import AloneExchange, plain_exchange, plain_store
 from tests.support.threads import on_threads
 
 CASES = [
@@ -112,7 +111,7 @@ def test_two_workers_on_two_shards_take_caffes_steps(shared: Path, case: str) ->
 
         def run(rank: int) -> None:
             def make(trained: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
-                store = store_spec(
+                store = plain_store(
                     trained,
                     settings,
                     Membership(network=Network(size=2), shards=2, options=ExchangeOptions(rows=2)),

@@ -125,8 +125,6 @@ def documents(
             first,
             rank=rank,
             workers=workers,
-            client=rank,
-            clients=workers,
             virtual_workers=bounds,
             rewind=rewind,
             token=f"{workers:02x}{rewind + 1:02x}",

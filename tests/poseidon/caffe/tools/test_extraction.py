@@ -18,10 +18,7 @@ WHOLE = Extraction(
     job="j",
     rank=5,
     workers=6,
-    client=2,
-    clients=3,
-    local_rank=1,
-    local_workers=2,
+    hosts=(1, 3, 2),
 )
 
 

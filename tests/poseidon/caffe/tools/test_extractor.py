@@ -88,10 +88,10 @@ def test_records_of_many_sizes(tmp_path: Path, workers: int) -> None:
     model.write_text(
         "\n".join(NET.replace("batch_size: 4", "batch_size: 1").splitlines()[:4]), encoding="utf-8"
     )
-    place = {"job": "j", "workers": workers, "clients": workers} if workers > 1 else {}
+    place = {"job": "j", "workers": workers} if workers > 1 else {}
     for rank in range(workers):
         database = str(tmp_path / "f_double")
-        rank_of = {"rank": rank, "client": rank} if workers > 1 else {}
+        rank_of = {"rank": rank} if workers > 1 else {}
         own = Extraction(
             model=str(model),
             weights=(),
@@ -109,20 +109,11 @@ def test_records_of_many_sizes(tmp_path: Path, workers: int) -> None:
             np.testing.assert_array_equal(array, 2.0 * picture(number, shapes[number]))
 
 
-@pytest.mark.parametrize(("clients", "local_workers"), [(1, 1), (2, 1), (1, 3), (2, 2), (4, 3)])
-def test_each_record_once_over_workers(whole: Extraction, clients: int, local_workers: int) -> None:
+@pytest.mark.parametrize("hosts", [(1,), (1, 1), (3,), (2, 2), (3, 3, 3, 3), (1, 3)])
+def test_each_record_once_over_workers(whole: Extraction, hosts: tuple[int, ...]) -> None:
     paths = []
-    for rank in range(clients * local_workers):
-        own = replace(
-            whole,
-            job="j",
-            rank=rank,
-            workers=clients * local_workers,
-            client=rank // local_workers,
-            clients=clients,
-            local_rank=rank % local_workers,
-            local_workers=local_workers,
-        )
+    for rank in range(sum(hosts)):
+        own = replace(whole, job="j", rank=rank, workers=sum(hosts), hosts=hosts)
         if run_extraction(own):
             paths.append(own.paths()[0])
     assert labels(paths) == list(range(COUNT))
@@ -138,7 +129,7 @@ def test_each_record_once_over_divided_data(whole: Extraction, tmp_path: Path) -
     (tmp_path / "net.prototxt").write_text(text, encoding="utf-8")
     paths = []
     for client in range(2):
-        own = replace(whole, job="j", rank=client, workers=2, client=client, clients=2)
+        own = replace(whole, job="j", rank=client, workers=2)
         run_extraction(own)
         paths.append(own.paths()[0])
     assert labels(paths) == list(range(COUNT))

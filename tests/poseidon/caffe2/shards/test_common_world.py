@@ -128,7 +128,7 @@ def test_sums_have_the_same_bits_whoever_comes_first(tmp_path: Path) -> None:
 
 
 def test_a_slow_shard_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("poseidon.exchange.local.process_group.WATCH_S", 0.01)
+    monkeypatch.setattr("poseidon.caffe2.shards.process_group.WATCH_S", 0.01)
 
     def call(world: CommonWorld) -> float:
         if world.rank == 2:
@@ -166,7 +166,7 @@ def test_a_world_of_one_shard_needs_no_store() -> None:
 def test_shards_that_end_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_handler, "ANSWER_S", 1.5)
     monkeypatch.setattr(store_handler, "LOOK_S", 0.05)
-    monkeypatch.setattr("poseidon.exchange.local.process_group.WATCH_S", 0.05)
+    monkeypatch.setattr("poseidon.caffe2.shards.process_group.WATCH_S", 0.05)
 
     def call(world: CommonWorld) -> str:
         world.barrier()

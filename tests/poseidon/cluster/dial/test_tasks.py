@@ -28,6 +28,7 @@ from poseidon.cluster.dial.tasks import Rendezvous, TaskDialer, run_task
 from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.jobs.kill import USER_KILL
 from poseidon.cluster.process import ProcessSpec
+from poseidon.cluster.rendezvous.hosts import TaskHost
 from poseidon.cluster.rendezvous.key import server_keys, task_keys
 from poseidon.errors import JobError
 from ps_server.transport.zmq_sockets import ZmqClientTransport, ZmqServerTransport
@@ -62,7 +63,7 @@ def join_of(rank: int, size: int, local_rank: int = 0, version: str = __version_
         size=size,
         local_rank=local_rank,
         address=f"10.0.0.{rank}",
-        host=f"node{rank}",
+        host=f"node{rank - local_rank}",
     )
 
 
@@ -184,8 +185,8 @@ def test_those_who_only_wait_leave_with_the_others() -> None:
         joins = [join_of(rank, 4, local_rank=rank % 2) for rank in range(1, 4)]
         with guests_of(found, *joins) as guests:
             gathered_hosts = found.gather(join_of(0, 4), LIMIT_S)
-            assert [leader.rank for leader, _ in gathered_hosts] == [0, 2]
-            assert TaskDialer(gathered_hosts, str).tasks_per_host == 2
+            assert [host.first.rank for host, _ in gathered_hosts] == [0, 2]
+            assert TaskDialer(gathered_hosts, str).tasks == (2, 2)
             found.dismiss(0)
     assert [guest.status for guest in guests] == [0, 0, 0]
 
@@ -248,7 +249,7 @@ def test_nobody_is_heard_in_clear() -> None:
         stranger.send(REPORTS.encode(join_of(1, 2)))
         assert not stranger.poll(200), "not a byte comes back"
         with guests_of(found, join_of(1, 2)) as guests:
-            hosts = [host.host for host, _ in found.gather(join_of(0, 2), LIMIT_S)]
+            hosts = [host.first.host for host, _ in found.gather(join_of(0, 2), LIMIT_S)]
             assert hosts == ["node0", "node1"]
             found.dismiss(0)
     assert not guests[0].error
@@ -562,11 +563,12 @@ class FakeAgent:
 
 def dialer_of(*agents: FakeAgent) -> TaskDialer:
     size = 2 * len(agents)
-    leaders = [
+    firsts = [
         Join(version="1", rank=2 * k, size=size, local_rank=0, address=f"10.0.0.{k}", host="a")
         for k in range(len(agents))
     ]
-    pairs: Any = list(zip(leaders, agents, strict=True))
+    hosts = [TaskHost(first=first, tasks=2) for first in firsts]
+    pairs: Any = list(zip(hosts, agents, strict=True))
     return TaskDialer(pairs, lambda changes: f"the same tasks with {dict(changes)}")
 
 
@@ -576,7 +578,7 @@ def test_a_host_of_the_job_for_each_host_of_the_tasks() -> None:
         (0, "10.0.0.0", 0),
         (1, "10.0.0.1", 0),
     ]
-    assert dialer.tasks_per_host == 2
+    assert dialer.tasks == (2, 2)
     assert dialer.resume_command("poseidon train", {"snapshot": "a"}) == (
         "the same tasks with {'snapshot': 'a'}"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from poseidon.cluster.agent.messages import Join
-from poseidon.cluster.rendezvous.hosts import leaders_of, rejection_reason
+from poseidon.cluster.rendezvous.hosts import hosts_of, rejection_reason
 from poseidon.errors import JobError
 
 
@@ -24,22 +24,39 @@ def arrivals(*places: tuple[str, int]) -> list[Join]:
     ]
 
 
-def test_hosts_are_numbered_by_the_ranks_of_their_leaders() -> None:
-    tasks = arrivals(("a", 0), ("b", 0), ("a", 1), ("b", 1))
-    assert leaders_of(tasks[::-1]) == tuple(tasks[:2])
+@pytest.mark.parametrize(
+    ("places", "hosts"),
+    [
+        ([("a", 0), ("b", 0), ("a", 1), ("b", 1)], [(0, 2), (1, 2)]),
+        ([("a", 0), ("a", 1), ("b", 0)], [(0, 2), (2, 1)]),
+        ([("a", 0), ("b", 0), ("a", 1), ("a", 2)], [(0, 3), (1, 1)]),
+        # containers of one machine
+        ([("a", 0), ("a", 1), ("a", 0), ("a", 1)], [(0, 2), (2, 2)]),
+        ([("a", 0), ("a", 0), ("a", 1), ("a", 0)], [(0, 1), (1, 2), (3, 1)]),
+        ([("a", 0), ("a", 0), ("a", 1), ("a", 1)], [(0, 2), (1, 2)]),
+    ],
+)
+def test_hosts_are_numbered_by_the_ranks_of_their_first_tasks(
+    places: list[tuple[str, int]], hosts: list[tuple[int, int]]
+) -> None:
+    found = hosts_of(arrivals(*places)[::-1])
+    assert [(host.first.rank, host.tasks) for host in found] == hosts
 
 
 @pytest.mark.parametrize(
     ("places", "message"),
     [
-        ([("a", 1), ("a", 0)], "rank 0 is not the first task of its host"),
-        ([("a", 0), ("a", 1), ("b", 0)], "3 tasks on 2 hosts are not the same number"),
-        ([("a", 0), ("a", 1), ("b", 0), ("a", 2)], "4 tasks on 2 hosts are not the same number"),
+        ([("a", 1), ("a", 0)], "rank 0 has a local rank other than 0"),
+        (
+            [("a", 0), ("b", 1)],
+            "rank 1 on b has local rank 1, and no task there has local rank 0; expected 0, 1, ...",
+        ),
+        ([("a", 0), ("a", 2)], "rank 1 on a has local rank 2, and no task there has local rank 1"),
     ],
 )
 def test_tasks_that_make_no_job(places: list[tuple[str, int]], message: str) -> None:
     with pytest.raises(JobError, match=message):
-        leaders_of(arrivals(*places))
+        hosts_of(arrivals(*places))
 
 
 def test_who_cannot_take_part() -> None:

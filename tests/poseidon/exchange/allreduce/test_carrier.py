@@ -15,12 +15,12 @@ from torch import nn
 
 from poseidon.exchange.allreduce.carrier import AllReduceCarrier
 from poseidon.exchange.allreduce.links_delivery import LinksDelivery
-from poseidon.exchange.allreduce.peers import Peers
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.peers import Peers
 from ps_server import PeerLost, Rule, RuleKind, Signal, SignalKind, SpecError
 from ps_server.network import Network
 from ps_server.protocol.virtual_workers import VirtualWorkers
@@ -44,7 +44,7 @@ def allreduce(workers: int, *, bucket_bytes: int = 100) -> Iterator[Make]:
 
         def make(rank: int, tensors: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
             network = Network(rank=rank, size=workers, host="127.0.0.1", timeout_s=20.0)
-            peers = Peers(network)
+            peers = Peers.over_network(network)
             delivery = LinksDelivery(peers)
             control = JobControl(delivery, root=rank == 0)
             carrier = AllReduceCarrier(

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from poseidon.exchange.allreduce.links_delivery import LinksDelivery
-from poseidon.exchange.allreduce.peers import Peers
+from poseidon.exchange.peers import Peers
 from ps_server import LocalProtocolError, PeerLost, Signal, SignalKind, StalenessTimeout
 from tests.poseidon.exchange.allreduce.test_sums import networks
 
@@ -20,7 +20,7 @@ def deliveries(workers: int, timeout_s: float = 20.0) -> Iterator[list[End]]:
     """Yield the deliveries of each worker, by rank."""
     ends = []
     for network in networks(workers, timeout_s=timeout_s):
-        peers = Peers(network)
+        peers = Peers.over_network(network)
         ends.append((peers, LinksDelivery(peers)))
     addresses = [peers.links.address for peers, _ in ends]
     for peers, _ in ends:

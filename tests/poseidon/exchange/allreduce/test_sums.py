@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from poseidon.exchange.allreduce.peers import Peers
 from poseidon.exchange.allreduce.sums import Sums
+from poseidon.exchange.peers import Peers
 from poseidon.exchange.side_stream import SideStream
 from ps_server import PeerLeft, StalenessTimeout
 from ps_server.keys import JobKeys
@@ -47,7 +47,7 @@ def together(
     """Run `body(rank, sums, peers)` on a thread for every worker."""
     ends = []
     for network in settings:
-        peers = Peers(network)
+        peers = Peers.over_network(network)
         side = SideStream(torch.device("cpu"))
         ends.append((peers, Sums(SIZES, peers, workers, side, bucket_bytes=bucket_bytes)))
     addresses = [peers.links.address for peers, _ in ends]
@@ -155,7 +155,7 @@ def test_a_worker_that_sends_nothing_is_named() -> None:
                 sums.filled(index)
             with pytest.raises(
                 StalenessTimeout,
-                match=r"the sum of iteration 7 did not come within 0.2 s; missing: worker 1",
+                match=r"the sum of iteration 7 did not arrive within 0.2 s; missing: worker 1",
             ):
                 sums.mean(0, 7)
             ended.set()

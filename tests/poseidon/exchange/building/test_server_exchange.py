@@ -19,14 +19,13 @@ from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.factors.carrier import FactorCarrier
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
-from poseidon.exchange.server.store import store_spec
 from ps_server import Client, LocalProtocolError, Rule, RuleKind, ServerError
 from ps_server.link import LinkPriority
 from ps_server.network import Network
 from tests.poseidon.exchange.test_contract import SCENARIOS
 from tests.support.cluster import TIMEOUT_S, socket_store
 from tests.support.exchange_contract import Make, Scenario, check_exact, reference, train
-from tests.support.exchanges import plain_exchange
+from tests.support.exchanges import plain_exchange, plain_store
 
 FIRST, IDLE, LAST = 0, 4, 6  # weights of layers that are used once; layer `idle` gets no gradient
 
@@ -44,7 +43,7 @@ def hybrid(
     with socket_store(workers, shards) as connect:
 
         def make(rank: int, tensors: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
-            spec = store_spec(
+            spec = plain_store(
                 tensors,
                 settings,
                 Membership(
@@ -64,7 +63,7 @@ def alone(
     tensors: Sequence[Trained], settings: ExchangeSettings, *, staleness: int = 0
 ) -> Iterator[tuple[Client, Exchange]]:
     """The only worker and its opened exchange, which sends the first tensor as factors."""
-    spec = store_spec(
+    spec = plain_store(
         tensors,
         settings,
         Membership(network=Network(size=1), shards=1, options=ExchangeOptions(staleness=staleness)),

@@ -20,7 +20,6 @@ from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.rounds.local_steps import fragments_of
-from poseidon.exchange.server.store import store_spec
 from poseidon.exchange.server.tables import ServerTables
 from ps_server import Client, Consistency, Precision, RuleKind, SignalKind
 from ps_server.codecs.base import Encoded
@@ -39,7 +38,7 @@ from tests.poseidon.exchange.rounds.test_local_steps import (
     tensors_of,
     values_of,
 )
-from tests.support.exchanges import AloneExchange
+from tests.support.exchanges import AloneExchange, plain_store
 
 
 @pytest.mark.parametrize(
@@ -251,7 +250,7 @@ def test_powersgd_does_not_stream() -> None:
 
 
 def test_several_workers_on_a_machine_are_refused() -> None:
-    member = Membership(network=Network(size=2), shards=1, local_workers=2, options=STREAMS[0])
+    member = Membership(network=Network(size=4), hosts=(2, 2), shards=1, options=STREAMS[0])
     with pytest.raises(UsageError, match="need one worker on each host, not 2"):
         build_exchange(tensors_of(Net(), RULES[RuleKind.SGD]), ExchangeSettings(), member, list)
 
@@ -259,7 +258,7 @@ def test_several_workers_on_a_machine_are_refused() -> None:
 class SlowClient:
     """A client that encodes table 1 only when it may."""
 
-    rank = 1
+    rank = host = 1
 
     def __init__(self) -> None:
         self.may_encode = threading.Event()
@@ -287,9 +286,14 @@ def test_with_a_delay_training_does_not_wait_for_the_encoding() -> None:
         Trained(name=name, tensor=torch.nn.Parameter(torch.zeros(2)), rule=RULES[RuleKind.SGD])
         for name in "ab"
     ]
-    store = store_spec(tensors, ExchangeSettings(), Membership(network=Network(size=2), shards=1))
+    store = plain_store(tensors, ExchangeSettings(), Membership(network=Network(size=2), shards=1))
     tables = ServerTables(
-        cast("Client", client), tensors, store, ExchangeSettings(), in_background=True
+        cast("Client", client),
+        tensors,
+        range(len(tensors)),
+        store,
+        ExchangeSettings(),
+        in_background=True,
     )
     tables.push(0, torch.ones(2))
     tables.push(1, torch.ones(2))

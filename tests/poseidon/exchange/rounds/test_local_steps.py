@@ -20,12 +20,11 @@ from poseidon.exchange.build import build_exchange
 from poseidon.exchange.building.built import Built, Connect
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.kinds import ExchangeKind, Scheme
-from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from ps_server import Precision, Rule, RuleKind, SignalKind
-from ps_server.network import Network
-from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses
+from tests.support.cluster import job_addresses
 from tests.support.exchanges import AloneExchange
+from tests.support.machines import member_on
 from tests.support.threads import on_threads
 
 BATCH = 4
@@ -174,24 +173,14 @@ def run(case: Case) -> list[End]:
 
 
 def run_in(case: Case, folder: Path) -> list[End]:
-    hosts = case.workers // case.local_workers
+    hosts = [case.local_workers] * (case.workers // case.local_workers)
 
     def worker(rank: int, connect: Connect) -> End:
-        host, local_rank = divmod(rank, case.local_workers)
-        member = Membership(
-            network=Network(rank=host, size=hosts, token=TOKEN, timeout_s=TIMEOUT_S),
-            shards=2,
-            options=case.options,
-            local_rank=local_rank,
-            local_workers=case.local_workers,
-            local_address=str(folder / f"{host}"),
-        )
+        member = member_on(rank, hosts, folder, shards=2, options=case.options)
         return train(case, rank, lambda t, s: build_exchange(t, s, member, connect))
 
-    with job_addresses(case.options.kind, hosts, 2) as connect:
-        return on_threads(
-            case.workers, lambda rank: worker(rank, connect.of(rank // case.local_workers))
-        )
+    with job_addresses(case.options.kind, case.workers, 2) as connect:
+        return on_threads(case.workers, lambda rank: worker(rank, connect.of(rank)))
 
 
 def simulate(case: Case) -> list[np.ndarray]:

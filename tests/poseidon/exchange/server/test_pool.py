@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from poseidon.exchange.base import ExchangeSettings, Trained
-from poseidon.exchange.building.server_exchange import through_server
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
@@ -22,13 +21,14 @@ from poseidon.exchange.server.pool import (
     pool_tensors,
     pools_of,
 )
-from poseidon.exchange.server.store import Layout, store_spec
+from poseidon.exchange.server.store import Layout
 from ps_server import Client, Consistency, NewtonSchulz, Rule, RuleKind
 from ps_server.network import Network
 from ps_server.protocol.messages import Array
 from tests.poseidon.exchange.test_contract import SCENARIOS, server
 from tests.support.cluster import Connect, memory_store, socket_store
 from tests.support.exchange_contract import Make, Scenario, check_exact, train
+from tests.support.exchanges import exchange_of, plain_store
 
 SETTINGS = ExchangeSettings()
 
@@ -48,13 +48,16 @@ def over(
         options = ExchangeOptions(staleness=staleness, consistency=consistency)
         pools = pools_of(tensors, apart)
         pooled = pool_tensors(tensors, pools)
-        store = store_spec(
+        store = plain_store(
             pooled,
             settings,
             Membership(network=Network(size=workers), shards=shards, options=options),
         )
-        layout = Layout(tensors=tensors, store=store, pools=pools, pooled=pooled)
-        return through_server(connect(rank, store), layout, settings, Membership(options=options))
+        layout = Layout(tensors=tensors, tables=store.tables, pools=pools, pooled=pooled)
+        member = Membership(
+            network=Network(rank=rank, size=workers), shards=shards, options=options
+        )
+        return exchange_of(connect(rank, store), layout, store, settings, member)
 
     return make
 

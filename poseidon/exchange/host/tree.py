@@ -1,21 +1,4 @@
-"""Several workers on one host: they sum among themselves first, and one of
-them, the leader, exchanges with other hosts.
-
-Laws:
-
-* The leader (local rank 0) holds the inner exchange, whose replicas are hosts. It contributes the
-  mean over the workers of its host. Each host has as many workers, so the mean over hosts is the
-  mean over all workers. With virtual workers it contributes the sum of each node of its host, and
-  of tensors with a codec the gradient of each virtual worker.
-* Parts are added in a fixed tree (`HostTree`): repeated runs have the same bits.
-* The workers of a host stay in step: whatever the staleness of the inner exchange, a value is
-  published to all of them once, and the next one only after each has contributed to the sum before.
-* Rank of a worker = rank of its host * local workers + local rank, in collections too.
-
-`leader.py` and `follower.py` are the two sides. A `Reduction` (`reduction.py`) moves tensors: in
-memory that the processes share, or by a process group (NCCL on GPUs). Messages over the connections
-(`connection.py`) say when.
-"""
+"""The part of the tree of sums that the workers of a host add."""
 
 from __future__ import annotations
 
@@ -24,8 +7,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ps_server.monitor import Monitor
-from ps_server.network import Network
 from ps_server.protocol.virtual_workers import Node, TreeSum, VirtualWorkers
 
 
@@ -73,25 +54,3 @@ class HostTree:
         if self.averages and self.workers > 1:
             found[0].div_(self.workers)
         return found
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalGroup:
-    """The local group of one worker: the workers of its host.
-
-    Args:
-        address: path of a socket in a folder that only this user can enter; the same for all
-            workers of the host, and of no other job.
-        network: the place of this worker among them; rank 0 leads.
-        tree: how parts are added; it has as many workers on every host.
-    """
-
-    address: str
-    network: Network
-    tree: HostTree
-
-    def new_monitor(self) -> Monitor:
-        """Return a monitor for the state that the threads of one worker's exchange share."""
-        return self.network.new_monitor(
-            closed="the exchange is closed", hangs=": a worker of this machine hangs"
-        )

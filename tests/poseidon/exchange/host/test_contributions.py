@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from poseidon.exchange.local.contributions import Contributions, FactorStack
+from poseidon.exchange.host.contributions import Contributions, FactorStack
+from ps_server import RemoteProtocolError
 
 CPU = torch.device("cpu")
 
@@ -49,10 +50,10 @@ def test_the_product_of_the_stack_is_the_mean_gradient_whatever_comes_first() ->
     for order in ((0, 1, 2), (2, 1, 0)):
         for worker in order:
             u, v = parts[worker]
-            if worker:
-                stack.add(worker, u.shape[0], packed(u, v))
+            if worker == 1:
+                stack.own(worker, u, v)
             else:
-                stack.own(u, v)
+                stack.add(worker, u.shape[0], packed(u, v))
         u_RN, v_RM = stack.take()
         assert torch.equal(v_RM, torch.cat([v for _, v in parts]))
         torch.testing.assert_close(u_RN.t() @ v_RM, sum(u.t() @ v for u, v in parts) / 3)
@@ -60,7 +61,7 @@ def test_the_product_of_the_stack_is_the_mean_gradient_whatever_comes_first() ->
 
 def test_the_stack_uses_its_memory_again_and_forgets_what_was_in_it() -> None:
     stack = FactorStack(2, 3, divisor=2, device=CPU)
-    stack.own(torch.ones(3, 2), torch.ones(3, 3))
+    stack.own(0, torch.ones(3, 2), torch.ones(3, 3))
     first = stack.take()[0].data_ptr()
     stack.add(1, 0, bytearray())
     assert stack.take()[0].shape == (0, 2)
@@ -69,3 +70,9 @@ def test_the_stack_uses_its_memory_again_and_forgets_what_was_in_it() -> None:
     assert u_RN.tolist() == [[0.5, 0.5]]
     assert v_RM.tolist() == [[7.0, 7.0, 7.0]]
     assert u_RN.data_ptr() == first
+
+
+def test_factors_of_another_size_are_refused() -> None:
+    stack = FactorStack(2, 3, divisor=2, device=CPU)
+    with pytest.raises(RemoteProtocolError, match="worker 1 of this machine sends other factors"):
+        stack.add(1, 2, packed(torch.ones(1, 2), torch.ones(1, 3)))

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from poseidon.exchange.allreduce.links_delivery import KINDS, LinksDelivery
-from poseidon.exchange.allreduce.peers import Peers
 from poseidon.exchange.allreduce.sums import Sums
+from poseidon.exchange.peers import Peers
 from poseidon.exchange.side_stream import SideStream
 from poseidon.exchange.worker_links import VERSION
 from ps_server import PeerLeft, RemoteProtocolError
@@ -39,7 +39,7 @@ from tests.poseidon.exchange.allreduce.test_sums import networks
     ids=str,
 )
 def test_what_is_no_message_is_refused(header: list[object], payload: bytes) -> None:
-    peers = Peers(networks(2)[0])
+    peers = Peers.over_network(networks(2)[0])
     delivery = LinksDelivery(peers)
     side = SideStream(torch.device("cpu"))
     sums = Sums({0: 2}, peers, VirtualWorkers.one_each(2), side)
@@ -53,7 +53,7 @@ def test_what_is_no_message_is_refused(header: list[object], payload: bytes) -> 
 
 
 def test_a_request_of_no_kind_is_refused() -> None:
-    peers = Peers(networks(2)[1])
+    peers = Peers.over_network(networks(2)[1])
     LinksDelivery(peers)
     with pytest.raises(RemoteProtocolError), peers.monitor:
         peers._receive(0, [msgpack.packb([VERSION, "Request", max(KINDS) + 1, 5]), b""])
@@ -61,7 +61,7 @@ def test_a_request_of_no_kind_is_refused() -> None:
 
 
 def test_a_worker_that_has_left_is_named_where_it_is_missing() -> None:
-    first, second = (Peers(network) for network in networks(2))
+    first, second = (Peers.over_network(network) for network in networks(2))
     for peers in (first, second):
         peers.links.connect([first.links.address, second.links.address])
     second.close(4)

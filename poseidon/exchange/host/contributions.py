@@ -10,6 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ps_server import RemoteProtocolError
+from ps_server.transport.base import Buffer
+
 
 class Contributions:
     """Counts which worker has contributed to and released which tensor.
@@ -76,53 +79,41 @@ class FactorStack:
     def __init__(self, outputs: int, inputs: int, *, divisor: int, device: torch.device) -> None:
         self._divisor = divisor
         self._parts: dict[int, tuple[Tensor, Tensor]] = {}
-        self._own_rows = 0
         self._u_RN = torch.empty(0, outputs, device=device, dtype=torch.float32)
         self._v_RM = torch.empty(0, inputs, device=device, dtype=torch.float32)
 
-    def own(self, u_KN: Tensor, v_KM: Tensor) -> None:
-        """Take the leader's factors, which are copied at once."""
-        self._own_rows = 0
-        self._grow(u_KN.shape[0])
-        self._append(u_KN, v_KM, 0)
-        self._own_rows = u_KN.shape[0]
+    def own(self, worker: int, u_KN: Tensor, v_KM: Tensor) -> None:
+        """Take the factors of this worker, which are copied at once."""
+        self._parts[worker] = (u_KN.detach().clone(), v_KM.detach().clone())
 
-    def add(self, worker: int, rows: int, packed: bytearray) -> None:
-        """Take another worker's factors: `rows` rows of u, then of v, float32."""
-        if rows == 0:
-            return
-        flat = torch.frombuffer(packed, dtype=torch.float32)
-        width = self._u_RN.shape[1]
-        self._parts[worker] = (
-            flat[: rows * width].view(rows, width),
-            flat[rows * width :].view(rows, -1),
-        )
+    def add(self, worker: int, rows: int, packed: Buffer) -> None:
+        """Take another worker's factors: `rows` rows of u, then of v, float32.
+
+        Raises:
+            RemoteProtocolError: they are not so many numbers.
+        """
+        outputs, inputs = self._u_RN.shape[1], self._v_RM.shape[1]
+        if memoryview(packed).nbytes != 4 * rows * (outputs + inputs):
+            raise RemoteProtocolError(f"worker {worker} of this machine sends other factors")
+        if rows:
+            flat = torch.frombuffer(packed, dtype=torch.float32)
+            u, v = flat.split([rows * outputs, rows * inputs])
+            self._parts[worker] = u.view(rows, outputs), v.view(rows, inputs)
 
     def take(self) -> tuple[Tensor, Tensor]:
         """Return all factors, u (rows x N) and v (rows x M), in memory that is used again in the
         next iteration.
         """
-        place = self._own_rows
-        rows = place + sum(u.shape[0] for u, _ in self._parts.values())
-        self._grow(rows)
-        for worker in sorted(self._parts):
-            u_KN, v_KM = self._parts[worker]
-            self._append(u_KN, v_KM, place)
-            place += u_KN.shape[0]
+        parts = [self._parts[worker] for worker in sorted(self._parts)]
         self._parts.clear()
-        self._own_rows = 0
+        rows = sum(len(u_KN) for u_KN, _ in parts)
+        if rows > len(self._u_RN):
+            self._u_RN = self._u_RN.new_empty(rows, self._u_RN.shape[1])
+            self._v_RM = self._v_RM.new_empty(rows, self._v_RM.shape[1])
+        place = 0
+        for u_KN, v_KM in parts:
+            own = slice(place, place + len(u_KN))
+            self._u_RN[own].copy_(u_KN).div_(self._divisor)
+            self._v_RM[own].copy_(v_KM)
+            place = own.stop
         return self._u_RN[:rows], self._v_RM[:rows]
-
-    def _append(self, u_KN: Tensor, v_KM: Tensor, place: int) -> None:
-        rows = slice(place, place + u_KN.shape[0])
-        self._u_RN[rows].copy_(u_KN).div_(self._divisor)
-        self._v_RM[rows].copy_(v_KM)
-
-    def _grow(self, rows: int) -> None:
-        if rows <= self._u_RN.shape[0]:
-            return
-        for name in ("_u_RN", "_v_RM"):
-            old: Tensor = getattr(self, name)
-            new = old.new_empty(rows, old.shape[1])
-            new[: self._own_rows] = old[: self._own_rows]
-            setattr(self, name, new)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from poseidon.exchange.local.process_group import (
+from poseidon.caffe2.shards.process_group import (
     Backend,
     ProcessGroup,
     Rendezvous,
@@ -100,7 +100,7 @@ def test_copies_come_from_any_rank_to_all_or_one() -> None:
 
 
 def test_a_wait_ends_with_what_its_watch_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("poseidon.exchange.local.process_group.WATCH_S", 0.01)
+    monkeypatch.setattr("poseidon.caffe2.shards.process_group.WATCH_S", 0.01)
     ended = threading.Event()
 
     def body(group: ProcessGroup, rank: int) -> None:

@@ -1,0 +1,135 @@
+"""The builder of the exchange of one of several workers of a host."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from poseidon.errors import UsageError
+from poseidon.exchange.allreduce.links_delivery import LinksDelivery
+from poseidon.exchange.building.built import Built
+from poseidon.exchange.building.server_exchange import BuildArguments, Part, low_rank_of
+from poseidon.exchange.cost import ExchangePlan
+from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.host.carrier import HostCarrier
+from poseidon.exchange.host.group import Host, HostGroup
+from poseidon.exchange.host.pieces import Piece, cut
+from poseidon.exchange.host.tree import HostTree
+from poseidon.exchange.job_control import JobControl
+from poseidon.exchange.kinds import ExchangeKind, Scheme
+from poseidon.exchange.membership import Membership
+from poseidon.exchange.options import no_powersgd
+from poseidon.exchange.turns import Turns
+from ps_server.errors import as_server_error
+from ps_server.protocol.virtual_workers import VirtualWorkers
+
+
+def pieces_of(arguments: BuildArguments) -> tuple[Piece, ...]:
+    """Return the pieces of the tensors, by the plan."""
+    plan = arguments.plan
+    low_rank = low_rank_of(plan, arguments.settings)
+    whole = {*plan.of(Scheme.FACTORS), *low_rank}
+    if arguments.job.options.rows:  # each tensor is cut into so many already
+        whole |= {choice.index for choice in plan.choices}
+    tensors = arguments.tensors
+    served = [index for index in plan.of(Scheme.SERVER) if not tensors[index].statistics]
+    return cut(tensors, arguments.job.planes, whole=whole, served=served[-1] if served else 0)
+
+
+def parts_of(arguments: BuildArguments) -> list[Part]:
+    """Return the parts of all planes."""
+    pieces, tensors, choices = pieces_of(arguments), arguments.tensors, arguments.plan.choices
+
+    def part(plane: int) -> Part:
+        own = [piece for piece in pieces if piece.plane == plane]
+        found = [piece.of(tensors[piece.index]) for piece in own]
+        return Part(
+            found,
+            ExchangePlan(
+                choices=tuple(
+                    replace(
+                        choices[piece.index],
+                        index=place,
+                        name=trained.name,
+                        shape=tuple(trained.tensor.shape),
+                    )
+                    for place, (piece, trained) in enumerate(zip(own, found, strict=True))
+                )
+            ),
+        )
+
+    return [part(plane) for plane in range(arguments.job.planes)]
+
+
+def build_on_host(arguments: BuildArguments, build: Callable[[BuildArguments], Built]) -> Built:
+    """Build the exchange of one of several workers of a host.
+
+    Args:
+        build: builds the exchange of this worker's plane.
+    """
+    job, tensors, network = arguments.job, arguments.tensors, arguments.job.network
+    placed = job.virtual_workers
+    if placed is not None and low_rank_of(arguments.plan, arguments.settings):
+        raise UsageError(no_powersgd(placed, job.local_workers))
+    tree = _tree(job)
+    host = Host(
+        address=job.local_address,
+        network=replace(
+            network, rank=job.local_rank, size=job.local_workers, host="127.0.0.1", keys=None
+        ),
+        first=network.rank - job.local_rank,
+        tree=tree,
+    )
+    group = HostGroup(host, tensors)
+    try:
+        limits = (
+            job.alone or job.options.staleness > 0 or job.options.kind is ExchangeKind.ALLREDUCE
+        )
+        built = build(
+            replace(
+                arguments,
+                takes_nodes=True,
+                all_squares=group.all_squares if limits else math.fsum,
+            )
+        )
+        of_host = LinksDelivery(group.peers) if job.alone else None
+        control = (
+            built.exchange.control
+            if of_host is None
+            else JobControl(of_host, root=network.rank == 0)
+        )
+        carrier = HostCarrier(
+            built.exchange,
+            tensors,
+            pieces_of(replace(arguments, plan=built.plan)),
+            group,
+            by_factors=frozenset(built.plan.of(Scheme.FACTORS)),
+            encoded=built.encoded if tree.leaves else frozenset(),
+            control=control,
+            on_start=(lambda _: None) if of_host is None else of_host.start,
+        )
+    except BaseException as error:
+        if isinstance(error, Exception):
+            group.links.refuse(as_server_error(error, f"worker {network.rank} cannot exchange"))
+        raise
+    turns = None
+    if placed is not None and not placed.is_one_each:
+        leaves: Sequence[int] = range(len(tensors)) if tree.leaves else ()
+        turns = Turns(tensors, placed, network.rank, leaves=leaves)
+    exchange = Exchange(
+        [carrier], control, arguments.settings, turns=turns, interruption=network.interruption
+    )
+    return replace(built, exchange=exchange)
+
+
+def _tree(job: Membership) -> HostTree:
+    if job.averages:
+        return HostTree.mean(job.local_workers)
+    return HostTree(
+        placed=job.virtual_workers or VirtualWorkers.one_each(job.network.size),
+        first=job.network.rank - job.local_rank,
+        workers=job.local_workers,
+        averages=False,
+        leaves=job.options.is_encoded,
+    )

@@ -1,0 +1,275 @@
+"""The carrier of one of several workers of a host.
+
+    pieces.py   which worker owns which part of the tensors
+    owner.py    adds what the workers have contributed to this worker's pieces
+    group.py    the connections and the memory of the host's workers
+
+Laws:
+
+* An owner exchanges with the owners of the same pieces on other hosts. It contributes the mean over
+  the workers of its host where all hosts have as many workers. Otherwise, and with virtual workers,
+  it contributes the sum of each node of its host, and of tensors with a codec the gradient of each
+  virtual worker.
+* Parts are added in a fixed tree (`HostTree`): repeated runs have the same bits.
+* The workers of a host stay in step: whatever the staleness of the exchange between hosts, a value
+  is published to all of them once, and the next one only after each has contributed to the sum
+  before. A worker takes a value before it contributes to the next sum.
+* A request of rank 0 reaches each worker on its own way. A value says how many its owner has seen,
+  and a worker that takes it waits for as many. Rank 0 owns a piece, and every worker takes its
+  values, so all have a request before they end the iteration that it names.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from poseidon.exchange.base import History, Trained
+from poseidon.exchange.carrier import FactoredCarrier, GradientCarrier, Step
+from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.host.group import HostGroup, rows_payload
+from poseidon.exchange.host.owner import Contribution, Owner
+from poseidon.exchange.host.pieces import Piece
+from poseidon.exchange.host.state import HostState, StateServer
+from poseidon.exchange.job_control import JobControl
+from poseidon.exchange.observe.statistics import Traffic
+from ps_server import RemoteProtocolError
+from ps_server.transport.base import Buffer
+
+
+class HostCarrier(GradientCarrier, FactoredCarrier):
+    """Contributes to the sums of the host, and takes the values.
+
+    Args:
+        inner: the exchange between the owners of this worker's pieces. This carrier closes it.
+        tensors: what to keep together, the same on all workers.
+        pieces: of the tensors, the same on all workers.
+        by_factors: tensors that travel as factors, whole.
+        encoded: places among this worker's pieces of those whose gradients a codec takes of each
+            virtual worker by itself.
+        control: of all workers of the job.
+        on_start: called at the start of each iteration with its number.
+    """
+
+    state: HostState
+
+    def __init__(
+        self,
+        inner: Exchange,
+        tensors: Sequence[Trained],
+        pieces: Sequence[Piece],
+        group: HostGroup,
+        *,
+        by_factors: frozenset[int],
+        encoded: frozenset[int],
+        control: JobControl,
+        on_start: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self.indices = range(len(tensors))
+        self.by_factors = by_factors
+        self._tensors = tensors
+        self._pieces = pieces
+        self._group = group
+        self._inner = inner
+        self._control = control
+        self._on_start = on_start
+        self._monitor = group.monitor
+        self._of: list[list[int]] = [[] for _ in tensors]
+        for number, piece in enumerate(pieces):
+            self._of[piece.index].append(number)
+        flat = [trained.tensor.detach().view(-1) for trained in tensors]
+        self._values = [flat[piece.index][piece.start : piece.stop] for piece in pieces]
+        own = [number for number, piece in enumerate(pieces) if piece.plane == group.rank]
+        self._place = {number: place for place, number in enumerate(own)}
+        self._memory = group.share(pieces, by_factors)
+        server = StateServer(inner.state, own, group)
+        self._owner = Owner(
+            inner,
+            own,
+            [pieces[number].of(tensors[pieces[number].index]) for number in own],
+            by_factors=frozenset(
+                p for n, p in self._place.items() if pieces[n].index in by_factors
+            ),
+            encoded=encoded,
+            group=group,
+            memory=self._memory,
+            requests=lambda: len(control.requests),
+            state=server,
+        )
+        self.state = HostState(tensors, pieces, inner.state, own, group)
+        self._round = 0  # publications of the values so far
+        self._published = [0] * len(pieces)  # of the pieces of others
+        self._requests = [0] * len(pieces)
+        self._taken = [0] * len(tensors)
+        self._begun: Counter[int] = Counter()  # of each tensor, contributed in this iteration
+        self._released: set[int] = set()
+        self._settlements = 0
+        self._settled = dict.fromkeys(group.others, 0)
+        group.peers.on("Value", 2, self._note_value)
+        group.peers.on("Taken", 1, self._note_taken)
+        group.links.start()
+        self._owner.start()
+
+    def open(self, histories: Sequence[History] | None, clock: int | None) -> None:
+        own = self.state.bring(histories, self._values, self._memory.values)
+        self._settle(lambda: self._inner.open(own, clock))
+
+    def start(self, step: Step) -> None:
+        self._begun.clear()
+        self._released.clear()
+        self._on_start(step.iteration)
+        self._owner.iterate(step)
+
+    def begin(self, index: int, gradient: Tensor) -> None:
+        self._contribute(index, gradient.detach().reshape(-1))
+
+    def _contribute(self, index: int, flat: Tensor | None) -> None:
+        """Contribute the next part of a tensor, flat; None: zeros."""
+        self.wait(index)
+        part, self._begun[index] = self._begun[index], self._begun[index] + 1
+        for number in self._of[index]:
+            piece = self._pieces[number]
+            own = None if flat is None else flat[piece.start : piece.stop]
+            if number in self._place:
+                if own is None:
+                    own = torch.zeros_like(self._values[number])
+                ready = self._owner.side.record_event()
+                self._owner.contribute(
+                    Contribution(
+                        self._group.rank, "Part", self._place[number], part=own, ready=ready
+                    )
+                )
+                continue
+            memory = self._memory.parts(number, self._group.rank)[part]
+            if own is None:
+                memory.zero_()
+            else:
+                memory.copy_(own)
+            self._group.send([piece.plane], "Part", number, part)
+
+    def begin_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
+        self.wait(index)
+        self._begun[index] += 1
+        (number,) = self._of[index]
+        if number in self._place:
+            place = self._place[number]
+            self._owner.stacks[place].own(self._group.rank, u_KN, v_KM)
+            ready = self._owner.side.record_event()
+            self._owner.contribute(Contribution(self._group.rank, "Rows", place, ready=ready))
+        else:
+            payload = rows_payload(u_KN.detach(), v_KM.detach())
+            owner = self._pieces[number].plane
+            self._group.send([owner], "Rows", number, len(u_KN), payload=payload)
+
+    def release(self, index: int) -> None:
+        if index in self._released:
+            return
+        self._released.add(index)
+        (number,) = self._of[index]
+        if number in self._place:
+            ready = self._owner.side.record_event()
+            own = Contribution(self._group.rank, "Released", self._place[number], ready=ready)
+            self._owner.contribute(own)
+        else:
+            self._group.send([self._pieces[number].plane], "Released", number)
+
+    def wait(self, index: int) -> None:
+        if self._taken[index] != self._round:
+            for number in self._of[index]:
+                self._take(number)
+            self._taken[index] = self._round
+
+    def _take(self, number: int) -> None:
+        """Wait for a piece's value of this round."""
+        place, round_ = self._place.get(number), self._round
+        published = self._published if place is None else self._owner.published
+        at = number if place is None else place
+
+        def has_come() -> bool | None:
+            if published[at] >= round_:
+                return True
+            plane = self._pieces[number].plane
+            self._group.check_left(lambda rank: rank == plane)
+            return None
+
+        name = self._tensors[self._pieces[number].index].name
+        self._monitor.wait_for(has_come, f"tensor '{name}' did not come")
+        if place is not None:
+            self._owner.side.wait_event(self._owner.marks[place])
+            return
+        self._values[number].copy_(self._memory.values[number])
+        if self._requests[number] > len(self._control.requests):
+            self._control.await_requests(self._requests[number])
+
+    def finish(self, limit: float) -> None:
+        for index, trained in enumerate(self._tensors):
+            self.wait(index)
+            if index in self.by_factors:
+                if not self._begun[index]:
+                    outputs, inputs = trained.tensor.shape
+                    self.begin_factors(index, torch.empty(0, outputs), torch.empty(0, inputs))
+                self.release(index)
+            elif not self._begun[index]:
+                value = trained.tensor.detach().view(-1)
+                self._contribute(index, value if trained.statistics else None)
+        self._round += 1
+
+    def settle(self, clock: int) -> None:
+        self._settle(self._inner.settle)
+
+    def _settle(self, step: Callable[[], None]) -> None:
+        """Let the exchange between hosts make a step, and take all values of it.
+
+        Return once all workers of the host have them: the next step may publish others.
+        """
+        self._take_all()
+        self._owner.settle(step)
+        self._round += 1
+        self._take_all()
+        self._settlements += 1
+        number = self._settlements
+        self._group.send(self._group.others, "Taken", number)
+
+        def all_have() -> bool | None:
+            owing = [rank for rank, settled in self._settled.items() if settled < number]
+            self._group.check_left(owing.__contains__)
+            return None if owing else True
+
+        self._monitor.wait_for(all_have, "not every worker of this machine has settled")
+
+    def _take_all(self) -> None:
+        for index in self.indices:
+            self.wait(index)
+
+    def _note_value(self, sender: int, fields: Sequence[int], _: Buffer) -> None:
+        number, requests = fields
+        if not 0 <= number < len(self._pieces) or self._pieces[number].plane != sender:
+            raise RemoteProtocolError(
+                f"{self._group.links.name(sender)} publishes piece {number}, which it does not own"
+            )
+        self._published[number] += 1
+        self._requests[number] = requests
+
+    def _note_taken(self, sender: int, fields: Sequence[int], _: Buffer) -> None:
+        self._settled[sender] = fields[0]
+
+    def traffic(self) -> Mapping[int, Traffic]:
+        found: dict[int, Traffic] = {}
+        numbers = list(self._place)
+        for place, traffic in self._inner.traffic().items():
+            index = self._pieces[numbers[place]].index
+            found[index] = traffic if index not in found else found[index].plus(traffic)
+        return found
+
+    def close(self) -> None:
+        if self._monitor.closed:
+            return
+        self._owner.finish()
+        self._group.links.leave()
+        self._owner.stop()
+        self._group.close()
+        self._memory.close()
+        self._inner.close()

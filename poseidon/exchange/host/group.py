@@ -1,0 +1,180 @@
+"""The workers of a host, as one of them sees them: their connections, their memory, and what passes
+between them.
+
+    "Part", piece, number       a part of a piece's sum can be read in the memory
+    "Rows", piece, rows         factors: the payload is `rows` rows of u, then of v
+    "Released", piece           the piece is not used any more in this iteration
+    "Value", piece, requests    the piece's next value can be read; its owner has seen so many
+                                requests of rank 0
+    "Taken", number             the values of settlement `number` are copied
+    "Squares", number           squares of gradients, float64
+    "Ask", number, what         asks for a part of the owner's state
+    "Kept", number              the owner has begun to copy it
+    "State", number, last       the payload is a part of it
+    "First", piece              rank 0's value can be read; the payload is its history
+    "Given", 0                  the payload is what rank 0 was given of what codecs hold back
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from poseidon.exchange.base import Trained
+from poseidon.exchange.host.links import HostLinks
+from poseidon.exchange.host.memory import HostMemory, new_file
+from poseidon.exchange.host.pieces import Piece
+from poseidon.exchange.host.tree import HostTree
+from poseidon.exchange.peers import Peers
+from poseidon.exchange.worker_links import FIRST
+from ps_server import PeerLost, RemoteProtocolError, ServerError
+from ps_server.errors import as_server_error
+from ps_server.monitor import Monitor
+from ps_server.network import Network
+from ps_server.transport.base import Buffer, Frames
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """The place of one worker among the workers of its host.
+
+    Args:
+        address: path of their sockets; see `HostLinks`.
+        network: this worker's local rank, and the number of workers.
+        first: the rank in the job of local rank 0.
+        tree: how their parts are added.
+    """
+
+    address: str
+    network: Network
+    first: int
+    tree: HostTree
+
+
+class HostGroup:
+    """The connections and the memory of one worker. All workers of the host make it together.
+
+    Args:
+        tensors: the same on all workers.
+
+    Raises:
+        PeerLost: a worker has other tensors, or has gone.
+        StalenessTimeout: one did not come in time.
+        TransportError: memory or sockets cannot be made.
+    """
+
+    def __init__(self, host: Host, tensors: Sequence[Trained]) -> None:
+        self.rank, self.size = host.network.rank, host.network.size
+        self.first, self.tree = host.first, host.tree
+        self.others = [rank for rank in range(self.size) if rank != self.rank]
+
+        def make(monitor: Monitor, receive: Callable[[int, Frames], None]) -> HostLinks:
+            return HostLinks(
+                host.address, host.network, host.first, monitor=monitor, receive=receive
+            )
+
+        self.peers: Peers[HostLinks] = Peers(host.network, make)
+        self.links, self.monitor = self.peers.links, self.peers.monitor
+        self._squares: dict[int, dict[int, list[float]]] = {}
+        self._norms = 0
+        self.peers.on("Squares", 1, self._take_squares)
+        own = json.dumps({"tensors": [[t.name, t.tensor.numel()] for t in tensors]})
+        try:
+            hellos, self._file = self.links.meet(
+                own.encode(), new_file() if not self.rank else None
+            )
+            for rank, hello in sorted(hellos.items()):
+                if hello != own.encode():
+                    one, other = sorted((rank, self.rank))
+                    raise PeerLost(
+                        f"{self.links.name(other)} has other tensors than {self.links.name(one)}; "
+                        "expected the same tensors on all workers"
+                    )
+        except Exception as error:
+            self.links.refuse(as_server_error(error, "the workers of this machine did not meet"))
+            host.network.interruption.check()
+            raise
+
+    def share(self, pieces: Sequence[Piece], by_factors: frozenset[int]) -> HostMemory:
+        """Return the memory for these pieces, the same on all workers.
+
+        Args:
+            by_factors: tensors that have no parts.
+        """
+        counts = [len(self.tree.parts(worker)) for worker in range(self.size)]
+        parts = [
+            [
+                0 if piece.index in by_factors or worker == piece.plane else count
+                for worker, count in enumerate(counts)
+            ]
+            for piece in pieces
+        ]
+        return HostMemory([piece.size for piece in pieces], parts, self._file)
+
+    def send(self, to: Sequence[int], kind: str, *numbers: int, payload: Buffer = b"") -> None:
+        """Send a message to workers of this host."""
+        with self.monitor:
+            self.peers.send(to, kind, *numbers, payload=payload, priority=FIRST)
+
+    def check_left(self, owing: Callable[[int], bool]) -> None:
+        """Raise an error if a worker has left that still owes something. Under the monitor.
+
+        Raises:
+            PeerLost: names it.
+        """
+        for rank in sorted(self.links.left):
+            if owing(rank):
+                raise PeerLost(f"{self.links.name(rank)}, on this machine, has left before the end")
+
+    def all_squares(self, own: Sequence[float]) -> float:
+        """Return the exact sum of the squares of all workers of the host. All call it together."""
+        number, self._norms = self._norms, self._norms + 1
+        self.send(self.others, "Squares", number, payload=np.asarray(own, "<f8").tobytes())
+
+        def found() -> list[float] | None:
+            came = self._squares.get(number, {})
+            self.check_left(lambda rank: rank not in came)
+            if len(came) < len(self.others):
+                return None
+            del self._squares[number]
+            return [square for squares in came.values() for square in squares]
+
+        others = self.monitor.wait_for(found, "the norm on this machine's workers did not come")
+        return math.fsum([*own, *others])
+
+    def _take_squares(self, sender: int, fields: Sequence[int], payload: Buffer) -> None:
+        if memoryview(payload).nbytes % 8:
+            raise RemoteProtocolError(f"{self.links.name(sender)} sends squares of odd bytes")
+        came = self._squares.setdefault(fields[0], {})
+        came[sender] = np.frombuffer(payload, "<f8").tolist()
+
+    def fail(self, error: ServerError) -> None:
+        """End every wait here, and on the other workers of the host, with an error."""
+        self.links.fail(error)
+
+    def check_gone(self, owing: Callable[[int], bool]) -> None:
+        """Raise an error if a worker has ended that still owes an answer. Under the monitor.
+
+        Raises:
+            PeerLost: names it.
+        """
+        for rank in sorted(self.links.gone):
+            if owing(rank):
+                raise PeerLost(f"{self.links.name(rank)}, on this machine, has gone")
+
+    def close(self) -> None:
+        """Disconnect."""
+        self.links.close()
+
+
+def rows_payload(u_KN: torch.Tensor, v_KM: torch.Tensor) -> bytes:
+    """Return factors as the payload of "Rows"."""
+    flat: Any = torch.cat([u_KN.reshape(-1), v_KM.reshape(-1)]).float().cpu().numpy()
+    found: bytes = flat.tobytes()
+    return found

@@ -1,0 +1,312 @@
+"""The part of one worker as the owner of pieces: a thread adds what the workers of the host have
+contributed, lets the exchange between hosts have the sums, and gives the new values to the host.
+
+Law: the thread calls that exchange in the order in which the training loop of a single worker
+would: start, begin each piece as soon as all parts of it have come, finish, wait for each and
+publish it. So a worker of the host may use the values of the next iteration before their owner
+starts it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from poseidon.exchange.base import Trained
+from poseidon.exchange.carrier import Step
+from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.host.contributions import Contributions, FactorStack
+from poseidon.exchange.host.group import HostGroup
+from poseidon.exchange.host.memory import HostMemory
+from poseidon.exchange.host.state import StateServer
+from poseidon.exchange.side_stream import Event, SideStream
+from ps_server import RemoteProtocolError, ServerError
+from ps_server.errors import as_server_error
+from ps_server.numerics import prepare_thread
+from ps_server.transport.base import Buffer
+
+LEAVE_S = 2.0
+"""Longest time, when the exchange closes, to finish an iteration that other workers are still
+in.
+"""
+
+
+class Contribution(NamedTuple):
+    """What one worker of the host contributes to a piece.
+
+    Attributes:
+        worker: its local rank.
+        kind: "Part", "Rows" or "Released".
+        place: of the piece among this owner's.
+        part: this worker's own part of the sum; that of another is in the memory.
+        payload: the factors of another, `rows` rows.
+        ready: the event after which this worker's own part or factors may be read.
+    """
+
+    worker: int
+    kind: str
+    place: int
+    part: Tensor | None = None
+    rows: int = 0
+    payload: Buffer = b""
+    ready: Event = None
+
+
+class Owner:
+    """The pieces that one worker owns.
+
+    Args:
+        inner: the exchange between the owners of these pieces; this class calls it, and its owner
+            closes it.
+        own: the numbers of the pieces, in order.
+        tensors: the pieces, in this order.
+        by_factors: places of those that travel as factors.
+        encoded: places of those whose parts a codec takes one by one.
+        requests: returns how many requests of rank 0 this worker has seen.
+        state: answers the others of the host.
+    """
+
+    def __init__(
+        self,
+        inner: Exchange,
+        own: Sequence[int],
+        tensors: Sequence[Trained],
+        *,
+        by_factors: frozenset[int],
+        encoded: frozenset[int],
+        group: HostGroup,
+        memory: HostMemory,
+        requests: Callable[[], int],
+        state: StateServer,
+    ) -> None:
+        self._inner = inner
+        self._own = own
+        self._tensors = tensors
+        self._encoded = encoded
+        self._group = group
+        self._memory = memory
+        self._requests = requests
+        self._state = state
+        self._monitor = group.monitor
+        device = tensors[0].tensor.device if tensors else torch.device("cpu")
+        self.side = SideStream(device)
+        tree = group.tree
+        self._contributions = Contributions(
+            [place in by_factors for place in range(len(own))],
+            [len(tree.parts(worker)) for worker in range(group.size)],
+        )
+        divisor = group.size if tree.averages else 1
+        self.stacks: Mapping[int, FactorStack] = {
+            place: FactorStack(*tensors[place].tensor.shape, divisor=divisor, device=device)
+            for place in by_factors
+        }
+        """The factors by place.
+
+        The training loop puts this worker's own in before it contributes them.
+        """
+        self._parts: dict[int, list[Tensor]] = {}
+        self.published = [0] * len(own)
+        """How often each piece was published."""
+        self.marks: list[Event] = [None] * len(own)
+        self._received: deque[Contribution] = deque()
+        self._commands: deque[Callable[[], None]] = deque()
+        self._settled = 0
+        self._is_idle = self._closing = self._stopped = False
+        self._places = {piece: place for place, piece in enumerate(own)}
+        for kind, numbers in (("Part", 2), ("Rows", 2), ("Released", 1)):
+            group.peers.on(kind, numbers, self._receiver(kind))
+        self._thread = threading.Thread(
+            target=self._run, name=f"owner-{group.first + group.rank}", daemon=True
+        )
+
+    def start(self) -> None:
+        """Let the thread run."""
+        self._thread.start()
+
+    def _receiver(self, kind: str) -> Callable[[int, Sequence[int], Buffer], None]:
+        def receive(sender: int, fields: Sequence[int], payload: Buffer) -> None:
+            place = self._places.get(fields[0])
+            if place is None or (kind == "Rows" and place not in self.stacks):
+                raise RemoteProtocolError(
+                    f"{self._group.links.name(sender)} contributes to piece {fields[0]}, which "
+                    "this worker does not own"
+                )
+            rows = fields[1] if kind == "Rows" else 0
+            self._received.append(Contribution(sender, kind, place, rows=rows, payload=payload))
+
+        return receive
+
+    def contribute(self, contribution: Contribution) -> None:
+        """Take a contribution of this worker itself."""
+        with self._monitor:
+            self._monitor.check()
+            self._received.append(contribution)
+            self._monitor.notify()
+
+    def iterate(self, step: Step) -> None:
+        """Begin an iteration once the last one has ended; return at once."""
+        self._command(lambda: self._iterate(step))
+
+    def settle(self, step: Callable[[], None]) -> None:
+        """Run `step`, then publish every piece; return when that is done.
+
+        Args:
+            step: `open` or `settle` of the inner exchange.
+        """
+        settled = self._settled + 1
+        self._command(lambda: self._settle(step))
+        self._monitor.wait_for(
+            lambda: True if self._settled == settled else None,
+            "the workers of this machine did not settle",
+        )
+
+    def finish(self) -> None:
+        """Finish what needs nothing more of this worker. It still answers the others."""
+        with self._monitor:
+            self._closing = True
+            self._monitor.notify()
+        with contextlib.suppress(ServerError):
+            self._monitor.wait_for(
+                lambda: True if self._is_idle and not self._commands else None,
+                "the iteration did not end",
+                timeout_s=LEAVE_S,
+            )
+
+    def stop(self) -> None:
+        """End the thread."""
+        with self._monitor:
+            self._stopped = True
+            self._monitor.notify()
+        if self._thread.ident is not None:
+            self._thread.join(LEAVE_S)
+
+    def _command(self, command: Callable[[], None]) -> None:
+        with self._monitor:
+            self._monitor.check()
+            self._commands.append(command)
+            self._monitor.notify()
+
+    def _run(self) -> None:
+        prepare_thread()
+        try:
+            with self.side.after(None):
+                while (command := self._next_command()) is not None:
+                    command()
+        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
+            self._group.fail(as_server_error(error, "the exchange of this worker's pieces failed"))
+
+    def _next_command(self) -> Callable[[], None] | None:
+        """Wait for the next command. Return None when there will be none."""
+
+        def found() -> tuple[Callable[[], None] | None] | None:
+            if self._state.asked:
+                return (self._state.answer,)
+            if self._commands:
+                return (self._commands.popleft(),)
+            return (None,) if self._stopped or self._monitor.failure else None
+
+        with self._monitor:
+            self._is_idle = True
+            self._monitor.notify()
+        command = self._monitor.wait_for(found, "no command came", limited=False)[0]
+        self._is_idle = False
+        return command
+
+    def _next_contribution(self) -> Contribution | None:
+        """Return the next contribution; None where this worker leaves and still owes its own."""
+        rank, owes = self._group.rank, self._contributions.owes
+
+        def found() -> Callable[[], None] | Contribution | tuple[()] | None:
+            if self._state.asked:
+                return self._state.answer
+            if self._received:
+                return self._received.popleft()
+            if not owes(rank):  # otherwise this worker may be about to close, too
+                self._group.check_left(owes)
+            return () if self._closing and owes(rank) else None
+
+        while True:
+            # the training loop of this worker may take any time
+            came = self._monitor.wait_for(
+                found,
+                "not every worker of this machine has finished the iteration",
+                limited=not owes(rank),
+            )
+            if isinstance(came, Contribution):
+                return came
+            if came == ():
+                return None
+            assert callable(came)
+            came()
+
+    def _iterate(self, step: Step) -> None:
+        self._inner.start(step.iteration, *step.rates)
+        self._contributions.start()
+        while not self._contributions.complete:
+            contribution = self._next_contribution()
+            if contribution is None:
+                return
+            with self.side.after(contribution.ready):
+                self._take(contribution)
+        self._inner.finish()
+        self._publish_all()
+
+    def _settle(self, step: Callable[[], None]) -> None:
+        step()
+        self._publish_all()
+        with self._monitor:
+            self._settled += 1
+            self._monitor.notify()
+
+    def _publish_all(self) -> None:
+        group = self._group
+        for place, piece in enumerate(self._own):
+            self._inner.wait(place)
+            self._memory.values[piece].copy_(self._tensors[place].tensor.detach().view(-1))
+            group.send(group.others, "Value", piece, self._requests())
+            with self._monitor:
+                self.published[place] += 1
+                self.marks[place] = self.side.record_event()
+                self._monitor.notify()
+
+    def _take(self, contribution: Contribution) -> None:
+        worker, place = contribution.worker, contribution.place
+        match contribution.kind:
+            case "Part":
+                if contribution.part is not None:
+                    self._parts.setdefault(place, []).append(contribution.part)
+                if self._contributions.contribute(place, worker):
+                    self._begin(place)
+            case "Rows":
+                if worker != self._group.rank:
+                    self.stacks[place].add(worker, contribution.rows, contribution.payload)
+                if self._contributions.contribute(place, worker):
+                    self._begin_factors(place)
+            case _:
+                if self._contributions.release(place, worker):
+                    self._inner.release(place)
+
+    def _begin(self, place: int) -> None:
+        trained, piece, group = self._tensors[place], self._own[place], self._group
+        own = self._parts.pop(place)
+        parts = [
+            own
+            if worker == group.rank
+            else [part.to(own[0].device) for part in self._memory.parts(piece, worker)]
+            for worker in range(group.size)
+        ]
+        for total in group.tree.sums(parts, encoded=place in self._encoded):
+            if total.is_cuda:
+                total.record_stream(torch.cuda.current_stream(total.device))
+            self._inner.begin(place, total.view(trained.tensor.shape))
+
+    def _begin_factors(self, place: int) -> None:
+        u_RN, v_RM = self.stacks[place].take()
+        if u_RN.shape[0]:
+            self._inner.begin_factors(place, u_RN, v_RM)

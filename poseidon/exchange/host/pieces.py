@@ -1,0 +1,108 @@
+"""Pieces: how the tensors are divided among the workers of a host.
+
+    plane l     the workers with local rank l, one on each host
+    piece       a tensor or a part of it, which belongs to one plane
+
+The worker of a piece's plane is its owner on a host. A host has as many planes as the host with the
+fewest workers: its other workers own nothing.
+
+Law: pure and deterministic. All workers of a job cut alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from poseidon.exchange.base import Trained
+from poseidon.exchange.server.pool import SMALL_TENSOR_ELEMENTS
+from ps_server.codecs.base import SEGMENT_ELEMENTS
+
+LEAST_ELEMENTS = 64 * 1024
+"""Least elements of a part of a tensor: 256 KiB are worth a message."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Piece:
+    """Elements `start:stop` of a flat tensor.
+
+    Attributes:
+        index: of the tensor.
+        is_whole: whether it is all of the tensor.
+        plane: of its owners.
+    """
+
+    index: int
+    start: int
+    stop: int
+    is_whole: bool
+    plane: int
+
+    @property
+    def size(self) -> int:
+        """Its elements."""
+        return self.stop - self.start
+
+    def name(self, tensor: str) -> str:
+        """Return its name, from the tensor's."""
+        return tensor if self.is_whole else f"{tensor}[{self.start}:{self.stop}]"
+
+    def of(self, trained: Trained) -> Trained:
+        """Return it as a tensor of its own, in the memory of its tensor."""
+        if self.is_whole:
+            return trained
+        own = trained.tensor.detach().view(-1)[self.start : self.stop]
+        if trained.looked_up:
+            own = own.view(-1, *trained.tensor.shape[1:])
+        return replace(trained, name=self.name(trained.name), tensor=own, factor_rows=0)
+
+
+def cut(
+    tensors: Sequence[Trained], planes: int, *, whole: Collection[int] = (), served: int = 0
+) -> tuple[Piece, ...]:
+    """Divide tensors among planes by bytes. The pieces are in the order of the tensors.
+
+    A large tensor is cut into as many pieces as there are planes, at multiples of what codecs and
+    norms treat by itself, and between rows that are looked up. Small tensors stay together, since
+    they share messages.
+
+    Args:
+        whole: tensors that are not cut: they travel as factors, or their codec needs a matrix.
+        served: a tensor that belongs to plane 0: rank 0's requests travel with its pushes.
+    """
+    items: list[list[tuple[int, int, int]]] = []
+    small: dict[object, list[tuple[int, int, int]]] = {}
+    for index, trained in enumerate(tensors):
+        size = trained.tensor.numel()
+        keeps = index in whole or trained.statistics or trained.rule.matrix is not None
+        parts = 1 if keeps else max(1, min(planes, size // LEAST_ELEMENTS))
+        if parts == 1 and size <= SMALL_TENSOR_ELEMENTS:
+            kind = trained.rule, trained.rate_index, trained.statistics
+            group = small.get(kind)
+            if group is None or _size(group) + size > LEAST_ELEMENTS:
+                group = small[kind] = []
+                items.append(group)
+            group.append((index, 0, size))
+            continue
+        row = math.prod(trained.tensor.shape[1:]) if trained.looked_up else 1
+        unit = math.lcm(SEGMENT_ELEMENTS, max(row, 1))
+        bounds = [min(size, -(-size * part // parts // unit) * unit) for part in range(parts)]
+        bounds.append(size)
+        items += [[(index, start, stop)] for start, stop in pairwise(bounds) if stop > start]
+    loads = [0] * planes
+    found: list[Piece] = []
+    by_size = sorted(items, key=lambda item: (-_size(item), item[0]))
+    by_size.sort(key=lambda item: all(index != served for index, _, _ in item))
+    for number, item in enumerate(by_size):
+        plane = 0 if number == 0 else loads.index(min(loads))
+        loads[plane] += _size(item)
+        for index, start, stop in item:
+            is_whole = stop - start == tensors[index].tensor.numel()
+            found.append(Piece(index, start, stop, is_whole, plane))
+    return tuple(sorted(found))
+
+
+def _size(item: Sequence[tuple[int, int, int]]) -> int:
+    return sum(stop - start for _, start, stop in item)

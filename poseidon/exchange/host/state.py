@@ -1,0 +1,339 @@
+"""The state of an exchange whose pieces belong to several workers of a host.
+
+A worker that needs what others own asks them (`HostState`), and their threads answer
+(`StateServer`). Nothing that is asked for changes meanwhile: the worker that asks has not begun the
+next iteration, and no piece changes without its contribution.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from enum import Enum
+
+import msgpack
+import numpy as np
+from torch import Tensor
+
+from poseidon.exchange.base import Array, History, Trained
+from poseidon.exchange.carrier import CarrierState, Kept, in_order, merged
+from poseidon.exchange.host.group import HostGroup
+from poseidon.exchange.host.pieces import Piece
+from ps_server import RemoteProtocolError
+from ps_server.errors import as_server_error
+from ps_server.transport.base import Buffer
+
+OfPieces = dict[int, list[Array]]
+"""Flat arrays by the number of their piece."""
+
+
+class What(Enum):
+    """A part of the state."""
+
+    HISTORIES = 0
+    HELD_BACK = 1
+    KEEP = 2
+
+
+class StateServer:
+    """Answers what other workers of the host ask for.
+
+    Args:
+        inner: of the pieces that this worker owns, by their place.
+        own: the numbers of these pieces.
+    """
+
+    def __init__(self, inner: CarrierState, own: Sequence[int], group: HostGroup) -> None:
+        self._inner = inner
+        self._own = own
+        self._group = group
+        self.asked: deque[tuple[int, int, What]] = deque()
+        """Sender, number and part."""
+        group.peers.on("Ask", 2, self._take)
+
+    def _take(self, sender: int, fields: Sequence[int], _: Buffer) -> None:
+        number, what = fields
+        if what not in [each.value for each in What]:
+            raise RemoteProtocolError(f"{self._group.links.name(sender)} asks for an unknown state")
+        self.asked.append((sender, number, What(what)))
+
+    def answer(self) -> None:
+        """Answer the first question. Called by the owner's thread."""
+        sender, number, what = self.asked.popleft()
+        if what is What.KEEP:
+            kept = self._inner.keep({})
+            self._group.send([sender], "Kept", number)
+            threading.Thread(
+                target=self._send_kept, args=(sender, number, kept), name="kept-state", daemon=True
+            ).start()
+        else:
+            is_held_back = what is What.HELD_BACK
+            self._send(
+                sender,
+                number,
+                {} if is_held_back else self._inner.histories(),
+                self._inner.held_back() if is_held_back else {},
+            )
+
+    def _send_kept(self, sender: int, number: int, kept: Kept) -> None:
+        try:
+            self._send(sender, number, kept.result(), kept.held_back())
+        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: all workers get the error
+            if not self._group.monitor.closed:
+                self._group.fail(as_server_error(error, "the state did not come"))
+
+    def _send(
+        self, to: int, number: int, histories: Mapping[int, History], held: Mapping[str, Array]
+    ) -> None:
+        for place, arrays in histories.items():
+            packed = [self._own[place], [_bytes(array) for array in arrays]]
+            self._group.send([to], "State", number, 0, payload=msgpack.packb(packed))
+        last = {name: _bytes(array) for name, array in held.items()}
+        self._group.send([to], "State", number, 1, payload=msgpack.packb(last))
+
+
+class HostState(CarrierState):
+    """The state of all tensors, on one worker of a host.
+
+    Args:
+        tensors: of the exchange.
+        pieces: of all tensors.
+        inner: of the pieces that this worker owns, by their place.
+        own: the numbers of these pieces.
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[Trained],
+        pieces: Sequence[Piece],
+        inner: CarrierState,
+        own: Sequence[int],
+        group: HostGroup,
+    ) -> None:
+        self.private, self.overtaken = inner.private, inner.overtaken
+        self._tensors = tensors
+        self._pieces = pieces
+        self._inner = inner
+        self._own = own
+        self._group = group
+        self._named = {
+            piece.name(tensors[piece.index].name): piece for piece in pieces if not piece.is_whole
+        }
+        self._number = 0
+        self._kept: dict[int, int] = {}
+        self._answers: dict[int, tuple[OfPieces, dict[str, Array]]] = {}
+        self._missing: dict[int, set[int]] = {}
+        self._given: Mapping[str, Array] = {}
+        self._first: dict[int, list[Array] | None] = {}
+        self._first_given: dict[str, Array] | None = None
+        group.peers.on("Kept", 1, self._note_kept)
+        group.peers.on("State", 2, self._take)
+        group.peers.on("First", 1, self._take_first)
+        group.peers.on("Given", 1, self._take_given)
+
+    def histories(self) -> Mapping[int, History]:
+        number = self._ask(What.HISTORIES)
+        own = self._inner.histories()
+        return self._whole(own, self._answer(number)[0])
+
+    def keep(self, into: Mapping[int, History]) -> Kept:
+        number = self._ask(What.KEEP)
+        kept = self._inner.keep({})
+        others = len(self._group.others)
+        self._group.monitor.wait_for(
+            lambda: True if self._kept.get(number, 0) == others else None,
+            "the workers of this machine did not begin to copy their state",
+        )
+        del self._kept[number]
+        found: list[tuple[OfPieces, dict[str, Array]]] = []
+
+        def answer() -> tuple[OfPieces, dict[str, Array]]:
+            if not found:
+                found.append(self._answer(number))
+            return found[0]
+
+        def poll() -> Mapping[int, History] | None:
+            own = kept.poll()
+            with self._group.monitor:
+                self._group.monitor.check()
+                has_come = bool(found) or not self._missing[number]
+            return None if own is None or not has_come else self._whole(own, answer()[0])
+
+        return Kept(
+            poll,
+            lambda: self._whole(kept.result(), answer()[0]),
+            lambda: self._with_whole_names(merged([kept.held_back(), answer()[1]])),
+        )
+
+    def parts(self) -> Mapping[str, Tensor]:
+        return self._inner.parts()
+
+    def replicated(self) -> Mapping[str, Tensor]:
+        return self._inner.replicated()
+
+    def held_back(self) -> Mapping[str, Array]:
+        number = self._ask(What.HELD_BACK)
+        own = self._inner.held_back()
+        return self._with_whole_names(merged([own, self._answer(number)[1]]))
+
+    def hold_back(self, held_back: Mapping[str, Array]) -> None:
+        self._given = held_back
+
+    def bring(
+        self,
+        histories: Sequence[History] | None,
+        values: Sequence[Tensor],
+        memory: Sequence[Tensor],
+    ) -> list[History] | None:
+        """Bring the owners on the first host what rank 0 begins with: its values, histories that
+        all replicas share, and what it was given of `held_back`. All workers of a host call it
+        together. Return the histories of this worker's pieces.
+
+        Args:
+            values: this worker's, of all pieces.
+            memory: the values in the memory of the host.
+        """
+        group = self._group
+        given, self._given = dict(self._given), {}
+        found: list[History] | None
+        found = None if histories is None else [self._part(histories, n) for n in self._own]
+        if not group.first and not group.rank:
+            for number, piece in enumerate(self._pieces):
+                if piece.plane:
+                    memory[number].copy_(values[number])
+                    history = None if histories is None else self._part(histories, number)
+                    packed = None if history is None else [_bytes(array) for array in history]
+                    group.send([piece.plane], "First", number, payload=msgpack.packb(packed))
+            for rank in group.others:
+                own = [number for number, piece in enumerate(self._pieces) if piece.plane == rank]
+                held = {name: _bytes(part) for name, part in self._of_pieces(own, given).items()}
+                group.send([rank], "Given", 0, payload=msgpack.packb(held))
+        elif not group.first:
+            first, from_rank_0 = group.monitor.wait_for(
+                self._take_first_state, "the first values of worker 0 did not come"
+            )
+            for number in self._own:
+                values[number].copy_(memory[number])
+            shared = None if any(first[n] is None for n in self._own) else first
+            if not self.private:
+                found = None if shared is None else [shared[n] or [] for n in self._own]
+            given = {**from_rank_0, **given}
+        self._inner.hold_back({**given, **self._of_pieces(self._own, given)})
+        return found
+
+    def _take_first_state(
+        self,
+    ) -> tuple[dict[int, list[Array] | None], dict[str, Array]] | None:
+        self._group.check_left(lambda rank: rank == 0)
+        if self._first_given is None:
+            return None
+        found = self._first, self._first_given
+        self._first, self._first_given = {}, None
+        return found
+
+    def _part(self, histories: Sequence[History], number: int) -> list[Array]:
+        """Return a piece's part of the histories of the tensors, flat where it is a part."""
+        piece = self._pieces[number]
+        history = list(histories[piece.index])
+        if piece.is_whole:
+            return history
+        return [array.reshape(-1)[piece.start : piece.stop] for array in history]
+
+    def _of_pieces(self, numbers: Sequence[int], held: Mapping[str, Array]) -> dict[str, Array]:
+        """Return what is held back of pieces, from what is held back of tensors."""
+        found: dict[str, Array] = {}
+        for number in numbers:
+            piece = self._pieces[number]
+            name = self._tensors[piece.index].name
+            for whole, array in held.items():
+                if not whole.startswith(f"{name}, "):
+                    continue
+                part = array.reshape(-1)[piece.start : piece.stop]
+                found[piece.name(name) + whole.removeprefix(name)] = part
+        return found
+
+    def _take_first(self, sender: int, fields: Sequence[int], payload: Buffer) -> None:
+        packed = msgpack.unpackb(payload)
+        self._first[fields[0]] = None if packed is None else [_array(array) for array in packed]
+
+    def _take_given(self, sender: int, fields: Sequence[int], payload: Buffer) -> None:
+        held = msgpack.unpackb(payload)
+        self._first_given = {name: _array(part) for name, part in held.items()}
+
+    def _ask(self, what: What) -> int:
+        group = self._group
+        number, self._number = self._number, self._number + 1
+        with group.monitor:
+            self._answers[number] = {}, {}
+            self._missing[number] = set(group.others)
+        group.send(group.others, "Ask", number, what.value)
+        return number
+
+    def _answer(self, number: int) -> tuple[OfPieces, dict[str, Array]]:
+        def found() -> bool | None:
+            self._group.check_gone(self._missing[number].__contains__)
+            return None if self._missing[number] else True
+
+        self._group.monitor.wait_for(found, "the state of this machine's workers did not come")
+        del self._missing[number]
+        return self._answers.pop(number)
+
+    def _note_kept(self, _: int, fields: Sequence[int], __: Buffer) -> None:
+        self._kept[fields[0]] = self._kept.get(fields[0], 0) + 1
+
+    def _take(self, sender: int, fields: Sequence[int], payload: Buffer) -> None:
+        number, last = fields
+        if sender not in self._missing.get(number, ()):
+            raise RemoteProtocolError(
+                f"{self._group.links.name(sender)} sends a state that nobody has asked for"
+            )
+        histories, held_back = self._answers[number]
+        found = msgpack.unpackb(payload, strict_map_key=False)
+        if last:
+            held_back |= {name: _array(array) for name, array in found.items()}
+            self._missing[number].discard(sender)
+        else:
+            histories[found[0]] = [_array(array) for array in found[1]]
+
+    def _whole(self, own: Mapping[int, History], others: OfPieces) -> Mapping[int, History]:
+        """Return the histories of the tensors from those of their pieces."""
+        of_pieces = others | {self._own[place]: list(history) for place, history in own.items()}
+        found: dict[int, list[list[Array]]] = {}
+        for number in sorted(of_pieces):
+            found.setdefault(self._pieces[number].index, []).append(of_pieces[number])
+        return in_order(
+            {
+                index: [
+                    np.concatenate([array.reshape(-1) for array in arrays]).reshape(
+                        tuple(self._tensors[index].tensor.shape)
+                    )
+                    for arrays in zip(*parts, strict=True)
+                ]
+                for index, parts in found.items()
+            }
+        )
+
+    def _with_whole_names(self, held_back: Mapping[str, Array]) -> dict[str, Array]:
+        """Return what codecs hold back by the names of tensors, from the names of pieces."""
+        found: dict[str, Array] = {}
+        for name, array in held_back.items():
+            head, bracket, rest = name.partition("], ")
+            piece = self._named.get(head + bracket[:1])
+            if piece is None:
+                found[name] = array
+                continue
+            tensor = self._tensors[piece.index]
+            whole = found.setdefault(
+                f"{tensor.name}, {rest}", np.zeros(tensor.tensor.numel(), np.float32)
+            )
+            whole[piece.start : piece.stop] = array.reshape(-1)
+        return found
+
+
+def _bytes(array: Array) -> bytes:
+    return np.ascontiguousarray(array, np.float32).tobytes()
+
+
+def _array(packed: bytes) -> Array:
+    return np.frombuffer(bytearray(packed), np.float32)

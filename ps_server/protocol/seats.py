@@ -1,0 +1,101 @@
+"""Where the workers sit: the hosts of a job, and the planes across them.
+
+Ranks go host by host. A worker's seat is its host and its place among the workers of that host.
+Plane l is the workers with place l of all hosts; there are as many planes as the smallest host has
+workers. Each table belongs to one plane: to the store, the worker of that plane stands for its host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+from ps_server.errors import SpecError
+
+
+class Seat(NamedTuple):
+    """The seat of a worker."""
+
+    host: int
+    """The number of its host."""
+    local: int
+    """Its place among the workers of the host."""
+
+
+class Seats:
+    """The seats of all workers.
+
+    Args:
+        hosts: number of workers of each host, one or more.
+    """
+
+    def __init__(self, hosts: Sequence[int]) -> None:
+        self._of_rank = tuple(
+            Seat(host, local) for host, count in enumerate(hosts) for local in range(count)
+        )
+        self._rank_of = {seat: rank for rank, seat in enumerate(self._of_rank)}
+        self._members: list[list[int]] = [[] for _ in range(max(hosts))]
+        for rank, seat in enumerate(self._of_rank):
+            self._members[seat.local].append(rank)
+
+    def of(self, rank: int) -> Seat:
+        """Return the seat of a worker."""
+        return self._of_rank[rank]
+
+    def rank_of(self, host: int, local: int) -> int:
+        """Return the worker of a seat.
+
+        Raises:
+            SpecError: there is none.
+        """
+        rank = self._rank_of.get(Seat(host, local))
+        if rank is None:
+            raise SpecError(f"host {host} has no worker with local rank {local}")
+        return rank
+
+    def members(self, local: int) -> Sequence[int]:
+        """Return the workers with a local rank, by host: of all hosts if it is a plane's."""
+        return self._members[local]
+
+
+@cache
+def seats_of(hosts: tuple[int, ...], workers: int) -> Seats:
+    """Return the seats of so many workers; without hosts, each has its own."""
+    return Seats(hosts or (1,) * workers)
+
+
+@dataclass(frozen=True, slots=True)
+class HostPlace:
+    """The place of a worker among the workers of its host.
+
+    Args:
+        host: the number of its host among the hosts with workers.
+        local_rank: of the worker, 0..local_workers-1.
+        local_workers: workers on that host.
+        host_count: hosts with workers.
+    """
+
+    host: int
+    local_rank: int
+    local_workers: int
+    host_count: int
+
+    @classmethod
+    def of(cls, rank: int, workers: int, hosts: Sequence[int]) -> HostPlace:
+        """Return the place of a worker.
+
+        Args:
+            rank: 0..workers-1.
+            workers: in the job.
+            hosts: workers of each host, in the order of ranks; empty: one each.
+        """
+        if not hosts:
+            return cls(rank, 0, 1, workers)
+        left = rank
+        for host, count in enumerate(hosts):
+            if left < count:
+                return cls(host, left, count, len(hosts))
+            left -= count
+        raise AssertionError(f"rank {rank} is not on hosts with {hosts} workers")
