@@ -40,7 +40,11 @@ def test_importing_the_package_does_nothing_else() -> None:
         "print(*(name for name in {*sys.modules} - names if name.startswith(('poseidon', 'ps_server', 'torch'))))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=50
+        [sys.executable, "-E", "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=50,
     )
     assert done.stdout.split() == ["poseidon"]
 

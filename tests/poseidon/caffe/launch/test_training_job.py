@@ -355,7 +355,7 @@ def test_each_worker_knows_the_workers_of_all_hosts(
 
 def test_hosts_that_cannot_exchange_are_refused(tmp_path: Path) -> None:
     job = job_of(tmp_path, 2, exchange=ExchangeOptions(staleness=1))
-    with pytest.raises(UsageError, match=r"^--table_staleness=1 needs the same number of workers"):
+    with pytest.raises(UsageError, match=r"^--staleness=1 needs the same number of workers"):
         job.with_hosts([replace(job.site.hosts[0], workers=2), job.site.hosts[1]])
 
 
