@@ -212,12 +212,9 @@ class HostLinks:
         header = msgpack.packb([VERSION, "Join", network.rank, network.size, network.token])
         with _translated("a worker"):
             data = SIZES.pack(len(header), len(payload)) + header + payload
-            sent = (
-                stream.send(data)
-                if file is None or network.rank
-                else socket.send_fds(stream, [data], [file])
-            )
-            stream.sendall(data[sent:])
+            sent = 0 if file is None or network.rank else socket.send_fds(stream, [data], [file])
+            if sent < len(data):  # the other may have refused and closed already
+                stream.sendall(data[sent:])
 
     def _read_first(self, stream: socket.socket) -> tuple[int, bytes, list[int]]:
         with _translated("a worker"):
