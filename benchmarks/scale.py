@@ -10,7 +10,7 @@
 All clients are on this machine, with a shard and workers of one thread each. DDP has as many
 processes of torchrun, over gloo. Small nets train by SGD with momentum, by a rule of the shards;
 GPTs by AdamW. Jobs take turns. Each trains for a number of steps after some that do not count.
-With `--beside` the jobs of another checkout take turns with them, and add columns.
+`--beside DIR` also runs the jobs of another checkout, by turns, and adds columns for them.
 
 `core-ms` is the processor time of all processes of a job, for a step and a worker, in
 milliseconds; `ms` the time of a step. A machine has fewer processors than workers, so that the
@@ -136,8 +136,9 @@ def measure(net: str, job: Job, steps: int, checkout: Path) -> tuple[float, floa
 def by_turns(
     net: str, jobs: Sequence[Job], *, steps: int, rounds: int, beside: Path | None
 ) -> dict[str, tuple[float, float]]:
-    """Measure jobs by turns. Return the medians of what `measure` returns, by the jobs' names;
-    those of the other checkout have names that end with `OTHER`.
+    """Measure jobs by turns. Return the medians of what `measure` returns, by the jobs' names.
+
+    The name of a job of the other checkout ends with `OTHER`.
     """
     turns = [(job.name, job, ROOT) for job in jobs]
     if beside is not None:

@@ -57,7 +57,7 @@ class SimulatedProcess:
         return m.EventReport(id=self.number, event={"event": event, **fields})
 
     def begin(self) -> Reports:
-        """Yield what it reports at its start, and when it goes on."""
+        """Yield the reports of a process that starts or continues."""
         if self.role is Role.SHARD:
             address = f"tcp://10.9.{self.number >> 8}.{self.number & 255}:40000"
             yield self.say("listening", address=address, round=0)
@@ -69,7 +69,7 @@ class SimulatedProcess:
             yield self.say("ready")
 
     def told(self, line: Mapping[str, Any]) -> Reports:
-        """Yield what it reports when it is told something."""
+        """Yield the reports of a process that receives a line from the launcher."""
         do = line["do"]
         if do == "go_on":
             self._document = line["document"]
