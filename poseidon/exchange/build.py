@@ -168,10 +168,9 @@ def _build(arguments: BuildArguments, schemes: Sequence[Scheme]) -> Built:
         arguments: with the plan of whole tensors, which are not cut yet.
     """
     member, job = arguments.member, arguments.job
-    of_hosts = _of_hosts(arguments.tensors, job)
     if schemes and (job.placed.count > 1 or not job.alone):
         _check_schemes(schemes, arguments)
-        plan = plan_exchange(of_hosts, job, schemes)
+        plan = plan_exchange(_of_hosts(arguments.tensors, job), job, schemes)
         arguments = replace(arguments, plan=plan)
     if job.alone:
         return replace(build_alone(_cut(arguments)), recorded=_keeps_plan(job))

@@ -6,15 +6,13 @@ many planes as the host with the fewest workers has workers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
 from poseidon.exchange.cost import Topology
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions, OnDivergence
 from ps_server.network import Network
-from ps_server.protocol.seats import HostPlace
+from ps_server.protocol.seats import HostPlace, seats_of
 from ps_server.protocol.settings import CHUNKS_A_SERVER, CHUNKS_A_SHARD
 from ps_server.protocol.virtual_workers import VirtualWorkers
 
@@ -101,9 +99,8 @@ class Membership:
         if self.averages:
             return VirtualWorkers.one_each(self.host_count)
         virtual = self.virtual_workers or VirtualWorkers.one_each(self.network.size)
-        return VirtualWorkers(
-            tuple(virtual.bounds[rank] for rank in (*self._firsts, self.network.size))
-        )
+        firsts = seats_of(self.hosts, self.network.size).members(0)
+        return VirtualWorkers(tuple(virtual.bounds[rank] for rank in (*firsts, self.network.size)))
 
     @property
     def own(self) -> range:
@@ -114,10 +111,7 @@ class Membership:
     @property
     def plane_ranks(self) -> tuple[int, ...]:
         """The ranks in the job of the workers with this one's local rank, by host."""
-        local = self.local_rank
-        counts = self.hosts or (1,) * self.network.size
-        hosts = zip(self._firsts, counts, strict=True)
-        return tuple(first + local for first, count in hosts if count > local)
+        return tuple(seats_of(self.hosts, self.network.size).members(self.local_rank))
 
     @property
     def of_plane(self) -> Membership:
@@ -137,13 +131,6 @@ class Membership:
             local_address="",
             virtual_workers=None if self.averages else self.placed,
         )
-
-    @property
-    def _firsts(self) -> Sequence[int]:
-        """The rank of the first worker of each host."""
-        if not self.hosts:
-            return range(self.network.size)
-        return tuple(accumulate(self.hosts[:-1], initial=0))
 
     @property
     def alone(self) -> bool:

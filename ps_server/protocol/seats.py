@@ -91,11 +91,6 @@ class HostPlace:
             workers: in the job.
             hosts: workers of each host, in the order of ranks; empty: one each.
         """
-        if not hosts:
-            return cls(rank, 0, 1, workers)
-        left = rank
-        for host, count in enumerate(hosts):
-            if left < count:
-                return cls(host, left, count, len(hosts))
-            left -= count
-        raise AssertionError(f"rank {rank} is not on hosts with {hosts} workers")
+        assert rank < workers == (sum(hosts) if hosts else workers), (rank, workers, hosts)
+        seat = seats_of(tuple(hosts), workers).of(rank)
+        return cls(*seat, hosts[seat.host] if hosts else 1, len(hosts) or workers)

@@ -201,7 +201,7 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
             self._owner.side.wait_event(self._owner.marks[place])
             return
         self._values[number].copy_(self._memory.values[number])
-        if self._requests[number] > len(self._control.requests):
+        if self._requests[number]:
             self._control.await_requests(self._requests[number])
 
     def finish(self, limit: float) -> None:

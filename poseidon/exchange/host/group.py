@@ -128,9 +128,7 @@ class HostGroup:
         Raises:
             PeerLost: names it.
         """
-        for rank in sorted(self.links.left):
-            if owing(rank):
-                raise PeerLost(f"{self.links.name(rank)}, on this machine, has left before the end")
+        self._check(self.links.left, owing, "has left before the end")
 
     def all_squares(self, own: Sequence[float]) -> float:
         """Return the exact sum of the squares of all workers of the host. All call it together."""
@@ -164,9 +162,12 @@ class HostGroup:
         Raises:
             PeerLost: names it.
         """
-        for rank in sorted(self.links.gone):
+        self._check(self.links.gone, owing, "has gone")
+
+    def _check(self, ranks: set[int], owing: Callable[[int], bool], what: str) -> None:
+        for rank in sorted(ranks):
             if owing(rank):
-                raise PeerLost(f"{self.links.name(rank)}, on this machine, has gone")
+                raise PeerLost(f"{self.links.name(rank)}, on this machine, {what}")
 
     def close(self) -> None:
         """Disconnect."""

@@ -49,6 +49,3 @@ class RoundDelivery(Delivery):
             Signal(signal.kind, self._due.get(signal, self.next_end))
             for signal in self._outer.requests
         )
-
-    def await_requests(self, count: int) -> None:
-        self._outer.await_requests(count)
