@@ -19,8 +19,8 @@ from torch.nn import functional
 
 from benchmarks.gpu_runs.jobs import TOKEN, Body, How, lone_worker, shard_threads, train
 from poseidon.errors import PoseidonError
+from poseidon.exchange.device import DONE, device_of
 from poseidon.exchange.kinds import ExchangeKind
-from poseidon.exchange.side_stream import SideStream
 from poseidon.torch.distribute import join
 from poseidon.torch.group import Group
 from poseidon.torch.tensors import DistributeOptions
@@ -255,8 +255,8 @@ def check_copies(device: torch.device) -> None:
     Raises:
         CheckFailed: it did not wait, or memory is not pinned.
     """
-    side = SideStream(device)
-    buffer = side.host_buffer(COPIED)
+    own = device_of(device)
+    stream, buffer = own.stream(), own.host_memory(COPIED)
     if buffer.is_pinned() is not (device.type == "cuda"):
         raise CheckFailed(
             f"host memory for {device.type} is {'' if buffer.is_pinned() else 'not '}pinned"
@@ -264,17 +264,12 @@ def check_copies(device: torch.device) -> None:
     values = torch.zeros(COPIED, device=device)
     for _ in range(50):  # the copy would overtake these if it did not wait
         values += 1.0
-    with side.after(side.record_event()):
-        buffer.copy_(values, non_blocking=True)
-    side.synchronize()
+    own.copy(values, buffer, stream, own.event()).synchronize()
     if not bool((buffer == 50.0).all()):
         raise CheckFailed(
             "a copy to the host left before the kernels that write its source had ended"
         )
     buffer.fill_(3.0)
-    with side.after(None):
-        values.copy_(buffer, non_blocking=True)
-        arrived = side.record_event()
-    side.wait_event(arrived)
+    own.wait(own.copy(buffer, values, stream, DONE))
     if (values * 2.0).mean().item() != 6.0:
         raise CheckFailed("a kernel read memory before the copy from the host had ended")

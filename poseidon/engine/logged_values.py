@@ -17,15 +17,14 @@ import numbers
 import re
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
-import torch
 from torch import Tensor
 
 from poseidon.errors import UsageError
+from poseidon.exchange.device import DONE, Event, device_of
 
 Value = float | Tensor
 MOST_NAMES = 100
@@ -108,7 +107,7 @@ class LoggedValues:
         self._counts: dict[str, _Count] = {}
         self._left_out: dict[str, tuple[int, Value]] = {}
         """The last value of each name, unless it was sent."""
-        self._waiting: deque[tuple[int, dict[str, Value], list[Any]]] = deque()
+        self._waiting: deque[tuple[int, dict[str, tuple[Value, Event]]]] = deque()
         self._lock = threading.Lock()
 
     def log(self, iteration: int, values: Mapping[str, Value]) -> None:
@@ -156,39 +155,32 @@ class LoggedValues:
         """Begin to copy values to the host, from where they are sent."""
         if values:
             copied = {name: _copied(value) for name, value in values.items()}
-            self._waiting.append((iteration, copied, _copies(values.values())))
+            self._waiting.append((iteration, copied))
 
     def _send_waiting(self, *, wait: bool) -> None:
         with self._lock:
             while self._waiting:
-                iteration, values, copies = self._waiting[0]
-                for copy in copies:
+                iteration, copied = self._waiting[0]
+                for _, copy in copied.values():
                     if wait:
                         copy.synchronize()
                     elif not copy.query():
                         return
                 self._waiting.popleft()
-                found = {name: _number(value) for name, value in values.items()}
+                found = {name: _number(value) for name, (value, _) in copied.items()}
                 self._send("logged", iteration=iteration, values=found)
 
 
-def _copied(value: Value) -> Value:
-    """Return a value on the host, which may still be on its way there."""
+def _copied(value: Value) -> tuple[Value, Event]:
+    """Return a value on the host, and the event after which it is there."""
     if not isinstance(value, Tensor):
-        return value
-    if value.device.type == "cuda":
-        return value.detach().to("cpu", non_blocking=True)
-    return value.item()
-
-
-def _copies(values: Iterable[Value]) -> list[Any]:
-    """Return an event of each device after the copies that were begun there."""
-    events = []
-    for device in {v.device for v in values if isinstance(v, Tensor) and v.device.type == "cuda"}:
-        event: Any = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(device))
-        events.append(event)
-    return events
+        return value, DONE
+    device = device_of(value.device)
+    if device.is_host:
+        return value.item(), DONE
+    memory = device.host_memory(*value.shape, dtype=value.dtype)
+    memory.copy_(value.detach(), non_blocking=True)
+    return memory, device.event()
 
 
 def _number(value: Value) -> float | None:

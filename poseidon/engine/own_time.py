@@ -12,6 +12,8 @@ from collections.abc import Callable
 
 import torch
 
+from poseidon.exchange.device import device_of
+
 REPORT_S = 0.25
 
 
@@ -62,8 +64,7 @@ class OwnTime:
         """Note that it has ended. The last of several calls in a row counts."""
         if self._began is None:
             return
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        device_of(self._device).synchronize()
         began_s, waited_s = self._began
         whole_s = self._now_s() - began_s
         self._last = max(0.0, whole_s - (self._waited_s() - waited_s)), whole_s

@@ -16,7 +16,6 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from poseidon.exchange.allreduce.links_delivery import LinksDelivery
@@ -24,13 +23,14 @@ from poseidon.exchange.allreduce.sums import Sums
 from poseidon.exchange.base import ExchangeSettings, History, Trained
 from poseidon.exchange.broadcast import bring_histories
 from poseidon.exchange.carrier import GradientCarrier, Step
+from poseidon.exchange.device import HOST, Event, device_of
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.local_histories import LocalHistories
 from poseidon.exchange.observe.statistics import Traffic
 from poseidon.exchange.peers import Members, Peers
 from poseidon.exchange.replicas import common_kernel, introduce, offered_addresses
+from poseidon.exchange.serial_executor import SerialExecutor
 from poseidon.exchange.shared_norm import SharedNorm
-from poseidon.exchange.side_stream import Event, SerialExecutor, SideStream
 from poseidon.exchange.worker_links import WorkerLinks
 from ps_server import SpecError
 from ps_server.errors import as_server_error
@@ -79,20 +79,24 @@ class AllReduceCarrier(GradientCarrier):
         self._equal_bits = equal_bits
         self._all_squares = all_squares
         self._flat = {index: t.tensor.detach().view(-1) for index, t in tensors.items()}
-        device = next(iter(self._flat.values())).device if self._flat else torch.device("cpu")
+        first = next(iter(self._flat.values()), None)
         self.state = LocalHistories(tensors, replicated=True)
         self._gradients = [index for index, t in tensors.items() if not t.statistics]
         self._statistics = [index for index, t in tensors.items() if t.statistics]
-        self._side = SideStream(device)
+        self._device = HOST if first is None else device_of(first.device)
+        self._out = self._device.stream()
         self._sums = Sums(
             {i: self._flat[i].numel() for i in [*reversed(self._gradients), *self._statistics]},
             peers,
             workers,
-            self._side,
+            self._device,
             bucket_bytes=bucket_bytes,
         )
         self._copies = SerialExecutor(
-            device, f"sums-out-{peers.rank}", self._copying_failed, timeout_s=peers.timeout_s
+            f"sums-out-{peers.rank}",
+            self._copying_failed,
+            threaded=not self._device.is_host,
+            timeout_s=peers.timeout_s,
         )
         self._begun = dict.fromkeys(tensors, 0)
         self._due: set[int] = set()
@@ -165,16 +169,14 @@ class AllReduceCarrier(GradientCarrier):
 
     def _fill(self, index: int, part: Tensor | None) -> None:
         """Fill a tensor's part of the sum in the background; None: with zeros."""
-        self._copies.call(partial(self._copy, index, part, self._side.record_event()))
+        self._copies.call(partial(self._copy, index, part, self._device.event()))
 
-    def _copy(self, index: int, part: Tensor | None, event: Event) -> None:
+    def _copy(self, index: int, part: Tensor | None, ready: Event) -> None:
         memory = self._sums.view(index)
         if part is None:
             memory.zero_()
         else:
-            with self._side.after(event):
-                memory.copy_(part, non_blocking=True)
-            self._side.synchronize()
+            self._device.copy(part, memory, self._out, ready).synchronize()
         self._sums.filled(index)
 
     def _copying_failed(self, error: Exception) -> None:

@@ -22,9 +22,10 @@ from torch import Tensor
 
 from poseidon.exchange.allreduce.buckets import FLOAT_BYTES, Buckets
 from poseidon.exchange.allreduce.sum_rounds import SumRounds
+from poseidon.exchange.device import Device
 from poseidon.exchange.observe.statistics import Traffic, TransitTimes
 from poseidon.exchange.peers import Members, Peers
-from poseidon.exchange.side_stream import SideStream, join_within
+from poseidon.exchange.serial_executor import join_within
 from poseidon.exchange.worker_links import WorkerLinks
 from ps_server import RemoteProtocolError
 from ps_server.errors import as_server_error
@@ -48,7 +49,7 @@ class Sums:
         sizes: elements of each tensor, by index, in the order in which their gradients come; the
             same on all workers.
         peers: the connections, not connected yet.
-        side: gives the memory.
+        device: to and from which the memory is copied.
         bucket_bytes: see `Buckets`.
     """
 
@@ -57,7 +58,7 @@ class Sums:
         sizes: Mapping[int, int],
         peers: Peers[WorkerLinks] | Members,
         workers: VirtualWorkers,
-        side: SideStream,
+        device: Device,
         *,
         bucket_bytes: int | None = None,
     ) -> None:
@@ -70,7 +71,7 @@ class Sums:
         self._workers = workers
         self._nodes = workers.nodes(self._rank)
         self._copies = [
-            side.host_buffer(layout.elements).zero_() for _ in range(max(1, len(self._nodes)))
+            device.host_memory(layout.elements).zero_() for _ in range(max(1, len(self._nodes)))
         ]
         self._unfilled = [[len(tensors) for tensors in layout.tensors] for _ in self._nodes]
         self._trees: list[TreeSum[Tensor]] = list(map(self._new_tree, range(len(layout))))

@@ -31,11 +31,11 @@ from poseidon.exchange.allreduce.sums import Sums
 from poseidon.exchange.auto.rates import Rates
 from poseidon.exchange.base import Trained
 from poseidon.exchange.cost import ELEMENT_BYTES, server_bytes
+from poseidon.exchange.device import device_of
 from poseidon.exchange.factors.products import Scratch, apply_factors
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.peers import Peers
 from poseidon.exchange.replicas import offered_addresses
-from poseidon.exchange.side_stream import SideStream
 from ps_server import Client, RemoteProtocolError, Rule, RuleKind, StoreSpec, TableSpec
 from ps_server.json_fields import value_of
 from ps_server.numerics import prepare_thread
@@ -236,13 +236,13 @@ def _sums(
     histories = [
         [torch.zeros_like(value) for _ in range(history_count(rule.kind))] for value in values
     ]
-    side, peers = SideStream(device), Peers.over_network(member.of_plane.network)
+    peers = Peers.over_network(member.of_plane.network)
     # a bucket for each large tensor, so that tensors that are not exchanged together share none
     sums = Sums(
         {table: sizes[table] for table in reversed(range(len(sizes)))},
         peers,
         VirtualWorkers.one_each(peers.size),
-        side,
+        device_of(device),
         bucket_bytes=ELEMENT_BYTES * sizes[-1],
     )
 
@@ -253,7 +253,7 @@ def _sums(
         for table in tables:
             mean = sums.mean(table, -1).to(device)
             update(rule, mean, histories[table], values[table], rate=0.0, step=0)
-        _synchronize(device)
+        device_of(device).synchronize()
 
     try:
         offers = _collect(client, {"sums": peers.links.address}, whole=False)
@@ -311,7 +311,7 @@ def _product_s_per_flop(client: Client, tensors: Sequence[Trained], member: Memb
             apply_factors(
                 rule, u, v, value, [history], rate=0.0, step=0, scale=1.0, scratch=scratch
             )
-        _synchronize(device)
+        device_of(device).synchronize()
 
     multiply(1)
     client.barrier()
@@ -322,8 +322,3 @@ def _run_s(work: Callable[[], None]) -> float:
     began_s = time.perf_counter()
     work()
     return time.perf_counter() - began_s
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -28,6 +28,7 @@ from torch import Tensor
 from poseidon.exchange.base import ExchangeSettings, History, Trained
 from poseidon.exchange.broadcast import bring_histories
 from poseidon.exchange.carrier import FactoredCarrier, Step
+from poseidon.exchange.device import device_of
 from poseidon.exchange.factors.factor_rounds import FactorSession, FactorTable
 from poseidon.exchange.factors.peers import Peers
 from poseidon.exchange.factors.products import Kernel, Scratch, factors_sum_of_squares
@@ -38,8 +39,8 @@ from poseidon.exchange.local_histories import LocalHistories
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.observe.statistics import Traffic, TransitTimes
 from poseidon.exchange.replicas import common_kernel, introduce, offered_addresses
+from poseidon.exchange.serial_executor import SerialExecutor, join_within
 from poseidon.exchange.shared_norm import SharedNorm
-from poseidon.exchange.side_stream import SerialExecutor, SideStream, join_within
 from ps_server.errors import as_server_error
 from ps_server.link import LinkPriority
 from ps_server.numerics import prepare_thread
@@ -84,7 +85,8 @@ class FactorCarrier(FactoredCarrier):
         self._equal_bits = member.equal_bits
         self._iteration = self._start_clock = settings.start_clock
         device = next(iter(tensors.values())).tensor.device
-        self._side = SideStream(device)
+        self._device = device_of(device)
+        self._out, self._side = self._device.stream(), self._device.stream()
         self._scratch = Scratch(device)
         self._kernel = Kernel.FUSED
         self.state = FactorState(tensors)
@@ -95,7 +97,7 @@ class FactorCarrier(FactoredCarrier):
                 self.state.of[index],
                 clock=settings.start_clock,
                 staleness=staleness,
-                side=self._side,
+                device=self._device,
                 scratch=self._scratch,
             )
             for table, index in enumerate(self.indices)
@@ -115,7 +117,10 @@ class FactorCarrier(FactoredCarrier):
         self.peers = Peers(session, network, trace=trace, link=link)
         self._timeout_s = network.timeout_s
         self._in_order = SerialExecutor(
-            device, f"factors-out-{network.rank}", self._sending_failed, timeout_s=network.timeout_s
+            f"factors-out-{network.rank}",
+            self._sending_failed,
+            threaded=not self._device.is_host,
+            timeout_s=network.timeout_s,
         )
         self._rebuilding = threading.Lock()
         self._closing = False
@@ -158,15 +163,14 @@ class FactorCarrier(FactoredCarrier):
                 weight.progress.start(step.iteration, step.rates[weight.rate_index])
 
     def begin_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
-        weight, iteration, event = self._weights[index], self._iteration, self._side.record_event()
+        weight, iteration, ready = self._weights[index], self._iteration, self._device.event()
         with self.peers.monitor:
             weight.progress.hand_in(iteration)
         self._flights.depart(weight.table)
 
         def send() -> None:
-            with self._side.after(event):
-                pair = weight.copy(iteration, u_KN, v_KM)
-            self._side.synchronize()
+            pair, copied = weight.copy(iteration, u_KN, v_KM, self._out, ready)
+            copied.synchronize()
             if self._staleness and self._settings.clip is not None:
                 with self.peers.monitor:
                     weight.progress.hold(pair)
@@ -177,7 +181,7 @@ class FactorCarrier(FactoredCarrier):
 
     def release(self, index: int) -> None:
         with self.peers.monitor:
-            self._weights[index].progress.release(self._iteration, self._side.record_event())
+            self._weights[index].progress.release(self._iteration, self._device.event())
             self.peers.monitor.notify()
 
     def wait(self, index: int) -> None:
@@ -237,7 +241,7 @@ class FactorCarrier(FactoredCarrier):
             f"the factors of '{weight.name}' of iteration {clock - 1} did not arrive",
             table=weight.table,
         )
-        self._side.wait_event(weight.progress.done)
+        self._device.wait(weight.progress.done)
         if self._staleness:
             with self._rebuilding:
                 self._publish(weight)
@@ -305,7 +309,8 @@ class FactorCarrier(FactoredCarrier):
             step = weight.progress.begin_round(taken.clock)
         outputs, inputs = weight.tensor.shape
         name = str(weight.table) if self._settings.clip is not None else ""
-        with self._side.after(step.left):
+        with self._device.on(self._side):
+            self._device.wait(step.left)
             return _Stacked(
                 weight=weight,
                 clock=taken.clock,
@@ -317,13 +322,13 @@ class FactorCarrier(FactoredCarrier):
     def _apply(self, stacked: _Stacked, limit: float) -> None:
         weight, clock, step = stacked.weight, stacked.clock, stacked.step
         began_ns = self._trace.now()
-        with self._side.after(step.left):
+        with self._device.on(self._side):
             scale = limit * self._settings.gradient_scale / self._workers
             weight.apply(
                 clock, stacked.u_BN, stacked.v_BM, rate=step.rate, scale=scale, kernel=self._kernel
             )
-            done = self._side.record_event()
-        self._side.synchronize()  # the rounds' memory on the host may go
+            done = self._device.event()
+        done.synchronize()  # the rounds' memory on the host may go
         self._trace.span(Track.REBUILD, "apply", weight.name, began_ns, clock=clock)
         self._flights.arrive(weight.table)
         with self.peers.monitor:

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from poseidon.exchange.base import Array
+from poseidon.exchange.device import device_of
 from ps_server import Rule
 from ps_server.rules import update
 
@@ -90,10 +91,10 @@ class Scratch:
     def _take(self, name: str, rows: int, columns: int, device: torch.device) -> Tensor:
         memory = self._memory.get(name)
         if memory is None or memory.numel() < rows * columns:
-            pinned = device.type == "cpu" and self._device.type == "cuda"
-            memory = torch.empty(
-                rows * columns, device=device, dtype=torch.float32, pin_memory=pinned
-            )
+            if device.type == "cpu":
+                memory = device_of(self._device).host_memory(rows * columns)
+            else:
+                memory = torch.empty(rows * columns, device=device, dtype=torch.float32)
             self._memory[name] = memory
         return memory[: rows * columns].view(rows, columns)
 

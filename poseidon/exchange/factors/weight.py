@@ -5,15 +5,16 @@ base, its history, and memory for its pairs.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from poseidon.exchange.base import Trained
+from poseidon.exchange.device import Device, Event
 from poseidon.exchange.factors.factor_rounds import Pair
 from poseidon.exchange.factors.products import Kernel, Scratch, apply_factors
 from poseidon.exchange.factors.weight_progress import WeightProgress
-from poseidon.exchange.side_stream import SideStream
 
 
 class FactorWeight:
@@ -24,7 +25,7 @@ class FactorWeight:
         trained: the tensor, N x M.
         history: what the rule keeps, flat.
         clock: the iteration to begin at.
-        side: where pairs are copied and rounds applied.
+        device: of the tensor.
         scratch: memory for products, of all weights.
     """
 
@@ -36,7 +37,7 @@ class FactorWeight:
         *,
         clock: int,
         staleness: int,
-        side: SideStream,
+        device: Device,
         scratch: Scratch,
     ) -> None:
         self.table = table
@@ -50,7 +51,7 @@ class FactorWeight:
         self.progress = WeightProgress(clock, staleness)
         self._rule = trained.rule
         self._replayed = [torch.empty_like(h) for h in self.history] if staleness else []
-        self._side = side
+        self._device = device
         self._scratch = scratch
         # A pair's memory is free again once every other worker has it, which is certain 2 s + 2
         # iterations later: a worker at clock c has all pairs of iterations < c - s, each sent by a
@@ -62,21 +63,29 @@ class FactorWeight:
         if self.base is not self.tensor:
             self.base.copy_(self.tensor)
 
-    def copy(self, iteration: int, u_KN: Tensor, v_KM: Tensor) -> Pair:
-        """Copy a pair into memory on the host that is kept and reused; on the current stream."""
+    def copy(
+        self, iteration: int, u_KN: Tensor, v_KM: Tensor, stream: Any, ready: Event
+    ) -> tuple[Pair, Event]:
+        """Begin to copy a pair into memory on the host that is kept and reused. Return it, and the
+        event after which it is there.
+
+        Args:
+            stream: for copies from a device.
+            ready: the event after which the pair may be read.
+        """
         place, rows = iteration % len(self._buffers), u_KN.shape[0]
         buffers = self._buffers[place]
         if buffers is None or buffers[0].shape[0] < rows:
             room = max(rows, 1)
             buffers = (
-                self._side.host_buffer(room, u_KN.shape[1]),
-                self._side.host_buffer(room, v_KM.shape[1]),
+                self._device.host_memory(room, u_KN.shape[1]),
+                self._device.host_memory(room, v_KM.shape[1]),
             )
             self._buffers[place] = buffers
         u, v = buffers[0][:rows], buffers[1][:rows]
-        u.copy_(u_KN.detach(), non_blocking=True)
-        v.copy_(v_KM.detach(), non_blocking=True)
-        return Pair(u.numpy(), v.numpy())
+        self._device.copy(u_KN.detach(), u, stream, ready)
+        copied = self._device.copy(v_KM.detach(), v, stream, ready)
+        return Pair(u.numpy(), v.numpy()), copied
 
     def apply(
         self, clock: int, u_BN: Tensor, v_BM: Tensor, *, rate: float, scale: float, kernel: Kernel

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from poseidon.exchange.device import DONE, Event
 from poseidon.exchange.factors.factor_rounds import Pair
-from poseidon.exchange.side_stream import Event
 
 
 class RoundStep(NamedTuple):
@@ -48,9 +48,9 @@ class WeightProgress:
     def rewind(self, clock: int) -> None:
         """Begin at a different clock."""
         self.handed_in = self.released = self.applied = clock
-        self.done: Event = None
+        self.done: Event = DONE
         """After which the rounds below `applied` are in the base."""
-        self._left: Event = None
+        self._left: Event = DONE
         self.held: Pair | None = None
         """The pair that is kept back, if any."""
         self._rates: dict[int, float] = {}

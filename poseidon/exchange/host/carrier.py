@@ -136,7 +136,7 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
             if number in self._place:
                 if own is None:
                     own = torch.zeros_like(self._values[number])
-                ready = self._owner.side.record_event()
+                ready = self._owner.device.event()
                 self._owner.contribute(
                     Contribution(
                         self._group.rank, "Part", self._place[number], part=own, ready=ready
@@ -157,7 +157,7 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
         if number in self._place:
             place = self._place[number]
             self._owner.stacks[place].own(self._group.rank, u_KN, v_KM)
-            ready = self._owner.side.record_event()
+            ready = self._owner.device.event()
             self._owner.contribute(Contribution(self._group.rank, "Rows", place, ready=ready))
         else:
             payload = rows_payload(u_KN.detach(), v_KM.detach())
@@ -170,7 +170,7 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
         self._released.add(index)
         (number,) = self._of[index]
         if number in self._place:
-            ready = self._owner.side.record_event()
+            ready = self._owner.device.event()
             own = Contribution(self._group.rank, "Released", self._place[number], ready=ready)
             self._owner.contribute(own)
         else:
@@ -198,7 +198,7 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
         name = self._tensors[self._pieces[number].index].name
         self._monitor.wait_for(has_come, f"tensor '{name}' did not come")
         if place is not None:
-            self._owner.side.wait_event(self._owner.marks[place])
+            self._owner.device.wait(self._owner.marks[place])
             return
         self._values[number].copy_(self._memory.values[number])
         if self._requests[number]:

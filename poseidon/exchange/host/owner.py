@@ -20,12 +20,12 @@ from torch import Tensor
 
 from poseidon.exchange.base import Trained
 from poseidon.exchange.carrier import Step
+from poseidon.exchange.device import DONE, Event, device_of
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.host.contributions import Contributions, FactorStack
 from poseidon.exchange.host.group import HostGroup
 from poseidon.exchange.host.memory import HostMemory
 from poseidon.exchange.host.state import StateServer
-from poseidon.exchange.side_stream import Event, SideStream
 from ps_server import RemoteProtocolError, ServerError
 from ps_server.errors import as_server_error
 from ps_server.numerics import prepare_thread
@@ -55,7 +55,7 @@ class Contribution(NamedTuple):
     part: Tensor | None = None
     rows: int = 0
     payload: Buffer = b""
-    ready: Event = None
+    ready: Event = DONE
 
 
 class Owner:
@@ -95,7 +95,8 @@ class Owner:
         self._state = state
         self._monitor = group.monitor
         device = tensors[0].tensor.device if tensors else torch.device("cpu")
-        self.side = SideStream(device)
+        self.device = device_of(device)
+        self._stream = self.device.stream()
         tree = group.tree
         self._contributions = Contributions(
             [place in by_factors for place in range(len(own))],
@@ -113,7 +114,7 @@ class Owner:
         self._parts: dict[int, list[Tensor]] = {}
         self.published = [0] * len(own)
         """How often each piece was published."""
-        self.marks: list[Event] = [None] * len(own)
+        self.marks: list[Event] = [DONE] * len(own)
         self._received: deque[Contribution] = deque()
         self._commands: deque[Callable[[], None]] = deque()
         self._settled = 0
@@ -195,7 +196,7 @@ class Owner:
     def _run(self) -> None:
         prepare_thread()
         try:
-            with self.side.after(None):
+            with self.device.on(self._stream):
                 while (command := self._next_command()) is not None:
                     command()
         except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
@@ -252,8 +253,8 @@ class Owner:
             contribution = self._next_contribution()
             if contribution is None:
                 return
-            with self.side.after(contribution.ready):
-                self._take(contribution)
+            self.device.wait(contribution.ready)
+            self._take(contribution)
         self._inner.finish()
         self._publish_all()
 
@@ -272,7 +273,7 @@ class Owner:
             group.send(group.others, "Value", piece, self._requests())
             with self._monitor:
                 self.published[place] += 1
-                self.marks[place] = self.side.record_event()
+                self.marks[place] = self.device.event()
                 self._monitor.notify()
 
     def _take(self, contribution: Contribution) -> None:
@@ -302,8 +303,7 @@ class Owner:
             for worker in range(group.size)
         ]
         for total in group.tree.sums(parts, encoded=place in self._encoded):
-            if total.is_cuda:
-                total.record_stream(torch.cuda.current_stream(total.device))
+            self.device.keep(total)
             self._inner.begin(place, total.view(trained.tensor.shape))
 
     def _begin_factors(self, place: int) -> None:

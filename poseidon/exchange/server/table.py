@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from poseidon.exchange.base import Array, History, Trained
-from poseidon.exchange.side_stream import SideStream
+from poseidon.exchange.device import DONE, Device, Event
 from ps_server import Keeping, TableSpec
 from ps_server.protocol.messages import Payload
 from ps_server.protocol.precision import as_array, as_tensor
@@ -26,10 +28,10 @@ class ServerTable:
     `publish` copies to it.
 
     Args:
-        side: where tensors are copied to and from a GPU.
+        device: of the tensor.
     """
 
-    def __init__(self, trained: Trained, spec: TableSpec, side: SideStream) -> None:
+    def __init__(self, trained: Trained, spec: TableSpec, device: Device) -> None:
         self.rule = trained.rule
         self.rate_index = trained.rate_index
         self.staleness = spec.staleness
@@ -40,14 +42,16 @@ class ServerTable:
         self.of_values = of_values(spec.name)
         self.statistics = trained.statistics
         self.tensor = trained.tensor
-        self._on_cpu = trained.tensor.device.type == "cpu"
+        self._on_host = device.is_host
         flat = trained.tensor.detach().reshape(-1)
-        self._side = side
+        self._device = device
         self._gradients: list[Tensor] = []
         self.value: Payload = as_array(
-            flat if self._on_cpu else side.host_buffer(flat.numel(), dtype=flat.dtype).copy_(flat)
+            flat
+            if self._on_host
+            else device.host_memory(flat.numel(), dtype=flat.dtype).copy_(flat)
         )
-        if self._on_cpu:
+        if self._on_host:
             assert np.shares_memory(self.value, as_array(trained.tensor.detach()))
         has_history = spec.adds_changes and spec.keeping is Keeping.GRADIENTS
         self.history = [
@@ -71,7 +75,7 @@ class ServerTable:
 
     def reload(self) -> None:
         """Copy a GPU tensor to its copy on the host."""
-        if not self._on_cpu:
+        if not self._on_host:
             np.copyto(self.value, as_array(self.tensor.detach().reshape(-1).cpu()))
 
     def set_history(self, history: History) -> None:
@@ -88,19 +92,27 @@ class ServerTable:
             for own, given in zip(self.history, arrays, strict=False):
                 own.copy_(given)
 
-    def to_host(self, gradient: Tensor, number: int) -> Tensor:
-        """Return push `number` of an iteration in host memory; a copy from a GPU runs on the
-        current stream.
+    def to_host(
+        self, gradient: Tensor, number: int, stream: Any, ready: Event
+    ) -> tuple[Tensor, Event]:
+        """Return push `number` of an iteration in host memory, and the event after which it is
+        there.
+
+        Args:
+            stream: for a copy from a device.
+            ready: the event after which the gradient may be read.
         """
         if gradient.device.type == "cpu":
-            return gradient
+            return gradient, DONE
         while len(self._gradients) <= number:
-            self._gradients.append(self._side.host_buffer(gradient.numel(), dtype=gradient.dtype))
-        return self._gradients[number].copy_(gradient, non_blocking=True)
+            memory = self._device.host_memory(gradient.numel(), dtype=gradient.dtype)
+            self._gradients.append(memory)
+        memory = self._gradients[number]
+        return memory, self._device.copy(gradient, memory, stream, ready)
 
     def publish(self) -> None:
         """Note the values of statistics; copy the host copy of a GPU tensor to it."""
         if self.statistics:
             np.copyto(self.last_read, self.value)
-        if not self._on_cpu:
+        if not self._on_host:
             self.tensor.detach().reshape(-1).copy_(as_tensor(self.value), non_blocking=True)

@@ -9,8 +9,8 @@ as far together as one process with the average gradient.
 With a limit on the gradients' norm at staleness > 0, a change can be computed only once the whole
 gradient is known, so changes leave in `finish`.
 
-Tensors on a GPU have a copy in pinned memory on the host. Gradients are copied there on a side
-stream and pushed by a thread of their own. Values are copied back on the compute stream, which
+Tensors on a GPU have a copy in pinned memory on the host. Gradients are copied there on a stream
+of their own and pushed by a thread of their own. Values are copied back on the compute stream, which
 never waits for the host.
 
 Statistics leave in `finish`: at staleness 0 the values themselves, which the shards average; at
@@ -30,9 +30,10 @@ from torch import Tensor
 from poseidon.errors import SnapshotError
 from poseidon.exchange.base import Array, ExchangeSettings, History, Trained
 from poseidon.exchange.carrier import CarrierState, Step
+from poseidon.exchange.device import HOST, Event, device_of
 from poseidon.exchange.observe.statistics import Traffic
+from poseidon.exchange.serial_executor import SerialExecutor
 from poseidon.exchange.server.table import ServerTable
-from poseidon.exchange.side_stream import Event, SerialExecutor, SideStream
 from ps_server import Client, StoreSpec
 from ps_server.client import ComingHistory
 from ps_server.protocol.messages import Payload
@@ -70,16 +71,18 @@ class ServerTables(CarrierState):
         self._specs = store.tables[own.start : own.stop]
         self._settings = settings
         self._step = Step(settings.start_clock, (0.0,))
-        device = held[0].tensor.device if held else torch.device("cpu")
-        self._side = SideStream(device)
+        self._device = device_of(held[0].tensor.device) if held else HOST
+        self._out = self._device.stream()
         self._pushes = SerialExecutor(
-            device, f"pushes-{client.rank}", self._push_failed, threaded=in_background
+            f"pushes-{client.rank}",
+            self._push_failed,
+            threaded=in_background or not self._device.is_host,
         )
         self._in_background = in_background
         self._last_push = [0] * len(held)
         self._broken: Exception | None = None
         self._tables = [
-            ServerTable(trained, spec, self._side)
+            ServerTable(trained, spec, self._device)
             for trained, spec in zip(held, self._specs, strict=True)
         ]
         self._held_back: Mapping[str, Array] = {}
@@ -147,18 +150,15 @@ class ServerTables(CarrierState):
         table.pushes += 1
         if table.statistics:
             self._push_statistics(index, table, gradient)
-        elif self._pushes.threaded:
-            event = self._side.record_event()
-            send = partial(self._send, index, gradient, number, self._step, event)
-            self._last_push[index] = self._pushes.call(send)
         else:
-            self._send(index, gradient, number, self._step, None)
+            ready = self._device.event()
+            send = partial(self._send, index, gradient, number, self._step, ready)
+            self._last_push[index] = self._pushes.call(send)
 
-    def _send(self, index: int, gradient: Tensor, number: int, step: Step, event: Event) -> None:
+    def _send(self, index: int, gradient: Tensor, number: int, step: Step, ready: Event) -> None:
         table = self._tables[index]
-        with self._side.after(event):
-            flat = table.to_host(gradient.detach().reshape(-1), number)
-        self._side.synchronize()
+        flat, copied = table.to_host(gradient.detach().reshape(-1), number, self._out, ready)
+        copied.synchronize()
         if table.staleness == 0:
             rate = step.rates[table.rate_index]
             self._client.push(self._first + index, as_array(flat), rate=rate)

@@ -13,6 +13,7 @@ import poseidon
 from poseidon.engine import logged_values
 from poseidon.engine.logged_values import MOST_NAMES, LoggedValues, check
 from poseidon.errors import UsageError
+from poseidon.exchange.device import Event, HostDevice
 from poseidon.torch.trainer_logs import log_of_library
 
 Sent = list[tuple[int, Mapping[str, float | None]]]
@@ -127,7 +128,15 @@ def test_a_value_on_a_device_is_sent_once_it_is_copied(monkeypatch: pytest.Monke
 
     copies = [Copy(), Copy(), Copy()]
     given = iter(copies)
-    monkeypatch.setattr(logged_values, "_copies", lambda _: [next(given)])
+
+    class Late(HostDevice):
+        is_host = False
+
+        def event(self) -> Event:
+            return next(given)
+
+    late = Late()
+    monkeypatch.setattr(logged_values, "device_of", lambda _: late)
     logged, sent = logging()
     for iteration in range(3):
         logged.log(iteration, {"loss": torch.tensor(0.5)})

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import msgpack
 import pytest
-import torch
 
 from poseidon.exchange.allreduce.links_delivery import KINDS, LinksDelivery
 from poseidon.exchange.allreduce.sums import Sums
+from poseidon.exchange.device import HOST
 from poseidon.exchange.peers import Peers
-from poseidon.exchange.side_stream import SideStream
 from poseidon.exchange.worker_links import VERSION
 from ps_server import PeerLeft, RemoteProtocolError
 from ps_server.protocol.virtual_workers import VirtualWorkers
@@ -41,8 +40,7 @@ from tests.poseidon.exchange.allreduce.test_sums import networks
 def test_what_is_no_message_is_refused(header: list[object], payload: bytes) -> None:
     peers = Peers.over_network(networks(2)[0])
     delivery = LinksDelivery(peers)
-    side = SideStream(torch.device("cpu"))
-    sums = Sums({0: 2}, peers, VirtualWorkers.one_each(2), side)
+    sums = Sums({0: 2}, peers, VirtualWorkers.one_each(2), HOST)
     with pytest.raises(RemoteProtocolError), peers.monitor:
         peers._receive(1, [msgpack.packb([VERSION, *header]), payload])
     assert not delivery.requests

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from poseidon.exchange.allreduce import sums as sums_module
 from poseidon.exchange.allreduce.sums import Sums
+from poseidon.exchange.device import HOST
 from poseidon.exchange.peers import Peers
-from poseidon.exchange.side_stream import SideStream
 from poseidon.exchange.worker_links import LAST
 from ps_server.errors import StalenessTimeout, as_server_error
 from ps_server.network import Network
@@ -154,7 +154,7 @@ class _Worker:
                 dict(reversed(list(enumerate(settings.sizes)))),
                 self._peers,
                 settings.workers,
-                SideStream(torch.device("cpu")),
+                HOST,
                 bucket_bytes=settings.bucket_bytes,
             )
         self._closing = self._left = False

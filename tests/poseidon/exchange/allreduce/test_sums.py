@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from poseidon.exchange.allreduce.sums import Sums
+from poseidon.exchange.device import HOST
 from poseidon.exchange.peers import Peers
-from poseidon.exchange.side_stream import SideStream
 from ps_server import PeerLeft, StalenessTimeout
 from ps_server.keys import JobKeys
 from ps_server.network import Network
@@ -48,8 +48,7 @@ def together(
     ends = []
     for network in settings:
         peers = Peers.over_network(network)
-        side = SideStream(torch.device("cpu"))
-        ends.append((peers, Sums(SIZES, peers, workers, side, bucket_bytes=bucket_bytes)))
+        ends.append((peers, Sums(SIZES, peers, workers, HOST, bucket_bytes=bucket_bytes)))
     addresses = [peers.links.address for peers, _ in ends]
     for peers, _ in ends:
         peers.links.connect(addresses)

@@ -5,12 +5,13 @@ the base.
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from poseidon.exchange.base import Trained
+from poseidon.exchange.device import DONE, HOST
+from poseidon.exchange.factors.factor_rounds import Pair
 from poseidon.exchange.factors.products import Kernel, Scratch
 from poseidon.exchange.factors.weight import FactorWeight
-from poseidon.exchange.side_stream import SideStream
 from ps_server import Rule
 
 CPU = torch.device("cpu")
@@ -24,17 +25,22 @@ def weight_of(staleness: int) -> FactorWeight:
         [torch.zeros(6)],
         clock=0,
         staleness=staleness,
-        side=SideStream(CPU),
+        device=HOST,
         scratch=Scratch(CPU),
     )
     weight.open()
     return weight
 
 
+def copied(weight: FactorWeight, iteration: int, u_KN: Tensor, v_KM: Tensor) -> Pair:
+    pair, _ = weight.copy(iteration, u_KN, v_KM, None, DONE)
+    return pair
+
+
 def test_the_memory_of_a_pair_is_used_again_once_every_worker_has_it() -> None:
     for staleness in (0, 2):
         weight = weight_of(staleness)
-        pairs = [weight.copy(i, torch.full((4, 2), i), torch.full((4, 3), i)) for i in range(8)]
+        pairs = [copied(weight, i, torch.full((4, 2), i), torch.full((4, 3), i)) for i in range(8)]
         period = 2 * staleness + 2
         same = [pairs[i].u.ctypes.data == pairs[0].u.ctypes.data for i in range(8)]
         assert same == [i % period == 0 for i in range(8)]
@@ -44,9 +50,9 @@ def test_the_memory_of_a_pair_is_used_again_once_every_worker_has_it() -> None:
 
 def test_memory_grows_with_the_batch() -> None:
     weight = weight_of(0)
-    assert weight.copy(0, torch.ones(2, 2), torch.ones(2, 3)).u.shape == (2, 2)
-    assert weight.copy(2, torch.ones(5, 2), torch.ones(5, 3)).u.shape == (5, 2)
-    assert weight.copy(4, torch.empty(0, 2), torch.empty(0, 3)).v.shape == (0, 3)
+    assert copied(weight, 0, torch.ones(2, 2), torch.ones(2, 3)).u.shape == (2, 2)
+    assert copied(weight, 2, torch.ones(5, 2), torch.ones(5, 3)).u.shape == (5, 2)
+    assert copied(weight, 4, torch.empty(0, 2), torch.empty(0, 3)).v.shape == (0, 3)
 
 
 def test_a_worker_sees_the_base_with_its_own_open_pairs_on_top() -> None:
@@ -55,7 +61,7 @@ def test_a_worker_sees_the_base_with_its_own_open_pairs_on_top() -> None:
     weight.apply(0, u, v, rate=0.5, scale=0.25, kernel=Kernel.PORTABLE)
     assert torch.equal(weight.base, torch.full((2, 3), 0.5))
     assert torch.equal(weight.tensor, torch.ones(2, 3))
-    pair = weight.copy(1, u, v)
+    pair = copied(weight, 1, u, v)
     weight.replay([(1, 0.5, pair)], scale=0.25, kernel=Kernel.PORTABLE)
     assert torch.equal(weight.tensor, torch.full((2, 3), 0.5 - 0.5 * 0.5 - 0.5))
     assert torch.equal(weight.base, torch.full((2, 3), 0.5))

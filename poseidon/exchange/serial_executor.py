@@ -1,22 +1,11 @@
-"""Work beside the compute stream of a GPU.
-
-On a CPU there are no streams, and all of this does nothing.
-
-Law: the compute stream is never synchronised with the host. The side stream waits for events of the
-compute stream, and the compute stream for events of the side stream. Only background threads wait
-for either.
-"""
+"""Calls that wait for a device, one after another on a thread of their own."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterator
-
-import torch
-from torch import Tensor
+from collections.abc import Callable
 
 from ps_server import LocalProtocolError
 from ps_server.monitor import Monitor
@@ -24,69 +13,23 @@ from ps_server.network import TIMEOUT_S
 from ps_server.numerics import prepare_thread
 
 LOGGER = logging.getLogger(__name__)
-Event = torch.cuda.Event | None
-
-
-class SideStream:
-    """A stream beside the one that computes."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-
-    def record_event(self) -> Event:
-        """Return an event after the work that has been queued on the current stream."""
-        if self._stream is None:
-            return None
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self.device))
-        return event
-
-    @contextlib.contextmanager
-    def after(self, event: Event) -> Iterator[None]:
-        """Run the body's work on the side stream, after `event`."""
-        if self._stream is None:
-            yield
-            return
-        if event is not None:
-            self._stream.wait_event(event)
-        with torch.cuda.stream(self._stream):
-            yield
-
-    def wait_event(self, event: Event) -> None:
-        """Make the current stream wait for `event`; the host does not wait."""
-        if event is not None:
-            torch.cuda.current_stream(self.device).wait_event(event)
-
-    def synchronize(self) -> None:
-        """Wait on the host until the side stream has finished its work. For background threads."""
-        if self._stream is not None:
-            self._stream.synchronize()
-
-    def host_buffer(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return memory on the host that copies to and from this device use directly (pinned, for a
-        GPU).
-        """
-        return torch.empty(*shape, dtype=dtype, device="cpu", pin_memory=self._stream is not None)
 
 
 class SerialExecutor:
-    """Runs calls one after the other: on a CPU at once; for a GPU, whose copies take time, on a
-    thread of its own.
+    """Runs calls one after the other: at once, or on a thread of its own.
 
     Args:
-        threaded: whether a CPU has a thread, too.
+        threaded: whether there is a thread: calls wait for copies of a device, or take long.
         failed: called with what a call on the thread raised; later calls are dropped.
         timeout_s: longest time that `drain` and `close` wait for the calls.
     """
 
     def __init__(
         self,
-        device: torch.device,
         name: str,
         failed: Callable[[Exception], None],
         *,
-        threaded: bool = False,
+        threaded: bool,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue()
@@ -97,9 +40,7 @@ class SerialExecutor:
         )
         self._queued = self._ended = 0
         self._thread: threading.Thread | None = None
-        self.threaded = threaded or device.type == "cuda"
-        """Whether calls run on a thread of their own."""
-        if self.threaded:
+        if threaded:
             self._thread = threading.Thread(target=self._run, name=name, daemon=True)
             self._thread.start()
 

@@ -1,0 +1,168 @@
+"""What the exchange needs of a device: streams, events, host memory that it copies to and from.
+
+A device may run work later than the host hands it over. Work on one stream runs in order. Two
+streams run at the same time, save where one waits for an event of the other.
+
+Laws:
+
+* Each thread has a current stream, on which its work runs. `on` changes it.
+* The training loop never waits for the device: a stream waits for an event (`wait`). Only background
+  threads call `Event.synchronize`.
+* From the moment at which a copy to or from host memory is begun until its event the host leaves
+  that memory alone.
+* Memory of a tensor that was made on one stream and is used on another is freed only after the host
+  has waited for that use, or after `keep`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Event(Protocol):
+    """A point on a stream: all work before it."""
+
+    def synchronize(self) -> None:
+        """Wait on the host until that work is done."""
+
+    def query(self) -> bool:
+        """Return whether it is done."""
+
+
+class Device(ABC):
+    """A device, as one worker sees it.
+
+    Attributes:
+        is_host: whether it is the host itself, which runs all work at once.
+    """
+
+    is_host = False
+
+    @abstractmethod
+    def stream(self) -> Any:
+        """Return a new stream, for `on`."""
+
+    @abstractmethod
+    def on(self, stream: Any) -> AbstractContextManager[object]:
+        """Let the body's work run on a stream."""
+
+    @abstractmethod
+    def event(self) -> Event:
+        """Return the event after the work that is on the current stream so far."""
+
+    @abstractmethod
+    def wait(self, event: Event) -> None:
+        """Let later work on the current stream run after an event; return at once."""
+
+    @abstractmethod
+    def keep(self, tensor: Tensor) -> None:
+        """Keep the memory of a tensor of a different stream, once it is freed, until the work that
+        is on the current stream so far is done.
+        """
+
+    @abstractmethod
+    def host_memory(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return memory on the host to and from which `copy_(..., non_blocking=True)` returns at
+        once: pinned, for a GPU.
+        """
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait on the host until all work on all streams is done: for measurements."""
+
+    def copy(self, source: Tensor, to: Tensor, stream: Any, after: Event) -> Event:
+        """Begin to copy between a tensor and host memory on a stream, after an event; return the
+        event after the copy. The caller keeps both until then.
+        """
+        with self.on(stream):
+            self.wait(after)
+            to.copy_(source, non_blocking=True)
+            return self.event()
+
+
+class _Done:
+    """The event after no work."""
+
+    def synchronize(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+
+DONE: Event = _Done()
+
+
+class HostDevice(Device):
+    """The host itself: there is nothing to wait for."""
+
+    is_host = True
+
+    def stream(self) -> None:
+        return None
+
+    def on(self, stream: Any) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def event(self) -> Event:
+        return DONE
+
+    def wait(self, event: Event) -> None:
+        pass
+
+    def keep(self, tensor: Tensor) -> None:
+        pass
+
+    def host_memory(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="cpu")
+
+    def synchronize(self) -> None:
+        pass
+
+
+class CudaDevice(Device):
+    """A GPU, through torch."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def stream(self) -> torch.cuda.Stream:
+        return torch.cuda.Stream(self._device)
+
+    def on(self, stream: torch.cuda.Stream) -> AbstractContextManager[object]:
+        return torch.cuda.stream(stream)
+
+    def event(self) -> Event:
+        event = torch.cuda.Event(blocking=True)  # a thread that waits leaves its core to others
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def wait(self, event: Event) -> None:
+        if isinstance(event, torch.cuda.Event):
+            torch.cuda.current_stream(self._device).wait_event(event)
+
+    def keep(self, tensor: Tensor) -> None:
+        tensor.record_stream(torch.cuda.current_stream(self._device))
+
+    def host_memory(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self._device)
+
+
+HOST = HostDevice()
+KINDS: dict[str, Callable[[torch.device], Device]] = {"cuda": CudaDevice}
+"""How to make the device of a type of torch; work on all others runs at once, as on the host."""
+
+
+def device_of(device: torch.device) -> Device:
+    """Return the device of tensors that are there."""
+    make = KINDS.get(device.type)
+    return HOST if make is None else make(device)
