@@ -82,7 +82,7 @@ class Peers(Generic[L]):
         )
         self.links = connect(self.monitor, self._receive)
         self.others = self.links.others
-        self._receivers: dict[str, tuple[int, Receive]] = {}
+        self._receivers: dict[str, tuple[int | None, Receive]] = {}
         self._finished: dict[int, int] = {}
         self.on("Finished", 1, self._note_finished)
 
@@ -96,11 +96,11 @@ class Peers(Generic[L]):
 
         return Peers(network, connect)
 
-    def on(self, kind: str, numbers: int, receive: Receive) -> None:
+    def on(self, kind: str, numbers: int | None, receive: Receive) -> None:
         """Pass messages of a kind to a receiver, before `links` are connected.
 
         Args:
-            numbers: how many numbers follow it.
+            numbers: how many numbers follow it; None: any.
         """
         self._receivers[kind] = numbers, receive
 
@@ -149,7 +149,7 @@ class Peers(Generic[L]):
             case [_, str(kind), *numbers], 2 if kind in self._receivers:
                 expected, receive = self._receivers[kind]
                 fields = [number for number in numbers if type(number) is int]
-                if not len(fields) == len(numbers) == expected:
+                if len(fields) != len(numbers) or expected not in (None, len(fields)):
                     raise RemoteProtocolError(f"worker {sender} sends a {kind} with other fields")
                 receive(sender, fields, frames[1])
             case _:

@@ -21,7 +21,7 @@ Laws:
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -32,7 +32,7 @@ from poseidon.exchange.carrier import FactoredCarrier, GradientCarrier, Step
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.host.group import HostGroup, rows_payload
 from poseidon.exchange.host.owner import Contribution, Owner
-from poseidon.exchange.host.pieces import Piece
+from poseidon.exchange.host.pieces import LEAST_ELEMENTS, MOST_PIECES, Piece
 from poseidon.exchange.host.state import HostState, StateServer
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.observe.statistics import Traffic
@@ -108,7 +108,10 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
         self._released: set[int] = set()
         self._settlements = 0
         self._settled = dict.fromkeys(group.others, 0)
-        group.peers.on("Value", 2, self._note_value)
+        self._own_parts: list[Contribution] = []
+        self._parts_for: defaultdict[int, list[int]] = defaultdict(list)
+        self._untold = 0  # elements of what the owners do not know of
+        group.peers.on("Values", None, self._note_values)
         group.peers.on("Taken", 1, self._note_taken)
         group.links.start()
         self._owner.start()
@@ -137,9 +140,9 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
                 if own is None:
                     own = torch.zeros_like(self._values[number])
                 ready = self._owner.device.event()
-                self._owner.contribute(
+                self._own_parts.append(
                     Contribution(
-                        self._group.rank, "Part", self._place[number], part=own, ready=ready
+                        self._group.rank, "Parts", self._place[number], part=own, ready=ready
                     )
                 )
                 continue
@@ -148,7 +151,18 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
                 memory.zero_()
             else:
                 memory.copy_(own)
-            self._group.send([piece.plane], "Part", number, part)
+            self._parts_for[piece.plane].append(number)
+        self._untold += self._tensors[index].tensor.numel()
+        if self._untold >= LEAST_ELEMENTS:
+            self._tell()
+
+    def _tell(self) -> None:
+        """Let the owners know of all parts that they may add."""
+        self._owner.contribute(self._own_parts)
+        for owner, numbers in self._parts_for.items():
+            for start in range(0, len(numbers), MOST_PIECES):
+                self._group.send([owner], "Parts", *numbers[start : start + MOST_PIECES])
+        self._own_parts, self._parts_for, self._untold = [], defaultdict(list), 0
 
     def begin_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
         self.wait(index)
@@ -158,7 +172,7 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
             place = self._place[number]
             self._owner.stacks[place].own(self._group.rank, u_KN, v_KM)
             ready = self._owner.device.event()
-            self._owner.contribute(Contribution(self._group.rank, "Rows", place, ready=ready))
+            self._owner.contribute([Contribution(self._group.rank, "Rows", place, ready=ready)])
         else:
             payload = rows_payload(u_KN.detach(), v_KM.detach())
             owner = self._pieces[number].plane
@@ -172,7 +186,7 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
         if number in self._place:
             ready = self._owner.device.event()
             own = Contribution(self._group.rank, "Released", self._place[number], ready=ready)
-            self._owner.contribute(own)
+            self._owner.contribute([own])
         else:
             self._group.send([self._pieces[number].plane], "Released", number)
 
@@ -215,6 +229,7 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
             elif not self._begun[index]:
                 value = trained.tensor.detach().view(-1)
                 self._contribute(index, value if trained.statistics else None)
+        self._tell()
         self._round += 1
 
     def settle(self, clock: int) -> None:
@@ -244,14 +259,16 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
         for index in self.indices:
             self.wait(index)
 
-    def _note_value(self, sender: int, fields: Sequence[int], _: Buffer) -> None:
-        number, requests = fields
-        if not 0 <= number < len(self._pieces) or self._pieces[number].plane != sender:
-            raise RemoteProtocolError(
-                f"{self._group.links.name(sender)} publishes piece {number}, which it does not own"
-            )
-        self._published[number] += 1
-        self._requests[number] = requests
+    def _note_values(self, sender: int, fields: Sequence[int], _: Buffer) -> None:
+        for number in fields[1:]:
+            if not 0 <= number < len(self._pieces) or self._pieces[number].plane != sender:
+                raise RemoteProtocolError(
+                    f"{self._group.links.name(sender)} publishes piece {number}, which it does not "
+                    "own"
+                )
+        for number in fields[1:]:
+            self._published[number] += 1
+            self._requests[number] = fields[0]
 
     def _note_taken(self, sender: int, fields: Sequence[int], _: Buffer) -> None:
         self._settled[sender] = fields[0]

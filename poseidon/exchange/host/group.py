@@ -1,10 +1,10 @@
 """The workers of a host, as one of them sees them: their connections, their memory, and what passes
 between them.
 
-    "Part", piece, number       a part of a piece's sum can be read in the memory
+    "Parts", pieces             the next part of the sum of each can be read in the memory
     "Rows", piece, rows         factors: the payload is `rows` rows of u, then of v
     "Released", piece           the piece is not used any more in this iteration
-    "Value", piece, requests    the piece's next value can be read; its owner has seen so many
+    "Values", requests, pieces  the next value of each can be read; their owner has seen so many
                                 requests of rank 0
     "Taken", number             the values of settlement `number` are copied
     "Squares", number           squares of gradients, float64

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -25,6 +25,7 @@ from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.host.contributions import Contributions, FactorStack
 from poseidon.exchange.host.group import HostGroup
 from poseidon.exchange.host.memory import HostMemory
+from poseidon.exchange.host.pieces import LEAST_ELEMENTS, MOST_PIECES
 from poseidon.exchange.host.state import StateServer
 from ps_server import RemoteProtocolError, ServerError
 from ps_server.errors import as_server_error
@@ -42,7 +43,7 @@ class Contribution(NamedTuple):
 
     Attributes:
         worker: its local rank.
-        kind: "Part", "Rows" or "Released".
+        kind: "Parts", "Rows" or "Released".
         place: of the piece among this owner's.
         part: this worker's own part of the sum; that of another is in the memory.
         payload: the factors of another, `rows` rows.
@@ -115,13 +116,14 @@ class Owner:
         self.published = [0] * len(own)
         """How often each piece was published."""
         self.marks: list[Event] = [DONE] * len(own)
-        self._received: deque[Contribution] = deque()
+        self._received: list[Contribution] = []
         self._commands: deque[Callable[[], None]] = deque()
         self._settled = 0
         self._is_idle = self._closing = self._stopped = False
         self._places = {piece: place for place, piece in enumerate(own)}
-        for kind, numbers in (("Part", 2), ("Rows", 2), ("Released", 1)):
-            group.peers.on(kind, numbers, self._receiver(kind))
+        group.peers.on("Parts", None, self._note_parts)
+        group.peers.on("Rows", 2, self._note_rows)
+        group.peers.on("Released", 1, self._note_released)
         self._thread = threading.Thread(
             target=self._run, name=f"owner-{group.first + group.rank}", daemon=True
         )
@@ -130,24 +132,31 @@ class Owner:
         """Let the thread run."""
         self._thread.start()
 
-    def _receiver(self, kind: str) -> Callable[[int, Sequence[int], Buffer], None]:
-        def receive(sender: int, fields: Sequence[int], payload: Buffer) -> None:
-            place = self._places.get(fields[0])
-            if place is None or (kind == "Rows" and place not in self.stacks):
-                raise RemoteProtocolError(
-                    f"{self._group.links.name(sender)} contributes to piece {fields[0]}, which "
-                    "this worker does not own"
-                )
-            rows = fields[1] if kind == "Rows" else 0
-            self._received.append(Contribution(sender, kind, place, rows=rows, payload=payload))
+    def _note_parts(self, sender: int, pieces: Sequence[int], _: Buffer) -> None:
+        places = [self._placed(sender, piece) for piece in pieces]
+        self._received += [Contribution(sender, "Parts", place) for place in places]
 
-        return receive
+    def _note_rows(self, sender: int, fields: Sequence[int], payload: Buffer) -> None:
+        place = self._placed(sender, fields[0], self.stacks)
+        self._received.append(Contribution(sender, "Rows", place, rows=fields[1], payload=payload))
 
-    def contribute(self, contribution: Contribution) -> None:
-        """Take a contribution of this worker itself."""
+    def _note_released(self, sender: int, fields: Sequence[int], _: Buffer) -> None:
+        self._received.append(Contribution(sender, "Released", self._placed(sender, fields[0])))
+
+    def _placed(self, sender: int, piece: int, among: Container[int] | None = None) -> int:
+        place = self._places.get(piece)
+        if place is None or (among is not None and place not in among):
+            raise RemoteProtocolError(
+                f"{self._group.links.name(sender)} contributes to piece {piece}, which this worker "
+                "does not own"
+            )
+        return place
+
+    def contribute(self, contributions: Sequence[Contribution]) -> None:
+        """Take contributions of this worker itself."""
         with self._monitor:
             self._monitor.check()
-            self._received.append(contribution)
+            self._received += contributions
             self._monitor.notify()
 
     def iterate(self, step: Step) -> None:
@@ -219,18 +228,17 @@ class Owner:
         self._is_idle = False
         return command
 
-    def _next_contribution(self) -> Contribution | None:
-        """Return the next contribution; None where this worker leaves and still owes its own."""
+    def _next_contributions(self) -> Sequence[Contribution]:
+        """Return what has come, in order; nothing where this worker leaves and still owes its own."""
         rank, owes = self._group.rank, self._contributions.owes
 
-        def found() -> Callable[[], None] | Contribution | tuple[()] | None:
-            if self._state.asked:
-                return self._state.answer
-            if self._received:
-                return self._received.popleft()
+        def found() -> list[Contribution] | None:
+            if self._state.asked or self._received:
+                came, self._received = self._received, []
+                return came
             if not owes(rank):  # otherwise this worker may be about to close, too
                 self._group.check_left(owes)
-            return () if self._closing and owes(rank) else None
+            return [] if self._closing and owes(rank) else None
 
         while True:
             # the training loop of this worker may take any time
@@ -239,22 +247,22 @@ class Owner:
                 "not every worker of this machine has finished the iteration",
                 limited=not owes(rank),
             )
-            if isinstance(came, Contribution):
+            if not self._state.asked:
                 return came
-            if came == ():
-                return None
-            assert callable(came)
-            came()
+            self._state.answer()
+            if came:
+                return came
 
     def _iterate(self, step: Step) -> None:
         self._inner.start(step.iteration, *step.rates)
         self._contributions.start()
         while not self._contributions.complete:
-            contribution = self._next_contribution()
-            if contribution is None:
+            came = self._next_contributions()
+            if not came:
                 return
-            self.device.wait(contribution.ready)
-            self._take(contribution)
+            for contribution in came:
+                self.device.wait(contribution.ready)
+                self._take(contribution)
         self._inner.finish()
         self._publish_all()
 
@@ -266,20 +274,32 @@ class Owner:
             self._monitor.notify()
 
     def _publish_all(self) -> None:
-        group = self._group
+        """Publish the pieces in order, small ones together."""
+        start = elements = 0
         for place, piece in enumerate(self._own):
             self._inner.wait(place)
-            self._memory.values[piece].copy_(self._tensors[place].tensor.detach().view(-1))
-            group.send(group.others, "Value", piece, self._requests())
-            with self._monitor:
+            value = self._tensors[place].tensor.detach().view(-1)
+            self._memory.values[piece].copy_(value)
+            elements += value.numel()
+            stop = place + 1
+            is_full = elements >= LEAST_ELEMENTS or stop - start == MOST_PIECES
+            if is_full or stop == len(self._own):
+                self._publish(start, stop)
+                start, elements = stop, 0
+
+    def _publish(self, start: int, stop: int) -> None:
+        group, mark = self._group, self.device.event()
+        group.send(group.others, "Values", self._requests(), *self._own[start:stop])
+        with self._monitor:
+            for place in range(start, stop):
                 self.published[place] += 1
-                self.marks[place] = self.device.event()
-                self._monitor.notify()
+                self.marks[place] = mark
+            self._monitor.notify()
 
     def _take(self, contribution: Contribution) -> None:
         worker, place = contribution.worker, contribution.place
         match contribution.kind:
-            case "Part":
+            case "Parts":
                 if contribution.part is not None:
                     self._parts.setdefault(place, []).append(contribution.part)
                 if self._contributions.contribute(place, worker):

@@ -22,6 +22,8 @@ from ps_server.codecs.base import SEGMENT_ELEMENTS
 
 LEAST_ELEMENTS = 64 * 1024
 """Least elements of a part of a tensor: 256 KiB are worth a message."""
+MOST_PIECES = 100
+"""Most pieces that a message names: its header is short."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
