@@ -3,7 +3,9 @@ sockets.
 
     header   [VERSION, "Join", rank, token]        the first message of a connection
              [VERSION, "Leave"]                    the last one: its connection may end now
-    message  two frames or more, of the owner's protocol
+    message  two frames, of the owner's protocol; where another sender waits for the link, an empty
+             third one, which the transport begins only when the kernel has all of the second one:
+             an encrypted frame counts as sent from its beginning
 
 Each worker listens on an address of its own and is connected to every other's. A message for all is
 sent in the order rank + 1, rank + 2, ..., so that no worker is the first for all others. Law: a
@@ -171,9 +173,11 @@ class WorkerLinks:
         Args:
             priority: messages with a lower number overtake others; with one number they keep their
                 order.
-            frames: two or more.
+            frames: two.
         """
         self._monitor.check()
+        if self._is_shared:
+            frames = [*frames, b""]
         for rank in ranks:
             self._queue(rank, priority, frames)
         self._all_left = False

@@ -23,8 +23,7 @@ from random import Random
 import numpy as np
 
 from poseidon.exchange.factors.factor_rounds import FactorSession, FactorTable, Pair
-from poseidon.exchange.factors.peers import Peers
-from poseidon.exchange.factors.peers import encode as encode_factors
+from poseidon.exchange.factors.peers import FactorPeers
 from poseidon.exchange.worker_links import LEAVE_MESSAGE, join_message
 from ps_server.errors import PeerLost, RemoteProtocolError
 from ps_server.network import Network
@@ -50,6 +49,7 @@ from tests.fuzz.messages import (
     peer,
     script,
 )
+from tests.support.factor_frames import frames_of, pair_of
 from tests.support.fingerprint import fingerprint
 
 
@@ -258,15 +258,16 @@ def factor_connection(messages: int, random: Random) -> Report:
     """Send any message to a worker, as an unauthenticated peer or as a worker that has joined."""
 
     def pair(table: FactorTable) -> Pair:
-        return Pair(np.ones((2, table.outputs), np.float32), np.ones((2, table.inputs), np.float32))
+        ones = np.ones((2, table.outputs), np.float32), np.ones((2, table.inputs), np.float32)
+        return pair_of(*ones)
 
     own = FactorSession(1, WORKERS, FACTORS)
     sent = [own.send(table, pair(spec)) for _ in range(3) for table, spec in enumerate(FACTORS)]
-    messages_of_peers = (*map(encode_factors, sent), join_message(1, b"a guess"), LEAVE_MESSAGE)
+    messages_of_peers = (*map(frames_of, sent), join_message(1, b"a guess"), LEAVE_MESSAGE)
     legal = [[bytes(frame) for frame in frames] for frames in messages_of_peers]
     hostile = Hostile(random, legal)
     memory, refused, half = Memory(), 0, -(-messages // 2)
-    peers = Peers(FactorSession(0, WORKERS, FACTORS), Network(size=WORKERS, token=TOKEN))
+    peers = FactorPeers(FactorSession(0, WORKERS, FACTORS), Network(size=WORKERS, token=TOKEN))
     try:
         links = peers.links
         links._handle(peer(1), join_message(1, TOKEN))
@@ -280,7 +281,7 @@ def factor_connection(messages: int, random: Random) -> Report:
     return memory.report(2 * half, refused)
 
 
-def _send_to_peers(peers: Peers, name: bytes, packet: Packet) -> int:
+def _send_to_peers(peers: FactorPeers, name: bytes, packet: Packet) -> int:
     """Return 1 if the packet was refused, otherwise 0."""
     before = fingerprint((peers.session, peers.links._ranks))
     try:

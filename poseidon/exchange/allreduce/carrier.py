@@ -27,7 +27,7 @@ from poseidon.exchange.device import HOST, Event, device_of
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.local_histories import LocalHistories
 from poseidon.exchange.observe.statistics import Traffic
-from poseidon.exchange.peers import Members, Peers
+from poseidon.exchange.peers import Peers
 from poseidon.exchange.replicas import common_kernel, introduce, offered_addresses
 from poseidon.exchange.serial_executor import SerialExecutor
 from poseidon.exchange.shared_norm import SharedNorm
@@ -60,7 +60,7 @@ class AllReduceCarrier(GradientCarrier):
         tensors: Mapping[int, Trained],
         settings: ExchangeSettings,
         *,
-        peers: Peers[WorkerLinks] | Members,
+        peers: Peers[WorkerLinks],
         control: JobControl,
         workers: VirtualWorkers,
         delivery: LinksDelivery | None = None,

@@ -7,7 +7,7 @@ from collections.abc import Container, Sequence
 from typing import Any
 
 from poseidon.exchange.job_control import Delivery
-from poseidon.exchange.peers import Members, Peers
+from poseidon.exchange.peers import Peers
 from ps_server import Collection, RemoteProtocolError, Signal, SignalKind
 from ps_server.transport.base import Buffer
 
@@ -26,7 +26,7 @@ class LinksDelivery(Delivery):
     to iteration t (`host/carrier.py` has the rest of the proof).
     """
 
-    def __init__(self, peers: Peers[Any] | Members) -> None:
+    def __init__(self, peers: Peers[Any]) -> None:
         self._peers = peers
         self._next = 0
         self._came = [0] * peers.size

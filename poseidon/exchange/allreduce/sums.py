@@ -24,7 +24,7 @@ from poseidon.exchange.allreduce.buckets import FLOAT_BYTES, Buckets
 from poseidon.exchange.allreduce.sum_rounds import SumRounds
 from poseidon.exchange.device import Device
 from poseidon.exchange.observe.statistics import Traffic, TransitTimes
-from poseidon.exchange.peers import Members, Peers
+from poseidon.exchange.peers import Peers
 from poseidon.exchange.serial_executor import join_within
 from poseidon.exchange.worker_links import WorkerLinks
 from ps_server import RemoteProtocolError
@@ -56,7 +56,7 @@ class Sums:
     def __init__(
         self,
         sizes: Mapping[int, int],
-        peers: Peers[WorkerLinks] | Members,
+        peers: Peers[WorkerLinks],
         workers: VirtualWorkers,
         device: Device,
         *,

@@ -24,13 +24,12 @@ from poseidon.exchange.job_control import JobControl, ShardDelivery
 from poseidon.exchange.kinds import Scheme
 from poseidon.exchange.lossy.low_rank_matrix import LowRank, factor_tables
 from poseidon.exchange.membership import Membership
-from poseidon.exchange.peers import Members, Peers
+from poseidon.exchange.peers import Peers
 from poseidon.exchange.server.carrier import Parts, ServerCarrier
 from poseidon.exchange.server.pool import pool_tensors, pools_of
 from poseidon.exchange.server.store import Layout, store_spec, table_specs
 from poseidon.exchange.shared_norm import SharedNorm
 from poseidon.exchange.turns import Turns
-from poseidon.exchange.worker_links import WorkerLinks
 from ps_server import Client, CodecPair, Precision, StoreSpec
 from ps_server.link import LinkPriority
 from ps_server.protocol.virtual_workers import VirtualWorkers
@@ -303,9 +302,9 @@ def build_allreduce(arguments: BuildArguments) -> Built:
     member, job, part = arguments.member, arguments.job, arguments.own
     peers = Peers.over_network(job.network)
     delivery = of_plane = LinksDelivery(peers)
-    members: Peers[WorkerLinks] | Members = peers
+    members = peers
     if job.shares_hosts:
-        members = Members(peers, job.plane_ranks)
+        members = peers.among(job.plane_ranks)
         of_plane = LinksDelivery(members)
     carrier = AllReduceCarrier(
         dict(enumerate(part.tensors)),

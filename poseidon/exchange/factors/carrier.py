@@ -30,7 +30,7 @@ from poseidon.exchange.broadcast import bring_histories
 from poseidon.exchange.carrier import FactoredCarrier, Step
 from poseidon.exchange.device import device_of
 from poseidon.exchange.factors.factor_rounds import FactorSession, FactorTable
-from poseidon.exchange.factors.peers import Peers
+from poseidon.exchange.factors.peers import FactorPeers
 from poseidon.exchange.factors.products import Kernel, Scratch, factors_sum_of_squares
 from poseidon.exchange.factors.weight import FactorWeight
 from poseidon.exchange.factors.weight_progress import RoundStep
@@ -114,7 +114,7 @@ class FactorCarrier(FactoredCarrier):
             for w in self._weights.values()
         ]
         session = FactorSession(network.rank, network.size, tables, settings.start_clock)
-        self.peers = Peers(session, network, trace=trace, link=link)
+        self.peers = FactorPeers(session, network, trace=trace, link=link)
         self._timeout_s = network.timeout_s
         self._in_order = SerialExecutor(
             f"factors-out-{network.rank}",

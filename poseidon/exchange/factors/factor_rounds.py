@@ -18,15 +18,45 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from poseidon.exchange.base import Array
 from ps_server import RemoteProtocolError
+from ps_server.transport.base import Buffer
 
 
 class Pair(NamedTuple):
-    """One worker's factors of one table and iteration: u_KN and v_KM, K >= 0 rows."""
+    """One worker's factors of one table and iteration: u_KN and v_KM, K >= 0 rows.
 
+    Attributes:
+        flat: the rows of u, then of v, float32: as they travel.
+        u: a view of it.
+        v: the same.
+    """
+
+    flat: Array
     u: Array
     v: Array
+
+    @classmethod
+    def over(cls, flat: Array, rows: int, outputs: int, inputs: int) -> Pair:
+        """Return the factors of `rows` rows in flat memory."""
+        u, v = np.split(flat, [rows * outputs])
+        return cls(flat, u.reshape(rows, outputs), v.reshape(rows, inputs))
+
+    @classmethod
+    def received(cls, payload: Buffer, rows: int, outputs: int, inputs: int) -> Pair:
+        """Return the factors of a message, in its memory.
+
+        Raises:
+            RemoteProtocolError: it has other rows.
+        """
+        if rows < 0 or memoryview(payload).nbytes != 4 * rows * (outputs + inputs):
+            raise RemoteProtocolError(
+                f"factors of {rows} rows for {outputs} x {inputs} come in "
+                f"{memoryview(payload).nbytes} bytes"
+            )
+        return cls.over(np.frombuffer(payload, "<f4"), rows, outputs, inputs)
 
 
 class Round(NamedTuple):
@@ -54,7 +84,7 @@ class FactorTable:
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """Worker -> worker: the sender's pair for a table in iteration `clock`."""
+    """The sender's pair for a table in iteration `clock`."""
 
     table: int
     clock: int

@@ -1,14 +1,6 @@
-"""The factors of one worker on their way to and from all others: `FactorSession` over
-`WorkerLinks`. A pair is a msgpack header, then u and v as raw float32, never copied here, and an
-end:
+"""The factors of one worker on their way to and from all others: `FactorSession` over `Peers`.
 
-    [VERSION, "Factors", table, clock, rows] u v ""
-
-The last frame is empty: the sender's transport begins it only when the kernel has all of v, whereas
-an encrypted frame counts as sent from its beginning.
-
-Law: `decode` accepts exactly what `encode` makes; everything else is a RemoteProtocolError. Sizes
-are checked against the tables here, legality at this moment by `FactorSession`.
+"Factors", table, clock, rows     the payload is `rows` rows of u, then of v, never copied here
 """
 
 from __future__ import annotations
@@ -16,23 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-import msgpack
-import numpy as np
-
-from poseidon.exchange.base import Array
-from poseidon.exchange.factors.factor_rounds import Factors, FactorSession, FactorTable, Pair
-from poseidon.exchange.worker_links import VERSION, WorkerLinks, read_header
+from poseidon.exchange.factors.factor_rounds import Factors, FactorSession, Pair
+from poseidon.exchange.peers import Peers
 from ps_server import RemoteProtocolError
 from ps_server.link import LinkPriority
 from ps_server.network import Network
 from ps_server.trace import NO_TRACE, Tracer, Track
-from ps_server.transport.base import Buffer, Frames
+from ps_server.transport.base import Buffer
 
 T = TypeVar("T")
-MAX_ROWS = 2**24
 
 
-class Peers:
+class FactorPeers:
     """The factors of one worker.
 
     Args:
@@ -52,17 +39,10 @@ class Peers:
         link: LinkPriority | None = None,
     ) -> None:
         self.session = session
-        self.monitor = network.new_monitor(
-            closed="the connections to the other workers are closed", hangs=""
-        )
-        self.links = WorkerLinks(
-            network,
-            f"factors-{session.rank}",
-            monitor=self.monitor,
-            receive=self._receive,
-            link=link,
-            on_sent=self._note_sent if trace is not NO_TRACE else None,
-        )
+        on_sent = self._note_sent if trace is not NO_TRACE else None
+        self.peers = Peers.over_network(network, "factors", link=link, on_sent=on_sent)
+        self.peers.on("Factors", 3, self._receive)
+        self.links, self.monitor = self.peers.links, self.peers.monitor
         self.bytes_out = [0] * len(session.tables)
         self.bytes_in = [0] * len(session.tables)
         self._trace = trace
@@ -76,9 +56,12 @@ class Peers:
         """
         with self.monitor:
             self.monitor.check()
-            frames = encode(self.session.send(table, pair))
-            self.links.send(self.links.others, table, frames)
-            self.bytes_out[table] += (pair.u.nbytes + pair.v.nbytes) * len(self.links.others)
+            clock, others = self.session.send(table, pair).clock, self.peers.others
+            payload = pair.flat.data.cast("B")
+            self.peers.send(
+                others, "Factors", table, clock, len(pair.u), payload=payload, priority=table
+            )
+            self.bytes_out[table] += pair.flat.nbytes * len(others)
             self.monitor.notify()
         self.links.wake()
 
@@ -102,55 +85,17 @@ class Peers:
 
         return self.monitor.wait_for(question, otherwise, hangs=hangs)
 
-    def _receive(self, sender: int, frames: Frames) -> None:
+    def _receive(self, sender: int, fields: Sequence[int], payload: Buffer) -> None:
         began_ns = self._trace.now()
-        factors = decode(frames, self.session.tables)
-        self.session.receive(sender, factors)
-        self.bytes_in[factors.table] += factors.pair.u.nbytes + factors.pair.v.nbytes
-        name = self.session.tables[factors.table].name
-        self._trace.span(
-            Track.FACTORS, "receive", name, began_ns, worker=sender, clock=factors.clock
-        )
+        table, clock, rows = fields
+        if not 0 <= table < len(self.session.tables):
+            raise RemoteProtocolError(f"worker {sender} sends factors of a table that is not there")
+        spec = self.session.tables[table]
+        pair = Pair.received(payload, rows, spec.outputs, spec.inputs)
+        self.session.receive(sender, Factors(table, clock, pair))
+        self.bytes_in[table] += pair.flat.nbytes
+        self._trace.span(Track.FACTORS, "receive", spec.name, began_ns, worker=sender, clock=clock)
 
     def _note_sent(self, table: int, receiver: int, began_ns: int) -> None:
         name = self.session.tables[table].name
         self._trace.span(Track.FACTORS, "send", name, began_ns, worker=receiver)
-
-
-def encode(message: Factors) -> list[Buffer]:
-    """Turn a message into frames; arrays are passed on as views of their own memory."""
-    u, v = message.pair
-    header = [VERSION, "Factors", message.table, message.clock, len(u)]
-    return [msgpack.packb(header), _raw(u), _raw(v), b""]
-
-
-def decode(frames: Sequence[Buffer], tables: Sequence[FactorTable]) -> Factors:
-    """Turn frames into a message; arrays are views of the frames.
-
-    Raises:
-        RemoteProtocolError: the frames are not a message that `encode` could have made for these
-            tables.
-    """
-    match read_header(frames[0]), len(frames):
-        case [int(), "Factors", int(table), int(clock), int(rows)], 4 if not len(frames[3]):
-            if not (0 <= table < len(tables) and clock >= 0 and 0 <= rows <= MAX_ROWS):
-                raise RemoteProtocolError(
-                    "factors name a table, clock or number of rows that cannot be"
-                )
-            spec = tables[table]
-            u, v = _matrix(frames[1], rows, spec.outputs), _matrix(frames[2], rows, spec.inputs)
-            return Factors(table, clock, Pair(u, v))
-        case _:
-            raise RemoteProtocolError("a peer sent something that is not factors")
-
-
-def _matrix(frame: Buffer, rows: int, columns: int) -> Array:
-    if memoryview(frame).nbytes != 4 * rows * columns:
-        raise RemoteProtocolError(
-            f"a factor of {rows} x {columns} has {memoryview(frame).nbytes} bytes"
-        )
-    return np.frombuffer(frame, dtype="<f4").reshape(rows, columns)
-
-
-def _raw(array: Array) -> memoryview:
-    return np.ascontiguousarray(array, dtype="<f4").reshape(-1).data.cast("B")

@@ -56,7 +56,7 @@ class FactorWeight:
         # A pair's memory is free again once every other worker has it, which is certain 2 s + 2
         # iterations later: a worker at clock c has all pairs of iterations < c - s, each sent by a
         # worker that had all of < c - 2s - 1.
-        self._buffers: list[tuple[Tensor, Tensor] | None] = [None] * (2 * staleness + 2)
+        self._buffers: list[Tensor | None] = [None] * (2 * staleness + 2)
 
     def open(self) -> None:
         """Take the tensor as the first value."""
@@ -73,19 +73,15 @@ class FactorWeight:
             stream: for copies from a device.
             ready: the event after which the pair may be read.
         """
-        place, rows = iteration % len(self._buffers), u_KN.shape[0]
-        buffers = self._buffers[place]
-        if buffers is None or buffers[0].shape[0] < rows:
-            room = max(rows, 1)
-            buffers = (
-                self._device.host_memory(room, u_KN.shape[1]),
-                self._device.host_memory(room, v_KM.shape[1]),
-            )
-            self._buffers[place] = buffers
-        u, v = buffers[0][:rows], buffers[1][:rows]
-        self._device.copy(u_KN.detach(), u, stream, ready)
-        copied = self._device.copy(v_KM.detach(), v, stream, ready)
-        return Pair(u.numpy(), v.numpy()), copied
+        place, size = iteration % len(self._buffers), u_KN.numel() + v_KM.numel()
+        memory = self._buffers[place]
+        if memory is None or len(memory) < size:
+            memory = self._buffers[place] = self._device.host_memory(max(size, 1))
+        u, v = memory[:size].split([u_KN.numel(), v_KM.numel()])
+        self._device.copy(u_KN.detach(), u.view_as(u_KN), stream, ready)
+        copied = self._device.copy(v_KM.detach(), v.view_as(v_KM), stream, ready)
+        pair = Pair.over(memory[:size].numpy(), len(u_KN), u_KN.shape[1], v_KM.shape[1])
+        return pair, copied
 
     def apply(
         self, clock: int, u_BN: Tensor, v_BM: Tensor, *, rate: float, scale: float, kernel: Kernel

@@ -10,7 +10,7 @@ An iteration's transitions, in this order: `start`, `hand_in`, (`hold`, `take_he
 `begin_round`, `end_round`. At staleness s > 0 the rounds follow up to s iterations later, and need
 no `release`.
 
-Law: all calls are made under one lock, the monitor of `Peers`. Each field is written by the methods
+Law: all calls are made under one lock, the monitor of `FactorPeers`. Each field is written by the methods
 named here and by `rewind`, which is called while no pair is on its way.
 """
 
@@ -60,7 +60,7 @@ class WeightProgress:
         self._rates[iteration] = rate
 
     def hand_in(self, iteration: int) -> None:
-        """Note that this worker's pair of the iteration is on its way to `Peers`."""
+        """Note that this worker's pair of the iteration is on its way to `FactorPeers`."""
         self.handed_in = iteration + 1
 
     def hold(self, pair: Pair) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ps_server import RemoteProtocolError
+from poseidon.exchange.factors.factor_rounds import Pair
 from ps_server.transport.base import Buffer
 
 
@@ -92,13 +92,9 @@ class FactorStack:
         Raises:
             RemoteProtocolError: they are not so many numbers.
         """
-        outputs, inputs = self._u_RN.shape[1], self._v_RM.shape[1]
-        if memoryview(packed).nbytes != 4 * rows * (outputs + inputs):
-            raise RemoteProtocolError(f"worker {worker} of this machine sends other factors")
+        pair = Pair.received(packed, rows, self._u_RN.shape[1], self._v_RM.shape[1])
         if rows:
-            flat = torch.frombuffer(packed, dtype=torch.float32)
-            u, v = flat.split([rows * outputs, rows * inputs])
-            self._parts[worker] = u.view(rows, outputs), v.view(rows, inputs)
+            self._parts[worker] = torch.from_numpy(pair.u), torch.from_numpy(pair.v)
 
     def take(self) -> tuple[Tensor, Tensor]:
         """Return all factors, u (rows x N) and v (rows x M), in memory that is used again in the

@@ -9,16 +9,18 @@ import pytest
 
 from poseidon.exchange.factors.factor_rounds import Factors, FactorSession, FactorTable, Pair
 from ps_server import RemoteProtocolError
+from tests.support.factor_frames import pair_of
 
 TABLES = (
     FactorTable(name="fc6", outputs=3, inputs=2),
     FactorTable(name="fc7", outputs=2, inputs=4),
 )
+
 STALE = (FactorTable(name="fc6", outputs=3, inputs=2, staleness=2),)
 
 
 def pair(value: float, table: FactorTable = TABLES[0], rows: int = 1) -> Pair:
-    return Pair(
+    return pair_of(
         np.full((rows, table.outputs), value, np.float32),
         np.full((rows, table.inputs), value, np.float32),
     )

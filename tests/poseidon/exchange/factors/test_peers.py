@@ -1,5 +1,5 @@
-"""Workers on sockets: factors reach every worker once, unknown peers change nothing, and a
-missing worker is named.
+"""Workers on sockets: factors reach every worker once, unknown peers change nothing, what is not a
+message of factors is refused, and a missing worker is named.
 """
 
 from __future__ import annotations
@@ -9,34 +9,36 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import msgpack
 import numpy as np
 import pytest
 import zmq
 
 from poseidon.exchange.factors.factor_rounds import Factors, FactorSession, FactorTable, Pair, Round
-from poseidon.exchange.factors.peers import Peers, encode
-from poseidon.exchange.worker_links import LEAVE_MESSAGE, join_message
-from ps_server import LocalProtocolError, PeerLost, StalenessTimeout
+from poseidon.exchange.factors.peers import FactorPeers
+from poseidon.exchange.worker_links import LEAVE_MESSAGE, VERSION, join_message
+from ps_server import LocalProtocolError, PeerLost, RemoteProtocolError, StalenessTimeout
 from ps_server.keys import JobKeys, KeyPair, Keyring
 from ps_server.link import LinkPriority
 from ps_server.network import Network
 from ps_server.transport.zmq_sockets import ZmqClientTransport, ZmqServerTransport
+from tests.support.factor_frames import frames_of, pair_of
 
 TABLES = (FactorTable(name="fc6", outputs=3, inputs=2),)
 TOKEN = b"the job's secret"
 
 
 def pair(value: float) -> Pair:
-    return Pair(np.full((4, 3), value, np.float32), np.full((4, 2), value, np.float32))
+    return pair_of(np.full((4, 3), value, np.float32), np.full((4, 2), value, np.float32))
 
 
 @contextmanager
 def workers(
     count: int, timeout_s: float = 20.0, *, keys: JobKeys | None = None, late: int | None = None
-) -> Iterator[list[Peers]]:
+) -> Iterator[list[FactorPeers]]:
     """Workers who know each other, save for one that may be late: the test connects it."""
     peers = [
-        Peers(
+        FactorPeers(
             FactorSession(rank, count, TABLES),
             Network(
                 rank=rank,
@@ -58,7 +60,7 @@ def workers(
             each.links.close()
 
 
-def next_round(peers: Peers) -> Round:
+def next_round(peers: FactorPeers) -> Round:
     return peers.wait_for(lambda: peers.session.take(0), "a round did not come", table=0)
 
 
@@ -91,8 +93,8 @@ def test_what_the_next_forward_pass_needs_first_overtakes_what_waits() -> None:
             heard.append(factors.table)
             super().receive(sender, factors)
 
-    speaker = Peers(FactorSession(0, 2, tables), Network(size=2, timeout_s=20.0))
-    listener = Peers(Listener(1, 2, tables), Network(rank=1, size=2, timeout_s=20.0))
+    speaker = FactorPeers(FactorSession(0, 2, tables), Network(size=2, timeout_s=20.0))
+    listener = FactorPeers(Listener(1, 2, tables), Network(rank=1, size=2, timeout_s=20.0))
     for table in (1, 0):  # as a backward pass has them; nothing leaves before the line is there
         speaker.broadcast(table, pair(1))
     for each in (speaker, listener):
@@ -105,10 +107,41 @@ def test_what_the_next_forward_pass_needs_first_overtakes_what_waits() -> None:
         each.links.close()
 
 
+@pytest.mark.parametrize(
+    ("header", "floats"),
+    [
+        ((0, 0, 1), ()),
+        ((0, 0, 1), (4,)),
+        ((0, 0, 1), (6,)),
+        ((0, 0, 1), (5, 1)),
+        ((0, 0, 1), (5, 0, 0)),
+        ((0, 0), (5,)),
+        ((0, 0, 1, 0), (5,)),
+        (("0", 0, 1), (5,)),
+        ((0, True, 1), (5,)),
+        ((1, 0, 1), (5,)),
+        ((-1, 0, 1), (5,)),
+        ((0, 1, 1), (5,)),
+        ((0, -1, 1), (5,)),
+        ((0, 0, -1), (5,)),
+        ((0, 0, 2**40), (5,)),
+    ],
+)
+def test_what_is_not_the_next_factors_is_refused(
+    header: tuple[object, ...], floats: tuple[int, ...]
+) -> None:
+    with workers(2) as peers:
+        frames = [msgpack.packb([VERSION, "Factors", *header]), *(bytes(4 * n) for n in floats)]
+        with pytest.raises(RemoteProtocolError), peers[0].monitor:
+            peers[0].peers._receive(1, frames)
+        assert peers[0].session.lagging(0) == [0, 1]
+        assert peers[0].bytes_in == [0]
+
+
 def test_what_an_unknown_peer_sends_is_dropped_and_changes_nothing() -> None:
     with workers(2, late=1) as peers:  # while one of the job is still to come, the door is open
         stranger = ZmqClientTransport([peers[0].links.address])
-        factors = encode(Factors(0, 0, pair(666)))
+        factors = frames_of(Factors(0, 0, pair(666)))
         for frames in (factors, join_message(1, b"another secret"), factors, [b"rubbish"]):
             while not stranger.send(0, frames):
                 stranger.receive(0.01)
@@ -178,10 +211,10 @@ def test_a_closed_line_says_so() -> None:
 @contextmanager
 def one_and_a_stand_in(
     link: LinkPriority | None = None,
-) -> Iterator[tuple[Peers, ZmqServerTransport, ZmqClientTransport]]:
+) -> Iterator[tuple[FactorPeers, ZmqServerTransport, ZmqClientTransport]]:
     """Worker 0, and the two ends of a worker 1 that does what the test says."""
     session = FactorSession(0, 2, TABLES)
-    worker = Peers(session, Network(size=2, token=TOKEN, timeout_s=20.0), link=link)
+    worker = FactorPeers(session, Network(size=2, token=TOKEN, timeout_s=20.0), link=link)
     ear = ZmqServerTransport("tcp://127.0.0.1:0")
     mouth = ZmqClientTransport([worker.links.address])
     worker.links.connect([worker.links.address, ear.address])
@@ -207,7 +240,7 @@ class Waiting:
     cleared.
     """
 
-    def __init__(self, worker: Peers, link: LinkPriority) -> None:
+    def __init__(self, worker: FactorPeers, link: LinkPriority) -> None:
         self.held, self.woken = threading.Event(), threading.Event()
         self.held.set()
         assert worker.links._sending is not None
@@ -216,7 +249,7 @@ class Waiting:
 
 
 @contextmanager
-def link_taken() -> Iterator[tuple[Peers, LinkPriority, Waiting, ZmqServerTransport]]:
+def link_taken() -> Iterator[tuple[FactorPeers, LinkPriority, Waiting, ZmqServerTransport]]:
     """Worker 0 with a pair that stays in its hands."""
     link = LinkPriority()
     with one_and_a_stand_in(link) as (worker, ear, _):
@@ -255,7 +288,7 @@ def test_what_a_worker_sent_before_its_goodbye_counts(monkeypatch: pytest.Monkey
     monkeypatch.setattr("poseidon.exchange.worker_links.LEAVE_S", 0.0)
     with one_and_a_stand_in() as (worker, ear, mouth):
         worker.broadcast(0, pair(0))
-        for message in (encode(Factors(0, 0, pair(1))), LEAVE_MESSAGE):
+        for message in (frames_of(Factors(0, 0, pair(1))), LEAVE_MESSAGE):
             while not mouth.send(0, message):
                 mouth.receive(0.01)
         worker.wait_for(

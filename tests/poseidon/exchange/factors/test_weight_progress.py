@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from poseidon.exchange.factors.factor_rounds import Pair
 from poseidon.exchange.factors.weight_progress import RoundStep, WeightProgress
+from tests.support.factor_frames import pair_of
 
 
 def test_at_staleness_0_a_round_waits_for_the_backward_pass_to_leave_the_weight() -> None:
@@ -51,7 +51,8 @@ def test_rounds_are_applied_in_order_and_not_before_their_time() -> None:
 
 
 def test_a_held_pair_is_taken_once() -> None:
-    progress, pair = WeightProgress(0, staleness=1), Pair(np.zeros((1, 2)), np.zeros((1, 3)))
+    progress = WeightProgress(0, staleness=1)
+    pair = pair_of(np.zeros((1, 2), np.float32), np.zeros((1, 3), np.float32))
     assert progress.take_held() is None
     progress.hold(pair)
     assert progress.held is pair

@@ -74,5 +74,5 @@ def test_the_stack_uses_its_memory_again_and_forgets_what_was_in_it() -> None:
 
 def test_factors_of_another_size_are_refused() -> None:
     stack = FactorStack(2, 3, divisor=2, device=CPU)
-    with pytest.raises(RemoteProtocolError, match="worker 1 of this machine sends other factors"):
+    with pytest.raises(RemoteProtocolError, match="factors of 2 rows for 2 x 3 come in 20 bytes"):
         stack.add(1, 2, packed(torch.ones(1, 2), torch.ones(1, 3)))
