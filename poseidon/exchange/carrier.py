@@ -162,13 +162,10 @@ class Carrier(ABC):
 
     Attributes:
         state: what a snapshot holds of it.
-        reached: iterations that the job has finished, where it may continue without this worker; it
-            continues from there. 0: all workers make each iteration.
     """
 
     indices: Sequence[int]
     state: CarrierState
-    reached: int = 0
 
     @abstractmethod
     def open(self, histories: Sequence[History] | None, clock: int | None) -> None:
@@ -183,11 +180,6 @@ class Carrier(ABC):
     @abstractmethod
     def start(self, step: Step) -> None:
         """Begin an iteration."""
-
-    def next_virtual_worker(self) -> None:  # noqa: B027 - most take sums of several
-        """Begin the turn of the next virtual worker of this process, where each trains with values
-        of its own.
-        """
 
     @abstractmethod
     def wait(self, index: int) -> None:
@@ -212,11 +204,6 @@ class Carrier(ABC):
     @abstractmethod
     def settle(self, clock: int) -> None:
         """Bring every tensor to the state after `clock` iterations of all replicas."""
-
-    def note_records(self, count: float) -> None:  # noqa: B027 - most average the workers alike
-        """Note that this worker computes so many records in the iteration; see
-        `Exchange.note_records`.
-        """
 
     @abstractmethod
     def close(self) -> None:

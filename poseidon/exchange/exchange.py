@@ -194,8 +194,6 @@ class Exchange:
         if self._turns is not None:
             self._end_turn(self._turns)
             self._turns.next()
-        for carrier in self.carriers:
-            carrier.next_virtual_worker()
 
     def _end_turn(self, turns: Turns) -> None:
         for index, value in turns.missing(self.by_factors):
@@ -219,16 +217,13 @@ class Exchange:
                 limit = clip_factor(self._all_squares(held), self._clip)
             for carrier in self.carriers:
                 carrier.finish(limit)
-            reached = (carrier.reached for carrier in self.carriers)
-            self.finished = max(self._iteration + 1, *reached)
+            self.finished = self._iteration + 1
 
     def note_records(self, count: float) -> None:
         """Note that this worker computes so many records in the next iteration, or so many more.
 
         With a quorum they weigh its changes. An iteration without a note counts as one record.
         """
-        for carrier in self.carriers:
-            carrier.note_records(count)
 
     def settle(self) -> None:
         """Bring every tensor to the state after all replicas' finished iterations.

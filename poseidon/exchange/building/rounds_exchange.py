@@ -18,11 +18,11 @@ from poseidon.exchange.building.server_exchange import (
     low_rank_of,
 )
 from poseidon.exchange.cost import ExchangePlan
-from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import POWERSGD_IN_PARTS
 from poseidon.exchange.rounds.local_steps import (
     RoundsCarrier,
+    RoundsExchange,
     anchors_of,
     is_synchronous,
     outer_rule,
@@ -84,7 +84,7 @@ def build_local_steps(arguments: BuildArguments, build: Build, plan: Plan) -> Bu
     )
     return replace(
         built,
-        exchange=Exchange([rounds], rounds.control, settings, interruption=network.interruption),
+        exchange=RoundsExchange(rounds, settings, network.interruption),
         plan=replace(built.plan, local_steps=options.local_steps),
         local_steps=options.local_steps,
     )

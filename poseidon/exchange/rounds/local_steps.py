@@ -62,6 +62,7 @@ from poseidon.exchange.rounds.quorum import QuorumRounds
 from poseidon.exchange.rounds.requests import RoundDelivery
 from poseidon.exchange.rounds.state import RoundsState
 from ps_server import Rule, RuleKind
+from ps_server.interruption import Interruption
 
 _PLAIN = (RuleKind.SGD, RuleKind.TORCH_SGD)
 
@@ -155,9 +156,6 @@ class RoundsCarrier(GradientCarrier):
     new values at the end of a round. Otherwise they come while the next iteration runs, as in other
     exchanges.
 
-    Beyond the contract, `settle` may come after `start`, before the first `begin`. The iteration is
-    then started again.
-
     Args:
         outer: the exchange of the anchors, which this carrier closes.
         anchors: made by `anchors_of`.
@@ -167,6 +165,10 @@ class RoundsCarrier(GradientCarrier):
         delayed: number of all workers, where rank 0 adds the outer momentum
             (`delayed_momentum.py`); 0: the outer rule has it.
         quorum: the rounds, where a quorum of the workers ends them; None: all do.
+
+    Attributes:
+        reached: iterations that the job has finished, where it may continue without this worker; it
+            continues from there. 0: all workers make each iteration.
     """
 
     state: RoundsState
@@ -213,6 +215,7 @@ class RoundsCarrier(GradientCarrier):
         """In this iteration, in the iterations since the last round, and in the last round."""
         self._inner = InnerWorkers(tensors, settings, count=len(own), by_caller=self._by_caller)
         self._iteration = self._exchanges = settings.start_clock
+        self.reached = 0
         self._momentum: DelayedMomentum | None = None
         self._momentum_factor = delayed / options.outer_lr
         if delayed and outer.control.root:
@@ -276,6 +279,7 @@ class RoundsCarrier(GradientCarrier):
                 self._due.update(self.indices)
 
     def note_records(self, count: float) -> None:
+        """See `Exchange.note_records`."""
         self._records += count
 
     def begin(self, index: int, gradient: Tensor) -> None:
@@ -294,6 +298,7 @@ class RoundsCarrier(GradientCarrier):
                 value.lerp_(anchor, 1 - self._options.sync_mix)
 
     def next_virtual_worker(self) -> None:
+        """Begin the turn of the next virtual worker of this process, which has values of its own."""
         self._wait_all()
         self._inner.next()
 
@@ -363,15 +368,12 @@ class RoundsCarrier(GradientCarrier):
         moved = [fragment for fragment in self._fragments if fragment.steps]
         if moved:
             self._start_outer()
-        if self._started:
             self._wait_all()
-        if moved:
             self._send(moved)
-        if not self._started:
-            self._outer.settle()
-            self._take_anchors()
-            if self._momentum is not None:
-                self._momentum.settle()
+        self._outer.settle()
+        self._take_anchors()
+        if self._momentum is not None:
+            self._momentum.settle()
 
     def traffic(self) -> Mapping[int, Traffic]:
         return self._outer.traffic()
@@ -442,3 +444,23 @@ class RoundsCarrier(GradientCarrier):
         for fragment in self._fragments:
             fragment.steps, fragment.sent_at = 0, None
         self._inner.set(self._anchors)
+
+
+class RoundsExchange(Exchange):
+    """The exchange of a `RoundsCarrier`, which has all tensors."""
+
+    def __init__(
+        self, rounds: RoundsCarrier, settings: ExchangeSettings, interruption: Interruption
+    ) -> None:
+        super().__init__([rounds], rounds.control, settings, interruption=interruption)
+        self._rounds = rounds
+
+    def next_virtual_worker(self) -> None:
+        self._rounds.next_virtual_worker()
+
+    def note_records(self, count: float) -> None:
+        self._rounds.note_records(count)
+
+    def finish(self) -> None:
+        super().finish()
+        self.finished = max(self.finished, self._rounds.reached)
