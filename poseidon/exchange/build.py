@@ -38,6 +38,7 @@ from poseidon.exchange.building.server_exchange import (
     build_alone,
     build_server,
     layouts_of,
+    low_rank_of,
 )
 from poseidon.exchange.cost import ELEMENT_BYTES, Choice, ExchangePlan, choose
 from poseidon.exchange.kinds import ExchangeKind, Scheme
@@ -134,6 +135,8 @@ def build_exchange(
     if not _takes_schemes(member, schemes):
         schemes = ()  # they are of a different exchange
     plan = plan_exchange(_of_hosts(tensors, member), member)
+    if low_rank_of(plan, settings):
+        member.options.check_hosts(member.hosts or (1,), by_powersgd=True)
     arguments = BuildArguments(
         tensors=tensors,
         settings=settings,

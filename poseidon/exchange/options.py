@@ -333,8 +333,12 @@ class ExchangeOptions:
                 "the workers of a host exchange all tensors together"
             )
 
-    def check_hosts(self, hosts: Sequence[int]) -> None:
-        """Raise UsageError when hosts with these numbers of workers cannot exchange so."""
+    def check_hosts(self, hosts: Sequence[int], *, by_powersgd: bool | None = None) -> None:
+        """Raise UsageError when hosts with these numbers of workers cannot exchange so.
+
+        Args:
+            by_powersgd: whether a tensor travels by PowerSGD; None: if the options name it.
+        """
         most, least = max(hosts), min(hosts)
         self.check_workers_per_host(most)
         if most == least:
@@ -342,7 +346,7 @@ class ExchangeOptions:
         flag = ""
         if self.staleness:
             flag = f"--staleness={self.staleness}"
-        elif self.names_powersgd:
+        elif self.names_powersgd if by_powersgd is None else by_powersgd:
             flag = f"--compress={self.compress:.80}"
         if flag:
             raise UsageError(
