@@ -15,7 +15,7 @@ from poseidon.cli.checkout import use_environment
 
 use_environment("psutil", "paramiko")
 
-from poseidon.cli.kill import kill_caffe
+from poseidon.cli.running_jobs import kill_caffe
 
 if __name__ == "__main__":
     sys.exit(kill_caffe(sys.argv[1:]))

@@ -16,7 +16,7 @@ from poseidon.cli.checkout import use_environment
 
 use_environment("psutil", "paramiko")
 
-from poseidon.cli.kill import kill_feature_extractor
+from poseidon.cli.running_jobs import kill_feature_extractor
 
 if __name__ == "__main__":
     sys.exit(kill_feature_extractor(sys.argv[1:]))

@@ -42,10 +42,10 @@ from poseidon.caffe.proto.definition import read_net, read_solver
 from poseidon.caffe.proto.text import to_text
 from poseidon.caffe.solver.settings import solver_settings
 from poseidon.caffe.tools.preflight import check_nets
+from poseidon.cli.databases import prepare_and_print
 from poseidon.cli.main import main as poseidon
 from poseidon.cli.main import parse_arguments
 from poseidon.cli.parsers.data import DATA
-from poseidon.cli.prepare_cifar10 import prepare_and_print
 from poseidon.cluster.jobs.registry import new_job_id
 from poseidon.cluster.machinefile import read_machinefile
 from poseidon.errors import PoseidonError, UsageError

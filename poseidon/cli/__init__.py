@@ -1,1 +1,1 @@
-"""The command line: one file a command; each parses flags and calls one function."""
+"""The command line: `main` finds a command, `parsers` has its flags, the other modules its code."""

@@ -89,7 +89,7 @@ def _check_job(arguments: argparse.Namespace) -> None:
         )
     requests = import_module("poseidon.launcher.request")
     kind = requests.TrainRequest if arguments.command == "train" else requests.ScriptRequest
-    import_module("poseidon.cli.requests").job_request(kind, arguments)
+    import_module("poseidon.cli.jobs").job_request(kind, arguments)
 
 
 def _check_scoring(arguments: argparse.Namespace) -> None:

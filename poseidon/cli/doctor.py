@@ -31,7 +31,7 @@ OUTPUT = "output"
 UNITS = {ASKING: "host", MEASURING: "round"}
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run_doctor(arguments: argparse.Namespace) -> int:
     """Examine, print what was found, return 1 if a job cannot run."""
     if not 0 < arguments.seconds <= 60:
         raise UsageError(f"--seconds must be above 0 and at most 60, not {arguments.seconds:g}")

@@ -14,7 +14,7 @@ from poseidon.caffe.data.progress_reports import EXTRACTING
 from poseidon.caffe.launch.extraction_job import check_extraction, run_extraction_job
 from poseidon.caffe.tools.extraction import Extraction
 from poseidon.caffe.tools.extractor import run_extraction
-from poseidon.cli.net_requests import one_device
+from poseidon.cli.nets import one_device
 from poseidon.cli.progress_bar import progress_bar
 from poseidon.flags.flag import values_of
 from poseidon.flags.values import parts, paths
@@ -22,7 +22,7 @@ from poseidon.launcher.request import ExtractionRequest
 from ps_server.numerics import prepare_process
 
 
-def run(flags: argparse.Namespace) -> int:
+def run_extract_features(flags: argparse.Namespace) -> int:
     """Extract; return 0 when every database is in place."""
     if flags.caffe_arguments:
         extraction = replace(from_caffe_arguments(flags.caffe_arguments), imports=flags.imports)

@@ -24,7 +24,7 @@ from poseidon.base.output_lines import visible, visible_line
 from poseidon.base.settings import let_waiting_threads_sleep, name_user
 from poseidon.cli.checkout import PACKAGES, is_checkout, use_environment
 from poseidon.cli.checks import check
-from poseidon.cli.parsers import data, jobs, nets, watch
+from poseidon.cli.parsers import data, jobs, nets
 from poseidon.cli.parsers.form import Command
 from poseidon.errors import PoseidonError, described, limit_reached, nearest, out_of_memory
 from poseidon.version import __version__
@@ -32,15 +32,15 @@ from ps_server.importing import collector_paused
 from ps_server.process_environment import raise_file_limit
 
 FIRST: Mapping[str, Sequence[Command]] = {
-    "Train": (nets.INIT, *jobs.COMMANDS),
-    "Manage jobs": watch.COMMANDS,
+    "Train": (nets.INIT, *jobs.STARTING),
+    "Manage jobs": jobs.MANAGING,
 }
 """The commands of the overview."""
 TOOLS: Mapping[str, Sequence[Command]] = {
-    "Hosts of a running job": watch.HOSTS,
+    "Hosts of a running job": jobs.HOSTS,
     "Nets, models, logs": (*jobs.TOOLS, *nets.COMMANDS),
     "Data": data.COMMANDS,
-    "Shell": watch.SHELL,
+    "Shell": jobs.SHELL,
 }
 """The commands of `poseidon help tools`."""
 COMMANDS: Mapping[str, Command] = {
@@ -120,8 +120,8 @@ def run_command(parsed: argparse.Namespace) -> int:
     """
     check(parsed)
     with ctrl_c_ends_at_once(f"poseidon {parsed.command}"), collector_paused():
-        command = _import(parsed.command)
-    code: int = command.run(parsed)
+        module = _import(COMMANDS[parsed.command].module)
+    code: int = getattr(module, f"run_{parsed.command}")(parsed)
     return code
 
 
@@ -188,14 +188,14 @@ def _problem_of_own_layers(parsed: argparse.Namespace, error: Exception) -> str 
     return f"{location}: {described(error)}" if location else None
 
 
-def _import(command: str) -> Any:
-    """Return the module of a command.
+def _import(module: str) -> Any:
+    """Return a module of `poseidon.cli`.
 
     Raises:
         PoseidonError: a package that Poseidon requires is not installed.
     """
     try:
-        return import_module(f"poseidon.cli.{command}")
+        return import_module(f"poseidon.cli.{module}")
     except ModuleNotFoundError as error:
         package = (error.name or "poseidon").partition(".")[0]
         if package in ("poseidon", "ps_server"):

@@ -36,7 +36,7 @@ ONE_MACHINE = NetworkLinks(bits_per_s=20e9, latency_s=20e-6, measured=False)
 """Assumed between processes of one machine."""
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run_plan(arguments: argparse.Namespace) -> int:
     """Measure, predict, print; 0 when done."""
     notes: list[str] = []
     training = _training(arguments)

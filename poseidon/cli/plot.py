@@ -22,7 +22,7 @@ from poseidon.observe.metrics.curves import (
 )
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run_plot(arguments: argparse.Namespace) -> int:
     """Draw; 0 when the file is there."""
     kind = arguments.output.suffix.lower().lstrip(".")
     if kind not in FORMATS:

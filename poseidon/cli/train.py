@@ -6,13 +6,13 @@ import argparse
 import sys
 
 from poseidon.caffe.launch.training_job import TrainingJob
-from poseidon.cli.requests import job_request
+from poseidon.cli.jobs import job_request
 from poseidon.launcher.request import TrainRequest
 from poseidon.launcher.runner import launch
 from poseidon.launcher.site import Site, site_of
 
 
-def run(flags: argparse.Namespace, site: Site | None = None) -> int:
+def run_train(flags: argparse.Namespace, site: Site | None = None) -> int:
     """Train; return the exit code.
 
     Args:

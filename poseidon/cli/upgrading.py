@@ -18,7 +18,13 @@ from typing import Generic, TypeVar
 from google.protobuf.message import Message
 
 from poseidon.base.durable import is_standard_output
+from poseidon.caffe.proto.caffe_pb2 import NetParameter, SolverParameter
+from poseidon.caffe.proto.text import read, to_text
+from poseidon.caffe.proto.upgrade.driver import needs_upgrade, upgrade_net, upgrade_solver
 from poseidon.caffe.proto.upgrade.errors import UpgradeError
+from poseidon.caffe.proto.upgrade.fields import has_solver_type
+from poseidon.caffe.proto.upgrade.v0 import dropped_settings
+from poseidon.caffe.snapshot.files import read_message
 from poseidon.engine.snapshots.files import write_atomically
 from poseidon.errors import DefinitionError
 
@@ -75,3 +81,35 @@ class Upgrade(Generic[M]):
         write_atomically(arguments.output, self.write(message))
         print(f"Wrote {self.what} to {arguments.output}.", file=notes)
         return 1 if strays else 0
+
+
+NET_BINARY = Upgrade(
+    what="a net in binary form",
+    read=lambda path: read_message(path, NetParameter(), "binary net"),
+    needed=needs_upgrade,
+    upgrade=upgrade_net,
+    write=NetParameter.SerializeToString,
+    left_out=dropped_settings,
+)
+run_upgrade_net_proto_binary = NET_BINARY.run
+
+
+NET_TEXT = Upgrade(
+    what="a net in text",
+    read=lambda path: read(path, NetParameter()),
+    needed=needs_upgrade,
+    upgrade=upgrade_net,
+    write=lambda net: to_text(net).encode(),
+    left_out=dropped_settings,
+)
+run_upgrade_net_proto_text = NET_TEXT.run
+
+
+SOLVER_TEXT = Upgrade(
+    what="a solver in text",
+    read=lambda path: read(path, SolverParameter()),
+    needed=has_solver_type,
+    upgrade=upgrade_solver,
+    write=lambda solver: to_text(solver).encode(),
+)
+run_upgrade_solver_proto_text = SOLVER_TEXT.run

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from poseidon.cli.parsers.foreign import retired
 from poseidon.cli.parsers.form import (
     Command,
     Group,
@@ -15,6 +14,7 @@ from poseidon.cli.parsers.form import (
     switch,
     word,
 )
+from poseidon.cli.parsers.reading import retired
 from poseidon.flags.flag import Takes
 from poseidon.flags.sections import Opens
 from poseidon.flags.shared import BACKENDS, progress
@@ -187,6 +187,7 @@ def _compute_image_mean(parser: Parser) -> None:
 COMMANDS: Sequence[Command] = (
     Command(
         name="partition_data",
+        module="databases",
         line="divide a database or a list among clients",
         description="Record i of DB_PATH (of a database in key order, of a list of pictures its "
         "line i, of HDF5 files row i of all) goes to <DB_PATH>_(i mod n). Client k of a job whose "
@@ -199,6 +200,7 @@ COMMANDS: Sequence[Command] = (
     ),
     Command(
         name="convert_imageset",
+        module="databases",
         line="convert picture files into a database",
         description="Write the pictures that LISTFILE names, a line each with path and label, "
         "into the new database "
@@ -208,6 +210,7 @@ COMMANDS: Sequence[Command] = (
     ),
     Command(
         name="convert_annoset",
+        module="databases",
         line="convert pictures with objects into a database",
         description="Write the pictures that LISTFILE names, a line each with a picture and its "
         "annotation file, into the new database DB_NAME, for AnnotatedData layers. ROOTFOLDER is "
@@ -217,6 +220,7 @@ COMMANDS: Sequence[Command] = (
     ),
     Command(
         name="convert_voc",
+        module="databases",
         line="convert a folder of PASCAL VOC into databases",
         description="Make a list, a file of names and sizes, a window file and a database of each "
         "part of VOC_FOLDER, and the label map. VOC_FOLDER is a folder of years, such as "
@@ -227,6 +231,7 @@ COMMANDS: Sequence[Command] = (
     ),
     Command(
         name="make_db",
+        module="databases",
         line="make a database of folders of pictures",
         description="Write pictures and labels into the new database DB_NAME, for Caffe2's "
         "ImageInput or for Caffe. PICTURES is a folder with a sub-folder for each class (labels "
@@ -242,6 +247,7 @@ COMMANDS: Sequence[Command] = (
     ),
     Command(
         name="compute_image_mean",
+        module="databases",
         line="compute the mean picture of a database",
         description="Print the mean of each channel, and write the mean picture where OUTPUT_FILE "
         "is given.",
@@ -250,6 +256,7 @@ COMMANDS: Sequence[Command] = (
     ),
     Command(
         name="prepare_cifar10",
+        module="databases",
         line="make the databases of the CIFAR-10 example",
         description="Make databases and mean file. Uses, in this order: databases made earlier; "
         "CIFAR-10 under --data or $POSEIDON_DATA; a download; and without a network a small "
@@ -259,6 +266,7 @@ COMMANDS: Sequence[Command] = (
     ),
     Command(
         name="convert_cifar",
+        module="databases",
         line="convert published CIFAR-10 into databases",
         description="Make OUTPUT_FOLDER/cifar10_train_<kind>, cifar10_test_<kind> and "
         "mean.binaryproto.",
@@ -267,6 +275,7 @@ COMMANDS: Sequence[Command] = (
     ),
     Command(
         name="convert_mnist",
+        module="databases",
         line="convert published MNIST into databases",
         description="Make mnist_train_<kind> and mnist_test_<kind>; nothing is overwritten.",
         example="poseidon convert_mnist mnist/ --folder=examples/mnist",
@@ -274,6 +283,7 @@ COMMANDS: Sequence[Command] = (
     ),
     Command(
         name="convert_mnist_siamese",
+        module="databases",
         line="make databases of random pairs of MNIST's digits",
         description="Make mnist_siamese_train_<kind> and mnist_siamese_test_<kind>; nothing is "
         "overwritten. A record "

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from poseidon.base.hints import own_command
-from poseidon.cli.parsers.foreign import of_every_command
-from poseidon.cli.parsers.reading import HelpWanted, Mistake, read, topics_of
+from poseidon.cli.parsers.reading import HelpWanted, Mistake, of_every_command, read, topics_of
 from poseidon.flags.flag import Flag, Takes
 from poseidon.flags.sections import Opens
 from poseidon.flags.values import one_of
@@ -25,11 +24,12 @@ _COUNTED = {Takes.OPTIONAL_WORD: "[{}]", Takes.WORDS: "[{} ...]"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """A command of `poseidon`; its code is the module of that name in `poseidon.cli`, which has
-    `run(arguments)`. It returns the exit code, or raises `PoseidonError`, whose text is printed.
+    """A command of `poseidon`. Its code is the function `run_NAME(arguments)` of a module. It
+    returns the exit code, or raises `PoseidonError`, whose text is printed.
 
     Attributes:
         name: as it is typed.
+        module: the module of `poseidon.cli` that has its code.
         line: what it does, in a few words.
         description: what it does, in sentences, with the terms that its flags use.
         example: command lines that work.
@@ -38,6 +38,7 @@ class Command:
     """
 
     name: str
+    module: str
     line: str
     description: str
     example: str

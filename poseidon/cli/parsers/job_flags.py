@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from poseidon.cli.parsers.foreign import of_jobs
 from poseidon.cli.parsers.form import (
     Group,
     Parser,
@@ -16,6 +15,7 @@ from poseidon.cli.parsers.form import (
     switch,
     word,
 )
+from poseidon.cli.parsers.reading import of_jobs
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.flags.flag import Takes, flags_of
 from poseidon.flags.sections import Section

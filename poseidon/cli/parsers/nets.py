@@ -224,6 +224,7 @@ def _upgrade_command(name: str, what: str, example: str) -> Command:
     line = f"upgrade {what} to today's grammar"
     return Command(
         name=name,
+        module="upgrading",
         line=line,
         description=f"{line.capitalize()}. OUTPUT is written also where nothing was to be done.",
         example=f"poseidon {name} {example}",
@@ -233,6 +234,7 @@ def _upgrade_command(name: str, what: str, example: str) -> Command:
 
 INIT = Command(
     name="init",
+    module="zoo",
     line="make a project folder to edit and train",
     description="Copy a net of the zoo, or an example, into a new folder that trains from there: "
     "solver, net or script, machinefile, README. Without PROJECT list what there is.",
@@ -242,6 +244,7 @@ INIT = Command(
 COMMANDS: Sequence[Command] = (
     Command(
         name="test",
+        module="nets",
         line="score a trained net, as caffe test",
         description="Run a net in phase TEST over its own data, and print each batch's outputs "
         "and their means.",
@@ -250,6 +253,7 @@ COMMANDS: Sequence[Command] = (
     ),
     Command(
         name="time",
+        module="nets",
         line="measure a net layer by layer, as caffe time",
         description="Run a net forward and backward, and print the mean milliseconds of each "
         "layer.",
@@ -258,6 +262,7 @@ COMMANDS: Sequence[Command] = (
     ),
     Command(
         name="device_query",
+        module="nets",
         line="show this machine's GPUs",
         description="Print the properties of this machine's GPUs, as caffe device_query does.",
         example="poseidon device_query -gpu=all",
@@ -265,6 +270,7 @@ COMMANDS: Sequence[Command] = (
     ),
     Command(
         name="draw_net",
+        module="models",
         line="draw a net as PNG, SVG, HTML or PDF",
         description="Draw the layers and blobs of a net definition. A browser zooms and moves an "
         "SVG or HTML file, by mouse, fingers or keys. Needs Graphviz's program dot.",
@@ -273,6 +279,7 @@ COMMANDS: Sequence[Command] = (
     ),
     Command(
         name="deploy",
+        module="models",
         line="write the deploy net of a net that trains",
         description="Write the phase TEST of a net for use: its data comes from the caller, a "
         "softmax loss becomes its scores, and other losses and accuracies are left out. The shape "
@@ -282,6 +289,7 @@ COMMANDS: Sequence[Command] = (
     ),
     Command(
         name="classify",
+        module="models",
         line="print the likeliest classes of pictures",
         description="Print the best scores of pictures, as Caffe's classification.bin does. A "
         "picture is resized, the mean subtracted and the center cropped, as a data layer of the "
@@ -292,6 +300,7 @@ COMMANDS: Sequence[Command] = (
     ),
     Command(
         name="export",
+        module="models",
         line="write a trained net as ONNX, safetensors or torch",
         description="Write what a net of Caffe, Caffe2 or torch computes (ONNX, .pt2), or its "
         "weights by name (.safetensors, .pth). Layers that need labels are left out.",
@@ -300,6 +309,7 @@ COMMANDS: Sequence[Command] = (
     ),
     Command(
         name="import",
+        module="models",
         line="make a .caffemodel of torch weights",
         description="Write a model with the tensors <layer>.<blob> of a file of torch or "
         "safetensors.",
@@ -308,6 +318,7 @@ COMMANDS: Sequence[Command] = (
     ),
     Command(
         name="parse_log",
+        module="records",
         line="make tables (CSV) of a training log",
         description="Write <OUTPUT_DIR>/<log>.train and <log>.test, tables of a log of Caffe or "
         "of poseidon train.",
@@ -316,6 +327,7 @@ COMMANDS: Sequence[Command] = (
     ),
     Command(
         name="plot",
+        module="plot",
         line="draw losses and scores of training logs",
         description="Draw losses and scores of logs of Caffe or of poseidon train, all in one "
         "picture.",
@@ -324,6 +336,7 @@ COMMANDS: Sequence[Command] = (
     ),
     Command(
         name="download_model_binary",
+        module="zoo",
         line="fetch the weights of a model's folder",
         description="Fetch the model that a folder's readme names (caffemodel, caffemodel_url, "
         "sha1).",

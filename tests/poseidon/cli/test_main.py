@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.cli import ps, train
+from poseidon.cli import running_jobs, train
 from poseidon.cli.main import COMMANDS, OTHER_NAMES, ctrl_c_ends_at_once, main
 
 
@@ -36,7 +37,7 @@ def test_output_on_a_full_disk_is_one_sentence(
         name = "poseidon ps" if words == ["ps"] else "poseidon"
         assert capsys.readouterr().err == f"{name}: No space left on device\n"
     monkeypatch.setattr("sys.stderr", FullDisk())
-    monkeypatch.setattr(ps, "run", lambda _: 0)
+    monkeypatch.setattr(running_jobs, "run_ps", lambda _: 0)
     assert main(["ps"]) == 0
     sys.stderr.flush()  # what the interpreter does at its end, and exits with 120 if it fails
 
@@ -68,7 +69,7 @@ def test_a_file_that_nobody_foresaw_is_named(
     def fail(_: object) -> int:
         raise PermissionError(errno.EACCES, "Permission denied", "/etc/secret")
 
-    monkeypatch.setattr(ps, "run", fail)
+    monkeypatch.setattr(running_jobs, "run_ps", fail)
     assert main(["ps"]) == 1
     assert capsys.readouterr().err == "poseidon ps: /etc/secret: Permission denied\n"
 
@@ -83,7 +84,7 @@ def test_what_fails_in_a_module_of_import_is_named_with_its_line(
     module = tmp_path / "layer_that_fails.py"
     module.write_text(f"def run(parsed):\n    raise {kind.__name__}('gone')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(train, "run", lambda parsed: import_module(module.stem).run(parsed))
+    monkeypatch.setattr(train, "run_train", lambda parsed: import_module(module.stem).run(parsed))
     monkeypatch.delitem(sys.modules, module.stem, raising=False)
     assert main(["train", "--solver=/dev/null", f"--import={module.stem}"]) == 1
     said = capsys.readouterr().err
@@ -98,7 +99,7 @@ def test_memory_that_runs_out_is_one_sentence(
     def fail(_: object) -> int:
         raise error
 
-    monkeypatch.setattr(ps, "run", fail)
+    monkeypatch.setattr(running_jobs, "run_ps", fail)
     assert main(["ps"]) == 1
     said = capsys.readouterr().err
     assert (
@@ -113,9 +114,9 @@ def test_memory_that_runs_out_is_one_sentence(
 @pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
 def test_a_file_does_not_get_the_descriptor_of_a_closed_stream(closed: str, tmp_path: Path) -> None:
     code = (
-        "import os, sys; from poseidon.cli import main, ps\n"
+        "import os, sys; from poseidon.cli import main, running_jobs\n"
         "def run(_): print('said', file=sys.stderr); return os.open(os.devnull, os.O_RDONLY)\n"
-        "ps.run = run; raise SystemExit(main.main(['ps']))"
+        "running_jobs.run_ps = run; raise SystemExit(main.main(['ps']))"
     )
     done = subprocess.run(
         ["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, code], cwd=tmp_path, check=False
@@ -127,7 +128,9 @@ def test_ends_of_children_are_followed_though_the_parent_ignored_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     handlers: list[object] = []
-    monkeypatch.setattr(ps, "run", lambda _: handlers.append(signal.getsignal(signal.SIGCHLD)) or 0)
+    monkeypatch.setattr(
+        running_jobs, "run_ps", lambda _: handlers.append(signal.getsignal(signal.SIGCHLD)) or 0
+    )
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         assert main(["ps"]) == 0
@@ -347,7 +350,12 @@ def test_help_of_a_job_shows_what_people_need_first(
 
 
 def test_every_command_has_its_code() -> None:
-    assert all(find_spec(f"poseidon.cli.{name}") for name in COMMANDS)
+    for name, command in COMMANDS.items():
+        module = find_spec(f"poseidon.cli.{command.module}")
+        assert module is not None
+        assert module.origin is not None
+        code = Path(module.origin).read_text(encoding="utf-8")
+        assert re.search(rf"^(def )?run_{name}\b", code, re.MULTILINE), name
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
+from poseidon.cli.jobs import job_request
 from poseidon.cli.main import parse_arguments
-from poseidon.cli.requests import job_request
 from poseidon.cluster.dial.local import LocalDialer
 from poseidon.cluster.machinefile import parse_machinefile
 from poseidon.engine.document import ScriptDocument, read_document

@@ -149,7 +149,7 @@ def test_the_command_reads_no_data_and_draws_one_phase(
         graphs.append(graph.to_string())
         return b"picture"
 
-    monkeypatch.setattr("poseidon.cli.draw_net.render", lay_out)
+    monkeypatch.setattr("poseidon.cli.models.render", lay_out)
     words = ["draw_net", str(repository / ALEXNET), str(tmp_path / "net.png")]
     assert main(words) == 0
     assert (tmp_path / "net.png").read_bytes() == b"picture"

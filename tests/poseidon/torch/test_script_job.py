@@ -11,8 +11,8 @@ from unittest import mock
 
 import pytest
 
+from poseidon.cli.jobs import job_request
 from poseidon.cli.main import parse_arguments
-from poseidon.cli.requests import job_request
 from poseidon.cluster.dial.local import LocalDialer
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.supervision.loop import JobResult

@@ -16,8 +16,8 @@ from poseidon.caffe.data.mean import read_mean
 from poseidon.caffe.proto.caffe_pb2 import TEST
 from poseidon.caffe.snapshot.caffemodel import write_model
 from poseidon.caffe.tools.solo import NetRequest, open_net
-from poseidon.cli.deploy import deploy_name
 from poseidon.cli.main import main
+from poseidon.cli.models import deploy_name
 
 PAGE = Path(__file__).parents[3] / "docs" / "trained_nets.md"
 NET = """

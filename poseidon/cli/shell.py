@@ -1,4 +1,7 @@
-"""`poseidon python`: run Python with `caffe` and `caffe2` bound to Poseidon.
+"""The commands for a shell: completion prints a script for it, python binds Caffe's names.
+
+shtab makes it from the parsers, so that it knows what `--help` shows and runs no Python while a
+user types.
 
 This process becomes Python itself, so exit codes, signals and tracebacks are Python's.
 """
@@ -10,11 +13,43 @@ import os
 import sys
 from collections.abc import Sequence
 
+import shtab
+
 from poseidon.binding import bind_started_processes
+from poseidon.cli.main import COMMANDS
+from poseidon.cli.parsers.reading import parser_of
 from poseidon.errors import UsageError
 
+FILES = ("FILE", "FILES", "DIR")
+"""What a value is called that is a path."""
 
-def run(arguments: argparse.Namespace) -> int:
+
+def run_completion(arguments: argparse.Namespace) -> int:
+    """Print the script."""
+    print(script(arguments.shell))
+    return 0
+
+
+def script(shell: str) -> str:
+    """Return the script for a shell, one of shtab's."""
+    root = argparse.ArgumentParser(prog="poseidon")
+    commands = root.add_subparsers()
+    for command in COMMANDS.values():
+        flags = list(command.parser().flags())
+        parser = commands.add_parser(
+            command.name, help=command.line, parents=[parser_of(flags)], add_help=False
+        )
+        by_attribute = {flag.attribute: flag for flag in flags}
+        for action in parser._actions:  # there is no public list
+            flag = by_attribute.get(action.dest)
+            if flag and flag.choices:
+                action.choices = flag.choices
+            elif flag and flag.metavar in FILES:
+                action.complete = shtab.FILE  # type: ignore[attr-defined]  # shtab's way
+    return shtab.complete(root, shell)
+
+
+def run_python(arguments: argparse.Namespace) -> int:
     """Replace this process by Python with the words of the command line."""
     option = unbinding_option(arguments.words)
     if option:

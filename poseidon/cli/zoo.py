@@ -1,4 +1,6 @@
-"""`poseidon init`: a new folder with a net of the zoo or an example, to edit and to train."""
+"""The commands that begin with a net of the zoo: init copies its definition, download_model_binary
+gets its model.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ import shlex
 from pathlib import Path
 
 from poseidon.base.hints import own_command, own_python
+from poseidon.caffe.data.prepare.download import fetch_model, is_complete, read_model_folder
 from poseidon.caffe.proto.projects import (
     project_files,
     project_title,
@@ -14,12 +17,13 @@ from poseidon.caffe.proto.projects import (
     training_commands,
     write_project,
 )
+from poseidon.cli.progress_bar import progress_bar
 from poseidon.errors import UsageError, nearest
 
 ALIASES = {"mnist": "lenet"}
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run_init(arguments: argparse.Namespace) -> int:
     """Make the project, or list the projects."""
     known = projects()
     if arguments.project is None or arguments.list:
@@ -42,4 +46,16 @@ def run(arguments: argparse.Namespace) -> int:
         program, _, words = command.partition(" ")
         lines.append(f"{typed.get(program, program)} {words}")
     print("\n".join(f"    {line}" for line in lines))
+    return 0
+
+
+def run_download_model_binary(arguments: argparse.Namespace) -> int:
+    """Fetch; 0 when the model is there."""
+    model = read_model_folder(arguments.dirname)
+    if is_complete(model):
+        print("Model already exists.")
+        return 0
+    with progress_bar(arguments.progress) as report:
+        fetch_model(model, report)
+    print(f"{model.path} is ready")
     return 0

@@ -1,4 +1,4 @@
-"""`poseidon kill`, `poseidon ps` and `scripts/kill_caffe.py`, on true jobs."""
+"""The table of `poseidon ps`; the command itself is tested with true jobs in test_kill.py."""
 
 from __future__ import annotations
 
@@ -13,13 +13,55 @@ from pathlib import Path
 import psutil
 import pytest
 
-from poseidon.cli import kill
-from poseidon.cli.main import parse_arguments, run_command
+from poseidon.cli import running_jobs
+from poseidon.cli.main import main, parse_arguments, run_command
+from poseidon.cli.running_jobs import _fields, _hosts_of, _row
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registry
-from poseidon.cluster.machinefile import Host
+from poseidon.cluster.jobs.this_host import HostJob
+from poseidon.cluster.machinefile import Host, read_machinefile
 from poseidon.errors import JobError, MachinefileError, UsageError
+from poseidon.observe.metrics.job_statistics import FILE_NAME, JobStatistics, encode_statistics
+from poseidon.observe.metrics.progress import JobProgress
 from tests.support.jobs import ROOT, environment, job_that_listens, running_job
 from tests.support.live_processes import live_pids, none_left
+
+
+def test_hosts_that_have_joined_a_job_of_the_machinefile_are_asked_too(tmp_path: Path) -> None:
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text("0 node0 0\n1 node1 0\n", encoding="utf-8")
+    hosts = read_machinefile(hostfile)
+    joined = (Host(id=2, address="node2", port=0),)
+    launcher = RecordedProcess(name="launcher", host="127.0.0.1", pid=1, created="1.0")
+    record = JobRecord(
+        job="j",
+        launcher=launcher,
+        hostfile=str(hostfile),
+        hosts=hosts,
+        output="",
+        started_s=1.0,
+        joined=joined,
+    )
+    assert _hosts_of(hostfile, [record]) == (*hosts, *joined)
+    assert _hosts_of(hostfile, [replace(record, hostfile="/other")]) == hosts
+
+
+def test_how_far_a_job_has_come(tmp_path: Path) -> None:
+    launcher = RecordedProcess(name="launcher", host="127.0.0.1", pid=1, created="1.0")
+    record = JobRecord(
+        job="j", launcher=launcher, hostfile=None, hosts=(), output=str(tmp_path), started_s=1.0
+    )
+    job = HostJob(record=record, launcher=True, living=0)
+    assert _row(job)[4:7] == ("-", "-", "-")
+    assert (_fields(None, job)["iteration"], _fields(None, job)["testing"]) == (None, None)
+    progress = JobProgress(iteration=120, max_iter=4000, tested=1, to_test=9, rate=20.0)
+    text = encode_statistics(JobStatistics(job="j", progress=progress))
+    (tmp_path / FILE_NAME).write_text(text, encoding="utf-8")
+    assert _row(job)[4:7] == ("120 of 4000, testing 1 of 9", "20/s", "0:03:14")
+    assert (_fields(None, job)["max_iter"], _fields(None, job)["eta_s"]) == (4000, 194.0)
+    dead = replace(job, launcher=False)
+    assert _row(dead)[4:7] == ("120 of 4000", "-", "-")
+    assert (_fields(None, dead)["rate"], _fields(None, dead)["testing"]) == (None, False)
+
 
 pytestmark = pytest.mark.processes
 
@@ -275,5 +317,27 @@ def test_kill_caffe_mistakes(
 ) -> None:
     machinefile(tmp_path, "far", "0 node7 9999")
     monkeypatch.chdir(tmp_path)
-    assert kill.kill_caffe(arguments) == code
+    assert running_jobs.kill_caffe(arguments) == code
     assert words in capsys.readouterr().err
+
+
+def test_there_is_no_such_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("POSEIDON_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert main(["leave", "net-1", "node3"]) == 1
+    assert "'net-1' is neither a running job, nor a folder" in capsys.readouterr().err
+    Path("output/net-1").mkdir(parents=True)
+    for job in ("net-1", "output/net-1"):
+        assert main(["leave", job, "node3"]) == 1
+        said = capsys.readouterr().err
+        assert f"no launcher of the job {job} runs on this machine; " in said
+    assert main(["leave", "node3"]) == 1
+    assert "no job is running" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [[], ["net-1", "node3", "node4"]])
+def test_it_takes_a_host_and_a_job(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["leave", *words]) == 2
+    assert "expected a host that is to leave, or a job and a host" in capsys.readouterr().err

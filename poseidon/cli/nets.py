@@ -1,0 +1,166 @@
+"""The commands that run a net in their own process: test, time; and device_query."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from poseidon.base import glog
+from poseidon.caffe.layers.user_modules import import_modules
+from poseidon.caffe.proto.caffe_pb2 import Phase
+from poseidon.caffe.tools.benchmark import time_net
+from poseidon.caffe.tools.scoring import score
+from poseidon.caffe.tools.solo import NetRequest, open_net
+from poseidon.cli.progress_bar import progress_bar
+from poseidon.cluster.job_plan import devices_from_flag
+from poseidon.errors import JobError, UsageError
+from poseidon.observe.metrics.caffe_lines import running, using
+from poseidon.observe.metrics.glog_lines import GlogSink
+from ps_server.numerics import prepare_process
+
+
+@contextmanager
+def asked_to_stop() -> Iterator[Callable[[], bool]]:
+    """Return, within the block, whether Ctrl-C was pressed; a second Ctrl-C raises
+    KeyboardInterrupt.
+
+    Outside the main thread, or in a program with a handler of its own, nothing changes.
+    """
+    pressed = threading.Event()
+    before = signal.getsignal(signal.SIGINT)
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or before is not signal.default_int_handler
+    ):
+        yield pressed.is_set
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if pressed.is_set():
+            signal.default_int_handler(number, frame)
+        pressed.set()
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield pressed.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def net_request(flags: argparse.Namespace) -> NetRequest:
+    """Return what `test` or `time` is asked for; the modules that it names are imported.
+
+    Raises:
+        UsageError: a GPU that is not there, or a module that fails.
+    """
+    import_modules(flags.imports)
+    return NetRequest(
+        model=Path(flags.model),
+        weights=flags.weights,
+        phase=Phase.Value(flags.phase),
+        level=flags.level,
+        stages=flags.stage,
+        device=one_device(flags.gpu),
+    )
+
+
+def one_device(gpu: str) -> torch.device:
+    """Return the device of a -gpu flag; of several, the first, as in Caffe.
+
+    Raises:
+        UsageError: there is no such GPU.
+    """
+    return torch.device(devices_from_flag(gpu, count_gpus=torch.cuda.device_count)[0])
+
+
+TEST_LOGGER = logging.getLogger("poseidon.test")
+
+
+def run_test(arguments: argparse.Namespace) -> int:
+    """Score; 0 when all batches have been, 130 when Ctrl-C came before."""
+    prepare_process()
+    request = net_request(arguments)
+    sink = GlogSink(TEST_LOGGER)
+    with (
+        progress_bar(arguments.progress) as progress,
+        glog.setup(stream=sys.stderr),
+        asked_to_stop() as stopped,
+    ):
+        name = torch.cuda.get_device_name(request.device) if request.device.type == "cuda" else ""
+        sink.write(*using(str(request.device), gpu_name=name))
+        net = open_net(request)
+        try:
+            sink.write(running(arguments.iterations))
+            write = progress.without_details(sink.write)
+            scores = score(net, arguments.iterations, write, report=progress, stopped=stopped)
+        finally:
+            net.close()
+    return 0 if scores.batches == arguments.iterations else 128 + signal.SIGINT
+
+
+TIME_LOGGER = logging.getLogger("poseidon.time")
+
+
+def run_time(arguments: argparse.Namespace) -> int:
+    """Measure; 0 when done, 130 when Ctrl-C came before."""
+    prepare_process()
+    request = net_request(arguments)
+    sink = GlogSink(TIME_LOGGER)
+    with (
+        progress_bar(arguments.progress) as progress,
+        glog.setup(stream=sys.stderr),
+        asked_to_stop() as stopped,
+    ):
+        name = torch.cuda.get_device_name(request.device) if request.device.type == "cuda" else ""
+        sink.write(*using(str(request.device), gpu_name=name))
+        net = open_net(request)
+        try:
+            write = progress.without_details(sink.write)
+            times = time_net(net, arguments.iterations, write, report=progress, stopped=stopped)
+        finally:
+            net.close()
+    return 0 if times.iterations == arguments.iterations else 128 + signal.SIGINT
+
+
+# Caffe's words and torch's names; not every torch knows all of them.
+PROPERTIES = (
+    ("Major revision number:         ", "major"),
+    ("Minor revision number:         ", "minor"),
+    ("Name:                          ", "name"),
+    ("Total global memory:           ", "total_memory"),
+    ("Total shared memory per block: ", "shared_memory_per_block"),
+    ("Total registers per multiprocessor: ", "regs_per_multiprocessor"),
+    ("Warp size:                     ", "warp_size"),
+    ("Maximum threads per multiprocessor: ", "max_threads_per_multi_processor"),
+    ("Clock rate:                    ", "clock_rate"),
+    ("Number of multiprocessors:     ", "multi_processor_count"),
+)
+
+
+def run_device_query(arguments: argparse.Namespace) -> int:
+    """Show them."""
+    available = torch.cuda.device_count()
+    if not available:
+        raise JobError(
+            f"there is no CUDA device on this machine that torch {torch.__version__} can use"
+        )
+    devices = devices_from_flag(arguments.gpu or "all", count_gpus=lambda: available)
+    if devices == ("cpu",):
+        raise UsageError("-gpu=cpu: the CPU is not a CUDA device; expected device numbers or all")
+    print(f"Querying GPUs {arguments.gpu or 'all'}")
+    for device in devices:
+        print(f"Device id:                     {device.partition(':')[2]}")
+        found = torch.cuda.get_device_properties(device)
+        for words, name in PROPERTIES:
+            if hasattr(found, name):
+                print(f"{words}{getattr(found, name)}")
+    return 0
