@@ -75,6 +75,12 @@ class Membership:
         return self.host_place.local_workers
 
     @property
+    def host_ranks(self) -> range:
+        """The ranks in the job of the workers of this host."""
+        first = self.network.rank - self.local_rank
+        return range(first, first + self.local_workers)
+
+    @property
     def planes(self) -> int:
         """The number of planes: the workers of the host that has the fewest."""
         return min(self.hosts, default=1)

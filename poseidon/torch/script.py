@@ -350,6 +350,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
             self._addresses(partial(self.launcher.exchange_addresses, among=WORKERS)),
             on_failure=self._report_collective,
             place=partial(current_line, self._file),
+            neighbours=context.member.host_ranks,
         )
         register(mesh, Calls(context.report_call))
         is_first_of_several = context.worker.rank == 0 and context.worker.size > 1

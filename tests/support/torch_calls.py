@@ -793,7 +793,10 @@ def main() -> None:
     found = {name: attempt(partial(one, rank, size)) for name, one in CASES.items()}
     (folder / f"{rank}.json").write_text(json.dumps(found), encoding="utf-8")
     dist.barrier()
+    world: Any = dist.group.WORLD
     dist.destroy_process_group()
+    if how == "library":
+        world.mesh.close()  # as `poseidon.ray_train.leave`
 
 
 if __name__ == "__main__":

@@ -82,6 +82,7 @@ class Collectives:
 
     Attributes:
         place: the line of the script that makes the next call; for errors.
+        on_one_host: whether all its workers are on one host.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class Collectives:
         self.rank = self.ranks.index(mesh.rank)
         self.size = len(self.ranks)
         self.others = [(self.rank + i) % self.size for i in range(1, self.size)]
+        self.on_one_host = mesh.neighbours.issuperset(ranks)
 
     def all_reduce(self, tensor: Tensor, reduction: Reduction) -> None:
         """Replace a tensor by the reduction of all workers' tensors."""
@@ -110,13 +112,12 @@ class Collectives:
         segments = [segment.tensor_split(self.size) for segment in tensor.split(step)]
         for number, shares in enumerate(segments):
             for other in self.others:
-                call.send(other, 2 * number, shares[other])
+                call.send([other], 2 * number, shares[other], lasting=True)
         for number, shares in enumerate(segments):
             own = shares[self.rank]
             whole = reduced(call.receive_all(own, 2 * number), reduction)
             own.copy_(whole)
-            for other in self.others:
-                call.send(other, 2 * number + 1, whole)
+            call.send(self.others, 2 * number + 1, whole, lasting=True)
         for number, shares in enumerate(segments):
             # the share has come back, so the part that was sent from this memory has arrived
             for other in self.others:
@@ -150,10 +151,9 @@ class Collectives:
     def broadcast(self, tensor: Tensor, root: int) -> None:
         """Replace a tensor by one worker's."""
         call = self._begin("broadcast", tensor, f"from {root}")
-        if tensor.nbytes <= SMALL_BYTES or self.size <= 2:
+        if tensor.nbytes <= SMALL_BYTES or self.size <= 2 or self.on_one_host:
             if self.rank == root:
-                for other in self.others:
-                    call.send(other, 0, tensor.clone())
+                call.send(self.others, 0, tensor)
             else:
                 tensor.copy_(call.receive(root, 0, tensor))
             return
@@ -161,12 +161,10 @@ class Collectives:
         shares = tensor.tensor_split(self.size)
         if self.rank == root:
             for other in self.others:
-                call.send(other, 0, shares[other].clone())
+                call.send([other], 0, shares[other])
         else:
             shares[self.rank].copy_(call.receive(root, 0, shares[self.rank]))
-        for other in self.others:
-            if other != root:
-                call.send(other, 1, shares[self.rank].clone())
+        call.send([other for other in self.others if other != root], 1, shares[self.rank])
         for other in self.others if self.rank != root else ():
             shares[other].copy_(call.receive(other, 1, shares[other]))
 
@@ -179,7 +177,7 @@ class Collectives:
         """Return the tensors of all workers by rank on one worker; an empty list elsewhere."""
         call = self._begin("gather", tensor, f"to {root}")
         if self.rank != root:
-            call.send(root, 0, tensor.clone())
+            call.send([root], 0, tensor)
             return []
         return call.receive_all(tensor)
 
@@ -194,14 +192,14 @@ class Collectives:
             tensor.copy_(call.receive(root, 0, tensor))
             return
         for other in self.others:
-            call.send(other, 0, parts[other].clone())
+            call.send([other], 0, parts[other])
         tensor.copy_(parts[root])
 
     def reduce(self, tensor: Tensor, reduction: Reduction, root: int) -> None:
         """Replace one worker's tensor by the reduction of all workers' tensors."""
         call = self._begin("reduce", tensor, f"{reduction.value} to {root}")
         if self.rank != root:
-            call.send(root, 0, tensor.clone())
+            call.send([root], 0, tensor)
             return
         tensor.copy_(reduced(call.receive_all(tensor), reduction))
 
@@ -213,14 +211,14 @@ class Collectives:
         """
         call = self._begin("reduce_scatter", None, reduction.value)
         for other in self.others:
-            call.send(other, 0, parts[other].clone())
+            call.send([other], 0, parts[other])
         return reduced(call.receive_all(parts[self.rank]), reduction)
 
     def all_to_all(self, parts: Sequence[Tensor], results: Sequence[Tensor]) -> None:
         """Send each worker its part, and fill the results with what each has for this worker."""
         call = self._begin("all_to_all", None)
         for other in self.others:
-            call.send(other, 0, parts[other].clone())
+            call.send([other], 0, parts[other])
         results[self.rank].copy_(parts[self.rank])
         for other in self.others:
             results[other].copy_(call.receive(other, 0, results[other]))
@@ -238,7 +236,7 @@ class Collectives:
         """Send a tensor to one worker; returns at once. Any thread may call it."""
         self._sent[receiver, tag] += 1
         number = self._sent[receiver, tag]
-        self._message(tensor, number, tag, self.mesh.place()).send(receiver, 0, tensor.clone())
+        self._message(tensor, number, tag, self.mesh.place()).send([receiver], 0, tensor)
 
     def receiving(self, tensor: Tensor, sender: int | None, tag: int) -> Callable[[], int]:
         """Return a function that waits for the next tensor with this tag, fills `tensor` with it,
@@ -309,10 +307,17 @@ class _Call:
         self._mesh = owner.mesh
         self._call = call
 
-    def send(self, receiver: int, part: int, tensor: Tensor) -> None:
-        """Send a tensor, which must not be written to until it is certain that it has arrived."""
+    def send(
+        self, receivers: Sequence[int], part: int, tensor: Tensor, *, lasting: bool = False
+    ) -> None:
+        """Send a tensor.
+
+        Args:
+            lasting: it is not written to until it is certain that it has arrived.
+        """
         payload = tensor.view(torch.uint8).numpy().data
-        self._mesh.send(self._owner.ranks[receiver], self._call, part, payload)
+        ranks = [self._owner.ranks[receiver] for receiver in receivers]
+        self._mesh.send(ranks, self._call, part, payload, lasting=lasting)
 
     def receive(self, sender: int, part: int, like: Tensor) -> Tensor:
         """Return a tensor of the size and type of `like`.
@@ -352,9 +357,7 @@ class _Call:
 
     def exchange(self, tensor: Tensor) -> list[Tensor]:
         """Send a tensor to all others. Return the tensors of all workers by rank."""
-        copy = tensor.clone()
-        for other in self._owner.others:
-            self.send(other, 0, copy)
+        self.send(self._owner.others, 0, tensor)
         return self.receive_all(tensor)
 
     def receive_all(self, own: Tensor, part: int = 0) -> list[Tensor]:

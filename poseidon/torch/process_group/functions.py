@@ -8,29 +8,41 @@ runs, because published scripts name gloo or NCCL: torch takes a new backend onl
 
 from __future__ import annotations
 
+import importlib.machinery
+import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from inspect import signature
+from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed
-import torch.distributed.device_mesh
 import torch.distributed.rpc
 from torch.distributed.algorithms.join import Join
+from torch.distributed.device_mesh import _mesh_resources
 
 from poseidon.errors import UsageError, counted
 from poseidon.torch.process_group.backend import NAME, PoseidonGroup, initialize
 from poseidon.torch.process_group.mesh import Mesh
 
+LOGGER = logging.getLogger(__name__)
 dist: Any = torch.distributed
+TENSOR_PARALLEL = "torch.distributed.tensor.parallel"
+FSDP_MESHES = "torch.distributed.fsdp._fully_shard._fsdp_common"
+"""Modules of torch that import the compiler, so that they are left to scripts which use them."""
+ACROSS_HOSTS = (
+    "tensor parallelism over workers of several hosts sends every activation between hosts; "
+    "expected a mesh of workers of one host for parallelize_module(), such as "
+    'init_device_mesh(device, (hosts, workers), mesh_dim_names=("replicate", "tensor"))["tensor"]'
+)
 
-SHARDED = (
-    "a DeviceMesh (FSDP2, tensor parallelism) divides the model among the workers, and --ddp is for "
-    "scripts in which each worker holds the whole model; expected DistributedDataParallel, or "
-    "torchrun"
+SHARDS_ACROSS_HOSTS = (
+    "fully_shard() divides parameters among workers of several hosts, so all parameters travel "
+    "between hosts in each forward and each backward pass; with init_device_mesh(device, (hosts, "
+    'workers), mesh_dim_names=("replicate", "shard")) only gradients do'
 )
 
 HAS_GROUP = (
@@ -42,9 +54,6 @@ CALLS_OTHERS = (
     "torch.distributed.rpc connects the workers by itself and runs what it receives; expected "
     "collectives, send() and recv() of torch.distributed, or torchrun"
 )
-
-DIVIDES = ("torch.distributed.fsdp", "torch.distributed.tensor")
-"""Modules of torch that divide a model by a DeviceMesh."""
 
 
 @contextmanager
@@ -83,16 +92,26 @@ def groups_of_job() -> Iterator[None]:
     barrier = dist.monitored_barrier
     notify = Join.notify_join_context
     notices: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-    mesh_class = torch.distributed.device_mesh.DeviceMesh
     with ExitStack() as undo:
         undo.enter_context(replaced(c10d, "_new_group_with_tag", new_poseidon_group))
         for owner in (dist, c10d):
             undo.enter_context(replaced(owner, "monitored_barrier", monitored_barrier))
         undo.enter_context(replaced(Join, "notify_join_context", notify_join_context))
         undo.enter_context(replaced(torch.distributed.rpc, "init_rpc", refusal(CALLS_OTHERS)))
-        for name in ("__init__", "get_group", "get_coordinate"):
-            method = _of_whole_models(getattr(mesh_class, name))
-            undo.enter_context(replaced(mesh_class, name, method))
+
+        def keep_within_hosts(api: Any) -> None:
+            parallelize = _within_hosts(api.parallelize_module)
+            for owner in (api, sys.modules.get(TENSOR_PARALLEL)):
+                if hasattr(owner, "parallelize_module"):
+                    undo.enter_context(replaced(owner, "parallelize_module", parallelize))
+
+        def note_shards(common: Any) -> None:
+            info = common.FSDPMeshInfo
+            noting = _noting_shards(info.__post_init__)
+            undo.enter_context(replaced(info, "__post_init__", noting))
+
+        actions = {f"{TENSOR_PARALLEL}.api": keep_within_hosts, FSDP_MESHES: note_shards}
+        undo.enter_context(_after_import(actions))
         yield
 
 
@@ -149,31 +168,77 @@ def _name_backend(group: Any, backend: str) -> None:
     world.pg_backend_config[group] = str(dist.distributed_c10d.BackendConfig(name))
 
 
-def _of_whole_models(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method of DeviceMesh that refuses meshes which divide a model: with workers in two
-    dimensions, or for FSDP2 and tensor parallelism.
+def _on_one_host(ranks: Sequence[int]) -> bool:
+    """Return whether workers of the job, this one among them, are on one host."""
+    group = dist.group.WORLD
+    return not isinstance(group, PoseidonGroup) or group.mesh.neighbours.issuperset(ranks)
+
+
+def _within_hosts(parallelize: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `parallelize_module`, which refuses meshes with workers of several hosts."""
+
+    def parallelize_module(module: Any, device_mesh: Any = None, *rest: Any, **named: Any) -> Any:
+        mesh = _mesh_resources.get_current_mesh() if device_mesh is None else device_mesh
+        if not _on_one_host(mesh.mesh.flatten().tolist() if mesh.ndim > 1 else ranks_of(mesh)):
+            raise UsageError(ACROSS_HOSTS)
+        return parallelize(module, device_mesh, *rest, **named)
+
+    return parallelize_module
+
+
+def ranks_of(mesh: Any, dimension: int = 0) -> list[int]:
+    """Return the ranks of the workers along one dimension of a mesh through this one."""
+    ranks: list[int] = dist.get_process_group_ranks(mesh.get_group(dimension))
+    return ranks
+
+
+def _noting_shards(check: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return the check of the mesh of a module for `fully_shard`, which notes once what a mesh with
+    workers of several hosts costs.
+    """
+    noted: set[tuple[int, ...]] = set()
+
+    def note(info: Any) -> None:
+        check(info)
+        ranks = ranks_of(info.mesh, info.shard_mesh_dim)
+        if not _on_one_host(ranks) and tuple(ranks) not in noted:
+            noted.add(tuple(ranks))
+            if dist.get_rank() == 0:
+                LOGGER.warning("%s", SHARDS_ACROSS_HOSTS)
+
+    return note
+
+
+@contextmanager
+def _after_import(actions: Mapping[str, Callable[[ModuleType], None]]) -> Iterator[None]:
+    """Act on modules, by their names, as soon as they are imported inside the block, or now where
+    they are.
     """
 
-    def call(self: Any, *arguments: Any, **named: Any) -> Any:
-        caller = sys._getframe(1).f_globals.get("__name__", "")
-        if caller.startswith(DIVIDES) or _asked_by_fsdp(caller):
-            raise UsageError(SHARDED)
-        result = method(self, *arguments, **named)
-        if sum(size > 1 for size in self.mesh.shape) > 1:
-            raise UsageError(SHARDED)
-        return result
+    class Finder(importlib.machinery.PathFinder):
+        @classmethod
+        def find_spec(cls, fullname: str, path: Any = None, target: Any = None) -> Any:
+            if fullname not in actions:
+                return None
+            spec = super().find_spec(fullname, path, target)
+            if spec is not None and spec.loader is not None:
+                execute = spec.loader.exec_module
 
-    return call
+                def execute_and_act(module: ModuleType) -> None:
+                    execute(module)
+                    actions[fullname](module)
 
+                spec.loader.exec_module = execute_and_act  # type: ignore[method-assign]
+            return spec
 
-def _asked_by_fsdp(caller: str) -> bool:
-    """Return whether `init_device_mesh` was called by a module that divides models."""
-    frame = sys._getframe(2)
-    return (
-        caller == "torch.distributed.device_mesh"
-        and frame.f_back is not None
-        and (frame.f_back.f_globals.get("__name__", "").startswith(DIVIDES))
-    )
+    for name, act in actions.items():
+        if name in sys.modules:
+            act(sys.modules[name])
+    sys.meta_path.insert(0, Finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(Finder)
 
 
 def refusal(sentence: str) -> Callable[..., None]:

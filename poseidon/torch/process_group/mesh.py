@@ -1,6 +1,7 @@
 """Messages between any two workers of a job, for the collectives of process groups.
 
     [VERSION, "Data", group, number, part, call, place] payload
+    [VERSION, "Shared", ...]               as "Data": the place of the payload in memory of the host
     [VERSION, "Failed"] sentence
     [VERSION, "Ask", number] request       of the store, to rank 0
     [VERSION, "Answer", number] answer
@@ -23,6 +24,7 @@ from __future__ import annotations
 import itertools
 import json
 import threading
+import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -33,7 +35,8 @@ import msgpack
 
 from poseidon.errors import JobError, UsageError, printable
 from poseidon.exchange.job_control import SAME_CALLS
-from poseidon.exchange.worker_links import VERSION, WorkerLinks, read_header
+from poseidon.exchange.worker_links import LOOK_S, VERSION, WorkerLinks, read_header
+from poseidon.torch.process_group.shared_blocks import LEAST_BYTES, Place, SharedBlocks
 from poseidon.torch.process_group.store import Request, SharedStore, StoreTable
 from ps_server import RemoteProtocolError
 from ps_server.keys import KeyPair, Keyring
@@ -92,6 +95,7 @@ class Mesh:
         gather: exchanges public keys and addresses.
         on_failure: called once with the error of a collective that fails here first.
         place: returns the line of the script that makes a call, such as `train.py, line 7`.
+        neighbours: the ranks of the workers of this host; large payloads for them pass in memory.
     """
 
     def __init__(
@@ -101,9 +105,13 @@ class Mesh:
         *,
         on_failure: Callable[[Exception], None] = lambda _: None,
         place: Callable[[], str] = lambda: "",
+        neighbours: Collection[int] = (),
     ) -> None:
         self._network = network
         self._gather = gather
+        self.neighbours = frozenset(neighbours) | {network.rank}
+        """The ranks of the workers of this host."""
+        self._blocks = SharedBlocks()
         self._on_failure = on_failure
         self.place: Callable[[], str] = lambda: place()[:LONGEST_PLACE]
         self.at_close = ExitStack()
@@ -134,21 +142,43 @@ class Mesh:
         """Whether a message was sent or asked for."""
         return self._links is not None
 
-    def send(self, receiver: int, call: Call, part: int, payload: Buffer) -> None:
+    def send(
+        self,
+        receivers: Sequence[int],
+        call: Call,
+        part: int,
+        payload: Buffer,
+        *,
+        lasting: bool = False,
+    ) -> None:
         """Send a message; returns at once.
 
-        The payload must not be written to until it is certain that the receiver has it.
-
         Args:
-            call: the receiver compares its text with its own.
+            call: the receivers compare its text with their own.
             part: of the collective.
+            lasting: the payload is not written to until it is certain that all receivers have it.
         """
         links = self._connected()
         self.check()
-        group, number, text, place, _ = call
-        header = msgpack.packb([VERSION, "Data", group, number, part, text, place])
+        near: Sequence[int] = ()
+        if memoryview(payload).nbytes >= LEAST_BYTES:
+            near = [rank for rank in receivers if rank in self.neighbours]
+        place = self._blocks.put(payload, len(near)) if near else None
+        rest = [call.group, call.number, part, call.text, call.place]
+        messages: list[tuple[Sequence[int], list[Buffer]]] = []
+        if place is not None:
+            header = msgpack.packb([VERSION, "Shared", *rest])
+            messages = [
+                ([rank], [header, msgpack.packb([*place, number])])
+                for number, rank in enumerate(near)
+            ]
+            receivers = [rank for rank in receivers if rank not in near]
+        if receivers:
+            header = msgpack.packb([VERSION, "Data", *rest])
+            messages.append((receivers, [header, payload if lasting else bytes(payload)]))
         with self._monitor:
-            links.send((receiver,), 0, [header, payload])
+            for ranks, frames in messages:
+                links.send(ranks, 0, frames)
         links.wake()
 
     def receive(self, sender: int, call: Call, part: int) -> Buffer:
@@ -298,12 +328,17 @@ class Mesh:
                 limited=False,
             )
         links.flush()
+        while not (self._blocks.all_open or links.left.issuperset(self.neighbours - {self.rank})):
+            with self._monitor:
+                self._monitor.check()
+            time.sleep(LOOK_S)
 
     def close(self) -> None:
         """Leave. Safe to call twice."""
         self.at_close.close()
         if self._links is not None:
             self._links.close()
+        self._blocks.close()
 
     def _connected(self) -> WorkerLinks:
         with self._connecting:  # each receive has a thread
@@ -333,6 +368,11 @@ class Mesh:
                 if (sender, group, number, part) in self._inbox:
                     raise RemoteProtocolError(f"worker {sender} has sent a message twice")
                 self._inbox[sender, group, number, part] = Message(call, place, frames[1])
+            case [_, "Shared", str(group), int(number), int(part), str(call), str(place)], 2:
+                if (sender, group, number, part) in self._inbox:
+                    raise RemoteProtocolError(f"worker {sender} has sent a message twice")
+                payload = self._shared(sender, frames[1])
+                self._inbox[sender, group, number, part] = Message(call, place, payload)
             case [_, "Ask", int(number)], 2 if self.rank == 0:
                 self._answer_store(sender, number, frames[1])
             case [_, "Answer", int(number)], 2 if sender == 0:
@@ -344,3 +384,16 @@ class Mesh:
                 self._failure = self._failure or DifferentCalls(printable(sentence))
             case _:
                 raise RemoteProtocolError("a peer sent something that is not data")
+
+    def _shared(self, sender: int, frame: Buffer) -> Buffer:
+        """Return the payload of a message of this host.
+
+        Raises:
+            RemoteProtocolError: the sender is of another host, or the place cannot be.
+            TransportError: the memory cannot be opened.
+        """
+        match msgpack.unpackb(frame) if sender in self.neighbours else None:
+            case [int(process), int(file), int(block), int(size), int(number)]:
+                return self._blocks.get(Place(process, file, block, size), number)
+            case _:
+                raise RemoteProtocolError(f"worker {sender} shares no memory with this one")

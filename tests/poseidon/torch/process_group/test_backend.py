@@ -274,7 +274,7 @@ def test_a_group_has_a_limit_of_time_and_so_has_a_wait() -> None:
             with pytest.raises(StalenessTimeout, match=r"worker 1 did not take part within 0\.2 s"):
                 work.wait()
         else:  # it does not wait for its own limit: the other worker tells it
-            mesh.send(0, Call("x", 1, ""), 0, b"")
+            mesh.send([0], Call("x", 1, ""), 0, b"")
             slow = PoseidonGroup(Collectives(mesh, "1", range(2)))
             with pytest.raises(DifferentCalls, match=r"worker 1 did not take part within 0\.2 s"):
                 slow.barrier().wait()

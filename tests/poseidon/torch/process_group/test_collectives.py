@@ -18,6 +18,7 @@ from poseidon.torch.process_group.collectives import Collectives, Reduction, red
 from poseidon.torch.process_group.mesh import Mesh
 from ps_server.keys import JobKeys
 from ps_server.network import Network
+from tests.support.polling import until
 
 T = TypeVar("T")
 
@@ -44,6 +45,7 @@ def meshes(
     encrypted: bool = False,
     on_failure: Callable[[Exception], None] = lambda _: None,
     place: Callable[[int], str] = lambda _: "",
+    hosts: Sequence[Sequence[int]] = (),
 ) -> Iterator[list[Mesh]]:
     launcher = Launcher(size)
     keys = JobKeys.new(workers=size, shards=0)
@@ -59,6 +61,7 @@ def meshes(
             lambda payload, rank=rank: launcher.gather(rank, payload),
             on_failure=on_failure,
             place=lambda rank=rank: place(rank),
+            neighbours=next((host for host in hosts if rank in host), ()),
         )
         for rank in range(size)
     ]
@@ -80,6 +83,10 @@ def tensors(size: int, numbers: int, dtype: torch.dtype) -> list[Tensor]:
     return [torch.randint(0, 50, (numbers,), generator=generator, dtype=dtype) for _ in range(size)]
 
 
+HOSTS = {"one worker a host": (), "one host": [range(3)], "two hosts": [range(2), range(2, 3)]}
+
+
+@pytest.mark.parametrize("hosts", HOSTS)
 @pytest.mark.parametrize("encrypted", [False, True])
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize(
@@ -101,12 +108,13 @@ def test_all_reduce(
     dtype: torch.dtype,
     reduction: Reduction,
     encrypted: bool,
+    hosts: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(collectives, "SEGMENT_BYTES", 64 * 1024)  # several segments
     given = tensors(size, numbers, dtype)
     expected = reduced(given, reduction)
-    with meshes(size, encrypted=encrypted) as made:
+    with meshes(size, encrypted=encrypted, hosts=HOSTS[hosts]) as made:
 
         def run(mesh: Mesh) -> Tensor:
             own = given[mesh.rank].clone()
@@ -130,8 +138,9 @@ def test_a_sum_has_the_order_of_the_ranks_and_16_bits_are_rounded_once() -> None
     assert reduced([torch.tensor([-3]), torch.tensor([-2])], Reduction.MEAN).item() == -2
 
 
+@pytest.mark.parametrize("hosts", HOSTS)
 @pytest.mark.parametrize("numbers", [5, 40_001])
-def test_other_collectives(numbers: int) -> None:
+def test_other_collectives(numbers: int, hosts: str) -> None:
     size = 3
     given = tensors(size, numbers, torch.float32)
 
@@ -160,8 +169,45 @@ def test_other_collectives(numbers: int) -> None:
         assert torch.equal(own, given[(rank - 1) % size])
         group.barrier()
 
-    with meshes(size) as made:
+    with meshes(size, hosts=HOSTS[hosts]) as made:
         on_all(made, run)
+
+
+def test_a_large_payload_stays_whole_though_its_sender_writes_to_it_and_leaves() -> None:
+    given = torch.arange(40_000.0)
+
+    def run(mesh: Mesh) -> None:
+        group = Collectives(mesh, "0", range(2))
+        own = given.clone()
+        if mesh.rank:
+            receive = group.receiving(own.zero_(), 0, 1)
+            group.barrier()
+            receive()
+            assert torch.equal(own, given)
+        else:
+            group.send(own, 1, 1)
+            own.zero_()
+            group.barrier()
+            mesh.flush()
+
+    with meshes(2, hosts=[range(2)]) as made:
+        on_all(made, run)
+
+
+def test_memory_of_a_worker_of_another_host_is_not_opened() -> None:
+    def run(mesh: Mesh) -> int | None:
+        Collectives(mesh, "0", range(2)).barrier()
+        if mesh.rank:  # takes worker 0 for a neighbour, which does not take it for one
+            Collectives(mesh, "1", range(2)).send(torch.zeros(40_000), 0, 1)
+            return None
+        links = mesh._links
+        assert links is not None
+        until(lambda: links.dropped > 0, "the message was taken", 20)
+        return links.dropped
+
+    with meshes(2) as made:
+        made[1].neighbours = frozenset((0, 1))
+        assert on_all(made, run)[0] == 1
 
 
 def test_a_group_of_some_workers() -> None:
