@@ -4,11 +4,13 @@
     python benchmarks/scale.py                      # clients with one worker each
     python benchmarks/scale.py --clients 2,8,32 --nets mlp --rounds 3
     python benchmarks/scale.py hosts                # two clients with four workers each
+    python benchmarks/scale.py hosts --rate 1000    # on two emulated hosts (root)
     python benchmarks/scale.py forms                # two workers of this machine, in five ways
     python benchmarks/scale.py forms --beside ../before
 
-All clients are on this machine, with a shard and workers of one thread each. DDP has as many
-processes of torchrun, over gloo. Small nets train by SGD with momentum, by a rule of the shards;
+All clients are on this machine, with a shard and workers of one thread each. With `--rate` each is
+a network namespace with a link of so many Mbit/s (0: as fast as the machine), and torchrun starts
+`poseidon worker` there. DDP has as many processes of torchrun, over gloo. Small nets train by SGD with momentum, by a rule of the shards;
 GPTs by AdamW. Jobs take turns. Each trains for a number of steps after some that do not count.
 `--beside DIR` also runs the jobs of another checkout, by turns, and adds columns for them.
 
@@ -24,11 +26,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import secrets
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +43,9 @@ from poseidon.cli.checkout import use_environment
 
 use_environment()
 
+from benchmarks.testbed.hosts import Host, Hosts
 from benchmarks.testbed.measurement_lock import alone
+from benchmarks.testbed.processes import ON_HOST
 from benchmarks.testbed.scale_worker import MEASURED, NETS, OF_JOB
 from poseidon.base.settings import inherited_environment
 from ps_server.protocol.placement import place
@@ -93,7 +99,9 @@ FORMS = (
 """Two workers of one machine: what a user of torch tries first."""
 
 
-def measure(net: str, job: Job, steps: int, checkout: Path) -> tuple[float, float]:
+def measure(
+    net: str, job: Job, steps: int, checkout: Path, hosts: Sequence[Host] = ()
+) -> tuple[float, float]:
     """Run a job. Return its core-ms for a step and a worker, and the milliseconds of a step.
 
     Args:
@@ -101,40 +109,76 @@ def measure(net: str, job: Job, steps: int, checkout: Path) -> tuple[float, floa
         job: the job.
         steps: that count.
         checkout: whose Poseidon it is.
+        hosts: emulated hosts that it runs on; empty: this machine.
     """
     own = {OF_JOB: str(os.getpid()), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(checkout)}
+    if hosts:
+        own |= ON_HOST
     worker = str(ROOT / "benchmarks" / "testbed" / "scale_worker.py")
     with tempfile.TemporaryDirectory() as folder:
         if job.clients:
-            hosts = Path(folder, "hosts")
-            hosts.write_text("".join(f"{i} 127.0.0.1 0\n" for i in range(job.clients)))
+            hostfile = Path(folder, "hosts")
+            hostfile.write_text("".join(f"{i} 127.0.0.1 0\n" for i in range(job.clients)))
             command = [sys.executable, "-m", "poseidon", "run", *job.flags]
-            command += [f"--hostfile={hosts}", f"--output={folder}/out"]
+            command += [f"--hostfile={hostfile}", f"--output={folder}/out"]
             command += [f"--workers={job.workers}"]
         else:
             command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
             command += [f"--nproc_per_node={job.workers}"]
         command += [worker, net, job.how, str(steps)]
-        ended = subprocess.run(
-            command,
-            env={**inherited_environment(), **own},
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-    for line in ended.stdout.splitlines():
+        commands = [command]
+        if hosts:
+            commands = _on_hosts(hosts, job, [worker, net, job.how, str(steps)], folder)
+        running = [
+            subprocess.Popen(
+                each,
+                env={**inherited_environment(), **own},
+                cwd=folder,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for each in commands
+        ]
+        output = "".join(process.communicate(timeout=TIMEOUT_S)[0] for process in running)
+    for line in output.splitlines():
         if MEASURED in line:
-            core_ms, ms = line.partition(MEASURED)[2].split()
+            core_ms, ms = line.partition(MEASURED)[2].split()[:2]
             return float(core_ms), float(ms)
-    raise SystemExit(
-        f"{' '.join(command)} has not measured:\n{(ended.stdout + ended.stderr)[-3000:]}"
-    )
+    raise SystemExit(f"{' '.join(commands[0])} has not measured:\n{output[-3000:]}")
+
+
+def _on_hosts(
+    hosts: Sequence[Host], job: Job, script: Sequence[str], folder: str
+) -> list[list[str]]:
+    """Return the command of torchrun on each host."""
+    key = Path(folder, "key")
+    key.write_text(secrets.token_hex(32), encoding="utf-8")
+    key.chmod(0o600)
+    ours = ["-m", "poseidon", "worker", f"--key_file={key}", "run"]
+    ours += [*job.flags, f"--output={folder}/out"]
+    workers = job.workers if job.clients else job.workers // len(hosts)
+    return [
+        [
+            *host.enter,
+            *(sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(hosts)}"),
+            *(f"--node_rank={host.index}", f"--nproc_per_node={workers}"),
+            *(f"--master_addr={hosts[0].address}", "--master_port=29500"),
+            *(ours if job.clients else ()),
+            *script,
+        ]
+        for host in hosts
+    ]
 
 
 def by_turns(
-    net: str, jobs: Sequence[Job], *, steps: int, rounds: int, beside: Path | None
+    net: str,
+    jobs: Sequence[Job],
+    *,
+    steps: int,
+    rounds: int,
+    beside: Path | None,
+    hosts: Sequence[Host] = (),
 ) -> dict[str, tuple[float, float]]:
     """Measure jobs by turns. Return the medians of what `measure` returns, by the jobs' names.
 
@@ -146,7 +190,7 @@ def by_turns(
     found: dict[str, list[tuple[float, float]]] = {name: [] for name, _, _ in turns}
     for _ in range(rounds):
         for name, job, checkout in turns:
-            found[name].append(measure(net, job, steps, checkout))
+            found[name].append(measure(net, job, steps, checkout, hosts))
     return {
         name: (
             statistics.median(core_ms for core_ms, _ in pairs),
@@ -184,6 +228,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--nets", help=f"of {','.join(NETS)}")
     parser.add_argument("--exchange", default="ps", help="ways to exchange: ps, allreduce (ps)")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each job (3)")
+    parser.add_argument(
+        "--rate", type=float, help="Mbit/s of the link of each of two emulated hosts; 0: any"
+    )
     parser.add_argument("--steps", type=int, help="steps that count (30; of large nets 10)")
     parser.add_argument("--beside", type=Path, help="another checkout, whose jobs take turns")
     parser.add_argument("--json", type=Path, help="write the medians there")
@@ -199,7 +246,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     clients = flags.clients or ",".join(map(str, default))
     workers = flags.workers or (WORKERS if flags.table == "hosts" else 1)
     beside = None if flags.beside is None else flags.beside.resolve()
-    with alone(print):
+    with alone(print), ExitStack() as stack:
+        hosts: Sequence[Host] = ()
+        if flags.rate is not None:
+            hosts = stack.enter_context(Hosts(2, rate_mbit=flags.rate or None))
         head = f"{'net':<8}{'workers':>8}{'clients':>8}{'chunks':>8}  {'job':<31}"
         print(f"{head}{'core-ms':>9}{'ms':>9}  ratio")
         for net in nets:
@@ -215,10 +265,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 ]
             for columns, jobs in rows:
                 steps = flags.steps or STEPS.get(net, 30)
-                found = by_turns(net, jobs, steps=steps, rounds=flags.rounds, beside=beside)
+                found = by_turns(
+                    net, jobs, steps=steps, rounds=flags.rounds, beside=beside, hosts=hosts
+                )
                 print_rows(f"{net:<8}{columns:<24}", found)
                 facts += [
-                    {"net": net, "job": name, "rate_mbit": None, "median_s": ms / 1e3}
+                    {"net": net, "job": name, "rate_mbit": flags.rate, "median_s": ms / 1e3}
                     for name, (_, ms) in found.items()
                 ]
     if flags.json is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -15,7 +16,10 @@ def test_jobs_take_turns(
 ) -> None:
     turns: list[str] = []
 
-    def measure(net: str, job: scale.Job, steps: int, checkout: Path) -> tuple[float, float]:
+    def measure(
+        net: str, job: scale.Job, steps: int, checkout: Path, hosts: Sequence[object]
+    ) -> tuple[float, float]:
+        assert not hosts
         turns.append(f"{job.name} {checkout.name}")
         return (len(turns), 2.0 if job.clients else 1.0)
 
