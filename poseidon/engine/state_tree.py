@@ -112,6 +112,8 @@ class Leaf:
     Attributes:
         read: returns the value; with `VIRTUAL` a list, for each virtual worker of this process. With
             `ROOT` and `VIRTUAL` all workers call it together.
+        collect: in place of `read`, with `SHARED`: all workers call it together, and say whether they
+            keep the value. It is of tensors of which no worker has the whole.
         write: takes what a state has.
         check: refuses what does not fit, before anything is written.
         resize: with `VIRTUAL`: returns the value that each of a different number of virtual workers
@@ -124,6 +126,7 @@ class Leaf:
     scope: Scope
     stage: LeafStage = LeafStage.REST
     read: Callable[[], Any]
+    collect: Callable[[bool], Any] | None = None
     write: Callable[[Found], None] = nothing
     check: Callable[[Found], None] = nothing
     resize: Callable[[Found], Any] = nothing
@@ -165,6 +168,11 @@ class StateTree:
         """
         of_each = {leaf.name: leaf.read() for leaf in self._of(Scope.VIRTUAL)}
         of_root = {leaf.name: leaf.read() for leaf in self._of(Scope.ROOT)}
+        collected = {
+            leaf.name: leaf.collect(keeps)
+            for leaf in self._of(Scope.SHARED)
+            if leaf.collect is not None
+        }
         mine = [
             {name: values[at] for name, values in of_each.items()} for at in range(len(self._own))
         ]
@@ -173,7 +181,10 @@ class StateTree:
         if not keeps:
             return {}
         found = [unpacked(part, f"the state of worker {rank}") for rank, part in enumerate(parts)]
-        shared = {leaf.name: leaf.read() for leaf in self._of(Scope.SHARED)}
+        shared = {
+            leaf.name: collected[leaf.name] if leaf.collect is not None else leaf.read()
+            for leaf in self._of(Scope.SHARED)
+        }
         for name, value in found[0][0].items():
             shared[name] = {**shared[name], **value} if name in shared else value
         own = [one for _, each in found for one in each]

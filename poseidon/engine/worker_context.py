@@ -209,16 +209,25 @@ class WorkerContext:
         return self.folder / "checkpoint"
 
     def build(
-        self, tensors: Sequence[Trained], settings: ExchangeSettings, module: nn.Module
+        self,
+        tensors: Sequence[Trained],
+        settings: ExchangeSettings,
+        module: nn.Module,
+        shards: Sequence[Sequence[Trained]] = (),
     ) -> tuple[Built, Observed]:
-        """Return the exchange of a module's tensors, and the same observed."""
+        """Return the exchange of a module's tensors, and the same observed.
+
+        Args:
+            shards: see `build_exchange`.
+        """
         built = build_exchange(
             tensors,
             settings,
             self.member,
             self.connect,
             trace=self.trace,
-            schemes=self.schemes([trained.name for trained in tensors]),
+            schemes=() if shards else self.schemes([trained.name for trained in tensors]),
+            shards=shards,
         )
         return built, self.observe(built, module)
 

@@ -9,7 +9,8 @@
 small net's follows from the bytes, as with `hybrid`.
 
 Where hosts have several workers, the tensors are cut into pieces, and each worker has that exchange
-for the pieces of its plane, within a HostCarrier.
+for the pieces of its plane, within a HostCarrier. Where its workers have shards of a module each, a
+worker has that exchange for its shards, with HostRequests.
 
 With local steps (`rounds/local_steps.py`) all of this is the outer exchange, within a RoundsCarrier
 of each worker.
@@ -29,7 +30,7 @@ from poseidon.exchange.auto.rates import fastest_schemes
 from poseidon.exchange.auto.trial import is_worth_measuring, measure, trial_store
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.building.built import Built, Connect
-from poseidon.exchange.building.host_exchange import build_on_host, parts_of
+from poseidon.exchange.building.host_exchange import build_of_shards, build_on_host, parts_of
 from poseidon.exchange.building.rounds_exchange import build_local_steps
 from poseidon.exchange.building.server_exchange import (
     BuildArguments,
@@ -105,6 +106,7 @@ def build_exchange(
     *,
     trace: Tracer = NO_TRACE,
     schemes: Sequence[Scheme] = (),
+    shards: Sequence[Sequence[Trained]] = (),
 ) -> Built:
     """Build the exchange of one worker, and connect to the shards, or to the other workers where
     there are none.
@@ -116,6 +118,10 @@ def build_exchange(
         connect: exchanges addresses with the rest of the job.
         schemes: of each tensor, that `--exchange=auto` has chosen in an earlier run; empty: it
             chooses.
+        shards: where the workers of a host have shards of a module: of each plane, in the form of
+            `tensors`, which are this worker's; the same on all workers. Values are not read. The
+            workers of a host call `begin` with mean gradients over the host. Empty: all workers
+            have the same tensors.
 
     Raises:
         ServerError: the interruption's.
@@ -137,6 +143,8 @@ def build_exchange(
     plan = plan_exchange(_of_hosts(tensors, member), member)
     if low_rank_of(plan, settings):
         member.options.check_hosts(member.hosts or (1,), by_powersgd=True)
+    planes = [*shards] or [tensors]
+    planes[member.local_rank if shards else 0] = tensors
     arguments = BuildArguments(
         tensors=tensors,
         settings=settings,
@@ -145,10 +153,13 @@ def build_exchange(
         trace=trace,
         plan=plan,
         job=member,
-        planes=[Part(tensors, plan)],
+        planes=[Part(own, plan_exchange(own, member)) for own in planes],
+        has_shards=bool(shards),
     )
     if member.options.local_steps:
         built = build_local_steps(arguments, build, plan_exchange)
+    elif shards and member.local_workers > 1:
+        built = build_of_shards(arguments, partial(_build, schemes=()))
     elif member.local_workers > 1:
         built = build_on_host(arguments, partial(_build, schemes=schemes))
     else:
@@ -192,6 +203,8 @@ def _build(arguments: BuildArguments, schemes: Sequence[Scheme]) -> Built:
 
 def _cut(arguments: BuildArguments) -> BuildArguments:
     """Cut the tensors among the planes, by the plan."""
+    if arguments.has_shards:
+        return arguments
     if not arguments.job.shares_hosts:
         return replace(arguments, planes=[Part(arguments.tensors, arguments.plan)])
     return replace(arguments, planes=parts_of(arguments))

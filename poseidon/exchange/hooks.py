@@ -25,6 +25,7 @@ from poseidon.errors import UsageError
 from poseidon.exchange.base import Trained
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.factors.taps import FactorTap, layers_with_factors, rows_of
+from poseidon.exchange.local_parts import local_of
 from poseidon.exchange.module_hooks import OfOneModule, OutsideOfGraphs
 from poseidon.exchange.turns import stacked
 
@@ -254,7 +255,8 @@ class Hooks:
         elif gradient is not None:
             # Its `data`: `finish` must not see what the exchange does to it in the
             # background as a change.
-            self._exchange.begin(index, gradient.data.to(self._sent_as[index]))
+            part = local_of(gradient).data
+            self._exchange.begin(index, part.to(self._sent_as[index]))
 
     def _end(self) -> None:
         self.wait_for_rest()

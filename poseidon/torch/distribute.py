@@ -34,6 +34,7 @@ from poseidon.exchange.module_hooks import uncompiled
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.torch.group import Group
 from poseidon.torch.group_loop import Update
+from poseidon.torch.shards import shards_of
 from poseidon.torch.tables.plan import check_tables, optimizers_of, plan_tables
 from poseidon.torch.tensors import (
     Buffers,
@@ -153,12 +154,36 @@ def join(
     inner = uncompiled(module)
     tables = plan_tables(inner, how, context.member.options)
     check_tables(tables, context.member, options.clip)
-    tensors = module_tensors(inner, options.buffers, tables)
+    shards = shards_of(inner, context.member)
+    tensors = module_tensors(inner, Buffers.OWN if shards else options.buffers, tables)
+    if shards is not None:
+        _check_shards(how, tensors, options, context.member.options)
+        tensors = replace(tensors, shards=shards, looked_up=frozenset())
     # the layers of a compiled module do not run, so there are no factors to take
-    if inner is module:
+    elif inner is module:
         tensors = replace(tensors, rows=_rows(module, options))
     update, context = _update_of(how, tensors, options, context)
     return Group(module, update, context)
+
+
+def _check_shards(
+    how: object, tensors: ModuleTensors, options: DistributeOptions, exchange: ExchangeOptions
+) -> None:
+    """Refuse what needs whole parameters of a module that is divided."""
+    reason = ""
+    if tensors.tables:
+        reason = f"the rows of table '{tensors.tables[0].spec.name}' are on the shards already"
+    elif options.example is not None or options.batch_size:
+        reason = "factors (example= and batch_size=) are of whole weights"
+    elif not isinstance(how, torch.optim.Optimizer) or options.on is not RunsOn.WORKERS:
+        reason = "a rule of the shards writes whole parameters"
+    elif exchange.local_steps:
+        reason = "rounds of local steps exchange whole values"
+    if reason:
+        raise UsageError(
+            f"the module was divided by fully_shard(), and {reason}; expected a torch.optim "
+            "optimizer on the workers, without them"
+        )
 
 
 def _update_of(

@@ -42,7 +42,7 @@ class GroupCheckpoints:
     def __init__(self, loop: GroupLoop) -> None:
         self._loop = loop
         self._context = loop.context
-        self._kept = KeptLeaves(loop.turns)
+        self._kept = KeptLeaves(loop.turns, has_shards=bool(loop.plan.shards))
         self._groups: dict[str, GroupCheckpoints] = {}
         self._resumed: Path | None = None
         """The checkpoint that this group has resumed from, on rank 0."""

@@ -22,6 +22,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -34,8 +35,10 @@ from poseidon.errors import UsageError
 from poseidon.exchange.base import ExchangeSettings
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.hooks import Hooks
+from poseidon.exchange.local_parts import is_sharded
 from poseidon.exchange.module_hooks import uncompiled
 from poseidon.exchange.observe.observer import Call
+from poseidon.exchange.options import OnDivergence
 from poseidon.exchange.replicas import NO_CHECK, ReplicaCheck
 from poseidon.exchange.row_tables import AloneRowTables, RowTables
 from poseidon.torch.group_opening import bring_rest, open_streams
@@ -43,6 +46,7 @@ from poseidon.torch.group_turns import turns_of
 from poseidon.torch.masters import Masters
 from poseidon.torch.module_watch import ModuleWatch
 from poseidon.torch.reads import Reads
+from poseidon.torch.shards import bring_shards
 from poseidon.torch.tables.group import TableGroup
 from poseidon.torch.tables.link import Callbacks
 from poseidon.torch.tensors import GroupPlan
@@ -168,6 +172,7 @@ class GroupLoop:
         context: WorkerContext,
     ) -> None:
         self.module = uncompiled(module)
+        self._kind = type(self.module)
         self.context = context
         self.update = update
         self.plan = plan = update.plan
@@ -177,7 +182,7 @@ class GroupLoop:
         held = [trained.tensor for trained in plan.tensors]
         self.reads = Reads(self.module, plan.values, self._bring, held)
         settings = ExchangeSettings(clip=plan.options.clip)
-        self.built, self._observed = context.build(plan.tensors, settings, module)
+        self.built, self._observed = context.build(plan.tensors, settings, module, plan.shards)
         self.session = TrainingSession(
             update.applies,
             passes=plan.options.passes,
@@ -194,10 +199,12 @@ class GroupLoop:
         self.masters = Masters(plan.tensors, plan.sources)
         self.weights = BatchWeights(self.turns.count)
         self.tree = StateTree(own=self.turns.own, count=self.turns.count, rank=worker.rank)
+        if plan.shards:  # a part of one plane cannot be mended by all workers together
+            options = replace(options, on_divergence=OnDivergence.STOP)
         self.check = ReplicaCheck(
             options if worker.size > 1 else NO_CHECK,
             state=self.tree.replicated,
-            collect=self.collections.gather,
+            collect=self._gather_replicas,
             rank=worker.rank,
         )
         try:
@@ -205,6 +212,12 @@ class GroupLoop:
         except BaseException:
             self.close()
             raise
+
+    def _gather_replicas(self, payload: bytes) -> Sequence[bytes]:
+        """Return the payloads of the workers that are to have the same tensors."""
+        payloads = self.collections.gather(payload)
+        ranks = self.context.member.plane_ranks
+        return [payloads[rank] for rank in ranks] if self.plan.shards else payloads
 
     @property
     def exchange(self) -> Exchange:
@@ -221,7 +234,11 @@ class GroupLoop:
         self.masters.publish_all()
         if worker.size > 1:
             with self.collections.calling(DISTRIBUTE):
-                bring_rest(self.plan.rest, self.collections.gather, rank=worker.rank)
+                rest = self.plan.rest
+                whole = {name: tensor for name, tensor in rest.items() if not is_sharded(tensor)}
+                bring_rest(whole, self.collections.gather, rank=worker.rank)
+                divided = {name: tensor for name, tensor in rest.items() if name not in whole}
+                bring_shards(divided, context.member)
         self.turns.buffers.restart()
         open_streams(self.turns, context, self.collections)
         self._open_tables(AloneRowTables() if client is None else client.rows)
@@ -275,6 +292,11 @@ class GroupLoop:
 
     def _on_forward(self, module: nn.Module, arguments: object) -> None:
         self.context.check_start()
+        if type(self.module) is not self._kind:
+            raise UsageError(
+                f"the module became a {type(self.module).__name__} after distribute(), which has "
+                "the parameters that it had before; expected fully_shard() before distribute()"
+            )
         if torch.is_grad_enabled():
             self.session.check(Event.FORWARD, **self._resumption())
             self.turns.begin(self.session.turn)

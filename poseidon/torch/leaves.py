@@ -12,7 +12,7 @@ script and its exchange. Updates, tables and samplers declare their own.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -22,8 +22,10 @@ from poseidon.engine.packed import on_host
 from poseidon.engine.random_streams import random_state, set_random_state
 from poseidon.engine.state_tree import Found, Leaf, LeafStage, Scope, first
 from poseidon.errors import SnapshotError, UsageError, counted
+from poseidon.exchange.local_parts import is_sharded, local_of
 from poseidon.torch.group_loop import GroupLoop
 from poseidon.torch.group_turns import GroupTurns
+from poseidon.torch.shards import divided, part_of, whole
 
 _DIGEST_BYTES = 32
 
@@ -33,7 +35,8 @@ class ModuleLeaves:
 
     def __init__(self, loop: GroupLoop) -> None:
         self._loop = loop
-        self._module, self._rest = loop.module, loop.plan.rest
+        self._module = loop.module
+        self._rest = {name: t for name, t in loop.plan.rest.items() if not is_sharded(t)}
 
     def leaves(self) -> list[Leaf]:
         model = Leaf(
@@ -41,7 +44,8 @@ class ModuleLeaves:
             scope=Scope.SHARED,
             stage=LeafStage.MODULE,
             read=lambda: on_host(self._module.state_dict()),
-            write=self._write,
+            collect=self._collect if self._loop.plan.shards else None,
+            write=self._write_parts if self._loop.plan.shards else self._write,
         )
         buffers = Leaf(
             name="buffers",
@@ -60,6 +64,25 @@ class ModuleLeaves:
             raise SnapshotError(
                 f"the checkpoint is of a different module: {_in_a_line(error)}"
             ) from error
+
+    def _collect(self, keeps: bool) -> Any:
+        return whole(self._module.state_dict(), keeps=keeps)
+
+    def _write_parts(self, found: Found) -> None:
+        """Write this worker's parts of the tensors of a module that is divided."""
+        own = self._module.state_dict()
+        shapes = [{n: tuple(t.shape) for n, t in state.items()} for state in (own, found.shared)]
+        if shapes[0] != shapes[1]:
+            names = [n for n, shape in shapes[0].items() if shapes[1].get(n) != shape]
+            names += [n for n in shapes[1] if n not in shapes[0]]
+            raise SnapshotError(
+                f"the checkpoint is of a different module: '{names[0]}' has "
+                f"{shapes[1].get(names[0], 'no')} shape in it, and here "
+                f"{shapes[0].get(names[0], 'none')}"
+            )
+        with torch.no_grad():
+            for name, tensor in own.items():
+                local_of(tensor).copy_(part_of(found.shared[name], tensor))
 
     def _read_buffers(self) -> list[dict[str, Tensor]]:
         ours = self._loop.collections.gather(self._digests())[0]
@@ -166,10 +189,12 @@ class KeptLeaves:
 
     Args:
         turns: of the group.
+        has_shards: whether its module is divided, so that states may be.
     """
 
-    def __init__(self, turns: GroupTurns) -> None:
+    def __init__(self, turns: GroupTurns, *, has_shards: bool = False) -> None:
         self._turns = turns
+        self._has_shards = has_shards
         self._shared: dict[str, Kept] = {}
         self._own: dict[str, Kept] = {}
 
@@ -197,7 +222,8 @@ class KeptLeaves:
             name="kept",
             scope=Scope.SHARED,
             read=lambda: _states(self._shared),
-            write=lambda found: _load(self._shared, found.shared, "keep"),
+            collect=self._collect if self._has_shards else None,
+            write=lambda found: _load(self._shared, found.shared, "keep", self._parts),
         )
         own = Leaf(
             name="kept",
@@ -207,6 +233,13 @@ class KeptLeaves:
             resize=self._resize,
         )
         return [shared, own]
+
+    def _collect(self, keeps: bool) -> dict[str, Any]:
+        found = {name: kept.state_dict() for name, kept in self._shared.items()}
+        return {name: whole(state, keeps=keeps) for name, state in found.items()}
+
+    def _parts(self, state: Any, kept: Kept) -> Any:
+        return divided(state, kept.state_dict()) if self._has_shards else state
 
     def _resize(self, found: Found) -> dict[str, Any]:
         if names := found.each[0]:
@@ -222,8 +255,17 @@ def _states(objects: Mapping[str, Kept]) -> dict[str, Any]:
     return {name: on_host(kept.state_dict()) for name, kept in objects.items()}
 
 
-def _load(objects: Mapping[str, Kept], states: Mapping[str, Any], call: str) -> None:
-    """Load the states of kept objects."""
+def _load(
+    objects: Mapping[str, Kept],
+    states: Mapping[str, Any],
+    call: str,
+    take: Callable[[Any, Kept], Any] = lambda state, _: state,
+) -> None:
+    """Load the states of kept objects.
+
+    Args:
+        take: returns what an object loads, from its state in the checkpoint.
+    """
     if states.keys() != objects.keys():
         names = [", ".join(sorted(part)) or "nothing" for part in (states, objects)]
         raise SnapshotError(
@@ -231,7 +273,7 @@ def _load(objects: Mapping[str, Kept], states: Mapping[str, Any], call: str) -> 
         )
     for name, kept in objects.items():
         try:
-            kept.load_state_dict(states[name])
+            kept.load_state_dict(take(states[name], kept))
         except (ValueError, RuntimeError, KeyError, TypeError) as error:
             raise SnapshotError(
                 f"'{name}' does not accept its state of the checkpoint: {_in_a_line(error)}"

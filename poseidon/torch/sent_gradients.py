@@ -13,6 +13,7 @@ from torch import Tensor
 
 from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError
+from poseidon.exchange.local_parts import local_of
 
 SAMPLED = 2
 SAMPLED_VALUES = 64
@@ -41,7 +42,7 @@ class SentGradients:
         if self._is_blind:
             return
         gradients = (parameter.grad for parameter in parameters)
-        kept = islice((g.detach() for g in gradients if g is not None), SAMPLED)
+        kept = islice((local_of(g).detach() for g in gradients if g is not None), SAMPLED)
         self._sent = [(gradient, _first(gradient).clone()) for gradient in kept]
 
     def check(self) -> None:

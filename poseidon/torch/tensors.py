@@ -26,6 +26,7 @@ from poseidon.errors import UsageError
 from poseidon.exchange.base import Trained
 from poseidon.exchange.factors.taps import hooks_on, layers_with_factors
 from poseidon.torch.masters import TYPES
+from poseidon.torch.shards import Shards
 from poseidon.torch.tables.plan import PlannedTable, users_of_parameters
 from poseidon.torch.update_rules import Outer
 from ps_server import RuleKind
@@ -101,6 +102,7 @@ class ModuleTensors:
         rest: tensors that are broadcast once.
         looked_up: the weights of its embeddings.
         rows: rows of the factors of each weight that may travel as factors.
+        shards: how the parameters are divided among the workers of a host; None: they are not.
     """
 
     exchanged: dict[str, Tensor]
@@ -108,6 +110,7 @@ class ModuleTensors:
     looked_up: Collection[Tensor] = frozenset()
     rows: Mapping[nn.Parameter, int] = field(default_factory=dict)
     tables: Sequence[PlannedTable] = ()
+    shards: Shards | None = None
 
     def trained_by(self, wanted: Collection[Tensor]) -> ModuleTensors:
         """Return these tensors where only some parameters are trained: the others are broadcast
@@ -137,6 +140,7 @@ class GroupPlan:
         options: the arguments of `distribute`.
         sends_gradients: whether the exchange gets the gradients; otherwise an optimizer of this
             worker uses them.
+        shards: of a module that is divided: the tensors of each plane, without values.
     """
 
     tensors: list[Trained]
@@ -145,6 +149,7 @@ class GroupPlan:
     options: DistributeOptions
     sends_gradients: bool = True
     tables: Sequence[PlannedTable] = ()
+    shards: Sequence[Sequence[Trained]] = ()
 
     @property
     def values(self) -> dict[int, Tensor]:

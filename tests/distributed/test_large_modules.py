@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from tests.support.ddp_processes import run_by_gloo
 from tests.support.training_processes import machinefile, poseidon_here
@@ -13,6 +15,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 MODEL = """
 import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch import nn
 from torch.nn import functional as F
 
@@ -148,3 +151,211 @@ def test_tensor_parallelism_stays_within_a_host(tmp_path: Path) -> None:
         "['tensor']"
     )
     assert printed.replace('"', "'").splitlines() == [sentence] * 2
+
+
+DISTRIBUTED = (
+    MODEL
+    + """
+import sys
+import poseidon
+from torch.distributed.fsdp import fully_shard
+
+def divided(**how):
+    model, mesh = GPT(), poseidon.host_mesh()
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, **how)
+    return fully_shard(model, mesh=mesh, **how)
+
+def optimizer_of(model):
+    return torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+rank = poseidon.this_worker().rank
+"""
+)
+
+TRAINS = (
+    DISTRIBUTED
+    + """
+def train(name, accumulate=1, clip=0.0, limit=None, **how):
+    model = divided(**how)
+    optimizer = optimizer_of(model)
+    generator = torch.Generator().manual_seed(rank)
+    with poseidon.distribute(model, optimizer, passes=accumulate, clip=limit) as group:
+        for step in range(8):
+            for _ in range(accumulate):
+                loss = loss_of(model, generator) / accumulate
+                loss.backward()
+            if clip:
+                group.average_gradients()
+                norm = nn.utils.clip_grad_norm_(model.parameters(), clip).full_tensor()
+            group.step()
+            mean = group.mean(loss.detach()).item()
+            if rank == 0:
+                print(name, step, mean, norm.item() if clip else 0.0)
+
+train("plain steps")
+train("accumulation", accumulate=2, reshard_after_forward=False)
+train("clipping", clip=0.5)
+train("clipping", limit=0.5)
+"""
+)
+
+
+def losses(printed: str, name: str) -> list[float]:
+    return [float(line.split()[-2]) for line in printed.splitlines() if line.startswith(name)]
+
+
+@pytest.mark.parametrize("exchange", ["ps", "allreduce"])
+def test_distribute_has_the_losses_of_hsdp(tmp_path: Path, exchange: str) -> None:
+    found, _ = run(tmp_path, TRAINS, f"--exchange={exchange}", "--encrypt=on")
+    (tmp_path / "hsdp.py").write_text(HSDP, encoding="utf-8")
+    imports = ["torch.distributed.fsdp"]
+    expected = run_by_gloo(tmp_path, tmp_path / "hsdp.py", size=4, imports=imports)
+    for name in ("plain steps", "accumulation"):
+        assert losses(found, name) == pytest.approx(losses(expected, name), rel=1e-6)
+    assert losses(found, "clipping") == pytest.approx(2 * losses(expected, "clipping"), rel=1e-6)
+
+
+SAVES = (
+    DISTRIBUTED
+    + """
+model = divided()
+optimizer = optimizer_of(model)
+average = {"head": model.head.weight.detach().clone()}
+
+class Average:
+    state_dict = lambda self: average
+    def load_state_dict(self, state):
+        average["head"].copy_(state["head"])
+
+with poseidon.distribute(model, optimizer) as group:
+    group.keep(average=Average())
+    resumed = group.resume("saved")
+    for step in range(group.steps, 6):
+        loss = loss_of(model, torch.Generator().manual_seed(step))
+        loss.backward()
+        group.step()
+        with torch.no_grad():
+            average["head"].lerp_(model.head.weight, 0.1)
+        if rank == 0 and step >= 3:
+            print("step", step, loss.item(), 0)
+        if step == 2 and not resumed:
+            group.save("saved")
+    total = average["head"].full_tensor().double().norm().item()
+    if rank == 0:
+        print("average", total, 0)
+"""
+)
+
+
+def test_a_checkpoint_resumes_with_other_hosts_and_workers(tmp_path: Path) -> None:
+    first, _ = run(tmp_path, SAVES)
+    for flags, hosts in ((["--workers=3"], 1), (["--workers=1"], 2)):
+        done = poseidon_here(
+            tmp_path, "run", f"--hostfile={machinefile(tmp_path, hosts)}", *flags, "train.py"
+        )
+        assert done.returncode == 0, done.stderr
+        assert "resuming from" in done.stderr
+        for name, count in (("step", 3), ("average", 1)):
+            assert len(losses(first, name)) == count
+            assert losses(done.stdout, name) == pytest.approx(losses(first, name), rel=1e-6)
+    state = torch.load(tmp_path / "saved_iter_3.pt", weights_only=True)
+    assert tuple(state["model"]["word.weight"].shape) == (31, 48)
+    assert tuple(state["optimizer"]["state"][0]["exp_avg"].shape) == (31, 48)
+
+
+REFUSED = (
+    DISTRIBUTED
+    + """
+from torch.distributed.device_mesh import init_device_mesh
+
+def attempt(call):
+    try:
+        call()
+    except poseidon.PoseidonError as error:
+        if rank == 0:
+            print(error)
+
+across = GPT()
+fully_shard(across, mesh=init_device_mesh("cpu", (4,)))
+attempt(lambda: poseidon.distribute(across, optimizer_of(across)))
+part = GPT()
+fully_shard(part.blocks[0], mesh=poseidon.host_mesh())
+attempt(lambda: poseidon.distribute(part, optimizer_of(part)))
+attempt(lambda: poseidon.distribute(divided(), poseidon.SGD(lr=0.1)))
+attempt(lambda: poseidon.distribute(divided(), poseidon.SGD(lr=0.1), virtual_workers=4))
+
+def late():
+    model = GPT()
+    with poseidon.distribute(model, optimizer_of(model)):
+        fully_shard(model, mesh=poseidon.host_mesh())
+        loss_of(model, torch.Generator())
+
+attempt(late)
+"""
+)
+
+
+def test_what_cannot_be_exchanged_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    printed, _ = run(tmp_path, REFUSED)
+    expected = "expected fully_shard(module, mesh=poseidon.host_mesh()) before distribute()"
+    assert printed.splitlines() == [
+        "'word.weight' is divided among workers 0, 1, 2, 3, which are of several hosts, where its "
+        f"shards would travel in every pass; {expected}",
+        f"'word.weight' is not divided, and other parameters of the module are; {expected}, for "
+        "the whole module",
+        "the module was divided by fully_shard(), and a rule of the shards writes whole "
+        "parameters; expected a torch.optim optimizer on the workers, without them",
+        "virtual_workers= with a module of fully_shard(): its bits follow from the hosts and "
+        "their workers; expected no virtual_workers",
+        "the module became a FSDPGPT after distribute(), which has the parameters that it had "
+        "before; expected fully_shard() before distribute()",
+    ]
+
+
+PARTS = (
+    DISTRIBUTED
+    + """
+import torch.distributed.checkpoint as dcp
+from pathlib import Path
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+model = divided()
+optimizer = optimizer_of(model)
+begun = 0
+if Path("parts").exists():
+    begun = 3
+    states = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
+    dcp.load(states, checkpoint_id="parts")
+    set_state_dict(
+        model, optimizer, model_state_dict=states["model"], optim_state_dict=states["optimizer"]
+    )
+with poseidon.distribute(model, optimizer) as group:
+    for step in range(begun, 6):
+        loss = loss_of(model, torch.Generator().manual_seed(step))
+        loss.backward()
+        group.step()
+        if rank == 0 and step >= 3:
+            print("step", step, loss.item(), 0)
+        if step == 2:
+            states = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
+            dcp.save(states, checkpoint_id="parts")
+"""
+)
+
+
+def test_parts_that_workers_write_resume_with_other_hosts_and_workers(tmp_path: Path) -> None:
+    first, _ = run(tmp_path, PARTS)
+    assert len(losses(first, "step")) == 3
+    assert len([*(tmp_path / "parts").glob("*.distcp")]) == 4  # each worker has written its part
+    bytes_written = sum(path.stat().st_size for path in (tmp_path / "parts").glob("*.distcp"))
+    done = poseidon_here(
+        tmp_path, "run", f"--hostfile={machinefile(tmp_path, 1)}", "--workers=3", "train.py"
+    )
+    assert done.returncode == 0, done.stderr
+    assert losses(done.stdout, "step") == pytest.approx(losses(first, "step"), rel=1e-6)
+    one_file = tmp_path / "whole.pt"
+    dcp_to_torch_save(tmp_path / "parts", one_file)
+    model = torch.load(one_file, weights_only=True)["model"]
+    assert tuple(model["word.weight"].shape) == (31, 48)
+    assert bytes_written < 1.5 * one_file.stat().st_size  # no part is written twice

@@ -15,6 +15,7 @@ from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.host.carrier import HostCarrier
 from poseidon.exchange.host.group import Host, HostGroup
 from poseidon.exchange.host.pieces import Piece, cut
+from poseidon.exchange.host.requests import HostRequests
 from poseidon.exchange.host.tree import HostTree
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.kinds import ExchangeKind, Scheme
@@ -73,15 +74,7 @@ def build_on_host(arguments: BuildArguments, build: Callable[[BuildArguments], B
     if placed is not None and low_rank_of(arguments.plan, arguments.settings):
         raise UsageError(no_powersgd(placed, job.local_workers))
     tree = _tree(job)
-    host = Host(
-        address=job.local_address,
-        network=replace(
-            network, rank=job.local_rank, size=job.local_workers, host="127.0.0.1", keys=None
-        ),
-        first=network.rank - job.local_rank,
-        tree=tree,
-    )
-    group = HostGroup(host, tensors)
+    group = HostGroup(_host(job, tree), tensors)
     try:
         limits = (
             job.alone or job.options.staleness > 0 or job.options.kind is ExchangeKind.ALLREDUCE
@@ -121,6 +114,55 @@ def build_on_host(arguments: BuildArguments, build: Callable[[BuildArguments], B
         [carrier], control, arguments.settings, turns=turns, interruption=network.interruption
     )
     return replace(built, exchange=exchange)
+
+
+def build_of_shards(arguments: BuildArguments, build: Callable[[BuildArguments], Built]) -> Built:
+    """Build the exchange of one of several workers of a host, each of which has shards of a module.
+
+    Args:
+        build: builds the exchange of this worker's plane.
+    """
+    job, network = arguments.job, arguments.job.network
+    every = [trained for part in arguments.planes for trained in part.tensors]
+    group = HostGroup(_host(job, HostTree.mean(job.local_workers)), every)
+    group.share((), frozenset()).close()
+    # elsewhere the shards of the server, or the sums, have the norm over all planes
+    on_worker = job.alone or job.options.staleness > 0
+    limits = on_worker or job.options.kind is ExchangeKind.ALLREDUCE
+    all_squares = group.all_squares if limits else math.fsum
+    try:
+        built = build(replace(arguments, takes_nodes=True, all_squares=all_squares))
+        of_host = LinksDelivery(group.peers) if job.alone else None
+        control = built.exchange.control
+        if of_host is not None:
+            control = JobControl(of_host, root=network.rank == 0)
+        requests = HostRequests(
+            group, control, on_start=(lambda _: None) if of_host is None else of_host.start
+        )
+    except BaseException as error:
+        if isinstance(error, Exception):
+            group.links.refuse(as_server_error(error, f"worker {network.rank} cannot exchange"))
+        raise
+    exchange = Exchange(
+        [requests, *built.exchange.carriers],
+        control,
+        arguments.settings,
+        interruption=network.interruption,
+        all_squares=all_squares if on_worker else math.fsum,
+    )
+    return replace(built, exchange=exchange)
+
+
+def _host(job: Membership, tree: HostTree) -> Host:
+    network = replace(
+        job.network, rank=job.local_rank, size=job.local_workers, host="127.0.0.1", keys=None
+    )
+    return Host(
+        address=job.local_address,
+        network=network,
+        first=job.host_ranks.start,
+        tree=tree,
+    )
 
 
 def _tree(job: Membership) -> HostTree:

@@ -7,6 +7,7 @@ between them.
     "Values", requests, pieces  the next value of each can be read; their owner has seen so many
                                 requests of rank 0
     "Taken", number             the values of settlement `number` are copied
+    "Requests", count           its sender has seen so many requests of rank 0
     "Squares", number           squares of gradients, float64
     "Ask", number, what         asks for a part of the owner's state
     "Kept", number              the owner has begun to copy it

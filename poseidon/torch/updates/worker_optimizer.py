@@ -25,15 +25,18 @@ from poseidon.engine.state_tree import Found, Leaf, LeafStage, Scope
 from poseidon.engine.worker_context import STEP, WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Trained
+from poseidon.exchange.local_parts import like_shard, local_of
 from poseidon.torch.group_loop import GroupLoop, Update
 from poseidon.torch.masters import as_float32
 from poseidon.torch.sent_gradients import SentGradients
+from poseidon.torch.shards import of_optimizer, whole
 from poseidon.torch.tensors import DistributeOptions, GroupPlan, ModuleTensors
 from poseidon.torch.updates.optimizer import (
     check_closure,
     check_no_closure,
     exchanged_parameters,
     load_optimizer,
+    loading,
     refuse_lr,
 )
 from ps_server import Rule, RuleKind
@@ -64,6 +67,8 @@ class WorkerOptimizerUpdate(Update):
         self._rates_at_first: list[Any] = []
         """The rates of the parameter groups at the end of an iteration's first turn."""
         self._handles: list[RemovableHandle] = []
+        self._empty: set[Tensor] = set()
+        """Parameters of which this worker has no row."""
 
     def attach(self, loop: GroupLoop) -> None:
         super().attach(loop)
@@ -129,7 +134,7 @@ class WorkerOptimizerUpdate(Update):
 
     def _check_trained(self, optimizer: torch.optim.Optimizer) -> None:
         """Refuse to train parameters that are not exchanged: they would differ between workers."""
-        known = {*self._trained, *self.plan.rest_of_tables}
+        known = {*self._trained, *self._empty, *self.plan.rest_of_tables}
         own = (p for group in optimizer.param_groups for p in group["params"] if p not in known)
         moved = (p for p, version in self._versions.items() if p._version != version)
         for parameter in (*own, *moved):
@@ -176,13 +181,17 @@ class MeanOptimizerUpdate(WorkerOptimizerUpdate):
 
     def _make_plan(self, tensors: ModuleTensors, options: DistributeOptions) -> GroupPlan:
         wanted = exchanged_parameters(self.optimizer, tensors)
-        exchanged, sources = [], []
+        exchanged, sources, names = [], [], []
         rest = dict(tensors.rest)
         for name, tensor in tensors.exchanged.items():
             if not isinstance(tensor, nn.Parameter):
                 exchanged.append(Trained(name=name, tensor=as_float32(tensor), statistics=True))
                 sources.append(tensor)
             elif tensor in wanted:
+                names.append(name)
+                if not local_of(tensor).numel():
+                    self._empty.add(tensor)
+                    continue
                 mean = self._means[tensor] = nn.Parameter(_copy(tensor), requires_grad=False)
                 rule = Rule(kind=RuleKind.MEAN)
                 factor_rows = tensors.rows.get(tensor, 0) * options.passes
@@ -204,6 +213,7 @@ class MeanOptimizerUpdate(WorkerOptimizerUpdate):
             rest=rest,
             options=options,
             tables=tensors.tables,
+            shards=() if tensors.shards is None else tensors.shards.planes(names, _mean_of),
         )
 
     @property
@@ -218,7 +228,7 @@ class MeanOptimizerUpdate(WorkerOptimizerUpdate):
         """Set the parameters to the first values of the means, which are rank 0's parameters."""
         with torch.no_grad():
             for parameter, mean in self._means.items():
-                parameter.copy_(mean)
+                local_of(parameter).copy_(mean)
 
     # What to send.
 
@@ -231,7 +241,7 @@ class MeanOptimizerUpdate(WorkerOptimizerUpdate):
         self._are_means_in_place = False
         for parameter, mean in self._means.items():
             gradient = parameter.grad
-            if gradient is not None and gradient.data_ptr() == mean.data_ptr():
+            if gradient is not None and local_of(gradient).data_ptr() == mean.data_ptr():
                 parameter.grad = gradient.clone()
 
     def pass_ended(self, *, is_last: bool) -> None:
@@ -268,7 +278,8 @@ class MeanOptimizerUpdate(WorkerOptimizerUpdate):
         self._are_means_in_place = True
         for parameter, mean in self._means.items():
             # A parameter that has been frozen since is left alone, as in one process.
-            parameter.grad = mean.data.to(parameter.dtype) if parameter.requires_grad else None
+            gradient = like_shard(mean.data.to(parameter.dtype), parameter)
+            parameter.grad = gradient if parameter.requires_grad else None
         return True
 
     def _before_step(
@@ -301,34 +312,49 @@ class MeanOptimizerUpdate(WorkerOptimizerUpdate):
             scope=Scope.SHARED,
             stage=LeafStage.UPDATE,
             read=lambda: on_host(self.optimizer.state_dict()),
+            collect=self._collect if self.plan.shards else None,
             write=self._load_state,
             live=self._replicated,
         )
         return [state]
 
+    def _collect(self, keeps: bool) -> Any:
+        return whole(self.optimizer.state_dict(), keeps=keeps)
+
     def _load_state(self, found: Found) -> None:
         """Load the optimizer's state: the shared one, or the first worker's."""
-        load_optimizer(self.optimizer, found.each[0] if found.shared is None else found.shared)
+        state = found.each[0] if found.shared is None else found.shared
+        if self.plan.shards:
+            with loading():
+                state = of_optimizer(state, self.optimizer)
+        load_optimizer(self.optimizer, state)
 
     def _replicated(self) -> Mapping[str, Tensor]:
         names = {parameter: name for name, parameter in self.loop.module.named_parameters()}
         found: dict[str, Tensor] = {}
         for parameter in self._means:
-            found[names[parameter]] = parameter
+            found[names[parameter]] = local_of(parameter)
             state = self.optimizer.state.get(parameter, {})
             found |= {
-                f"{names[parameter]}, {key}": v for key, v in state.items() if isinstance(v, Tensor)
+                f"{names[parameter]}, {key}": local_of(v)
+                for key, v in state.items()
+                if isinstance(v, Tensor)
             }
         return found
 
     def reopen(self, iterations: int) -> None:
         with torch.no_grad():
             for parameter, mean in self._means.items():
-                mean.copy_(parameter)
+                mean.copy_(local_of(parameter))
         self.loop.exchange.open(None, iterations)
         self._take_first()
         self._note_rest()
 
 
+def _mean_of(name: str, part: Tensor) -> Trained:
+    """Return a part of a parameter as the exchange has it."""
+    return Trained(name=name, tensor=part, rule=Rule(kind=RuleKind.MEAN))
+
+
 def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().float().clone(memory_format=torch.contiguous_format)
+    return local_of(tensor).detach().float().clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,44 @@
+"""This worker's parts of tensors that are divided among workers: torch's DTensor."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+
+DTENSOR = "torch.distributed.tensor"
+"""It imports the compiler, so it is left to scripts that use it."""
+
+
+def is_sharded(tensor: object) -> bool:
+    """Return whether a tensor is a DTensor."""
+    module = sys.modules.get(DTENSOR)
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def local_of(tensor: Tensor) -> Tensor:
+    """Return this worker's part of a tensor: its memory; all of a tensor that is not sharded."""
+    if not is_sharded(tensor):
+        return tensor
+    sharded: Any = tensor
+    with torch.no_grad():
+        part: Tensor = sharded.to_local()
+    return part
+
+
+def like_shard(local: Tensor, sharded: Tensor) -> Tensor:
+    """Return a tensor whose part on this worker is `local`, divided as another one is."""
+    if not is_sharded(sharded):
+        return local
+    of: Any = sharded
+    found: Tensor = sys.modules[DTENSOR].DTensor.from_local(
+        local,
+        of.device_mesh,
+        of.placements,
+        run_check=False,
+        shape=of.shape,
+        stride=of.stride(),
+    )
+    return found

@@ -1,0 +1,224 @@
+"""Modules that `fully_shard` has divided among the workers of a host.
+
+    mesh = poseidon.host_mesh()
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    group = poseidon.distribute(model, optimizer)
+
+Law: FSDP moves values and gradients within a host, the exchange between hosts. The exchange of a
+worker has the worker's shards: it contributes their mean gradients over the host, which FSDP has
+reduced, and the workers with one local rank on all hosts have equal shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from poseidon.engine.packed import mapped
+from poseidon.engine.this_process import current_context
+from poseidon.errors import UsageError, counted
+from poseidon.exchange.base import Trained
+from poseidon.exchange.local_parts import is_sharded, like_shard, local_of
+from poseidon.exchange.membership import Membership
+
+EXPECTED = "expected fully_shard(module, mesh=poseidon.host_mesh()) before distribute()"
+dist: Any = torch.distributed
+
+
+def host_mesh(device: str | None = None) -> DeviceMesh:
+    """Return a mesh of one dimension, `shard`: the workers of this host.
+
+    All workers call it together, before or after their first collective. It is for
+    `fully_shard(module, mesh=...)`. Between hosts `distribute` exchanges each worker's shards.
+
+    Args:
+        device: the type of the parameters' device, such as `cuda`; None: of this worker's.
+
+    Raises:
+        UsageError: hosts have different numbers of workers; or there is no process group, because
+            `poseidon run` has not started this process.
+    """
+    context = current_context()
+    member, kind = context.member, device or context.worker.device.type
+    if not dist.is_initialized():
+        raise UsageError(
+            "host_mesh() needs the process group of a job; expected `poseidon run SCRIPT`, and "
+            "under --ddp init_process_group() before it"
+        )
+    _check_hosts(member)
+    shape = member.host_count, member.local_workers
+    both = init_device_mesh(kind, shape, mesh_dim_names=("replicate", "shard"))
+    return both["shard"]
+
+
+def _check_hosts(member: Membership) -> None:
+    workers = member.hosts or (1,)
+    if len(set(workers)) > 1:
+        raise UsageError(
+            f"hosts have {min(workers)} to {counted(max(workers), 'worker')}, and a module that is "
+            "divided among the workers of a host has a shard for each; expected the same number "
+            "of workers on all hosts"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """How the parameters of a module are divided among the workers of a host.
+
+    Attributes:
+        workers: of a host.
+        dimensions: along which each parameter is divided, by name.
+        shapes: of each whole parameter, by name.
+    """
+
+    workers: int
+    dimensions: Mapping[str, int]
+    shapes: Mapping[str, torch.Size]
+
+    def shape(self, name: str, local_rank: int) -> tuple[int, ...]:
+        """Return the shape of a worker's part of a parameter: rows go to the workers as
+        `torch.chunk` divides them.
+        """
+        shape, dimension = list(self.shapes[name]), self.dimensions[name]
+        rows = shape[dimension]
+        each = -(-rows // self.workers)
+        shape[dimension] = max(0, min(rows - local_rank * each, each))
+        return tuple(shape)
+
+    def planes(
+        self, names: Sequence[str], trained: Callable[[str, Tensor], Trained]
+    ) -> list[list[Trained]]:
+        """Return what the workers of each plane exchange: the parts that are not empty.
+
+        Args:
+            trained: returns a part as the exchange has it; its tensor has no memory.
+        """
+        return [
+            [
+                trained(name, torch.empty(shape, device="meta"))
+                for name in names
+                if 0 not in (shape := self.shape(name, local_rank))
+            ]
+            for local_rank in range(self.workers)
+        ]
+
+
+def shards_of(module: nn.Module, member: Membership) -> Shards | None:
+    """Return how a module is divided; None: it is not.
+
+    Raises:
+        UsageError: it is divided by a different mesh than `host_mesh`, or only in part.
+    """
+    named = dict(module.named_parameters())
+    if not any(map(is_sharded, named.values())):
+        return None
+    _check_hosts(member)
+    found: dict[str, int] = {}
+    for name, parameter in named.items():
+        if is_sharded(parameter):
+            found[name] = _dimension(name, parameter, member)
+        elif parameter.requires_grad:
+            raise UsageError(
+                f"'{name}' is not divided, and other parameters of the module are; {EXPECTED}, for "
+                "the whole module"
+            )
+    if member.virtual_workers is not None:
+        raise UsageError(
+            "virtual_workers= with a module of fully_shard(): its bits follow from the hosts and "
+            "their workers; expected no virtual_workers"
+        )
+    return Shards(member.local_workers, found, {name: named[name].shape for name in found})
+
+
+def _dimension(name: str, parameter: Any, member: Membership) -> int:
+    """Return the dimension along which a parameter is divided.
+
+    Raises:
+        UsageError: it is divided otherwise.
+    """
+    mesh, placements = parameter.device_mesh, parameter.placements
+    ranks = mesh.mesh.flatten().tolist()
+    if set(ranks) - set(member.host_ranks):
+        raise UsageError(
+            f"'{name}' is divided among workers {', '.join(map(str, ranks))}, which are of several "
+            f"hosts, where its shards would travel in every pass; {EXPECTED}"
+        )
+    if mesh.ndim != 1 or ranks != list(member.host_ranks) or not placements[0].is_shard():
+        raise UsageError(
+            f"'{name}' is placed as {placements} on workers {', '.join(map(str, ranks))}; {EXPECTED}"
+        )
+    dimension: int = placements[0].dim
+    return dimension
+
+
+def bring_shards(rest: Mapping[str, Tensor], member: Membership) -> None:
+    """Set shards that are not exchanged to the first host's. All workers call it together."""
+    if member.host_count == 1 or not rest:
+        return
+    seats = [
+        range(local, member.network.size, member.local_workers) for local in range(member.planes)
+    ]
+    groups = [dist.new_group(list(seat)) for seat in seats]
+    for tensor in rest.values():
+        dist.broadcast(local_of(tensor).detach(), member.plane_ranks[0], groups[member.local_rank])
+
+
+def whole(value: Any, *, keeps: bool) -> Any:
+    """Return a value of dicts, lists, tuples and tensors with whole tensors on the CPU. All workers
+    of a host call it together.
+
+    Args:
+        keeps: whether this worker needs it; otherwise the tensors are empty.
+    """
+
+    def gathered(tensor: Any) -> Tensor:
+        if is_sharded(tensor):
+            with torch.no_grad():
+                tensor = tensor.full_tensor()
+        return tensor.detach().cpu().clone() if keeps else torch.empty(0)
+
+    return mapped(value, gathered)
+
+
+def part_of(value: Tensor, sharded: Tensor) -> Tensor:
+    """Return this worker's part of a whole tensor, divided as another one is."""
+    if not is_sharded(sharded):
+        return value
+    of: Any = sharded
+    dimension = of.placements[0].dim
+    each = -(-value.shape[dimension] // of.device_mesh.size())
+    start = min(each * of.device_mesh.get_local_rank(), value.shape[dimension])
+    rows = min(each, value.shape[dimension] - start)
+    return value.narrow(dimension, start, rows)
+
+
+def divided(value: Any, like: Any) -> Any:
+    """Return a value of dicts, lists, tuples and whole tensors, with the tensors divided as those
+    of another one are.
+    """
+    if isinstance(value, Tensor) and isinstance(like, Tensor) and value.shape == like.shape:
+        return like_shard(part_of(value, like).to(like.device, copy=True), like)
+    if isinstance(value, Mapping) and isinstance(like, Mapping):
+        return {key: divided(part, like.get(key)) for key, part in value.items()}
+    if isinstance(value, list | tuple) and isinstance(like, list | tuple):
+        parts = [divided(part, other) for part, other in zip(value, like, strict=True)]
+        return parts if isinstance(value, list) else tuple(parts)
+    return value
+
+
+def of_optimizer(state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return a state of whole tensors for an optimizer of divided parameters."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    like = {
+        number: dict.fromkeys(state["state"].get(number, {}), parameter)
+        for number, parameter in enumerate(parameters)
+    }
+    return {**state, "state": divided(state["state"], like)}

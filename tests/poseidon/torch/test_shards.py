@@ -1,0 +1,70 @@
+"""How a module is divided among the workers of a host."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from poseidon.errors import UsageError
+from poseidon.exchange.base import Trained
+from poseidon.exchange.membership import Membership
+from poseidon.torch.shards import (
+    Shards,
+    _check_hosts,
+    divided,
+    host_mesh,
+    part_of,
+    shards_of,
+    whole,
+)
+from ps_server.network import Network
+
+
+def trained(name: str, tensor: Tensor) -> Trained:
+    return Trained(name=name, tensor=tensor)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 9, 12])
+def test_each_worker_has_the_rows_that_torch_gives_it(workers: int, rows: int) -> None:
+    shards = Shards(
+        workers, {"w": 0, "v": 1}, {"w": torch.Size([rows, 5]), "v": torch.Size([5, rows])}
+    )
+    chunks = torch.empty(rows, 5).chunk(workers)
+    found = [shards.shape("w", local_rank) for local_rank in range(workers)]
+    assert [shape for shape in found if shape[0]] == [tuple(chunk.shape) for chunk in chunks]
+    assert [shards.shape("v", local_rank)[::-1] for local_rank in range(workers)] == found
+
+
+def test_a_plane_exchanges_the_parts_that_have_rows() -> None:
+    shapes = {"w": torch.Size([3, 2]), "b": torch.Size([1])}
+    planes = Shards(2, {"w": 0, "b": 0}, shapes).planes(["w", "b"], trained)
+    assert [[(t.name, tuple(t.tensor.shape)) for t in plane] for plane in planes] == [
+        [("w", (2, 2)), ("b", (1,))],
+        [("w", (1, 2))],
+    ]
+    assert all(t.tensor.is_meta for plane in planes for t in plane)
+
+
+def test_a_module_that_is_not_divided_has_no_shards() -> None:
+    assert shards_of(torch.nn.Linear(2, 2), Membership()) is None
+    value = torch.arange(6.0)
+    assert part_of(value, value) is value
+    state = {"a": [value, 3], "b": "text"}
+    assert torch.equal(divided(state, {"a": [value, 0]})["a"][0], value)
+    assert torch.equal(whole(state, keeps=True)["a"][0], value)
+    assert whole(state, keeps=False)["a"][0].numel() == 0
+
+
+def test_a_mesh_of_a_host_needs_a_job() -> None:
+    with pytest.raises(UsageError, match=r"host_mesh\(\) needs the process group of a job"):
+        host_mesh()
+
+
+def test_hosts_with_different_numbers_of_workers_are_refused() -> None:
+    member = Membership(network=Network(rank=0, size=3), hosts=(2, 1))
+    with pytest.raises(
+        UsageError, match=r"hosts have 1 to 2 workers, .*; expected the same number"
+    ):
+        _check_hosts(member)
