@@ -131,9 +131,20 @@ def build_exchange(
     """
 
     def build(
-        own: Sequence[Trained], own_settings: ExchangeSettings, own_member: Membership
+        own: Sequence[Trained],
+        own_settings: ExchangeSettings,
+        own_member: Membership,
+        own_shards: Sequence[Sequence[Trained]],
     ) -> Built:
-        return build_exchange(own, own_settings, own_member, connect, trace=trace, schemes=schemes)
+        return build_exchange(
+            own,
+            own_settings,
+            own_member,
+            connect,
+            trace=trace,
+            schemes=schemes,
+            shards=own_shards,
+        )
 
     member.network.interruption.check()
     check_virtual_workers(member.virtual_workers, member.options, max(member.hosts, default=1))
@@ -154,7 +165,7 @@ def build_exchange(
         plan=plan,
         job=member,
         planes=[Part(own, plan_exchange(own, member)) for own in planes],
-        has_shards=bool(shards),
+        shards=shards,
     )
     if member.options.local_steps:
         built = build_local_steps(arguments, build, plan_exchange)
@@ -203,7 +214,7 @@ def _build(arguments: BuildArguments, schemes: Sequence[Scheme]) -> Built:
 
 def _cut(arguments: BuildArguments) -> BuildArguments:
     """Cut the tensors among the planes, by the plan."""
-    if arguments.has_shards:
+    if arguments.shards:
         return arguments
     if not arguments.job.shares_hosts:
         return replace(arguments, planes=[Part(arguments.tensors, arguments.plan)])

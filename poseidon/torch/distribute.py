@@ -177,8 +177,8 @@ def _check_shards(
         reason = "factors (example= and batch_size=) are of whole weights"
     elif not isinstance(how, torch.optim.Optimizer) or options.on is not RunsOn.WORKERS:
         reason = "a rule of the shards writes whole parameters"
-    elif exchange.local_steps:
-        reason = "rounds of local steps exchange whole values"
+    elif exchange.local_steps and (exchange.staleness or options.clip is not None):
+        reason = "staleness and clip= with local steps need whole parameters"
     if reason:
         raise UsageError(
             f"the module was divided by fully_shard(), and {reason}; expected a torch.optim "

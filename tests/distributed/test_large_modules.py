@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -318,6 +319,7 @@ PARTS = (
     + """
 import torch.distributed.checkpoint as dcp
 from pathlib import Path
+from typing import Any
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 model = divided()
@@ -359,3 +361,61 @@ def test_parts_that_workers_write_resume_with_other_hosts_and_workers(tmp_path: 
     model = torch.load(one_file, weights_only=True)["model"]
     assert tuple(model["word.weight"].shape) == (31, 48)
     assert bytes_written < 1.5 * one_file.stat().st_size  # no part is written twice
+
+
+ROUNDS = (
+    DISTRIBUTED
+    + """
+model = divided()
+optimizer = optimizer_of(model)
+outer = poseidon.Outer(lr=1.0, momentum=0.0)
+generator = torch.Generator().manual_seed(rank)
+with poseidon.distribute(model, optimizer, local_steps=3, outer=outer) as group:
+    for step in range(7):
+        loss = loss_of(model, generator)
+        loss.backward()
+        group.step()
+        mean = group.mean(loss.detach()).item()
+        if rank == 0:
+            print("step", step, mean, 0)
+    group.settle()
+    try:
+        group.save("saved")
+    except poseidon.PoseidonError as error:
+        if rank == 0:
+            print(error)
+"""
+)
+
+
+def of_two_processes(steps: int, every: int) -> list[float]:
+    """The losses where each host trains by itself, and all take the mean after so many steps."""
+    names: dict[str, Any] = {}
+    exec(MODEL, names)
+    hosts = [names["GPT"]() for _ in range(2)]
+    optimizers = [torch.optim.AdamW(host.parameters(), lr=1e-3) for host in hosts]
+    generators = [torch.Generator().manual_seed(rank) for rank in range(4)]
+    found = []
+    for step in range(1, steps + 1):
+        losses_of_step = [
+            names["loss_of"](hosts[rank // 2], generator)
+            for rank, generator in enumerate(generators)
+        ]
+        (sum(losses_of_step) / 2).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        found.append(sum(loss.item() for loss in losses_of_step) / 4)
+        if step % every == 0:
+            with torch.no_grad():
+                for one, other in zip(hosts[0].parameters(), hosts[1].parameters(), strict=True):
+                    mean = (one + other) / 2
+                    one.copy_(mean)
+                    other.copy_(mean)
+    return found
+
+
+def test_each_host_makes_local_steps_as_one_worker(tmp_path: Path) -> None:
+    printed, _ = run(tmp_path, ROUNDS)
+    assert losses(printed, "step") == pytest.approx(of_two_processes(7, 3), rel=1e-5)
+    assert "save() with local steps of a module of fully_shard(): each host has" in printed

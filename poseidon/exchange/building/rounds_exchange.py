@@ -30,7 +30,10 @@ from poseidon.exchange.rounds.local_steps import (
 from poseidon.exchange.rounds.quorum import QuorumRounds
 from poseidon.exchange.server.carrier import Parts
 
-Build = Callable[[Sequence[Trained], ExchangeSettings, Membership], Built]
+Build = Callable[
+    [Sequence[Trained], ExchangeSettings, Membership, Sequence[Sequence[Trained]]], Built
+]
+"""Builds an exchange; the last argument is the shards of `build_exchange`."""
 Plan = Callable[[Sequence[Trained], Membership], ExchangePlan]
 
 
@@ -51,9 +54,10 @@ def build_local_steps(arguments: BuildArguments, build: Build, plan: Plan) -> Bu
         network=replace(network, timeout_s=network.timeout_s * options.local_steps),
     )
     if is_synchronous(options, tensors, settings):
-        return build(tensors, settings, of_rounds)
+        return build(tensors, settings, of_rounds, arguments.shards)
     delayed = network.size if options.staleness and not member.alone else 0
-    anchors = anchors_of(tensors, outer_rule(options, delayed=delayed > 0))
+    rule = outer_rule(options, delayed=delayed > 0)
+    anchors = anchors_of(tensors, rule)
     outer_settings = ExchangeSettings(start_clock=settings.start_clock)
     if options.streams:
         if not member.alone:
@@ -70,7 +74,8 @@ def build_local_steps(arguments: BuildArguments, build: Build, plan: Plan) -> Bu
         )
         built = _build_parts(outer, in_background=options.sync_delay > 0)
     else:
-        built = build(anchors, outer_settings, of_rounds)
+        shards = [anchors_of(plane, rule) for plane in arguments.shards]
+        built = build(anchors, outer_settings, of_rounds, shards)
     rounds = RoundsCarrier(
         built.exchange,
         tensors,

@@ -56,8 +56,7 @@ class BuildArguments:
         all_squares: see `Exchange`.
         takes_nodes: whether `begin` brings the sums of the nodes of a host, which its workers have
             added.
-        has_shards: whether the planes have shards of a module each, which are no pieces of tensors
-            that all workers have.
+        shards: see `build_exchange`.
         joined: has measured the shards with a trial store; None: not connected.
     """
 
@@ -72,7 +71,7 @@ class BuildArguments:
     joined: Client | None = None
     all_squares: Callable[[Sequence[float]], float] = math.fsum
     takes_nodes: bool = False
-    has_shards: bool = False
+    shards: Sequence[Sequence[Trained]] = ()
 
     @property
     def own(self) -> Part:

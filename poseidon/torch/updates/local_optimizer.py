@@ -25,14 +25,14 @@ from poseidon.engine.state_tree import Found, Leaf, LeafStage, Scope, first
 from poseidon.engine.worker_context import STEP, WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Trained
+from poseidon.exchange.local_parts import local_of
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.torch.group_loop import GroupLoop
 from poseidon.torch.optimizer_turns import OptimizerTurns
 from poseidon.torch.tensors import DistributeOptions, GroupPlan, ModuleTensors
 from poseidon.torch.updates.histories import Histories
 from poseidon.torch.updates.optimizer import exchanged_parameters, load_optimizer
-from poseidon.torch.updates.worker_optimizer import WorkerOptimizerUpdate
-from ps_server import Rule, RuleKind
+from poseidon.torch.updates.worker_optimizer import WorkerOptimizerUpdate, mean_of
 from ps_server.rules import clip_factor, plain_sum, sum_of_squares
 
 
@@ -76,14 +76,17 @@ class LocalOptimizerUpdate(WorkerOptimizerUpdate):
                 "exchange parameters of torch.float32; expected these, or a rule"
             )
         self._parameters = {p: p for p in exchanged.values() if isinstance(p, nn.Parameter)}
+        shards = tensors.shards
+        held = {n: t for n, t in exchanged.items() if shards is None or local_of(t).numel()}
         self.plan = GroupPlan(
             tensors=[
-                Trained(name=name, tensor=tensor, rule=Rule(kind=RuleKind.MEAN))
+                mean_of(name, local_of(tensor))
                 if tensor in wanted
                 else Trained(name=name, tensor=tensor, statistics=True)
-                for name, tensor in exchanged.items()
+                for name, tensor in held.items()
             ],
-            sources=list(exchanged.values()),
+            sources=list(held.values()),
+            shards=() if shards is None else shards.planes([*exchanged], mean_of),
             rest={
                 **tensors.rest,
                 **{n: t for n, t in tensors.exchanged.items() if n not in exchanged},

@@ -213,7 +213,7 @@ class MeanOptimizerUpdate(WorkerOptimizerUpdate):
             rest=rest,
             options=options,
             tables=tensors.tables,
-            shards=() if tensors.shards is None else tensors.shards.planes(names, _mean_of),
+            shards=() if tensors.shards is None else tensors.shards.planes(names, mean_of),
         )
 
     @property
@@ -351,7 +351,7 @@ class MeanOptimizerUpdate(WorkerOptimizerUpdate):
         self._note_rest()
 
 
-def _mean_of(name: str, part: Tensor) -> Trained:
+def mean_of(name: str, part: Tensor) -> Trained:
     """Return a part of a parameter as the exchange has it."""
     return Trained(name=name, tensor=part, rule=Rule(kind=RuleKind.MEAN))
 
