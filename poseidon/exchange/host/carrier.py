@@ -32,7 +32,7 @@ from poseidon.exchange.carrier import FactoredCarrier, GradientCarrier, Step
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.host.group import HostGroup, rows_payload
 from poseidon.exchange.host.owner import Contribution, Owner
-from poseidon.exchange.host.pieces import LEAST_ELEMENTS, MOST_PIECES, Piece
+from poseidon.exchange.host.pieces import MOST_PIECES, TOLD_ELEMENTS, Piece
 from poseidon.exchange.host.state import HostState, StateServer
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.observe.statistics import Traffic
@@ -153,7 +153,7 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
                 memory.copy_(own)
             self._parts_for[piece.plane].append(number)
         self._untold += self._tensors[index].tensor.numel()
-        if self._untold >= LEAST_ELEMENTS:
+        if self._untold >= TOLD_ELEMENTS:
             self._tell()
 
     def _tell(self) -> None:

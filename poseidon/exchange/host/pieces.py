@@ -22,6 +22,8 @@ from ps_server.codecs.base import SEGMENT_ELEMENTS
 
 LEAST_ELEMENTS = 64 * 1024
 """Least elements of a part of a tensor: 256 KiB are worth a message."""
+TOLD_ELEMENTS = 4 * LEAST_ELEMENTS
+"""A worker tells the owners of its parts after so many elements: each message wakes them."""
 MOST_PIECES = 100
 """Most pieces that a message names: its header is short."""
 
