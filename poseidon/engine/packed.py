@@ -24,7 +24,7 @@ def packed(value: object) -> bytes:
     return buffer.getvalue()
 
 
-def unpacked(content: bytes, source: str) -> Any:
+def unpacked(content: bytes | bytearray, source: str) -> Any:
     """Return the value of such bytes, with all tensors on the CPU.
 
     Args:

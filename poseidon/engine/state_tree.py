@@ -15,11 +15,13 @@ Laws:
 * Leaves are written in the order of their stages, in whatever order they were declared.
 * Two leaves of one name have one value: what all workers have and what rank 0 alone has are united,
   and both leaves take the whole.
+* A copy in memory (`StateTree.copy`) is of one iteration, too, though training continues while its
+  parts arrive.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from pathlib import Path
@@ -27,9 +29,13 @@ from typing import Any
 
 from torch import Tensor
 
+from poseidon.engine.kept_state import Copying, KeptState, StateCopy
 from poseidon.engine.packed import packed, unpacked
 from poseidon.errors import SnapshotError
-from poseidon.exchange.broadcast import Gather, gather_bytes
+from poseidon.exchange.broadcast import Gather, broadcast_bytes, gather_bytes
+from poseidon.exchange.job_control import JobControl
+
+NOTHING: Mapping[str, Any] = {}
 
 
 class Scope(Enum):
@@ -118,8 +124,13 @@ class Leaf:
         check: refuses what does not fit, before anything is written.
         resize: with `VIRTUAL`: returns the value that each of a different number of virtual workers
             begins with; None: none.
+        copy: begins to copy the value while training continues, on all workers that keep it, for
+            `StateTree.copy`; with `VIRTUAL` returns it. It may write to what it has returned before
+            (None: nothing). None: `read` does.
         live: returns live tensors of it that are equal on all workers, by name.
         may_miss: whether states of other kinds of jobs, which also fit, have no such leaf.
+        is_opened: whether the exchange brings it from rank 0 to all workers when it opens. With
+            `VIRTUAL` a value is a mapping, whose names no other virtual worker has.
     """
 
     name: str
@@ -130,8 +141,10 @@ class Leaf:
     write: Callable[[Found], None] = nothing
     check: Callable[[Found], None] = nothing
     resize: Callable[[Found], Any] = nothing
+    copy: Callable[[Any], Any] | None = None
     live: Callable[[], Mapping[str, Tensor]] = dict
     may_miss: bool = False
+    is_opened: bool = False
 
 
 class StateTree:
@@ -157,7 +170,9 @@ class StateTree:
         """Return the tensors that are compared between replicas, by name."""
         return {name: value for leaf in self._leaves for name, value in leaf.live().items()}
 
-    def read(self, gather: Gather, *, keeps: bool) -> dict[str, Any]:
+    def read(
+        self, gather: Gather, *, keeps: bool, known: Mapping[str, Any] = NOTHING
+    ) -> dict[str, Any]:
         """Return the state of all workers where it is kept; else an empty dict.
 
         All workers call it together.
@@ -165,30 +180,61 @@ class StateTree:
         Args:
             gather: makes a collection.
             keeps: whether this worker keeps it.
+            known: values of shared leaves that are here already.
         """
         of_each = {leaf.name: leaf.read() for leaf in self._of(Scope.VIRTUAL)}
         of_root = {leaf.name: leaf.read() for leaf in self._of(Scope.ROOT)}
-        collected = {
-            leaf.name: leaf.collect(keeps)
-            for leaf in self._of(Scope.SHARED)
-            if leaf.collect is not None
+        known = {
+            **known,
+            **{leaf.name: leaf.collect(keeps) for leaf in self._leaves if leaf.collect is not None},
         }
+        parts = gather_bytes(self._sent(of_root, of_each), gather, keeps=keeps)
+        if not keeps:
+            return {}
+        shared = {
+            leaf.name: known[leaf.name] if leaf.name in known else leaf.read()
+            for leaf in self._of(Scope.SHARED)
+        }
+        return KeptState(count=self._count, shared=shared, sent=dict(enumerate(parts))).whole()
+
+    def _sent(self, of_root: Mapping[str, Any], of_each: Mapping[str, Sequence[Any]]) -> bytes:
+        """Return what this worker sends to those that keep the state."""
         mine = [
             {name: values[at] for name, values in of_each.items()} for at in range(len(self._own))
         ]
-        sent = packed([of_root if self._rank == 0 else {}, mine])
-        parts = gather_bytes(sent, gather, keeps=keeps)
-        if not keeps:
-            return {}
-        found = [unpacked(part, f"the state of worker {rank}") for rank, part in enumerate(parts)]
-        shared = {
-            leaf.name: collected[leaf.name] if leaf.collect is not None else leaf.read()
-            for leaf in self._of(Scope.SHARED)
-        }
-        for name, value in found[0][0].items():
-            shared[name] = {**shared[name], **value} if name in shared else value
-        own = [one for _, each in found for one in each]
-        return {"workers": self._count, **shared, "own": own}
+        return packed([of_root if self._rank == 0 else {}, mine])
+
+    def copy(
+        self, control: JobControl, *, keeps: bool, note: bytes, before: KeptState | None
+    ) -> StateCopy:
+        """Begin to copy the state of all workers to those that keep it, while training continues.
+
+        All workers call it together. A worker that does not keep it has its own part.
+
+        Args:
+            note: for all workers.
+            before: may be written to.
+        """
+        old = {} if before is None else before.shared
+        of_each, of_root, shared = dict[str, Any](), dict[str, Any](), dict[str, Copying]()
+        for leaf in self._leaves:
+            if leaf.scope is Scope.VIRTUAL:
+                of_each[leaf.name] = leaf.read() if leaf.copy is None else leaf.copy(None)
+            elif leaf.copy is not None and keeps:
+                shared[leaf.name] = leaf.copy(old.get(leaf.name))
+            elif leaf.copy is None and leaf.scope is Scope.ROOT:
+                of_root[leaf.name] = leaf.read()
+            elif leaf.copy is None and keeps:
+                shared[leaf.name] = Copying.here(leaf.read())
+        return StateCopy(
+            self._sent(of_root, of_each),
+            shared,
+            control,
+            count=self._count,
+            rank=self._rank,
+            keeps=keeps,
+            note=note,
+        )
 
     def check(self, state: Mapping[str, Any], source: StateSource) -> None:
         """Refuse a state that does not fit, before anything is written.
@@ -221,13 +267,47 @@ class StateTree:
         Raises:
             SnapshotError: it does not fit.
         """
-        leaves = sorted(self._leaves, key=lambda leaf: leaf.stage)
-        is_open = False
-        for leaf in leaves:
-            if leaf.stage > LeafStage.UPDATE and not is_open:
-                opens()
-                is_open = True
+        of_open = [leaf for leaf in self._leaves if leaf.stage <= LeafStage.UPDATE]
+        self._write(of_open, state, source)
+        opens()
+        self._write([leaf for leaf in self._leaves if leaf not in of_open], state, source)
+
+    def _write(self, leaves: Sequence[Leaf], state: Mapping[str, Any], source: StateSource) -> None:
+        for leaf in sorted(leaves, key=lambda leaf: leaf.stage):
             leaf.write(self._found(state, leaf, source))
+
+    def load_kept(
+        self,
+        kept: KeptState | None,
+        source: StateSource,
+        opens: Callable[[], object],
+        gather: Gather,
+    ) -> None:
+        """Load the state in rank 0's memory. All workers call it together.
+
+        What the exchange brings as it opens is not sent here: other workers begin with what they
+        have kept of it themselves.
+
+        Args:
+            kept: by this worker, of the iteration of rank 0's; None: nothing.
+            opens: opens the exchange.
+        """
+        state: dict[str, Any] = {"own": []}
+        opened = [leaf for leaf in self._leaves if leaf.is_opened]
+        if kept is not None and self._rank == 0:
+            state = kept.whole()
+        elif kept is not None:
+            for one in kept.own(self._rank):
+                for name in [leaf.name for leaf in opened if one.get(leaf.name)]:
+                    state[name] = {**state.get(name, {}), **one[name]}
+        self._write(opened, state, source)
+        opens()
+        names = {leaf.name for leaf in opened}
+        sent = packed(_without(state, names)) if self._rank == 0 else None
+        found = broadcast_bytes(sent, gather, rank=self._rank)
+        assert found is not None, "worker 0 has the state"
+        rest = [leaf for leaf in self._leaves if not leaf.is_opened]
+        self._write(rest, unpacked(found, source.name), source)
 
     def is_resized(self, state: Mapping[str, Any]) -> bool:
         """Return whether a state is of a different number of virtual workers."""
@@ -265,3 +345,9 @@ class StateTree:
         if all(value is None for value in each):
             each = []
         return Found(shared=state.get(leaf.name), each=each, own=self._own, source=source)
+
+
+def _without(state: Mapping[str, Any], names: Container[str]) -> dict[str, Any]:
+    """Return a state without some leaves."""
+    own = [{n: value for n, value in one.items() if n not in names} for one in state["own"]]
+    return {**{n: value for n, value in state.items() if n not in names}, "own": own}

@@ -15,8 +15,8 @@ from torch import nn
 
 from poseidon.engine.elastic import StartEnded
 from poseidon.engine.logged_values import Value, check
+from poseidon.engine.memory import ScriptMemory
 from poseidon.engine.random_streams import RandomStreams
-from poseidon.engine.script_memory import ScriptMemory
 from poseidon.engine.session import LoopPosition
 from poseidon.engine.snapshots.runs import Prefixes
 from poseidon.engine.snapshots.writer import WrittenSnapshot

@@ -13,14 +13,14 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from poseidon.caffe.proto.caffe_pb2 import PoseidonWorkerState
 from poseidon.caffe.solver.replica import WorkerNets
-from poseidon.caffe.solver.worker_state import restore, state_of
+from poseidon.caffe.solver.state import restore, state_of
+from poseidon.engine.exchange_leaves import ExchangeLeaves
 from poseidon.engine.loop_collections import LoopCollections
+from poseidon.engine.memory import ScriptMemory
 from poseidon.engine.packed import packed, unpacked
-from poseidon.engine.script_memory import ScriptMemory
 from poseidon.engine.session import Act, Applies, Event, TrainingSession
 from poseidon.engine.state_tree import Found, Leaf, LeafStage, Scope, StateSource, StateTree
 from poseidon.engine.worker_context import STEP, WorkerContext
@@ -63,11 +63,8 @@ class JobMember:
         self._collections = LoopCollections(
             self._session, self._exchange.control, context.on_progress, rank=rank
         )
-        self._tree = StateTree(
-            own=contributions.placed.of(contributions.process),
-            count=contributions.placed.count,
-            rank=rank,
-        )
+        self._own = contributions.placed.of(contributions.process)
+        self._tree = StateTree(own=self._own, count=contributions.placed.count, rank=rank)
         self._tree.add(self._leaves())
         self._exchange.open(None)
         self._session.on(Event.OPEN)
@@ -201,7 +198,7 @@ class JobMember:
 
     def _leaves(self) -> list[Leaf]:
         """Return the state of the job after an iteration."""
-        solver = self._solver
+        solver, device = self._solver, self._context.worker.device
         return [
             Leaf(name="iter", scope=Scope.SHARED, read=lambda: solver.iter, write=self._load_iter),
             Leaf(name="iterations", scope=Scope.SHARED, read=lambda: self._session.iterations),
@@ -224,18 +221,14 @@ class JobMember:
                     [[array.numpy() for array in history] for history in found.shared]
                 ),
             ),
-            Leaf(
-                name="held_back",
-                scope=Scope.VIRTUAL,
-                stage=LeafStage.EXCHANGE,
-                read=self._held_back,
-                write=self._load_held_back,
-            ),
+            ExchangeLeaves(self._tensors, self._exchange, own=self._own).held_back(),
             Leaf(name="tests", scope=Scope.ROOT, read=self._tests, write=self._load_tests),
             Leaf(
                 name="worker",
                 scope=Scope.VIRTUAL,
-                read=lambda: [state_of(nets, ()).SerializeToString() for nets in self._nets()],
+                read=lambda: [
+                    state_of(nets, (), device).SerializeToString() for nets in self._nets()
+                ],
                 write=self._load_workers,
             ),
         ]
@@ -246,21 +239,6 @@ class JobMember:
     def _load_values(self, found: Found) -> None:
         for blob, value in zip(self._blobs, found.shared, strict=True):
             blob.write_data().copy_(value)
-
-    def _held_back(self) -> list[dict[str, Tensor]]:
-        """Return what codecs hold back, of all virtual workers of this process at the first."""
-        arrays = self._exchange.state.held_back()
-        held_back = {name: torch.tensor(array) for name, array in arrays.items()}
-        return [held_back, *({} for _ in self._solver.nets[1:])]
-
-    def _load_held_back(self, found: Found) -> None:
-        self._exchange.state.hold_back(
-            {
-                name: tensor.numpy()
-                for one in reversed(found.each)  # what the shards hold back is rank 0's
-                for name, tensor in one.items()
-            }
-        )
 
     def _tests(self) -> list[dict[str, int]]:
         return [

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from poseidon.engine.memory import ScriptMemory
 from poseidon.engine.packed import packed, unpacked
-from poseidon.engine.script_memory import ScriptMemory
 from poseidon.engine.session import Event, State
 from poseidon.engine.snapshots.checksums import NO_RUN, Run
 from poseidon.engine.snapshots.files import make_folder

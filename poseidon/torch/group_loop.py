@@ -27,6 +27,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from poseidon.engine.exchange_leaves import ExchangeLeaves
 from poseidon.engine.loop_collections import LoopCollections
 from poseidon.engine.session import Act, Applies, Event, LoopPosition, State, TrainingSession
 from poseidon.engine.state_tree import Leaf, StateTree
@@ -222,6 +223,16 @@ class GroupLoop:
     @property
     def exchange(self) -> Exchange:
         return self._observed.exchange
+
+    def exchange_leaves(self, label: str) -> ExchangeLeaves:
+        """Return the state of the exchange, with the label of its rule."""
+        return ExchangeLeaves(
+            self.plan.tensors,
+            self.exchange,
+            own=self.turns.own,
+            local_steps=self.built.local_steps,
+            label=label,
+        )
 
     @property
     def hooks(self) -> Hooks:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -124,16 +125,16 @@ class CodecLeaves:
 
     def __init__(self, loop: GroupLoop) -> None:
         self._loop = loop
+        self._exchange = loop.exchange_leaves(loop.update.label)
         self._masters_read: dict[str, Tensor] = {}
         self._for_shards: dict[str, Any] = {}
 
     def leaves(self) -> list[Leaf]:
-        held_back = Leaf(
-            name="held_back",
-            scope=Scope.VIRTUAL,
-            stage=LeafStage.EXCHANGE,
-            read=self._read,
-            write=self._write,
+        of_each = self._exchange.held_back()
+        held_back = replace(
+            of_each,
+            read=lambda: self._without_masters(of_each.read()),
+            write=lambda found: self._exchange.hold_back(found, self._for_shards),
         )
         masters = Leaf(
             name="masters",
@@ -151,27 +152,12 @@ class CodecLeaves:
         )
         return [held_back, masters, on_shards]
 
-    def _read(self) -> list[dict[str, Tensor]]:
-        """Return what is held back, of all virtual workers of this process at the first."""
-        arrays = self._loop.exchange.state.held_back()
-        held_back = {name: torch.tensor(array) for name, array in arrays.items()}
-        self._masters_read = self._loop.masters.from_shards(held_back)
-        return [held_back, *({} for _ in self._loop.turns.own[1:])]
+    def _without_masters(self, held_back: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+        self._masters_read = self._loop.masters.from_shards(held_back[0])
+        return held_back
 
     def _write_shard_masters(self, found: Found) -> None:
         self._for_shards = dict(self._loop.masters.for_shards(found.shared))
-
-    def _write(self, found: Found) -> None:
-        """Go on with what was held back: of this process, and of virtual workers that had another
-        process. The shards continue with masters.
-        """
-        of_each = [
-            {name: tensor.numpy() for name, tensor in (one or {}).items()} for one in found.each
-        ]
-        mine = {name: array for one in of_each for name, array in one.items()}
-        mine |= {**(of_each[found.own[0]] if of_each else {}), **self._for_shards}
-        for held_back in (*of_each, mine):  # all workers refuse what does not fit one of them
-            self._loop.exchange.state.hold_back(held_back)
 
 
 class Kept(Protocol):

@@ -35,9 +35,9 @@ from poseidon.engine.document import Prints, ScriptDocument
 from poseidon.engine.elastic import StartEnded
 from poseidon.engine.launcher_connection import WORKERS, LauncherConnection
 from poseidon.engine.logged_values import LoggedValues
+from poseidon.engine.memory import ScriptMemory
 from poseidon.engine.observation import Observation
 from poseidon.engine.own_time import OwnTime
-from poseidon.engine.script_memory import ScriptMemory
 from poseidon.engine.session import LoopPosition
 from poseidon.engine.this_process import current_line, place_of, running_in
 from poseidon.engine.work import NOTHING, TrainingWork, membership_of

@@ -19,10 +19,10 @@ from unittest.mock import patch
 from torch import Tensor
 
 from poseidon.caffe.proto.definition import SolverDefinition
-from poseidon.caffe.solver import checkpoint, memory, trainer, worker
+from poseidon.caffe.solver import checkpoint, trainer, worker
 from poseidon.caffe.solver.replica import Replica, WorkerNets
 from poseidon.caffe.solver.worker import SolverWork
-from poseidon.engine import launcher_connection, observation, work
+from poseidon.engine import launcher_connection, memory, observation, work
 from poseidon.engine.document import JobDocument, read_document
 from poseidon.engine.launcher_connection import LauncherConnection
 from poseidon.engine.own_time import OwnTime
@@ -169,10 +169,10 @@ class ElasticWorker:
         """Check the newest memory snapshot."""
         kept = None if self._work is None else self._work._memory
         newest = None if kept is None else kept.newest
-        if newest is None or not newest.values or newest is self._noted:
+        if newest is None or not newest.content.is_whole or newest is self._noted:
             return
         self._noted = newest
-        values = b"".join(value.numpy().tobytes() for value in newest.values)
+        values = b"".join(v.numpy().tobytes() for v in newest.content.shared["values"])
         self._course.check(f"the memory of {self._process.name}", newest.iteration, values)
         self._course.holds(self._process, newest.iteration)
 

@@ -17,7 +17,7 @@ from poseidon.caffe.layers.base import LayerContext
 from poseidon.caffe.proto.caffe_pb2 import TRAIN
 from poseidon.caffe.proto.definition import read_solver
 from poseidon.caffe.snapshot.caffemodel import read_model
-from poseidon.caffe.solver.checkpoint import Checkpoint, SolverProgress
+from poseidon.caffe.solver.checkpoint import Checkpoint
 from poseidon.caffe.solver.replica import Replica
 from poseidon.caffe.solver.settings import solver_settings
 from poseidon.caffe.solver.tester import Tester
@@ -248,22 +248,18 @@ def _run_worker(
     )
     replica = Replica(solver, settings, context, job.placement)
     checkpoint = Checkpoint(replica, settings=job.saving)
-    start, resumed = SolverProgress(iteration=0), None
+    state = None
     if job.resume is not None:
-        private = job.staleness > 0 or job.options.local_steps > 0
-        resumed = checkpoint.restore(job.resume, private_histories=private)
-        replica.load([resumed.model], own=True)
-        start = resumed.progress
+        state = checkpoint.restore(job.resume)
+        replica.load([state["model"]], own=True)
     common = ExchangeSettings(
-        clip=settings.clip, gradient_scale=1 / settings.iter_size, start_clock=start.iteration
+        clip=settings.clip,
+        gradient_scale=1 / settings.iter_size,
+        start_clock=0 if state is None else state["iteration"],
     )
-    schemes = () if resumed is None else resumed.schemes
+    schemes = [] if state is None else list(map(Scheme, state.get("schemes", ())))
     exchange = _exchange(replica, common, job, rank, connect, ended, schemes)
-    checkpoint.schemes = ended.schemes
     try:
-        if resumed is not None:
-            exchange.state.hold_back(resumed.held_back)
-        exchange.open(None if resumed is None else resumed.histories(local_steps=ended.local_steps))
 
         def after(iteration: int, _: object) -> None:
             if rank == 0 and job.at is not None:
@@ -281,6 +277,8 @@ def _run_worker(
                 title="small",
                 on_progress=after,
                 exchange=job.options,
+                local_steps=ended.local_steps,
+                schemes=ended.schemes,
                 stop_at_nan=job.saving.stop_at_nan,
             ),
             checkpoint=checkpoint,
@@ -295,9 +293,12 @@ def _run_worker(
             ],
             log=GlogSink(logging.getLogger("poseidon.test")),
             sinks=[ended.sink],
-            start=start,
         )
-        trainer.run()
+        try:
+            trainer.open(state, job.resume)
+            trainer.run()
+        finally:
+            trainer.close()
         ended.iterations[rank] = trainer.iteration
     finally:
         exchange.close()

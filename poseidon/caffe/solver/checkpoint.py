@@ -1,4 +1,4 @@
-"""Snapshots of a running job, and resuming from one.
+"""The states of a solver's loop (`trainer.py`) on disk: `.solverstate` and `.caffemodel`.
 
 Law: a snapshot is the state after one iteration that all workers have finished. At staleness 0 a
 resumed run ends with the same bits as one that never stopped: a snapshot has weights, histories,
@@ -13,13 +13,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
+from torch import Tensor
 
+from poseidon.caffe.net.params import ParamInfo
 from poseidon.caffe.proto.blob import from_array, to_array
 from poseidon.caffe.proto.caffe_pb2 import (
     BlobProto,
@@ -32,72 +35,20 @@ from poseidon.caffe.snapshot.caffemodel import write_model
 from poseidon.caffe.snapshot.files import model_path, state_path
 from poseidon.caffe.snapshot.solverstate import RunState, learned_net, read_state, write_state
 from poseidon.caffe.solver.finite import REMEDY, not_finite
-from poseidon.caffe.solver.frozen import FrozenHistories
 from poseidon.caffe.solver.rate import current_step
 from poseidon.caffe.solver.replica import Replica, Values
-from poseidon.caffe.solver.worker_state import restore, state_of
+from poseidon.engine.exchange_leaves import Named
 from poseidon.engine.snapshots.checksums import check, seal
 from poseidon.engine.snapshots.files import make_folder
 from poseidon.engine.snapshots.rotation import remove_older
 from poseidon.engine.snapshots.runs import Begun, Prefixes
 from poseidon.engine.snapshots.writer import SnapshotSettings, SnapshotWriter, WrittenSnapshot
-from poseidon.errors import JobError, SnapshotError, counted
-from poseidon.exchange.base import History
-from poseidon.exchange.broadcast import gather_bytes
-from poseidon.exchange.exchange import Exchange
+from poseidon.errors import JobError, SnapshotError
 from poseidon.exchange.kinds import Scheme
 from poseidon.observe.metrics.glog_lines import GlogSink, snapshotting
-from ps_server.numerics import Computation
 from ps_server.rules import history_count
 
 LOGGER = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SolverProgress:
-    """The position of a training loop.
-
-    Attributes:
-        losses: losses in the average, oldest first, of each virtual worker of this process; empty:
-            there are none.
-    """
-
-    iteration: int
-    tests_done: int = 0
-    losses: tuple[tuple[float, ...], ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resumed:
-    """The state of a snapshot that a job resumes from.
-
-    Attributes:
-        model: the file of the weights; None: a snapshot in memory.
-        own_histories: for each virtual worker of this process, one per trained tensor; the same
-            one where all share it.
-        outer: the histories of the outer rule of local steps, one per trained tensor; empty: none.
-        held_back: `ExchangeState.held_back` of all processes; where two have one name, of this
-            process.
-        schemes: of each trained tensor, if `--exchange=auto` or `hybrid` chose them and the job has
-            as many virtual workers; else empty.
-    """
-
-    progress: SolverProgress
-    model: Path | None = None
-    own_histories: list[list[History]]
-    outer: list[History]
-    held_back: Mapping[str, NDArray[np.float32]]
-    schemes: tuple[Scheme, ...] = ()
-
-    def histories(self, *, local_steps: int) -> list[History]:
-        """Return the histories that the exchange continues from."""
-        if not local_steps:
-            return self.own_histories[0]
-        outer = self.outer or [()] * len(self.own_histories[0])
-        return [
-            [array for part in parts for array in part]
-            for parts in zip(*self.own_histories, outer, strict=True)
-        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +63,7 @@ class _Contents:
 
 
 class Checkpoint:
-    """Saves and restores the state of one worker's process; rank 0 writes the files.
+    """Writes states, on rank 0, and reads them, on all workers.
 
     Args:
         writer: writes them, one after another; None: a new one.
@@ -133,12 +84,9 @@ class Checkpoint:
         self._rank = replica.context.rank
         self._workers = replica.virtual_workers.count
         self._settings = settings or SnapshotSettings()
-        self.frozen = FrozenHistories(replica.train.parameters_info, replica.settings)
         self._writer = writer or SnapshotWriter(self._settings.on_wait)
         self._prefixes = Prefixes(job)
         self._resumed: Path | None = None
-        self.schemes: tuple[Scheme, ...] = ()
-        """The scheme of each trained tensor, where a resumed run cannot find it out again."""
 
     def begin(self, prefix: Path) -> None:
         """Take the prefix before training: of a job that would have to end at its first snapshot.
@@ -165,22 +113,20 @@ class Checkpoint:
     def save(
         self,
         prefix: Path,
-        progress: SolverProgress,
-        exchange: Exchange,
+        state: Mapping[str, Any],
         log: GlogSink,
         *,
-        histories: Sequence[History] | None = None,
         before: Values | None = None,
         last: bool = False,
     ) -> None:
-        """Start to write a snapshot. Every worker calls this after the same iteration.
+        """Write a state; on rank 0, after an iteration that all workers have finished.
 
-        It is complete once `finish` has returned. A failure to write it is a warning, and the error
+        The files may be incomplete when this returns. A failure to write them is a warning, and the error
         of `finish` if no later snapshot was written. A snapshot with a number that is not finite is
         not written, and no older one is removed.
 
         Args:
-            histories: after the last iteration, on rank 0; None: the exchange collects them.
+            state: of all workers. Training no longer changes it, its histories apart.
             before: the blobs before the last iteration, whose changes are the diffs of the model;
                 None: no diffs.
             last: the run writes no other, so the job fails if this one cannot be written, and its
@@ -190,22 +136,8 @@ class Checkpoint:
             JobError: a number in it is not finite, and `SnapshotSettings.stop_at_nan`.
             SnapshotError: another job that runs writes with this prefix.
         """
-        exchange.settle()
-        own = PoseidonState(worker=self._worker_states(progress, exchange))
-        payloads = gather_bytes(
-            own.SerializeToString(), exchange.control.all_gather, keeps=self._rank == 0
-        )
-        if self._rank != 0:
-            return
-        states = [
-            state for payload in payloads for state in PoseidonState.FromString(payload).worker
-        ]
-        if exchange.state.private:
-            histories = self._averaged(states)
-        elif histories is None:
-            histories = list(exchange.state.histories().values())
         diffs = None if before is None else self._replica.changes_since(before)
-        contents = self._contents(prefix, progress, states, histories, diffs)
+        contents = self._contents(prefix, state, diffs)
         if not self._is_finite(contents):
             return
         log.write(*snapshotting(contents.run.model, str(contents.state_path)))
@@ -241,70 +173,64 @@ class Checkpoint:
         """Leave the prefix to other jobs."""
         self._prefixes.release()
 
-    def _worker_states(
-        self, progress: SolverProgress, exchange: Exchange
-    ) -> list[PoseidonWorkerState]:
-        """Return the state of each virtual worker of this process.
-
-        What codecs hold back is with its first one.
-        """
-        states = []
-        for nets, losses in zip(self._replica.nets, progress.losses, strict=True):
-            state = state_of(nets, losses)
-            state.MergeFrom(PoseidonWorkerState(**asdict(self._computation())))
-            states.append(state)
-        first = states[0]
-        for name, array in exchange.state.held_back().items():
-            first.held_back.add(name=name, values=from_array(array))
-        if exchange.state.private:
-            n = self._arrays_per_blob
-            for history in exchange.state.histories().values():
-                for at, state in enumerate(states):
-                    state.history.extend(map(from_array, history[n * at : n * (at + 1)]))
-                first.outer_history.extend(map(from_array, history[n * len(states) :]))
-        return states
-
-    def _averaged(self, states: Sequence[PoseidonWorkerState]) -> list[History]:
-        """Return the mean of the workers' histories, which Caffe can resume from."""
-        columns = zip(
-            *([to_array(blob) for blob in state.history] for state in states), strict=True
-        )
-        means = [np.asarray(np.mean(column, axis=0), dtype=np.float32) for column in columns]
-        n = self._arrays_per_blob
-        return [means[i : i + n] for i in range(0, len(means), n)]
-
     def _contents(
-        self,
-        prefix: Path,
-        progress: SolverProgress,
-        states: Sequence[PoseidonWorkerState],
-        histories: Sequence[History],
-        diffs: hdf5.NamedBlobs | None,
+        self, prefix: Path, state: Mapping[str, Any], diffs: hdf5.NamedBlobs | None
     ) -> _Contents:
         in_hdf5 = self._solver.snapshot_format == SolverParameter.HDF5
+        iteration = state["iteration"]
+        of_each = [one["history"] for one in state["own"]] if "history" not in state else []
+        histories = _mean_of(of_each) if of_each else state["history"]
+        known = {**histories, **state["frozen"]}
         extra = PoseidonState(
             workers=self._workers,
-            worker=states,
-            tests_done=progress.tests_done,
+            worker=[self._worker_state(one, private=bool(of_each)) for one in state["own"]],
+            tests_done=state["tests_done"],
             random_seed=self._replica.context.seed,
-            scheme=[scheme.value for scheme in self.schemes],
+            scheme=state["schemes"],
         )
+        if of_each:
+            extra.worker[0].outer_history.extend(self._blobs(state["outer"]))
         run = RunState(
-            iteration=progress.iteration,
-            model=str(model_path(prefix, progress.iteration, hdf5=in_hdf5)),
+            iteration=iteration,
+            model=str(model_path(prefix, iteration, hdf5=in_hdf5)),
             histories=tuple(
-                tuple(map(np.array, arrays)) for arrays in self._for_all_blobs(histories)
+                tuple(h.clone().numpy() for h in known.get(info.name) or self._zeros(info))
+                for info in self._replica.train.parameters_info
             ),
-            current_step=current_step(self._solver, progress.iteration),
+            current_step=current_step(self._solver, iteration),
             poseidon=extra,
         )
         return _Contents(
-            state_path=state_path(prefix, progress.iteration, hdf5=in_hdf5),
+            state_path=state_path(prefix, iteration, hdf5=in_hdf5),
             begun=self._take(prefix),
             run=run,
-            blobs=self._replica.train.layer_blobs(),
+            blobs=state["values"],
             diffs=diffs,
         )
+
+    def _zeros(self, info: ParamInfo, arrays: int | None = None) -> list[Tensor]:
+        count = self._arrays_per_blob if arrays is None else arrays
+        return [torch.zeros(info.shape)] * count
+
+    def _blobs(self, histories: Named) -> Iterator[BlobProto]:
+        """Yield the histories of all tensors; Caffe's rule keeps those of statistics at zero."""
+        count = max(map(len, histories.values()), default=0)
+        for info in self._replica.exchanged:
+            for tensor in histories.get(info.name) or self._zeros(info, count):
+                yield from_array(tensor.numpy())
+
+    def _worker_state(self, own: Mapping[str, Any], *, private: bool) -> PoseidonWorkerState:
+        """Return the state of a virtual worker as a message.
+
+        Args:
+            private: whether it has histories of its own.
+        """
+        state = PoseidonWorkerState.FromString(own["worker"])
+        for name, tensor in own["held_back"].items():
+            state.held_back.add(name=name, values=from_array(tensor.numpy()))
+        if private:
+            state.history.extend(self._blobs(own["history"]))
+        return state
 
     def _write(self, contents: _Contents) -> None:
         """Write a snapshot: the weights, the state that names them, their checksums; then remove
@@ -347,21 +273,13 @@ class Checkpoint:
         else:
             write_model(model, train.definition.param, contents.blobs, diffs=contents.diffs)
 
-    def _for_all_blobs(self, histories: Sequence[History]) -> list[History]:
-        """Add the histories of frozen blobs, which Caffe keeps too."""
-        known = dict(zip((info.name for info in self._replica.exchanged), histories, strict=True))
-        known |= self.frozen.arrays()
-        return [
-            known.get(info.name, [np.zeros(info.shape, np.float32)] * self._arrays_per_blob)
-            for info in self._replica.train.parameters_info
-        ]
+    def restore(self, path: Path) -> dict[str, Any]:
+        """Return the state in a file, and with the name "model" the file of its weights.
 
-    def restore(self, path: Path, *, private_histories: bool) -> Resumed:
-        """Restore the positions of the readers and the random states.
+        One that has no state for as many virtual workers has none of any.
 
         Args:
             path: the `.solverstate`.
-            private_histories: `ExchangeState.private` of the exchange to come.
 
         Raises:
             SnapshotError: the file, or the weights it names, is missing, broken, or does not fit.
@@ -370,137 +288,81 @@ class Checkpoint:
         self._resumed = path
         infos = self._replica.train.parameters_info
         state = read_state(path, [(info.name, info.shape) for info in infos], self._arrays_per_blob)
-        exchanged = {info.name for info in self._replica.exchanged}
-        histories: list[History] = [
-            history
-            for info, history in zip(infos, state.histories, strict=True)
-            if info.name in exchanged
-        ]
-        self.frozen.restore(
-            {info.name: found for info, found in zip(infos, state.histories, strict=True)}
-        )
-        own = self._own_states(path, state)
-        if own:
-            batches = state.iteration * self._solver.iter_size
-            for nets, saved in zip(self._replica.nets, own, strict=True):
-                restore(nets, saved, batches=batches)
-        own_histories = [histories] * len(self._replica.nets)
-        if private_histories and own and own[0].history:
-            own_histories = [self._own_history(path, saved) for saved in own]
-        progress = SolverProgress(
-            iteration=state.iteration,
-            tests_done=state.poseidon.tests_done,
-            losses=tuple(tuple(one.smoothed_loss) for one in own),
-        )
-        return Resumed(
-            progress=progress,
-            model=learned_net(state, path),
-            own_histories=own_histories,
-            outer=self._outer_histories(path, state.poseidon.worker),
-            held_back=self._held_back(path, [*state.poseidon.worker, *own] if own else ()),
-            schemes=_schemes(path, state.poseidon.scheme, len(exchanged)) if own else (),
-        )
-
-    @staticmethod
-    def _held_back(
-        path: Path, workers: Sequence[PoseidonWorkerState]
-    ) -> dict[str, NDArray[np.float32]]:
-        found: dict[str, NDArray[np.float32]] = {}
-        for worker in workers:
-            try:
-                found |= {part.name: to_array(part.values) for part in worker.held_back}
-            except ValueError as error:
-                raise SnapshotError(
-                    f"{path}: what worker {worker.rank} has held back is damaged: {error}"
-                ) from error
-        return found
-
-    def _own_states(self, path: Path, state: RunState) -> list[PoseidonWorkerState]:
-        """Return the state of each virtual worker of this process; none if the snapshot has no
-        state for as many virtual workers.
-        """
-        if state.poseidon.workers == self._workers:
-            if len(state.poseidon.worker) != self._workers:
-                raise SnapshotError(
-                    f"{path} is damaged: it has the places of {len(state.poseidon.worker)} of "
-                    f"{self._workers} virtual workers"
-                )
-            own = [state.poseidon.worker[nets.number] for nets in self._replica.nets]
-            self._compare_computation(path, own)
-            return own
-        # Written by Caffe, or by a different number of workers: resume after as many records as
-        # were read then.
-        if self._rank == 0:
-            written = counted(state.poseidon.workers, "virtual worker")
-            LOGGER.warning(
-                "%s was written by %s and this job has %d: each continues at iteration %d of its "
-                "own part of the data, so the records differ from an uninterrupted run",
-                path,
-                written if state.poseidon.workers else "Caffe",
-                self._workers,
-                state.iteration,
-            )
-        for nets in self._replica.nets:
-            for _, reader in nets.train.readers():
-                reader.skip_to(state.iteration * self._solver.iter_size)
-        return []
-
-    def _computation(self) -> Computation:
-        return Computation.here(self._replica.context.device)
-
-    def _compare_computation(self, path: Path, own: Sequence[PoseidonWorkerState]) -> None:
-        """Warn if this run cannot have the bits of one that was never interrupted."""
-        now = self._computation()
-        for nets, state in zip(self._replica.nets, own, strict=True):
-            then = Computation(
-                threads=state.threads, processor=state.processor, torch_version=state.torch_version
-            )
-            if state.threads and then != now:
-                LOGGER.warning(
-                    "%s computed with %s when %s was written, and now with %s: the run continues "
-                    "correctly, but not with the bits of an uninterrupted one",
-                    nets.name,
-                    then,
-                    path.name,
-                    now,
-                )
-
-    def _own_history(self, path: Path, own: PoseidonWorkerState) -> list[History]:
-        n = self._arrays_per_blob
-        arrays = self._arrays(path, own.history, own.rank)
-        if len(arrays) != n * len(self._replica.exchanged):
-            raise SnapshotError(f"{path} has {len(arrays)} history blobs for worker {own.rank}")
-        return [arrays[i : i + n] for i in range(0, len(arrays), n)]
-
-    def _outer_histories(self, path: Path, workers: Sequence[PoseidonWorkerState]) -> list[History]:
-        """Return the outer history of each tensor, which all workers share: worker 0 has written
-        it.
-        """
-        if not workers or not workers[0].outer_history:
-            return []
-        arrays = self._arrays(path, workers[0].outer_history, rank=0)
-        n, rest = divmod(len(arrays), len(self._replica.exchanged))
-        if rest:
+        saved = state.poseidon
+        if len(saved.worker) != saved.workers:
             raise SnapshotError(
-                f"{path} has {len(arrays)} outer history blobs; this net has "
-                f"{len(self._replica.exchanged)} that are trained"
+                f"{path} is damaged: it has the places of {len(saved.worker)} of "
+                f"{saved.workers} virtual workers"
             )
-        return [arrays[i : i + n] for i in range(0, len(arrays), n)]
+        exchanged = self._replica.exchanged
+        histories = {
+            info.name: [torch.tensor(array) for array in found]
+            for info, found in zip(infos, state.histories, strict=True)
+        }
+        found: dict[str, Any] = {
+            "workers": saved.workers,
+            "iteration": state.iteration,
+            "tests_done": saved.tests_done,
+            "model": learned_net(state, path),
+            "history": {info.name: histories[info.name] for info in exchanged},
+            "frozen": histories,
+        }
+        if saved.worker and saved.worker[0].outer_history:
+            outer = saved.worker[0].outer_history
+            found["outer"] = self._histories(path, outer, 0, len(outer) // len(exchanged))
+        if saved.workers == self._workers:
+            found["schemes"] = _schemes(path, saved.scheme, len(exchanged))
+        return {**found, "own": [self._own(path, worker) for worker in saved.worker]}
 
-    @staticmethod
-    def _arrays(path: Path, blobs: Iterable[BlobProto], rank: int) -> list[NDArray[np.float32]]:
+    def _own(self, path: Path, saved: PoseidonWorkerState) -> dict[str, Any]:
+        """Return the state of a virtual worker as a value of the tree."""
         try:
-            return [to_array(blob) for blob in blobs]
+            held_back = {part.name: torch.tensor(to_array(part.values)) for part in saved.held_back}
+        except ValueError as error:
+            raise SnapshotError(
+                f"{path}: what worker {saved.rank} has held back is damaged: {error}"
+            ) from error
+        history = None
+        if saved.history:
+            history = self._histories(path, saved.history, saved.rank, self._arrays_per_blob)
+        for part in ("history", "outer_history", "held_back"):
+            saved.ClearField(part)
+        return {"worker": saved.SerializeToString(), "held_back": held_back, "history": history}
+
+    def _histories(self, path: Path, blobs: Sequence[BlobProto], rank: int, count: int) -> Named:
+        """Return so many arrays of each trained tensor."""
+        try:
+            arrays = [torch.tensor(to_array(blob)) for blob in blobs]
         except ValueError as error:
             raise SnapshotError(
                 f"{path}: the history of worker {rank} is damaged: {error}"
             ) from error
+        exchanged = self._replica.exchanged
+        if len(arrays) != count * len(exchanged):
+            raise SnapshotError(
+                f"{path} has {len(arrays)} history blobs for worker {rank}; this net has "
+                f"{len(exchanged)} tensors that are trained"
+            )
+        return {
+            info.name: arrays[count * at : count * (at + 1)] for at, info in enumerate(exchanged)
+        }
 
 
-def _schemes(path: Path, values: Sequence[str], tensors: int) -> tuple[Scheme, ...]:
+def _mean_of(of_workers: Sequence[Named]) -> Named:
+    """Return the mean of the workers' histories, which Caffe can resume from."""
+    return {
+        name: [
+            torch.from_numpy(np.asarray(np.mean([t.numpy() for t in column], axis=0), np.float32))
+            for column in zip(*(own[name] for own in of_workers), strict=True)
+        ]
+        for name in of_workers[0]
+    }
+
+
+def _schemes(path: Path, values: Sequence[str], tensors: int) -> list[str]:
     """Return the schemes that a snapshot has; none, or one for each trained tensor."""
     try:
-        found = tuple(Scheme(value) for value in values)
+        found = [Scheme(value).value for value in values]
     except ValueError as error:
         raise SnapshotError(f"{path} is damaged: {error}") from error
     if len(found) not in (0, tensors):

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import msgpack
 import numpy as np
 import torch
 from torch import Tensor
 
 from poseidon.caffe.net.params import ParamInfo
 from poseidon.caffe.solver.settings import SolverSettings
+from poseidon.engine.state_tree import Leaf, Scope
 from poseidon.exchange.base import History
 from ps_server import Rule, RuleKind
 from ps_server.rules import change, history_count
@@ -80,19 +80,16 @@ class FrozenHistories:
             for tensor, array in zip(entry.history, histories[name], strict=True):
                 tensor.copy_(torch.from_numpy(np.array(array, np.float32)).reshape(-1))
 
-    def pack(self) -> bytes:
-        """Return all histories as bytes; empty where there are none."""
-        named = {
-            name: [tensor.cpu().numpy().tobytes() for tensor in entry.history]
-            for name, entry in self._entries.items()
-        }
-        packed: bytes = msgpack.packb(named) if named else b""
-        return packed
-
-    def unpack(self, packed: bytes) -> None:
-        """Set the histories to what `pack` has returned; empty: they stay."""
-        if packed:
-            found = msgpack.unpackb(packed)
-            self.restore(
-                {name: [np.frombuffer(a, np.float32) for a in of] for name, of in found.items()}
-            )
+    def leaf(self) -> Leaf:
+        """Return the histories as a leaf of a state. Virtual worker 0, which is rank 0's, has them."""
+        return Leaf(
+            name="frozen",
+            scope=Scope.ROOT,
+            read=lambda: {
+                name: [torch.from_numpy(array) for array in history]
+                for name, history in self.arrays().items()
+            },
+            write=lambda found: self.restore(
+                {name: [tensor.numpy() for tensor in of] for name, of in found.shared.items()}
+            ),
+        )

@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,18 +33,22 @@ from poseidon.caffe.solver.averages import (
     parts,
     total,
 )
-from poseidon.caffe.solver.checkpoint import Checkpoint, SolverProgress
+from poseidon.caffe.solver.checkpoint import Checkpoint
 from poseidon.caffe.solver.finite import LossCheck
-from poseidon.caffe.solver.memory import MemorySnapshots
 from poseidon.caffe.solver.replica import Replica, Values
+from poseidon.caffe.solver.state import SolverState
 from poseidon.caffe.solver.tester import Tester
 from poseidon.engine.elastic import Regrouped
+from poseidon.engine.kept_state import KeptState, StateCopy
+from poseidon.engine.memory import SolverMemory
 from poseidon.engine.own_time import OwnTime
+from poseidon.engine.session import Act, Applies, Event, TrainingSession
+from poseidon.engine.state_tree import StateSource
 from poseidon.errors import JobError, SnapshotError
-from poseidon.exchange.base import History
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.job_control import join, split
+from poseidon.exchange.kinds import Scheme
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.replicas import NO_CHECK, ReplicaCheck
 from poseidon.observe.metrics.glog_lines import (
@@ -80,26 +85,30 @@ class LoopSettings:
         title: the net's name, for the log.
         on_progress: called after each iteration with its number and the smoothed loss of the
             process's first virtual worker; must be fast.
+        on_open: called as `on_progress`, before the first iteration.
         exchange: the options of the exchange.
+        local_steps: iterations of a round; 0: none.
+        schemes: of each trained tensor, where a resumed run cannot find it out again.
         stop_at_nan: a loss that is not finite ends training; otherwise it is a warning.
-        from_memory: the job continues from a memory snapshot.
         began_s: the moment of the monotonic clock from which the log counts seconds; None: now.
     """
 
     prefix: Path
     title: str
     on_progress: Callable[[int, SmoothedLoss], None]
+    on_open: Callable[[int, SmoothedLoss], None] = lambda iteration, loss: None
     exchange: ExchangeOptions = NO_CHECK
+    local_steps: int = 0
+    schemes: Sequence[Scheme] = ()
     stop_at_nan: bool = True
-    from_memory: bool = False
     began_s: float | None = None
 
 
 class Trainer:
-    """Trains the replica of one worker's process.
+    """Trains the replica of one worker's process: reports events to a session, and does its acts.
 
     Args:
-        exchange: open; the trainer does not close it.
+        exchange: `open` opens it; the trainer does not close it.
         log: receives glog lines: on rank 0 the means over all virtual workers, on others those over
             their own, without tests.
         sinks: receive records too, on rank 0.
@@ -117,9 +126,8 @@ class Trainer:
         testers: list[Tester],
         log: GlogSink,
         sinks: list[Sink],
-        start: SolverProgress,
         own_time: OwnTime | None = None,
-        memory: MemorySnapshots | None = None,
+        memory: SolverMemory | None = None,
     ) -> None:
         self._replica = replica
         self._exchange = exchange
@@ -131,25 +139,27 @@ class Trainer:
         self._testers = testers
         self._log = log
         self._sinks = [log, *sinks] if self._rank == 0 else [log]
-        self._check = ReplicaCheck(
-            settings.exchange if replica.context.workers > 1 else NO_CHECK,
-            state=self._replicated,
-            collect=exchange.control.all_gather,
+        own, options = replica.virtual_workers.of(self._rank), settings.exchange
+        self._session = TrainingSession(
+            Applies.SHARDS,
+            passes=self._solver.iter_size,
+            turns=len(own),
+            behind=bool(options.staleness or settings.local_steps),
+            alone=replica.context.workers == 1,
             rank=self._rank,
-            start=start.iteration,
+        )
+        self._state = SolverState(
+            replica,
+            exchange,
+            self._session,
+            local_steps=settings.local_steps,
+            schemes=settings.schemes,
         )
         quorum = settings.exchange.of_workers(replica.virtual_workers).quorum
         self._shows_own = quorum > 0  # a collection would let all workers wait for each other
         self._own_time = own_time
         self._memory = memory
-        self._iteration = start.iteration
-        self._tests_done = start.tests_done
-        losses = start.losses or [()] * len(replica.nets)
-        self._smoothed = {
-            nets.number: SmoothedLoss(self._solver.average_loss, own)
-            for nets, own in zip(replica.nets, losses, strict=True)
-        }
-        """By virtual worker, in order, as `_losses`."""
+        self._is_from_memory = False
         self._losses = {
             nets.number: LossCheck(
                 nets.train,
@@ -169,13 +179,58 @@ class Trainer:
             passes=self._solver.iter_size,
             wait_free=settings.exchange.wait_free,
         )
-        for tester in testers:
-            tester.skip_to(start.tests_done, replica.nets)
 
     @property
     def iteration(self) -> int:
         """Iterations finished."""
-        return self._iteration
+        return self._session.iterations
+
+    def open(self, state: Mapping[str, Any] | None, path: Path | None = None) -> None:
+        """Open the exchange with a state on disk; None: a fresh start. All workers call it.
+
+        Args:
+            state: `Checkpoint.restore`; all workers have the same one.
+            path: of it.
+        """
+        if state is None:
+            self._open()
+        else:
+            source = StateSource(name=str(path), is_file=True, path=path)
+            self._state.load(state, source, self._open)
+            self._on(Event.LOAD)
+        self._begin()
+
+    def open_from_memory(self, kept: KeptState | None) -> None:
+        """Open the exchange with the snapshot in rank 0's memory. All workers call it together.
+
+        Args:
+            kept: that this worker has of it; None: nothing.
+        """
+        self._is_from_memory = True
+        source = StateSource(name="the memory snapshot")
+        self._state.tree.load_kept(kept, source, self._open, self._exchange.control.all_gather)
+        self._on(Event.LOAD)
+        self._begin()
+
+    def _open(self) -> None:
+        self._exchange.open(self._state.histories())
+        self._on(Event.OPEN)
+
+    def _begin(self) -> None:
+        self._check = ReplicaCheck(
+            self._settings.exchange if self._replica.context.workers > 1 else NO_CHECK,
+            state=self._state.tree.replicated,
+            collect=self._exchange.control.all_gather,
+            rank=self._rank,
+            start=self.iteration,
+        )
+        for tester in self._testers:
+            tester.skip_to(self._state.tests_done, self._replica.nets)
+        self._settings.on_open(self.iteration, next(iter(self._state.smoothed.values())))
+
+    def _on(self, event: Event) -> None:
+        for act in self._session.on(event):
+            _ACTS[act](self)
 
     def run(self) -> None:
         """Train to the end, or until the job is asked to stop.
@@ -191,20 +246,22 @@ class Trainer:
             with suppress(SnapshotError):
                 self._checkpoint.finish()
             raise
-        finally:
-            self._checkpoint.leave()
-            self._hooks.close()
-            for sink in self._sinks:
-                sink.close()
+
+    def close(self) -> None:
+        """Leave the nets and the snapshots' prefix. The exchange stays open."""
+        self._checkpoint.leave()
+        self._on(Event.CLOSE)
+        for sink in self._sinks:
+            sink.close()
 
     def _loop(self) -> bool:
         solver = self._solver
-        if self._memory is not None and self._iteration < solver.max_iter:
+        if self._memory is not None and self.iteration < solver.max_iter:
             # the loss may have come before the snapshot on disk
-            writes = self._settings.from_memory and self._snapshot_is_due()
+            writes = self._is_from_memory and self._snapshot_is_due()
             if not (writes and self._snapshot(ends=False, last=False)):
                 self._keep_in_memory(self._memory)
-        while self._iteration < solver.max_iter:
+        while self.iteration < solver.max_iter:
             if self._test_is_due(first=solver.test_initialization) and not self._test():
                 return True
             began_s = time.perf_counter()
@@ -214,15 +271,15 @@ class Trainer:
             self._show_displayed(wait=False)  # also what precedes a snapshot that is complete now
             requests = self._requests_now()
             if SignalKind.SNAPSHOT in requests or self._snapshot_is_due():
-                ends = self._iteration >= solver.max_iter or SignalKind.STOP in requests
+                ends = self.iteration >= solver.max_iter or SignalKind.STOP in requests
                 self._snapshot(ends=ends, last=ends and not self._one_more_at_the_end())
-            if self._check.is_due(self._iteration):  # not after a snapshot, which has compared
+            if self._check.is_due(self.iteration):  # not after a snapshot, which has compared
                 self._compare_replicas()
             if SignalKind.STOP in requests:
                 return True
-            if self._memory is not None and self._iteration < solver.max_iter:
+            if self._memory is not None and self.iteration < solver.max_iter:
                 regroups = SignalKind.REGROUP in requests
-                if regroups or self._memory.is_due(self._iteration):
+                if regroups or self._memory.is_due(self.iteration):
                     self._keep_in_memory(self._memory)
                 if regroups:
                     self._show_displayed(wait=True)
@@ -230,69 +287,102 @@ class Trainer:
                     raise Regrouped
         return False
 
-    def _keep_in_memory(self, memory: MemorySnapshots) -> None:
+    def _keep_in_memory(self, memory: SolverMemory) -> None:
         for losses in self._losses.values():
             losses.check()
-        averages = {number: smoothed.losses for number, smoothed in self._smoothed.items()}
-        memory.begin(self._iteration, self._tests_done, averages)
+
+        def copy(note: bytes, before: KeptState | None) -> StateCopy:
+            self._on(Event.SETTLE)
+            control, state = self._exchange.control, self._exchange.state
+            coming = self._state.tree.copy(control, keeps=memory.holds, note=note, before=before)
+            if state.overtaken:
+                coming.notes()
+            return coming
+
+        memory.begin(self.iteration, copy)
 
     def _step(self) -> None:
-        solver, exchange = self._solver, self._exchange
-        rate = solver.rate(self._iteration)
+        solver = self._solver
         if solver.snapshot_diff:
-            exchange.settle()
+            self._on(Event.SETTLE)
             self._before = self._replica.values()
         if self._own_time is not None:
             self._own_time.begin()
-        exchange.start(self._iteration, rate)
-        self._hooks.start()
+        iteration = self.iteration
+        self._on(Event.FORWARD)
         if solver.debug_info:
             self._replica.train.set_debug_info(
-                bool(solver.display) and self._iteration % solver.display == 0
+                bool(solver.display) and iteration % solver.display == 0
             )
         outputs = [self._compute(position) for position in range(len(self._replica.nets))]
-        self._hooks.finish()
-        exchange.finish()
+        self._on(Event.STEP)
         if self._own_time is not None:
             self._own_time.end()
-        if solver.display and self._iteration % solver.display == 0:
-            self._display(rate, outputs)
-        self._iteration = exchange.finished
-        self._settings.on_progress(self._iteration, next(iter(self._smoothed.values())))
+        if solver.display and iteration % solver.display == 0:
+            self._display(iteration, outputs)
+        self._settings.on_progress(self.iteration, next(iter(self._state.smoothed.values())))
 
     def _compute(self, position: int) -> dict[str, Tensor]:
         """Compute an iteration for one virtual worker; return the outputs of its last pass."""
         nets = self._replica.nets[position]
         if position:
-            self._hooks.next_virtual_worker()
+            self._on(Event.TURN)
         loss, outputs = self._replica.forward_backward(
             nets,
-            self._iteration,
-            self._hooks.next_pass,
-            partial(self._losses[nets.number].add, self._iteration),
+            self.iteration,
+            self._end_pass,
+            partial(self._losses[nets.number].add, self.iteration),
         )
         if nets.number == 0:  # the values of statistics are virtual worker 0's until the next one
-            self._checkpoint.frozen.advance(self._iteration)
-        self._smoothed[nets.number].add(loss)
+            self._state.frozen.advance(self.iteration)
+        self._state.smoothed[nets.number].add(loss)
         return outputs
+
+    def _end_pass(self) -> None:
+        self._on(Event.BACKWARD)
+        self._on(Event.PASS)
+        self._hooks.next_pass()
+
+    # The acts of the session.
+
+    def _start(self) -> None:
+        self._exchange.start(self.iteration, self._solver.rate(self.iteration))
+        self._hooks.start()
+
+    def _send(self) -> None:
+        self._hooks.finish()
+
+    def _finish(self) -> None:
+        self._exchange.finish()
+        self._session.end_iteration(self._exchange.finished)
+        self._session.steps += 1
+
+    def _next_turn(self) -> None:
+        self._hooks.next_virtual_worker()
+
+    def _settle(self) -> None:
+        self._exchange.settle()
+
+    def _leave(self) -> None:
+        self._hooks.close()
 
     def _requests_now(self) -> set[SignalKind]:
         return {
             signal.kind
             for signal in self._exchange.control.requests
-            if signal.clock == self._iteration
+            if signal.clock == self.iteration
         }
 
     def _test_is_due(self, *, first: bool) -> bool:
         interval = self._solver.test_interval
-        due = bool(interval) and bool(self._testers) and self._iteration % interval == 0
-        return due and (self._iteration > 0 or first)
+        due = bool(interval) and bool(self._testers) and self.iteration % interval == 0
+        return due and (self.iteration > 0 or first)
 
-    def _display(self, rate: float, outputs: Sequence[Mapping[str, Tensor]]) -> None:
+    def _display(self, iteration: int, outputs: Sequence[Mapping[str, Tensor]]) -> None:
         """Collect this iteration's numbers from all workers; they are shown when the last has
         come. With a quorum each worker shows its own.
         """
-        own = zip(self._smoothed.values(), outputs, strict=True)
+        own = zip(self._state.smoothed.values(), outputs, strict=True)
         payload = join(pack(smoothed.value, found) for smoothed, found in own)
         if self._shows_own:
             numbers = Collection(lambda: (payload,), lambda: (payload,))
@@ -300,9 +390,9 @@ class Trainer:
             numbers = self._exchange.control.gather(payload)
         self._displayed.append(
             Displayed(
-                iteration=self._iteration,
+                iteration=iteration,
                 elapsed_s=self._elapsed_s(),
-                rate=rate,
+                rate=self._solver.rate(iteration),
                 sizes=output_sizes(self._replica.train),
                 numbers=numbers,
             )
@@ -338,30 +428,26 @@ class Trainer:
 
         Return False if all workers interrupt it because the job was asked to stop.
         """
-        self._exchange.settle()
+        self._on(Event.SETTLE)
         self._show_displayed(wait=True)
         for index, tester in enumerate(self._testers):
             if self._rank == 0:
-                self._log.begin_test(self._iteration, index)
-            record = tester.run(self._tests_done, self._iteration, self._elapsed_s())
+                self._log.begin_test(self.iteration, index)
+            record = tester.run(self._state.tests_done, self.iteration, self._elapsed_s())
             if record is None:
                 self._log.write(test_interrupted())
                 return False
             for sink in self._sinks if self._rank == 0 else ():
                 sink.on_test(record)
-        self._tests_done += 1
+        self._state.tests_done += 1
         return True
 
     def _elapsed_s(self) -> float:
         return time.monotonic() - self._began_s
 
     def _compare_replicas(self) -> None:
-        self._exchange.settle()
-        self._check.run(self._iteration)
-
-    def _replicated(self) -> dict[str, Tensor]:
-        values = {trained.name: trained.tensor for trained in self._replica.trained}
-        return {**values, **self._exchange.state.replicated()}
+        self._on(Event.SETTLE)
+        self._check.run(self.iteration)
 
     def _snapshot(self, *, ends: bool, last: bool) -> bool:
         """Write a snapshot; if training continues, from a memory snapshot, so that histories are
@@ -371,32 +457,26 @@ class Trainer:
             losses.check()
         self._compare_replicas()
         self._show_displayed(wait=True)
-        progress = SolverProgress(
-            iteration=self._iteration,
-            tests_done=self._tests_done,
-            losses=tuple(tuple(smoothed.losses) for smoothed in self._smoothed.values()),
-        )
-        histories: Sequence[History] | None = None
-        if self._memory is not None and not (ends or self._exchange.state.private):
+        known: Mapping[str, Any] = {}
+        is_kept = self._memory is not None and not (ends or self._exchange.state.private)
+        if self._memory is not None and is_kept:
             self._keep_in_memory(self._memory)
             self._memory.finish()
             assert self._memory.newest is not None
-            histories = self._memory.newest.histories
+            kept = self._memory.newest.content.shared
+            known = {name: kept[name] for name in ("history",) if name in kept}
+        self._on(Event.SETTLE)
+        root = self._rank == 0
+        state = self._state.tree.read(self._exchange.control.all_gather, keeps=root, known=known)
         before = (self._before or None) if self._solver.snapshot_diff else None
-        self._checkpoint.save(
-            self._settings.prefix,
-            progress,
-            self._exchange,
-            self._log,
-            histories=histories,
-            before=before,
-            last=last,
-        )
-        return histories is not None
+        if root:
+            prefix = self._settings.prefix
+            self._checkpoint.save(prefix, state, self._log, before=before, last=last)
+        return is_kept
 
     def _snapshot_is_due(self) -> bool:
         every = self._solver.snapshot
-        return bool(every) and self._iteration % every == 0
+        return bool(every) and self.iteration % every == 0
 
     def _one_more_at_the_end(self) -> bool:
         """Return whether a run that ends after this iteration writes a snapshot of it then, as
@@ -407,7 +487,7 @@ class Trainer:
     def _end(self, *, stopped: bool) -> None:
         solver = self._solver
         self._show_displayed(wait=True)
-        self._exchange.settle()
+        self._on(Event.SETTLE)
         if self._one_more_at_the_end():
             self._snapshot(ends=True, last=True)
         if stopped:
@@ -415,7 +495,7 @@ class Trainer:
                 GlogLine(text="Optimization stopped early.", file="solver.cpp", line=224)
             )
             return
-        if solver.display and self._iteration % solver.display == 0:
+        if solver.display and self.iteration % solver.display == 0:
             self._last_loss()
         # Caffe: only where the last iteration is one to be tested
         if solver.test_interval and self._testers:
@@ -440,9 +520,9 @@ class Trainer:
             outputs = nets.train()
             nets.train.drop_graph()
             loss = nets.train.loss
-            losses.add(self._iteration, loss)
+            losses.add(self.iteration, loss)
             losses.check()
-            smoothed = self._smoothed[nets.number]
+            smoothed = self._state.smoothed[nets.number]
             smoothed.add(loss)
             others = {f"statistics {n}": tensor for n, tensor in enumerate(statistics)}
             found.append(pack(smoothed.value, {**outputs, **others}))
@@ -455,13 +535,25 @@ class Trainer:
         ):
             tensor.copy_(mean)
         record = TrainRecord(
-            iteration=self._iteration,
+            iteration=self.iteration,
             loss=float(shown[0]),
             elapsed_s=self._elapsed_s(),
             outputs=self._outputs(shown[1:], output_sizes(self._replica.train)),
-            rate=self._solver.rate(self._iteration),
+            rate=self._solver.rate(self.iteration),
         )
         self._log.write(*last(record))
         for sink in self._sinks:
             if sink is not self._log:
                 sink.on_train(record)
+
+
+_ACTS: dict[Act, Callable[[Trainer], None]] = {
+    Act.START: Trainer._start,
+    Act.START_PRESENT: Trainer._start,
+    Act.SEND: Trainer._send,
+    Act.FINISH: Trainer._finish,
+    Act.NEXT_TURN: Trainer._next_turn,
+    Act.SETTLE: Trainer._settle,
+    Act.WAIT_LAST: lambda trainer: None,  # a run has settled, unless it ends by an error
+    Act.CLOSE: Trainer._leave,
+}

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-
-from torch import nn
+from typing import Any
 
 from poseidon.caffe.layers.base import LayerContext
 from poseidon.caffe.layers.user_modules import import_modules, location_in
@@ -19,9 +18,8 @@ from poseidon.caffe.proto.caffe_pb2 import TRAIN
 from poseidon.caffe.proto.definition import read_solver
 from poseidon.caffe.proto.shipped import unpack_solver
 from poseidon.caffe.solver.averages import SmoothedLoss
-from poseidon.caffe.solver.checkpoint import Checkpoint, Resumed, SolverProgress
+from poseidon.caffe.solver.checkpoint import Checkpoint
 from poseidon.caffe.solver.layer_context import layer_context
-from poseidon.caffe.solver.memory import MemorySnapshot, MemorySnapshots, arrive
 from poseidon.caffe.solver.replica import Replica, net_table
 from poseidon.caffe.solver.settings import solver_settings
 from poseidon.caffe.solver.tester import Tester
@@ -29,8 +27,9 @@ from poseidon.caffe.solver.trainer import LoopSettings, Trainer
 from poseidon.caffe.tools.preflight import weight_files
 from poseidon.engine.debugger import unwatched
 from poseidon.engine.document import JobDocument
-from poseidon.engine.elastic import SnapshotInterval
+from poseidon.engine.kept_state import KeptState
 from poseidon.engine.launcher_connection import LauncherConnection
+from poseidon.engine.memory import SolverMemory
 from poseidon.engine.observation import Observation
 from poseidon.engine.own_time import OwnTime
 from poseidon.engine.snapshots.writer import SnapshotSettings, SnapshotWriter
@@ -39,7 +38,6 @@ from poseidon.errors import JobError, counted
 from poseidon.exchange.base import ExchangeSettings
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.building.built import Built
-from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.observe.metrics.glog_lines import GlogSink, number
 from poseidon.observe.metrics.netoutputs import NetOutputs
@@ -63,7 +61,6 @@ class ProgressReporter:
         launcher: LauncherConnection,
         max_iter: int,
         images_per_iteration: int,
-        start: SolverProgress,
         *,
         virtual_workers: int = 1,
     ) -> None:
@@ -72,12 +69,15 @@ class ProgressReporter:
         self._max_iter = max_iter
         self._images = images_per_iteration
         self._next_s = 0.0
-        self._iteration = start.iteration
+        self._iteration = 0
         self._loss: float | None = None
         self._unreported: tuple[int, SmoothedLoss] | None = None
-        if start.losses and start.losses[0]:
-            losses = start.losses[0]
-            self._unreported = (start.iteration, SmoothedLoss(len(losses), losses))
+
+    def begin(self, iteration: int, smoothed: SmoothedLoss) -> None:
+        """Note where a run begins. It is reported if there are losses before it."""
+        self._iteration = iteration
+        if smoothed.losses:
+            self._unreported = (iteration, smoothed)
 
     def __call__(self, iteration: int, smoothed: SmoothedLoss) -> None:
         """Note an iteration; report it when the last report is long enough ago."""
@@ -174,7 +174,9 @@ class SolverWork(TrainingWork[JobDocument]):
     def __init__(self, document: JobDocument, launcher: LauncherConnection) -> None:
         super().__init__(document, launcher)
         self._writer = SnapshotWriter(launcher.watchdog.progress)
-        self._memory: MemorySnapshots | None = None
+        self._memory: SolverMemory | None = None
+        self._schemes: tuple[Scheme, ...] = ()
+        """Of each trained tensor, where a start cannot find it out again."""
         self._began_s: float | None = None
 
     def location(self, error: Exception) -> str:
@@ -216,18 +218,13 @@ class SolverWork(TrainingWork[JobDocument]):
         replica.go_on(self._context(), self.document.placement)
 
     @property
-    def _newest(self) -> MemorySnapshot | None:
-        return None if self._memory is None else self._memory.newest
-
-    @property
     def kept_iteration(self) -> int | None:
-        """See `TrainingWork`: others need values and histories."""
-        newest = self._newest
-        return newest.iteration if newest is not None and newest.values else None
+        """See `TrainingWork`: others need the whole state."""
+        newest = None if self._memory is None else self._memory.newest
+        return newest.iteration if newest is not None and newest.content.is_whole else None
 
     def _train(self, replica: Replica) -> None:
-        document, rank = self.document, self.document.rank
-        member = membership_of(document, self.launcher.interruption)
+        document = self.document
         checkpoint = Checkpoint(
             replica,
             settings=SnapshotSettings(
@@ -240,10 +237,11 @@ class SolverWork(TrainingWork[JobDocument]):
             writer=self._writer,
             job=document.job,
         )
-        resumed = self._starting_point(replica, checkpoint)
+        kept = self._kept() if document.rewind >= 0 else None
+        state = self._read_state(replica, checkpoint) if document.rewind < 0 else None
         if replica.settings.snapshot or replica.settings.snapshot_after_train:
             checkpoint.begin(replica.solver.snapshot_prefix(Path(document.output)))
-        start = SolverProgress(iteration=0) if resumed is None else resumed.progress
+        start = max(document.rewind, 0) if state is None else state["iteration"]
         trace = self.open_trace()
         self.launcher.send("ready")
         watchdog = self.launcher.watchdog
@@ -254,42 +252,31 @@ class SolverWork(TrainingWork[JobDocument]):
                 ExchangeSettings(
                     clip=replica.settings.clip,
                     gradient_scale=1.0 / replica.settings.iter_size,
-                    start_clock=start.iteration,
+                    start_clock=start,
                 ),
-                member,
+                membership_of(document, self.launcher.interruption),
                 self.launcher.exchange_addresses,
                 trace=trace,
-                schemes=self._schemes(replica, resumed),
+                schemes=self._known_schemes(replica, state, kept),
             )
         if built.recorded or (
             document.exchange.kind is ExchangeKind.HYBRID and built.store is not None
         ):
-            checkpoint.schemes = tuple(choice.scheme for choice in built.plan.choices)
+            self._schemes = tuple(choice.scheme for choice in built.plan.choices)
         self.launcher.most_lead = built.most_lead
-        seen = Observation(
-            built,
-            _layers_of(replica),
-            trace,
-            self.launcher.send,
-            observers=[watchdog],
-        )
-        exchange = seen.exchange
+        layers = [layer for nets in replica.nets for layer in nets.train.layer_modules]
+        seen = Observation(built, layers, trace, self.launcher.send, observers=[watchdog])
         self._watch(replica)
         try:
-            if resumed is not None:
-                exchange.state.hold_back(resumed.held_back)
-            histories = resumed.histories(local_steps=built.local_steps) if resumed else None
-            exchange.open(histories or None)
-            if document.rewind >= 0:
-                start = arrive(
-                    self._newest, replica, checkpoint.frozen, exchange.control, start.iteration
-                )
-            _freeze_objects()
-            self.launcher.forward_requests(exchange, rank)
-            if rank == 0:
-                self._log_start(replica, built)
-            self._memory = self._memory_snapshots(replica, built, checkpoint, start)
-            with self._trainer(replica, exchange, checkpoint, start) as trainer:
+            with self._trainer(replica, built, checkpoint, start) as trainer:
+                if document.rewind >= 0:
+                    trainer.open_from_memory(kept)
+                else:
+                    trainer.open(state, Path(document.snapshot))
+                _freeze_objects()
+                self.launcher.forward_requests(built.exchange, document.rank)
+                if document.rank == 0:
+                    self._log_start(replica, built)
                 seen.watch()
                 trainer.run()
         except ServerError as error:
@@ -303,25 +290,17 @@ class SolverWork(TrainingWork[JobDocument]):
             finally:
                 trace.close()
 
-    def _memory_snapshots(
-        self, replica: Replica, built: Built, checkpoint: Checkpoint, start: SolverProgress
-    ) -> MemorySnapshots | None:
+    def _memory_snapshots(self, built: Built, start: int) -> SolverMemory | None:
         """Return what takes memory snapshots; None if the job has none."""
-        document, exchange = self.document, built.exchange
+        document = self.document
         if not document.replicas:
             return None
-        return MemorySnapshots(
-            replica,
-            exchange,
-            checkpoint.frozen,
+        return SolverMemory(
             holds=document.holds_snapshots,
-            interval=SnapshotInterval(
-                start.iteration,
-                document.memory_snapshot_every,
-                steps=max(1, built.local_steps),
-            ),
-            schemes=checkpoint.schemes,
-            newest=self._newest,
+            start=start,
+            every=document.memory_snapshot_every,
+            steps=max(1, built.local_steps),
+            newest=None if self._memory is None else self._memory.newest,
         )
 
     def _watch(self, replica: Replica) -> None:
@@ -340,55 +319,45 @@ class SolverWork(TrainingWork[JobDocument]):
             return None
         return OwnTime(self.launcher.send, lambda: watchdog.read().waited_s, replica.context.device)
 
-    def _schemes(self, replica: Replica, resumed: Resumed | None) -> tuple[Scheme, ...]:
+    def _known_schemes(
+        self, replica: Replica, state: Mapping[str, Any] | None, kept: KeptState | None
+    ) -> tuple[Scheme, ...]:
         """Return the schemes that an earlier start or run has chosen; empty: none."""
         if schemes := self.document.schemes([trained.name for trained in replica.trained]):
             return schemes
-        return () if resumed is None else resumed.schemes
+        if kept is not None:
+            return self._schemes
+        return tuple(map(Scheme, {} if state is None else state.get("schemes", ())))
 
-    def _starting_point(self, replica: Replica, checkpoint: Checkpoint) -> Resumed | None:
+    def _read_state(self, replica: Replica, checkpoint: Checkpoint) -> dict[str, Any] | None:
+        """Load the weights from which the job continues, or which it begins with; return the rest
+        of the state.
+        """
         document = self.document
-        if document.rewind >= 0:
-            return self._rewound(replica)
         if not document.snapshot:
             self._log_notes(replica.load(weight_files(replica.solver, document.weights)))
             return None
-        resumed = checkpoint.restore(
-            Path(document.snapshot), private_histories=membership_of(document).private_histories
-        )
-        assert resumed.model is not None, "a snapshot on disk names its model"
-        self._log_notes(replica.load([resumed.model], own=True))
+        state = checkpoint.restore(Path(document.snapshot))
+        self._log_notes(replica.load([state["model"]], own=True))
         replica.load_tests(weight_files(replica.solver, document.weights))  # of a restart
-        if self.document.rank == 0:
-            LOGGER.info(
-                "continuing from %s at iteration %d",
-                document.named(document.snapshot),
-                resumed.progress.iteration,
-            )
-        return resumed
+        if document.rank == 0:
+            name, iteration = document.named(document.snapshot), state["iteration"]
+            LOGGER.info("continuing from %s at iteration %d", name, iteration)
+        return state
 
-    def _rewound(self, replica: Replica) -> Resumed:
-        """Return what this worker begins with from memory; `Exchange.open` and `arrive` bring the
-        rest.
+    def _kept(self) -> KeptState | None:
+        """Return what this worker has of the memory snapshot from which the job continues.
 
         Raises:
             JobError: this is rank 0, and it does not have the snapshot.
         """
-        rewind, rank, newest = self.document.rewind, self.document.rank, self._newest
-        if newest is None or newest.iteration != rewind:
-            newest = None  # what its codecs hold back is of another iteration
-        if rank == 0:
-            if newest is None or not newest.values:
+        rewind, newest = self.document.rewind, None if self._memory is None else self._memory.newest
+        kept = newest.content if newest is not None and newest.iteration == rewind else None
+        if self.document.rank == 0:
+            if kept is None or not kept.is_whole:
                 raise JobError(f"worker 0 has no memory snapshot of iteration {rewind}")
-            newest.restore_values(replica)
             LOGGER.info("continuing from memory at iteration %d", rewind)
-        return Resumed(
-            progress=SolverProgress(iteration=rewind),
-            own_histories=[[] if newest is None else list(newest.histories)],
-            outer=[],
-            held_back={} if newest is None else newest.held_back,
-            schemes=() if newest is None else newest.schemes,
-        )
+        return kept
 
     def _log_notes(self, notes: list[str]) -> None:
         if self.document.rank == 0:
@@ -419,9 +388,9 @@ class SolverWork(TrainingWork[JobDocument]):
     def _trainer(
         self,
         replica: Replica,
-        exchange: Exchange,
+        built: Built,
         checkpoint: Checkpoint,
-        start: SolverProgress,
+        start: int,
     ) -> Iterator[Trainer]:
         document, settings = self.document, replica.settings
         images = replica.batch_records * document.placement.count * settings.iter_size
@@ -429,14 +398,13 @@ class SolverWork(TrainingWork[JobDocument]):
             self.launcher,
             settings.max_iter,
             images,
-            start,
             virtual_workers=len(replica.nets),
         )
         testers = [
             Tester(
                 replica,
                 index,
-                exchange,
+                built.exchange,
                 stop_wanted=self.launcher.stopping.is_set,
                 on_batch=progress.test,
             )
@@ -447,40 +415,39 @@ class SolverWork(TrainingWork[JobDocument]):
             sinks.append(
                 NetOutputs(
                     Path(document.net_outputs),
-                    resumed_at=start.iteration if document.goes_on else 0,
+                    resumed_at=start if document.goes_on else 0,
                 )
             )
         # seconds in the log go on after a pause
         self._began_s = self._began_s or time.monotonic()
+        self._memory = self._memory_snapshots(built, start)
         trainer = Trainer(
             replica,
-            exchange,
+            built.exchange,
             LoopSettings(
                 prefix=replica.solver.snapshot_prefix(Path(document.output)),
                 title=replica.train.definition.param.name or Path(document.solver).stem,
                 on_progress=progress,
+                on_open=progress.begin,
                 exchange=document.exchange,
                 stop_at_nan=document.stop_at_nan,
-                from_memory=document.rewind >= 0,
+                local_steps=built.local_steps,
+                schemes=self._schemes,
                 began_s=self._began_s,
             ),
             checkpoint=checkpoint,
             testers=testers,
             log=GlogSink(logging.getLogger("poseidon.solver")),
             sinks=sinks,
-            start=start,
             own_time=self._own_time(replica),
             memory=self._memory,
         )
         try:
             yield trainer
         finally:
+            trainer.close()
             # also after a failure: the launcher reports the iterations that will be repeated
             progress.report()
-
-
-def _layers_of(replica: Replica) -> list[tuple[str, nn.Module]]:
-    return [layer for nets in replica.nets for layer in nets.train.layer_modules]
 
 
 def _freeze_objects() -> None:

@@ -30,7 +30,6 @@ from poseidon.exchange.options import ExchangeOptions
 from poseidon.torch.group_loop import GroupLoop
 from poseidon.torch.optimizer_turns import OptimizerTurns
 from poseidon.torch.tensors import DistributeOptions, GroupPlan, ModuleTensors
-from poseidon.torch.updates.histories import Histories
 from poseidon.torch.updates.optimizer import exchanged_parameters, load_optimizer
 from poseidon.torch.updates.worker_optimizer import WorkerOptimizerUpdate, mean_of
 from ps_server.rules import clip_factor, plain_sum, sum_of_squares
@@ -101,7 +100,7 @@ class LocalOptimizerUpdate(WorkerOptimizerUpdate):
 
     def attach(self, loop: GroupLoop) -> None:
         super().attach(loop)
-        self._histories = Histories(loop, self.label)
+        self._histories = loop.exchange_leaves(self.label)
 
     @cached_property
     def _of_turns(self) -> OptimizerTurns | None:
@@ -161,7 +160,7 @@ class LocalOptimizerUpdate(WorkerOptimizerUpdate):
             read=self._states,
             write=self._load_states,
             resize=first,
-            live=self._replicated,
+            live=self._histories.replicated,
         )
         return [states, self._histories.only_outer()]
 
@@ -182,10 +181,6 @@ class LocalOptimizerUpdate(WorkerOptimizerUpdate):
     def _enter(self, at: int) -> None:
         if self._of_turns is not None:
             self._of_turns.enter(at)
-
-    def _replicated(self) -> Mapping[str, Tensor]:
-        values = {trained.name: trained.tensor for trained in self.plan.tensors}
-        return {**values, **self.loop.exchange.state.replicated()}
 
     def reopen(self, iterations: int) -> None:
         self.loop.exchange.open(self._histories.loaded(), iterations)

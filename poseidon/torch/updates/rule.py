@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._C import DisableTorchFunctionSubclass
 
 from poseidon.engine.session import Applies, Event, State
@@ -20,7 +20,6 @@ from poseidon.torch.masters import as_float32, under_a_rule
 from poseidon.torch.sent_gradients import SentGradients
 from poseidon.torch.tensors import DistributeOptions, GroupPlan, ModuleTensors
 from poseidon.torch.update_rules import ShardRules
-from poseidon.torch.updates.histories import Histories
 
 SCALED = (
     "a GradScaler has read or changed this worker's gradients after backward() had sent them to the "
@@ -216,7 +215,7 @@ class RuleUpdate(Update):
 
     def attach(self, loop: GroupLoop) -> None:
         super().attach(loop)
-        self._histories = Histories(loop, self.label)
+        self._histories = loop.exchange_leaves(self.label)
         self._note_values()
 
     def leaves(self) -> Sequence[Leaf]:
@@ -227,14 +226,10 @@ class RuleUpdate(Update):
             read=lambda: self._set_rate,
             write=self._load_rate,
         )
-        return [rate, *self._histories.leaves(live=self._replicated)]
+        return [rate, *self._histories.histories()]
 
     def _load_rate(self, found: Found) -> None:
         self._set_rate = found.shared
-
-    def _replicated(self) -> Mapping[str, Tensor]:
-        values = {trained.name: trained.tensor for trained in self.plan.tensors}
-        return {**values, **self.loop.exchange.state.replicated()}
 
     def reopen(self, iterations: int) -> None:
         self.loop.exchange.open(self._histories.loaded(), iterations)

@@ -17,6 +17,8 @@ from poseidon.engine.state_tree import (
     StateTree,
     first,
 )
+from poseidon.exchange.broadcast import Gather
+from tests.poseidon.engine.test_kept_state import Meeting
 from tests.support.threads import failures_on_threads
 
 SOURCE = StateSource(name="a test")
@@ -57,6 +59,28 @@ def alone(payload: bytes) -> Sequence[bytes]:
     return [payload]
 
 
+def gathering(workers: int) -> list[Gather]:
+    """Return what gathers the payloads of workers that are threads."""
+    parts: list[dict[int, bytes]] = []
+    barrier = threading.Barrier(workers, timeout=20)
+
+    def of(rank: int) -> Gather:
+        def gather(payload: bytes) -> Sequence[bytes]:
+            counts[rank] += 1
+            with lock:
+                if len(parts) < counts[rank]:
+                    parts.append({})
+            found = parts[counts[rank] - 1]
+            found[rank] = payload
+            barrier.wait()
+            return [found[other] for other in range(workers)]
+
+        return gather
+
+    counts, lock = [0] * workers, threading.Lock()
+    return [of(rank) for rank in range(workers)]
+
+
 def test_what_is_read_is_written_in_the_order_of_stages() -> None:
     process = Process(0, processes=1)
     state = process.tree.read(alone, keeps=True)
@@ -74,21 +98,10 @@ def test_what_is_read_is_written_in_the_order_of_stages() -> None:
 def test_others_keep_nothing_and_write_their_own() -> None:
     states: list[dict[str, Any]] = [{}, {}]
     processes = [Process(0), Process(1)]
-    parts: dict[int, dict[int, bytes]] = {}
-    barrier = threading.Barrier(2, timeout=20)
+    gathers = gathering(2)
 
     def run(rank: int) -> None:
-        count = 0
-
-        def gather(payload: bytes) -> Sequence[bytes]:
-            nonlocal count
-            parts.setdefault(count, {})[rank] = payload
-            barrier.wait()
-            found = [parts[count][other] for other in range(2)]
-            count += 1
-            return found
-
-        states[rank] = processes[rank].tree.read(gather, keeps=rank == 0)
+        states[rank] = processes[rank].tree.read(gathers[rank], keeps=rank == 0)
 
     assert not failures_on_threads(2, run)
     assert states[1] == {}
@@ -138,3 +151,50 @@ def test_a_check_comes_before_anything_is_written() -> None:
     with pytest.raises(ValueError, match="a test"):
         process.tree.check(state, SOURCE)
     assert not process.log
+
+
+def test_a_copy_in_memory_starts_all_workers() -> None:
+    """What the exchange brings is written before it opens: on rank 0 the whole, and elsewhere what
+    a worker has kept itself.
+    """
+    meeting = Meeting(2)
+    processes = [Process(0), Process(1)]
+    for rank, process in enumerate(processes):
+
+        def write(found: Found, process: Process = process) -> None:
+            process.log.append("held")
+            process.values["held"] = [found.shared, found.each]
+
+        own = [{f"held of {process.own[0]}": rank}, {}]
+        leaf = Leaf(
+            name="held",
+            scope=Scope.VIRTUAL,
+            read=lambda own=own: own,
+            write=write,
+            is_opened=True,  # type: ignore[misc]
+        )
+        process.tree.add([leaf])
+    copies = [
+        process.tree.copy(meeting.control(rank), keeps=rank == 0, note=b"", before=None)
+        for rank, process in enumerate(processes)
+    ]
+    for copy in copies:
+        copy.spread(1)
+    kept = [copy.result() for copy in copies]
+    assert [one.is_whole for one in kept] == [True, False]
+
+    def run(rank: int) -> None:
+        process = processes[rank]
+        process.tree.load_kept(
+            kept[rank], SOURCE, lambda: process.log.append("opens"), gathers[rank]
+        )
+
+    gathers = gathering(2)
+    assert not failures_on_threads(2, run)
+    for process in processes:
+        assert process.log == ["held", "opens", "shared", "first", "root", "each"]
+        assert process.values["shared"] == "shared 0"
+        assert process.values["each"] == [f"each of {number}" for number in process.own]
+    of_each = [{"held of 0": 0}, {}, {"held of 2": 1}, {}]
+    assert processes[0].values["held"] == [None, of_each]
+    assert processes[1].values["held"] == [{"held of 2": 1}, []]

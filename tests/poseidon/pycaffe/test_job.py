@@ -12,7 +12,7 @@ import pytest
 
 import poseidon.pycaffe as caffe
 from poseidon.engine.elastic import Regrouped
-from poseidon.engine.script_memory import ScriptMemory
+from poseidon.engine.memory import ScriptMemory
 from poseidon.engine.this_process import running_in
 from poseidon.engine.worker_context import ThisWorker, WorkerContext
 from poseidon.errors import UsageError

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from poseidon.caffe.solver.memory import MemorySnapshots
 from poseidon.caffe.solver.worker import SolverWork
 from poseidon.engine.document import JobDocument
 from poseidon.engine.launcher_connection import LauncherConnection
+from poseidon.engine.memory import SolverMemory
 from poseidon.engine.process import run_work
 from poseidon.exchange.base import History
 from poseidon.exchange.exchange import ExchangeState
@@ -322,13 +322,13 @@ def test_a_snapshot_on_disk_that_a_loss_came_before_is_written(
     workers[1].end()  # lost
     for path in tmp_path.glob("snap_iter_*"):
         path.unlink()
-    begun, begin = [], MemorySnapshots.begin
+    begun, begin = [], SolverMemory.begin
 
-    def noted(self: MemorySnapshots, iteration: int, *rest: Any) -> None:
+    def noted(self: SolverMemory, iteration: int, *rest: Any) -> None:
         begun.append(iteration)
         begin(self, iteration, *rest)
 
-    monkeypatch.setattr(MemorySnapshots, "begin", noted)
+    monkeypatch.setattr(SolverMemory, "begin", noted)
     with start(replace(first, goes_on=True), 1, rewind=kept[0]) as (own, addresses):
         go_on(workers[:1], own)
         connect(workers[:1], addresses)

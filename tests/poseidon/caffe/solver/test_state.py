@@ -7,7 +7,7 @@ import torch
 from poseidon.caffe.net.net import Net
 from poseidon.caffe.proto.caffe_pb2 import PoseidonWorkerState
 from poseidon.caffe.solver.replica import WorkerNets
-from poseidon.caffe.solver.worker_state import restore, state_of
+from poseidon.caffe.solver.state import restore, state_of
 from tests.support.nets import build, inputs, layer, noise
 
 T, N, D, H = 3, 2, 4, 5
@@ -37,7 +37,7 @@ def outputs(of: WorkerNets) -> list[torch.Tensor]:
 def test_other_nets_go_on_from_a_state_and_begin_anew_without_one() -> None:
     first, second = nets(seed=1), nets(seed=2)
     begin = outputs(first)
-    packed = state_of(first, [0.5]).SerializeToString()
+    packed = state_of(first, [0.5], torch.device("cpu")).SerializeToString()
     expected = outputs(first)
     assert not torch.equal(begin[0], expected[0])
     restore(second, PoseidonWorkerState.FromString(packed))

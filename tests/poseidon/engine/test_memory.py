@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import poseidon
+from poseidon.engine.memory import ScriptMemory, Snapshot
 from poseidon.engine.packed import unpacked
-from poseidon.engine.script_memory import ScriptMemory, Snapshot
 from poseidon.engine.worker_context import WorkerContext
 from poseidon.torch.distribute import join
 from poseidon.torch.tensors import DistributeOptions
@@ -32,17 +32,17 @@ def memory(
 
 
 def take(memory: ScriptMemory, content: bytes = b"state") -> None:
-    memory.take(lambda: content, lambda payload: (payload, payload))
+    """Take one where it is due."""
+    memory.between(lambda: content, lambda payload: (payload, payload), regroups=False)
 
 
 def test_a_snapshot_is_taken_where_an_iteration_begins_and_nowhere_else() -> None:
     own = memory()
     assert not own.enters(0)  # nothing has been trained
     assert own.enters(1)
-    assert own.is_due()
     take(own)
     assert not own.enters(1)  # the loop of an evaluation after the first iteration
-    assert [i for i in range(2, 6) if own.enters(i) and own.is_due()] == [4, 5]
+    assert [i for i in range(2, 6) if own.enters(i) and own.is_due(i)] == [4, 5]
     assert own.newest == Snapshot(1, b"state")
 
 
@@ -60,7 +60,6 @@ def test_an_iteration_begins_where_its_first_batch_is_asked_for_and_after_a_snap
 def test_a_loop_that_comes_late_takes_the_one_that_was_due_before() -> None:
     own = memory(rewind=10)
     assert own.enters(12)
-    assert own.is_due()
     take(own)
     assert own.newest == Snapshot(12, b"state")
 

@@ -1,0 +1,275 @@
+"""The state of a solver's loop: what its next iteration depends on, as leaves of a tree
+(`poseidon/engine/state_tree.py`).
+
+Law: nets that were compiled for a virtual worker and got its state compute what the nets that the
+state is of would have computed, on any process. Layers that keep more (`Layer.KEEPS_STATE`) are
+excepted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from poseidon.caffe.net.net import Net
+from poseidon.caffe.proto.blob import from_array, to_array
+from poseidon.caffe.proto.caffe_pb2 import PoseidonLayerState, PoseidonNetState, PoseidonWorkerState
+from poseidon.caffe.solver.averages import SmoothedLoss
+from poseidon.caffe.solver.frozen import FrozenHistories
+from poseidon.caffe.solver.replica import Replica, WorkerNets
+from poseidon.engine.exchange_leaves import ExchangeLeaves
+from poseidon.engine.kept_state import Copying
+from poseidon.engine.session import TrainingSession
+from poseidon.engine.state_tree import Found, Leaf, LeafStage, Scope, StateSource, StateTree
+from poseidon.errors import counted
+from poseidon.exchange.base import History
+from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.kinds import Scheme
+from ps_server.numerics import Computation
+
+LOGGER = logging.getLogger(__name__)
+
+
+class SolverState:
+    """The state of the loop of one process.
+
+    Args:
+        session: counts iterations.
+        local_steps: iterations of a round; 0: none.
+        schemes: of each trained tensor, where a resumed run cannot find it out again.
+
+    Attributes:
+        tests_done: test passes made.
+        smoothed: the loss of each virtual worker of this process, in order.
+        frozen: the histories of blobs that do not learn.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        exchange: Exchange,
+        session: TrainingSession,
+        *,
+        local_steps: int,
+        schemes: Sequence[Scheme],
+    ) -> None:
+        self._replica = replica
+        self._session = session
+        self._schemes = schemes
+        self._rank, self._workers = replica.context.rank, replica.virtual_workers.count
+        self.tests_done = 0
+        self.smoothed = {
+            nets.number: SmoothedLoss(replica.settings.average_loss) for nets in replica.nets
+        }
+        self.frozen = FrozenHistories(replica.train.parameters_info, replica.settings)
+        own = replica.virtual_workers.of(self._rank)
+        self._of_exchange = ExchangeLeaves(
+            replica.trained, exchange, own=own, local_steps=local_steps
+        )
+        self.tree = StateTree(own=own, count=self._workers, rank=self._rank)
+        self.tree.add(self._leaves())
+
+    def histories(self) -> list[History] | None:
+        """Return the histories with which the exchange opens; None: none were loaded."""
+        return self._of_exchange.loaded()
+
+    def load(
+        self, state: Mapping[str, Any], source: StateSource, opens: Callable[[], object]
+    ) -> None:
+        """Load a state that all workers have; see `StateTree.write`. It may be of a different
+        number of virtual workers, or Caffe's.
+        """
+        if self.tree.is_resized(state):
+            self._say_resized(state, source)
+            state = self.tree.resized(state, source)
+        self.tree.write(state, source, opens)
+
+    def _say_resized(self, state: Mapping[str, Any], source: StateSource) -> None:
+        if self._rank == 0:
+            saved = state["workers"]
+            LOGGER.warning(
+                "%s was written by %s and this job has %d: each continues at iteration %d of its "
+                "own part of the data, so the records differ from an uninterrupted run",
+                source.name,
+                counted(saved, "virtual worker") if saved else "Caffe",
+                self._workers,
+                state["iteration"],
+            )
+
+    def _leaves(self) -> list[Leaf]:
+        """Return what the loop continues from."""
+        return [
+            Leaf(
+                name="iteration",
+                scope=Scope.SHARED,
+                stage=LeafStage.MODULE,
+                read=lambda: self._session.iterations,
+                write=lambda found: self._session.continue_from(
+                    steps=found.shared, iterations=found.shared
+                ),
+            ),
+            Leaf(
+                name="values",
+                scope=Scope.SHARED,
+                stage=LeafStage.MODULE,
+                read=self._replica.train.layer_blobs,
+                copy=self._copy_values,
+                write=self._write_values,
+                is_opened=True,
+            ),
+            self._of_exchange.held_back(),
+            self._of_exchange.on_shards(),
+            *self._of_exchange.histories(),
+            self.frozen.leaf(),
+            Leaf(
+                name="worker",
+                scope=Scope.VIRTUAL,
+                read=lambda: [
+                    state_of(
+                        nets, self.smoothed[nets.number].losses, self._replica.context.device
+                    ).SerializeToString()
+                    for nets in self._replica.nets
+                ],
+                write=self._write_workers,
+            ),
+            Leaf(
+                name="tests_done",
+                scope=Scope.SHARED,
+                read=lambda: self.tests_done,
+                write=self._write_tests_done,
+            ),
+            Leaf(
+                name="schemes",
+                scope=Scope.SHARED,
+                read=lambda: [scheme.value for scheme in self._schemes],
+            ),
+        ]
+
+    def _copy_values(self, before: Sequence[Tensor] | None) -> Copying:
+        tensors = [trained.tensor.detach() for trained in self._replica.trained]
+        copies = before or [torch.empty_like(tensor) for tensor in tensors]
+        for copy, tensor in zip(copies, tensors, strict=True):
+            copy.copy_(tensor)
+        return Copying.here(copies)
+
+    def _write_values(self, found: Found) -> None:
+        """Set the trained tensors, where memory has them; a state on disk names its model."""
+        for trained, value in zip(self._replica.trained, found.shared or (), strict=False):
+            trained.tensor.detach().copy_(value)
+
+    def _write_workers(self, found: Found) -> None:
+        """Restore the virtual workers of this process. One without a state continues after as many
+        records as were read then.
+        """
+        batches = self._session.iterations * self._replica.settings.iter_size
+        for nets in self._replica.nets:
+            if not found.each:
+                for _, reader in nets.train.readers():
+                    reader.skip_to(batches)
+                continue
+            state = PoseidonWorkerState.FromString(found.each[nets.number])
+            restore(nets, state, batches=batches)
+            if found.source.path is not None:
+                compare_computation(nets, state, found.source.path, self._replica.context.device)
+            losses = SmoothedLoss(self._replica.settings.average_loss, tuple(state.smoothed_loss))
+            self.smoothed[nets.number] = losses
+
+    def _write_tests_done(self, found: Found) -> None:
+        self.tests_done = found.shared
+
+
+def state_of(
+    nets: WorkerNets, losses: Sequence[float], device: torch.device
+) -> PoseidonWorkerState:
+    """Return the state of a virtual worker.
+
+    Args:
+        losses: in its average, oldest first.
+        device: of this process.
+    """
+    state = PoseidonWorkerState(
+        rank=nets.number,
+        torch_rng=nets.train.random_state(),
+        **asdict(Computation.here(device)),
+    )
+    state.smoothed_loss.extend(losses)
+    for name, reader in nets.train.readers():
+        state.reader.add(layer=name, batches=reader.batches_done)
+    of_tests = [
+        PoseidonNetState(layer=_layers_of(net), torch_rng=net.random_state() or None)
+        for net in nets.tests
+    ]
+    found = [PoseidonNetState(layer=_layers_of(nets.train)), *of_tests]
+    if any(one.ByteSize() for one in found):
+        state.net.extend(found)
+    return state
+
+
+def _layers_of(net: Net) -> list[PoseidonLayerState]:
+    return [
+        PoseidonLayerState(
+            name=name, values=[from_array(value.detach().cpu().numpy()) for value in values]
+        )
+        for name, layer in net.layer_modules
+        if (values := layer.saved_state())
+    ]
+
+
+def restore(nets: WorkerNets, state: PoseidonWorkerState, *, batches: int = 0) -> None:
+    """Set the nets of a virtual worker to its state.
+
+    The readers of test nets follow from the number of test passes (`Tester.skip_to`). A test net
+    with other random layers than the saved one keeps its generators: it is a different net.
+
+    Args:
+        batches: that a data layer has read that the state does not have.
+
+    Raises:
+        SnapshotError: the state is of a different net.
+    """
+    known = {reader.layer: reader.batches for reader in state.reader}
+    for name, reader in nets.train.readers():
+        reader.skip_to(known.get(name, batches))
+    nets.train.set_random_state(state.torch_rng)
+    saved = list(state.net) or [PoseidonNetState()] * (1 + len(nets.tests))
+    for net, own in zip((nets.train, *nets.tests), saved, strict=False):
+        _restore_layers(net, own)
+        if own.torch_rng and len(own.torch_rng) == len(net.random_state()):
+            net.set_random_state(own.torch_rng)
+
+
+def compare_computation(
+    nets: WorkerNets, state: PoseidonWorkerState, path: Path, device: torch.device
+) -> None:
+    """Warn if a run on a device cannot have the bits of one that was never interrupted.
+
+    Args:
+        path: the file of the state.
+    """
+    now = Computation.here(device)
+    then = Computation(
+        threads=state.threads, processor=state.processor, torch_version=state.torch_version
+    )
+    if state.threads and then != now:
+        LOGGER.warning(
+            "%s computed with %s when %s was written, and now with %s: the run continues "
+            "correctly, but not with the bits of an uninterrupted one",
+            nets.name,
+            then,
+            path.name,
+            now,
+        )
+
+
+def _restore_layers(net: Net, saved: PoseidonNetState) -> None:
+    known = {layer.name: layer.values for layer in saved.layer}
+    for name, layer in net.layer_modules:
+        device = layer.context.device
+        values = known.get(name, ())
+        layer.restore_state([torch.from_numpy(to_array(v).copy()).to(device) for v in values])

@@ -1,0 +1,186 @@
+"""Snapshots in memory: the states from which an elastic job continues when it has lost a worker.
+
+Laws:
+* A memory snapshot is the state after one iteration that all workers have finished, as one on disk
+  is. A job that continues from it has the bits of an undisturbed one.
+* The first worker of each of the first hosts holds it, so one of them can start all others. A
+  snapshot counts once all of it is there; until then the one before it does.
+* A solver trains on while the parts arrive (`kept_state.py`). A script takes its snapshot, the
+  content of a checkpoint (`Group.save`), at once: where the loop asks the loader of the job's first
+  group for the first batch of an iteration, and where a solver of pycaffe begins one. All that
+  belongs to the iteration before is done there. A script has snapshots once its first group has
+  called `resume`, so that a script which starts again finds its place.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from poseidon.engine.elastic import COSTS, Regrouped, SnapshotInterval
+from poseidon.engine.kept_state import KeptState, StateCopy
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot(Generic[T]):
+    """A complete snapshot: its content is that of a checkpoint, or a `KeptState`."""
+
+    iteration: int
+    content: T
+
+
+class Memory(Generic[T]):
+    """The memory snapshots of one worker, for one start of its job.
+
+    Args:
+        holds: whether this worker keeps whole snapshots.
+        start: iterations finished at the start.
+        every: iterations from one snapshot to the next; 0: they are chosen.
+        steps: iterations of a round of local steps; 1: none.
+        newest: of the start before; None: there is none.
+
+    Attributes:
+        newest: the newest complete one that this worker has.
+    """
+
+    def __init__(
+        self, *, holds: bool, start: int, every: int, newest: Snapshot[T] | None, steps: int = 1
+    ) -> None:
+        self.holds = holds
+        self.newest = newest
+        self._interval = SnapshotInterval(start, every, steps=steps)
+
+    def is_due(self, iteration: int) -> bool:
+        """Return whether all workers take a snapshot when so many iterations are finished."""
+        return self._interval.is_due(iteration)
+
+    def _decide(self, notes: Sequence[bytes]) -> None:
+        self._interval.decide([COSTS.unpack(note) for note in notes])
+
+
+class SolverMemory(Memory[KeptState]):
+    """The memory snapshots of a solver's worker, which trains on while they arrive."""
+
+    _coming: StateCopy | None = None
+    _begun_at = 0
+    _old: KeptState | None = None
+
+    def begin(self, iteration: int, copy: Callable[[bytes, KeptState | None], StateCopy]) -> None:
+        """Begin a snapshot. Every worker calls it after the same iteration.
+
+        Args:
+            copy: begins to copy the state, with a note for all workers. It may write to an older
+                state.
+        """
+        self.finish()
+        began_s = time.perf_counter()
+        old, self._old = self._old, None
+        self._coming = copy(COSTS.pack(*self._interval.costs()), old)
+        self._begun_at = iteration
+        self._interval.begun(iteration, time.perf_counter() - began_s)
+
+    def follow(self, seconds: float) -> None:
+        """Take what has come of a snapshot; all workers call it after each iteration.
+
+        Args:
+            seconds: that the iteration took.
+        """
+        coming = self._coming
+        self._interval.note(seconds, transferring=coming is not None)
+        if coming is not None:
+            self._spread(coming)  # its notes: sent before an iteration that all have finished
+            coming.send()
+            self._complete(coming.poll())
+
+    def finish(self) -> None:
+        """Wait until the snapshot that has begun, if any, is complete."""
+        if self._coming is not None:
+            self._spread(self._coming)
+            self._complete(self._coming.result())
+
+    def _spread(self, coming: StateCopy) -> None:
+        if not self._interval.is_decided:
+            self._decide(coming.notes())
+            coming.spread(self._interval.left(self._begun_at))
+
+    def _complete(self, state: KeptState | None) -> None:
+        if state is not None:
+            self._old = None if self.newest is None else self.newest.content
+            self.newest = Snapshot(self._begun_at, state)
+            self._coming = None
+
+
+class ScriptMemory(Memory[bytes]):
+    """The memory snapshots of a script's worker.
+
+    Args:
+        rewind: the iteration from which this start continues; -1: none.
+        on_begin: called where the loop begins an iteration.
+
+    Attributes:
+        resumes: whether the script has called `resume`.
+    """
+
+    def __init__(
+        self,
+        *,
+        holds: bool,
+        rewind: int,
+        every: int,
+        newest: Snapshot[bytes] | None,
+        on_begin: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(holds=holds, start=max(rewind, 0), every=every, newest=newest)
+        self.resumes = False
+        self.rewinds = rewind >= 0
+        self._on_begin = on_begin
+        self._iteration = max(rewind, 0)
+        self._since_s = time.perf_counter()
+
+    def enters(self, iteration: int) -> bool:
+        """Return whether the loop has come to the beginning of an iteration; called with as many
+        iterations finished as the group counts, also by loops that do not train.
+        """
+        if not self.resumes:
+            return False
+        self._on_begin()
+        if iteration <= self._iteration:
+            return False
+        now = time.perf_counter()
+        if iteration == self._iteration + 1:
+            self._interval.note(now - self._since_s, transferring=False)
+        self._iteration, self._since_s = iteration, now
+        return True
+
+    def between(
+        self,
+        content: Callable[[], bytes],
+        gather: Callable[[bytes], Sequence[bytes]],
+        *,
+        regroups: bool,
+    ) -> None:
+        """Take a snapshot if one is due, between two iterations. All workers call it together.
+
+        Args:
+            content: makes the content, with all others; what it returns counts on those that hold
+                snapshots.
+            regroups: whether the launcher has requested that the job regroups here.
+
+        Raises:
+            Regrouped: after a snapshot, if it has.
+        """
+        if regroups or self.is_due(self._iteration):
+            began_s = time.perf_counter()
+            notes, made = gather(COSTS.pack(*self._interval.costs())), content()
+            if self.holds:
+                self.newest = Snapshot(self._iteration, made)
+            self._since_s = time.perf_counter()
+            self._interval.begun(self._iteration, self._since_s - began_s)
+            self._decide(notes)
+            self._on_begin()
+        if regroups:
+            raise Regrouped
