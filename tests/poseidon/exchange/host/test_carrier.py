@@ -1,0 +1,57 @@
+"""Messages of the workers of a host: small pieces share them, and each piece still has its value."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+
+from poseidon.exchange.base import ExchangeSettings, Trained
+from poseidon.exchange.host.group import HostGroup
+from poseidon.exchange.host.pieces import MOST_PIECES
+from poseidon.exchange.kinds import ExchangeKind
+from tests.support.machines import machines
+from tests.support.threads import on_threads
+
+TENSORS, WORKERS, ITERATIONS = 5 * MOST_PIECES, 2, 3
+
+
+def test_small_pieces_share_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: Counter[str] = Counter()
+    send = HostGroup.send
+
+    def noted(group: HostGroup, to: Any, kind: str, *numbers: int, **payload: Any) -> None:
+        sent[kind] += 1
+        send(group, to, kind, *numbers, **payload)
+
+    monkeypatch.setattr(HostGroup, "send", noted)
+
+    def run(rank: int) -> list[torch.Tensor]:
+        own = [Trained(name=f"w{i}", tensor=torch.zeros(1 + i % 7)) for i in range(TENSORS)]
+        exchange = make(rank, own, ExchangeSettings())
+        try:
+            exchange.open(None)
+            sent.clear()
+            for iteration in range(ITERATIONS):
+                exchange.start(iteration, 1.0)
+                for index in reversed(range(TENSORS)):
+                    exchange.wait(index)
+                    gradient = torch.full_like(own[index].tensor, float(index + rank))
+                    exchange.begin(index, gradient)
+                exchange.finish()
+            for index in range(TENSORS):
+                exchange.wait(index)
+        finally:
+            exchange.close()
+        return [trained.tensor for trained in own]
+
+    with machines(ExchangeKind.SERVER, (WORKERS,), shards=0) as make:
+        found = on_threads(WORKERS, run)
+    for values in found:
+        for index, value in enumerate(values):
+            assert torch.equal(value, torch.full_like(value, -ITERATIONS * (index + 0.5)))
+    of_plane = -(-TENSORS // WORKERS // MOST_PIECES) + 1
+    for kind in ("Parts", "Values"):
+        assert 0 < sent[kind] <= ITERATIONS * WORKERS * of_plane
