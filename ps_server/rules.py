@@ -401,7 +401,7 @@ def squares_of(gradient: Tensor, parts: Sequence[int] = ()) -> list[float]:
         whole = len(part) // segment * segment
         if part.device.type != "cpu":
             padded = torch.nn.functional.pad(part, (0, -len(part) % segment))
-            found += padded.view(-1, segment).double().square().sum(1).tolist()
+            found += padded.view(-1, segment).double().square().sum(1).cpu().tolist()
             continue
         squares = np.square(part.numpy(), dtype=np.float64)
         found += squares[:whole].reshape(-1, segment).sum(axis=1).tolist()

@@ -238,7 +238,10 @@ class FactoredCarrier(Carrier):
 
     @abstractmethod
     def begin_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
-        """Send the factors of a tensor, which are copied; return at once."""
+        """Send the factors of a tensor; return at once.
+
+        On the host they are copied. On a device they may be written to after `finish`.
+        """
 
     @abstractmethod
     def release(self, index: int) -> None:

@@ -62,8 +62,8 @@ class Device(ABC):
 
     @abstractmethod
     def keep(self, tensor: Tensor) -> None:
-        """Keep the memory of a tensor of a different stream, once it is freed, until the work that
-        is on the current stream so far is done.
+        """Keep the memory of a tensor of a different stream, when it is freed, until the work that
+        is on the current stream by then is done.
         """
 
     @abstractmethod
@@ -148,7 +148,8 @@ class CudaDevice(Device):
             torch.cuda.current_stream(self._device).wait_event(event)
 
     def keep(self, tensor: Tensor) -> None:
-        tensor.record_stream(torch.cuda.current_stream(self._device))
+        if tensor.is_cuda:
+            tensor.record_stream(torch.cuda.current_stream(self._device))
 
     def host_memory(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)

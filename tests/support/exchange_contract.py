@@ -61,6 +61,12 @@ class Scenario:
 
 Make = Callable[[int, Sequence[Trained], ExchangeSettings], Exchange]
 """(rank, tensors, settings) -> an exchange, not yet opened."""
+DeviceOf = Callable[[int], torch.device]
+"""The device of each rank."""
+
+
+def on_cpu(rank: int) -> torch.device:
+    return torch.device("cpu")
 
 
 def rate(iteration: int) -> float:
@@ -85,6 +91,7 @@ def train(
     *,
     save: Saved | None = None,
     begin: Saved | None = None,
+    device_of: DeviceOf = on_cpu,
 ) -> list[list[np.ndarray]]:
     """Train W replicas on threads; each one's final weights.
 
@@ -95,13 +102,23 @@ def train(
         save: end after so many iterations, and note what there is.
         begin: open as usual, and once more from there.
     """
-    return on_threads(workers, lambda rank: _train_one(make, rank, workers, scenario, save, begin))
+
+    def run(rank: int) -> list[np.ndarray]:
+        return _train_one(make, rank, workers, scenario, save, begin, device_of(rank))
+
+    return on_threads(workers, run)
 
 
 def _train_one(
-    make: Make, rank: int, workers: int, scenario: Scenario, save: Saved | None, begin: Saved | None
+    make: Make,
+    rank: int,
+    workers: int,
+    scenario: Scenario,
+    save: Saved | None,
+    begin: Saved | None,
+    device: torch.device,
 ) -> list[np.ndarray]:
-    net = Net()
+    net = Net().to(device)
     if rank:  # only rank 0's first values count
         for parameter in net.parameters():
             parameter.data.fill_(rank)
@@ -120,9 +137,10 @@ def _train_one(
                 )
             exchange.open(begin.histories.get(rank, begin.histories[0]), begin.iterations)
         for iteration in range(scenario.iterations if save is None else save.iterations):
-            batches = torch.randn(scenario.passes, BATCH, 7, generator=data)[:, rank::workers]
+            drawn = torch.randn(scenario.passes, BATCH, 7, generator=data)[:, rank::workers]
             if begin is not None and iteration < begin.iterations:
                 continue
+            batches = drawn.to(device)
             exchange.start(iteration, rate(iteration))
             _check_read(exchange, tensors, read)
             hooks.start()
@@ -143,10 +161,10 @@ def _train_one(
                 for history in exchange.state.histories().values()
             ]
         if save is not None and rank == 0:
-            save.values = [p.detach().numpy().copy() for p in net.parameters()]
+            save.values = [p.detach().cpu().numpy().copy() for p in net.parameters()]
         parts = exchange.control.all_gather(b"%d" % rank)
         assert parts == tuple(b"%d" % r for r in range(workers))
-        return [p.detach().numpy().copy() for p in net.parameters()]
+        return [p.detach().cpu().numpy().copy() for p in net.parameters()]
     finally:
         hooks.close()
         exchange.close()
@@ -175,11 +193,11 @@ def reference(scenario: Scenario) -> list[np.ndarray]:
     return weights
 
 
-def check_exact(make: Make, workers: int, scenario: Scenario) -> None:
+def check_exact(make: Make, workers: int, scenario: Scenario, device_of: DeviceOf = on_cpu) -> None:
     """Check that all replicas end with the same bits, equal to one process's weights up to the
     order of float sums.
     """
-    ends = train(make, workers, scenario)
+    ends = train(make, workers, scenario, device_of=device_of)
     for end in ends[1:]:
         for a, b in zip(ends[0], end, strict=True):
             assert np.array_equal(a, b)
@@ -187,7 +205,7 @@ def check_exact(make: Make, workers: int, scenario: Scenario) -> None:
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
 
 
-def check_reopen_without_histories(make: Make, workers: int) -> None:
+def check_reopen_without_histories(make: Make, workers: int, device_of: DeviceOf = on_cpu) -> None:
     """Check that an exchange opened again without histories continues from zeros, whatever it was
     opened with.
     """
@@ -195,7 +213,8 @@ def check_reopen_without_histories(make: Make, workers: int) -> None:
     found: list[History] = []
 
     def run(rank: int) -> None:
-        trained = Trained(name="w", tensor=torch.ones(shape), rule=rule)
+        device = device_of(rank)
+        trained = Trained(name="w", tensor=torch.ones(shape, device=device), rule=rule)
         exchange = make(rank, [trained], ExchangeSettings(start_clock=4))
         exchange.open([[np.full(shape, 7.0, np.float32)] * history_count(rule.kind)])
         trained.tensor.fill_(2.0)
@@ -203,13 +222,15 @@ def check_reopen_without_histories(make: Make, workers: int) -> None:
         exchange.start(9, 0.0)
         exchange.wait(0)
         if 0 in exchange.by_factors:
-            exchange.begin_factors(0, torch.zeros(4, 2), torch.zeros(4, 3))
+            exchange.begin_factors(
+                0, torch.zeros(4, 2, device=device), torch.zeros(4, 3, device=device)
+            )
             exchange.release(0)
         else:
-            exchange.begin(0, torch.zeros(shape))
+            exchange.begin(0, torch.zeros(shape, device=device))
         exchange.finish()
         exchange.settle()
-        assert torch.equal(trained.tensor, torch.full(shape, 2.0))
+        assert torch.equal(trained.tensor.cpu(), torch.full(shape, 2.0))
         if rank == 0:
             found.extend(exchange.state.histories().values())
         exchange.close()
@@ -222,26 +243,29 @@ def check_reopen_without_histories(make: Make, workers: int) -> None:
 
 
 def check_reopen(
-    opened: Callable[[], AbstractContextManager[Make]], workers: int, scenario: Scenario
+    opened: Callable[[], AbstractContextManager[Make]],
+    workers: int,
+    scenario: Scenario,
+    device_of: DeviceOf = on_cpu,
 ) -> None:
     """Check that an exchange opened again from a saved state ends with the bits of one that was
     never interrupted.
     """
     saved = Saved(iterations=scenario.iterations // 2)
     with opened() as make:
-        whole = train(make, workers, scenario)
+        whole = train(make, workers, scenario, device_of=device_of)
     with opened() as make:
-        train(make, workers, scenario, save=saved)
+        train(make, workers, scenario, save=saved, device_of=device_of)
     with opened() as make:
-        ends = train(make, workers, scenario, begin=saved)
+        ends = train(make, workers, scenario, begin=saved, device_of=device_of)
     for end in ends:
         for a, b in zip(end, whole[0], strict=True):
             assert np.array_equal(a, b)
     with opened() as make:
-        check_reopen_without_histories(make, workers)
+        check_reopen_without_histories(make, workers, device_of)
 
 
-def check_calls(make: Make, workers: int) -> None:
+def check_calls(make: Make, workers: int, device_of: DeviceOf = on_cpu) -> None:
     """Check what `check_exact` does not look at.
 
     Statistics take their mean, a tensor without a gradient stays, collections are by rank, all
@@ -252,10 +276,13 @@ def check_calls(make: Make, workers: int) -> None:
     iterations = 10
 
     def run(rank: int) -> None:
+        device = device_of(rank)
+        first = [torch.ones(2, 3), torch.full((3,), 5.0), torch.zeros(4)]
+        own = [tensor.to(device) for tensor in first]
         tensors = [
-            Trained(name="w", tensor=torch.ones(2, 3), rule=Rule()),
-            Trained(name="idle", tensor=torch.full((3,), 5.0), rule=Rule(momentum=0.9)),
-            Trained(name="mean", tensor=torch.zeros(4), rule=Rule(decay=0.5), statistics=True),
+            Trained(name="w", tensor=own[0], rule=Rule()),
+            Trained(name="idle", tensor=own[1], rule=Rule(momentum=0.9)),
+            Trained(name="mean", tensor=own[2], rule=Rule(decay=0.5), statistics=True),
         ]
         exchange = make(rank, tensors, ExchangeSettings())
         exchange.open(None)
@@ -266,17 +293,18 @@ def check_calls(make: Make, workers: int) -> None:
                 exchange.wait(index)
             tensors[2].tensor.add_(rank + 1.0)
             if 0 in exchange.by_factors:
-                exchange.begin_factors(0, torch.full((1, 2), float(rank)), torch.ones(1, 3))
+                u, v = torch.full((1, 2), float(rank)), torch.ones(1, 3)
+                exchange.begin_factors(0, u.to(device), v.to(device))
                 exchange.release(0)
             else:
-                exchange.begin(0, torch.full((2, 3), float(rank)))
+                exchange.begin(0, torch.full((2, 3), float(rank)).to(device))
             exchange.finish()
             clocks = [request.clock for request in exchange.control.requests]
             seen[rank] += [clock for clock in clocks if clock == iteration + 1]
             if rank == 0 and iteration == 1:
                 exchange.control.request(SignalKind.SNAPSHOT)
         exchange.settle()
-        w, idle, mean = (trained.tensor for trained in tensors)
+        w, idle, mean = (trained.tensor.cpu() for trained in tensors)
         torch.testing.assert_close(w, torch.full((2, 3), 1 - 0.25 * iterations * (workers - 1) / 2))
         assert idle.tolist() == [5.0] * 3
         torch.testing.assert_close(mean, torch.full((4,), iterations * (workers + 1) / 2))

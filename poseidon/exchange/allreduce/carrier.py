@@ -174,6 +174,7 @@ class AllReduceCarrier(GradientCarrier):
     def _copy(self, index: int, part: Tensor | None, ready: Event) -> None:
         memory = self._sums.view(index)
         if part is None:
+            ready.synchronize()  # the last mean may still be on its way from there to the device
             memory.zero_()
         else:
             self._device.copy(part, memory, self._out, ready).synchronize()
@@ -202,6 +203,7 @@ class AllReduceCarrier(GradientCarrier):
         update(trained.rule, gradient, history, flat, rate=rate, step=iteration)
 
     def _mean(self, index: int) -> Tensor:
+        self._copies.drain()  # a round begins with the last of its copies
         return self._sums.mean(index, self._due_step.iteration)
 
     def _gradient_factor(self) -> float:

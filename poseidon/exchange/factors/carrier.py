@@ -28,7 +28,7 @@ from torch import Tensor
 from poseidon.exchange.base import ExchangeSettings, History, Trained
 from poseidon.exchange.broadcast import bring_histories
 from poseidon.exchange.carrier import FactoredCarrier, Step
-from poseidon.exchange.device import device_of
+from poseidon.exchange.device import Event, device_of
 from poseidon.exchange.factors.factor_rounds import FactorSession, FactorTable
 from poseidon.exchange.factors.peers import FactorPeers
 from poseidon.exchange.factors.products import Kernel, Scratch, factors_sum_of_squares
@@ -122,6 +122,8 @@ class FactorCarrier(FactoredCarrier):
             threaded=not self._device.is_host,
             timeout_s=network.timeout_s,
         )
+        self._copies: list[Event] = []
+        """Of this iteration's factors."""
         self._rebuilding = threading.Lock()
         self._closing = False
         self._thread = threading.Thread(
@@ -167,16 +169,19 @@ class FactorCarrier(FactoredCarrier):
         with self.peers.monitor:
             weight.progress.hand_in(iteration)
         self._flights.depart(weight.table)
+        pair, copied = weight.copy(iteration, u_KN, v_KM, self._out, ready)
+        self._copies.append(copied)
 
         def send() -> None:
-            pair, copied = weight.copy(iteration, u_KN, v_KM, self._out, ready)
             copied.synchronize()
+            del factors[:]
             if self._staleness and self._settings.clip is not None:
                 with self.peers.monitor:
                     weight.progress.hold(pair)
             else:
                 self.peers.broadcast(weight.table, pair)
 
+        factors = [u_KN, v_KM]  # until they are copied
         self._in_order.call(send)
 
     def release(self, index: int) -> None:
@@ -207,6 +212,9 @@ class FactorCarrier(FactoredCarrier):
                 self.peers.broadcast(weight.table, held)
             if weight.progress.released <= self._iteration:
                 self.release(index)
+        for copied in self._copies:  # the factors' memory may be written to from here on
+            self._device.wait(copied)
+        self._copies.clear()
         self._iteration += 1  # `wait` needs the round that has just left
 
     def settle(self, clock: int) -> None:
@@ -252,7 +260,7 @@ class FactorCarrier(FactoredCarrier):
     def _rebuild(self) -> None:
         prepare_thread()
         try:
-            with torch.no_grad():
+            with torch.no_grad(), self._device.on(self._side):
                 while self._rebuild_next():
                     pass
         except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
@@ -309,25 +317,23 @@ class FactorCarrier(FactoredCarrier):
             step = weight.progress.begin_round(taken.clock)
         outputs, inputs = weight.tensor.shape
         name = str(weight.table) if self._settings.clip is not None else ""
-        with self._device.on(self._side):
-            self._device.wait(step.left)
-            return _Stacked(
-                weight=weight,
-                clock=taken.clock,
-                step=step,
-                u_BN=self._scratch.stack(f"u{name}", [pair.u for pair in taken.pairs], outputs),
-                v_BM=self._scratch.stack(f"v{name}", [pair.v for pair in taken.pairs], inputs),
-            )
+        self._device.wait(step.left)
+        return _Stacked(
+            weight=weight,
+            clock=taken.clock,
+            step=step,
+            u_BN=self._scratch.stack(f"u{name}", [pair.u for pair in taken.pairs], outputs),
+            v_BM=self._scratch.stack(f"v{name}", [pair.v for pair in taken.pairs], inputs),
+        )
 
     def _apply(self, stacked: _Stacked, limit: float) -> None:
         weight, clock, step = stacked.weight, stacked.clock, stacked.step
         began_ns = self._trace.now()
-        with self._device.on(self._side):
-            scale = limit * self._settings.gradient_scale / self._workers
-            weight.apply(
-                clock, stacked.u_BN, stacked.v_BM, rate=step.rate, scale=scale, kernel=self._kernel
-            )
-            done = self._device.event()
+        scale = limit * self._settings.gradient_scale / self._workers
+        weight.apply(
+            clock, stacked.u_BN, stacked.v_BM, rate=step.rate, scale=scale, kernel=self._kernel
+        )
+        done = self._device.event()
         done.synchronize()  # the rounds' memory on the host may go
         self._trace.span(Track.REBUILD, "apply", weight.name, began_ns, clock=clock)
         self._flights.arrive(weight.table)
@@ -344,10 +350,13 @@ class FactorCarrier(FactoredCarrier):
                 for clock, pair in self.peers.session.own(weight.table)
                 if clock >= progress.applied
             ]
-        with torch.no_grad():
-            weight.replay(
-                own, scale=self._settings.gradient_scale / self._workers, kernel=self._kernel
-            )
+        scale, ready = self._settings.gradient_scale / self._workers, self._device.event()
+        # where rounds are applied: they use the same memory
+        with torch.no_grad(), self._device.on(self._side):
+            self._device.wait(ready)
+            weight.replay(own, scale=scale, kernel=self._kernel)
+            done = self._device.event()
+        self._device.wait(done)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

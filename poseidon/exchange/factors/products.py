@@ -88,6 +88,15 @@ class Scratch:
             return on_host
         return self.take(name, rows, columns).copy_(on_host, non_blocking=True)
 
+    def own(self, name: str, part: Array) -> Tensor:
+        """Return a matrix of `FactorWeight.copy` on the device. It stays as it is until the work
+        that uses it is done.
+        """
+        on_host = torch.from_numpy(part)
+        if self._device.type == "cpu":
+            return on_host
+        return self.take(name, *on_host.shape).copy_(on_host, non_blocking=True)
+
     def _take(self, name: str, rows: int, columns: int, device: torch.device) -> Tensor:
         memory = self._memory.get(name)
         if memory is None or memory.numel() < rows * columns:

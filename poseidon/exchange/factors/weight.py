@@ -122,12 +122,11 @@ class FactorWeight:
             return
         for copy, history in zip(self._replayed, self.history, strict=True):
             copy.copy_(history)
-        outputs, inputs = self.tensor.shape
         for clock, rate, pair in own:
             apply_factors(
                 self._rule,
-                self._scratch.stack("own u", [pair.u], outputs),
-                self._scratch.stack("own v", [pair.v], inputs),
+                self._scratch.own("own u", pair.u),
+                self._scratch.own("own v", pair.v),
                 self.tensor,
                 self._replayed,
                 rate=rate,

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from poseidon.exchange.device import device_of
 from poseidon.exchange.factors.factor_rounds import Pair
 from ps_server.transport.base import Buffer
 
@@ -78,6 +79,7 @@ class FactorStack:
 
     def __init__(self, outputs: int, inputs: int, *, divisor: int, device: torch.device) -> None:
         self._divisor = divisor
+        self._device = device_of(device)
         self._parts: dict[int, tuple[Tensor, Tensor]] = {}
         self._u_RN = torch.empty(0, outputs, device=device, dtype=torch.float32)
         self._v_RM = torch.empty(0, inputs, device=device, dtype=torch.float32)
@@ -104,6 +106,8 @@ class FactorStack:
         self._parts.clear()
         rows = sum(len(u_KN) for u_KN, _ in parts)
         if rows > len(self._u_RN):
+            self._device.keep(self._u_RN)
+            self._device.keep(self._v_RM)
             self._u_RN = self._u_RN.new_empty(rows, self._u_RN.shape[1])
             self._v_RM = self._v_RM.new_empty(rows, self._v_RM.shape[1])
         place = 0
@@ -111,5 +115,7 @@ class FactorStack:
             own = slice(place, place + len(u_KN))
             self._u_RN[own].copy_(u_KN).div_(self._divisor)
             self._v_RM[own].copy_(v_KM)
+            self._device.keep(u_KN)
+            self._device.keep(v_KM)
             place = own.stop
         return self._u_RN[:rows], self._v_RM[:rows]

@@ -169,8 +169,8 @@ class Owner:
         Args:
             step: `open` or `settle` of the inner exchange.
         """
-        settled = self._settled + 1
-        self._command(lambda: self._settle(step))
+        settled, ready = self._settled + 1, self.device.event()
+        self._command(lambda: self._settle(step, ready))
         self._monitor.wait_for(
             lambda: True if self._settled == settled else None,
             "the workers of this machine did not settle",
@@ -266,7 +266,8 @@ class Owner:
         self._inner.finish()
         self._publish_all()
 
-    def _settle(self, step: Callable[[], None]) -> None:
+    def _settle(self, step: Callable[[], None], ready: Event) -> None:
+        self.device.wait(ready)
         step()
         self._publish_all()
         with self._monitor:
@@ -322,8 +323,9 @@ class Owner:
             else [part.to(own[0].device) for part in self._memory.parts(piece, worker)]
             for worker in range(group.size)
         ]
+        for part in own:
+            self.device.keep(part)
         for total in group.tree.sums(parts, encoded=place in self._encoded):
-            self.device.keep(total)
             self._inner.begin(place, total.view(trained.tensor.shape))
 
     def _begin_factors(self, place: int) -> None:

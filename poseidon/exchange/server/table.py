@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +21,13 @@ def of_values(name: str) -> str:
     return f"{name}, values"
 
 
+class Streams(NamedTuple):
+    """For copies out of a device, and into it."""
+
+    out: Any
+    into: Any
+
+
 class ServerTable:
     """The state of one table on this worker.
 
@@ -29,9 +36,10 @@ class ServerTable:
 
     Args:
         device: of the tensor.
+        streams: for its copies.
     """
 
-    def __init__(self, trained: Trained, spec: TableSpec, device: Device) -> None:
+    def __init__(self, trained: Trained, spec: TableSpec, device: Device, streams: Streams) -> None:
         self.rule = trained.rule
         self.rate_index = trained.rate_index
         self.staleness = spec.staleness
@@ -45,7 +53,14 @@ class ServerTable:
         self._on_host = device.is_host
         flat = trained.tensor.detach().reshape(-1)
         self._device = device
+        self._streams = streams
         self._gradients: list[Tensor] = []
+        self._left: Event | None = None
+        """After which the tensor may be written to; None: since its value was copied it has not
+        been handed over.
+        """
+        self.copied_in: Event = DONE
+        """After which `value` may be written to."""
         self.value: Payload = as_array(
             flat
             if self._on_host
@@ -92,27 +107,33 @@ class ServerTable:
             for own, given in zip(self.history, arrays, strict=False):
                 own.copy_(given)
 
-    def to_host(
-        self, gradient: Tensor, number: int, stream: Any, ready: Event
-    ) -> tuple[Tensor, Event]:
-        """Return push `number` of an iteration in host memory, and the event after which it is
-        there.
+    def to_host(self, gradient: Tensor, number: int) -> tuple[Tensor, Event]:
+        """Hand over the tensor. Return push `number` of an iteration in host memory, and the event
+        after which it is there and `value` may be written to.
 
-        Args:
-            stream: for a copy from a device.
-            ready: the event after which the gradient may be read.
+        The caller keeps the gradient until then.
         """
+        self._left = ready = self._device.event()
         if gradient.device.type == "cpu":
-            return gradient, DONE
+            return gradient, self.copied_in
         while len(self._gradients) <= number:
             memory = self._device.host_memory(gradient.numel(), dtype=gradient.dtype)
             self._gradients.append(memory)
         memory = self._gradients[number]
-        return memory, self._device.copy(gradient, memory, stream, ready)
+        return memory, self._device.copy(gradient, memory, self._streams.out, ready)
 
     def publish(self) -> None:
         """Note the values of statistics; copy the host copy of a GPU tensor to it."""
         if self.statistics:
             np.copyto(self.last_read, self.value)
         if not self._on_host:
-            self.tensor.detach().reshape(-1).copy_(as_tensor(self.value), non_blocking=True)
+            left = self._device.event() if self._left is None else self._left
+            value, to = as_tensor(self.value), self.tensor.detach().reshape(-1)
+            self.copied_in = self._device.copy(value, to, self._streams.into, left)
+            self._device.wait(self.copied_in)
+            self._left = None
+
+    def await_value(self) -> None:
+        """Wait until `value` may be written to, where no push has waited for that."""
+        if self._left is None:
+            self.copied_in.synchronize()

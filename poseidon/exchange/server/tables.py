@@ -9,9 +9,10 @@ as far together as one process with the average gradient.
 With a limit on the gradients' norm at staleness > 0, a change can be computed only once the whole
 gradient is known, so changes leave in `finish`.
 
-Tensors on a GPU have a copy in pinned memory on the host. Gradients are copied there on a stream
-of their own and pushed by a thread of their own. Values are copied back on the compute stream, which
-never waits for the host.
+Tensors on a GPU have a copy in pinned memory on the host. Gradients are copied there on a stream of
+their own, as soon as they are handed over, and a thread pushes each when its copy has ended: copies
+and pushes overlap. Values are copied back on a third stream, and the compute stream waits for the
+event after the copy. Law: the host writes to a table's copy only after that event.
 
 Statistics leave in `finish`: at staleness 0 the values themselves, which the shards average; at
 staleness > 0 1/W of the change that this worker has made since it last read them.
@@ -22,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +35,7 @@ from poseidon.exchange.carrier import CarrierState, Step
 from poseidon.exchange.device import HOST, Event, device_of
 from poseidon.exchange.observe.statistics import Traffic
 from poseidon.exchange.serial_executor import SerialExecutor
-from poseidon.exchange.server.table import ServerTable
+from poseidon.exchange.server.table import ServerTable, Streams
 from ps_server import Client, StoreSpec
 from ps_server.client import ComingHistory
 from ps_server.protocol.messages import Payload
@@ -72,7 +74,7 @@ class ServerTables(CarrierState):
         self._settings = settings
         self._step = Step(settings.start_clock, (0.0,))
         self._device = device_of(held[0].tensor.device) if held else HOST
-        self._out = self._device.stream()
+        streams = Streams(self._device.stream(), self._device.stream())
         self._pushes = SerialExecutor(
             f"pushes-{client.rank}",
             self._push_failed,
@@ -82,7 +84,7 @@ class ServerTables(CarrierState):
         self._last_push = [0] * len(held)
         self._broken: Exception | None = None
         self._tables = [
-            ServerTable(trained, spec, self._device)
+            ServerTable(trained, spec, self._device, streams)
             for trained, spec in zip(held, self._specs, strict=True)
         ]
         self._held_back: Mapping[str, Array] = {}
@@ -150,14 +152,22 @@ class ServerTables(CarrierState):
         table.pushes += 1
         if table.statistics:
             self._push_statistics(index, table, gradient)
-        else:
-            ready = self._device.event()
-            send = partial(self._send, index, gradient, number, self._step, ready)
-            self._last_push[index] = self._pushes.call(send)
+            return
+        source = gradient.detach().reshape(-1)
+        if not self._device.is_host:  # the memory for this push may still be in the last one
+            self._pushes.drain(self._last_push[index])
+        flat, copied = table.to_host(source, number)
+        self._last_push[index] = self._pushes.call(
+            partial(self._send, index, source, flat, copied, self._step)
+        )
 
-    def _send(self, index: int, gradient: Tensor, number: int, step: Step, ready: Event) -> None:
+    def _send(self, index: int, source: Tensor, flat: Tensor, copied: Event, step: Step) -> None:
+        """Push a gradient once it is on the host.
+
+        Args:
+            source: on the device, which is kept until then.
+        """
         table = self._tables[index]
-        flat, copied = table.to_host(gradient.detach().reshape(-1), number, self._out, ready)
         copied.synchronize()
         if table.staleness == 0:
             rate = step.rates[table.rate_index]
@@ -183,20 +193,36 @@ class ServerTables(CarrierState):
         return found
 
     def _push_statistics(self, index: int, table: ServerTable, values: Tensor) -> None:
-        moved: Array = values.detach().reshape(-1).cpu().numpy().copy()
-        if table.staleness:
-            moved = (moved - table.last_read) / np.float32(self._store.host_count)
-            np.add(table.last_read, moved, out=table.value)
+        source = values.detach().reshape(-1)
+        if self._device.is_host:
+            source = source.clone()
+        flat, copied = table.to_host(source, 0)
         self._last_push[index] = self._pushes.call(
-            partial(self._client.push, self._first + index, moved)
+            partial(self._send_statistics, index, source, flat, copied)
         )
+
+    def _send_statistics(self, index: int, source: Tensor, flat: Tensor, copied: Event) -> None:
+        table = self._tables[index]
+        copied.synchronize()
+        own: Any = as_array(flat)  # of the table's type
+        if table.staleness:
+            own = (own - table.last_read) / np.float32(self._store.host_count)
+            np.add(table.last_read, own, out=table.value)
+        self._client.push(self._first + index, own)
 
     def skip(self, index: int) -> None:
         """Leave a table of means as it is in this iteration, in place of `push`; all replicas
         do.
         """
-        self._tables[index].begun = True
-        self._pushes.call(partial(self._client.skip, self._first + index))
+        table = self._tables[index]
+        table.begun = True
+        in_ = table.copied_in
+
+        def skip() -> None:
+            in_.synchronize()
+            self._client.skip(self._first + index)
+
+        self._pushes.call(skip)
 
     def read(self, index: int, staleness: int | None = None) -> None:
         """Wait for the value of a table, and copy it to what the table holds.
@@ -206,6 +232,7 @@ class ServerTables(CarrierState):
         """
         self._drain(self._last_push[index] if self._in_background else None)
         table = self._tables[index]
+        table.await_value()
         self._client.read(self._first + index, table.value, staleness=staleness)
         table.publish()
 

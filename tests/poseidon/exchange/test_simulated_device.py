@@ -1,0 +1,255 @@
+"""The contract of every exchange on devices that run work late: no access without an event
+between, whatever the order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from poseidon.exchange.base import Array, Trained
+from poseidon.exchange.device import DONE, Event
+from poseidon.exchange.factors.carrier import FactorCarrier
+from poseidon.exchange.factors.products import Kernel, Scratch
+from poseidon.exchange.factors.weight import FactorWeight
+from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.server.table import ServerTable
+from ps_server import Rule
+from tests.poseidon.exchange.building.test_server_exchange import hybrid
+from tests.poseidon.exchange.test_carrier import ADAM, EXCHANGES
+from tests.poseidon.exchange.test_contract import server
+from tests.support.exchange_contract import (
+    Make,
+    Scenario,
+    check_calls,
+    check_exact,
+    check_reopen,
+    train,
+)
+from tests.support.machines import machines
+from tests.support.simulated_device import (
+    TYPE,
+    Race,
+    SimulatedDevice,
+    SimulatedEvent,
+    simulated_devices,
+)
+
+LATEST = 5
+"""The seed of a device on which work runs only where something waits for it."""
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(1, 10))]
+ALL = {
+    **EXCHANGES,
+    "one host of four": (lambda: machines(ExchangeKind.SERVER, (4,), shards=0), 4, ADAM),
+    "hosts of four and two": (lambda: machines(ExchangeKind.HYBRID, (4, 2)), 6, ADAM),
+}
+
+
+def device_of(rank: int) -> torch.device:
+    return torch.device("lazy", rank)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("opened", "workers", "scenario"), ALL.values(), ids=ALL.keys())
+class TestContract:
+    """The scenarios of the contract."""
+
+    def test_it_is_exact(
+        self,
+        opened: Callable[[], AbstractContextManager[Make]],
+        workers: int,
+        scenario: Scenario,
+        seed: int,
+    ) -> None:
+        with simulated_devices(workers, seed), opened() as make:
+            check_exact(make, workers, scenario, device_of)
+
+    def test_it_is_opened_once_more(
+        self,
+        opened: Callable[[], AbstractContextManager[Make]],
+        workers: int,
+        scenario: Scenario,
+        seed: int,
+    ) -> None:
+        with simulated_devices(workers, seed):
+            check_reopen(opened, workers, scenario, device_of)
+
+    def test_its_calls(
+        self,
+        opened: Callable[[], AbstractContextManager[Make]],
+        workers: int,
+        scenario: Scenario,
+        seed: int,
+    ) -> None:
+        with simulated_devices(workers, seed), opened() as make:
+            check_calls(make, workers, device_of)
+
+
+STALE = {
+    "server": lambda: server(2, 2, staleness=2),
+    "factors": lambda: hybrid(2, 2, staleness=2),
+}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("clip", [None, 0.2])
+@pytest.mark.parametrize("name", STALE)
+def test_at_staleness_s_all_replicas_settle_on_one_value(
+    name: str, clip: float | None, seed: int
+) -> None:
+    with simulated_devices(2, seed), STALE[name]() as make:
+        first, second = train(make, 2, Scenario(clip=clip), device_of=device_of)
+    for a, b in zip(first, second, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def keep_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory of one stream that another uses is freed at once (`FactorStack` when it grew, an
+    owner's parts)."""
+    monkeypatch.setattr(SimulatedDevice, "keep", lambda self, tensor: None)
+
+
+def replay_on_the_compute_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds of factors are applied on one stream, and this worker's own pairs on another."""
+    publish = FactorCarrier._publish
+
+    def changed(self: FactorCarrier, weight: FactorWeight) -> None:
+        own, self._side = self._side, self._device.current  # type: ignore[attr-defined]
+        try:
+            publish(self, weight)
+        finally:
+            self._side = own
+
+    monkeypatch.setattr(FactorCarrier, "_publish", changed)
+
+
+def take_the_norm_on_the_compute_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The norm of factors is taken on a stream that does not wait for them."""
+    limit = FactorCarrier._limit
+
+    def elsewhere(self: FactorCarrier, rounds: Any) -> float:
+        with self._device.on(self._device._first):  # type: ignore[attr-defined]
+            return limit(self, rounds)
+
+    monkeypatch.setattr(FactorCarrier, "_limit", elsewhere)
+
+
+def push_zeros_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shards may answer zeros before the last value has left the memory for the next one."""
+    to_host = ServerTable.to_host
+
+    def at_once(self: ServerTable, gradient: Tensor, number: int) -> tuple[Tensor, Event]:
+        flat, copied = to_host(self, gradient, number)
+        return flat, DONE if gradient.device.type == "cpu" else copied
+
+    monkeypatch.setattr(ServerTable, "to_host", at_once)
+
+
+def send_before_the_copy_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gradient is sent before it is on the host."""
+    monkeypatch.setattr(SimulatedEvent, "synchronize", lambda self: None)
+
+
+def write_values_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value is written to a tensor that the compute stream may still use."""
+    copy = SimulatedDevice.copy
+
+    def changed(
+        self: SimulatedDevice, source: Tensor, to: Tensor, stream: Any, after: Event
+    ) -> Event:
+        return copy(self, source, to, stream, DONE if to.device.type == TYPE else after)
+
+    monkeypatch.setattr(SimulatedDevice, "copy", changed)
+
+
+MOMENTUM = Scenario(iterations=3)
+CLIPPED = Scenario(iterations=3, clip=0.2)
+RACES: dict[
+    Callable[[pytest.MonkeyPatch], None],
+    tuple[Callable[[], AbstractContextManager[Make]], int, Scenario],
+] = {
+    keep_nothing: (lambda: machines(ExchangeKind.FACTORS, (2, 2)), 4, MOMENTUM),
+    replay_on_the_compute_stream: (lambda: hybrid(2, 2, staleness=2), 2, MOMENTUM),
+    take_the_norm_on_the_compute_stream: (lambda: hybrid(2, 2), 2, CLIPPED),
+    push_zeros_at_once: (lambda: server(2, 2), 2, MOMENTUM),
+    send_before_the_copy_ends: (lambda: server(2, 2), 2, MOMENTUM),
+    write_values_at_once: (lambda: server(2, 2), 2, MOMENTUM),
+}
+
+
+@pytest.mark.parametrize("put_back", RACES, ids=lambda put_back: put_back.__name__)
+def test_a_race_is_found(
+    put_back: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of these was there, or is what an event prevents."""
+    opened, workers, scenario = RACES[put_back]
+    put_back(monkeypatch)
+    for seed in range(20):
+        try:
+            with simulated_devices(workers, seed), opened() as make:
+                train(make, workers, scenario, device_of=device_of)
+        except Race:
+            return
+    pytest.fail("no seed has found it")
+
+
+def stack_in_one_buffer(scratch: Scratch, name: str, part: Array) -> Tensor:
+    return scratch.stack(name, [part], part.shape[1])
+
+
+@pytest.mark.parametrize("in_one_buffer", [False, True])
+def test_each_pair_is_replayed_from_its_own_memory(
+    in_one_buffer: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one buffer the second pair would replace the first before its copy has run."""
+    if in_one_buffer:
+        monkeypatch.setattr(Scratch, "own", stack_in_one_buffer)
+    expectation = pytest.raises(Race, match="the host wrote") if in_one_buffer else nullcontext()
+    with expectation, simulated_devices(1, LATEST) as (device,):
+        weight = FactorWeight(
+            0,
+            Trained(name="fc", tensor=torch.ones(2, 3, device=device.torch), rule=Rule()),
+            [torch.zeros(6, device=device.torch)],
+            clock=0,
+            staleness=2,
+            device=device,
+            scratch=Scratch(device.torch),
+        )
+        weight.open()
+        own = []
+        for iteration in range(3):
+            u, v = (torch.full((4, n), float(iteration), device=device.torch) for n in (2, 3))
+            pair, copied = weight.copy(iteration, u, v, device.stream(), device.event())
+            copied.synchronize()
+            own.append((iteration, 0.5, pair))
+        weight.replay(own, scale=0.25, kernel=Kernel.PORTABLE)
+        assert torch.equal(weight.tensor.cpu(), torch.full((2, 3), 1.0 - 0.5 * (1 + 4)))
+
+
+def test_waits_and_copies_are_counted() -> None:
+    with simulated_devices(1, 0) as (device,):
+        stream, pinned = device.stream(), device.host_memory(4)
+        values = torch.ones(4, device=device.torch)
+        values.add_(1.0)
+        copied = device.copy(values, pinned, stream, device.event())
+        assert not device.waits
+        copied.synchronize()
+        assert pinned.tolist() == [2.0] * 4
+        assert bool(torch.equal(values, values))
+        assert device.waits == {"Event.synchronize": 1, "equal": 1}
+        assert (device.copies, device.bytes) == ({"out": 1}, {"out": 16})
+
+
+def test_without_an_event_two_streams_race() -> None:
+    expected = pytest.raises(Race, match="writes on stream 1 what add_ writes on stream 0")
+    with expected, simulated_devices(1, 0) as (device,):
+        values = torch.ones(4, device=device.torch)
+        values.add_(1.0)
+        with device.on(device.stream()):
+            values.zero_()

@@ -1,0 +1,565 @@
+"""A device that is simulated on CPU tensors: it runs work late, in an order drawn from a seed, and
+finds every access without an event between it and the one before.
+
+A tensor of the device is a `SimulatedTensor` of torch's device `lazy:N`: an operation on it is put
+on the current stream and runs later, on plain memory. Until then its result holds NaN. The host
+makes work run only where it waits for it, and here and there by a draw.
+
+Found as races, by vector clocks of the streams and of the host:
+
+* two streams use the same memory of the device, or the same host memory in copies, one of them
+  writes, and no event or host wait lies between;
+* memory is freed while a stream other than the one that made it may still use it;
+* the host has written to host memory between the begin and the end of a copy from or to it. (What
+  the host reads too early is NaN.)
+
+Not simulated: random numbers of the device, and what NCCL and cuDNN do.
+
+All threads of a process share the host's clock: what one has waited for, all know.
+
+Counted: `waits` of the training loop on the device, by the operation that waited; copies and bytes
+in each direction. Threads that are named in `background` may wait.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from poseidon.exchange.device import KINDS, Device, Event
+
+TYPE = "lazy"
+"""A device type of torch that has no kernels of its own; autograd runs its work on the thread that
+calls `backward`, as it does for the CPU."""
+VIEWS = {
+    "alias", "as_strided", "detach", "diagonal", "expand", "permute", "select", "slice", "split",
+    "split_with_sizes", "squeeze", "t", "transpose", "unbind", "unfold", "unsqueeze", "view",
+    "_reshape_alias", "_unsafe_view", "chunk", "narrow", "view_as",
+}  # fmt: skip
+READ_BY_HOST = {"_local_scalar_dense", "equal", "nonzero", "masked_select", "_unique2"}
+"""Operations whose result, or its shape, the host needs."""
+LOCK = threading.RLock()
+"""Of all devices: memory of one may be freed while another one works."""
+EARLY = (0.0, 0.05, 0.4)
+"""How probable it is that some work that is due runs when new work comes; one of them by draw."""
+
+
+class Race(AssertionError):
+    """Work without an event between."""
+
+
+@dataclass(slots=True)
+class _Access:
+    start: int
+    stop: int
+    stream: int
+    number: int
+    writes: bool
+    what: str
+    place: str
+
+
+@dataclass(eq=False)
+class _Block:
+    """Memory of the device, or host memory that copies use. It lives as long as its tensors."""
+
+    home: int
+    """The stream that made it."""
+    accesses: list[_Access] = field(default_factory=list)
+    pending: int = 0
+    """Copies that are begun and have not run."""
+    kept: set[int] = field(default_factory=set)
+    """The streams whose work so far is waited for when it is freed."""
+
+
+@dataclass(slots=True, eq=False)
+class _Work:
+    run: Callable[[], None]
+    after: list[_Work]
+    ended: bool = False
+
+
+class SimulatedStream:
+    """A queue of work."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.clock = {number: 0}
+        self.queue: deque[_Work] = deque()
+        self.barriers: list[_Work] = []
+        """Work of other streams that the next one waits for."""
+        self.last: _Work | None = None
+
+
+class SimulatedEvent:
+    """A point on a stream."""
+
+    def __init__(self, device: SimulatedDevice, stream: SimulatedStream) -> None:
+        self.clock = dict(stream.clock)
+        self.work = [*stream.barriers, *([stream.last] if stream.last else [])]
+        self._device = device
+
+    def synchronize(self) -> None:
+        self._device.host_waits("Event.synchronize", self.work, self.clock)
+
+    def query(self) -> bool:
+        with self._device.lock:
+            return all(work.ended for work in self.work)
+
+
+class SimulatedDevice(Device):
+    """See the module.
+
+    Attributes:
+        races: what was found, as sentences.
+        waits: by operation: how often a thread that is not in the background has waited.
+        copies: by direction, `out` and `in`: how many there were.
+        bytes: of them.
+        background: prefixes of names of threads that may wait.
+    """
+
+    def __init__(self, index: int, seed: int) -> None:
+        self.torch = torch.device(TYPE, index)
+        self.lock = LOCK
+        self.races: list[str] = []
+        self.waits: Counter[str] = Counter()
+        self.copies: Counter[str] = Counter()
+        self.bytes: Counter[str] = Counter()
+        self.background = ("pushes-", "factors-out-", "sums-out-", "rebuild-", "owner-", "add-")
+        self._draw = random.Random(seed)
+        self._early = self._draw.choice(EARLY)
+        self._clock: dict[int, int] = {}
+        """What the host knows to be done."""
+        self._streams: list[SimulatedStream] = []
+        self._first = self.stream()
+        self._current = threading.local()
+        self._blocks: weakref.WeakValueDictionary[int, _Block] = weakref.WeakValueDictionary()
+        """By the address of their storage."""
+        self._pinned: dict[int, _Block] = {}
+        self._work: deque[_Work] = deque()
+
+    # The contract.
+
+    def stream(self) -> SimulatedStream:
+        stream = SimulatedStream(len(self._streams))
+        self._streams.append(stream)
+        return stream
+
+    @property
+    def current(self) -> SimulatedStream:
+        return getattr(self._current, "stream", self._first)
+
+    @contextmanager
+    def on(self, stream: SimulatedStream) -> Iterator[None]:
+        before, self._current.stream = self.current, stream
+        try:
+            yield
+        finally:
+            self._current.stream = before
+
+    def event(self) -> Event:
+        with self.lock:
+            return SimulatedEvent(self, self.current)
+
+    def wait(self, event: Event) -> None:
+        if isinstance(event, SimulatedEvent):
+            with self.lock:
+                _merge(self.current.clock, event.clock)
+                self.current.barriers += event.work
+
+    def keep(self, tensor: Tensor) -> None:
+        if isinstance(tensor, SimulatedTensor):
+            with self.lock:
+                tensor.block.kept.add(self.current.number)
+
+    def host_memory(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        memory = torch.empty(shape, dtype=dtype)
+        if memory.numel():
+            storage = memory.untyped_storage()
+            address = storage.data_ptr()
+            with self.lock:
+                self._pinned[address] = self._blocks[address] = _Block(self._first.number)
+            weakref.finalize(storage, self._pinned.pop, address, None)
+        return memory
+
+    def synchronize(self) -> None:
+        work = [stream.last for stream in self._streams if stream.last]
+        clock: dict[int, int] = {}
+        for stream in self._streams:
+            _merge(clock, stream.clock)
+        self.host_waits("synchronize", work, clock)
+
+    # Tensors.
+
+    def put(self, tensor: Tensor) -> SimulatedTensor:
+        """Return a copy of a tensor on the device, which is there already."""
+        return self._own(tensor.detach().clone())
+
+    def _own(self, plain: Tensor) -> SimulatedTensor:
+        with self.lock:
+            address = plain.untyped_storage().data_ptr()
+            block = self._blocks.get(address)
+            if block is None:
+                block = _Block(self.current.number)
+                if address:
+                    self._blocks[address] = block
+                weakref.finalize(block, self._freed, block.home, block.accesses, block.kept)
+            return SimulatedTensor(plain, self, block)
+
+    def _freed(self, home: int, accesses: list[_Access], kept: set[int]) -> None:
+        with self.lock:
+            known = dict(self._clock)
+            _merge(known, self._streams[home].clock)
+            for access in accesses:
+                if known.get(access.stream, 0) < access.number and access.stream not in kept:
+                    self.races.append(
+                        f"memory of stream {home} is freed while {access.what} on stream "
+                        f"{access.stream} may use it\n{_place()}"
+                    )
+                    return
+
+    def is_pinned(self, tensor: Tensor) -> bool:
+        return tensor.untyped_storage().data_ptr() in self._pinned
+
+    # Work.
+
+    def call(self, function: Any, arguments: Any, named: Any) -> Any:
+        """Run an operation, or put it on the current stream."""
+        with self.lock:
+            return self._call(function, arguments, named)
+
+    def _call(self, function: Any, arguments: Any, named: Any) -> Any:
+        name = function.overloadpacket.__name__
+        plain = tree_map_only(SimulatedTensor, lambda t: t.plain, (arguments, named))
+        arguments_, named_ = plain
+        to_host = named_.get("device") is not None and named_["device"].type == "cpu"
+        if "device" in named_ and not to_host:
+            named_ = {**named_, "device": torch.device("cpu")}
+        if name in VIEWS and function._schema.name.startswith("aten::"):
+            found = function(*arguments_, **named_)
+            return tree_map_only(Tensor, self._own, found)
+        if name == "copy_":
+            return self._copy(arguments)
+        if name == "_to_copy":
+            return self._to_copy(arguments[0], named)
+        written = _written(function, arguments, named)
+        used = _tensors(arguments, named)
+        if written:
+            self._put(lambda: function(*arguments_, **named_), name, used, written)
+            return _returned(function, written)
+        if name in READ_BY_HOST or (name == "index" and _has_masks(arguments_)):
+            return self._at_once(function, name, arguments_, named_)
+        # what it returns on what is there now has the shape of the result
+        early = function(*arguments_, **named_)
+        outs = tree_map_only(Tensor, lambda found: self._own(_spoilt(found)), early)
+        flat = _tensors(outs)
+
+        def run() -> None:
+            found = _tensors(function(*arguments_, **named_))
+            for out, result in zip(flat_plain, found, strict=True):
+                out.copy_(result)
+
+        flat_plain = [out.plain for out in flat]
+        self._put(run, name, used, flat)
+        return outs
+
+    def _at_once(self, function: Any, name: str, arguments: Any, named: Any) -> Any:
+        stream = self.current
+        self.host_waits(name, [stream.last, *stream.barriers] if stream.last else [], stream.clock)
+        found = function(*arguments, **named)
+        return tree_map_only(Tensor, self._own, found)
+
+    def _to_copy(self, source: Tensor, named: Any) -> Tensor:
+        device = named.get("device")
+        dtype = named.get("dtype") or source.dtype
+        if device is not None and device.type == "cpu":
+            host = _spoilt(torch.empty(source.shape, dtype=dtype))
+            self._copy((host, source, False))
+            return host
+        out = self._own(_spoilt(torch.empty_like(source.plain, dtype=dtype)))
+        self._copy((out, source, True))
+        return out
+
+    def _copy(self, arguments: Sequence[Any]) -> Tensor:
+        to, source, *rest = arguments
+        here = [isinstance(t, SimulatedTensor) for t in (to, source)]
+        plain_to, plain = (t.plain if own else t for t, own in zip((to, source), here, strict=True))
+        if all(here):
+            self._put(lambda: plain_to.copy_(plain), "copy", [source], [to])
+            return to
+        direction = "in" if here[0] else "out"
+        self.copies[direction] += 1
+        self.bytes[direction] += plain.nbytes
+        host = plain if here[0] else plain_to
+        block = self._pinned.get(host.untyped_storage().data_ptr())
+        pinned = block is not None
+        # a copy before this one, in order, may still read the memory
+        spoils = not here[0] and not (block and block.pending)
+        mark = (_spoilt(host) if spoils else host).clone()
+        if block:
+            block.pending += 1
+
+        def run() -> None:
+            if block:
+                block.pending -= 1
+            if pinned and (here[0] or spoils) and not _same(host, mark):
+                self.races.append(f"the host wrote to memory of a copy {direction} under way")
+            plain_to.copy_(mark if here[0] and not pinned else plain)
+
+        self._put(run, f"copy {direction}", [source], [to])
+        if not (pinned and rest and rest[0]):
+            stream = self.current
+            assert stream.last is not None
+            self.host_waits(f"copy {direction}", [stream.last], stream.clock)
+        return to
+
+    def _put(
+        self, run: Callable[[], None], what: str, used: Sequence[Tensor], written: Sequence[Tensor]
+    ) -> None:
+        stream = self.current
+        _merge(stream.clock, self._clock)
+        stream.clock[stream.number] += 1
+        for tensor in used:
+            self._access(tensor, what, writes=any(tensor is one for one in written))
+        for tensor in written:
+            if not any(tensor is one for one in used):
+                self._access(tensor, what, writes=True)
+        work = _Work(run, [*stream.barriers, *([stream.last] if stream.last else [])])
+        stream.barriers, stream.last = [], work
+        self._work.append(work)
+        if self._draw.random() < self._early:
+            self._run([self._draw.choice(self._work)])
+
+    def _access(self, tensor: Tensor, what: str, *, writes: bool) -> None:
+        if isinstance(tensor, SimulatedTensor):
+            plain, block = tensor.plain, tensor.block
+        else:
+            plain = tensor
+            found = self._pinned.get(plain.untyped_storage().data_ptr())
+            if found is None:
+                return
+            block = found
+        if not plain.numel():
+            return
+        stream = self.current
+        start, stop = _extent(plain)
+        for other in block.accesses:
+            apart = other.stop <= start or stop <= other.start
+            if other.stream == stream.number or apart or not (writes or other.writes):
+                continue
+            if stream.clock.get(other.stream, 0) < other.number:
+                self.races.append(
+                    f"{what} {'writes' if writes else 'reads'} on stream {stream.number} what "
+                    f"{other.what} {'writes' if other.writes else 'reads'} on stream "
+                    f"{other.stream}, with no event between\n{_place()}after\n{other.place}"
+                )
+                break
+        block.accesses[:] = [
+            other
+            for other in block.accesses
+            if not (
+                other.stream == stream.number
+                and start <= other.start
+                and other.stop <= stop
+                and (writes or not other.writes)
+            )
+        ]
+        number = stream.clock[stream.number]
+        block.accesses.append(_Access(start, stop, stream.number, number, writes, what, _place()))
+
+    def host_waits(self, what: str, work: Sequence[_Work], clock: dict[int, int]) -> None:
+        """Let the host wait until work is done."""
+        with self.lock:
+            if not threading.current_thread().name.startswith(self.background):
+                self.waits[what] += 1
+            self._run(list(work))
+            _merge(self._clock, clock)
+
+    def _run(self, work: list[_Work]) -> None:
+        """Run this work and all that it waits for."""
+        waiting = list(work)
+        while waiting:
+            one = waiting[-1]
+            before = [each for each in one.after if not each.ended]
+            if one.ended:
+                waiting.pop()
+            elif before:
+                self._draw.shuffle(before)
+                waiting += before
+            else:
+                with torch.no_grad():
+                    one.run()
+                one.ended, one.after = True, []
+                one.run = _nothing
+                waiting.pop()
+        while self._work and self._work[0].ended:
+            self._work.popleft()
+
+    def check(self) -> None:
+        """Run all that is left.
+
+        Raises:
+            Race: one was found.
+        """
+        with self.lock:
+            self._run(list(self._work))
+        if self.races:
+            raise Race(f"{len(self.races)} races, the first: {self.races[0]}")
+
+
+class SimulatedTensor(Tensor):
+    """A tensor of a simulated device.
+
+    Attributes:
+        plain: its memory, which only the device uses.
+        owner: its device.
+    """
+
+    plain: Tensor
+    owner: SimulatedDevice
+    block: _Block
+
+    @staticmethod
+    def __new__(cls, plain: Tensor, owner: SimulatedDevice, block: _Block) -> SimulatedTensor:
+        return Tensor._make_wrapper_subclass(  # type: ignore[attr-defined,no-any-return]
+            cls,
+            plain.size(),
+            strides=plain.stride(),
+            storage_offset=plain.storage_offset(),
+            dtype=plain.dtype,
+            device=owner.torch,
+        )
+
+    def __init__(self, plain: Tensor, owner: SimulatedDevice, block: _Block) -> None:
+        self.plain = plain
+        self.owner = owner
+        self.block = block
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, function: Any, types: Any, arguments: Any = (), named: Any = None
+    ) -> Any:
+        tensors = _tensors(arguments, named or {})
+        owner = next(t.owner for t in tensors if isinstance(t, SimulatedTensor))
+        return owner.call(function, arguments, named or {})
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        return f"SimulatedTensor({tuple(self.shape)})"
+
+
+DEVICES: dict[int, SimulatedDevice] = {}
+"""The devices of the test that runs, by number."""
+
+
+def _empty(size: Any, dtype: Any = None, device: Any = None, **_: Any) -> Tensor:
+    found = DEVICES[device.index or 0]
+    plain = torch.empty(size, dtype=dtype or torch.float32)
+    return found._own(_spoilt(plain))
+
+
+_LIBRARY = torch.library.Library("aten", "IMPL", TYPE.capitalize())
+_LIBRARY.impl("empty.memory_format", _empty)
+
+
+@contextmanager
+def simulated_devices(count: int, seed: int) -> Iterator[list[SimulatedDevice]]:
+    """Yield devices `lazy:0`, `lazy:1`, ... that the exchange finds by `device_of`.
+
+    Raises:
+        Race: at the end, if one was found.
+    """
+    devices = [SimulatedDevice(index, seed * 1000 + index) for index in range(count)]
+    DEVICES.update(enumerate(devices))
+    KINDS[TYPE] = lambda device: DEVICES[device.index or 0]
+    try:
+        try:
+            yield devices
+        finally:  # a race explains what it has led to
+            for device in devices:
+                device.check()
+    finally:
+        del KINDS[TYPE]
+        DEVICES.clear()
+
+
+def _merge(clock: dict[int, int], other: dict[int, int]) -> None:
+    for stream, number in other.items():
+        if clock.get(stream, 0) < number:
+            clock[stream] = number
+
+
+def _tensors(*trees: Any) -> list[Any]:
+    found: list[Any] = []
+    tree_map_only(Tensor, found.append, trees)
+    return found
+
+
+def _written(function: Any, arguments: Any, named: Any) -> list[Tensor]:
+    """Return the arguments that an operation writes to."""
+    found: list[Tensor] = []
+    for place, argument in enumerate(function._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = named.get(argument.name, arguments[place] if place < len(arguments) else None)
+            found += _tensors(value)
+    return found
+
+
+def _returned(function: Any, written: Sequence[Tensor]) -> Any:
+    if not function._schema.returns:
+        return None
+    return written[0] if len(function._schema.returns) == 1 else tuple(written)
+
+
+def _has_masks(arguments: Any) -> bool:
+    return any(tensor.dtype is torch.bool for tensor in _tensors(arguments[1:]))
+
+
+def _extent(plain: Tensor) -> tuple[int, int]:
+    start = plain.storage_offset()
+    length = sum((size - 1) * step for size, step in zip(plain.shape, plain.stride(), strict=True))
+    return start * plain.element_size(), (start + length + 1) * plain.element_size()
+
+
+def _spoilt(tensor: Tensor) -> Tensor:
+    with torch.no_grad():
+        if tensor.is_floating_point():
+            tensor.detach().fill_(float("nan"))
+        elif tensor.dtype is not torch.bool:
+            tensor.detach().fill_(torch.iinfo(tensor.dtype).max)
+    return tensor
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return bool(
+        torch.equal(
+            one.contiguous().view(-1).view(torch.uint8),
+            other.contiguous().view(-1).view(torch.uint8),
+        )
+    )
+
+
+def _nothing() -> None:
+    pass
+
+
+def _place() -> str:
+    """Return the last lines of this thread that are Poseidon's."""
+    found: list[str] = []
+    frame = sys._getframe()
+    while frame is not None and len(found) < 4:  # `traceback` would read the files each time
+        code = frame.f_code
+        if "/poseidon/" in code.co_filename:
+            found.append(f"  {code.co_filename}:{frame.f_lineno} in {code.co_name}\n")
+        frame = frame.f_back  # type: ignore[assignment]
+    return "".join(reversed(found))
