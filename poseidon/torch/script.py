@@ -366,6 +366,8 @@ class ScriptWork(TrainingWork[ScriptDocument]):
                 if is_first_of_several:
                     stack.enter_context(self._noticing_lone_steps(mesh))
                 yield stack
+            for reducer in context.reducers:
+                reducer.close()  # first: others leave the store once rank 0 has left these
             mesh.flush()
             self._has_collectives |= mesh.is_connected
         finally:

@@ -267,6 +267,26 @@ def test_a_worker_that_waits_for_another_step_ends_the_job(tmp_path: Path) -> No
     )
 
 
+USES_THE_STORE = """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(2, 1))
+for _ in range(2):
+    model(torch.ones(1, 2)).sum().backward()
+store = dist.distributed_c10d._get_default_store()
+store.set(f"of {dist.get_rank()}", "a")
+print(store.get("of 1"))
+"""
+
+
+def test_workers_of_a_host_end_after_one_has_used_the_store(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(USES_THE_STORE, encoding="utf-8")
+    hosts = f"--hostfile={machinefile(tmp_path, 1, 1)}"
+    done = poseidon_here(tmp_path, "run", "--ddp", hosts, "--workers=2", "train.py")
+    assert done.returncode == 0, done.stderr
+
+
 SWALLOWS = """
 import time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
