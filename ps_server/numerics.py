@@ -19,10 +19,16 @@ computes with one thread; other processes are started by other programs.
 
 from __future__ import annotations
 
+import ctypes
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
+from ps_server.process_environment import ALL_ALIGNMENTS
+
+_WITH_FLAGS, _STRICT = -1, 0x10000  # MKL_CBWR_ALL and MKL_CBWR_STRICT of mkl_types.h
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +69,20 @@ def prepare_process(threads: int | None = None) -> None:
     torch.set_flush_denormal(True)
     if threads is not None:
         torch.set_num_threads(threads)
+
+
+def take_code_for_all_alignments() -> bool:
+    """Let MKL take the code that it takes in a process with `process_environment.environment`,
+    unless the user has chosen. Call it before the first product of matrices.
+
+    Returns:
+        False if MKL has taken other code already.
+    """
+    if all(map(os.environ.get, ALL_ALIGNMENTS)):
+        return True
+    os.environ.update(ALL_ALIGNMENTS)
+    taken = getattr(ctypes.CDLL(torch._C.__file__), "mkl_serv_cbwr_get", None)
+    return taken is None or taken(_WITH_FLAGS) & _STRICT != 0
 
 
 def prepare_thread() -> None:

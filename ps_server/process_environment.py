@@ -12,6 +12,9 @@ from collections.abc import Mapping
 MOST_FILES = 65_536
 """More connections than a job has, and few enough for programs that close them one by one."""
 
+ALL_ALIGNMENTS = {"MKL_CBWR": "AUTO,STRICT"}
+"""MKL's code whose bits do not depend on the alignment of memory."""
+
 
 def environment(threads: int, inherited: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables to start a process with.
@@ -24,7 +27,7 @@ def environment(threads: int, inherited: Mapping[str, str]) -> dict[str, str]:
     a waiting thread that spins costs more than one that must be woken. MKL takes the same code for
     all alignments and numbers of threads where it has such code (processors of Intel).
     """
-    defaults = {"OMP_WAIT_POLICY": "PASSIVE", "MKL_CBWR": "AUTO,STRICT"}
+    defaults = {"OMP_WAIT_POLICY": "PASSIVE", **ALL_ALIGNMENTS}
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     return {
         **dict.fromkeys(names, str(threads)),

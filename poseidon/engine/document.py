@@ -240,6 +240,7 @@ class ScriptDocument(TrainingDocument):
         ddp: whether it is written for DistributedDataParallel.
         unfit_for_ddp: a sentence on a flag of the job that would have no effect on such a script,
             as one of Lightning; empty: there is none.
+        threads_given: whether the user has given the number of threads.
         snapshot: checkpoint to resume from, or empty.
         restarts: how often the job was started again so far.
         max_restarts: most restarts.
@@ -251,6 +252,7 @@ class ScriptDocument(TrainingDocument):
     module: bool = False
     ddp: bool = False
     unfit_for_ddp: str = ""
+    threads_given: bool = False
     prints: Prints = Prints.LOG
     snapshot: str = ""
     restarts: int = 0

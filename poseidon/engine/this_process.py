@@ -23,6 +23,7 @@ from torch import Tensor
 from poseidon.base.settings import are_threads_set, variable_of_tasks
 from poseidon.engine.worker_context import Loops, ThisWorker, WorkerContext
 from poseidon.errors import PoseidonError, UsageError
+from ps_server.numerics import prepare_process, take_code_for_all_alignments
 
 
 class Closing(Protocol):
@@ -104,15 +105,22 @@ def log(*, iteration: int | None = None, **values: float | Tensor) -> None:
     context.log(context.loops.steps if iteration is None else iteration, values)
 
 
-def compute_with_one_thread(say: Callable[[str], object]) -> None:
-    """Compute with one thread, as the workers of a job with virtual workers do, unless the user
-    has set a number: bits may depend on it.
+def compute_as_everywhere(say: Callable[[str], object]) -> None:
+    """Compute as every process of a job with virtual workers does: with one thread, unless the user
+    has set a number, without denormal numbers, and with MKL's code for all alignments. Bits may
+    depend on each.
     """
-    if torch.get_num_threads() > 1 and not are_threads_set():
-        torch.set_num_threads(1)
+    context = PROCESS.context
+    is_set = are_threads_set() if context is None else context.threads_given
+    is_one = torch.get_num_threads() == 1 or is_set
+    prepare_process(None if is_one else 1)
+    if not is_one:
+        setting = "OMP_NUM_THREADS=N" if context is None else "--threads=N"
+        say(f"virtual workers: computing with 1 thread; {setting} sets a different number")
+    if not take_code_for_all_alignments():
         say(
-            "virtual workers: computing with 1 thread, as in a job; OMP_NUM_THREADS=N sets "
-            "another number"
+            "virtual workers: MKL has computed already, by code that a job does not use, so the "
+            "bits may differ from a job's; set MKL_CBWR=AUTO,STRICT before Python starts"
         )
 
 

@@ -166,6 +166,7 @@ class WorkerContext:
         checkpoint: the checkpoint to resume from, on rank 0's host; None: a fresh start.
         unfit_for_ddp: a sentence on a flag of the job that has no effect on a module of
             DistributedDataParallel; empty: there is none.
+        threads_given: whether the user has given the job's number of threads.
         say: takes a sentence for the user; a job's is in its log.
         memory: the memory snapshots of this worker; None: the job has none.
         schemes: returns the scheme of each tensor, by the tensors' names, that an earlier start or
@@ -190,6 +191,7 @@ class WorkerContext:
     script: str = "checkpoint"
     checkpoint: Path | None = None
     unfit_for_ddp: str = ""
+    threads_given: bool = False
     memory: ScriptMemory | None = None
     schemes: Callable[[Sequence[str]], Sequence[Scheme]] = _no_schemes
     say: Callable[[str], None] = _log

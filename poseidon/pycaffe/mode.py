@@ -20,7 +20,7 @@ from poseidon.base import glog
 from poseidon.caffe.layers.base import CPU, LayerContext
 from poseidon.caffe.layers.registry import known_types
 from poseidon.caffe.net.random_state import derive_seed
-from poseidon.engine.this_process import compute_with_one_thread, current_context, this_worker
+from poseidon.engine.this_process import compute_as_everywhere, current_context, this_worker
 from poseidon.errors import UsageError, counted
 from ps_server.protocol.settings import MAX_WORKERS
 from ps_server.protocol.virtual_workers import VirtualWorkers
@@ -137,7 +137,7 @@ def set_virtual_workers(count: int) -> None:
     if not 1 <= count <= MAX_WORKERS:
         raise UsageError(f"{count} virtual workers: expected 1 to {MAX_WORKERS}")
     MODE.virtual_workers = count
-    compute_with_one_thread(LOGGER.info)
+    compute_as_everywhere(LOGGER.info)
 
 
 def set_multiprocess(multiprocess: bool) -> None:

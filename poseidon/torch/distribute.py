@@ -22,7 +22,7 @@ from torch import nn
 
 from poseidon.engine.this_process import (
     close_at_end,
-    compute_with_one_thread,
+    compute_as_everywhere,
     explain_errors,
     is_in_job,
     next_context,
@@ -102,8 +102,8 @@ def distribute(
             as --local_steps of the job says.
         virtual_workers: how many the job has, the number of workers or more. Bits depend on it, and
             not on the number of workers. Under plain `python` one process computes for all, with
-            one thread unless OMP_NUM_THREADS is set. None: as --virtual_workers of the job says, by default one
-            a worker.
+            one thread unless OMP_NUM_THREADS is set. None: as --virtual_workers of the job says, by
+            default one a worker.
         on: what applies the rule of a torch.optim optimizer. `workers`, the default: the optimizer
             itself, on every worker, on mean gradients. `shards`: the shards; workers keep no state
             of it.
@@ -126,8 +126,8 @@ def distribute(
         on=_runs_on(on, how),
     )
     context = next_context()
-    if virtual_workers is not None and not is_in_job():
-        compute_with_one_thread(context.say)
+    if virtual_workers is not None:
+        compute_as_everywhere(context.say)
     group = join(module, how, options, context)
     if is_in_job():
         close_at_end(group)

@@ -412,6 +412,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
             folder=Path(document.output),
             checkpoint=Path(document.snapshot) if document.snapshot else None,
             unfit_for_ddp=document.unfit_for_ddp,
+            threads_given=document.threads_given,
             memory=self._memory,
             schemes=document.schemes,
             say=lambda sentence: LOGGER.info("%s", document.named(sentence)),

@@ -159,6 +159,7 @@ class ScriptJob(Job):
             module=self.request.module,
             ddp=self.request.ddp,
             unfit_for_ddp=unfit_for_ddp(self.request),
+            threads_given=self.request.threads is not None,
             prints=self._prints(role),
             restarts=start.attempt,
             max_restarts=self.max_restarts,

@@ -4,6 +4,7 @@ denormal numbers.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -93,3 +94,24 @@ def test_denormal_numbers_are_zero_in_every_thread(prepare: str, found: list[str
         timeout=60,
     )
     assert done.stdout.strip() == str(found)
+
+
+@needs_mkl
+@pytest.mark.parametrize(
+    ("before", "takes"), [("", "True"), ("torch.ones(9, 9) @ torch.ones(9)", "False")]
+)
+def test_mkl_takes_the_code_of_a_job_before_its_first_product(before: str, takes: str) -> None:
+    program = (
+        f"import torch; from ps_server import numerics; {before}\n"
+        "print(numerics.take_code_for_all_alignments())"
+    )
+    variables = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == [takes]

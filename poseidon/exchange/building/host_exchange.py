@@ -22,6 +22,7 @@ from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import no_powersgd
 from poseidon.exchange.turns import Turns
+from ps_server import PeerLost
 from ps_server.errors import as_server_error
 from ps_server.protocol.virtual_workers import VirtualWorkers
 
@@ -104,7 +105,10 @@ def build_on_host(arguments: BuildArguments, build: Callable[[BuildArguments], B
         )
     except BaseException as error:
         if isinstance(error, Exception):
-            group.links.refuse(as_server_error(error, f"worker {network.rank} cannot exchange"))
+            what = f"worker {network.rank} cannot exchange"
+            known = isinstance(error, UsageError)
+            reason = PeerLost(f"{what}: {error}") if known else as_server_error(error, what)
+            group.links.refuse(reason)
         raise
     turns = None
     if placed is not None and not placed.is_one_each:

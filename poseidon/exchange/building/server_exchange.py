@@ -272,9 +272,9 @@ def build_alone(arguments: BuildArguments, *, in_parts: bool = False) -> Built:
     few_bits = member.options.precision is not Precision.FLOAT32
     if count > 1 and (few_bits or any(choice.is_compressed for choice in part.plan.choices)):
         raise UsageError(
-            "several virtual workers on one process without shards send nothing, so nothing is "
-            "rounded or encoded, as it is on several processes; expected no --compress and no "
-            "--wire_precision, or a job with shards (`poseidon run`)"
+            "a job on one host sends nothing, so nothing is rounded or encoded, and its virtual "
+            "workers would not have the bits of several hosts; expected no --compress and no "
+            "--wire_precision, or a machinefile of two lines"
         )
     carrier = AloneCarrier(
         part.tensors,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from poseidon.engine.this_process import (
     PROCESS,
     close_at_end,
+    compute_as_everywhere,
     current_context,
     current_line,
     is_in_job,
@@ -77,3 +79,19 @@ def test_a_script_that_does_not_parse_has_the_line_of_its_error() -> None:
     with pytest.raises(SyntaxError) as caught:
         compile("x = 1\ny = (\n", "train.py", "exec")
     assert place_of(caught.value, "train.py") == f"train.py, line {caught.value.lineno}"
+
+
+@pytest.mark.parametrize(("given", "threads"), [(False, 1), (True, 3)])
+def test_virtual_workers_of_a_job_compute_with_one_thread_unless_it_has_a_number(
+    given: bool, threads: int
+) -> None:
+    said: list[str] = []
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        with running_in(WorkerContext(threads_given=given)):
+            compute_as_everywhere(said.append)
+        assert torch.get_num_threads() == threads
+        assert any("--threads=N sets" in sentence for sentence in said) is not given
+    finally:
+        torch.set_num_threads(before)

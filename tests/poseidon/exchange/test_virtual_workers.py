@@ -262,7 +262,7 @@ def test_powersgd_needs_one_worker_a_host() -> None:
 @pytest.mark.parametrize("case", [CASES["ps"], ROUNDS["each step"], ROUNDS["delay"]])
 def test_one_process_without_shards_encodes_nothing(case: Case) -> None:
     case = replace(case, compress="int8")
-    with pytest.raises(UsageError, match="without shards send nothing, so nothing is rounded"):
+    with pytest.raises(UsageError, match="one host sends nothing, so nothing is rounded"):
         trained(case, VirtualWorkers((0, V)), shards=0)
 
 

@@ -465,6 +465,6 @@ def test_virtual_workers_alone_compute_with_one_thread(
         torch.set_num_threads(3)
         with poseidon.distribute(Normed(), RULE, virtual_workers=2):
             assert torch.get_num_threads() == 1
-        assert "computing with 1 thread, as in a job; OMP_NUM_THREADS=N" in capsys.readouterr().err
+        assert "computing with 1 thread; OMP_NUM_THREADS=N" in capsys.readouterr().err
     finally:
         torch.set_num_threads(before)
