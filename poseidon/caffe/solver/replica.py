@@ -76,6 +76,8 @@ class Replica:
         nets: the nets of each virtual worker of this process, in order.
         exchanged: the blobs that are trained, or averaged as statistics.
         trained: the same, as tensors of an exchange.
+        fixed: the values of all other blobs, by name.
+        is_filled: whether those are the job's; a process that joins it later has those of fillers.
     """
 
     def __init__(
@@ -108,6 +110,13 @@ class Replica:
             require_loss(solver.net_definition(), self.train.plan, settings)
             rows = self.batch_records * settings.iter_size
             self.trained = [_trained(info, settings, rows) for info in self.exchanged]
+            names = {info.name for info in self.exchanged}
+            self.fixed = {
+                info.name: info.parameter.detach()
+                for info in self.train.parameters_info
+                if info.name not in names
+            }
+            self.is_filled = False
         except BaseException:
             self.close()
             raise
@@ -223,6 +232,7 @@ class Replica:
             SnapshotError: a model cannot be read, or a layer's blobs have other shapes.
         """
         reports = load_models(self.train, models, own=own)
+        self.is_filled = True
         notes = [f"{path}: {report.summary()}" for path, report in reports]
         return notes if own else [*notes, *self.load_tests(models)]
 

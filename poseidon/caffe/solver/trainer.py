@@ -45,6 +45,7 @@ from poseidon.engine.own_time import OwnTime
 from poseidon.engine.session import Act, Applies, Event, TrainingSession
 from poseidon.engine.state_tree import StateSource
 from poseidon.errors import JobError, SnapshotError
+from poseidon.exchange.broadcast import bring_parts
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.job_control import join, split
@@ -208,7 +209,11 @@ class Trainer:
         """
         self._is_from_memory = True
         source = StateSource(name="the memory snapshot")
-        self._state.tree.load_kept(kept, source, self._open, self._exchange.control.all_gather)
+        replica, control = self._replica, self._exchange.control
+        self._state.tree.load_kept(kept, source, self._open, control.all_gather)
+        given = {name: value.cpu().numpy() for name, value in replica.fixed.items()}
+        bring_parts(replica.fixed, given if replica.is_filled else {}, control, rank=self._rank)
+        replica.is_filled = True
         self._on(Event.LOAD)
         self._begin()
 

@@ -12,8 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from poseidon.caffe.proto.caffe_pb2 import LayerParameter, NetParameter
+from poseidon.caffe.snapshot.caffemodel import write_model
 from poseidon.caffe.solver.worker import SolverWork
 from poseidon.engine.document import JobDocument
 from poseidon.engine.launcher_connection import LauncherConnection
@@ -127,6 +130,7 @@ def documents(
             workers=workers,
             virtual_workers=bounds,
             rewind=rewind,
+            weights=first.weights if rewind < 0 else (),
             token=f"{workers:02x}{rewind + 1:02x}",
         )
         for rank in range(workers)
@@ -177,23 +181,36 @@ layer { name: "lstm" type: "LSTM" bottom: "x" bottom: "cont" top: "lstm"
   recurrent_param { num_output: 2 weight_filler { type: "uniform" min: -0.5 max: 0.5 } } }
 layer { name: "distance" type: "EuclideanLoss" bottom: "lstm" bottom: "target" top: "distance" }
 """
+FIXED = """
+layer { name: "fixed" type: "InnerProduct" bottom: "ip" top: "fixed" param { lr_mult: 0 } param { lr_mult: 0 }
+  inner_product_param { num_output: 10 weight_filler { type: "xavier" } } }
+layer { name: "loss1" type: "SoftmaxWithLoss" bottom: "fixed" bottom: "label" top: "loss1" }
+"""
 
 
 @pytest.fixture
 def first(tmp_path: Path, databases: Path) -> JobDocument:
-    """The document of a job, whose net has dropout, statistics and sequences that go on."""
+    """The document of a job, whose net has dropout, statistics, sequences that go on, and a layer
+    that does not learn, whose weights are a file's.
+    """
     for name in ("train_lmdb", "test_lmdb"):
         (tmp_path / name).symlink_to(databases / name)
     extra = f"max_iter: {ITERATIONS}\ntest_interval: 8\nsnapshot: 0\ndisplay: 1"
     solver = write_definitions(tmp_path, batch=4, extra=extra, dropout=True, norm=True)
     with (tmp_path / "net.prototxt").open("a", encoding="utf-8") as net:
-        net.write(RECURRENT)
+        net.write(RECURRENT + FIXED)
+    values = np.linspace(-1, 1, 100, dtype=np.float32)
+    blobs = [values.reshape(10, 10), values[:10]]
+    weights = tmp_path / "fixed.caffemodel"
+    layers = [LayerParameter(name="fixed", type="InnerProduct")]
+    write_model(weights, NetParameter(layer=layers), [("fixed", "InnerProduct", blobs)])
     (tmp_path / "out").mkdir()
     return JobDocument(
         job="job",
         output=str(tmp_path / "out"),
         token="00",
         solver=str(solver),
+        weights=(str(weights),),
         shards=2,
         replicas=1,
         memory_snapshot_every=4,
