@@ -1,14 +1,23 @@
-"""The state of a virtual worker: other nets continue from it."""
+"""The state of a solver's loop: other nets continue from it, and depend on each part."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
 import torch
 
 from poseidon.caffe.net.net import Net
 from poseidon.caffe.proto.caffe_pb2 import PoseidonWorkerState
+from poseidon.caffe.solver.checkpoint import Checkpoint
 from poseidon.caffe.solver.replica import WorkerNets
 from poseidon.caffe.solver.state import restore, state_of
+from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.replicas import NO_CHECK
 from tests.support.nets import build, inputs, layer, noise
+from tests.support.training import Job, run, write_definitions
 
 T, N, D, H = 3, 2, 4, 5
 
@@ -44,3 +53,54 @@ def test_other_nets_go_on_from_a_state_and_begin_anew_without_one() -> None:
     assert all(map(torch.equal, outputs(second), expected))
     restore(second, PoseidonWorkerState(torch_rng=second.train.random_state()))
     assert torch.equal(outputs(second)[0], begin[0])
+
+
+def changed(state: dict[str, Any], leaf: str) -> dict[str, Any]:
+    """Return a state with a leaf changed, of all workers or of each virtual worker."""
+    if leaf in ("iteration", "tests_done"):
+        return {**state, leaf: state[leaf] + 1}
+    if leaf in ("history", "frozen"):
+        zeros = {name: [torch.zeros_like(t) for t in of] for name, of in state[leaf].items()}
+        return {**state, leaf: zeros}
+    return {**state, "own": [{**one, leaf: changed_own(one[leaf])} for one in state["own"]]}
+
+
+def changed_own(value: Any) -> Any:
+    if isinstance(value, bytes):
+        worker = PoseidonWorkerState.FromString(value)
+        worker.reader[0].batches += 1
+        return worker.SerializeToString()
+    return {name: torch.ones_like(tensor) for name, tensor in value.items()}
+
+
+FREE = {"workers", "own", "model", "schemes"}
+"""What is no leaf, is in a file of its own, or is a plan that gives the same bits."""
+
+
+def test_a_run_depends_on_each_leaf(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    extra = (
+        'type: "Adam"\nmomentum2: 0.99\nbase_lr: 0.005\nmax_iter: 6\nsnapshot: 3\ntest_interval: 3'
+    )
+    solver = write_definitions(data_folder, batch=5, extra=extra, dropout=True, norm=True)
+    options = replace(NO_CHECK, compress="ip*=int8")
+    job = Job(workers=2, shards=1, kind=ExchangeKind.SERVER, options=options)
+
+    def ended(job: Job) -> tuple[bytes, list[object]]:
+        found = run(solver, job)
+        state = (data_folder / "snap_iter_6.solverstate").read_bytes()
+        model = (data_folder / "snap_iter_6.caffemodel").read_bytes()
+        return model + state, [r.outputs for r in found.sink.tests if r.iteration == 6]
+
+    whole = ended(job)
+    resumed = replace(job, resume=data_folder / "snap_iter_3.solverstate")
+    restore, leaf, seen = Checkpoint.restore, "", set[str]()
+
+    def restored(checkpoint: Checkpoint, path: Path) -> dict[str, Any]:
+        state = restore(checkpoint, path)
+        seen.update(state, state["own"][0])
+        return changed(state, leaf) if leaf else state
+
+    monkeypatch.setattr(Checkpoint, "restore", restored)
+    assert ended(resumed) == whole
+    for leaf in sorted(seen - FREE):
+        assert ended(resumed) != whole, leaf
