@@ -159,7 +159,7 @@ DISTRIBUTED = (
     + """
 import sys
 import poseidon
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 
 def divided(**how):
     model, mesh = GPT(), poseidon.host_mesh()
@@ -198,6 +198,8 @@ train("plain steps")
 train("accumulation", accumulate=2, reshard_after_forward=False)
 train("clipping", clip=0.5)
 train("clipping", limit=0.5)
+train("again")
+train("offloaded", offload_policy=CPUOffloadPolicy(pin_memory=False))
 """
 )
 
@@ -214,6 +216,8 @@ def test_distribute_has_the_losses_of_hsdp(tmp_path: Path, exchange: str) -> Non
     expected = run_by_gloo(tmp_path, tmp_path / "hsdp.py", size=4, imports=imports)
     for name in ("plain steps", "accumulation"):
         assert losses(found, name) == pytest.approx(losses(expected, name), rel=1e-6)
+    for name in ("again", "offloaded"):  # to the bit
+        assert losses(found, name) == losses(found, "plain steps")
     assert losses(found, "clipping") == pytest.approx(2 * losses(expected, "clipping"), rel=1e-6)
 
 
@@ -419,3 +423,49 @@ def test_each_host_makes_local_steps_as_one_worker(tmp_path: Path) -> None:
     printed, _ = run(tmp_path, ROUNDS)
     assert losses(printed, "step") == pytest.approx(of_two_processes(7, 3), rel=1e-5)
     assert "save() with local steps of a module of fully_shard(): each host has" in printed
+
+
+ADAPTER = (
+    DISTRIBUTED
+    + """
+model, mesh = GPT(), poseidon.host_mesh()
+with torch.no_grad():
+    for parameter in model.parameters():
+        parameter.add_(0.01 * (rank // 2))  # the second host begins with others
+model.requires_grad_(False)
+model.head.requires_grad_(True)
+for block in model.blocks:
+    fully_shard(block, mesh=mesh)
+fully_shard(model, mesh=mesh)
+optimizer = torch.optim.AdamW(model.head.parameters(), lr=1e-2)
+generator = torch.Generator().manual_seed(rank)
+with poseidon.distribute(model, optimizer) as group:
+    for step in range(5):
+        loss = loss_of(model, generator)
+        loss.backward()
+        group.step()
+        mean = group.mean(loss.detach()).item()
+        if rank == 0:
+            print("step", step, mean, 0)
+    if rank == 0:
+        print(*(trained.name for trained in group._loop.plan.tensors))
+"""
+)
+
+
+def test_only_trained_parameters_travel(tmp_path: Path) -> None:
+    printed, _ = run(tmp_path, ADAPTER)
+    names: dict[str, Any] = {}
+    exec(MODEL, names)
+    model = names["GPT"]()
+    optimizer = torch.optim.AdamW(model.head.parameters(), lr=1e-2)
+    generators = [torch.Generator().manual_seed(rank) for rank in range(4)]
+    expected = []
+    for _ in range(5):
+        loss = sum(names["loss_of"](model, generator) for generator in generators) / 4
+        loss.backward()
+        optimizer.step()
+        model.zero_grad()
+        expected.append(loss.item())
+    assert losses(printed, "step") == pytest.approx(expected, rel=1e-6)
+    assert printed.splitlines()[-1] == "head.weight"
