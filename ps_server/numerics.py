@@ -19,6 +19,7 @@ computes with one thread; other processes are started by other programs.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 from dataclasses import dataclass
@@ -93,11 +94,12 @@ def prepare_thread() -> None:
 
 
 def processor_name(device: torch.device) -> str:
-    """Return the model of a device; of a CPU with the vector instructions that torch uses, as in
-    `AMD EPYC, AVX512`.
+    """Return what bits depend on: the model of a device; of a CPU with the vector instructions that
+    torch uses, as in `AMD EPYC, AVX512`; of a GPU with the versions of its libraries, as in `NVIDIA
+    H100, CUDA 12.8, cuDNN 91002, NCCL 2.27.3`.
     """
     if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
+        return ", ".join([torch.cuda.get_device_name(device), *_libraries_of_gpus()])
     model = "unknown processor"
     try:
         for line in (
@@ -109,3 +111,16 @@ def processor_name(device: torch.device) -> str:
     except OSError:
         pass  # no /proc: only a message is less exact
     return f"{model}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def _libraries_of_gpus() -> list[str]:
+    """Return the versions of CUDA, cuDNN and NCCL that torch has."""
+    nccl = ""
+    with contextlib.suppress(AttributeError, RuntimeError, ValueError):  # a torch without NCCL
+        nccl = ".".join(map(str, torch.cuda.nccl.version()))
+    found = {
+        "CUDA": torch.version.cuda,
+        "cuDNN": torch.backends.cudnn.version(),
+        "NCCL": nccl,
+    }
+    return [f"{name} {version}" for name, version in found.items() if version]

@@ -96,6 +96,16 @@ def expanded(path: str | Path) -> Path:
     return Path(found)
 
 
+def visible_gpus() -> tuple[str, ...] | None:
+    """Return the names in $CUDA_VISIBLE_DEVICES: numbers, and names such as `GPU-...` and `MIG-...`;
+    None where it is not set.
+    """
+    value = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if value is None:
+        return None
+    return tuple(name.strip() for name in value.split(",") if name.strip())
+
+
 def model_zoo(variable: str = "CAFFE2_MODELS") -> tuple[Path, str]:
     """Return the folder of Caffe2's trained models, and the address that they are downloaded from.
 

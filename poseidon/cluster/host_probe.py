@@ -22,6 +22,7 @@ import psutil
 
 from poseidon.base import paths
 from poseidon.base.python_modules import module_file, no_module
+from poseidon.base.settings import visible_gpus
 from poseidon.cluster.jobs.this_host import job_at
 from poseidon.errors import PoseidonError
 from poseidon.version import __version__
@@ -336,13 +337,31 @@ def _check_devices(clients: Sequence[HostNeeds], problems: list[str]) -> None:
     wanted = max([device for client in clients for device in client.devices] or [-1])
     if wanted < 0:
         return
-    there = [
-        name
-        for name in (os.listdir("/dev") if os.path.isdir("/dev") else [])
-        if name[:6] == "nvidia" and name[6:].isdigit()
-    ]
-    if len(there) <= wanted:
-        problems.append(f"there is no GPU {wanted}: {len(there)} found")
+    files = os.listdir("/dev") if os.path.isdir("/dev") else []
+    there = sum(name[:6] == "nvidia" and name[6:].isdigit() for name in files)
+    names = visible_gpus()
+    found = there if names is None else _count_visible(names, there)
+    if found <= wanted:
+        only = "" if names is None else f" by CUDA_VISIBLE_DEVICES={','.join(names)}"
+        problems.append(f"there is no GPU {wanted}: {found} found{only}")
+
+
+def _count_visible(names: Sequence[str], there: int) -> int:
+    """Return how many GPUs a process of CUDA sees.
+
+    Args:
+        names: in CUDA_VISIBLE_DEVICES. CUDA ignores what follows a number that is not there. It
+            shows a process one MIG instance at most.
+        there: GPUs of the driver.
+    """
+    if names and names[0].startswith("MIG-"):
+        return min(1, there)
+    count = 0
+    for name in names:
+        if not (int(name) < there if name.isdecimal() else name.startswith("GPU-") and there):
+            break
+        count += 1
+    return count
 
 
 def _processor() -> dict[str, Any]:

@@ -27,6 +27,8 @@ import tempfile
 import traceback
 from typing import Any
 
+import torch
+
 from poseidon.base import glog
 from poseidon.base.settings import folder_of_sockets
 from poseidon.engine.debugger import ending
@@ -41,6 +43,7 @@ from poseidon.errors import (
     out_of_memory,
     shared_memory_full,
 )
+from poseidon.exchange.device import compute_on
 from ps_server import PeerLost, ServerError, StalenessTimeout
 from ps_server.numerics import prepare_process
 
@@ -101,6 +104,7 @@ def run_work(work: Work[Any]) -> int:
     launcher = work.launcher
     launcher.start()
     try:
+        compute_on(torch.device(work.document.device))
         done = work.run()
     except Exception as error:  # noqa: BLE001 - the outermost frame: the log has all of it, the launcher one sentence
         report_error(error, work)

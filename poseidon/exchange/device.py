@@ -152,10 +152,24 @@ class CudaDevice(Device):
             tensor.record_stream(torch.cuda.current_stream(self._device))
 
     def host_memory(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
+        # torch pins for the current GPU, which in a thread is number 0
+        with torch.cuda.device(self._device):
+            return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self._device)
+
+
+def compute_on(device: torch.device) -> None:
+    """Let this process compute on a device, in the main thread: a GPU becomes torch's current one, so
+    `.cuda()` means it.
+
+    float32 is computed as float32. torch would use TF32, of 10 bits, in convolutions.
+    """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cuda.matmul.allow_tf32 = False
 
 
 HOST = HostDevice()

@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import torch
 
+from ps_server import numerics
 from ps_server.process_environment import environment
 from tests.support.mkl import needs_mkl, threads_of_products
 
@@ -115,3 +117,14 @@ def test_mkl_takes_the_code_of_a_job_before_its_first_product(before: str, takes
         check=True,
     )
     assert done.stdout.split() == [takes]
+
+
+def test_a_gpu_is_named_with_the_libraries_that_bits_depend_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H100")
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91002)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 3))
+    name = numerics.processor_name(torch.device("cuda", 1))
+    assert name == "NVIDIA H100, CUDA 12.8, cuDNN 91002, NCCL 2.27.3"

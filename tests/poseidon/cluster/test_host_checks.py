@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from poseidon.cluster import host_probe
 from poseidon.cluster.agent.messages import Service
 from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.dial.channel import QueueChannel
@@ -78,6 +79,36 @@ def test_nothing_is_in_the_way(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_obstacles(needs: HostNeeds, words: str) -> None:
     assert words in " | ".join(_problems(needs))
+
+
+@pytest.mark.parametrize(
+    ("visible", "there", "count"),
+    [
+        ("0,1", 4, 2),
+        ("3,0,2", 4, 3),
+        ("0,4,1", 4, 1),
+        ("-1", 4, 0),
+        ("", 4, 0),
+        ("GPU-8932f937, 2", 4, 2),
+        ("MIG-GPU-8932f937/1/2,MIG-GPU-8932f937/2/2", 2, 1),
+        ("GPU-8932f937", 0, 0),
+    ],
+)
+def test_gpus_are_those_that_cuda_shows(
+    visible: str, there: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [f"nvidia{number}" for number in range(there)] + ["nvidiactl", "null"]
+    monkeypatch.setattr(host_probe.os, "listdir", lambda _: files)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    problems: list[str] = []
+    host_probe._check_devices([replace(HERE, devices=(count,))], problems)
+    assert problems[0].startswith(
+        f"there is no GPU {count}: {count} found by CUDA_VISIBLE_DEVICES="
+    )
+    if count:
+        problems.clear()
+        host_probe._check_devices([replace(HERE, devices=(count - 1,))], problems)
+        assert not problems
 
 
 def test_a_process_that_may_not_have_all_connections(monkeypatch: pytest.MonkeyPatch) -> None:

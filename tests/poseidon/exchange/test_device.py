@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from poseidon.exchange.device import DONE, HOST, device_of
+from poseidon.exchange.device import DONE, HOST, compute_on, device_of
 
 
 def test_on_the_host_nothing_waits() -> None:
@@ -34,3 +34,16 @@ def test_a_copy_from_a_gpu_comes_after_what_it_waits_for() -> None:
     copied = device.copy(x, host, device.stream(), device.event())
     copied.synchronize()
     assert torch.equal(host, x.cpu())
+
+
+def test_a_process_computes_on_its_gpu_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    compute_on(torch.device("cpu"))
+    assert torch.backends.cudnn.allow_tf32
+    assert not chosen
+    compute_on(torch.device("cuda", 1))
+    assert not torch.backends.cudnn.allow_tf32
+    assert not torch.backends.cuda.matmul.allow_tf32
+    assert chosen == [torch.device("cuda", 1)]
