@@ -23,7 +23,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from operator import add
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ from ps_server.protocol.settings import (
     Rule,
     RuleKind,
 )
+from ps_server.together import Together
 
 History = Sequence[Tensor]
 
@@ -66,6 +67,38 @@ def update(
     """
     if not update_in_one_pass(rule, Halves(gradient), history, value, rate=rate, step=step):
         _update_by_torch(rule, gradient, history, value, rate=rate, step=step)
+
+
+def update_together(
+    rule: Rule,
+    gradients: Sequence[Tensor],
+    histories: Sequence[History],
+    values: Sequence[Tensor],
+    *,
+    rate: float,
+    step: int,
+) -> None:
+    """Bring several values of a device to their next ones, as `update` does one by one, with the
+    launches of one.
+
+    Args:
+        rule: of all; any but `MUON`.
+        gradients: flat float32; overwritten.
+        histories: of each.
+    """
+    assert rule.matrix is None, "a matrix is alone"
+    parts: list[Any] = [Together(part) for part in (gradients, values)]
+    history: list[Any] = [Together(column) for column in zip(*histories, strict=True)]
+    _update_by_torch(rule, parts[0], history, parts[1], rate=rate, step=step)
+
+
+def norm_limit(gradients: Sequence[Tensor], clip: float) -> Tensor:
+    """Return what `clip_factor` does for the norm of all gradients, on their device: a float64
+    scalar. The host does not wait for it.
+    """
+    norms = torch._foreach_norm(list(gradients), 2, dtype=torch.float64)
+    norm = torch.linalg.vector_norm(torch.stack(norms))
+    return torch.where(norm > clip, clip / norm, torch.ones_like(norm))
 
 
 def _update_by_torch(
@@ -354,7 +387,7 @@ def _scale(rule: Rule) -> float:
     return 1.0 if rule.matrix is None else rule.matrix.rate_factor
 
 
-def _square_root(values: Tensor) -> Tensor:
+def _square_root(values: Any) -> Any:
     """Return the square roots, correctly rounded.
 
     On a CPU torch calls MKL for them, whose last bit depends on the vector instructions that it
@@ -362,6 +395,8 @@ def _square_root(values: Tensor) -> Tensor:
     """
     if values.device.type != "cpu":
         return values.sqrt()
+    if isinstance(values, Together):
+        return Together([_square_root(each) for each in values.tensors])
     with np.errstate(invalid="ignore"):  # NaN, as torch's
         return torch.from_numpy(np.sqrt(values.numpy()))
 

@@ -6,7 +6,7 @@ bit: the average that the shards compute, and the product of all factors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import chain
 
@@ -15,12 +15,14 @@ from torch import Tensor
 
 from poseidon.exchange.base import ExchangeSettings, History, Trained
 from poseidon.exchange.carrier import FactoredCarrier, GradientCarrier, Step
+from poseidon.exchange.device import HOST, device_of
 from poseidon.exchange.factors.products import Scratch, apply_factors, factors_sum_of_squares
 from poseidon.exchange.job_control import AloneDelivery
 from poseidon.exchange.local_histories import LocalHistories
 from poseidon.exchange.replicas import arithmetic_sample, common_kernel
 from poseidon.exchange.turns import Factors
-from ps_server.rules import squares_of, update
+from ps_server import Rule
+from ps_server.rules import norm_limit, squares_of, update, update_together
 
 
 class AloneCarrier(GradientCarrier, FactoredCarrier):
@@ -31,6 +33,7 @@ class AloneCarrier(GradientCarrier, FactoredCarrier):
             gradient is zero.
         virtual_workers: V, by which the sums of gradients are divided.
         by_factors: indices of the tensors whose factors it takes.
+        is_only: whether the norm that is limited is of these gradients alone.
     """
 
     state: LocalHistories
@@ -43,9 +46,12 @@ class AloneCarrier(GradientCarrier, FactoredCarrier):
         in_parts: bool = False,
         virtual_workers: int = 1,
         by_factors: AbstractSet[int] = frozenset(),
+        is_only: bool = False,
     ) -> None:
         self.indices = range(len(tensors))
         self.by_factors = by_factors
+        self._is_only = is_only
+        self._device = device_of(tensors[0].tensor.device) if tensors else HOST
         self._tensors = tensors
         self._settings = settings
         self._in_parts = in_parts
@@ -84,7 +90,16 @@ class AloneCarrier(GradientCarrier, FactoredCarrier):
     def wait(self, index: int) -> None:
         pass
 
+    @property
+    def _limits_on_device(self) -> bool:
+        """Whether the limit on the norm is taken where the gradients are: a training loop does not
+        wait for it.
+        """
+        return self._is_only and not (self._device.is_host or self.by_factors)
+
     def held_squares(self) -> list[float]:
+        if self._limits_on_device:
+            return []
         of_factors = [
             factors_sum_of_squares(*factors) / self._workers**2
             for _, factors in sorted(self._all_factors().items())
@@ -95,6 +110,8 @@ class AloneCarrier(GradientCarrier, FactoredCarrier):
         factors, gradients = self._all_factors(), self._all_averages()
         scale = self._settings.gradient_scale * limit
         rates, iteration = self._step.rates, self._step.iteration
+        if not self._device.is_host:
+            gradients = self._update_together(gradients, scale)
         for index, trained in enumerate(self._tensors):
             rate, history = rates[trained.rate_index], self.state.of[index]
             if index in factors:
@@ -110,6 +127,34 @@ class AloneCarrier(GradientCarrier, FactoredCarrier):
         self._factors.clear()
         self._averages = None
         self.delivery.advance(iteration + 2)
+
+    def _update_together(self, gradients: Mapping[int, Tensor], scale: float) -> dict[int, Tensor]:
+        """Apply the rules of tensors on a device, with the launches of one tensor for all of a rule
+        and rate. Return the gradients that are left.
+        """
+        if not gradients:
+            return {}
+        together = list(gradients.values())
+        clip = self._settings.clip
+        if clip is not None and self._limits_on_device:
+            torch._foreach_mul_(together, (norm_limit(together, clip) * scale).float())
+        elif scale != 1.0:
+            torch._foreach_mul_(together, scale)
+        groups: dict[tuple[Rule, int], list[int]] = {}
+        for index in gradients:
+            trained = self._tensors[index]
+            groups.setdefault((trained.rule, trained.rate_index), []).append(index)
+        for (rule, rate_index), indices in groups.items():
+            own = [gradients[index] for index in indices]
+            histories = [self.state.of[index] for index in indices]
+            values = [self._flat[index] for index in indices]
+            step, rate = self._step.iteration, self._step.rates[rate_index]
+            if rule.matrix is None:
+                update_together(rule, own, histories, values, rate=rate, step=step)
+                continue
+            for gradient, history, value in zip(own, histories, values, strict=True):
+                update(rule, gradient, history, value, rate=rate, step=step)
+        return {}
 
     def _all_factors(self) -> dict[int, Factors]:
         for index in self.by_factors - self._factors.keys():

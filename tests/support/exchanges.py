@@ -103,5 +103,5 @@ class AloneExchange(Exchange):
     """The exchange of a single process; a test derives from it."""
 
     def __init__(self, tensors: Sequence[Trained], settings: ExchangeSettings) -> None:
-        self.carrier = AloneCarrier(tensors, settings)
+        self.carrier = AloneCarrier(tensors, settings, is_only=True)
         super().__init__([self.carrier], JobControl(self.carrier.delivery, root=True), settings)

@@ -282,6 +282,7 @@ def build_alone(arguments: BuildArguments, *, in_parts: bool = False) -> Built:
         in_parts=in_parts,
         virtual_workers=count,
         by_factors=frozenset(part.plan.of(Scheme.FACTORS)),
+        is_only=arguments.all_squares is math.fsum,
     )
     turns = None
     if count > 1 and not arguments.takes_nodes:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,19 +14,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from poseidon.exchange.base import Array, Trained
+from poseidon.engine.worker_context import WorkerContext
+from poseidon.errors import UsageError
+from poseidon.exchange.base import Array, ExchangeSettings, Trained
 from poseidon.exchange.device import DONE, Event
 from poseidon.exchange.factors.carrier import FactorCarrier
 from poseidon.exchange.factors.products import Kernel, Scratch
 from poseidon.exchange.factors.weight import FactorWeight
+from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.server.table import ServerTable
+from poseidon.torch.sent_gradients import SentGradients
 from ps_server import Rule
 from tests.poseidon.exchange.building.test_server_exchange import hybrid
 from tests.poseidon.exchange.test_carrier import ADAM, EXCHANGES
 from tests.poseidon.exchange.test_contract import server
 from tests.support.exchange_contract import (
     Make,
+    Net,
     Scenario,
     check_calls,
     check_exact,
@@ -253,3 +259,57 @@ def test_without_an_event_two_streams_race() -> None:
         values.add_(1.0)
         with device.on(device.stream()):
             values.zero_()
+
+
+def steps_of(make: Make, device: SimulatedDevice, scenario: Scenario) -> list[dict[str, int]]:
+    """Return how often the training loop has waited for the device in each step."""
+    net = Net().to(device.torch)
+    rules = [Trained(name=n, tensor=p, rule=scenario.rule) for n, p in net.named_parameters()]
+    exchange = make(0, rules, ExchangeSettings(clip=scenario.clip))
+    hooks = Hooks([net], rules, exchange)
+    x, y = torch.randn(4, 5).to(device.torch), torch.randn(4, 2).to(device.torch)
+    found = []
+    exchange.open(None)
+    for iteration in range(scenario.iterations):
+        device.waits.clear()
+        exchange.start(iteration, 0.1)
+        hooks.start()
+        torch.nn.functional.mse_loss(net(x), y).backward()
+        hooks.next_pass()
+        hooks.finish()
+        exchange.finish()
+        found.append(dict(device.waits))
+    exchange.settle()
+    hooks.close()
+    exchange.close()
+    return found
+
+
+@pytest.mark.parametrize("clip", [None, 0.2])
+def test_one_worker_alone_never_waits_for_its_device(clip: float | None) -> None:
+    with simulated_devices(1, LATEST) as (device,), EXCHANGES["alone"][0]() as make:
+        assert steps_of(make, device, replace(ADAM, clip=clip)) == [{}] * ADAM.iterations
+
+
+def test_a_training_loop_through_a_shard_never_waits_for_its_device() -> None:
+    """A background thread waits for copies. The first values may still be on their way."""
+    with simulated_devices(1, LATEST) as (device,), server(1, 1) as make:
+        _, *steps = steps_of(make, device, Scenario())
+        assert steps == [{}] * (Scenario().iterations - 1)
+
+
+def test_a_changed_gradient_is_refused_without_a_wait() -> None:
+    with simulated_devices(1, 3) as (device,):
+        parameter = torch.nn.Parameter(torch.ones(3, device=device.torch))
+        sent = SentGradients(WorkerContext(), "the gradients have changed")
+        (parameter * 2).sum().backward()
+        sent.note([parameter])
+        assert parameter.grad is not None
+        with torch._C._AutoDispatchBelowAutograd():  # as GradScaler, without a new version
+            parameter.grad.mul_(0.5)
+        device.waits.clear()
+        sent.check()
+        assert not device.waits
+        device.synchronize()
+        with pytest.raises(UsageError, match="have changed"):
+            sent.check()
