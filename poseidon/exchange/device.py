@@ -73,8 +73,16 @@ class Device(ABC):
         """
 
     @abstractmethod
+    def pin(self, memory: Tensor) -> None:
+        """Let memory on the host be as that of `host_memory`, until `unpin`."""
+
+    @abstractmethod
+    def unpin(self, memory: Tensor) -> None:
+        """Undo `pin`. No copy is under way."""
+
+    @abstractmethod
     def synchronize(self) -> None:
-        """Wait on the host until all work on all streams is done: for measurements."""
+        """Wait on the host until all work on all streams is done."""
 
     def copy(self, source: Tensor, to: Tensor, stream: Any, after: Event) -> Event:
         """Begin to copy between a tensor and host memory on a stream, after an event; return the
@@ -122,6 +130,12 @@ class HostDevice(Device):
     def host_memory(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device="cpu")
 
+    def pin(self, memory: Tensor) -> None:
+        pass
+
+    def unpin(self, memory: Tensor) -> None:
+        pass
+
     def synchronize(self) -> None:
         pass
 
@@ -155,6 +169,15 @@ class CudaDevice(Device):
         # torch pins for the current GPU, which in a thread is number 0
         with torch.cuda.device(self._device):
             return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
+
+    def pin(self, memory: Tensor) -> None:
+        if memory.numel():
+            register = torch.cuda.cudart().cudaHostRegister
+            torch.cuda.check_error(register(memory.data_ptr(), memory.nbytes, 0))
+
+    def unpin(self, memory: Tensor) -> None:
+        if memory.numel():
+            torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(memory.data_ptr()))
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self._device)

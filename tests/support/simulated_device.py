@@ -136,7 +136,15 @@ class SimulatedDevice(Device):
         self.waits: Counter[str] = Counter()
         self.copies: Counter[str] = Counter()
         self.bytes: Counter[str] = Counter()
-        self.background = ("pushes-", "factors-out-", "sums-out-", "rebuild-", "owner-", "add-")
+        self.background = (
+            "pushes-",
+            "factors-out-",
+            "sums-out-",
+            "host-out-",
+            "rebuild-",
+            "owner-",
+            "add-",
+        )
         self._draw = random.Random(seed)
         self._early = self._draw.choice(EARLY)
         self._clock: dict[int, int] = {}
@@ -192,6 +200,15 @@ class SimulatedDevice(Device):
                 self._pinned[address] = self._blocks[address] = _Block(self._first.number)
             weakref.finalize(storage, self._pinned.pop, address, None)
         return memory
+
+    def pin(self, memory: Tensor) -> None:
+        address = memory.untyped_storage().data_ptr()
+        with self.lock:
+            self._pinned[address] = self._blocks[address] = _Block(self._first.number)
+
+    def unpin(self, memory: Tensor) -> None:
+        with self.lock:
+            self._pinned.pop(memory.untyped_storage().data_ptr(), None)
 
     def synchronize(self) -> None:
         work = [stream.last for stream in self._streams if stream.last]

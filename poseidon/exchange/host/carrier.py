@@ -23,20 +23,24 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from poseidon.exchange.base import History, Trained
 from poseidon.exchange.carrier import FactoredCarrier, GradientCarrier, Step
+from poseidon.exchange.device import Event, device_of
 from poseidon.exchange.exchange import Exchange
-from poseidon.exchange.host.group import HostGroup, rows_payload
+from poseidon.exchange.host.group import HostGroup
 from poseidon.exchange.host.owner import Contribution, Owner
 from poseidon.exchange.host.pieces import MOST_PIECES, TOLD_ELEMENTS, Piece
 from poseidon.exchange.host.state import HostState, StateServer
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.observe.statistics import Traffic
+from poseidon.exchange.serial_executor import SerialExecutor
 from ps_server import RemoteProtocolError
+from ps_server.errors import as_server_error
 from ps_server.transport.base import Buffer
 
 
@@ -84,7 +88,15 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
         self._values = [flat[piece.index][piece.start : piece.stop] for piece in pieces]
         own = [number for number, piece in enumerate(pieces) if piece.plane == group.rank]
         self._place = {number: place for place, number in enumerate(own)}
-        self._memory = group.share(pieces, by_factors)
+        self._device = device_of(tensors[0].tensor.device)
+        self._out = self._device.stream()
+        self._sending = SerialExecutor(
+            f"host-out-{group.rank}",
+            self._sending_failed,
+            threaded=not self._device.is_host,
+            timeout_s=group.peers.timeout_s,
+        )
+        self._memory = group.share(pieces, by_factors, self._device)
         server = StateServer(inner.state, own, group)
         self._owner = Owner(
             inner,
@@ -96,6 +108,7 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
             encoded=encoded,
             group=group,
             memory=self._memory,
+            device=self._device,
             requests=lambda: len(control.requests),
             state=server,
         )
@@ -109,6 +122,9 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
         self._settlements = 0
         self._settled = dict.fromkeys(group.others, 0)
         self._own_parts: list[Contribution] = []
+        self._zeros: list[tuple[Tensor, Event]] = []
+        self._copied: list[tuple[Tensor, Event]] = []
+        """Parts that are on their way to the memory, and the events after which they are there."""
         self._parts_for: defaultdict[int, list[int]] = defaultdict(list)
         self._untold = 0  # elements of what the owners do not know of
         group.peers.on("Values", None, self._note_values)
@@ -117,6 +133,7 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
         self._owner.start()
 
     def open(self, histories: Sequence[History] | None, clock: int | None) -> None:
+        self._await_taken()
         own = self.state.bring(histories, self._values, self._memory.values)
         self._settle(lambda: self._inner.open(own, clock))
 
@@ -139,30 +156,48 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
             if number in self._place:
                 if own is None:
                     own = torch.zeros_like(self._values[number])
-                ready = self._owner.device.event()
+                place, ready = self._place[number], self._device.event()
                 self._own_parts.append(
-                    Contribution(
-                        self._group.rank, "Parts", self._place[number], part=own, ready=ready
-                    )
+                    Contribution(self._group.rank, "Parts", place, part=own, ready=ready)
                 )
                 continue
             memory = self._memory.parts(number, self._group.rank)[part]
+            ready = self._device.event()
             if own is None:
-                memory.zero_()
+                self._zeros.append((memory, ready))
             else:
-                memory.copy_(own)
+                self._copied.append((own, self._device.copy(own, memory, self._out, ready)))
             self._parts_for[piece.plane].append(number)
         self._untold += self._tensors[index].tensor.numel()
         if self._untold >= TOLD_ELEMENTS:
             self._tell()
 
     def _tell(self) -> None:
-        """Let the owners know of all parts that they may add."""
+        """Let the owners know of all parts that they may add, once these are in the memory."""
         self._owner.contribute(self._own_parts)
-        for owner, numbers in self._parts_for.items():
+        self._sending.call(partial(self._send_parts, self._parts_for, self._zeros, self._copied))
+        self._own_parts, self._zeros, self._copied = [], [], []
+        self._parts_for, self._untold = defaultdict(list), 0
+
+    def _send_parts(
+        self,
+        parts: Mapping[int, Sequence[int]],
+        zeros: Sequence[tuple[Tensor, Event]],
+        copied: Sequence[tuple[Tensor, Event]],
+    ) -> None:
+        for memory, ready in zeros:
+            ready.synchronize()  # the last value may still be on its way to the device
+            memory.zero_()
+        for _, event in copied:
+            event.synchronize()
+        for owner, numbers in parts.items():
             for start in range(0, len(numbers), MOST_PIECES):
                 self._group.send([owner], "Parts", *numbers[start : start + MOST_PIECES])
-        self._own_parts, self._parts_for, self._untold = [], defaultdict(list), 0
+
+    def _sending_failed(self, error: Exception) -> None:
+        self._group.fail(
+            as_server_error(error, "sending gradients to this machine's workers failed")
+        )
 
     def begin_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
         self.wait(index)
@@ -171,12 +206,21 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
         if number in self._place:
             place = self._place[number]
             self._owner.stacks[place].own(self._group.rank, u_KN, v_KM)
-            ready = self._owner.device.event()
+            ready = self._device.event()
             self._owner.contribute([Contribution(self._group.rank, "Rows", place, ready=ready)])
         else:
-            payload = rows_payload(u_KN.detach(), v_KM.detach())
-            owner = self._pieces[number].plane
-            self._group.send([owner], "Rows", number, len(u_KN), payload=payload)
+            flat = torch.cat([u_KN.detach().reshape(-1), v_KM.detach().reshape(-1)])
+            self._sending.call(
+                partial(self._send_rows, number, len(u_KN), flat, self._device.event())
+            )
+
+    def _send_rows(self, number: int, rows: int, flat: Tensor, ready: Event) -> None:
+        """Send factors: the rows of u, then of v."""
+        with self._device.on(self._out):
+            self._device.wait(ready)
+            payload: bytes = flat.float().cpu().numpy().tobytes()
+        owner = self._pieces[number].plane
+        self._group.send([owner], "Rows", number, rows, payload=payload)
 
     def release(self, index: int) -> None:
         if index in self._released:
@@ -184,11 +228,12 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
         self._released.add(index)
         (number,) = self._of[index]
         if number in self._place:
-            ready = self._owner.device.event()
+            ready = self._device.event()
             own = Contribution(self._group.rank, "Released", self._place[number], ready=ready)
             self._owner.contribute([own])
         else:
-            self._group.send([self._pieces[number].plane], "Released", number)
+            owner = self._pieces[number].plane
+            self._sending.call(partial(self._group.send, [owner], "Released", number))
 
     def wait(self, index: int) -> None:
         if self._taken[index] != self._round:
@@ -212,9 +257,9 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
         name = self._tensors[self._pieces[number].index].name
         self._monitor.wait_for(has_come, f"tensor '{name}' did not come")
         if place is not None:
-            self._owner.device.wait(self._owner.marks[place])
+            self._device.wait(self._owner.marks[place])
             return
-        self._values[number].copy_(self._memory.values[number])
+        self._values[number].copy_(self._memory.values[number], non_blocking=True)
         if self._requests[number]:
             self._control.await_requests(self._requests[number])
 
@@ -233,17 +278,21 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
         self._round += 1
 
     def settle(self, clock: int) -> None:
+        self._await_taken()
         self._settle(self._inner.settle)
 
     def _settle(self, step: Callable[[], None]) -> None:
-        """Let the exchange between hosts make a step, and take all values of it.
-
-        Return once all workers of the host have them: the next step may publish others.
-        """
-        self._take_all()
+        """Let the exchange between hosts make a step, and take all values of it."""
         self._owner.settle(step)
         self._round += 1
         self._take_all()
+
+    def _await_taken(self) -> None:
+        """Take all values, and return once all workers of the host have them: others may be
+        published.
+        """
+        self._take_all()
+        self._device.event().synchronize()
         self._settlements += 1
         number = self._settlements
         self._group.send(self._group.others, "Taken", number)
@@ -284,6 +333,7 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
     def close(self) -> None:
         if self._monitor.closed:
             return
+        self._sending.close()
         self._owner.finish()
         self._group.links.leave()
         self._owner.stop()

@@ -6,7 +6,7 @@ between them.
     "Released", piece           the piece is not used any more in this iteration
     "Values", requests, pieces  the next value of each can be read; their owner has seen so many
                                 requests of rank 0
-    "Taken", number             the values of settlement `number` are copied
+    "Taken", number             all values before settlement `number` are copied
     "Requests", count           its sender has seen so many requests of rank 0
     "Squares", number           squares of gradients, float64
     "Ask", number, what         asks for a part of the owner's state
@@ -22,12 +22,11 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import torch
 
 from poseidon.exchange.base import Trained
+from poseidon.exchange.device import HOST, Device
 from poseidon.exchange.host.links import HostLinks
 from poseidon.exchange.host.memory import HostMemory, new_file
 from poseidon.exchange.host.pieces import Piece
@@ -102,11 +101,14 @@ class HostGroup:
             host.network.interruption.check()
             raise
 
-    def share(self, pieces: Sequence[Piece], by_factors: frozenset[int]) -> HostMemory:
+    def share(
+        self, pieces: Sequence[Piece], by_factors: frozenset[int], device: Device = HOST
+    ) -> HostMemory:
         """Return the memory for these pieces, the same on all workers.
 
         Args:
             by_factors: tensors that have no parts.
+            device: of this worker's tensors.
         """
         counts = [len(self.tree.parts(worker)) for worker in range(self.size)]
         parts = [
@@ -116,7 +118,7 @@ class HostGroup:
             ]
             for piece in pieces
         ]
-        return HostMemory([piece.size for piece in pieces], parts, self._file)
+        return HostMemory([piece.size for piece in pieces], parts, self._file, device)
 
     def send(self, to: Sequence[int], kind: str, *numbers: int, payload: Buffer = b"") -> None:
         """Send a message to workers of this host."""
@@ -173,10 +175,3 @@ class HostGroup:
     def close(self) -> None:
         """Disconnect."""
         self.links.close()
-
-
-def rows_payload(u_KN: torch.Tensor, v_KM: torch.Tensor) -> bytes:
-    """Return factors as the payload of "Rows"."""
-    flat: Any = torch.cat([u_KN.reshape(-1), v_KM.reshape(-1)]).float().cpu().numpy()
-    found: bytes = flat.tobytes()
-    return found

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from poseidon.exchange.device import HOST, Device
 from ps_server import TransportError
 
 FLOAT_BYTES = 4
@@ -33,6 +34,7 @@ class HostMemory:
         parts: for each piece the number of parts that each worker contributes, by local rank; 0 for
             its owner, and where it travels as factors.
         file: the memory's descriptor, which this takes over; local rank 0 makes it with `new_file`.
+        device: of the tensors, which copies to and from the memory.
 
     Attributes:
         values: of each piece.
@@ -41,7 +43,13 @@ class HostMemory:
         TransportError: there is not so much memory.
     """
 
-    def __init__(self, sizes: Sequence[int], parts: Sequence[Sequence[int]], file: int) -> None:
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        parts: Sequence[Sequence[int]],
+        file: int,
+        device: Device = HOST,
+    ) -> None:
         lines = [-(-size // LINE_FLOATS) * LINE_FLOATS for size in sizes]
         floats = sum(own * (1 + sum(counts)) for own, counts in zip(lines, parts, strict=True))
         length = max(floats, 1) * FLOAT_BYTES
@@ -57,6 +65,9 @@ class HostMemory:
             ) from error
         finally:
             os.close(file)
+        self._memory: Tensor | None = memory
+        self._device = device
+        device.pin(memory)
         start = 0
 
         def take(piece: int) -> Tensor:
@@ -76,8 +87,11 @@ class HostMemory:
         return self._parts[piece][worker]
 
     def close(self) -> None:
-        """Free the memory: it goes with the last of its views."""
-        self.values, self._parts = [], []
+        """Free the memory: it goes with the last of its views. Safe to call twice."""
+        if self._memory is not None:
+            self._device.synchronize()
+            self._device.unpin(self._memory)
+        self.values, self._parts, self._memory = [], [], None
 
 
 def new_file() -> int:

@@ -15,12 +15,11 @@ from collections import deque
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from poseidon.exchange.base import Trained
 from poseidon.exchange.carrier import Step
-from poseidon.exchange.device import DONE, Event, device_of
+from poseidon.exchange.device import DONE, Device, Event
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.host.contributions import Contributions, FactorStack
 from poseidon.exchange.host.group import HostGroup
@@ -67,6 +66,7 @@ class Owner:
             closes it.
         own: the numbers of the pieces, in order.
         tensors: the pieces, in this order.
+        device: of the tensors.
         by_factors: places of those that travel as factors.
         encoded: places of those whose parts a codec takes one by one.
         requests: returns how many requests of rank 0 this worker has seen.
@@ -83,6 +83,7 @@ class Owner:
         encoded: frozenset[int],
         group: HostGroup,
         memory: HostMemory,
+        device: Device,
         requests: Callable[[], int],
         state: StateServer,
     ) -> None:
@@ -95,9 +96,8 @@ class Owner:
         self._requests = requests
         self._state = state
         self._monitor = group.monitor
-        device = tensors[0].tensor.device if tensors else torch.device("cpu")
-        self.device = device_of(device)
-        self._stream = self.device.stream()
+        self.device = device
+        self._stream = device.stream()
         tree = group.tree
         self._contributions = Contributions(
             [place in by_factors for place in range(len(own))],
@@ -105,7 +105,9 @@ class Owner:
         )
         divisor = group.size if tree.averages else 1
         self.stacks: Mapping[int, FactorStack] = {
-            place: FactorStack(*tensors[place].tensor.shape, divisor=divisor, device=device)
+            place: FactorStack(
+                *tensors[place].tensor.shape, divisor=divisor, device=tensors[place].tensor.device
+            )
             for place in by_factors
         }
         """The factors by place.
@@ -280,7 +282,7 @@ class Owner:
         for place, piece in enumerate(self._own):
             self._inner.wait(place)
             value = self._tensors[place].tensor.detach().view(-1)
-            self._memory.values[piece].copy_(value)
+            self._memory.values[piece].copy_(value, non_blocking=True)
             elements += value.numel()
             stop = place + 1
             is_full = elements >= LEAST_ELEMENTS or stop - start == MOST_PIECES
@@ -290,6 +292,7 @@ class Owner:
 
     def _publish(self, start: int, stop: int) -> None:
         group, mark = self._group, self.device.event()
+        mark.synchronize()
         group.send(group.others, "Values", self._requests(), *self._own[start:stop])
         with self._monitor:
             for place in range(start, stop):
@@ -320,7 +323,10 @@ class Owner:
         parts = [
             own
             if worker == group.rank
-            else [part.to(own[0].device) for part in self._memory.parts(piece, worker)]
+            else [
+                part.to(own[0].device, non_blocking=True)
+                for part in self._memory.parts(piece, worker)
+            ]
             for worker in range(group.size)
         ]
         for part in own:

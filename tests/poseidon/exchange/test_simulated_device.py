@@ -17,11 +17,12 @@ from torch import Tensor
 from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Array, ExchangeSettings, Trained
-from poseidon.exchange.device import DONE, Event
+from poseidon.exchange.device import DONE, HOST, Event
 from poseidon.exchange.factors.carrier import FactorCarrier
 from poseidon.exchange.factors.products import Kernel, Scratch
 from poseidon.exchange.factors.weight import FactorWeight
 from poseidon.exchange.hooks import Hooks
+from poseidon.exchange.host.owner import Owner
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.server.table import ServerTable
 from poseidon.torch.sent_gradients import SentGradients
@@ -46,6 +47,7 @@ from tests.support.simulated_device import (
     SimulatedEvent,
     simulated_devices,
 )
+from tests.support.threads import on_threads
 
 LATEST = 5
 """The seed of a device on which work runs only where something waits for it."""
@@ -174,6 +176,20 @@ def write_values_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SimulatedDevice, "copy", changed)
 
 
+def publish_before_the_copy_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The workers of a host read a value before its owner has copied it to their memory."""
+    publish = Owner._publish
+
+    def at_once(self: Owner, start: int, stop: int) -> None:
+        own, self.device = self.device, HOST
+        try:
+            publish(self, start, stop)
+        finally:
+            self.device = own
+
+    monkeypatch.setattr(Owner, "_publish", at_once)
+
+
 MOMENTUM = Scenario(iterations=3)
 CLIPPED = Scenario(iterations=3, clip=0.2)
 RACES: dict[
@@ -186,6 +202,11 @@ RACES: dict[
     push_zeros_at_once: (lambda: server(2, 2), 2, MOMENTUM),
     send_before_the_copy_ends: (lambda: server(2, 2), 2, MOMENTUM),
     write_values_at_once: (lambda: server(2, 2), 2, MOMENTUM),
+    publish_before_the_copy_ends: (
+        lambda: machines(ExchangeKind.SERVER, (2,), shards=0),
+        2,
+        MOMENTUM,
+    ),
 }
 
 
@@ -250,6 +271,37 @@ def test_waits_and_copies_are_counted() -> None:
         assert bool(torch.equal(values, values))
         assert device.waits == {"Event.synchronize": 1, "equal": 1}
         assert (device.copies, device.bytes) == ({"out": 1}, {"out": 16})
+
+
+def test_training_on_a_host_of_two_devices_waits_for_none() -> None:
+    def run(rank: int) -> None:
+        device = devices[rank]
+        own = [
+            Trained(name=f"w{i}", tensor=torch.zeros(3 + i, device=device.torch)) for i in range(4)
+        ]
+        exchange = make(rank, own, ExchangeSettings())
+        try:
+            exchange.open(None)
+            device.waits.clear()
+            for iteration in range(3):
+                exchange.start(iteration, 0.1)
+                for index in (3, 1, 0):  # the gradient of one is zero
+                    exchange.wait(index)
+                    exchange.begin(index, torch.ones_like(own[index].tensor))
+                exchange.finish()
+            assert not device.waits
+            exchange.settle()
+            assert [float(trained.tensor[0]) for trained in own] == pytest.approx(
+                [-0.3, -0.3, 0, -0.3]
+            )
+        finally:
+            exchange.close()
+
+    with (
+        simulated_devices(2, 0) as devices,
+        machines(ExchangeKind.SERVER, (2,), shards=0) as make,
+    ):
+        on_threads(2, run)
 
 
 def test_without_an_event_two_streams_race() -> None:
