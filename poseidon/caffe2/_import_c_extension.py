@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from poseidon.caffe2.workspace import devices
+from poseidon.caffe2.workspace import current
 from poseidon.caffe2.workspace.c import (
     Mode,
     Workspace,
@@ -16,11 +16,11 @@ from poseidon.caffe2.workspace.c import (
     use_mkldnn,
 )
 
-has_cuda_support = devices.has_cuda_support
-has_hip_support = devices.has_hip_support
-has_gpu_support = devices.has_gpu_support
-num_cuda_devices = devices.NumCudaDevices()
-cuda_version = devices.GetCUDAVersion()
+has_cuda_support = current.has_cuda_support
+has_hip_support = current.has_hip_support
+has_gpu_support = current.has_gpu_support
+num_cuda_devices = current.NumCudaDevices()
+cuda_version = current.GetCUDAVersion()
 
 __all__ = [
     "Mode",

@@ -6,8 +6,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from poseidon.caffe2.rnn.cell import Extra
-from poseidon.caffe2.rnn.lstm_cells import _Gated
+from poseidon.caffe2.rnn.cell import Extra, _Gated
 from poseidon.caffe2.rnn_cell import _LSTM
 
 

@@ -12,9 +12,17 @@ from __future__ import annotations
 from typing import Any
 
 from poseidon.caffe2 import core
-from poseidon.caffe2.building.blocks import Loop, RunIf, SetupBuilder, StopGuard
-from poseidon.caffe2.building.builder import NetBuilder
-from poseidon.caffe2.building.control_blocks import Condition, ElseNet, IfNet, WhileNet
+from poseidon.caffe2.building.blocks import (
+    Condition,
+    ElseNet,
+    IfNet,
+    Loop,
+    NetBuilder,
+    RunIf,
+    SetupBuilder,
+    StopGuard,
+    WhileNet,
+)
 from poseidon.caffe2.task import Cluster, Node, Task, TaskGroup
 
 __all__ = ["NetBuilder", "Operations", "ops"]

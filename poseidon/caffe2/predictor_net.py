@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from poseidon.caffe2 import core
-from poseidon.caffe2.core.ssa import rename
+from poseidon.caffe2.core.gradient_sums import rename
 from poseidon.caffe2.proto import caffe2_pb2
 
 

@@ -15,19 +15,20 @@ from poseidon.caffe2.rnn.attention_cells import (
     LSTMWithAttentionCell,
     MILSTMWithAttentionCell,
 )
-from poseidon.caffe2.rnn.cell import LSTMInitializer, RNNCell
+from poseidon.caffe2.rnn.cell import (
+    BasicRNNCell,
+    LayerNormLSTMCell,
+    LayerNormMILSTMCell,
+    LSTMCell,
+    LSTMInitializer,
+    MILSTMCell,
+    RNNCell,
+)
 from poseidon.caffe2.rnn.composite_cells import (
     DropoutCell,
     MultiRNNCell,
     MultiRNNCellInitializer,
     UnrolledCell,
-)
-from poseidon.caffe2.rnn.lstm_cells import (
-    BasicRNNCell,
-    LayerNormLSTMCell,
-    LayerNormMILSTMCell,
-    LSTMCell,
-    MILSTMCell,
 )
 
 __all__ = [

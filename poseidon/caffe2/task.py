@@ -6,9 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from poseidon.caffe2 import context, core
-from poseidon.caffe2.building.builder import NetBuilder
-from poseidon.caffe2.building.outputs import TaskOutput, TaskOutputList
-from poseidon.caffe2.building.setup_nets import SetupNets, add_setup_steps, get_setup_nets
+from poseidon.caffe2.building.blocks import NetBuilder
+from poseidon.caffe2.building.tasks import (
+    SetupNets,
+    TaskOutput,
+    TaskOutputList,
+    add_setup_steps,
+    get_setup_nets,
+)
 
 __all__ = [
     "Cluster",

@@ -39,7 +39,7 @@ from poseidon.caffe.tools.classification import PictureScores
 from poseidon.caffe.tools.preflight import runs_users_code
 from poseidon.caffe.tools.solo import NetRequest, open_net
 from poseidon.caffe2.export.files import is_caffe2, read_predictor
-from poseidon.caffe2.export.formats import write_predictor
+from poseidon.caffe2.export.net import write_predictor
 from poseidon.cli.nets import one_device
 from poseidon.engine.snapshots.files import write_atomically
 from poseidon.errors import DataError, UsageError, counted

@@ -2,14 +2,13 @@
 blobs in between.
 """
 
-from poseidon.caffe2.checkpoint.job import Job
 from poseidon.caffe2.checkpoint.managers import (
     CheckpointManager,
     MultiNodeCheckpointManager,
     db_name,
     get_ckpt_filename,
 )
-from poseidon.caffe2.checkpoint.runner import JobRunner, UploadTaskGroupBuilder, epoch_limiter
+from poseidon.caffe2.checkpoint.runner import Job, JobRunner, UploadTaskGroupBuilder, epoch_limiter
 
 __all__ = [
     "CheckpointManager",

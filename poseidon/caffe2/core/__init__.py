@@ -8,11 +8,21 @@ from poseidon.caffe2 import workspace
 from poseidon.caffe2.core import control_gradients
 from poseidon.caffe2.core.blobs import (
     BlobReference,
+    CreateOperator,
+    CreatePythonOperator,
+    DataType,
+    DeviceOption,
     GradientSlice,
+    IsGPUDeviceType,
+    IsOperator,
+    IsOperatorWithEngine,
+    RefreshRegisteredOperators,
     ScopedBlobReference,
     ScopedName,
     _get_blob_ref,
     _RectifyInputOutput,
+    _RegisterPythonImpl,
+    device_option_equal,
     output_to_list,
 )
 from poseidon.caffe2.core.cloning import DEFAULT_REMAP_FUNCS, clone_and_bind_net
@@ -27,20 +37,16 @@ from poseidon.caffe2.core.device_copies import (
     copy_func_between_devices,
     device_equal,
 )
-from poseidon.caffe2.core.devices import (
-    DataType,
-    DeviceOption,
-    IsGPUDeviceType,
-    device_option_equal,
+from poseidon.caffe2.core.gradient_sums import (
+    get_op_ids_in_path,
+    get_output_producers,
+    get_ssa,
+    get_undefined_blobs,
+    recurrent_network_op_remap,
+    remap_proto,
 )
 from poseidon.caffe2.core.gradients import IR, GetIndexFromGradientList, GradientRegistry, OpSSA
 from poseidon.caffe2.core.net import Net
-from poseidon.caffe2.core.operators import (
-    CreateOperator,
-    IsOperator,
-    IsOperatorWithEngine,
-    RefreshRegisteredOperators,
-)
 from poseidon.caffe2.core.plan import (
     ExecutionStep,
     Plan,
@@ -49,15 +55,6 @@ from poseidon.caffe2.core.plan import (
     get_net_name,
     scoped_execution_step,
     to_execution_step,
-)
-from poseidon.caffe2.core.python_operators import CreatePythonOperator, _RegisterPythonImpl
-from poseidon.caffe2.core.ssa import (
-    get_op_ids_in_path,
-    get_output_producers,
-    get_ssa,
-    get_undefined_blobs,
-    recurrent_network_op_remap,
-    remap_proto,
 )
 from poseidon.caffe2.scope import (
     CurrentDeviceScope,

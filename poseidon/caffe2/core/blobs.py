@@ -1,4 +1,4 @@
-"""References to blobs, and names with the current scope."""
+"""References to blobs, operators that read and write them, and the devices of operators."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from collections import namedtuple
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from poseidon.caffe2 import scope
+from poseidon.caffe2 import scope, workspace
 from poseidon.caffe2.operators import registry
+from poseidon.caffe2.operators.system import blobs
+from poseidon.caffe2.proto import DEVICE_NUMBERS, caffe2_pb2
+from poseidon.caffe2.utils import MakeArgument
 
 GradientSlice = namedtuple("GradientSlice", ["indices", "values"])
 """A sparse gradient: references to the indices and to the values."""
@@ -158,3 +161,183 @@ def _get_blob_ref(blob_name_or_ref: Any) -> BlobReference:
         if isinstance(blob_name_or_ref, BlobReference)
         else BlobReference(blob_name_or_ref)
     )
+
+
+_ENGINES = {"FC": ("PACKED",), "Unique": ("SparseHash",)}
+"""Engines of operators on the CPU: other ways to the same values, of which there is one here."""
+
+
+def IsOperator(op_type: str) -> bool:
+    """Return whether there is an operator of a name; `<name>_ENGINE_<engine>` names one for an
+    engine of Caffe2.
+    """
+    name, _, engine = op_type.partition("_ENGINE_")
+    return registry.is_registered(name) and engine in ("", *_ENGINES.get(name, ()))
+
+
+def IsOperatorWithEngine(op_type: str, engine: str) -> bool:
+    """Return whether there is an operator of a name for an engine: `DEFAULT`, or `CUDNN`, which
+    is the same one.
+    """
+    return registry.is_registered(op_type) and engine in ("", "DEFAULT", "CUDNN")
+
+
+def RefreshRegisteredOperators(trigger_lazy: bool = True) -> None:
+    """Do nothing: the list of operators is always the present one."""
+
+
+def CreateOperator(
+    operator_type: str,
+    inputs: Any,
+    outputs: Any,
+    name: str = "",
+    control_input: Any = None,
+    device_option: caffe2_pb2.DeviceOption | None = None,
+    arg: Iterable[caffe2_pb2.Argument] | None = None,
+    engine: str | None = None,
+    debug_info: str | None = None,
+    **kwargs: Any,
+) -> caffe2_pb2.OperatorDef:
+    """Return an operator's definition; its type may be one that does not exist.
+
+    Args:
+        operator_type: the type.
+        inputs, outputs: blobs as names (the current scope is put before them) or references, one or
+            several.
+        name: of the operator.
+        control_input: blobs that must be made before it runs.
+        device_option: where it runs; by default the current device scope.
+        arg: ready arguments.
+        engine, debug_info: fields of the definition.
+        kwargs: further arguments, those that are None left out; `random_seed` goes to the device
+            option.
+
+    Raises:
+        TypeError: a blob is neither name nor reference.
+        ValueError: an argument cannot hold its value.
+    """
+    operator = caffe2_pb2.OperatorDef(type=operator_type, name=name)
+    operator.input.extend(str(blob) for blob in _RectifyInputOutput(inputs))
+    operator.output.extend(str(blob) for blob in _RectifyInputOutput(outputs))
+    if control_input:
+        operator.control_input.extend(str(blob) for blob in _RectifyInputOutput(control_input))
+    device = device_option if device_option is not None else scope.CurrentDeviceScope()
+    if device is not None:
+        operator.device_option.CopyFrom(device)
+    if engine is not None:
+        operator.engine = engine
+    if debug_info is not None:
+        operator.debug_info = debug_info
+    if "random_seed" in kwargs:
+        operator.device_option.random_seed = kwargs.pop("random_seed")
+    if arg is not None:
+        operator.arg.extend(arg)
+    for key, value in kwargs.items():
+        if value is not None:
+            operator.arg.add().CopyFrom(MakeArgument(key, value))
+    if workspace.IsImmediate():
+        workspace.RunOperatorImmediate(operator)
+    return operator
+
+
+GPU_TYPES = frozenset((DEVICE_NUMBERS["CUDA"], DEVICE_NUMBERS["HIP"]))
+
+
+class DataType:
+    """The data types of tensors by name: `DataType.FLOAT` is 1."""
+
+    UNDEFINED = caffe2_pb2.TensorProto.UNDEFINED
+    FLOAT = caffe2_pb2.TensorProto.FLOAT
+    INT32 = caffe2_pb2.TensorProto.INT32
+    BYTE = caffe2_pb2.TensorProto.BYTE
+    STRING = caffe2_pb2.TensorProto.STRING
+    BOOL = caffe2_pb2.TensorProto.BOOL
+    UINT8 = caffe2_pb2.TensorProto.UINT8
+    INT8 = caffe2_pb2.TensorProto.INT8
+    UINT16 = caffe2_pb2.TensorProto.UINT16
+    INT16 = caffe2_pb2.TensorProto.INT16
+    INT64 = caffe2_pb2.TensorProto.INT64
+    FLOAT16 = caffe2_pb2.TensorProto.FLOAT16
+    DOUBLE = caffe2_pb2.TensorProto.DOUBLE
+
+
+def IsGPUDeviceType(device_type: int) -> bool:
+    """Return whether a device type is CUDA or HIP."""
+    return device_type in GPU_TYPES
+
+
+def DeviceOption(
+    device_type: int,
+    device_id: int = 0,
+    random_seed: int | None = None,
+    node_name: str | None = None,
+    numa_node_id: int | None = None,
+    extra_info: list[str] | None = None,
+) -> caffe2_pb2.DeviceOption:
+    """Return a device option.
+
+    Raises:
+        AssertionError: a NUMA node is given for another device than the CPU.
+    """
+    option = caffe2_pb2.DeviceOption(device_type=device_type, device_id=device_id)
+    if numa_node_id is not None:
+        assert device_type == DEVICE_NUMBERS["CPU"], "Only the CPU has NUMA nodes"
+        option.numa_node_id = numa_node_id
+    if node_name is not None:
+        option.node_name = node_name
+    if random_seed is not None:
+        option.random_seed = random_seed
+    option.extra_info.extend(extra_info or [])
+    return option
+
+
+def device_option_equal(
+    opt1: Any, opt2: Any, ignore_node_name: bool = True, ignore_random_seed: bool = True
+) -> bool:
+    """Return whether two device options mean the same device; None is the CPU."""
+    if not opt1 or not opt2:
+        return bool(opt1 == opt2)
+    if not ignore_node_name and opt1.node_name != opt2.node_name:
+        return False
+    if not ignore_random_seed and opt1.random_seed != opt2.random_seed:
+        return False
+    if not opt1.device_type or not opt2.device_type:
+        # One of them is the CPU: its id has no meaning, its NUMA node has.
+        return bool(opt1.device_type == opt2.device_type and opt1.numa_node_id == opt2.numa_node_id)
+    return (opt1.device_type, opt1.device_id) == (opt2.device_type, opt2.device_id)
+
+
+def _RegisterPythonImpl(
+    f: Any, grad_f: Any = None, python_func_type: Any = None, pass_workspace: bool = False
+) -> str:
+    """Register a function, or a tuple (builder, args, kwargs), and its gradient; return the token.
+
+    Args:
+        f: `f(inputs, outputs)`, with the workspace as third argument where `pass_workspace` is set.
+        grad_f: `grad_f(inputs, outputs)`, whose inputs are the inputs of f, its outputs and their
+            gradients.
+        python_func_type: a class made with `f`; its methods `forward` and `backward` are the
+            functions.
+        pass_workspace: see above.
+    """
+    if python_func_type is not None:
+        instance = python_func_type(f)
+        f, grad_f = instance.forward, instance.backward
+    return blobs.register(f, grad_f, pass_workspace)
+
+
+def CreatePythonOperator(
+    f: Any,
+    inputs: Any,
+    outputs: Any,
+    grad_f: Any = None,
+    pass_workspace: bool = False,
+    python_func_type: Any = None,
+    *args: Any,
+    **kwargs: Any,
+) -> caffe2_pb2.OperatorDef:
+    """Return the definition of an operator that calls a Python function; see
+    `_RegisterPythonImpl`.
+    """
+    kwargs["token"] = _RegisterPythonImpl(f, grad_f, python_func_type, pass_workspace)
+    return CreateOperator("Python", inputs, outputs, *args, **kwargs)

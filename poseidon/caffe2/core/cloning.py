@@ -8,7 +8,7 @@ from typing import Any
 
 from poseidon.caffe2 import schema
 from poseidon.caffe2.core.blobs import BlobReference
-from poseidon.caffe2.core.ssa import (
+from poseidon.caffe2.core.gradient_sums import (
     control_op_remap,
     get_op_ids_in_path,
     get_ssa,

@@ -10,10 +10,9 @@ import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from poseidon.caffe2.core.blobs import BlobReference, GradientSlice
+from poseidon.caffe2.core.blobs import BlobReference, CreateOperator, GradientSlice
+from poseidon.caffe2.core.gradient_sums import rename
 from poseidon.caffe2.core.gradients import IR, GradientRegistry
-from poseidon.caffe2.core.operators import CreateOperator
-from poseidon.caffe2.core.ssa import rename
 from poseidon.caffe2.proto.caffe2_pb2 import NetDef, OperatorDef
 from poseidon.caffe2.utils import GetArgumentDict, MakeArgument
 

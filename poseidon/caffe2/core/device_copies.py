@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from poseidon.caffe2 import scope
-from poseidon.caffe2.core.blobs import BlobReference
-from poseidon.caffe2.core.devices import IsGPUDeviceType, device_option_equal
+from poseidon.caffe2.core.blobs import BlobReference, IsGPUDeviceType, device_option_equal
 from poseidon.caffe2.core.net import Net
 from poseidon.caffe2.proto import DEVICE_NUMBERS
 from poseidon.caffe2.proto.caffe2_pb2 import DeviceOption, OperatorDef

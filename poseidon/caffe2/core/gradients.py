@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from poseidon.caffe2.core.blobs import BlobReference, GradientSlice
+from poseidon.caffe2.core.blobs import BlobReference, CreateOperator, GradientSlice
 from poseidon.caffe2.core.gradient_sums import (
     KEEP_ONLY_SUM_TAG,
     SUM_TAG,
@@ -16,7 +16,6 @@ from poseidon.caffe2.core.gradient_sums import (
     make_sum,
     must_sum,
 )
-from poseidon.caffe2.core.operators import CreateOperator
 from poseidon.caffe2.operators import registry
 from poseidon.caffe2.operators.gradients import GradientMaker, Sparse
 from poseidon.caffe2.proto.caffe2_pb2 import DeviceOption, OperatorDef

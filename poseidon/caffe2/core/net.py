@@ -15,15 +15,16 @@ import numpy as np
 from poseidon.caffe2 import schema, scope, workspace
 from poseidon.caffe2.core.blobs import (
     BlobReference,
+    CreateOperator,
+    DataType,
+    IsOperator,
     _RectifyInputOutput,
+    _RegisterPythonImpl,
     unknown_operator,
 )
 from poseidon.caffe2.core.cloning import NetCopies
-from poseidon.caffe2.core.devices import DataType
 from poseidon.caffe2.core.gradients import GradientRegistry
 from poseidon.caffe2.core.net_blobs import NetBlobs
-from poseidon.caffe2.core.operators import CreateOperator, IsOperator
-from poseidon.caffe2.core.python_operators import _RegisterPythonImpl
 from poseidon.caffe2.operators import registry
 from poseidon.caffe2.proto import caffe2_pb2
 

@@ -16,19 +16,12 @@ from __future__ import annotations
 from typing import Any
 
 from poseidon.caffe2.data_parallel_model.bmuf import Parallelize_BMUF
-from poseidon.caffe2.data_parallel_model.checkpoints import (
-    ExtractPredictorNet,
-    FinalizeAfterCheckpoint,
-    GetCheckpointParams,
-    GetLearningRateBlobNames,
-)
 from poseidon.caffe2.data_parallel_model.collectives import TIMEOUT_S as _DEFAULT_TIMEOUT_SEC
 from poseidon.caffe2.data_parallel_model.collectives import (
     AddBlobSync,
     AddDistributedBlobSync,
     CollectivesConcurrencyControl,
 )
-from poseidon.caffe2.data_parallel_model.memory import OptimizeGradientMemory
 from poseidon.caffe2.data_parallel_model.parallelize import Parallelize
 from poseidon.caffe2.data_parallel_model.replicas import ConvertNetForDevice, stripBlobName
 from poseidon.caffe2.data_parallel_model.replicas import infer_devices as _InferBlobDevice
@@ -36,14 +29,20 @@ from poseidon.caffe2.data_parallel_model.running import (
     BARRIER_TIMEOUT_S as _DEFAULT_BARRIER_NET_TIMEOUT_SEC,
 )
 from poseidon.caffe2.data_parallel_model.running import (
+    BatchSizesBySpeed,
     CreateNet,
+    ExchangeValue,
+    ExtractPredictorNet,
+    FinalizeAfterCheckpoint,
+    GetCheckpointParams,
+    GetLearningRateBlobNames,
     RunInitNet,
     RunNet,
     RunWarmup,
     Synchronize,
 )
 from poseidon.caffe2.data_parallel_model.running import run_comparison as _RunComparison
-from poseidon.caffe2.data_parallel_model.unequal import BatchSizesBySpeed, ExchangeValue
+from poseidon.caffe2.data_parallel_model.sharing import OptimizeGradientMemory
 
 __all__ = [
     "_DEFAULT_BARRIER_NET_TIMEOUT_SEC",

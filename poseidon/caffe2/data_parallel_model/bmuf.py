@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from poseidon.caffe2 import core
-from poseidon.caffe2.data_parallel_model import memory
+from poseidon.caffe2.data_parallel_model import sharing
 from poseidon.caffe2.data_parallel_model.collectives import (
     AddBlobSync,
     Rendezvous,
@@ -130,7 +130,7 @@ def Parallelize_BMUF(
     if reset_momentum_sgd:
         _reset_momenta(model, update)
     if optimize_gradient_memory:
-        memory.share_gradient_blobs(model, losses)
+        sharing.share_gradient_blobs(model, losses)
     set_nets(
         model, [model.param_init_net, start], [model.net, (update, 1)], barrier_net_timeout_sec
     )

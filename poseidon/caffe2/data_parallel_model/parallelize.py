@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from poseidon.caffe2 import core
-from poseidon.caffe2.data_parallel_model import batch_norm, memory
+from poseidon.caffe2.data_parallel_model import sharing
 from poseidon.caffe2.data_parallel_model.collectives import (
     Rendezvous,
     all_reduce,
@@ -156,24 +156,24 @@ def Parallelize(
         model._data_parallel_model_nets = [model.net]
         return
     if combine_spatial_bn:
-        batch_norm.combine(model)
+        sharing.combine(model)
     check_params(model.params)
     _sum_gradients(model, old, broadcast_computed_params, use_nccl, most)
     all_params = set(model.GetParams(""))
     if shared_model:
-        memory.keep_params_of_first(model)
+        sharing.keep_params_of_first(model)
     if param_update_builder_fun is not None:
         for_each_replica(model, param_update_builder_fun)
     elif optimizer_builder_fun is not None:
         model._optimizer = optimizer_builder_fun(model)
     _sync_at_start(model, post_sync_builder_fun)
     if optimize_gradient_memory:
-        memory.share_gradient_blobs(model, losses)
+        sharing.share_gradient_blobs(model, losses)
     if dynamic_memory_management:
-        memory.release_blobs(model, blobs_to_keep)
+        sharing.release_blobs(model, blobs_to_keep)
     set_nets(model, [model.param_init_net], [model.net], barrier_net_timeout_sec)
     if shared_model:
-        memory.read_params_of_first(model, all_params)
+        sharing.read_params_of_first(model, all_params)
 
 
 def prepare(

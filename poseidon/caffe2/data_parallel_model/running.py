@@ -1,15 +1,33 @@
-"""The running of a parallelized model: its init nets, its nets, and barriers between its shards."""
+"""How a parallelized model runs: its steps, its checkpoints, and replicas that get batches of
+different sizes.
+"""
 
 from __future__ import annotations
 
+import math
 import warnings
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
-from poseidon.caffe2 import core, workspace
-from poseidon.caffe2.data_parallel_model.collectives import between_hosts, common_world
-from poseidon.caffe2.data_parallel_model.replicas import check_parallelized
+from poseidon.caffe2 import core, predictor_net, workspace
+from poseidon.caffe2.data_parallel_model.collectives import (
+    Rendezvous,
+    between_hosts,
+    common_world,
+    sync,
+)
+from poseidon.caffe2.data_parallel_model.replicas import (
+    blobs_to_sync,
+    check_parallelized,
+    group_of,
+    scope_of,
+    stripBlobName,
+)
+from poseidon.caffe2.shards.common_world import CommonWorld
+from poseidon.caffe2.workspace.current import current
 
 BARRIER_TIMEOUT_S = 300
 """Longest time that a shard waits for the others before an epoch, as in Caffe2."""
@@ -158,3 +176,138 @@ def run_comparison(model: Any, blob_name: str, device: Any = None) -> bool:
         f"{sums.tolist()}"
     )
     return True
+
+
+COUNTERS = ("Iter", "AtomicIter")
+
+
+def GetCheckpointParams(model: Any) -> set[Any]:
+    """Return the blobs of a complete checkpoint: the first device's, and counters of iterations
+    outside scopes.
+    """
+    check_parallelized(model)
+    blobs, _ = blobs_to_sync(model)
+    first = scope_of(model, model._devices[0])
+    counters = {op.output[0] for op in model.net.Proto().op if op.type in COUNTERS}
+    outside = {name for name in counters if not name.startswith(f"{model._device_prefix}_")}
+    return {blob for blob in blobs if str(blob).startswith(first)} | outside
+
+
+def FinalizeAfterCheckpoint(
+    model: Any, blobs: Iterable[Any] | None = None, cpu_mode: bool = False
+) -> None:
+    """Copy what a checkpoint has loaded on the first device to all devices and shards.
+
+    Args:
+        model: a parallelized model whose blobs of the first device are loaded.
+        blobs: what to copy; by default all that `GetCheckpointParams` names with a device.
+        cpu_mode: kept for Caffe2's scripts; each blob is copied where it is.
+    """
+    check_parallelized(model)
+    if not hasattr(model, "_checkpoint_net"):
+        names = (
+            blobs_to_sync(model)[1] if blobs is None else {stripBlobName(blob) for blob in blobs}
+        )
+        for name in names:
+            group_of(model, name)
+        model._checkpoint_net = core.Net("checkpoint_sync_net")
+        init_net = core.Net("checkpoint_init_net")
+        sync(model, init_net, model._checkpoint_net, names, max_concurrent_distributed_ops=1)
+        if between_hosts(model._rendezvous):
+            workspace.RunNetOnce(init_net)
+        workspace.CreateNet(model._checkpoint_net)
+    workspace.RunNet(model._checkpoint_net)
+
+
+def GetLearningRateBlobNames(model: Any) -> list[str]:
+    """Return the names of the blobs of learning rates: of the optimizer, or of all LearningRate
+    operators.
+    """
+    check_parallelized(model)
+    optimizer = model._optimizer
+    if optimizer is None:
+        return [op.output[0] for op in model.net.Proto().op if op.type == "LearningRate"]
+    if core.IsGPUDeviceType(model._device_type):
+        return [optimizer.get_gpu_blob_name("lr", device, "") for device in model._devices]
+    return [optimizer.get_cpu_blob_name("lr")]
+
+
+def ExtractPredictorNet(
+    model: Any, inputs: Sequence[str], outputs: Sequence[str], device: Any
+) -> tuple[Any, list[Any]]:
+    """Return the net of the first device that computes outputs from inputs, and the parameters
+    that it reads.
+
+    Args:
+        model: a parallelized model for tests.
+        inputs, outputs: names without the scope of a device; the net has these too.
+        device: the device option of its operators.
+    """
+    check_parallelized(model)
+    first = scope_of(model, model._devices[0])
+    plain = [*inputs, *outputs]
+    return predictor_net.ExtractPredictorNet(
+        net_proto=model.net.Proto(),
+        input_blobs=[first + str(name) for name in inputs],
+        output_blobs=[first + str(name) for name in outputs],
+        device=device,
+        renames={first + str(name): str(name) for name in plain},
+    )
+
+
+def BatchSizesBySpeed(total: int, speeds: Sequence[float], multiple: int = 1) -> list[int]:
+    """Return the batch size of each shard, so that all take about the same time.
+
+    Args:
+        total: the sum of the batch sizes.
+        speeds: images per second of each shard, above 0.
+        multiple: what each batch size is a multiple of: the number of devices of a shard.
+
+    Raises:
+        ValueError: a speed is not above 0, or the total is not a multiple, or too small for one
+            multiple for each shard.
+    """
+    if not speeds or not all(math.isfinite(speed) and speed > 0 for speed in speeds):
+        raise ValueError(f"speeds {list(speeds)}: expected a number above 0 for each shard")
+    units, rest = divmod(total, multiple)
+    if rest or units < len(speeds):
+        raise ValueError(
+            f"a batch of {total} for {len(speeds)} shards: expected a multiple of {multiple}, "
+            f"{len(speeds) * multiple} or more"
+        )
+    wanted = [units * speed / sum(speeds) for speed in speeds]
+    given = [max(1, math.floor(share)) for share in wanted]
+    while sum(given) != units:
+        step = 1 if sum(given) < units else -1
+        legal = [i for i, size in enumerate(given) if size + step >= 1]
+        chosen = max(legal, key=lambda i: (step * (wanted[i] - given[i]), -i))
+        given[chosen] += step
+    return [size * multiple for size in given]
+
+
+def ExchangeValue(
+    rendezvous: Rendezvous | None, name: str, value: float, timeout_sec: float = BARRIER_TIMEOUT_S
+) -> list[float]:
+    """Return a number of each shard, by its number; all shards call this.
+
+    Args:
+        rendezvous: see `Parallelize`; None for one shard.
+        name: what it is; the same on all shards.
+        value: this shard's number.
+        timeout_sec: longest time to wait for the other shards.
+
+    Raises:
+        CollectiveError: a shard does not come in time, or is lost.
+    """
+    if rendezvous is None or not between_hosts(rendezvous):
+        return [value]
+    world = CommonWorld(
+        current().get(str(rendezvous["kv_handler"])).value,
+        f"exchange {name}",
+        rank=rendezvous["shard_id"],
+        size=rendezvous["num_shards"],
+        timeout_s=timeout_sec,
+        interface=str(rendezvous.get("interface", "")).partition(",")[0],
+    )
+    numbers: list[float] = world.all_gather([torch.tensor([value], dtype=torch.float64)]).tolist()
+    return numbers

@@ -13,7 +13,7 @@ from poseidon.caffe.export.pointwise import scaled
 from poseidon.caffe.layers.base import LayerError
 from poseidon.caffe2.export.trace import Op
 from poseidon.caffe2.operators.numeric.functions import data_type
-from poseidon.caffe2.runtime.data_types import TORCH_OF
+from poseidon.caffe2.runtime.values import TORCH_OF
 
 Names = list[str]
 

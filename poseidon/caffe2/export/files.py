@@ -22,7 +22,7 @@ from poseidon.caffe2.predictor import predictor_py_utils as parts
 from poseidon.caffe2.predictor_constants import predictor_constants
 from poseidon.caffe2.proto.caffe2_pb2 import NetDef, OperatorDef
 from poseidon.caffe2.proto.metanet_pb2 import MetaNetDef
-from poseidon.caffe2.runtime.data_types import TORCH_OF
+from poseidon.caffe2.runtime.values import TORCH_OF
 from poseidon.caffe2.runtime.workspace import Workspace
 from poseidon.caffe2.utils import MakeArgument
 from poseidon.errors import SnapshotError, UsageError

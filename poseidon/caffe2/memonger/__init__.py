@@ -8,34 +8,30 @@ from __future__ import annotations
 from poseidon.caffe2.memonger.assignments import (
     AssignmentAlgorithm,
     LiveRange,
+    Statistics,
+    blob_nbytes,
+    collect_blob_sizes,
     compute_assignments,
     compute_assignments_dp,
     compute_assignments_greedy,
     compute_blob_assignments,
     compute_ranges,
+    compute_statistics,
+    estimate_memory_usage,
     get_memory_usage,
     get_updated_ranges,
     is_compatible,
-    verify_assignments,
-)
-from poseidon.caffe2.memonger.estimate import (
-    Statistics,
-    blob_nbytes,
-    collect_blob_sizes,
-    compute_statistics,
-    estimate_memory_usage,
     release_blobs_when_used,
+    verify_assignments,
 )
 from poseidon.caffe2.memonger.interference import (
     Optimization,
+    apply_assignments,
+    apply_recurrent_blob_assignments,
     compute_interference_graph,
     optimize_interference,
     topological_sort_traversal,
     topological_sort_traversal_longest_path,
-)
-from poseidon.caffe2.memonger.renaming import (
-    apply_assignments,
-    apply_recurrent_blob_assignments,
     verify_graph_equality,
     verify_inplace_blobs,
 )

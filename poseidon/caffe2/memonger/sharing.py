@@ -15,14 +15,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from poseidon.caffe2.memonger.renaming import (
+from poseidon.caffe2.memonger.interference import (
     apply_assignments,
     check_operators,
     verify_graph_equality,
     verify_inplace_blobs,
 )
-from poseidon.caffe2.runtime.chains import dependencies
-from poseidon.caffe2.runtime.lifetimes import nested_blobs
+from poseidon.caffe2.runtime.chains import dependencies, nested_blobs
 
 log = logging.getLogger("memonger")
 log.setLevel(logging.INFO)

@@ -16,7 +16,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from poseidon.caffe2.models import trained
+from poseidon.caffe2.models import download
 
 
 class _TrainedModels(MetaPathFinder, Loader):
@@ -28,10 +28,10 @@ class _TrainedModels(MetaPathFinder, Loader):
         package, _, name = fullname.rpartition(".")
         if package != __name__:
             return None
-        folder = trained.models_folder() / name
-        if trained.is_model(folder):
+        folder = download.models_folder() / name
+        if download.is_model(folder):
             return ModuleSpec(fullname, self, origin=str(folder))
-        if name in trained.ZOO:
+        if name in download.ZOO:
             raise ImportError(
                 f"the trained model {name} is not in {folder.parent}; download it with `poseidon "
                 f"python -m caffe2.python.models.download -i {name}`",
@@ -42,7 +42,7 @@ class _TrainedModels(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         """Give a module the nets of its model."""
         name = module.__name__.rpartition(".")[2]
-        init_net, predict_net, _ = trained.read_model(trained.models_folder() / name)
+        init_net, predict_net, _ = download.read_model(download.models_folder() / name)
         module.__dict__.update(init_net=init_net, predict_net=predict_net)
 
 

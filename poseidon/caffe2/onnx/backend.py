@@ -19,9 +19,9 @@ from poseidon.caffe.export.graph import onnx_module
 from poseidon.caffe2 import core
 from poseidon.caffe2 import workspace as workspaces
 from poseidon.caffe2.onnx import elementwise as _elementwise  # noqa: F401 - registers converters
-from poseidon.caffe2.onnx import products as _products  # noqa: F401 - registers converters
-from poseidon.caffe2.onnx import recurrent as _recurrent  # noqa: F401 - registers converters
-from poseidon.caffe2.onnx import shaping as _shaping  # noqa: F401 - registers converters
+from poseidon.caffe2.onnx import elementwise as _products  # noqa: F401 - registers converters
+from poseidon.caffe2.onnx import elementwise as _recurrent  # noqa: F401 - registers converters
+from poseidon.caffe2.onnx import vision as _shaping  # noqa: F401 - registers converters
 from poseidon.caffe2.onnx import vision as _vision  # noqa: F401 - registers converters
 from poseidon.caffe2.onnx.nodes import Facts, NoForm, convert
 from poseidon.caffe2.onnx.workspace import Workspace, named_outputs

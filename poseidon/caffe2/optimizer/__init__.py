@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from poseidon.caffe2 import core, workspace
-from poseidon.caffe2.optimizer.adagrad import AdagradOptimizer
 from poseidon.caffe2.optimizer.adaptive import (
     AdadeltaOptimizer,
     AdamOptimizer,
@@ -31,6 +30,7 @@ from poseidon.caffe2.optimizer.others import (
     YellowFinOptimizer,
 )
 from poseidon.caffe2.optimizer.sgd import (
+    AdagradOptimizer,
     FP16SgdOptimizer,
     MultiPrecisionSgdOptimizer,
     SgdOptimizer,

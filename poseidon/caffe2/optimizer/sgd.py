@@ -1,11 +1,12 @@
-"""Stochastic gradient descent, and the decay of weights."""
+"""Stochastic gradient descent, AdaGrad, and the decay of weights."""
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from poseidon.caffe2 import core
-from poseidon.caffe2.optimizer.base import Optimizer
+from poseidon.caffe2.optimizer.base import AlphaOptimizer, Optimizer, shape_of
 
 
 class SgdOptimizer(Optimizer):
@@ -207,3 +208,122 @@ class WeightDecayBuilder(Optimizer):
         if isinstance(grad, core.GradientSlice):
             raise ValueError("Weight decay does not yet support sparse gradients")
         net.WeightedSum([grad, one, param_info.blob, decay], grad)
+
+
+log = logging.getLogger(__name__)
+
+
+class AdagradOptimizer(AlphaOptimizer):
+    """Adagrad (Duchi et al., 2011): steps divided by the root of the sum of squared gradients."""
+
+    def __init__(
+        self,
+        alpha: float = 0.01,
+        epsilon: float = 1e-4,
+        decay: float = 1,
+        weight_decay: float = 0.0,
+        policy: str = "fixed",
+        sparse_dedup_aggregator: str | None = None,
+        rowWise: bool = False,
+        engine: str | None = "",
+        lars: float | None = None,
+        output_effective_lr: bool = False,
+        output_effective_lr_and_update: bool = False,
+        weight_scale: Any = None,
+        counter_halflife: int = -1,
+        **kwargs: Any,
+    ) -> None:
+        """Take the settings.
+
+        Args:
+            alpha: the base learning rate.
+            epsilon: added to the root.
+            decay: of the sum of squares at each step.
+            weight_decay: of the parameters that have more than one dimension.
+            policy: see the operator `LearningRate`; its arguments are `kwargs`.
+            sparse_dedup_aggregator: `sum` or `mean` of the values of one index of a sparse
+                gradient.
+            rowWise: whether a row of a sparse parameter has one sum.
+            engine: of the operators.
+            lars: the offset of LARS, None for none.
+            output_effective_lr: whether the effective learning rate becomes a blob.
+            output_effective_lr_and_update: whether the update becomes one too.
+            weight_scale: scales the parameters in some iterations: an object with the arguments of
+                the operator `WeightScale` and `to_aux`, which says whether the sums are scaled too.
+            counter_halflife: the iterations in which the count of updates of a row falls to one
+                half; the weight decay of sparse updates, with `rowWise`, falls with the count. -1
+                counts nothing.
+        """
+        super().__init__(alpha, policy, kwargs)
+        self.epsilon = epsilon
+        self.decay = decay
+        self.weight_decay = float(weight_decay)
+        self.sparse_dedup_aggregator = sparse_dedup_aggregator
+        self.rowWise = rowWise
+        self.engine = engine
+        self.lars = lars
+        self.output_effective_lr = output_effective_lr
+        self.output_effective_lr_and_update = output_effective_lr_and_update
+        self.weight_scale = weight_scale
+        self.counter_halflife = counter_halflife
+
+    def _run(self, net: Any, param_init_net: Any, param_info: Any) -> None:
+        param, grad = param_info.blob, param_info.grad
+        if self.alpha <= 0:
+            return
+        self._add_lars(net, param_init_net, param_info, self.lars, self.weight_decay)
+        rate, iteration = self._rate(net, param_init_net)
+        if self.rowWise:
+            total = self._rows(param_init_net, param, "avg_squared_sum")
+        else:
+            total = self._state(param_init_net, param, "squared_sum")
+        settings = {"epsilon": self.epsilon, "engine": self.engine}
+        if self.weight_decay and len(shape_of(param_init_net, param)) == 1:
+            log.warning("weight decay is not applied to %s: it has one dimension", param)
+        elif self.weight_decay:
+            settings["weight_decay"] = self.weight_decay
+        if isinstance(grad, core.GradientSlice):
+            assert self.decay == 1.0, "Decay is not implemented for SparseAdagrad: set it to 1"
+            grad = self.dedup(net, self.sparse_dedup_aggregator, grad)
+            inputs = [param, total, grad.indices, grad.values, rate]
+            self._run_sparse(net, param_init_net, inputs, iteration, settings)
+        else:
+            assert not self.rowWise, "rowWise Adagrad needs a sparse gradient"
+            outputs = [param, total]
+            if self.output_effective_lr or self.output_effective_lr_and_update:
+                outputs.append(f"{param}_effective_lr")
+            if self.output_effective_lr_and_update:
+                outputs.append(f"{param}_update")
+            net.Adagrad([param, total, grad, rate], outputs, decay=float(self.decay), **settings)
+        if self.weight_scale:
+            self._add_weight_scale(net, [param, total], iteration)
+
+    def _run_sparse(
+        self, net: Any, init_net: Any, inputs: list[Any], iteration: Any, settings: dict[str, Any]
+    ) -> None:
+        param, total, indices = inputs[:3]
+        if self.counter_halflife <= 0:
+            operator = net.RowWiseSparseAdagrad if self.rowWise else net.SparseAdagrad
+            operator(inputs, [param, total], **settings)
+            return
+        self._aux_params.shared.append(iteration)
+        count = self._rows(init_net, param, "update_counter", value=0.0, dtype=core.DataType.DOUBLE)
+        last = self._rows(init_net, param, "prev_update_iter", value=0, dtype=core.DataType.INT64)
+        halflife = {"counter_halflife": self.counter_halflife}
+        if self.rowWise:
+            more = halflife if "weight_decay" in settings else {}
+            net.RowWiseSparseAdagrad([*inputs, count], [param, total], **settings, **more)
+        else:
+            net.SparseAdagrad(inputs, [param, total], **settings)
+        net.RowWiseCounter([last, count, indices, iteration], [last, count], **halflife)
+
+    def _add_weight_scale(self, net: Any, blobs: list[Any], iteration: Any) -> None:
+        chosen = self.weight_scale
+        for blob in blobs if chosen.to_aux else blobs[:1]:
+            net.WeightScale(
+                [blob, iteration],
+                [blob],
+                stepsize=chosen.stepsize,
+                upper_bound_iter=chosen.upper_bound_iter,
+                scale=float(chosen.scale),
+            )

@@ -13,8 +13,7 @@ from poseidon.caffe2.attention import (
     apply_regular_attention,
     apply_soft_coverage_attention,
 )
-from poseidon.caffe2.rnn.cell import Extra, RNNCell
-from poseidon.caffe2.rnn.lstm_cells import LSTMCell, MILSTMCell
+from poseidon.caffe2.rnn.cell import Extra, LSTMCell, MILSTMCell, RNNCell
 
 
 class AttentionCell(RNNCell):

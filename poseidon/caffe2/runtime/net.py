@@ -18,12 +18,10 @@ from poseidon.caffe2.runtime.bind import (
     misfit,
     set_outputs,
 )
-from poseidon.caffe2.runtime.blob import Blob, is_tensor
-from poseidon.caffe2.runtime.chains import Part, chains, nodes
-from poseidon.caffe2.runtime.dag import MOST_THREADS, ChainRun
+from poseidon.caffe2.runtime.chains import Part, chains, nodes, overwritten
+from poseidon.caffe2.runtime.dag import MOST_THREADS, ChainRun, lending
 from poseidon.caffe2.runtime.errors import EnforceNotMet, cause, is_own, operator_error, place_of
-from poseidon.caffe2.runtime.lifetimes import overwritten
-from poseidon.caffe2.runtime.waits import lending
+from poseidon.caffe2.runtime.values import Blob, is_tensor
 from poseidon.caffe2.shards.buckets import Buckets, Pending
 from poseidon.errors import JobError
 

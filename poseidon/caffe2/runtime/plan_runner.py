@@ -12,9 +12,9 @@ from weakref import WeakKeyDictionary
 import torch
 
 from poseidon.caffe2.proto.caffe2_pb2 import ExecutionStep, NetDef, PlanDef
+from poseidon.caffe2.runtime.dag import Stop, cancellable, is_cancelled
 from poseidon.caffe2.runtime.errors import EnforceNotMet
 from poseidon.caffe2.runtime.net import Net
-from poseidon.caffe2.runtime.waits import Stop, cancellable, is_cancelled
 from poseidon.caffe2.runtime.workspace import Workspace
 
 

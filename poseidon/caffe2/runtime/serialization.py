@@ -11,10 +11,8 @@ import numpy as np
 import torch
 
 from poseidon.caffe2.proto.caffe2_pb2 import BlobProto, TensorProto
-from poseidon.caffe2.runtime.blob import kind_of
-from poseidon.caffe2.runtime.data_types import number_of
 from poseidon.caffe2.runtime.errors import EnforceNotMet
-from poseidon.caffe2.runtime.values import from_proto
+from poseidon.caffe2.runtime.values import from_proto, kind_of, number_of
 
 CHUNK_SIZE = 1_000_000
 """Values in one message, as Caffe2 writes them."""

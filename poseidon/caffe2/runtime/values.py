@@ -1,4 +1,4 @@
-"""The way of values between Python and blobs: what `FeedBlob` takes and what `FetchBlob` gives."""
+"""What a blob holds: its types, its values, and how they are shown."""
 
 from __future__ import annotations
 
@@ -9,9 +9,71 @@ import numpy as np
 import torch
 
 from poseidon.caffe2.proto.caffe2_pb2 import TensorProto
-from poseidon.caffe2.runtime.blob import kind_of
-from poseidon.caffe2.runtime.data_types import TORCH_OF
 from poseidon.caffe2.runtime.errors import EnforceNotMet
+
+
+class Blob:
+    """A slot.
+
+    `value` is None while the blob is empty; see `operators.registry` for what it may hold.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any = None) -> None:
+        self.value = value
+
+
+def kind_of(value: Any) -> str:
+    """Return the name of the type of a blob's value, in Caffe2's manner."""
+    if value is None:
+        return "nullptr (uninitialized)"
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        return "Tensor"
+    return "std::string" if isinstance(value, bytes) else type(value).__name__
+
+
+def is_tensor(value: Any) -> bool:
+    """Return whether a value is a tensor, of numbers or of strings."""
+    return isinstance(value, (torch.Tensor, np.ndarray))
+
+
+TORCH_OF: dict[int, torch.dtype] = {
+    TensorProto.FLOAT: torch.float32,
+    TensorProto.INT32: torch.int32,
+    TensorProto.BYTE: torch.uint8,
+    TensorProto.BOOL: torch.bool,
+    TensorProto.UINT8: torch.uint8,
+    TensorProto.INT8: torch.int8,
+    TensorProto.UINT16: torch.uint16,
+    TensorProto.INT16: torch.int16,
+    TensorProto.INT64: torch.int64,
+    TensorProto.FLOAT16: torch.float16,
+    TensorProto.DOUBLE: torch.float64,
+}
+"""torch's type by the number of `TensorProto.DataType`; strings are numpy arrays and have none."""
+
+NUMBER_OF: dict[torch.dtype, int] = {
+    dtype: int(number) for number, dtype in TORCH_OF.items() if number != TensorProto.BYTE
+}
+"""The number of `TensorProto.DataType` by torch's type."""
+
+
+def torch_type(number: int) -> torch.dtype:
+    """Return torch's type by the number of `TensorProto.DataType`.
+
+    Raises:
+        ValueError: there are no tensors of that type.
+    """
+    if number not in TORCH_OF:
+        known = ", ".join(f"{TensorProto.DataType.Name(kind)}={int(kind)}" for kind in TORCH_OF)
+        raise ValueError(f"there are no tensors of the data type {number}; the types are {known}")
+    return TORCH_OF[number]
+
+
+def number_of(value: torch.Tensor | np.ndarray) -> int:
+    """Return the data type number of a tensor of numbers or of strings."""
+    return NUMBER_OF[value.dtype] if isinstance(value, torch.Tensor) else TensorProto.STRING
 
 
 def to_value(given: Any, device: torch.device) -> Any:

@@ -10,11 +10,9 @@ import torch
 
 from poseidon.caffe2.proto.caffe2_pb2 import BlobProto, DeviceOption
 from poseidon.caffe2.runtime.bind import device_of
-from poseidon.caffe2.runtime.blob import Blob
-from poseidon.caffe2.runtime.data_types import TORCH_OF
 from poseidon.caffe2.runtime.errors import EnforceNotMet
 from poseidon.caffe2.runtime.serialization import deserialize, serialize
-from poseidon.caffe2.runtime.values import from_value, to_value
+from poseidon.caffe2.runtime.values import TORCH_OF, Blob, from_value, to_value
 
 
 class TensorView:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from poseidon.caffe2.proto.caffe2_pb2 import NetDef, OperatorDef
-from poseidon.caffe2.runtime.blob import Blob
 from poseidon.caffe2.runtime.errors import EnforceNotMet
 from poseidon.caffe2.runtime.net import Net, compile_operator, failure
+from poseidon.caffe2.runtime.values import Blob
 
 
 class Workspace:

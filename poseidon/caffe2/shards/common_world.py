@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from poseidon.caffe2.runtime.waits import lending
+from poseidon.caffe2.runtime.dag import lending
 from poseidon.caffe2.shards.process_group import Backend, ProcessGroup
 from poseidon.caffe2.shards.store_handler import CollectiveError, Shards, StoreHandler
 from ps_server import PeerLost

@@ -29,7 +29,7 @@ from poseidon.caffe.snapshot.caffemodel import LayerBlobs, blobs_of
 from poseidon.caffe2 import utils
 from poseidon.caffe2.operators.layers.windows import Windows
 from poseidon.caffe2.proto.caffe2_pb2 import NetDef, OperatorDef, TensorProtos
-from poseidon.caffe2.runtime import shapes
+from poseidon.caffe2.runtime import bind
 from poseidon.errors import UsageError
 
 Translator = Callable[..., tuple[Any, Sequence[Any]]]
@@ -55,7 +55,7 @@ class Shapes:
         known = dict(self._inputs)
         known.update((tensor.name, tuple(tensor.dims)) for tensor in self._params.protos)
         given = {name: torch.empty(shape, device="meta") for name, shape in known.items()}
-        found = shapes.infer([self._net, NetDef(op=operators)], given).get(blob)
+        found = bind.infer([self._net, NetDef(op=operators)], given).get(blob)
         if found is None:
             raise LayerError(
                 f"needs the shape of '{blob}', which does not follow from the shapes of the "

@@ -4,33 +4,33 @@ from __future__ import annotations
 
 from poseidon.caffe2 import torch_ops
 from poseidon.caffe2.workspace import c as C
-from poseidon.caffe2.workspace import immediate
+from poseidon.caffe2.workspace import feeding
 from poseidon.caffe2.workspace.cost import (
     ApplyTransform,
     ApplyTransformIfFaster,
     BenchmarkNet,
     GetOperatorCost,
+    InferShapesAndTypes,
+    data_type_of,
 )
 from poseidon.caffe2.workspace.current import (
     CurrentWorkspace,
-    GlobalInit,
-    ResetWorkspace,
-    RootFolder,
-    SwitchWorkspace,
-    WorkspaceGuard,
-    Workspaces,
-)
-from poseidon.caffe2.workspace.devices import (
     GetCudaPeerAccessPattern,
     GetCUDAVersion,
     GetCuDNNVersion,
     GetDeviceProperties,
     GetGPUMemoryInfo,
     GetGpuPeerAccessPattern,
+    GlobalInit,
     GpuDeviceType,
     IsNUMAEnabled,
     NumCudaDevices,
     NumGpuDevices,
+    ResetWorkspace,
+    RootFolder,
+    SwitchWorkspace,
+    WorkspaceGuard,
+    Workspaces,
     has_cuda_support,
     has_gpu_support,
     has_hip_support,
@@ -40,34 +40,32 @@ from poseidon.caffe2.workspace.feeding import (
     CreateBlob,
     DeserializeBlob,
     FeedBlob,
+    FeedImmediate,
     FetchBlob,
     FetchBlobs,
+    FetchImmediate,
     FetchTorch,
+    FillRandomNetworkInputs,
     GetBlobSizeBytes,
     GetNameScope,
     HasBlob,
-    RemoveBlob,
-    ResetBlob,
-    SerializeBlob,
-    blobs,
-)
-from poseidon.caffe2.workspace.filling import FillRandomNetworkInputs
-from poseidon.caffe2.workspace.immediate import (
-    FeedImmediate,
-    FetchImmediate,
     ImmediateBlobs,
     IsImmediate,
+    RemoveBlob,
+    ResetBlob,
     RunOperatorImmediate,
+    SerializeBlob,
     StartImmediate,
     StopImmediate,
+    blobs,
 )
-from poseidon.caffe2.workspace.inference import InferShapesAndTypes, data_type_of
 from poseidon.caffe2.workspace.nets import (
     BackgroundPlan,
     CallWithExceptionIntercept,
     CreateNet,
     DeleteNet,
     GetNetName,
+    Predictor,
     RegisteredOperators,
     RunNet,
     RunNetOnce,
@@ -80,7 +78,6 @@ from poseidon.caffe2.workspace.nets import (
     StringifyProto,
     operator_tracebacks,
 )
-from poseidon.caffe2.workspace.predictor import Predictor
 
 has_fbgemm = False
 is_asan = False
@@ -90,7 +87,7 @@ assert torch_ops  # the import makes the functions of `torch.ops._caffe2`
 
 def __getattr__(name: str) -> str:
     if name == "_immediate_root_folder":
-        return immediate._Mode.folder
+        return feeding._Mode.folder
     raise AttributeError(f"module {__name__} has no attribute {name}")
 
 

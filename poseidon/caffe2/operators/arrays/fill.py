@@ -13,8 +13,7 @@ from torch import Tensor
 
 from poseidon.caffe2.operators.registry import NO_GRADIENT, Context, operator
 from poseidon.caffe2.proto.caffe2_pb2 import Argument, TensorProto
-from poseidon.caffe2.runtime.data_types import torch_type
-from poseidon.caffe2.runtime.values import strings_of
+from poseidon.caffe2.runtime.values import strings_of, torch_type
 
 FLOAT, STRING = TensorProto.FLOAT, TensorProto.STRING
 

@@ -1,4 +1,4 @@
-"""Concat and Split in all their forms."""
+"""Operators that join, split and mask arrays, and ranges of dense features."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from poseidon.caffe2.operators.arrays.gather import taken
 from poseidon.caffe2.operators.gradients import GradientMaker
 from poseidon.caffe2.operators.input_shapes import axis_of
-from poseidon.caffe2.operators.registry import Context, operator
+from poseidon.caffe2.operators.registry import NO_GRADIENT, Context, operator
+from poseidon.errors import counted
 
 
 def _place(axis: int | None, order: str, dimensions: int, add_axis: bool = False) -> int:
@@ -158,3 +160,164 @@ def unsafe_coalesce(*xs: Tensor) -> tuple[Tensor, ...]:
     buffer.is_shared_buffer = True  # type: ignore[attr-defined]  # FeedBlob writes into it
     parts = buffer.split([x.numel() for x in xs])
     return (*[part.reshape(x.shape) for part, x in zip(parts, xs, strict=True)], buffer)
+
+
+def _mask_rule(maker: GradientMaker) -> None:
+    rest = maker.forward.input[1:]
+    made = maker.op("SequenceMask", [maker.GO(0), *rest], [maker.GI(0)])
+    made.arg.add(name="grad", i=1)
+
+
+def _masked(mode: str, row: Tensor, column: Tensor, given: Tensor | None, radius: int) -> Tensor:
+    """Return which places are masked, from the row and the column of each."""
+    if mode == "sequence" and given is not None:
+        return column >= given[row]
+    if mode == "window" and given is not None:
+        return (column - given[row]).abs() > radius
+    compare: dict[str, Any] = {
+        "upper": torch.gt,
+        "lower": torch.lt,
+        "upperdiag": torch.ge,
+        "lowerdiag": torch.le,
+    }
+    if mode not in compare:
+        wanted = "sequence and window (with a second input), upper, lower, upperdiag, lowerdiag"
+        raise ValueError(
+            f"SequenceMask has no mode {mode!r} for these inputs; the modes are {wanted}"
+        )
+    result: Tensor = compare[mode](column, row)
+    return result
+
+
+@operator("SequenceMask", gradient=_mask_rule)
+def sequence_mask(
+    x: Tensor,
+    given: Tensor | None = None,
+    *,
+    mode: str,
+    axis: int = 1,
+    radius: int = 10,
+    grad: bool = False,
+    fill_val: float = float("-inf"),
+    batch: int | None = None,
+    repeat_from_axis: int | None = None,
+) -> Tensor:
+    """Return x with some values replaced by `fill_val` (by 0 in a gradient).
+
+    x is taken as a matrix: the dimensions before `axis` are rows, the others columns.
+
+    Args:
+        x: numbers.
+        given: lengths of the rows (mode sequence) or the middle of their windows (mode window).
+        mode: `sequence` masks the columns from the row's length on; `window` those more than
+            `radius` from the middle; `upper`, `lower` those on one side of the diagonal;
+            `upperdiag`, `lowerdiag` the diagonal too.
+        axis: the first dimension of the columns.
+        radius: see mode.
+        grad: whether this is the gradient.
+        fill_val: the value of masked places.
+        batch: the last dimension that counts batches, each a matrix of its own.
+        repeat_from_axis: the first dimension behind the columns: all its values are masked or none.
+
+    Raises:
+        ValueError: there is no such mode.
+    """
+    dims = x.shape
+    axis = axis_of(axis, x.dim())
+    begin = 0 if batch is None else axis_of(batch, x.dim()) + 1
+    end = x.dim() if repeat_from_axis is None else axis_of(repeat_from_axis, x.dim())
+    rows, columns = dims[begin:axis].numel(), dims[axis:end].numel()
+    row = torch.arange(rows, device=x.device)[:, None]
+    column = torch.arange(columns, device=x.device)
+    if given is not None and given.numel() < rows:
+        raise ValueError(f"the second input has {counted(given.numel(), 'value')}, expected {rows}")
+    mask = _masked(mode, row, column, None if given is None else given.reshape(-1), radius)
+    mask = mask.reshape(dims[begin:end] + (1,) * (x.dim() - end))
+    return x.masked_fill(mask, 0.0 if grad else fill_val)
+
+
+@operator("GatherRangesToDense", gradient=NO_GRADIENT, inputs=(2, 3), expected="L, N R 2, L")
+class GatherRangesToDense:
+    """One matrix for each of the ranges of an example: rows of its length, 0 where a range is
+    empty or has a different length.
+
+    It counts the empty ranges and the ranges of a different length over all runs, and stops where
+    they are too many.
+
+    Args:
+        lengths: the width of each output.
+        min_observation: the ranges of an output below which a share is taken of this number.
+        max_mismatched_ratio, max_empty_ratio: the largest legal shares of such ranges; from 1 on
+            nothing is checked.
+    """
+
+    def __init__(
+        self,
+        *,
+        lengths: list[int],
+        min_observation: int = 10000,
+        max_mismatched_ratio: float = 1.0,
+        max_empty_ratio: float = 1.0,
+    ) -> None:
+        self.lengths = lengths
+        self.min_observation = min_observation
+        self.limits = {"of a different length": max_mismatched_ratio, "empty": max_empty_ratio}
+        self.seen = 0
+        self.found = {kind: np.zeros(len(lengths), np.int64) for kind in self.limits}
+
+    def __call__(self, x: Any, ranges: Tensor, key: Tensor | None = None) -> tuple[Any, ...]:
+        """Return the matrices.
+
+        Args:
+            x: a vector.
+            ranges: (start, length) of shape (examples, ranges, 2); a length is the argument's,
+                or 0.
+            key: numbers by which the entries of a range are sorted.
+
+        Raises:
+            ValueError: `ranges` has not one range for each output, or too many are empty or of
+                a different length.
+        """
+        if ranges.shape[1] != len(self.lengths):
+            raise ValueError(f"{ranges.shape[1]} ranges are given for {len(self.lengths)} outputs")
+        if not ranges.is_meta:
+            self._count(ranges)
+        places = range(len(self.lengths))
+        return tuple(_dense(x, ranges[:, place], key, self.lengths[place]) for place in places)
+
+    def _count(self, ranges: Tensor) -> None:
+        sizes = ranges[..., 1].cpu().numpy()
+        self.seen += len(sizes)
+        self.found["empty"] += (sizes == 0).sum(0)
+        self.found["of a different length"] += (
+            (sizes != 0) & (sizes != np.array(self.lengths))
+        ).sum(0)
+        for kind, limit in self.limits.items():
+            allowed = max(self.seen, self.min_observation) * limit
+            for place in np.flatnonzero(self.found[kind] > allowed) if limit < 1 else ():
+                raise ValueError(
+                    f"{self.found[kind][place]} of {self.seen} ranges of the output {place} are "
+                    f"{kind}; at most {allowed:g} are allowed"
+                )
+
+
+def _dense(x: Any, ranges: Tensor, key: Tensor | None, width: int) -> Any:
+    """Return the matrix of one output."""
+    whole = ranges[:, 1] == width
+    if len(x) == 0:
+        return (
+            x.new_zeros(len(ranges), width)
+            if isinstance(x, Tensor)
+            else np.full((len(ranges), width), b"", object)
+        )
+    rows = torch.where(whole, ranges[:, 0].long(), 0)[:, None] + torch.arange(
+        width, device=ranges.device
+    )
+    rows = rows.clamp(max=len(x) - 1)
+    if key is not None:
+        rows = rows.gather(1, key[rows].argsort(dim=1, stable=True))
+    found = taken(x, rows)
+    if isinstance(found, np.ndarray):
+        found[~whole.cpu().numpy()] = b""
+        return found
+    return torch.where(whole[:, None], found, 0)

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from poseidon.caffe2.operators.registry import Context, operator
 from poseidon.caffe2.proto.caffe2_pb2 import NetDef
-from poseidon.caffe2.runtime.blob import Blob
 from poseidon.caffe2.runtime.errors import EnforceNotMet
 from poseidon.caffe2.runtime.net import Net
+from poseidon.caffe2.runtime.values import Blob
 from poseidon.caffe2.runtime.workspace import Workspace
 
 

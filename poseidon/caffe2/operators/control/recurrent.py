@@ -18,10 +18,9 @@ from torch import Tensor
 from poseidon.caffe2.operators.gradients import GradientMaker
 from poseidon.caffe2.operators.registry import Context, operator
 from poseidon.caffe2.proto.caffe2_pb2 import NetDef, OperatorDef
-from poseidon.caffe2.runtime.blob import Blob
 from poseidon.caffe2.runtime.errors import EnforceNotMet
 from poseidon.caffe2.runtime.net import Net
-from poseidon.caffe2.runtime.values import strings_of
+from poseidon.caffe2.runtime.values import Blob, strings_of
 from poseidon.caffe2.runtime.workspace import Workspace
 
 

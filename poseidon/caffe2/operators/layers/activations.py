@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from poseidon.caffe2.operators.gradients import GradientMaker
 from poseidon.caffe2.operators.input_shapes import axis_of, check_tensor
-from poseidon.caffe2.operators.numeric.elementwise import differentiable
+from poseidon.caffe2.operators.numeric.arithmetic import differentiable
 from poseidon.caffe2.operators.registry import operator
 
 differentiable(

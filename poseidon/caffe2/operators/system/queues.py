@@ -16,11 +16,10 @@ import numpy as np
 import torch
 
 from poseidon.caffe2.operators.registry import NO_GRADIENT, Context, operator
-from poseidon.caffe2.runtime.blob import Blob
+from poseidon.caffe2.runtime.dag import wait_for
 from poseidon.caffe2.runtime.errors import EnforceNotMet
 from poseidon.caffe2.runtime.reader import Reader
-from poseidon.caffe2.runtime.values import strings_of
-from poseidon.caffe2.runtime.waits import wait_for
+from poseidon.caffe2.runtime.values import Blob, strings_of
 
 Entry = list[Any]
 

@@ -16,8 +16,7 @@ from google.protobuf import text_format
 from poseidon.caffe.export.graph import OPERATORS, Exported
 from poseidon.caffe2 import core
 from poseidon.caffe2.export.files import Predictor
-from poseidon.caffe2.export.formats import PredictorModule
-from poseidon.caffe2.export.net import export_predictor, traced
+from poseidon.caffe2.export.net import PredictorModule, export_predictor, traced
 from poseidon.caffe2.proto.caffe2_pb2 import NetDef
 from poseidon.errors import DefinitionError
 from tests.support.caffe2_nets import SMALL, built, inputs_of, results

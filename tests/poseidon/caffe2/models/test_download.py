@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from poseidon.caffe2 import core, workspace
-from poseidon.caffe2.models import download, trained
+from poseidon.caffe2.models import download
 from poseidon.errors import DataError, UsageError
 
 
@@ -136,7 +136,7 @@ def test_a_folder_that_is_no_model_stays(mirror: Path, models: Path) -> None:
     with pytest.raises(DataError, match="exists and is not a model"):
         download.fetch_model("squeezenet", models / "squeezenet")
     assert download.fetch_model("squeezenet", models / "squeezenet", force=True, progress=False)
-    assert trained.is_model(models / "squeezenet")
+    assert download.is_model(models / "squeezenet")
 
 
 @pytest.mark.parametrize("name", ["__init__", "../x", "/x", "x/", "", "x.y"])
@@ -160,10 +160,10 @@ def test_damaged_files_are_named(models: Path) -> None:
     publish(models / "net")
     (models / "net" / "value_info.json").write_text("{")
     with pytest.raises(DataError, match=r"value_info\.json cannot be read as shapes"):
-        trained.read_model(models / "net")
+        download.read_model(models / "net")
     (models / "net" / "value_info.json").write_text(json.dumps({}))
     (models / "net" / "init_net.pb").write_bytes(b"")
     with pytest.raises(
         DataError, match=r"init_net\.pb is not a net of Caffe2: it has no operators"
     ):
-        trained.read_model(models / "net")
+        download.read_model(models / "net")

@@ -11,7 +11,7 @@ import torch
 from poseidon.caffe2 import core, workspace
 from poseidon.caffe2.proto import caffe2_pb2
 from poseidon.caffe2.runtime import bind
-from poseidon.caffe2.runtime.blob import Blob
+from poseidon.caffe2.runtime.values import Blob
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

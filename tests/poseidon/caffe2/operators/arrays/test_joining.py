@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -113,3 +115,104 @@ def test_the_shapes_of_the_gradients_of_parts_follow_from_their_names() -> None:
     net.AddGradientOperators(["loss"])
     shapes, _ = workspace.InferShapesAndTypes([net])
     assert (shapes["a_grad"], shapes["b_grad"]) == ([1, 2], [3, 2])
+
+
+X_OF_MASKS = numbers(3, 4)
+LENGTHS = np.array([2, 0, 4], "i4")
+SIDES: dict[str, Callable[[int, int], Any]] = {
+    "upper": operator.gt,
+    "lower": operator.lt,
+    "upperdiag": operator.ge,
+    "lowerdiag": operator.le,
+}
+
+
+@pytest.mark.parametrize("mode", [*SIDES, "sequence", "window"])
+def test_masked_places(mode: str) -> None:
+    wanted = X_OF_MASKS.copy()
+    for i, j in np.ndindex(3, 4):
+        if mode == "sequence":
+            masked = j >= LENGTHS[i]
+        elif mode == "window":
+            masked = abs(j - LENGTHS[i]) > 1
+        else:
+            masked = SIDES[mode](j, i)
+        if masked:
+            wanted[i, j] = -7
+    inputs = [X_OF_MASKS, LENGTHS] if mode in ("sequence", "window") else [X_OF_MASKS]
+    arguments = {"mode": mode, "radius": 1, "fill_val": -7.0}
+    np.testing.assert_array_equal(run("SequenceMask", inputs, **arguments)[0], wanted)
+    np.testing.assert_array_equal(
+        run("SequenceMask", inputs, grad=1, **arguments)[0], np.where(wanted == -7, 0, X_OF_MASKS)
+    )
+    assert_gradients("SequenceMask", inputs, [0], **{**arguments, "fill_val": 0.0})
+
+
+def test_batches_and_dimensions_that_are_masked_as_a_whole() -> None:
+    x = numbers(2, 3, 4, 5)
+    wanted = x.copy()
+    for i, j in np.ndindex(3, 4):
+        if j > i:
+            wanted[:, i, j] = -7
+    (y,) = run(
+        "SequenceMask", [x], mode="upper", axis=2, batch=0, repeat_from_axis=3, fill_val=-7.0
+    )
+    np.testing.assert_array_equal(y, wanted)
+
+
+def test_an_unknown_mode_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="no mode 'middle'"):
+        run("SequenceMask", [X_OF_MASKS], mode="middle")
+    with pytest.raises(RuntimeError, match="no mode 'sequence'"):
+        run("SequenceMask", [X_OF_MASKS], mode="sequence")
+
+
+V = np.arange(6, dtype="f4")
+RANGES = np.array([[[2, 2], [0, 1]], [[0, 0], [4, 1]]], np.int32)
+
+
+def test_rows_are_sorted_by_their_keys() -> None:
+    keys = np.array([0, 1, 9, 3, 4, 5])
+    wide, narrow = run("GatherRangesToDense", [V, RANGES, keys], 2, lengths=[2, 1])
+    np.testing.assert_array_equal(wide, [[3, 2], [0, 0]])
+    np.testing.assert_array_equal(narrow, [[0], [4]])
+
+
+def test_an_empty_vector_gives_zeros() -> None:
+    (y,) = run("GatherRangesToDense", [V[:0], np.zeros((1, 1, 2), np.int32)], 1, lengths=[3])
+    np.testing.assert_array_equal(y, np.zeros((1, 3), "f4"))
+
+
+def test_too_many_empty_ranges_are_refused() -> None:
+    run(
+        "GatherRangesToDense",
+        [V, RANGES],
+        2,
+        lengths=[2, 1],
+        min_observation=2,
+        max_empty_ratio=0.5,
+    )
+    with pytest.raises(RuntimeError, match="1 of 2 ranges of the output 0 are empty"):
+        run(
+            "GatherRangesToDense",
+            [V, RANGES],
+            2,
+            lengths=[2, 1],
+            min_observation=2,
+            max_empty_ratio=0.4,
+        )
+
+
+def test_too_many_ranges_of_another_length_are_refused() -> None:
+    run("GatherRangesToDense", [V, RANGES], 2, lengths=[2, 5], max_mismatched_ratio=0.3)
+    with pytest.raises(
+        RuntimeError, match="2 of 2 ranges of the output 1 are of a different length"
+    ):
+        run(
+            "GatherRangesToDense",
+            [V, RANGES],
+            2,
+            lengths=[2, 5],
+            min_observation=2,
+            max_mismatched_ratio=0.3,
+        )

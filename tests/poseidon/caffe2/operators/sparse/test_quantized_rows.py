@@ -80,3 +80,113 @@ def test_sums_and_means_of_rows(mean: bool) -> None:
         np.testing.assert_allclose(
             run(name, inputs)[0], expected, rtol=1e-4, atol=1e-5, err_msg=name
         )
+
+
+X_OF_LOW_BIT_ROWS = numbers(5, 8)
+INDICES_OF_LOW_BIT_ROWS, LENGTHS_OF_LOW_BIT_ROWS = (
+    np.array([4, 0, 2, 2, 1]),
+    np.array([2, 0, 3], "i4"),
+)
+WEIGHTS_OF_LOW_BIT_ROWS = np.array([1, 2, 0.5, -1, 3], "f4")
+
+
+def by_segment(rows: Array) -> Array:
+    return np.stack([part.sum(0) for part in np.split(rows, [2, 2])])
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_values_are_kept_to_half_a_step(bits: int) -> None:
+    (fused,) = run(f"FloatToFused{bits}BitRowwiseQuantized", [X_OF_LOW_BIT_ROWS])
+    assert (fused.dtype, fused.shape) == (np.uint8, (5, bits + 4))
+    (restored,) = run(f"Fused{bits}BitRowwiseQuantizedToFloat", [fused])
+    step = np.ptp(X_OF_LOW_BIT_ROWS, axis=1, keepdims=True) / (2**bits - 1)
+    assert (np.abs(restored - X_OF_LOW_BIT_ROWS) <= 0.51 * step + 0.01).all()
+    (fake,) = run(f"FloatToFused{bits}BitFakeRowwiseQuantized", [X_OF_LOW_BIT_ROWS])
+    np.testing.assert_array_equal(run("Fused8BitRowwiseQuantizedToFloat", [fake])[0], restored)
+
+
+def test_the_first_number_is_in_the_lowest_bits() -> None:
+    (fused,) = run("FloatToFused4BitRowwiseQuantized", [np.array([[0, 15, 1, 2]], "f4")])
+    assert fused[0, :2].tolist() == [0xF0, 0x21]
+    np.testing.assert_array_equal(fused[0, 2:].view("f2"), [1, 0])
+    (equal,) = run("FloatToFused2BitRowwiseQuantized", [np.full((1, 4), 3, "f4")])
+    np.testing.assert_array_equal(
+        run("Fused2BitRowwiseQuantizedToHalf", [equal])[0], np.full((1, 4), 3)
+    )
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_sums_and_means(bits: int) -> None:
+    (fused,) = run(f"FloatToFused{bits}BitRowwiseQuantized", [X_OF_LOW_BIT_ROWS])
+    (rows,) = run(f"Fused{bits}BitRowwiseQuantizedToFloat", [fused])
+    wanted = by_segment(rows[INDICES_OF_LOW_BIT_ROWS])
+    end = f"Fused{bits}BitRowwise"
+    np.testing.assert_allclose(
+        run(f"SparseLengthsSum{end}", [fused, INDICES_OF_LOW_BIT_ROWS, LENGTHS_OF_LOW_BIT_ROWS])[0],
+        wanted,
+        rtol=1e-5,
+    )
+    (mean,) = run(
+        f"SparseLengthsMean{end}", [fused, INDICES_OF_LOW_BIT_ROWS, LENGTHS_OF_LOW_BIT_ROWS]
+    )
+    np.testing.assert_allclose(mean, wanted / [[2], [1], [3]], rtol=1e-5)
+    (weighted,) = run(
+        f"SparseLengthsWeightedSum{end}",
+        [fused, WEIGHTS_OF_LOW_BIT_ROWS, INDICES_OF_LOW_BIT_ROWS, LENGTHS_OF_LOW_BIT_ROWS],
+    )
+    np.testing.assert_allclose(
+        weighted,
+        by_segment(rows[INDICES_OF_LOW_BIT_ROWS] * WEIGHTS_OF_LOW_BIT_ROWS[:, None]),
+        rtol=1e-4,
+        atol=1e-5,
+    )
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_pruned_rows_do_not_count(bits: int) -> None:
+    (fused,) = run(f"FloatToFused{bits}BitRowwiseQuantized", [X_OF_LOW_BIT_ROWS])
+    (rows,) = run(f"Fused{bits}BitRowwiseQuantizedToFloat", [fused])
+    table = np.array([0, -1, 1, -1, 2], "i4")
+    rows[[1, 3]] = 0
+    (found,) = run(
+        f"SparseLengthsSum{bits}BitRowwiseSparse",
+        [fused[[0, 2, 4]], INDICES_OF_LOW_BIT_ROWS, LENGTHS_OF_LOW_BIT_ROWS, table],
+    )
+    np.testing.assert_allclose(found, by_segment(rows[INDICES_OF_LOW_BIT_ROWS]), rtol=1e-5)
+    kind = f"SparseLengthsWeightedSum{bits}BitRowwiseSparse"
+    (found,) = run(
+        kind,
+        [
+            fused[[0, 2, 4]],
+            WEIGHTS_OF_LOW_BIT_ROWS,
+            INDICES_OF_LOW_BIT_ROWS,
+            LENGTHS_OF_LOW_BIT_ROWS,
+            table,
+        ],
+    )
+    np.testing.assert_allclose(
+        found,
+        by_segment(rows[INDICES_OF_LOW_BIT_ROWS] * WEIGHTS_OF_LOW_BIT_ROWS[:, None]),
+        rtol=1e-4,
+        atol=1e-5,
+    )
+
+
+def test_indices_are_looked_up() -> None:
+    table = np.array([0, -1, 1, -1, 2], "i4")
+    indices, lengths, weights = run(
+        "SparseLengthsSumSparseLookup",
+        [INDICES_OF_LOW_BIT_ROWS, LENGTHS_OF_LOW_BIT_ROWS, table, WEIGHTS_OF_LOW_BIT_ROWS],
+        3,
+    )
+    assert (indices.tolist(), lengths.tolist()) == ([2, 0, 1, 1], [2, 0, 2])
+    assert weights.tolist() == [1, 2, 0.5, -1]
+    indices, lengths = run(
+        "SparseLengthsSumSparseLookup",
+        [INDICES_OF_LOW_BIT_ROWS, LENGTHS_OF_LOW_BIT_ROWS, np.zeros(1, "i4")],
+        2,
+    )
+    assert (indices.tolist(), lengths.tolist()) == (
+        INDICES_OF_LOW_BIT_ROWS.tolist(),
+        LENGTHS_OF_LOW_BIT_ROWS.tolist(),
+    )
