@@ -41,13 +41,11 @@ from PIL import Image
 from torch import Tensor
 from torch_models import CifarQuick
 
-from poseidon.caffe.data.batches.numbered import NumberedReader
-from poseidon.caffe.data.batches.partition import Share
+from poseidon.caffe.data.batches.numbered import NumberedReader, Share
 from poseidon.caffe.data.batches.reader import DatumMaker, DatumPlan, open_maker
 from poseidon.caffe.data.batches.transform import Transform
-from poseidon.caffe.data.databases.cursor import open_cursor
+from poseidon.caffe.data.databases.cursor import open_cursor, write_database
 from poseidon.caffe.data.databases.kinds import Backend
-from poseidon.caffe.data.databases.writer import write_database
 from poseidon.caffe.data.mean import compute_mean, write_mean
 from poseidon.caffe.data.prepare.convert import write_labelled
 from poseidon.caffe.data.prepare.procedural import draw_images

@@ -40,7 +40,7 @@ import torch
 from torch.nn import functional
 
 from poseidon import pycaffe
-from poseidon.caffe.data.prepare.shapes import draw_scene, write_detection_set
+from poseidon.caffe.data.prepare.procedural import draw_scene, write_detection_set
 from poseidon.caffe.proto.caffe_pb2 import LayerParameter, NetParameter
 from poseidon.caffe.proto.text import to_text
 from poseidon.caffe.snapshot.caffemodel import read_model, write_model

@@ -10,14 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.caffe.data.annotated import decode_annotated
 from poseidon.caffe.data.batches.images import read_image
 from poseidon.caffe.data.databases.leveldb_cursor import LevelDbCursor
 from poseidon.caffe.data.databases.lmdb_cursor import LmdbCursor
-from poseidon.caffe.data.datum import Decoding, decode
-from poseidon.caffe.data.label_map import read_label_map
+from poseidon.caffe.data.datum import Decoding, decode, decode_annotated, read_label_map
 from poseidon.caffe.data.mean import read_mean
-from poseidon.caffe.data.prepare.annotations import AnnotationFormat, read_marked
+from poseidon.caffe.data.prepare.annoset import AnnotationFormat, read_marked
 from poseidon.caffe.data.prepare.convert import read_mnist
 from poseidon.caffe.data.prepare.imageset import Conversion, to_datum
 from poseidon.caffe.export.formats import read_tensors

@@ -18,10 +18,9 @@ from poseidon.cli.checkout import use_environment
 use_environment()
 
 from poseidon.caffe.data.databases.kinds import Backend
-from poseidon.caffe.data.prepare.annoset import Annotations, convert_annoset
-from poseidon.caffe.data.prepare.annotations import AnnotationFormat
+from poseidon.caffe.data.prepare.annoset import AnnotationFormat, Annotations, convert_annoset
 from poseidon.caffe.data.prepare.imageset import Conversion
-from poseidon.caffe.data.prepare.shapes import write_detection_set
+from poseidon.caffe.data.prepare.procedural import write_detection_set
 from poseidon.errors import PoseidonError
 
 # The number of images of each part, and the number of its first scene.

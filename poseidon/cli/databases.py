@@ -13,12 +13,10 @@ from pathlib import Path
 from poseidon.base.hints import own_command
 from poseidon.base.paths import repository_root
 from poseidon.base.settings import read_settings
-from poseidon.caffe.data.databases.cursor import open_cursor
+from poseidon.caffe.data.databases.cursor import open_cursor, refuse_existing
 from poseidon.caffe.data.databases.kinds import Backend, require, require_kind
-from poseidon.caffe.data.databases.writer import refuse_existing
 from poseidon.caffe.data.mean import compute_mean, write_mean
-from poseidon.caffe.data.prepare.annoset import Annotations, convert_annoset
-from poseidon.caffe.data.prepare.annotations import AnnotationFormat
+from poseidon.caffe.data.prepare.annoset import AnnotationFormat, Annotations, convert_annoset
 from poseidon.caffe.data.prepare.cifar10 import (
     Cifar10Request,
     PreparedCifar10,
@@ -31,7 +29,7 @@ from poseidon.caffe.data.prepare.convert import convert_mnist
 from poseidon.caffe.data.prepare.imageset import Conversion, convert_imageset
 from poseidon.caffe.data.prepare.split import is_divided, partition_data
 from poseidon.caffe.data.prepare.voc import VocRequest, convert_voc
-from poseidon.caffe.data.progress_reports import Report
+from poseidon.caffe.data.staging import Report
 from poseidon.caffe.launch.data_distribution import distribute
 from poseidon.caffe2.images.pictures import find_pictures, make_database, make_two_class
 from poseidon.cli.progress_bar import progress_bar

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from poseidon.base import glog
-from poseidon.caffe.data.progress_reports import EXTRACTING
+from poseidon.caffe.data.staging import EXTRACTING
 from poseidon.caffe.launch.extraction_job import check_extraction, run_extraction_job
-from poseidon.caffe.tools.extraction import Extraction
 from poseidon.caffe.tools.extractor import run_extraction
+from poseidon.caffe.tools.preflight import Extraction
 from poseidon.cli.nets import one_device
 from poseidon.cli.progress_bar import progress_bar
 from poseidon.flags.flag import values_of

@@ -183,7 +183,7 @@ def _problem_of_own_layers(parsed: argparse.Namespace, error: Exception) -> str 
     """Return a sentence about an exception in a module of `--import`; None for another one."""
     if not getattr(parsed, "imports", ""):
         return None
-    modules = import_module("poseidon.caffe.layers.user_modules")
+    modules = import_module("poseidon.caffe.layers.registry")
     location: str = modules.location_in(parsed.imports, error)
     return f"{location}: {described(error)}" if location else None
 

@@ -29,15 +29,14 @@ from poseidon.caffe.export.modules import (
 )
 from poseidon.caffe.export.net import inference_definition
 from poseidon.caffe.layers.base import LayerContext, Shape, times
-from poseidon.caffe.layers.user_modules import import_modules
+from poseidon.caffe.layers.registry import import_modules
 from poseidon.caffe.net.compile import checked_layers, filter_phase
 from poseidon.caffe.proto.caffe_pb2 import TEST, TransformationParameter
 from poseidon.caffe.proto.definition import NetDefinition, read_net
 from poseidon.caffe.proto.phase import filter_net
 from poseidon.caffe.proto.text import to_text
-from poseidon.caffe.tools.classification import PictureScores
 from poseidon.caffe.tools.preflight import runs_users_code
-from poseidon.caffe.tools.solo import NetRequest, open_net
+from poseidon.caffe.tools.solo import NetRequest, PictureScores, open_net
 from poseidon.caffe2.export.files import is_caffe2, read_predictor
 from poseidon.caffe2.export.net import write_predictor
 from poseidon.cli.nets import one_device

@@ -15,11 +15,10 @@ from types import FrameType
 import torch
 
 from poseidon.base import glog
-from poseidon.caffe.layers.user_modules import import_modules
+from poseidon.caffe.layers.registry import import_modules
 from poseidon.caffe.proto.caffe_pb2 import Phase
 from poseidon.caffe.tools.benchmark import time_net
-from poseidon.caffe.tools.scoring import score
-from poseidon.caffe.tools.solo import NetRequest, open_net
+from poseidon.caffe.tools.solo import NetRequest, open_net, score
 from poseidon.cli.progress_bar import progress_bar
 from poseidon.cluster.job_plan import devices_from_flag
 from poseidon.errors import JobError, UsageError

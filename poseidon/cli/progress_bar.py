@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdo
 from typing import TextIO, TypeVar
 
 from poseidon.base.output_lines import visible
-from poseidon.caffe.data.progress_reports import UNITS
+from poseidon.caffe.data.staging import UNITS
 from poseidon.flags.shared import ShownProgress
 from poseidon.observe.metrics.progress import ProgressBar
 

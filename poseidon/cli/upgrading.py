@@ -20,11 +20,14 @@ from google.protobuf.message import Message
 from poseidon.base.durable import is_standard_output
 from poseidon.caffe.proto.caffe_pb2 import NetParameter, SolverParameter
 from poseidon.caffe.proto.text import read, to_text
-from poseidon.caffe.proto.upgrade.driver import needs_upgrade, upgrade_net, upgrade_solver
-from poseidon.caffe.proto.upgrade.errors import UpgradeError
-from poseidon.caffe.proto.upgrade.fields import has_solver_type
-from poseidon.caffe.proto.upgrade.v0 import dropped_settings
-from poseidon.caffe.snapshot.files import read_message
+from poseidon.caffe.proto.upgrade.driver import (
+    dropped_settings,
+    needs_upgrade,
+    upgrade_net,
+    upgrade_solver,
+)
+from poseidon.caffe.proto.upgrade.v1 import UpgradeError, has_solver_type
+from poseidon.caffe.snapshot.caffemodel import read_message
 from poseidon.engine.snapshots.files import write_atomically
 from poseidon.errors import DefinitionError
 

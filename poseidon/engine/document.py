@@ -188,7 +188,7 @@ class JobDocument(TrainingDocument, TrainingOptions):
 
     Attributes:
         solver: path of the solver definition.
-        definitions: the solver and its nets, as `poseidon.caffe.proto.shipped` packs them, for a host
+        definitions: the solver and its nets, as `poseidon.caffe.proto.projects` packs them, for a host
             that need not have their files; empty: they are read from `solver`.
         settings: fields of the solver that the command line sets, as `poseidon.caffe.proto.overrides`
             reads them.

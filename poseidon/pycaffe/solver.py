@@ -21,10 +21,10 @@ from typing import Any, ClassVar
 import torch
 
 from poseidon.base.paths import PLACEHOLDERS
-from poseidon.caffe.net.random_state import derive_seed
+from poseidon.caffe.net.params import derive_seed
 from poseidon.caffe.proto.caffe_pb2 import SolverParameter
 from poseidon.caffe.proto.definition import SolverDefinition, TestNet, read_solver
-from poseidon.caffe.snapshot.files import model_path, state_path
+from poseidon.caffe.snapshot.caffemodel import model_path, state_path
 from poseidon.caffe.snapshot.solverstate import RunState, learned_net, read_state, write_state
 from poseidon.caffe.solver.averages import SmoothedLoss, accumulate, named_values
 from poseidon.caffe.solver.detection import Classes, DetectionTally

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.caffe.data.prepare.shapes import write_detection_set
+from poseidon.caffe.data.prepare.procedural import write_detection_set
 from poseidon.cli.main import main
 from prototxt.ssd.detector import Detector
 from prototxt.ssd.generate import SHAPES, chain

@@ -12,14 +12,18 @@ import numpy as np
 import torch
 from google.protobuf import text_format
 
-from poseidon.caffe.data.annotated import decode_annotated, encode_annotated, object_rows
 from poseidon.caffe.data.augment.augmentation import Augmentation
-from poseidon.caffe.data.augment.boxes import Box, Object
-from poseidon.caffe.data.augment.samplers import WindowSampler
+from poseidon.caffe.data.augment.boxes import Box, Object, WindowSampler
 from poseidon.caffe.data.batches.transform import Transform, generator, pixels_of, planes
-from poseidon.caffe.data.datum import Decoding, encode_datum
-from poseidon.caffe.data.prepare.annotations import AnnotationFormat, read_objects
-from poseidon.caffe.data.prepare.shapes import draw_scene, voc_annotation
+from poseidon.caffe.data.datum import (
+    Decoding,
+    decode_annotated,
+    encode_annotated,
+    encode_datum,
+    object_rows,
+)
+from poseidon.caffe.data.prepare.annoset import AnnotationFormat, read_objects
+from poseidon.caffe.data.prepare.procedural import draw_scene, voc_annotation
 from poseidon.caffe.layers import base
 from poseidon.caffe.layers.base import LayerContext
 from poseidon.caffe.net.compile import compile_net

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from poseidon.caffe.data.batches.partition import Share
+from poseidon.caffe.data.batches.numbered import Share
+from poseidon.caffe.data.databases.cursor import open_writer
 from poseidon.caffe.data.databases.kinds import Backend
-from poseidon.caffe.data.databases.writer import open_writer
 from poseidon.caffe.data.datum import encode_datum
 from poseidon.caffe.layers.base import LayerContext
 from poseidon.caffe.layers.inputs.sources import ReadingSource

@@ -1,26 +1,37 @@
-"""Caffe's Datum: a labelled image or float array as a database record.
+"""The records of databases: Datum, a labelled image or float array; SSD's AnnotatedDatum, an image
+with its objects; and label maps.
 
 Law: an array is (channels, height, width) with channels in Caffe's order, BGR, whether the record
 is raw or encoded. Every record is checked against its own header before it is used.
 
 Source: caffe/util/io.cpp (DecodeDatum, CVMatToDatum).
+
+SSD's AnnotatedDatum: an image with its objects as a database record.
+
+Law: every record is checked before it is used.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
+from poseidon.base.hints import own_command
+from poseidon.caffe.data.augment.boxes import Box, Object
 from poseidon.caffe.data.batches.claimed_size import check_claim
 from poseidon.caffe.proto.blob import varint
-from poseidon.caffe.proto.caffe_pb2 import Datum
-from poseidon.errors import DataError
+from poseidon.caffe.proto.caffe_pb2 import AnnotatedDatum, Datum, LabelMap
+from poseidon.caffe.proto.text import parse, read_text
+from poseidon.errors import DataError, PoseidonError
 
 Array = npt.NDArray[Any]
 
@@ -209,3 +220,129 @@ def decode_image(encoded: bytes, decoding: Decoding) -> npt.NDArray[np.uint8]:
     if pixels.ndim == 2:
         return pixels[np.newaxis]  # type: ignore[return-value]
     return np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+class AnnotatedImage(NamedTuple):
+    """A decoded record.
+
+    Attributes:
+        image: (C, H, W), read-only.
+        label: the label of the whole image.
+        objects: the objects; None if the record has no annotation type.
+    """
+
+    image: npt.NDArray[Any]
+    label: int
+    objects: list[Object] | None
+
+
+def decode_annotated(record: bytes | memoryview, decoding: Decoding) -> AnnotatedImage:
+    """Decode a record.
+
+    Raises:
+        DataError: the record is not an AnnotatedDatum, has a box that is not finite, or its image
+            cannot be decoded. The caller adds the key and the database to the text.
+    """
+    datum = AnnotatedDatum()
+    try:
+        datum.ParseFromString(bytes(record))
+    except DecodeError as error:
+        raise DataError("the record is not an AnnotatedDatum") from error
+    if not datum.HasField("datum"):
+        raise DataError(
+            "the record is not an AnnotatedDatum: it has no image; create the database with "
+            f"{own_command()} convert_annoset"
+        )
+    image, label = decode(datum.datum.SerializeToString(), decoding)
+    if not datum.HasField("type"):
+        return AnnotatedImage(image, label, None)
+    objects = [
+        Object(group.group_label, item.instance_id, _box(item.bbox), item.bbox.difficult)
+        for group in datum.annotation_group
+        for item in group.annotation
+    ]
+    return AnnotatedImage(image, label, objects)
+
+
+def _box(bbox: Any) -> Box:
+    box = Box(bbox.xmin, bbox.ymin, bbox.xmax, bbox.ymax)
+    if not all(map(math.isfinite, box)):
+        raise DataError(f"the record has a box {tuple(box)}, expected finite numbers")
+    return box
+
+
+def encode_annotated(datum: Datum, objects: Sequence[Object]) -> bytes:
+    """Return a serialized AnnotatedDatum of an image and its objects, grouped
+    by their labels in order of appearance.
+    """
+    annotated = AnnotatedDatum(datum=datum, type=AnnotatedDatum.BBOX)
+    groups: dict[int, Any] = {}
+    for item in objects:
+        if item.label not in groups:
+            groups[item.label] = annotated.annotation_group.add(group_label=item.label)
+        entry = groups[item.label].annotation.add(instance_id=item.instance)
+        entry.bbox.xmin, entry.bbox.ymin, entry.bbox.xmax, entry.bbox.ymax = item.box
+        entry.bbox.difficult = item.difficult
+    return annotated.SerializeToString()
+
+
+def object_rows(objects: Sequence[Sequence[Object]]) -> npt.NDArray[np.float32]:
+    """Return the objects of a batch as (1, 1, G, 8): image, label, instance, xmin, ymin, xmax,
+    ymax, difficult.
+
+    Without any object there is one row of -1.
+    """
+    rows: list[tuple[float, ...]] = [
+        (image, item.label, item.instance, *item.box, item.difficult)
+        for image, own in enumerate(objects)
+        for item in own
+    ]
+    return np.array(rows or [(-1.0,) * 8], np.float32)[np.newaxis, np.newaxis]
+
+
+def read_label_map(path: Path) -> LabelMap:
+    """Read a label map.
+
+    Raises:
+        DataError: the file cannot be read or parsed, or is empty.
+    """
+    try:
+        found = parse(read_text(path), LabelMap(), source=str(path))
+    except PoseidonError as error:
+        raise DataError(f"cannot read the label map {error}") from error
+    if not found.item:
+        raise DataError(f"the label map {path} has no item")
+    return found
+
+
+def names_of(labels: LabelMap) -> dict[int, str]:
+    return {item.label: item.name for item in labels.item}
+
+
+def labels_of(labels: LabelMap) -> dict[str, int]:
+    """Return the label of each name."""
+    return {item.name: item.label for item in labels.item}
+
+
+def check_unique(labels: LabelMap, path: Path) -> None:
+    """Raise DataError if a name or a label occurs twice."""
+    for what, values in (
+        ("name", [item.name for item in labels.item]),
+        ("label", [str(item.label) for item in labels.item]),
+    ):
+        twice = sorted({value for value in values if values.count(value) > 1})
+        if twice:
+            raise DataError(f"the label map {path} has the {what} {twice[0]} more than once")
+
+
+def label_map_text(names: Sequence[str]) -> str:
+    """Return the LabelMap of classes, from label 1 on, and of the background in text form."""
+    quoted = [name.replace("\\", "\\\\").replace('"', '\\"') for name in names]
+    items = [
+        ("none_of_the_above", 0, "background"),
+        *((name, n, name) for n, name in enumerate(quoted, 1)),
+    ]
+    return "".join(
+        f'item {{\n  name: "{name}"\n  label: {label}\n  display_name: "{shown}"\n}}\n'
+        for name, label, shown in items
+    )

@@ -19,7 +19,7 @@ from poseidon.base.foreign_files import read_definition
 from poseidon.base.hints import own_command
 from poseidon.caffe.data.databases.cursor import Cursor, records
 from poseidon.caffe.data.datum import decode
-from poseidon.caffe.data.progress_reports import Report, silent
+from poseidon.caffe.data.staging import Report, silent
 from poseidon.caffe.proto.caffe_pb2 import BlobProto
 from poseidon.errors import DataError
 

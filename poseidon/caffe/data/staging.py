@@ -7,6 +7,10 @@ runs with the same target exclude each other.
 The folder is locked with flock, which ends with its process. Before the first rename, the removals
 and renames are written to a journal in the folder; a run that finds a journal in an unlocked folder
 completes them.
+
+Progress reports of long operations.
+
+Law: an operation calls a `Report`; only the command line draws a progress bar.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -154,3 +158,27 @@ def recover(target: Path) -> None:
 
 def _folder_for(target: Path) -> Path:
     return target.with_name(f".{target.name}.partial")
+
+
+# Called with the activity, the amount done, and the total.
+Report = Callable[[str, int, int], object]
+
+DOWNLOADING = "downloading"
+CHECKING = "reading what is to be copied"
+COPYING = "copying"
+TESTING = "testing"
+TIMING = "timing"
+EXTRACTING = "extracting"
+UNITS = {
+    DOWNLOADING: "B",
+    CHECKING: "B",
+    COPYING: "B",
+    TESTING: "batch",
+    TIMING: "it",
+    EXTRACTING: "batch",
+}
+"""The unit of each activity that does not count records; B: bytes."""
+
+
+def silent(activity: str, done: int, total: int) -> None:
+    """Ignore a progress report."""

@@ -27,7 +27,7 @@ from poseidon.caffe.export.formats import (
     traced_program,
 )
 from poseidon.caffe.export.graph import OPSET, GraphBlob, Shape, onnx_module, shape_text, typed_name
-from poseidon.caffe.layers.user_modules import import_file
+from poseidon.caffe.layers.registry import import_file
 from poseidon.engine.snapshots.files import write_atomically
 from poseidon.errors import DefinitionError, SnapshotError, UsageError
 

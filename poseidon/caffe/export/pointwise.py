@@ -14,10 +14,9 @@ from torch import Tensor
 from poseidon.caffe.export.graph import LAYERS, Graph, GraphBlob
 from poseidon.caffe.layers.base import LayerError
 from poseidon.caffe.layers.neuron.activation import Dropout
-from poseidon.caffe.layers.neuron.affine import Bias, Scale
 from poseidon.caffe.layers.neuron.batch_norm import BN, BatchNorm
 from poseidon.caffe.layers.neuron.normalization import LRN, MVN, Normalize
-from poseidon.caffe.layers.neuron.pointwise import Exp, Log, Power
+from poseidon.caffe.layers.neuron.pointwise import Bias, Exp, Log, Power, Scale
 
 Names = list[str]
 

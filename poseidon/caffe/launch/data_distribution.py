@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from poseidon.caffe.data.prepare.split import PartFiles, part_files
-from poseidon.caffe.data.progress_reports import CHECKING, COPYING, Report
+from poseidon.caffe.data.staging import CHECKING, COPYING, Report
 from poseidon.cluster.agent.delivery import SentFile, deliver, sent_file
 from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.dial.dialer import close_agents

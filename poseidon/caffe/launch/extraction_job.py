@@ -16,14 +16,14 @@ import torch
 
 from poseidon.base.durable import obstacle_to
 from poseidon.base.hints import short_path
+from poseidon.caffe.data.databases.cursor import refuse_existing
 from poseidon.caffe.data.databases.kinds import Backend
 from poseidon.caffe.data.databases.leveldb_cursor import require_leveldb
-from poseidon.caffe.data.databases.writer import refuse_existing
-from poseidon.caffe.layers.user_modules import import_modules
+from poseidon.caffe.layers.registry import import_modules
 from poseidon.caffe.net.compile import plan_phase
 from poseidon.caffe.proto.caffe_pb2 import TEST
 from poseidon.caffe.proto.definition import read_net
-from poseidon.caffe.tools.extraction import Extraction
+from poseidon.caffe.tools.preflight import Extraction
 from poseidon.cluster.dial.local import LocalDialer
 from poseidon.cluster.job_plan import JobPlan, ShardPlan, WorkerPlan, devices_from_flag, plan_job
 from poseidon.cluster.jobs.registry import EXTRACTION, new_job_id

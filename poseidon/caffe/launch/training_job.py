@@ -13,16 +13,16 @@ from google.protobuf.message import Message
 
 from poseidon.base.hints import own_command, short_path
 from poseidon.base.paths import portable
-from poseidon.caffe.data.batches.partition import part_path
+from poseidon.caffe.data.batches.numbered import part_path
 from poseidon.caffe.data.prepare.download import how_to_fetch
 from poseidon.caffe.layers.base import LayerContext
-from poseidon.caffe.layers.user_modules import import_modules
+from poseidon.caffe.layers.registry import import_modules
 from poseidon.caffe.net.compile import filter_phase
 from poseidon.caffe.net.params import ParamInfo
 from poseidon.caffe.proto.caffe_pb2 import TRAIN, SolverParameter
 from poseidon.caffe.proto.definition import NetDefinition, SolverDefinition, TestNet, read_solver
 from poseidon.caffe.proto.overrides import changes
-from poseidon.caffe.proto.shipped import pack_solver
+from poseidon.caffe.proto.projects import pack_solver
 from poseidon.caffe.snapshot.caffemodel import check_model
 from poseidon.caffe.snapshot.solverstate import learned_net, read_head
 from poseidon.caffe.solver.settings import oddities, solver_settings

@@ -2,38 +2,9 @@
 
 # ruff: noqa: F401 - the modules register their types
 from poseidon.caffe.layers import python_layer
-from poseidon.caffe.layers.common import (
-    combine,
-    inner_product,
-    rearrange,
-    recurrent,
-    softmax,
-)
-from poseidon.caffe.layers.inputs import (
-    data,
-    dense_image_data,
-    hdf5_data,
-    image_data,
-    memory_data,
-    roi_data,
-    sources,
-    window_data,
-)
+from poseidon.caffe.layers.common import combine, inner_product, rearrange, recurrent, softmax
+from poseidon.caffe.layers.inputs import data, image_data, sources
 from poseidon.caffe.layers.loss import classification_loss, distance_loss, ohem
-from poseidon.caffe.layers.neuron import (
-    activation,
-    affine,
-    batch_norm,
-    normalization,
-    pointwise,
-)
-from poseidon.caffe.layers.ssd import detection_evaluate, detection_output, multibox_loss
-from poseidon.caffe.layers.vision import (
-    convolution,
-    detection,
-    pooling,
-    proposal,
-    regions,
-    resize,
-    rpn,
-)
+from poseidon.caffe.layers.neuron import activation, batch_norm, normalization, pointwise
+from poseidon.caffe.layers.ssd import detection_output, multibox_loss
+from poseidon.caffe.layers.vision import convolution, detection, pooling, proposal, regions, resize

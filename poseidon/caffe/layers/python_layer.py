@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from poseidon.binding import bind
 from poseidon.caffe.layers.base import BlobSpec, Layer, LayerContext, LayerError, Shape
 from poseidon.caffe.layers.blob import Blob, BlobVec, BoolVec, RawBlobVec
-from poseidon.caffe.layers.registry import register
-from poseidon.caffe.layers.user_modules import add_working_directory
+from poseidon.caffe.layers.registry import add_working_directory, register
 from poseidon.caffe.proto.caffe_pb2 import FillerParameter, LayerParameter
 from poseidon.errors import DataError, PoseidonError
 

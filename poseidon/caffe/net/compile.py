@@ -20,8 +20,7 @@ from poseidon.caffe.layers.registry import create, layer_class
 from poseidon.caffe.net.load import first_values
 from poseidon.caffe.net.net import Compiled, Net
 from poseidon.caffe.net.net_plan import LayerStep, NetPlan, plan_net
-from poseidon.caffe.net.params import ParamInfo, ParamTable
-from poseidon.caffe.net.random_state import derive_seed
+from poseidon.caffe.net.params import ParamInfo, ParamTable, derive_seed
 from poseidon.caffe.proto.caffe_pb2 import NetState, Phase
 from poseidon.caffe.proto.definition import NetDefinition
 from poseidon.caffe.proto.phase import filter_net

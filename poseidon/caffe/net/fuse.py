@@ -20,8 +20,8 @@ from torch import Tensor
 
 from poseidon.caffe.layers.base import Layer
 from poseidon.caffe.layers.common.combine import Eltwise
-from poseidon.caffe.layers.neuron.affine import Scale
 from poseidon.caffe.layers.neuron.batch_norm import BatchNorm
+from poseidon.caffe.layers.neuron.pointwise import Scale
 from poseidon.caffe.net.net_plan import LayerStep, NetPlan
 
 Run = Callable[..., Tensor | tuple[Tensor, ...]]

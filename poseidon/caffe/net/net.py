@@ -24,8 +24,7 @@ from poseidon.caffe.net.debug import DebugTrace
 from poseidon.caffe.net.fuse import FusedStep, Run, fuse
 from poseidon.caffe.net.load import Arrays, LoadReport, load_blobs
 from poseidon.caffe.net.net_plan import LayerStep, NetPlan
-from poseidon.caffe.net.params import ParamInfo
-from poseidon.caffe.net.random_state import pack_states, unpack_states
+from poseidon.caffe.net.params import ParamInfo, pack_states, unpack_states
 from poseidon.caffe.net.shapes import SlotShapes, check_known
 from poseidon.caffe.proto.definition import NetDefinition
 from poseidon.engine.data_waits import WAITED

@@ -1,4 +1,5 @@
-"""The learnable blobs of a net: owner, sharing and learning-rate multipliers.
+"""The learnable blobs of a net (owner, sharing, learning-rate multipliers), and the states of its
+random generators.
 
 Law: order and rules are Caffe's (Net::AppendParam). A blob without a name, or the first of its
 name, is owned by its layer and gets the next index. Later blobs of that name share its tensor.
@@ -8,15 +9,19 @@ number: `ip`, `ip#2`.
 
 from __future__ import annotations
 
+import hashlib
 import math
+import struct
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from poseidon.caffe.layers.base import BlobSpec, LayerError, Shape, times
 from poseidon.caffe.proto.caffe_pb2 import LayerParameter, ParamSpec
-from poseidon.errors import counted
+from poseidon.errors import SnapshotError, counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,3 +215,44 @@ def _check_share(owner: OwnedBlob, shape: Shape, spec_param: ParamSpec) -> None:
 def _given(param: ParamSpec, name: str) -> float | None:
     """Return a multiplier of a `param` block, None if it is not set."""
     return float(getattr(param, name)) if param.HasField(name) else None
+
+
+LENGTH = struct.Struct("<I")
+
+
+def derive_seed(seed: int, *path: int | str) -> int:
+    """Return a seed of 63 bits that is a hash of `seed` and `path`, the same on all hosts and
+    Python versions.
+
+    >>> derive_seed(1, "blob", 0) == derive_seed(1, "blob", 0), derive_seed(1, "blob", 0) == derive_seed(1, "blob", 1)
+    (True, False)
+    """
+    text = "/".join([str(seed), *map(str, path)])
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+def pack_states(generators: Sequence[torch.Generator]) -> bytes:
+    """Serialize the states in order, each as its length and its bytes."""
+    states = [generator.get_state().numpy().tobytes() for generator in generators]
+    return b"".join(LENGTH.pack(len(state)) + state for state in states)
+
+
+def unpack_states(generators: Sequence[torch.Generator], packed: bytes) -> None:
+    """Restore states that `pack_states` returned.
+
+    Raises:
+        SnapshotError: the states belong to different generators or a different kind of device.
+    """
+    parts, rest = [], packed
+    while len(rest) >= LENGTH.size:
+        (length,) = LENGTH.unpack_from(rest)
+        parts.append(rest[LENGTH.size : LENGTH.size + length])
+        rest = rest[LENGTH.size + length :]
+    lengths = [generator.get_state().numel() for generator in generators]
+    if rest or [len(part) for part in parts] != lengths:
+        raise SnapshotError(
+            f"the random state is of {len(parts)} layers ({len(packed)} bytes), and this net has "
+            f"{len(generators)} random layers"
+        )
+    for generator, part in zip(generators, parts, strict=True):
+        generator.set_state(torch.frombuffer(bytearray(part), dtype=torch.uint8))

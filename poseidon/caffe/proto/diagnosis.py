@@ -16,9 +16,15 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from poseidon.caffe.proto.branches import of_block, with_block
 from poseidon.caffe.proto.caffe_pb2 import NetParameter, SolverParameter
-from poseidon.caffe.proto.names import nearest_field
 from poseidon.caffe.proto.tokens import Token, scan, settings
-from poseidon.caffe.proto.values import is_closed, is_quoted, listing, problem, quoted
+from poseidon.caffe.proto.values import (
+    is_closed,
+    is_quoted,
+    listing,
+    nearest_field,
+    problem,
+    quoted,
+)
 
 _CLOSER = {"{": "}", "<": ">"}
 _SOLVER = cast(Descriptor, SolverParameter.DESCRIPTOR)

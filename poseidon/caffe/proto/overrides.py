@@ -17,9 +17,8 @@ from google.protobuf.message import Message
 
 from poseidon.base.text_files import escaped
 from poseidon.caffe.proto.caffe_pb2 import SolverParameter
-from poseidon.caffe.proto.names import nearest_field
 from poseidon.caffe.proto.text import parse
-from poseidon.caffe.proto.values import is_quoted, listing
+from poseidon.caffe.proto.values import is_quoted, listing, nearest_field
 from poseidon.errors import DefinitionError
 
 OWN_FLAGS = frozenset({"max_iter", "display", "test_interval", "solver_mode"})

@@ -19,7 +19,7 @@ from poseidon.base.text_files import escaped
 from poseidon.caffe.proto.blob import from_array, to_array
 from poseidon.caffe.proto.caffe_pb2 import BlobProto, PoseidonState, SolverState
 from poseidon.caffe.snapshot import hdf5
-from poseidon.caffe.snapshot.files import read_message
+from poseidon.caffe.snapshot.caffemodel import read_message
 from poseidon.engine.snapshots.files import write_atomically
 from poseidon.errors import SnapshotError
 

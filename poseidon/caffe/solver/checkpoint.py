@@ -31,8 +31,7 @@ from poseidon.caffe.proto.caffe_pb2 import (
     SolverParameter,
 )
 from poseidon.caffe.snapshot import hdf5
-from poseidon.caffe.snapshot.caffemodel import write_model
-from poseidon.caffe.snapshot.files import model_path, state_path
+from poseidon.caffe.snapshot.caffemodel import model_path, state_path, write_model
 from poseidon.caffe.snapshot.solverstate import RunState, learned_net, read_state, write_state
 from poseidon.caffe.solver.finite import REMEDY, not_finite
 from poseidon.caffe.solver.rate import current_step

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from poseidon.caffe.layers.base import times
-from poseidon.caffe.layers.ssd.detection_evaluate import NONE, ROW
-from poseidon.caffe.layers.ssd.detection_output import DetectionOutput
+from poseidon.caffe.layers.ssd.detection_output import EVALUATED_ROW, NONE, DetectionOutput
 from poseidon.caffe.layers.ssd.saved_results import pack_batches, unpack_batches
 from poseidon.caffe.net.net import Net
 from poseidon.caffe.solver.averages import parts
@@ -28,7 +27,7 @@ from poseidon.observe.metrics.record import Output
 
 Floats = NDArray[np.float64]
 # Columns of a row in a tally: output, batch, and the row of DetectionEvaluate.
-COLUMNS = 2 + ROW
+COLUMNS = 2 + EVALUATED_ROW
 # Smaller steps of the recall do not count.
 LEAST_STEP = 1e-6
 Classes = tuple[tuple[int, float], ...]
@@ -49,7 +48,7 @@ class DetectionTally:
         """
         for index, (name, tensor) in enumerate(outputs.items()):
             check_rows(name, tensor.shape)
-            rows = tensor.detach().double().reshape(-1, ROW).cpu().numpy()
+            rows = tensor.detach().double().reshape(-1, EVALUATED_ROW).cpu().numpy()
             head = np.full((len(rows), 2), (index, batch), np.float64)
             self._parts.append(np.concatenate((head, rows), 1))
 
@@ -82,10 +81,10 @@ class DetectionTally:
 
 def check_rows(name: str, shape: Sequence[int]) -> None:
     """Raise DataError unless an output has the shape of a DetectionEvaluate layer's top."""
-    if len(shape) != 4 or shape[-1] != ROW:
+    if len(shape) != 4 or shape[-1] != EVALUATED_ROW:
         raise DataError(
             f"output '{name}' has shape {times(shape)}, but eval_type is 'detection': expected "
-            f"1x1xRx{ROW}, the top of a "
+            f"1x1xRx{EVALUATED_ROW}, the top of a "
             "DetectionEvaluate layer; other outputs can be hidden with a Silence layer"
         )
 

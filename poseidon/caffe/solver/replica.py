@@ -27,8 +27,7 @@ from poseidon.caffe.layers.base import LayerContext
 from poseidon.caffe.layers.registry import known_types, layer_class
 from poseidon.caffe.net.compile import compile_net
 from poseidon.caffe.net.net import Net
-from poseidon.caffe.net.params import ParamInfo
-from poseidon.caffe.net.random_state import derive_seed
+from poseidon.caffe.net.params import ParamInfo, derive_seed
 from poseidon.caffe.proto.definition import NetDefinition, SolverDefinition, TestNet
 from poseidon.caffe.solver.settings import SolverSettings
 from poseidon.caffe.tools.preflight import require_loss

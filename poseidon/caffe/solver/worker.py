@@ -13,10 +13,10 @@ from types import MappingProxyType
 from typing import Any
 
 from poseidon.caffe.layers.base import LayerContext
-from poseidon.caffe.layers.user_modules import import_modules, location_in
+from poseidon.caffe.layers.registry import import_modules, location_in
 from poseidon.caffe.proto.caffe_pb2 import TRAIN
 from poseidon.caffe.proto.definition import read_solver
-from poseidon.caffe.proto.shipped import unpack_solver
+from poseidon.caffe.proto.projects import unpack_solver
 from poseidon.caffe.solver.averages import SmoothedLoss
 from poseidon.caffe.solver.checkpoint import Checkpoint
 from poseidon.caffe.solver.layer_context import layer_context

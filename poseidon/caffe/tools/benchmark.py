@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from poseidon.caffe.data.progress_reports import TIMING, Report, silent
+from poseidon.caffe.data.staging import TIMING, Report, silent
 from poseidon.caffe.net.net import Net
 from poseidon.caffe.tools.solo import zero_inputs
 from poseidon.observe.metrics import caffe_lines as lines

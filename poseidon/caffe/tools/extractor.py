@@ -22,15 +22,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from poseidon.caffe.data.databases.cursor import DatabaseWriter, write_database
 from poseidon.caffe.data.databases.kinds import Backend
-from poseidon.caffe.data.databases.writer import DatabaseWriter, write_database
 from poseidon.caffe.data.datum import encode_datum
-from poseidon.caffe.layers.common.indices import INTEGERS, outside
-from poseidon.caffe.layers.user_modules import import_modules, location_in
+from poseidon.caffe.layers.common.rearrange import INTEGERS, outside
+from poseidon.caffe.layers.registry import import_modules, location_in
 from poseidon.caffe.net.net import Net
 from poseidon.caffe.proto.caffe_pb2 import TEST
 from poseidon.caffe.solver.layer_context import layer_context
-from poseidon.caffe.tools.extraction import Extraction
+from poseidon.caffe.tools.preflight import Extraction
 from poseidon.caffe.tools.solo import NetRequest, open_net, zero_inputs
 from poseidon.engine.work import NOTHING, Work
 from poseidon.errors import DataError, JobError, UsageError, unknown

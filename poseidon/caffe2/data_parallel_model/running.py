@@ -1,5 +1,11 @@
 """How a parallelized model runs: its steps, its checkpoints, and replicas that get batches of
 different sizes.
+
+Shards of unequal speed: each gets its part of the batch, and all wait for one another less.
+
+speeds = data_parallel_model.ExchangeValue(rendezvous, "images/s", measured)
+sizes = data_parallel_model.BatchSizesBySpeed(192, speeds, multiple=len(gpus))
+data_parallel_model.Parallelize_GPU(model, ..., rendezvous=rendezvous, shard_batch_sizes=sizes)
 """
 
 from __future__ import annotations

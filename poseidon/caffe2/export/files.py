@@ -17,7 +17,7 @@ from torch import Tensor
 from poseidon.base.foreign_files import read_definition
 from poseidon.base.text_files import decoded
 from poseidon.caffe.export.graph import Shape, typed_name
-from poseidon.caffe.snapshot.files import LARGEST_MESSAGE
+from poseidon.caffe.snapshot.caffemodel import LARGEST_MESSAGE
 from poseidon.caffe2.predictor import predictor_py_utils as parts
 from poseidon.caffe2.predictor_constants import predictor_constants
 from poseidon.caffe2.proto.caffe2_pb2 import NetDef, OperatorDef

@@ -19,9 +19,15 @@ import numpy as np
 from poseidon.caffe.data.batches.images import read_list
 from poseidon.caffe.data.batches.lists import permutation
 from poseidon.caffe.data.datum import encode_file
-from poseidon.caffe.data.prepare.imageset import Conversion, in_parallel, to_datum
-from poseidon.caffe.data.prepare.two_class import CLASS_NAMES, draw_labels, draw_picture
-from poseidon.caffe.data.progress_reports import Report, silent
+from poseidon.caffe.data.prepare.imageset import (
+    CLASS_NAMES,
+    Conversion,
+    draw_labels,
+    draw_picture,
+    in_parallel,
+    to_datum,
+)
+from poseidon.caffe.data.staging import Report, silent
 from poseidon.caffe2.images.records import encode
 from poseidon.caffe2.runtime.databases import new_database
 from poseidon.errors import DataError

@@ -7,6 +7,11 @@ A model comes from `$CAFFE2_MODELS_URL/<model>`, by default the address of Caffe
 
 Law: a folder of a model has all its files, or is not there. A file must have its checksum in the
 `SHA256SUMS` beside it (as `sha256sum` writes it), where the server has that, and be a net.
+
+The folder of trained models: `$CAFFE2_MODELS`, by default `~/.caffe2/models`.
+
+A model is a folder with `init_net.pb`, `predict_net.pb` and, except for old ones,
+`value_info.json`, the types and shapes of its inputs.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """The operators of ONNX that compute elementwise, products, and recurrent layers.
 
+LSTM, GRU and RNN as Caffe2's recurrent networks, in one direction or both.
+
 Law: sequences have one length. The gates of ONNX's weights are put into Caffe2's order: input,
 forget, output and cell of an LSTM; reset, update and output of a GRU.
 """

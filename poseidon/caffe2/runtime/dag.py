@@ -1,5 +1,7 @@
 """The running of chains on threads.
 
+Waits that end: of operators that wait for other threads.
+
 A wait ends where its condition holds, after its limit, and with an error where the plan around it
 ends, because another part of it has failed, or where the process ends.
 """

@@ -13,14 +13,15 @@ from pathlib import Path
 
 from poseidon.base.durable import replacing
 from poseidon.base.hints import own_command
-from poseidon.caffe.data.databases.cursor import Cursor, open_cursor
-from poseidon.caffe.data.databases.kinds import Backend, detect
-from poseidon.caffe.data.databases.writer import (
+from poseidon.caffe.data.databases.cursor import (
+    Cursor,
     DatabaseWriter,
+    open_cursor,
     refuse_existing,
     translated_writes,
     write_database,
 )
+from poseidon.caffe.data.databases.kinds import Backend, detect
 from poseidon.caffe.data.staging import staging
 from poseidon.caffe2.runtime.errors import EnforceNotMet
 from poseidon.errors import DataError

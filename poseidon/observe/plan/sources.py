@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from poseidon.caffe.layers.base import LayerContext
-from poseidon.caffe.layers.user_modules import import_file
+from poseidon.caffe.layers.registry import import_file
 from poseidon.caffe.net.compile import compile_net
 from poseidon.caffe.proto.caffe_pb2 import TRAIN, LayerParameter, NetParameter, NetState
 from poseidon.caffe.proto.definition import NetDefinition, read_net, read_solver

@@ -23,7 +23,7 @@ import cv2
 import pytest
 
 from poseidon.caffe.data.prepare.convert import MNIST_FILES
-from poseidon.caffe.data.progress_reports import DOWNLOADING
+from poseidon.caffe.data.staging import DOWNLOADING
 from poseidon.caffe.proto.caffe_pb2 import TEST
 from poseidon.caffe.snapshot.caffemodel import write_model
 from poseidon.caffe.tools.solo import NetRequest, open_net

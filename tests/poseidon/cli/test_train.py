@@ -12,7 +12,7 @@ import pytest
 
 from poseidon.caffe.proto.caffe_pb2 import LayerParameter, NetParameter
 from poseidon.caffe.proto.definition import read_solver
-from poseidon.caffe.snapshot.files import model_path, state_path
+from poseidon.caffe.snapshot.caffemodel import model_path, state_path
 from poseidon.caffe.snapshot.solverstate import RunState, write_state
 from poseidon.caffe.tools.preflight import weight_files
 from poseidon.cli.main import main

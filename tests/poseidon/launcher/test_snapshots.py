@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from poseidon.caffe.snapshot.files import model_path, state_path
+from poseidon.caffe.snapshot.caffemodel import model_path, state_path
 from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.supervision.restarts import StartingPoint

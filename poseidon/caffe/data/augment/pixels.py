@@ -16,8 +16,8 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from poseidon.caffe.data.augment.checks import check_finite
-from poseidon.caffe.data.batches.draws import draw
+from poseidon.caffe.data.augment.boxes import check_finite
+from poseidon.caffe.data.batches.prefetch import draw
 from poseidon.caffe.proto.caffe_pb2 import DistortionParameter, NoiseParameter
 from poseidon.errors import DataError
 

@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from poseidon.caffe.data.batches.draws import draw
 from poseidon.caffe.data.batches.images import Bytes, ImagePlan, ListMaker, read_image
 from poseidon.caffe.data.batches.lists import read_label, read_lines
+from poseidon.caffe.data.batches.prefetch import draw
 from poseidon.caffe.data.batches.transform import LANES, Draws, planes
 from poseidon.errors import DataError
 

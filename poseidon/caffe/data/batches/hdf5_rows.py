@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from poseidon.caffe.data.batches.lists import RecordOrder, read_lines
-from poseidon.caffe.data.batches.numbered import Maker
-from poseidon.caffe.data.batches.partition import Share
+from poseidon.caffe.data.batches.numbered import Maker, Share
 from poseidon.caffe.data.databases.kinds import IN_README
 from poseidon.errors import DataError
 

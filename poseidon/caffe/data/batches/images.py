@@ -22,9 +22,7 @@ import torch
 from torch import Tensor
 
 from poseidon.base.foreign_files import read_definition
-from poseidon.caffe.data.batches.buffers import BufferPool
 from poseidon.caffe.data.batches.claimed_size import check_claim
-from poseidon.caffe.data.batches.draws import skipped_records
 from poseidon.caffe.data.batches.lists import (
     Indices,
     RecordOrder,
@@ -33,7 +31,7 @@ from poseidon.caffe.data.batches.lists import (
     read_lines,
 )
 from poseidon.caffe.data.batches.numbered import BatchPlan, Maker
-from poseidon.caffe.data.batches.prefetch import DecoderPool
+from poseidon.caffe.data.batches.prefetch import BufferPool, DecoderPool, skipped_records
 from poseidon.caffe.data.batches.transform import planes
 from poseidon.errors import DataError
 

@@ -1,9 +1,23 @@
-"""A background thread that computes numbered results before they are needed, and a pool of
-threads for decoding.
+"""A background thread that computes numbered results before they are needed, a pool of threads for
+decoding, a pool of buffers, and random numbers by record.
 
 Law: `get` returns the results of `make(first)`, `make(first + 1)`, ... in this order. The thread is
 at most `depth` results ahead. Its first error is raised by the `get` that would have returned the
 result.
+
+A pool of reusable batch buffers.
+
+Law: a buffer returns to the pool only when the last array or tensor on it has been freed. Code that
+keeps a batch (as a saved activation, or a sufficient factor that is being sent) keeps its memory
+without knowing the pool.
+
+Random numbers that depend only on a seed and a record's number in the job.
+
+Law: no state. The crop and the mirror of a record are a hash of (seed, record number), so they do
+not depend on the worker, the thread or a resume. A snapshot needs only the position.
+
+Source: the finalizer of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
+generators", OOPSLA 2014), used as a counter-based generator.
 """
 
 from __future__ import annotations
@@ -17,8 +31,67 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from poseidon.engine.data_waits import WAITED
 from poseidon.errors import DataError
+
+
+class BufferPool:
+    """A pool of float32 arrays of one shape. Thread-safe."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self._shape = shape
+        self._free: deque[npt.NDArray[np.float32]] = deque()
+
+    def take(self) -> npt.NDArray[np.float32]:
+        """Return an uninitialized array. Its memory returns to the pool when the array is freed.
+
+        A tensor that `torch.from_numpy` makes of it keeps it alive.
+        """
+        try:
+            buffer = self._free.pop()
+        except IndexError:
+            buffer = np.empty(self._shape, np.float32)
+        lent = buffer[...]
+        weakref.finalize(lent, self._free.append, buffer).atexit = False
+        return lent
+
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # SplitMix64's step: 2^64 / golden ratio, odd
+
+
+def draw(seed: int, numbers: npt.NDArray[np.int64], lanes: int) -> npt.NDArray[np.int64]:
+    """Return uniform integers in 0 .. 2^31-1.
+
+    Args:
+        seed: the seed of the job, the same on all workers. Taken modulo 2^64.
+        numbers: (N) record numbers.
+        lanes: the number of independent values for each record.
+
+    Returns:
+        (N, lanes) values, a pure function of seed, number and lane.
+    """
+    streams = _mix(
+        np.array([seed % 2**64], np.uint64) + GOLDEN * np.arange(1, lanes + 1, dtype=np.uint64)
+    )
+    counters = _mix(GOLDEN * numbers.astype(np.uint64))
+    return (_mix(counters[:, None] ^ streams[None, :]) >> np.uint64(33)).astype(np.int64)
+
+
+def skipped_records(seed: int, rand_skip: int) -> int:
+    """Return the number of records to skip at the start, below `rand_skip` and the same on all
+    workers.
+    """
+    return int(draw(seed, np.array([-1]), 1)[0, 0]) % rand_skip if rand_skip else 0
+
+
+def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
 
 Made = TypeVar("Made")
 

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from poseidon.caffe.data.augment.augmentation import Augmentation
 from poseidon.caffe.data.augment.boxes import Box
-from poseidon.caffe.data.batches.draws import draw
+from poseidon.caffe.data.batches.prefetch import draw
 from poseidon.caffe.data.datum import Decoding
 from poseidon.caffe.data.mean import read_mean
 from poseidon.caffe.proto.caffe_pb2 import TransformationParameter

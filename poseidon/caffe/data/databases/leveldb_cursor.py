@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any, cast
 
-from poseidon.caffe.data.databases.stepping import SharedHandles, SteppingCursor
+from poseidon.caffe.data.databases.kinds import SharedHandles, SteppingCursor
 from poseidon.errors import DataError
 
 LIBRARIES = ("plyvel_next", "plyvel")

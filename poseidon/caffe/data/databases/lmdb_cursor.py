@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import lmdb
 
-from poseidon.caffe.data.databases.stepping import SharedHandles, SteppingCursor
+from poseidon.caffe.data.databases.kinds import SharedHandles, SteppingCursor
 from poseidon.errors import DataError
 
 # Processes that read one database on one host. A slot in the lock file takes 64 bytes.

@@ -16,10 +16,14 @@ from pathlib import Path
 
 from poseidon.base.hints import own_command, short_path
 from poseidon.base.paths import repository_root
-from poseidon.caffe.data.databases.cursor import open_cursor, records
+from poseidon.caffe.data.databases.cursor import (
+    open_cursor,
+    open_writer,
+    records,
+    translated_writes,
+)
 from poseidon.caffe.data.databases.kinds import Backend, detect
 from poseidon.caffe.data.databases.leveldb_cursor import require_leveldb
-from poseidon.caffe.data.databases.writer import open_writer, translated_writes
 from poseidon.caffe.data.mean import compute_mean, write_mean
 from poseidon.caffe.data.prepare.cifar10_source import (
     URL,
@@ -32,8 +36,7 @@ from poseidon.caffe.data.prepare.convert import write_labelled
 from poseidon.caffe.data.prepare.download import download
 from poseidon.caffe.data.prepare.procedural import draw_images
 from poseidon.caffe.data.prepare.split import existing_parts, partition_data
-from poseidon.caffe.data.progress_reports import Report, silent
-from poseidon.caffe.data.staging import Staging, recover, staging
+from poseidon.caffe.data.staging import Report, Staging, recover, silent, staging
 from poseidon.errors import DataError
 
 MEAN_NAME = "mean.binaryproto"

@@ -17,11 +17,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from poseidon.caffe.data.databases.cursor import open_writer, refuse_existing, translated_writes
 from poseidon.caffe.data.databases.kinds import Backend
-from poseidon.caffe.data.databases.writer import open_writer, refuse_existing, translated_writes
 from poseidon.caffe.data.datum import encode_datum
-from poseidon.caffe.data.progress_reports import Report, silent
-from poseidon.caffe.data.staging import staging
+from poseidon.caffe.data.staging import Report, silent, staging
 from poseidon.errors import DataError
 
 MNIST_KEY_DIGITS = 8

@@ -28,7 +28,7 @@ from pathlib import Path
 
 from poseidon.base.durable import replace_durably
 from poseidon.base.hints import own_command, short_path
-from poseidon.caffe.data.progress_reports import DOWNLOADING, Report, silent
+from poseidon.caffe.data.staging import DOWNLOADING, Report, silent
 from poseidon.errors import DataError
 
 CHUNK_BYTES = 1 << 16

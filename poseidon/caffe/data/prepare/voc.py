@@ -14,11 +14,15 @@ from pathlib import Path
 
 from poseidon.caffe.data.batches.lists import read_lines
 from poseidon.caffe.data.databases.kinds import Backend
-from poseidon.caffe.data.label_map import label_map_text, labels_of, read_label_map
-from poseidon.caffe.data.prepare.annoset import Annotations, convert_annoset
-from poseidon.caffe.data.prepare.annotations import AnnotationFormat, read_marked
+from poseidon.caffe.data.datum import label_map_text, labels_of, read_label_map
+from poseidon.caffe.data.prepare.annoset import (
+    AnnotationFormat,
+    Annotations,
+    convert_annoset,
+    read_marked,
+)
 from poseidon.caffe.data.prepare.imageset import Conversion
-from poseidon.caffe.data.progress_reports import Report, silent
+from poseidon.caffe.data.staging import Report, silent
 from poseidon.errors import DataError
 
 CLASSES = (

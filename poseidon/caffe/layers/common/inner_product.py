@@ -19,7 +19,7 @@ from poseidon.caffe.layers.base import (
     check_positive,
     optional_bias,
 )
-from poseidon.caffe.layers.common.indices import to_indices
+from poseidon.caffe.layers.common.rearrange import to_indices
 from poseidon.caffe.layers.registry import register
 
 

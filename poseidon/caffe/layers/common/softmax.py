@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from poseidon.caffe.layers.base import Layer, LayerError, Shape, canonical_axis, times
-from poseidon.caffe.layers.common.indices import outside
+from poseidon.caffe.layers.common.rearrange import outside
 from poseidon.caffe.layers.registry import register
 from poseidon.caffe.proto.caffe_pb2 import LossParameter
 from poseidon.errors import DataError
@@ -109,7 +109,7 @@ def label_indices(
     """Convert labels to indices. Also return a mask of the ignored ones, whose index is 0.
 
     Raises:
-        DataError: a label is outside 0 .. classes - 1; see `poseidon.caffe.layers.common.indices`.
+        DataError: a label is outside 0 .. classes - 1; see `poseidon.caffe.layers.common.rearrange`.
     """
     label, ignored = label.detach(), None
     if ignore_label is not None:

@@ -11,8 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from poseidon.caffe.data.batches.numbered import NumberedReader
-from poseidon.caffe.data.batches.partition import Share, part_path, source_for
+from poseidon.caffe.data.batches.numbered import NumberedReader, Share, part_path, source_for
 from poseidon.caffe.data.batches.transform import Transform
 from poseidon.caffe.data.batches.windows import CHANNELS
 from poseidon.caffe.layers.base import Counts, Layer, LayerError, Shape, check_size, once_or, times

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from poseidon.caffe.layers.base import Layer, LayerError, Shape, times, without_trailing_ones
-from poseidon.caffe.layers.common.indices import INTEGERS, outside
+from poseidon.caffe.layers.common.rearrange import INTEGERS, outside
 from poseidon.caffe.layers.registry import register
 from poseidon.errors import DataError
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from poseidon.caffe.layers.base import Layer, LayerError, Shape, times, without_trailing_ones
-from poseidon.caffe.layers.common.indices import INTEGERS, outside
+from poseidon.caffe.layers.common.rearrange import INTEGERS, outside
 from poseidon.caffe.layers.common.softmax import (
     LOG_FLT_MIN,
     SoftmaxWithLoss,

@@ -18,8 +18,17 @@ from torch.nn import functional
 from poseidon.caffe.layers.base import Layer, LayerError, Shape, times
 from poseidon.caffe.layers.common.softmax import NegativeLogLikelihood, normalization
 from poseidon.caffe.layers.registry import register
-from poseidon.caffe.layers.ssd.codes import SIDES, BoxCode, split_priors
-from poseidon.caffe.layers.ssd.matching import UNMATCHED, Matches, Objects, match, mine, objects_of
+from poseidon.caffe.layers.ssd.matching import (
+    SIDES,
+    UNMATCHED,
+    BoxCode,
+    Matches,
+    Objects,
+    match,
+    mine,
+    objects_of,
+    split_priors,
+)
 from poseidon.caffe.proto.caffe_pb2 import LossParameter, MultiBoxLossParameter
 
 OBJECT_VALUES = 8

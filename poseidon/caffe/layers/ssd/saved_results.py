@@ -24,12 +24,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from poseidon.caffe.data.augment.augmentation import Resize
 from poseidon.caffe.data.augment.boxes import Box
-from poseidon.caffe.data.augment.resize import Resize
 from poseidon.caffe.data.batches.lists import read_lines
-from poseidon.caffe.data.label_map import names_of, read_label_map
+from poseidon.caffe.data.datum import names_of, read_label_map
 from poseidon.caffe.layers.base import LayerError
-from poseidon.caffe.layers.ssd.codes import Floats
+from poseidon.caffe.layers.ssd.matching import Floats
 from poseidon.caffe.proto.caffe_pb2 import DetectionOutputParameter
 from poseidon.errors import DataError
 

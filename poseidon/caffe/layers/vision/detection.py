@@ -1,16 +1,214 @@
-"""Layers of detection nets: Permute and PriorBox of SSD (Liu et al., 2016)."""
+"""Layers of detection nets: Permute and PriorBox of SSD (Liu et al., 2016), the Python layers of
+py-faster-rcnn and py-R-FCN, and the anchors of region proposals.
+
+Boxes of region proposal networks (Ren et al., 2015): anchors, coordinates relative to them,
+overlaps, suppression.
+
+Law: pure functions. A box is x1, y1, x2, y2 with both corners inside, so its
+width is x2 - x1 + 1. All results are float32.
+
+The Python layers of py-faster-rcnn and py-R-FCN as layer types.
+
+A definition that names `rpn.proposal_layer` and its like works without those modules: the layer
+types of this program take their place, with the numbers of the reference's configuration. If Python
+finds the module, the user's layer runs.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 
 import torch
 from torch import Tensor
 
-from poseidon.caffe.layers.base import Layer, LayerError, Shape, times
-from poseidon.caffe.layers.registry import register
-from poseidon.caffe.proto.caffe_pb2 import PriorBoxParameter
+from poseidon.caffe.layers.base import Layer, LayerContext, LayerError, Shape, times
+from poseidon.caffe.layers.registry import register, replaces_python
+from poseidon.caffe.proto.caffe_pb2 import TEST, LayerParameter, PriorBoxParameter
+
+RATIOS = (0.5, 1.0, 2.0)
+SCALES = (8.0, 16.0, 32.0)
+
+
+def base_anchors(size: int, ratios: Sequence[float], scales: Sequence[float]) -> Tensor:
+    """Return the anchors of the cell at the origin, ratios x scales boxes.
+
+    Args:
+        size: the side of the square that ratios and scales change.
+        ratios: height through width, in the order of the boxes.
+        scales: factors of both sides, for each ratio.
+    """
+    center = (size - 1) / 2
+    boxes = []
+    for ratio in ratios:
+        # Rounded half to even, as by numpy.
+        wide = float(round(math.sqrt(size * size / ratio)))
+        high = float(round(wide * ratio))
+        for scale in scales:
+            reach_x, reach_y = (wide * scale - 1) / 2, (high * scale - 1) / 2
+            boxes.append((center - reach_x, center - reach_y, center + reach_x, center + reach_y))
+    return torch.tensor(boxes, dtype=torch.float32)
+
+
+def anchors_of_map(base: Tensor, high: int, wide: int, stride: int) -> Tensor:
+    """Return the anchors of every cell of a map, (high x wide x len(base)) x 4 in the order of
+    rows, columns, boxes.
+    """
+    y, x = torch.meshgrid(
+        torch.arange(high, device=base.device) * stride,
+        torch.arange(wide, device=base.device) * stride,
+        indexing="ij",
+    )
+    shifts = torch.stack((x, y, x, y), -1).view(-1, 1, 4)
+    return (base + shifts).view(-1, 4)
+
+
+def _centers(boxes: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the centers and the sides of boxes, ... x 2 each."""
+    sides = boxes[..., 2:] - boxes[..., :2] + 1
+    return boxes[..., :2] + 0.5 * sides, sides
+
+
+def decode(anchors: Tensor, deltas: Tensor) -> Tensor:
+    """Return the boxes of relative coordinates dx, dy, log dw, log dh."""
+    center, sides = _centers(anchors)
+    middle = deltas[..., :2] * sides + center
+    reach = 0.5 * deltas[..., 2:].exp() * sides
+    return torch.cat((middle - reach, middle + reach), -1)
+
+
+def encode(anchors: Tensor, boxes: Tensor) -> Tensor:
+    """Return the coordinates of boxes relative to anchors: dx, dy, log dw, log dh."""
+    center, sides = _centers(anchors)
+    middle, extents = _centers(boxes)
+    return torch.cat(((middle - center) / sides, (extents / sides).log()), -1)
+
+
+def clip(boxes: Tensor, high: float, wide: float) -> Tensor:
+    """Return boxes with their corners inside an image."""
+    x = boxes[..., 0::2].clamp(0, max(wide - 1, 0))
+    y = boxes[..., 1::2].clamp(0, max(high - 1, 0))
+    return torch.stack((x[..., 0], y[..., 0], x[..., 1], y[..., 1]), -1)
+
+
+def overlaps(a: Tensor, b: Tensor) -> Tensor:
+    """Return the intersection over union of each pair of boxes, len(a) x len(b)."""
+    low = torch.maximum(a[:, None, :2], b[None, :, :2])
+    high = torch.minimum(a[:, None, 2:], b[None, :, 2:])
+    common = (high - low + 1).clamp(min=0).prod(-1)
+    areas = [(boxes[:, 2:] - boxes[:, :2] + 1).prod(-1) for boxes in (a, b)]
+    return common / (areas[0][:, None] + areas[1][None, :] - common)
+
+
+def suppress(boxes: Tensor, threshold: float, most: int) -> Tensor:
+    """Return the indices of the boxes that stay of boxes in the order of falling scores.
+
+    A box stays unless its overlap with one that stays before it exceeds the threshold (non-maximum
+    suppression).
+
+    Args:
+        boxes: N x 4.
+        threshold: the largest overlap.
+        most: the maximum number of boxes to return.
+    """
+    kept: list[int] = []
+    left = torch.arange(len(boxes), device=boxes.device)
+    while len(left) and len(kept) < most:
+        first = left[0]
+        kept.append(int(first))
+        left = left[1:]
+        left = left[overlaps(boxes[first].unsqueeze(0), boxes[left])[0] <= threshold]
+    return torch.tensor(kept, dtype=torch.long, device=boxes.device)
+
+
+# cfg.TRAIN and cfg.TEST of py-faster-rcnn: boxes before and after suppression.
+TRAIN_COUNTS, TEST_COUNTS = (12000, 2000), (6000, 300)
+AGNOSTIC = 2
+_SETTING = re.compile(
+    r"""['"]?(\w+)['"]?\s*:\s*(?:!!python/tuple\s*)?(\[[^\]]*\]|\([^)]*\)|[^,\s}]+)"""
+)
+_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+
+
+def settings(param: LayerParameter) -> dict[str, list[float]]:
+    """Return the numbers of `param_str`, YAML of one level: 'feat_stride': 16.
+
+    Raises:
+        LayerError: a value is not a number or a list of numbers.
+    """
+    found = {}
+    for name, value in _SETTING.findall(param.python_param.param_str):
+        numbers = _NUMBER.findall(value)
+        if not numbers:
+            raise LayerError(
+                f"param_str sets {name} to '{value}', expected a number or a list of numbers"
+            )
+        found[name] = [float(number) for number in numbers]
+    return found
+
+
+def _number(given: dict[str, list[float]], name: str) -> int:
+    if name not in given:
+        raise LayerError(f"param_str has no '{name}', expected '{name}': <number>")
+    return round(given[name][0])
+
+
+def _same(param: LayerParameter, kind: str) -> LayerParameter:
+    """Return the definition with a different type and without its python_param."""
+    result = deepcopy(param)
+    result.type = kind
+    result.ClearField("python_param")
+    return result
+
+
+@replaces_python("rpn.proposal_layer", "ProposalLayer")
+def proposal(param: LayerParameter, context: LayerContext) -> LayerParameter:
+    """Return a Proposal layer."""
+    given, result = settings(param), _same(param, "Proposal")
+    result.proposal_param.feat_stride = _number(given, "feat_stride")
+    result.proposal_param.scale.extend(given.get("scales", []))
+    result.proposal_param.ratio.extend(given.get("ratios", []))
+    counts = TEST_COUNTS if context.phase == TEST else TRAIN_COUNTS
+    result.proposal_param.pre_nms_topn, result.proposal_param.post_nms_topn = counts
+    return result
+
+
+@replaces_python("rpn.anchor_target_layer", "AnchorTargetLayer")
+def anchor_target(param: LayerParameter, context: LayerContext) -> LayerParameter:
+    """Return an AnchorTarget layer."""
+    given, result = settings(param), _same(param, "AnchorTarget")
+    result.anchor_target_param.feat_stride = _number(given, "feat_stride")
+    result.anchor_target_param.scale.extend(given.get("scales", []))
+    result.anchor_target_param.ratio.extend(given.get("ratios", []))
+    if "allowed_border" in given:
+        result.anchor_target_param.allowed_border = given["allowed_border"][0]
+    return result
+
+
+@replaces_python("rpn.proposal_target_layer", "ProposalTargetLayer")
+def proposal_target(param: LayerParameter, context: LayerContext) -> LayerParameter:
+    """Return a ProposalTarget layer.
+
+    Two classes mean py-R-FCN: one set of coordinates for all.
+    """
+    given, result = settings(param), _same(param, "ProposalTarget")
+    count = _number(given, "num_classes")
+    result.proposal_target_param.num_classes = count
+    result.proposal_target_param.agnostic = count == AGNOSTIC
+    return result
+
+
+@replaces_python("roi_data_layer.layer", "RoIDataLayer")
+def roi_data(param: LayerParameter, context: LayerContext) -> LayerParameter:
+    """Raise LayerError: the images of this layer come from the program that runs the net."""
+    raise LayerError(
+        "RoIDataLayer has no file to read: py-faster-rcnn passes its images to it. Write type: "
+        '"ROIData" with roi_data_param { '
+        "source: ... }, a window file, in its place"
+    )
+
 
 Box = tuple[float, float]
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from poseidon.caffe.layers.base import Layer, LayerError, Shape, times
-from poseidon.caffe.layers.common.indices import INTEGERS, outside
+from poseidon.caffe.layers.common.rearrange import INTEGERS, outside
 from poseidon.caffe.layers.registry import register
-from poseidon.caffe.layers.vision import anchors as boxes_of
+from poseidon.caffe.layers.vision import detection as boxes_of
 from poseidon.caffe.proto.caffe_pb2 import AnchorTargetParameter, ProposalParameter
 from poseidon.errors import DataError
 

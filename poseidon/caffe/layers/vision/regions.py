@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from poseidon.caffe.layers.base import Layer, LayerError, Shape, check_positive, times
-from poseidon.caffe.layers.common.indices import to_indices
+from poseidon.caffe.layers.common.rearrange import to_indices
 from poseidon.caffe.layers.registry import register
 from poseidon.caffe.proto.caffe_pb2 import ROIAlignParameter, ROIPoolingParameter
 from poseidon.errors import DataError

@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from poseidon.caffe.layers.base import Layer, LayerError, Shape, check_image, check_positive, times
-from poseidon.caffe.layers.common.indices import outside
+from poseidon.caffe.layers.common.rearrange import outside
 from poseidon.caffe.layers.registry import register
 from poseidon.errors import DataError, counted
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,8 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from poseidon.caffe.data.datum import Decoding, RawLayout, decode, encode_datum
-from poseidon.caffe.proto.caffe_pb2 import Datum
+from poseidon.caffe.data.augment.boxes import Box, Object
+from poseidon.caffe.data.datum import (
+    Decoding,
+    RawLayout,
+    check_unique,
+    decode,
+    decode_annotated,
+    encode_annotated,
+    encode_datum,
+    labels_of,
+    names_of,
+    object_rows,
+    read_label_map,
+)
+from poseidon.caffe.proto.caffe_pb2 import AnnotatedDatum, Datum
 from poseidon.errors import DataError
 from tests.support.databases import picture
 
@@ -174,3 +188,100 @@ def test_tails_that_are_left_to_the_parser(tail: bytes) -> None:
     layout = RawLayout.of(encode_datum(picture(0), 5))
     assert layout is not None
     assert layout.label(tail) is None
+
+
+OBJECTS = [
+    Object(3, 0, Box(0.25, 0.5, 0.75, 1.0), True),
+    Object(1, 0, Box(0.0, 0.0, 0.5, 0.25), False),
+    Object(3, 1, Box(0.5, 0.25, 0.75, 0.5), False),
+]
+
+
+def datum() -> Datum:
+    return Datum.FromString(encode_datum(picture(1), 7))
+
+
+def test_objects_come_back_in_groups() -> None:
+    record = encode_annotated(datum(), OBJECTS)
+    groups = AnnotatedDatum.FromString(record).annotation_group
+    assert [(group.group_label, len(group.annotation)) for group in groups] == [(3, 2), (1, 1)]
+    found = decode_annotated(record, Decoding.AS_STORED)
+    assert np.array_equal(found.image, picture(1))
+    assert found.label == 7
+    assert found.objects == [OBJECTS[0], OBJECTS[2], OBJECTS[1]]
+
+
+def test_a_record_without_a_type_has_a_label_only() -> None:
+    record = AnnotatedDatum(datum=datum()).SerializeToString()
+    assert decode_annotated(record, Decoding.AS_STORED)[1:] == (7, None)
+
+
+def test_rows_of_a_batch() -> None:
+    rows = object_rows([OBJECTS[:1], [], OBJECTS[1:2]])
+    assert rows.tolist() == [[[[0, 3, 0, 0.25, 0.5, 0.75, 1, 1], [2, 1, 0, 0, 0, 0.5, 0.25, 0]]]]
+    assert object_rows([[], []]).tolist() == [[[[-1] * 8]]]
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        (b"\xff\xff", "not an AnnotatedDatum"),
+        (encode_datum(picture(1), 1), "not an AnnotatedDatum: it has no image"),
+        (
+            AnnotatedDatum(
+                datum=Datum(channels=3, height=2, width=2, data=b"1")
+            ).SerializeToString(),
+            "holds 1 bytes",
+        ),
+    ],
+)
+def test_other_records_are_refused(record: bytes, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        decode_annotated(record, Decoding.AS_STORED)
+
+
+def test_boxes_that_are_not_finite_are_refused() -> None:
+    record = encode_annotated(datum(), [Object(1, 0, Box(0, 0, float("nan"), 1), False)])
+    with pytest.raises(DataError, match="expected finite numbers"):
+        decode_annotated(record, Decoding.AS_STORED)
+
+
+TEXT = 'item { name: "cat" label: 1 } item { name: "dog" label: 2 display_name: "Dog" }'
+
+
+def test_names_and_labels(tmp_path: Path) -> None:
+    (tmp_path / "map").write_text(TEXT)
+    found = read_label_map(tmp_path / "map")
+    assert names_of(found) == {1: "cat", 2: "dog"}
+    assert labels_of(found) == {"cat": 1, "dog": 2}
+    check_unique(found, tmp_path / "map")
+
+
+@pytest.mark.parametrize(
+    ("what", "again"), [("name cat", 'name: "cat" label: 7'), ("label 2", 'name: "x" label: 2')]
+)
+def test_what_occurs_twice_is_refused(tmp_path: Path, what: str, again: str) -> None:
+    (tmp_path / "map").write_text(f"{TEXT} item {{ {again} }}")
+    with pytest.raises(DataError, match=f"has the {what} more than once"):
+        check_unique(read_label_map(tmp_path / "map"), tmp_path / "map")
+
+
+def test_a_byte_order_mark_is_no_content(tmp_path: Path) -> None:
+    (tmp_path / "map").write_text(TEXT, encoding="utf-8-sig")
+    assert read_label_map(tmp_path / "map").item[0].name
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot read the label map"),
+        ("", "has no item"),
+        ("item { lable: 3 }", "lable"),
+        ("\xff", "UTF-8"),
+    ],
+)
+def test_other_files_are_refused(tmp_path: Path, content: str | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / "map").write_bytes(content.encode("latin-1"))
+    with pytest.raises(DataError, match=message):
+        read_label_map(tmp_path / "map")

@@ -12,18 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.caffe.data.batches.partition import part_path
+from poseidon.caffe.data.batches.numbered import part_path
 from poseidon.caffe.data.databases.cursor import open_cursor, records
 from poseidon.caffe.data.databases.kinds import Backend
 from poseidon.caffe.data.prepare.split import part_files, partition_data
-from poseidon.caffe.data.progress_reports import COPYING, Report, silent
+from poseidon.caffe.data.staging import COPYING, Report, silent
 from poseidon.caffe.launch.data_distribution import distribute, remote_path
 from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.dial.local import dial_here
 from poseidon.cluster.machinefile import Host, parse_machinefile
 from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.errors import JobError, UsageError
-from tests.poseidon.caffe.data.prepare.test_split_list import make_rows
+from tests.poseidon.caffe.data.prepare.test_split import make_rows
 from tests.support.databases import make_pictures
 from tests.support.ssh_hosts import SshHosts
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from poseidon.caffe.net.params import derive_seed
 from tests.support.nets import build, inputs, layer, noise
 
 IP = "inner_product_param { num_output: 3 weight_filler { type: 'xavier' } }"
@@ -142,3 +143,16 @@ def test_layers_of_one_name_have_tensors_of_distinct_names(
         for (_, a), (_, b) in zip(net.layer_modules, shared.layer_modules, strict=True)
         for own, other in zip(a.sources(), b.sources(), strict=True)
     )
+
+
+def test_known_value() -> None:
+    assert derive_seed(1, "blob", 0) == 8457014270289692312
+
+
+def test_every_part_matters() -> None:
+    seeds = [
+        derive_seed(*path)
+        for path in ((1, "a", 0), (1, "a", 1), (1, "b", 0), (2, "a", 0), (12, "a"), (1, "2a"))
+    ]
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= seed < 2**63 for seed in seeds)

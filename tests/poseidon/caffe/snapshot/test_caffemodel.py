@@ -9,10 +9,45 @@ import h5py
 import numpy as np
 import pytest
 
-from poseidon.caffe.proto.caffe_pb2 import NetParameter
+from poseidon.caffe.proto.caffe_pb2 import NetParameter, SolverState
 from poseidon.caffe.snapshot import hdf5
-from poseidon.caffe.snapshot.caffemodel import check_model, read_model, write_model
+from poseidon.caffe.snapshot.caffemodel import (
+    check_model,
+    model_path,
+    read_message,
+    read_model,
+    state_path,
+    write_model,
+)
 from poseidon.errors import SnapshotError
+
+
+def test_names_are_caffes() -> None:
+    assert model_path(Path("a/quick"), 4000) == Path("a/quick_iter_4000.caffemodel")
+    assert state_path(Path("a/v1.0"), 7) == Path("a/v1.0_iter_7.solverstate")
+
+
+@pytest.mark.parametrize("content", [b"\xff\xff\xff", b"\x0a\x7fabc"])
+def test_unparsable_content_is_reported(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "state"
+    path.write_bytes(content)
+    with pytest.raises(SnapshotError, match="is not a solver state, or it is truncated"):
+        read_message(path, SolverState(), "solver state")
+
+
+def test_tensors_of_torch_are_no_model_and_the_command_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "w.pth"
+    path.write_bytes(b"\xff\xff\xff")
+    with pytest.raises(
+        SnapshotError,
+        match=r"w\.pth is not a model: .* `poseidon import` makes a \.caffemodel of it",
+    ):
+        read_message(path, SolverState(), "model")
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SnapshotError, match=r"cannot read the model .*absent: No such file"):
+        read_message(tmp_path / "absent", SolverState(), "model")
 
 
 def net() -> NetParameter:

@@ -14,8 +14,7 @@ import torch
 
 from poseidon.caffe.proto.caffe_pb2 import TEST
 from poseidon.caffe.solver.detection import DetectionTally, average_precision
-from poseidon.caffe.tools.scoring import score
-from poseidon.caffe.tools.solo import NetRequest, open_net
+from poseidon.caffe.tools.solo import NetRequest, open_net, score
 from poseidon.errors import DataError, UsageError
 from poseidon.observe.metrics.glog_lines import GlogSink
 from poseidon.pycaffe import SGDSolver

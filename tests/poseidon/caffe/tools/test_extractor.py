@@ -15,8 +15,8 @@ from poseidon.caffe.data.databases.kinds import Backend
 from poseidon.caffe.data.datum import decode, encode_datum
 from poseidon.caffe.data.prepare.split import partition_data
 from poseidon.caffe.proto.caffe_pb2 import Datum
-from poseidon.caffe.tools.extraction import Extraction
 from poseidon.caffe.tools.extractor import datums, run_extraction
+from poseidon.caffe.tools.preflight import Extraction
 from poseidon.errors import DataError, JobError, UsageError
 from tests.support.databases import make_database, make_pictures, picture
 

@@ -14,11 +14,13 @@ from poseidon.caffe.proto.caffe_pb2 import TRAIN
 from poseidon.caffe.proto.definition import SolverDefinition, read_solver
 from poseidon.caffe.solver.settings import solver_settings
 from poseidon.caffe.tools.preflight import (
+    Extraction,
     check_layers,
     check_nets,
     check_snapshot_prefix,
 )
-from poseidon.errors import DataError, DefinitionError
+from poseidon.engine.document import read_document
+from poseidon.errors import DataError, DefinitionError, UsageError
 from tests.support.training import write_definitions
 
 
@@ -148,3 +150,48 @@ def test_files_of_other_hosts_are_not_looked_for(tmp_path: Path) -> None:
         check_layers(read_solver(path), [ALONE], files_are_here=True)
     with pytest.raises(DefinitionError, match=r"layer 'ip_y' .*num_output"):
         check_layers(solver_of_layers(tmp_path, inner("x", "y", 0)), [ALONE], files_are_here=False)
+
+
+WHOLE = Extraction(
+    model="/net.prototxt",
+    weights=("/a", "/b"),
+    blobs=("fc7", "fc8"),
+    databases=("/f7", "/f8"),
+    job="j",
+    rank=5,
+    workers=6,
+    hosts=(1, 3, 2),
+)
+
+
+def test_round_trip() -> None:
+    assert read_document(Extraction, WHOLE.to_json()) == WHOLE
+
+
+def test_names() -> None:
+    assert WHOLE.paths() == (Path("/f7_2_1"), Path("/f8_2_1"))
+    alone = Extraction(model="m", weights=(), blobs=("a",), databases=("features",))
+    assert alone.paths() == (Path("features"),)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"{", "is not JSON"),
+        (b"[]", "is not a Extraction"),
+        (b'{"nodel": "x"}', "fields that this version does not know"),
+        (b'{"model": 3}', "Extraction has 3 as its model"),
+        (b'{"model": "m"}', "Extraction has no"),
+        (
+            WHOLE.to_json().replace(b'["/f7", "/f8"]', b'["/f7"]'),
+            "2 blobs are to be extracted into 1 databases",
+        ),
+        (WHOLE.to_json().replace(b'"fc8"', b'"fc7"'), "the blob fc7 is named twice"),
+        (WHOLE.to_json().replace(b'"/f8"', b'"/f7"'), "the database /f7 is named twice"),
+        (WHOLE.to_json().replace(b'"batches": 0', b'"batches": -1'), "num_mini_batches is -1"),
+        (WHOLE.to_json().replace(b'"leveldb"', b'"hdf5"'), "unknown backend 'hdf5'"),
+    ],
+)
+def test_mistakes(line: bytes, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        read_document(Extraction, line)

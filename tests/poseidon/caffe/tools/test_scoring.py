@@ -11,8 +11,7 @@ import pytest
 from poseidon.caffe.data.databases.kinds import Backend
 from poseidon.caffe.data.datum import encode_datum
 from poseidon.caffe.proto.caffe_pb2 import TEST
-from poseidon.caffe.tools.scoring import score
-from poseidon.caffe.tools.solo import NetRequest, open_net
+from poseidon.caffe.tools.solo import NetRequest, open_net, score
 from poseidon.errors import DataError
 from tests.support.databases import make_database, make_pictures
 

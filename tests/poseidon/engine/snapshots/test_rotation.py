@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.caffe.snapshot.files import model_path, state_path
+from poseidon.caffe.snapshot.caffemodel import model_path, state_path
 from poseidon.engine.snapshots.checksums import seal, sums_path
 from poseidon.engine.snapshots.rotation import COPIES, newest_state, remove_older
 from poseidon.errors import SnapshotError

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from poseidon.caffe.data.batches.hdf5_rows import RowMaker, RowPlan, read_file_list
-from poseidon.caffe.data.batches.numbered import NumberedReader
-from poseidon.caffe.data.batches.partition import Share
+from poseidon.caffe.data.batches.numbered import NumberedReader, Share
 from poseidon.errors import DataError
 
 NAMES = ("data", "label")

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from poseidon.caffe.data.batches.images import ImageMaker, ImagePlan, read_image, read_list
-from poseidon.caffe.data.batches.numbered import NumberedReader
-from poseidon.caffe.data.batches.partition import Share
+from poseidon.caffe.data.batches.numbered import NumberedReader, Share
 from poseidon.caffe.data.batches.transform import Transform
 from poseidon.caffe.proto.caffe_pb2 import TransformationParameter
 from poseidon.errors import DataError

@@ -13,8 +13,7 @@ import torch
 from google.protobuf import text_format
 from PIL import Image
 
-from poseidon.caffe.data.batches.numbered import NumberedReader
-from poseidon.caffe.data.batches.partition import Share
+from poseidon.caffe.data.batches.numbered import NumberedReader, Share
 from poseidon.caffe.data.batches.reader import DatumMaker, DatumPlan, open_maker
 from poseidon.caffe.data.batches.transform import Transform
 from poseidon.caffe.data.databases.kinds import Backend

@@ -11,9 +11,8 @@ import cv2
 import numpy as np
 import pytest
 
-from poseidon.caffe.data.batches.numbered import NumberedReader
-from poseidon.caffe.data.batches.partition import Share
-from poseidon.caffe.data.batches.window_file import ImageWindow, read_windows
+from poseidon.caffe.data.batches.lists import ImageWindow, read_windows
+from poseidon.caffe.data.batches.numbered import NumberedReader, Share
 from poseidon.caffe.data.batches.windows import CropMode, Sampling, WindowMaker, cut, place_window
 from poseidon.errors import DataError
 

@@ -13,9 +13,8 @@ from types import ModuleType
 import pytest
 
 from poseidon.caffe.data.databases import leveldb_cursor as leveldb
-from poseidon.caffe.data.databases.cursor import open_cursor
+from poseidon.caffe.data.databases.cursor import open_cursor, write_database
 from poseidon.caffe.data.databases.kinds import Backend
-from poseidon.caffe.data.databases.writer import write_database
 from poseidon.caffe.data.prepare.cifar10 import Cifar10Request, prepare
 from poseidon.cli.main import main
 from poseidon.errors import DataError

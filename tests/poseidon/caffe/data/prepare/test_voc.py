@@ -8,12 +8,10 @@ import cv2
 import numpy as np
 import pytest
 
-from poseidon.caffe.data.annotated import decode_annotated
-from poseidon.caffe.data.batches.window_file import read_windows
+from poseidon.caffe.data.batches.lists import read_windows
 from poseidon.caffe.data.databases.cursor import open_cursor
 from poseidon.caffe.data.databases.kinds import Backend
-from poseidon.caffe.data.datum import Decoding
-from poseidon.caffe.data.label_map import labels_of, read_label_map
+from poseidon.caffe.data.datum import Decoding, decode_annotated, labels_of, read_label_map
 from poseidon.caffe.data.prepare.voc import CLASSES
 from poseidon.cli.main import main
 

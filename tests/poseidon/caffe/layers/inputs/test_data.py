@@ -5,23 +5,33 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import h5py
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from PIL import Image
 
-from poseidon.caffe.data.annotated import encode_annotated
 from poseidon.caffe.data.augment.boxes import Box, Object
+from poseidon.caffe.data.databases.cursor import write_database
 from poseidon.caffe.data.databases.kinds import Backend
-from poseidon.caffe.data.databases.writer import write_database
-from poseidon.caffe.data.datum import encode_datum
-from poseidon.caffe.layers.base import LayerContext
+from poseidon.caffe.data.datum import encode_annotated, encode_datum
+from poseidon.caffe.layers.base import LayerContext, LayerError
+from poseidon.caffe.layers.inputs.data import MemoryData
 from poseidon.caffe.net.compile import compile_net
 from poseidon.caffe.net.net import Net
-from poseidon.caffe.proto.caffe_pb2 import TEST, TRAIN, AnnotatedDatum, Datum, NetState
-from poseidon.errors import DataError, DefinitionError
+from poseidon.caffe.proto.caffe_pb2 import (
+    TEST,
+    TRAIN,
+    AnnotatedDatum,
+    Datum,
+    LayerParameter,
+    MemoryDataParameter,
+    NetState,
+)
+from poseidon.errors import DataError, DefinitionError, PoseidonError
 from tests.support.databases import make_database, make_pictures, picture
-from tests.support.nets import definition, layer
+from tests.support.nets import build, definition, inputs, layer, noise
 
 RECORDS = 8
 
@@ -385,3 +395,166 @@ def test_a_database_of_other_records(tmp_path: Path) -> None:
             LayerContext(phase=TRAIN, seed=1),
             state=NetState(phase=TRAIN),
         )
+
+
+RECORDS_OF_MEMORY_DATA = np.arange(4 * 6, dtype=np.float32).reshape(4, 1, 2, 3)
+LABELS = np.array([3, 1, 2, 0])
+
+
+def memory(batch: int = 2) -> MemoryData:
+    param = MemoryDataParameter(batch_size=batch, channels=1, height=2, width=3)
+    made = MemoryData(
+        LayerParameter(type="MemoryData", top=["data", "label"], memory_data_param=param),
+        LayerContext(phase=TRAIN, seed=1),
+    )
+    assert made.setup([]) == [(batch, 1, 2, 3), (batch,)]
+    return made
+
+
+def test_batches_go_round_and_a_reset_begins_anew() -> None:
+    made = memory()
+    made.reset(RECORDS_OF_MEMORY_DATA, LABELS)
+    for first in (0, 2, 0):
+        data, labels = made()
+        assert data.numpy().tolist() == RECORDS_OF_MEMORY_DATA[first : first + 2].tolist()
+        assert labels.tolist() == LABELS[first : first + 2].tolist()
+    made.reset(RECORDS_OF_MEMORY_DATA + 1, LABELS)
+    data, _ = made()
+    assert data.numpy().tolist() == (RECORDS_OF_MEMORY_DATA[:2] + 1).tolist()
+
+
+def test_writing_into_a_top_leaves_the_records() -> None:
+    made = memory()
+    records = RECORDS_OF_MEMORY_DATA.copy()
+    made.reset(records, LABELS)
+    made()[0].zero_()
+    assert np.array_equal(records, RECORDS_OF_MEMORY_DATA)
+
+
+@pytest.mark.parametrize(
+    ("records", "labels", "message"),
+    [
+        (
+            RECORDS_OF_MEMORY_DATA[:3],
+            LABELS[:3],
+            "got 3 records, expected a multiple of batch_size 2",
+        ),
+        (RECORDS_OF_MEMORY_DATA[:0], LABELS[:0], "got 0 records"),
+        (RECORDS_OF_MEMORY_DATA, LABELS[:2], "4 records and 2 labels"),
+        (RECORDS_OF_MEMORY_DATA[..., :2], LABELS, "records have shape 4x1x2x2, expected Nx1x2x3"),
+    ],
+)
+def test_records_that_do_not_fit(
+    records: npt.NDArray[np.float32], labels: npt.NDArray[np.int64], message: str
+) -> None:
+    with pytest.raises(LayerError, match=message):
+        memory().reset(records, labels)
+
+
+def test_a_pass_before_reset() -> None:
+    with pytest.raises(LayerError, match="has no records"):
+        memory()()
+
+
+def test_extents_must_be_positive() -> None:
+    with pytest.raises(PoseidonError, match="2x1x0x3, expected all four to be positive"):
+        build(
+            layer(
+                "MemoryData", "", "a b", "memory_data_param { batch_size: 2 channels: 1 width: 3 }"
+            )
+        )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    with h5py.File(tmp_path / "rows.h5", "w") as file:
+        file["x"] = np.arange(10.0).reshape(5, 2)
+        file["y"] = np.arange(5)
+    (tmp_path / "list").write_text("rows.h5\n")
+    return tmp_path
+
+
+def net_of_hdf5_data(folder: Path, tops: str, body: str, rest: str = "", **place: int) -> Net:
+    text = layer(
+        "HDF5Data", "", tops, f'hdf5_data_param {{ source: "{folder}/list" {body} }} {rest}'
+    )
+    context = LayerContext(phase=TRAIN, seed=1, **place)  # type: ignore[arg-type]
+    return compile_net(definition(text), context, state=NetState(phase=TRAIN))
+
+
+def test_tops_are_the_datasets_of_their_names(folder: Path) -> None:
+    compiled = net_of_hdf5_data(folder, "y x", "batch_size: 3")
+    try:
+        assert compiled.blob_shapes == {"y": (3,), "x": (3, 2)}
+        compiled()
+        tops = compiled()
+        assert tops["y"].tolist() == [3, 4, 0] and tops["x"].tolist() == [[6, 7], [8, 9], [0, 1]]
+        assert [reader.batches_done for _, reader in compiled.readers()] == [2]
+    finally:
+        compiled.close()
+
+
+def test_workers_stride(folder: Path) -> None:
+    compiled = net_of_hdf5_data(
+        folder, "y", "batch_size: 2 shared_file_system: true", rank=1, workers=2
+    )
+    try:
+        assert compiled()["y"].tolist() == [1, 3]
+    finally:
+        compiled.close()
+
+
+@pytest.mark.parametrize(
+    ("tops", "body", "rest", "message"),
+    [
+        ("x", "", "", "missing batch_size"),
+        ("z", "batch_size: 1", "", "has no dataset 'z'"),
+        ("x", "batch_size: 1", "transform_param { }", "does not transform"),
+    ],
+)
+def test_mistakes_of_hdf5_data(folder: Path, tops: str, body: str, rest: str, message: str) -> None:
+    with pytest.raises(Exception, match=message):
+        net_of_hdf5_data(folder, tops, body, rest)
+
+
+def output(path: str, **place: int) -> Net:
+    text = inputs(x=(2, 3), y=(2,)) + layer(
+        "HDF5Output", "x y", "", f'hdf5_output_param {{ file_name: "{path}" }}'
+    )
+    context = LayerContext(phase=TRAIN, seed=1, **place)  # type: ignore[arg-type]
+    return compile_net(definition(text), context, state=NetState(phase=TRAIN))
+
+
+def test_every_pass_adds_its_rows(tmp_path: Path) -> None:
+    x, y = noise(4, 3), torch.arange(4.0)
+    compiled = output(f"{tmp_path}/out.h5")
+    for start in (0, 2):
+        compiled({"x": x[start : start + 2], "y": y[start : start + 2]})
+    compiled.close()
+    with h5py.File(tmp_path / "out.h5") as file:
+        np.testing.assert_array_equal(file["data"], x.numpy())
+        np.testing.assert_array_equal(file["label"], y.numpy())
+
+
+def test_each_worker_writes_a_file_of_its_own(tmp_path: Path) -> None:
+    compiled = output(f"{tmp_path}/out.h5", rank=1, workers=2)
+    compiled({"x": noise(2, 3), "y": torch.zeros(2)})
+    compiled.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["out.h5_1"]
+
+
+def test_where_nothing_can_be_written(tmp_path: Path) -> None:
+    with pytest.raises(DefinitionError, match="missing file_name"):
+        output("")
+    with pytest.raises(DefinitionError, match="there is no folder"):
+        output(f"{tmp_path}/no/such/out.h5")
+
+
+def test_a_shuffle_reaches_the_reader(folder: Path) -> None:
+    compiled = net_of_hdf5_data(folder, "y", "batch_size: 5 shuffle: true")
+    try:
+        passes = [compiled()["y"].tolist() for _ in range(4)]
+    finally:
+        compiled.close()
+    assert all(sorted(found) == [0, 1, 2, 3, 4] for found in passes)
+    assert len({tuple(found) for found in passes}) > 1

@@ -71,3 +71,141 @@ def test_a_power_that_changes_nothing_may_be_overwritten() -> None:
 def test_mistakes(kind: str, top: str, body: str, text: str) -> None:
     with pytest.raises(DefinitionError, match=text):
         build(inputs(x=(3,)) + layer(kind, "x", top, body))
+
+
+SHAPE = (2, 3, 4, 5)
+
+# fields -> shape of the operand, and that shape as torch repeats it
+FITS = [
+    ("", (3,), (3, 1, 1)),
+    ("axis: 0", (2,), (2, 1, 1, 1)),
+    ("axis: 0 num_axes: 2", (2, 3), (2, 3, 1, 1)),
+    ("axis: 1 num_axes: 2", (3, 4), (3, 4, 1)),
+    ("axis: -1", (5,), (5,)),
+    ("axis: 2 num_axes: -1", (4, 5), (4, 5)),
+    ("axis: 0 num_axes: -1", SHAPE, SHAPE),
+    ("num_axes: 0", (), ()),
+    ("axis: 3 num_axes: 0", (), ()),
+]
+
+
+def operand(shape: tuple[int, ...], seed: int) -> torch.Tensor:
+    """Noise, of a scalar too."""
+    return noise(*shape, 1, seed=seed).view(shape)
+
+
+@pytest.mark.parametrize(("fields", "blob", "repeated"), FITS)
+@pytest.mark.parametrize("given", [False, True])
+def test_scale(fields: str, blob: tuple[int, ...], repeated: tuple[int, ...], given: bool) -> None:
+    """A second bottom says the number of axes itself."""
+    body = f"scale_param {{ {fields} bias_term: true filler {{ value: 5 }} bias_filler {{ value: 7 }} }}"
+    text = inputs(x=SHAPE, s=blob) if given else inputs(x=SHAPE)
+    net = build(text + layer("Scale", "x s" if given else "x", "y", body))
+    parameters = list(net.parameters())
+    assert [p.shape for p in parameters] == [blob] * (1 if given else 2)
+    assert [float(p.detach().mean()) for p in parameters] == ([7] if given else [5, 7])
+    s, b = operand(blob, 1), operand(blob, 2)
+    with torch.no_grad():
+        for parameter, value in zip(reversed(parameters), (b, s), strict=False):
+            parameter.copy_(value)
+    x = noise(*SHAPE)
+    found = net({"x": x, "s": s} if given else {"x": x})["y"]
+    torch.testing.assert_close(found, x * s.view(repeated) + b.view(repeated))
+
+
+@pytest.mark.parametrize(("fields", "blob", "repeated"), FITS)
+@pytest.mark.parametrize("given", [False, True])
+def test_bias(fields: str, blob: tuple[int, ...], repeated: tuple[int, ...], given: bool) -> None:
+    text = inputs(x=SHAPE, b=blob) if given else inputs(x=SHAPE)
+    net = build(text + layer("Bias", "x b" if given else "x", "y", f"bias_param {{ {fields} }}"))
+    x, b = noise(*SHAPE), operand(blob, 1)
+    for parameter in net.parameters():
+        assert parameter.shape == blob and not parameter.detach().any()
+        parameter.data.copy_(b)
+    found = net({"x": x, "b": b} if given else {"x": x})["y"]
+    torch.testing.assert_close(found, x + b.view(repeated))
+
+
+def test_scale_is_one_and_bias_zero_by_default() -> None:
+    net = build(inputs(x=SHAPE) + layer("Scale", "x", "y", "scale_param { bias_term: true }"))
+    assert torch.equal(net({"x": noise(*SHAPE)})["y"], noise(*SHAPE))
+
+
+def test_a_smaller_last_batch_passes() -> None:
+    text = inputs(x=(4, 3), s=(4,))
+    net = build(text + layer("Scale", "x s", "y", "scale_param { axis: 0 }"))
+    assert torch.equal(
+        net({"x": torch.ones(2, 3), "s": torch.tensor([1.0, 2])})["y"][:, 0], torch.tensor([1.0, 2])
+    )
+
+
+@pytest.mark.parametrize("a", [(2, 3), (2, 3, 1, 1)])
+def test_axpy(a: tuple[int, ...]) -> None:
+    net = build(inputs(a=a, x=SHAPE, z=SHAPE) + layer("Axpy", "a x z", "y"))
+    given = {"a": noise(*a), "x": noise(*SHAPE, seed=1), "z": noise(*SHAPE, seed=2)}
+    expected = given["a"].view(2, 3, 1, 1) * given["x"] + given["z"]
+    torch.testing.assert_close(net(given)["y"], expected)
+
+
+def test_parameter_is_its_blob_and_learns() -> None:
+    net = build(layer("Parameter", "", "y", "parameter_param { shape { dim: 2 dim: 3 } }"))
+    (blob,) = net.parameters()
+    assert blob.shape == (2, 3) and not blob.detach().any()
+    net()["y"].backward(noise(2, 3))
+    assert torch.equal(blob.grad, noise(2, 3))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "kind", "bottoms", "body", "text"),
+    [
+        (
+            {"x": (2, 3)},
+            "Scale",
+            "x",
+            "scale_param { num_axes: 2 }",
+            "axis 1 and num_axes 2 exceed the 2 axes",
+        ),
+        ({"x": (2, 3)}, "Bias", "x", "bias_param { num_axes: -2 }", "num_axes is -2, expected -1"),
+        ({"x": (2, 3)}, "Bias", "x", "bias_param { axis: 2 }", "axis 2 is outside the 2 axes"),
+        (
+            {"x": (2, 3), "s": (2,)},
+            "Scale",
+            "x s",
+            "",
+            "bottom 1 has shape 2, expected 3 as in bottom 0 from axis 1",
+        ),
+        (
+            {"x": (2, 3), "s": (3, 4)},
+            "Bias",
+            "x s",
+            "",
+            "bottom 1 has shape 3x4, expected 3 as in bottom 0",
+        ),
+        (
+            {"a": (2, 3), "x": SHAPE, "z": (2, 3)},
+            "Axpy",
+            "a x z",
+            "",
+            "bottom 2 has shape 2x3, expected 2x3x4x5",
+        ),
+        (
+            {"a": (2, 4), "x": SHAPE, "z": SHAPE},
+            "Axpy",
+            "a x z",
+            "",
+            "bottom 0 has shape 2x4, expected 2x3",
+        ),
+        (
+            {},
+            "Parameter",
+            "",
+            "parameter_param { shape { dim: -1 } }",
+            "expected no negative extents",
+        ),
+    ],
+)
+def test_mistakes_of_affine(
+    shapes: dict[str, tuple[int, ...]], kind: str, bottoms: str, body: str, text: str
+) -> None:
+    with pytest.raises(DefinitionError, match=text):
+        build(inputs(**shapes) + layer(kind, bottoms, "y", body))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from google.protobuf import text_format
 
+from poseidon.caffe.data.augment.augmentation import Resize
 from poseidon.caffe.data.augment.boxes import Box
-from poseidon.caffe.data.augment.resize import Resize
 from poseidon.caffe.layers.ssd.saved_results import ImageSize, SavedDetection, original_box
 from poseidon.caffe.proto.caffe_pb2 import DetectionOutputParameter, ResizeParameter
 

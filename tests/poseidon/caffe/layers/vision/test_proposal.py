@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from poseidon.caffe.layers.vision.anchors import encode
+from poseidon.caffe.layers.vision.detection import encode
 from poseidon.caffe.layers.vision.proposal import AnchorTarget, Proposal, ProposalTarget
 from poseidon.caffe.net.net import Net
 from poseidon.caffe.proto.caffe_pb2 import TEST, TRAIN

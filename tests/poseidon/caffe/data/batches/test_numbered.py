@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poseidon.caffe.data.batches.partition import Share, part_path, source_for
+from poseidon.caffe.data.batches.numbered import Share, part_path, source_for
 from poseidon.caffe.proto.caffe_pb2 import TEST, TRAIN
 from poseidon.errors import DataError
 from tests.support.databases import worker_share

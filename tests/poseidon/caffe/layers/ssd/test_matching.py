@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from poseidon.caffe.layers.ssd.codes import BoxCode, areas, overlaps, suppressed
+from poseidon.caffe.layers.ssd.matching import BoxCode, areas, overlaps, suppressed
 from poseidon.caffe.proto.caffe_pb2 import PriorBoxParameter
 from poseidon.errors import DataError
 
