@@ -57,7 +57,7 @@ use_environment()
 import psutil
 
 from benchmarks.testbed.simulated_hosts import SimulatedHosts
-from poseidon.base.output_lines import OutputLine
+from poseidon.base.text_files import OutputLine
 from poseidon.cli import main as cli
 from poseidon.cluster.dial.ssh import SshDialer
 from poseidon.cluster.job_plan import ProcessName, ShardPlan, WorkerPlan
@@ -66,7 +66,7 @@ from poseidon.cluster.jobs.remote_hosts import SshAgents, kill_remote_jobs, list
 from poseidon.cluster.jobs.this_host import Kill
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.process import OutputStream, ProcessSpec
-from poseidon.cluster.ssh.settings import SshSettings
+from poseidon.cluster.ssh.config import SshSettings
 from poseidon.cluster.supervision.background import StartReport
 from poseidon.cluster.supervision.loop import JobListener
 from poseidon.engine.document import JobDocument, WorkKind

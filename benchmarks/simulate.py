@@ -52,8 +52,8 @@ from poseidon.observe.plan.cluster_probe import NetworkLinks, local_costs
 from poseidon.observe.plan.costs import HostCosts
 from poseidon.observe.plan.forecast import PlannedCluster, machine_of
 from poseidon.observe.plan.iteration import iteration_of
-from poseidon.observe.plan.machine import Machine
 from poseidon.observe.plan.scenario import Exchange, Scenario, link_bytes
+from poseidon.observe.plan.shapes import Machine
 
 Report = Callable[[str], None]
 

@@ -24,7 +24,7 @@ import resource
 from collections.abc import Iterable
 from contextlib import suppress
 
-from poseidon.base.output_lines import visible_line
+from poseidon.base.text_files import visible_line
 
 # A name in a damaged file can be as long as the file, so a message quotes at most this many
 # characters.

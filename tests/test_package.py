@@ -295,7 +295,7 @@ def test_a_checkout_named_poseidon_is_no_package_in_the_folder_that_has_it(
         "poseidon/binding.py",
         "poseidon/errors.py",
         "poseidon/base/__init__.py",
-        "poseidon/base/output_lines.py",
+        "poseidon/base/text_files.py",
         "poseidon/base/settings.py",
         "poseidon/version.py",
     ):

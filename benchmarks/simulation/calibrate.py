@@ -26,7 +26,7 @@ from benchmarks.simulation.background_load import busy_cores
 from benchmarks.simulation.products import INPUTS, OUTPUTS, RULE, Products
 from benchmarks.simulation.streams import NO_LIMIT, carried, cpu_s_per_byte, ring_cpu_s_per_byte
 from benchmarks.simulation.wire_probe import CHUNK_BYTES
-from poseidon.observe.plan.machine import Machine
+from poseidon.observe.plan.shapes import Machine
 from ps_server import Client, Server, Shard, StoreSpec, TableSpec, ZmqServerTransport
 from ps_server.network import Network
 from ps_server.rules import update

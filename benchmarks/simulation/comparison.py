@@ -15,11 +15,10 @@ from typing import Any
 
 from benchmarks.testbed.shapes import layers_of
 from benchmarks.testbed.tables import Table
-from poseidon.observe.plan.auto import auto_scenario
 from poseidon.observe.plan.forecast import chosen
-from poseidon.observe.plan.iteration import Iteration, predict
-from poseidon.observe.plan.machine import MIB, Machine
+from poseidon.observe.plan.iteration import Iteration, auto_scenario, predict
 from poseidon.observe.plan.scenario import Exchange, LowRank, Scenario, WireCodec
+from poseidon.observe.plan.shapes import MIB, Machine
 
 UNSHAPED_BITS_PER_S = 100e9
 """Links without a rate are as fast as the processors that carry their bytes."""

@@ -12,9 +12,8 @@ from functools import cache
 
 from benchmarks.simulation.simulator import simulate
 from benchmarks.testbed.shapes import read_layers
-from poseidon.observe.plan.machine import Machine
 from poseidon.observe.plan.scenario import Exchange, Scenario
-from poseidon.observe.plan.shapes import LayerShape, elements
+from poseidon.observe.plan.shapes import LayerShape, Machine, elements
 
 HOSTS = (8, 16, 32, 64, 128, 256, 512, 1024)
 GBIT_PER_S = (1, 10, 40, 100)

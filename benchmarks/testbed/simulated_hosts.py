@@ -18,15 +18,13 @@ from poseidon.cluster.agent import messages as m
 from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.agent.wire import REPORTS, REQUESTS
 from poseidon.cluster.dial.channel import QueueChannel
-from poseidon.cluster.dial.dialer import Dialer
-from poseidon.cluster.dial.local import WITHIN_PROCESS
+from poseidon.cluster.dial.dialer import WITHIN_PROCESS, Dialer
 from poseidon.cluster.host_probe import HostFacts
 from poseidon.cluster.job_plan import Role
 from poseidon.cluster.jobs.registry import JobRecord
 from poseidon.cluster.jobs.this_host import HostJob, JobList, Killed
 from poseidon.cluster.machinefile import Host
-from poseidon.cluster.parallel import for_each_host
-from poseidon.cluster.process import OutputStream
+from poseidon.cluster.process import OutputStream, for_each_host
 from poseidon.errors import JobError
 from ps_server.json_fields import fields_of
 

@@ -49,7 +49,7 @@ from poseidon.cli.parsers.data import DATA
 from poseidon.cluster.jobs.registry import new_job_id
 from poseidon.cluster.machinefile import read_machinefile
 from poseidon.errors import PoseidonError, UsageError
-from poseidon.flags.shared import BACKENDS
+from poseidon.flags.flag import BACKENDS
 from poseidon.flags.values import one_of
 from poseidon.launcher.job_folder import remove_unused
 

@@ -21,7 +21,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TextIO
 
-from poseidon.base.output_lines import visible, visible_line
+from poseidon.base.text_files import visible, visible_line
 
 LOGGER = logging.getLogger("poseidon.base.glog")
 _LETTERS = {logging.WARNING: "W", logging.ERROR: "E", logging.CRITICAL: "F"}

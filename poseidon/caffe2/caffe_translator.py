@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from poseidon.base.output_lines import visible_line
+from poseidon.base.text_files import visible_line
 from poseidon.caffe.proto.definition import read_net
 from poseidon.caffe.snapshot.caffemodel import read_model
 from poseidon.caffe2 import core

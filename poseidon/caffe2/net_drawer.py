@@ -17,7 +17,7 @@ from typing import Any
 import pydot
 from google.protobuf.message import DecodeError
 
-from poseidon.base.output_lines import visible_line
+from poseidon.base.text_files import visible_line
 from poseidon.caffe2.proto import caffe2_pb2
 from poseidon.caffe2.utils import ArgsToDict, GetContentFromProtoString
 

@@ -12,12 +12,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from poseidon.base.hints import own_command
+from poseidon.base.paths import own_command
 from poseidon.caffe.data.databases.kinds import require
 from poseidon.cluster.machinefile import missing_machinefile
 from poseidon.errors import DataError, DefinitionError, SnapshotError, UsageError, counted
-from poseidon.flags.flag import Flag
-from poseidon.flags.sections import Opens
+from poseidon.flags.flag import Flag, Opens
 from poseidon.flags.values import paths
 
 CAFFE_ARGUMENTS = "WEIGHTS NET BLOBS DATABASES NUM_MINI_BATCHES DB_TYPE [CPU/GPU] [DEVICE_ID]"

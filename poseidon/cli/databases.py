@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from poseidon.base.hints import own_command
-from poseidon.base.paths import repository_root
+from poseidon.base.paths import own_command, repository_root
 from poseidon.base.settings import read_settings
 from poseidon.caffe.data.databases.cursor import open_cursor, refuse_existing
 from poseidon.caffe.data.databases.kinds import Backend, require, require_kind
@@ -34,7 +33,7 @@ from poseidon.caffe.launch.data_distribution import distribute
 from poseidon.caffe2.images.pictures import find_pictures, make_database, make_two_class
 from poseidon.cli.progress_bar import progress_bar
 from poseidon.cluster.machinefile import Host, read_machinefile
-from poseidon.cluster.ssh.settings import SshSettings
+from poseidon.cluster.ssh.config import SshSettings
 from poseidon.errors import DataError, UsageError
 
 

@@ -19,9 +19,9 @@ from importlib import import_module
 from types import FrameType
 from typing import Any, TextIO
 
-from poseidon.base.hints import own_command
-from poseidon.base.output_lines import visible, visible_line
+from poseidon.base.paths import own_command
 from poseidon.base.settings import let_waiting_threads_sleep, name_user
+from poseidon.base.text_files import visible, visible_line
 from poseidon.cli.checkout import PACKAGES, is_checkout, use_environment
 from poseidon.cli.checks import check
 from poseidon.cli.parsers import data, jobs, nets
@@ -265,7 +265,7 @@ def _prepare_streams() -> None:
 
 
 class _VisibleStream:
-    """A stream on which control characters are escapes; see `poseidon.base.output_lines`.
+    """A stream on which control characters are escapes; see `poseidon.base.text_files`.
 
     Attributes:
         unescaped: the stream itself, for what moves the cursor on purpose.

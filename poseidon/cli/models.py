@@ -11,7 +11,7 @@ from pathlib import Path
 import pydot
 
 from poseidon.base.foreign_files import read_definition
-from poseidon.base.hints import own_command, short_path
+from poseidon.base.paths import own_command, short_path
 from poseidon.base.text_files import text_of
 from poseidon.caffe.export.deploy import deploy_net
 from poseidon.caffe.export.formats import (

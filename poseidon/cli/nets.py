@@ -22,8 +22,7 @@ from poseidon.caffe.tools.solo import NetRequest, open_net, score
 from poseidon.cli.progress_bar import progress_bar
 from poseidon.cluster.job_plan import devices_from_flag
 from poseidon.errors import JobError, UsageError
-from poseidon.observe.metrics.caffe_lines import running, using
-from poseidon.observe.metrics.glog_lines import GlogSink
+from poseidon.observe.metrics.glog_lines import GlogSink, running, using
 from ps_server.numerics import prepare_process
 
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from typing import TextIO, TypeVar
 
-from poseidon.base.output_lines import visible
+from poseidon.base.text_files import visible
 from poseidon.caffe.data.staging import UNITS
-from poseidon.flags.shared import ShownProgress
+from poseidon.flags.flag import ShownProgress
 from poseidon.observe.metrics.progress import ProgressBar
 
 LINE_S = 60.0

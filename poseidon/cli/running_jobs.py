@@ -10,15 +10,20 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from poseidon.base.hints import own_command
+from poseidon.base.paths import own_command
 from poseidon.base.settings import read_settings
-from poseidon.base.text_columns import aligned
+from poseidon.base.text_files import aligned
 from poseidon.cluster.jobs.kill import KillTimeouts, job_processes, live_process, owner_of
 from poseidon.cluster.jobs.registry import EXTRACTION, JobRecord, Registry, check_job_id
 from poseidon.cluster.jobs.remote_hosts import AgentOf, RemoteJob, list_remote_jobs, remote_hosts
 from poseidon.cluster.jobs.requests import HostRequest, RequestFiles
-from poseidon.cluster.jobs.selection import jobs_of_machinefile
-from poseidon.cluster.jobs.stop import StopTargets, jobs_by_id, jobs_of_hostfile, stop_jobs
+from poseidon.cluster.jobs.stop import (
+    StopTargets,
+    jobs_by_id,
+    jobs_of_hostfile,
+    jobs_of_machinefile,
+    stop_jobs,
+)
 from poseidon.cluster.jobs.this_host import HostJob, jobs_here
 from poseidon.cluster.machinefile import Host, is_loopback, read_machinefile
 from poseidon.errors import JobError, PoseidonError, UsageError, printable

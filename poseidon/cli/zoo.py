@@ -8,7 +8,7 @@ import argparse
 import shlex
 from pathlib import Path
 
-from poseidon.base.hints import own_command, own_python
+from poseidon.base.paths import own_command, own_python
 from poseidon.caffe.data.prepare.download import fetch_model, is_complete, read_model_folder
 from poseidon.caffe.proto.projects import (
     project_files,

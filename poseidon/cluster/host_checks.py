@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from poseidon.cluster.agent.messages import Service
 from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.host_probe import Check, HostFacts
-from poseidon.cluster.parallel import for_each_host, format_problems
+from poseidon.cluster.process import for_each_host, format_problems
 from poseidon.errors import JobError, printable
 
 PROBE_S = 60.0

@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 from poseidon.base import paths
-from poseidon.base.python_modules import module_file, no_module
+from poseidon.base.paths import module_file, no_module
 from poseidon.base.settings import visible_gpus
 from poseidon.cluster.jobs.this_host import job_at
 from poseidon.errors import PoseidonError

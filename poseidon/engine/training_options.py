@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-from poseidon.flags.flag import option
-from poseidon.flags.sections import Section
+from poseidon.flags.flag import Section, option
 from poseidon.flags.values import count
 
 

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 import torch
 
-from poseidon.base.text_columns import aligned
+from poseidon.base.text_files import aligned
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Trained
 from poseidon.exchange.kinds import ExchangeKind, Scheme

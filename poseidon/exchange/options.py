@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from poseidon.errors import UsageError, counted
 from poseidon.exchange.kinds import ExchangeKind
-from poseidon.flags.flag import flag_of, option, title_of
-from poseidon.flags.sections import Section
+from poseidon.flags.flag import Section, flag_of, option, title_of
 from poseidon.flags.values import count, positive
 from ps_server import Consistency, Precision
 from ps_server.protocol.settings import MAX_WORKERS

@@ -12,8 +12,53 @@ from dataclasses import Field, dataclass, field, fields, replace
 from enum import Enum
 from typing import Any
 
-from poseidon.flags.sections import Opens, Section
-from poseidon.flags.values import member_of, number, truth, whole
+from poseidon.flags.values import member_of, number, one_of, parts, truth, whole
+
+
+class Opens(Enum):
+    """What a value names that exists before the command begins; the value is its name in messages."""
+
+    NOTHING = ""
+    FILE = "file"
+    FOLDER = "folder"
+    FILE_OR_FOLDER = "file or folder"
+    NET = "net"
+    """A definition, a database, or FILE.py:FUNCTION or MODULE:FUNCTION, which the command reads."""
+    MACHINEFILE = "machinefile"
+    MODEL = "model"
+    DATABASE = "database"
+    SNAPSHOT = "snapshot"
+    LOG = "log"
+
+
+class Section(Enum):
+    """A group of flags of a job: its headline in the help of a topic, the topic, and the headline
+    in the help of the flags that people need first, where it differs.
+    """
+
+    ARGUMENTS = "Arguments", ""
+    TRAINED = "What to train", ""
+    EXTRACTED = "What to extract", ""
+    SETTINGS = "Fields of the solver", "", "What to train"
+    MACHINES = "Where it runs", "hosts"
+    RAY = "On a Ray cluster: --launcher=ray:NAME=VALUE,...", "ray"
+    EXCHANGE = "How gradients are exchanged", "exchange"
+    ROUNDS = (
+        "Rounds of local steps: --local_steps=H,NAME=VALUE,...",
+        "rounds",
+        "How gradients are exchanged",
+    )
+    FAILURES = "Signals and failures", "signals"
+    ELASTIC = (
+        "Going on after a loss: --elastic=COPIES,NAME=VALUE,...",
+        "elastic",
+        "Signals and failures",
+    )
+    OUTPUT = "Output", "output"
+    TERMINAL = "On a terminal", "output", "Output"
+
+    def __init__(self, title: str, topic: str, first: str = "") -> None:
+        self.title, self.topic, self.first = title, topic, first or title
 
 
 class Takes(Enum):
@@ -163,3 +208,37 @@ def _described(text: str, default: Any, choices: Sequence[str]) -> str:
         shown = f"{default:g}"
     marked = [f"{word} (default)" if word == shown else word for word in choices]
     return text.format(default=shown, choices=", ".join(marked))
+
+
+BACKENDS = ("leveldb", "lmdb")
+"""The kinds of a database."""
+IMPORT = Flag(
+    name="import",
+    text="Python modules that add layers",
+    dest="imports",
+    metavar="MODULES",
+    read=parts,
+    default=(),
+)
+ON_TERMINAL = "on a terminal: auto (log and bar), bar, lines"
+"""The help of --progress of a command with a log."""
+
+
+class ShownProgress(Enum):
+    """A value of --progress."""
+
+    AUTO = "auto"
+    """On a terminal the bar below the log; in a pipe the log, and lines on the progress of a
+    job.
+    """
+    BAR = "bar"
+    """On a terminal the bar alone, with warnings and results; in a pipe as `auto`."""
+    LINES = "lines"
+    """The log, and lines on the progress, also on a terminal."""
+
+
+def progress(text: str = "auto (a bar on a terminal), bar, lines (one a minute)") -> Flag:
+    """Return the flag --progress of a command that is not a job."""
+    words = tuple(shown.value for shown in ShownProgress)
+    read, usual = one_of(words), ShownProgress.AUTO.value
+    return Flag(name="progress", text=text, read=read, choices=words, default=usual, metavar="HOW")

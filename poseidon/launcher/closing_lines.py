@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from poseidon.base.hints import own_command, short_path
+from poseidon.base.paths import own_command, short_path
 from poseidon.flags.values import TRUTH
 
 OF_ONE_RUN = frozenset({"snapshot", "weights", "output", "job", "background", "net_outputs"})

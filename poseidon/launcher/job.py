@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from poseidon.base.durable import obstacle_to
-from poseidon.base.hints import own_command, short_path
+from poseidon.base.paths import own_command, short_path
 from poseidon.cluster.host_probe import HostNeeds
 from poseidon.cluster.job_plan import JobPlan, ShardPlan, WorkerPlan, plan_job
 from poseidon.cluster.jobs.registry import new_job_id

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import TextIO
 
 from poseidon.base.foreign_files import open_in, read_end
-from poseidon.base.hints import own_command, short_path
-from poseidon.base.output_lines import LONGEST_LINE
+from poseidon.base.paths import own_command, short_path
 from poseidon.base.settings import read_settings
-from poseidon.base.text_files import decoded
+from poseidon.base.text_files import LONGEST_LINE, decoded
 from poseidon.cluster.jobs.kill import AGENT, live_process
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registration, Registry
 from poseidon.cluster.jobs.this_host import readable_records

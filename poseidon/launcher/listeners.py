@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TextIO
 
 from poseidon.base.durable import write_whole
-from poseidon.base.output_lines import OutputLine
+from poseidon.base.text_files import OutputLine
 from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.machinefile import is_loopback
 from poseidon.cluster.process import OutputStream

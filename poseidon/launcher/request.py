@@ -24,9 +24,18 @@ from poseidon.cluster.supervision.state import (
 from poseidon.engine.training_options import TrainingOptions
 from poseidon.errors import UsageError, counted
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
-from poseidon.flags.flag import Takes, declared, option, title_of
-from poseidon.flags.sections import Opens, Section
-from poseidon.flags.shared import BACKENDS, IMPORT, ON_TERMINAL, ShownProgress
+from poseidon.flags.flag import (
+    BACKENDS,
+    IMPORT,
+    ON_TERMINAL,
+    Opens,
+    Section,
+    ShownProgress,
+    Takes,
+    declared,
+    option,
+    title_of,
+)
 from poseidon.flags.values import (
     count,
     devices,

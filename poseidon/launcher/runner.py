@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from poseidon.base.hints import short_path
+from poseidon.base.paths import short_path
 from poseidon.base.settings import read_settings
 from poseidon.cluster.jobs.registry import Registration
 from poseidon.cluster.supervision.background import (

@@ -28,7 +28,7 @@ from poseidon.observe.metrics.job_records import (
     worker_record,
 )
 from poseidon.observe.metrics.job_statistics import parse_shard
-from poseidon.observe.metrics.logged_means import LoggedMeans
+from poseidon.observe.metrics.netoutputs import LoggedMeans
 from poseidon.observe.metrics.progress import ProgressMeter
 
 FILE_NAME = "metrics.jsonl"

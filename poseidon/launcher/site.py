@@ -21,23 +21,21 @@ from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.agent.remote_process import RemoteProcess
 from poseidon.cluster.dial.dialer import (
     Dialer,
+    LocalDialer,
     Needs,
     check_opened,
     close_agents,
     opened,
 )
-from poseidon.cluster.dial.local import LocalDialer
 from poseidon.cluster.host_checks import check_hosts
 from poseidon.cluster.host_probe import Check
 from poseidon.cluster.jobs.registry import JobRecord
 from poseidon.cluster.jobs.remote_hosts import SshAgents, account_of
 from poseidon.cluster.jobs.this_host import JobList
 from poseidon.cluster.machinefile import Host, is_loopback, read_machinefile
-from poseidon.cluster.parallel import for_each_host, format_problems
-from poseidon.cluster.process import Listener, ProcessSpec
-from poseidon.cluster.python_command import checkout
-from poseidon.cluster.remote_python import LauncherEnvironment
-from poseidon.cluster.ssh.settings import SshSettings
+from poseidon.cluster.process import Listener, ProcessSpec, for_each_host, format_problems
+from poseidon.cluster.python_command import LauncherEnvironment, checkout
+from poseidon.cluster.ssh.config import SshSettings
 from poseidon.errors import JobError, JobInterrupted, JobKilled, UsageError
 from poseidon.launcher.limits import check_limits
 from poseidon.launcher.ray_hosts import ray_dialer, ray_hosts

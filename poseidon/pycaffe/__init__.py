@@ -26,7 +26,7 @@ from poseidon.pycaffe.mode import (
 )
 from poseidon.pycaffe.net import Net
 from poseidon.pycaffe.net_spec import NetSpec, layers, params, to_proto
-from poseidon.pycaffe.parallel import NCCL, Gloo
+from poseidon.pycaffe.parallel import NCCL, Gloo, Timer
 from poseidon.pycaffe.solver import (
     AdaDeltaSolver,
     AdaGradSolver,
@@ -36,7 +36,6 @@ from poseidon.pycaffe.solver import (
     SGDSolver,
     get_solver,
 )
-from poseidon.pycaffe.timer import Timer
 from ps_server.numerics import prepare_process as _prepare_process
 
 __version__ = "1.0.0"

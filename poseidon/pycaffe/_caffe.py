@@ -20,7 +20,7 @@ from poseidon.pycaffe.mode import (
 )
 from poseidon.pycaffe.net import Net
 from poseidon.pycaffe.net_base import DtypeVec, IntVec, LayerVec, NetVec, StringVec
-from poseidon.pycaffe.parallel import NCCL
+from poseidon.pycaffe.parallel import NCCL, Timer
 from poseidon.pycaffe.solver import (
     AdaDeltaSolver,
     AdaGradSolver,
@@ -31,7 +31,6 @@ from poseidon.pycaffe.solver import (
     Solver,
     get_solver,
 )
-from poseidon.pycaffe.timer import Timer
 
 __all__ = [
     "NCCL",

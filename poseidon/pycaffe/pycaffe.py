@@ -4,7 +4,7 @@ there.
 
 from poseidon.pycaffe import io
 from poseidon.pycaffe.net import Net
-from poseidon.pycaffe.parallel import NCCL
+from poseidon.pycaffe.parallel import NCCL, Timer
 from poseidon.pycaffe.solver import (
     AdaDeltaSolver,
     AdaGradSolver,
@@ -13,7 +13,6 @@ from poseidon.pycaffe.solver import (
     RMSPropSolver,
     SGDSolver,
 )
-from poseidon.pycaffe.timer import Timer
 
 __all__ = [
     "NCCL",

@@ -40,8 +40,7 @@ from poseidon.engine.this_process import current_context
 from poseidon.errors import UsageError
 from poseidon.observe.metrics.glog_lines import GlogSink, done, last, snapshotting, solving
 from poseidon.observe.metrics.record import TestRecord, TrainRecord
-from poseidon.pycaffe.graph.update import ReplicaContributions, Updater, total_alone
-from poseidon.pycaffe.graph.weights import load_weights
+from poseidon.pycaffe.graph.update import ReplicaContributions, Updater, load_weights, total_alone
 from poseidon.pycaffe.mode import (
     MODE,
     acting_as,

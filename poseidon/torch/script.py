@@ -30,7 +30,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from poseidon.base.python_modules import module_file
+from poseidon.base.paths import module_file
 from poseidon.engine.document import Prints, ScriptDocument
 from poseidon.engine.elastic import StartEnded
 from poseidon.engine.launcher_connection import WORKERS, LauncherConnection

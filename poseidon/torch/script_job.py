@@ -10,8 +10,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from poseidon.base.hints import own_command, short_path
-from poseidon.base.python_modules import module_file, no_module
+from poseidon.base.paths import module_file, no_module, own_command, short_path
 from poseidon.cluster.host_probe import HostNeeds
 from poseidon.cluster.job_plan import JobPlan, WorkerPlan, devices_from_flag
 from poseidon.cluster.machinefile import Host

@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from poseidon.base.output_lines import LineAssembler, OutputLine
+from poseidon.base.text_files import LineAssembler, OutputLine
 from poseidon.engine.document import Prints
 
 LOGGER = logging.getLogger(__name__)

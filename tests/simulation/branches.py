@@ -75,7 +75,7 @@ MODULES = (
     "poseidon.engine.memory",
     "poseidon.caffe.solver.worker",
     "poseidon.launcher.host_changes",
-    "poseidon.launcher.newcomers",
+    "poseidon.launcher.host_changes",
     "poseidon.launcher.survivors",
 )
 OF_EXCEPTIONS = ("WITH_EXCEPT_START", "CHECK_EXC_MATCH")

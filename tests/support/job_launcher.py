@@ -18,8 +18,7 @@ from pathlib import Path
 
 from poseidon.base.settings import read_settings
 from poseidon.cluster.agent.remote_process import RemoteProcess
-from poseidon.cluster.dial.dialer import close_agents, opened
-from poseidon.cluster.dial.local import LocalDialer
+from poseidon.cluster.dial.dialer import LocalDialer, close_agents, opened
 from poseidon.cluster.dial.ssh import SshDialer
 from poseidon.cluster.job_plan import Role, ShardPlan, WorkerPlan, plan_job
 from poseidon.cluster.jobs.registry import (
@@ -30,8 +29,8 @@ from poseidon.cluster.jobs.registry import (
 )
 from poseidon.cluster.machinefile import Host, has_remote_hosts, read_machinefile
 from poseidon.cluster.process import Listener, ProcessSpec, creation
-from poseidon.cluster.remote_python import LauncherEnvironment
-from poseidon.cluster.ssh.settings import SshSettings
+from poseidon.cluster.python_command import LauncherEnvironment
+from poseidon.cluster.ssh.config import SshSettings
 from poseidon.cluster.supervision.background import StartReport
 from poseidon.cluster.supervision.loop import JobListener, run_job
 from poseidon.cluster.supervision.signals import SignalRequests

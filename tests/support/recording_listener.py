@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Mapping
 
-from poseidon.base.output_lines import LineAssembler
+from poseidon.base.text_files import LineAssembler
 from poseidon.cluster.job_plan import ProcessName
 from poseidon.cluster.process import OutputStream
 

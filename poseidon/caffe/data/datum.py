@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
-from poseidon.base.hints import own_command
+from poseidon.base.paths import own_command
 from poseidon.caffe.data.augment.boxes import Box, Object
 from poseidon.caffe.data.batches.claimed_size import check_claim
 from poseidon.caffe.proto.blob import varint

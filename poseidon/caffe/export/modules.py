@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from poseidon.base.hints import own_command
+from poseidon.base.paths import own_command
 from poseidon.caffe.export.formats import (
     Arrays,
     check_suffix,

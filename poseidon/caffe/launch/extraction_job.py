@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from poseidon.base.durable import obstacle_to
-from poseidon.base.hints import short_path
+from poseidon.base.paths import short_path
 from poseidon.caffe.data.databases.cursor import refuse_existing
 from poseidon.caffe.data.databases.kinds import Backend
 from poseidon.caffe.data.databases.leveldb_cursor import require_leveldb
@@ -24,7 +24,7 @@ from poseidon.caffe.net.compile import plan_phase
 from poseidon.caffe.proto.caffe_pb2 import TEST
 from poseidon.caffe.proto.definition import read_net
 from poseidon.caffe.tools.preflight import Extraction
-from poseidon.cluster.dial.local import LocalDialer
+from poseidon.cluster.dial.dialer import LocalDialer
 from poseidon.cluster.job_plan import JobPlan, ShardPlan, WorkerPlan, devices_from_flag, plan_job
 from poseidon.cluster.jobs.registry import EXTRACTION, new_job_id
 from poseidon.cluster.machinefile import Host

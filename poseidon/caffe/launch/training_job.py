@@ -11,8 +11,7 @@ from pathlib import Path
 import torch
 from google.protobuf.message import Message
 
-from poseidon.base.hints import own_command, short_path
-from poseidon.base.paths import portable
+from poseidon.base.paths import own_command, portable, short_path
 from poseidon.caffe.data.batches.numbered import part_path
 from poseidon.caffe.data.prepare.download import how_to_fetch
 from poseidon.caffe.layers.base import LayerContext

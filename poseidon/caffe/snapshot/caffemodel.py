@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError, Message
 from numpy.typing import NDArray
 
 from poseidon.base.foreign_files import read_definition
-from poseidon.base.hints import own_command
+from poseidon.base.paths import own_command
 from poseidon.caffe.proto.blob import from_array, only_diff, to_array
 from poseidon.caffe.proto.caffe_pb2 import BlobProto, NetParameter
 from poseidon.caffe.proto.text import strings_are_text

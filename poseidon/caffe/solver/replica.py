@@ -22,7 +22,7 @@ from typing import Any
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from poseidon.base.text_columns import aligned
+from poseidon.base.text_files import aligned
 from poseidon.caffe.layers.base import LayerContext
 from poseidon.caffe.layers.registry import known_types, layer_class
 from poseidon.caffe.net.compile import compile_net

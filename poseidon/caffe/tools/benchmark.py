@@ -18,7 +18,7 @@ from torch import Tensor
 from poseidon.caffe.data.staging import TIMING, Report, silent
 from poseidon.caffe.net.net import Net
 from poseidon.caffe.tools.solo import zero_inputs
-from poseidon.observe.metrics import caffe_lines as lines
+from poseidon.observe.metrics import glog_lines as lines
 from poseidon.observe.metrics.glog_lines import GlogLine
 
 Clock = Callable[[], float]

@@ -41,8 +41,7 @@ from poseidon.caffe.snapshot.caffemodel import read_model
 from poseidon.caffe.solver.averages import accumulate, named_values
 from poseidon.caffe.solver.detection import DetectionTally, evaluates_detections
 from poseidon.errors import SnapshotError, UsageError
-from poseidon.observe.metrics.caffe_lines import batch_line, interrupted, score_lines
-from poseidon.observe.metrics.glog_lines import GlogLine
+from poseidon.observe.metrics.glog_lines import GlogLine, batch_line, interrupted, score_lines
 from poseidon.observe.metrics.record import Output
 
 

@@ -28,8 +28,8 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from poseidon.base.output_lines import visible_line
 from poseidon.base.settings import model_zoo
+from poseidon.base.text_files import visible_line
 from poseidon.caffe.data.prepare.download import NotOnServerError, download
 from poseidon.caffe2.proto.caffe2_pb2 import NetDef
 from poseidon.errors import DataError, PoseidonError, UsageError

@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from poseidon.base.durable import replacing
-from poseidon.base.hints import own_command
+from poseidon.base.paths import own_command
 from poseidon.caffe.data.databases.cursor import (
     Cursor,
     DatabaseWriter,

@@ -15,9 +15,7 @@ from poseidon.cli.parsers.form import (
     word,
 )
 from poseidon.cli.parsers.reading import retired
-from poseidon.flags.flag import Takes
-from poseidon.flags.sections import Opens
-from poseidon.flags.shared import BACKENDS, progress
+from poseidon.flags.flag import BACKENDS, Opens, Takes, progress
 from poseidon.flags.values import count, whole
 
 DATA = "CIFAR-10: an archive, or a folder that holds it"

@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from poseidon.base.hints import own_command
+from poseidon.base.paths import own_command
 from poseidon.cli.parsers.reading import HelpWanted, Mistake, of_every_command, read, topics_of
-from poseidon.flags.flag import Flag, Takes
-from poseidon.flags.sections import Opens
+from poseidon.flags.flag import Flag, Opens, Takes
 from poseidon.flags.values import one_of
 
 WIDTH = 80

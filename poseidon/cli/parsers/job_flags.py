@@ -17,8 +17,7 @@ from poseidon.cli.parsers.form import (
 )
 from poseidon.cli.parsers.reading import of_jobs
 from poseidon.exchange.options import ExchangeOptions
-from poseidon.flags.flag import Takes, flags_of
-from poseidon.flags.sections import Section
+from poseidon.flags.flag import Section, Takes, flags_of
 from poseidon.flags.values import count, number, one_of, port
 from poseidon.launcher.request import ExtractionRequest, ScriptRequest, TrainRequest
 

@@ -7,9 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 from poseidon.cli.parsers.form import Command, Group, Parser, flag, switch, word
-from poseidon.flags.flag import Takes
-from poseidon.flags.sections import Opens
-from poseidon.flags.shared import progress
+from poseidon.flags.flag import Opens, Takes, progress
 from poseidon.flags.values import count, number, positive, whole
 
 SHELLS = ("bash", "zsh", "fish", "tcsh")

@@ -16,9 +16,7 @@ from poseidon.cli.parsers.form import (
     switch,
     word,
 )
-from poseidon.flags.flag import Takes
-from poseidon.flags.sections import Opens
-from poseidon.flags.shared import IMPORT, ON_TERMINAL, progress
+from poseidon.flags.flag import IMPORT, ON_TERMINAL, Opens, Takes, progress
 from poseidon.flags.values import (
     count,
     extents,

@@ -29,8 +29,7 @@ from pathlib import Path
 from typing import IO
 
 from poseidon.base.settings import EVENTS_FD_VARIABLE, STDIN_FD_VARIABLE, inherited_environment
-from poseidon.cluster.agent.template import Fork, Templates
-from poseidon.cluster.agent.template_process import IGNORED
+from poseidon.cluster.agent.template import IGNORED, Fork, Templates
 from poseidon.cluster.events import decode_line
 from poseidon.cluster.job_plan import ProcessName
 from poseidon.cluster.process import Listener, OutputStream, ProcessSpec, creation

@@ -24,7 +24,7 @@ from poseidon.cluster.agent import files
 from poseidon.cluster.agent import messages as m
 from poseidon.cluster.agent.agent import Action, AgentState, Leave, Send
 from poseidon.cluster.agent.child import ChildProcess, ChildSettings, start_child
-from poseidon.cluster.agent.scratch import Scratch
+from poseidon.cluster.agent.files import Scratch
 from poseidon.cluster.agent.template import Templates
 from poseidon.cluster.agent.wire import REPORTS, REQUESTS, WireError
 from poseidon.cluster.dial.channel import Channel

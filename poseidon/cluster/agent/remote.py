@@ -20,8 +20,7 @@ from typing import Any, TypeVar
 
 from poseidon.cluster.agent import messages as m
 from poseidon.cluster.agent.remote_process import RemoteProcess
-from poseidon.cluster.agent.silence import Silence
-from poseidon.cluster.agent.wire import REPORTS, REQUESTS, WireError
+from poseidon.cluster.agent.wire import REPORTS, REQUESTS, Silence, WireError
 from poseidon.cluster.dial.channel import Channel
 from poseidon.cluster.jobs.registry import JobRecord
 from poseidon.cluster.process import Listener, ProcessSpec

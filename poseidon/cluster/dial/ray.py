@@ -1,7 +1,7 @@
 """Agents in actors of Ray, one on the node of each client.
 
 The launcher calls two methods of an actor: `put` takes messages to its agent, `get` returns those
-from it. What they carry is sealed (`poseidon.cluster.ray.sealing`); Ray sees public keys, sizes and
+from it. What they carry is sealed (`poseidon.cluster.ray.resources`); Ray sees public keys, sizes and
 times.
 
 Law: a lost node or actor ends the channel. One call of each kind is in progress at a time, so that
@@ -26,8 +26,7 @@ from poseidon.cluster.dial.channel import QueueChannel
 from poseidon.cluster.dial.dialer import Dialer, Needs
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.ray.cluster import RayCluster, connect_to_cluster, reason_of
-from poseidon.cluster.ray.resources import Resources, pinned
-from poseidon.cluster.ray.sealing import ChannelKeys, SealError
+from poseidon.cluster.ray.resources import ChannelKeys, Resources, SealError, pinned
 from poseidon.errors import JobError, printable
 from poseidon.version import __version__
 

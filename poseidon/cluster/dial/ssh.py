@@ -5,7 +5,7 @@
 Law: keys only, from files without a passphrase or from the SSH agent, never a password. A host
 whose key is not in known_hosts, or differs from it, gets nothing from us but the handshake. Each
 step has a time limit. What goes to a host's shell is a fixed script with quoted arguments
-(`poseidon.cluster.ssh.quoting`); everything about a job travels over the channel.
+(`poseidon.cluster.ssh.config`); everything about a job travels over the channel.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ from poseidon.cluster.dial.channel import StreamChannel
 from poseidon.cluster.dial.dialer import Dialer, check_opened, close_agents, opened
 from poseidon.cluster.machinefile import Host, is_loopback
 from poseidon.cluster.name_lookup import addresses_of
-from poseidon.cluster.parallel import for_each_host
-from poseidon.cluster.python_command import agent_arguments
-from poseidon.cluster.remote_python import NO_FOLDER, LauncherEnvironment, remote_command
-from poseidon.cluster.ssh.config import MAX_DEPTH, Endpoint, SshConfig
+from poseidon.cluster.process import for_each_host
+from poseidon.cluster.python_command import (
+    NO_FOLDER,
+    LauncherEnvironment,
+    agent_arguments,
+    remote_command,
+)
+from poseidon.cluster.ssh.config import MAX_DEPTH, Endpoint, SshConfig, SshSettings, shell_command
 from poseidon.cluster.ssh.handshake import close_transport, handshake
-from poseidon.cluster.ssh.quoting import shell_command
-from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.errors import JobError, printable
 
 LOGGER = logging.getLogger("poseidon.cluster.dial")

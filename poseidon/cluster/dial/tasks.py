@@ -33,11 +33,10 @@ from poseidon.cluster.agent.messages import AGENT_ITSELF, Exited, Join, Report, 
 from poseidon.cluster.agent.remote import AgentTimeouts, RemoteAgent
 from poseidon.cluster.agent.wire import REPORTS, REQUESTS, WireError
 from poseidon.cluster.dial.channel import QueueChannel
-from poseidon.cluster.dial.dialer import Dialer
-from poseidon.cluster.dial.local import dial_here
+from poseidon.cluster.dial.dialer import Dialer, dial_here
 from poseidon.cluster.jobs.kill import USER_KILL
 from poseidon.cluster.machinefile import Host, socket_host
-from poseidon.cluster.parallel import for_each_host
+from poseidon.cluster.process import for_each_host
 from poseidon.cluster.rendezvous.hosts import TaskHost, hosts_of, rejection_reason
 from poseidon.cluster.supervision.signals import exit_code_of, handled
 from poseidon.errors import JobError
@@ -79,7 +78,7 @@ class Rendezvous:
     Args:
         host: the address to listen on, a number.
         port: there; 0 takes a free one.
-        keys: rank 0's; see `poseidon.cluster.rendezvous.key`.
+        keys: rank 0's; see `poseidon.cluster.rendezvous.hosts`.
         size: the number of tasks, this process's own included.
         on_signal: called when a scheduler asks another task to end, with what lets its host leave
             the job (`RemoteAgent.leave`). It returns at once.
@@ -312,7 +311,7 @@ def run_task(address: str, keys: Keyring, join: Join, timeout_s: float) -> int:
 
     Args:
         address: `tcp://host:port` of rank 0.
-        keys: this side's; see `poseidon.cluster.rendezvous.key`.
+        keys: this side's; see `poseidon.cluster.rendezvous.hosts`.
         join: this task.
         timeout_s: until all tasks have joined.
 

@@ -19,7 +19,7 @@ from typing import Any
 from poseidon.cluster.agent.messages import Service
 from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.machinefile import Host
-from poseidon.cluster.parallel import for_each_host
+from poseidon.cluster.process import for_each_host
 from poseidon.errors import JobError, printable
 
 PACKET_BYTES = (9000, 4000, 1500, 1492, 1450, 1400, 1280, 576, 200)

@@ -21,7 +21,7 @@ from typing import Any
 
 from poseidon.base.settings import read_settings, restrain_ray
 from poseidon.cluster.agent.remote import RemoteAgent
-from poseidon.cluster.parallel import for_each_host
+from poseidon.cluster.process import for_each_host
 from poseidon.cluster.ray.resources import RayNode, Resources, describe_lack
 from poseidon.errors import JobError, UsageError, printable
 

@@ -5,6 +5,12 @@ Port, IdentityFile, IdentitiesOnly, ProxyJump, ProxyCommand, HostKeyAlias, UserK
 GlobalKnownHostsFile.
 
 Law: no setting switches the check of host keys off; StrictHostKeyChecking is ignored.
+
+Quoting of an argument list as the command line that sshd passes to the user's login shell.
+
+Law: the only place where a remote command line is made. Whatever the arguments hold, sh, bash,
+dash, zsh, fish and csh each split the line into the same arguments again, and nothing in it is
+expanded or run.
 """
 
 from __future__ import annotations
@@ -12,7 +18,7 @@ from __future__ import annotations
 import io
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,8 +28,70 @@ from poseidon.base.foreign_files import read_definition
 from poseidon.base.settings import expanded, name_user
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.ssh.known_hosts import SSH_PORT
-from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.errors import JobError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SshSettings:
+    """SSH settings that are the same for all hosts.
+
+    Attributes:
+        config: a file read instead of ~/.ssh/config and /etc/ssh/ssh_config, as with `ssh -F`.
+        connect_timeout_s: for each host, from the lookup of its name to the accepted key.
+    """
+
+    config: Path | None = None
+    connect_timeout_s: float = 15.0
+
+    @classmethod
+    def from_flag(cls, config: str | None) -> SshSettings:
+        """Return the settings for the value of `--ssh_config`; None or empty: OpenSSH's own
+        files.
+        """
+        return cls(config=Path(config) if config else None)
+
+
+# Characters that have no meaning to any shell.
+_PLAIN = re.compile(r"[A-Za-z0-9_./:,+-]+", re.ASCII)
+# Inside single quotes fish gives the backslash a meaning and csh the '!'; one backslash before
+# each, outside of quotes, is understood by all.
+_ESCAPED = {"\\": "\\\\", "'": "\\'", "!": "\\!"}
+_PIECE = re.compile(r"[\\'!]|[^\\'!]+")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+
+
+def shell_command(argv: Sequence[str]) -> str:
+    """Return the command line that runs `argv`.
+
+    >>> shell_command(["python3", "-m", "it's", ""])
+    "'python3' -m 'it'\\\\''s' ''"
+
+    Args:
+        argv: the program and its arguments; the program is not empty and no option.
+
+    Raises:
+        JobError: an argument holds a control character, such as a line end, which not every shell
+            accepts; or there is no program.
+    """
+    if not argv or not argv[0] or argv[0].startswith("-"):
+        raise JobError(f"{' '.join(argv)!r:.200} is not a command: expected a program's name first")
+    for word in argv:
+        if _CONTROL.search(word):
+            raise JobError(
+                f"{word!r:.200} cannot stand in a remote command: it holds a control character, "
+                "or is not UTF-8"
+            )
+    # A quoted name is neither an alias nor a keyword of the shell (`if`, `exec`).
+    first = _quoted(argv[0])
+    return " ".join(
+        [first, *(word if _PLAIN.fullmatch(word) else _quoted(word) for word in argv[1:])]
+    )
+
+
+def _quoted(word: str) -> str:
+    pieces = (_ESCAPED.get(piece) or f"'{piece}'" for piece in _PIECE.findall(word))
+    return "".join(pieces) or "''"
+
 
 SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 SYSTEM_KNOWN_HOSTS = (Path("/etc/ssh/ssh_known_hosts"), Path("/etc/ssh/ssh_known_hosts2"))

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from poseidon.base.hints import own_command, short_path
+from poseidon.base.paths import own_command, short_path
 from poseidon.base.settings import STATUS_FD_VARIABLE, inherited_environment
 from poseidon.cluster.process import describe_exit
 from poseidon.cluster.python_command import module_arguments

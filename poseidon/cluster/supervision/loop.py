@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from poseidon.base.output_lines import LineAssembler, OutputLine
+from poseidon.base.text_files import LineAssembler, OutputLine
 from poseidon.cluster.events import Paused, parse_event
 from poseidon.cluster.job_plan import JobPlan, ProcessName, ShardPlan, WorkerPlan
 from poseidon.cluster.jobs.registry import Registration

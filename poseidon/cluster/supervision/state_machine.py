@@ -43,7 +43,6 @@ from poseidon.cluster.events import (
 )
 from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.process import describe_exit
-from poseidon.cluster.supervision.loop_positions import LoopPositions
 from poseidon.cluster.supervision.state import (
     Action,
     Cause,
@@ -51,6 +50,7 @@ from poseidon.cluster.supervision.state import (
     JobEvent,
     JobState,
     Kill,
+    LoopPositions,
     Outcome,
     PauseState,
     Pausing,

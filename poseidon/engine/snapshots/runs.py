@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from poseidon.base.hints import own_command
+from poseidon.base.paths import own_command
 from poseidon.engine.snapshots.checksums import Run, run_of, sums_path
 from poseidon.engine.snapshots.rotation import all_runs, sealed
 from poseidon.errors import SnapshotError

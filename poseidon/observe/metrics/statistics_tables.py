@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from poseidon.base.text_columns import aligned
+from poseidon.base.text_files import aligned
 from poseidon.errors import counted
 from poseidon.observe.metrics.job_statistics import JobStatistics, ShardStatistics, WorkerStatistics
 

@@ -16,12 +16,11 @@ from contextlib import closing
 from dataclasses import dataclass, fields
 from typing import Any
 
-from poseidon.base.hints import own_command
-from poseidon.cluster.dial.local import dial_here
+from poseidon.base.paths import own_command
+from poseidon.cluster.dial.dialer import dial_here
 from poseidon.cluster.doctor.survey import Report, Subject, Survey, examine
 from poseidon.cluster.job_plan import ProcessName, Role
-from poseidon.cluster.parallel import for_each_host
-from poseidon.cluster.process import OutputStream, ProcessSpec
+from poseidon.cluster.process import OutputStream, ProcessSpec, for_each_host
 from poseidon.cluster.python_command import module_arguments
 from poseidon.errors import JobError, printable
 from poseidon.launcher.processes import child_environment

@@ -23,9 +23,9 @@ import torch
 
 from poseidon.exchange.cost import ELEMENT_BYTES
 from poseidon.observe.plan import work
-from poseidon.observe.plan.machine import CoreCosts
 from poseidon.observe.plan.processes import Processes
 from poseidon.observe.plan.scenario import WireCodec
+from poseidon.observe.plan.shapes import CoreCosts
 from poseidon.observe.plan.small_job import CHUNK_ELEMENTS, CHUNKS, SMALL_TABLES
 
 ARITHMETIC = (

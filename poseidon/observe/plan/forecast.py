@@ -12,11 +12,9 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from poseidon.errors import counted
-from poseidon.observe.plan.auto import auto_scenario
 from poseidon.observe.plan.cluster_probe import NetworkLinks
 from poseidon.observe.plan.costs import HostCosts
-from poseidon.observe.plan.iteration import predict
-from poseidon.observe.plan.machine import CoreCosts, Machine
+from poseidon.observe.plan.iteration import auto_scenario, predict
 from poseidon.observe.plan.scenario import (
     Exchange,
     Lossy,
@@ -26,6 +24,7 @@ from poseidon.observe.plan.scenario import (
     link_bytes,
     loads,
 )
+from poseidon.observe.plan.shapes import CoreCosts, Machine
 from poseidon.observe.plan.sources import Training
 from ps_server.protocol.virtual_workers import VirtualWorkers
 

@@ -19,8 +19,7 @@ from poseidon.exchange.cost import ELEMENT_BYTES, Choice, Topology, choose
 from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.lossy import low_rank_matrix
 from poseidon.exchange.server.pool import POOL_ELEMENTS, SMALL_TENSOR_ELEMENTS
-from poseidon.observe.plan.machine import MIB, Machine
-from poseidon.observe.plan.shapes import LayerShape, Shape, shares_of_work
+from poseidon.observe.plan.shapes import MIB, LayerShape, Machine, Shape, shares_of_work
 from ps_server import CodecPair, Precision
 from ps_server.codecs.int8 import Int8
 from ps_server.protocol.placement import SMALLEST_ELEMENTS, UNEVEN, chunk_elements

@@ -18,8 +18,8 @@ from benchmarks.simulation.comparison import (
 )
 from benchmarks.testbed.shapes import layers_of
 from poseidon.observe.plan.iteration import iteration_of
-from poseidon.observe.plan.machine import MIB, Machine
 from poseidon.observe.plan.scenario import Exchange, LowRank, WireCodec
+from poseidon.observe.plan.shapes import MIB, Machine
 
 
 def machine_of(hosts: int, rate_mbit: float | None) -> Machine:

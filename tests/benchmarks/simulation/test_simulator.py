@@ -12,9 +12,8 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.simulation.simulator import Simulation, simulate
-from poseidon.observe.plan.machine import Machine
 from poseidon.observe.plan.scenario import Exchange, Scenario
-from poseidon.observe.plan.shapes import LayerShape
+from poseidon.observe.plan.shapes import LayerShape, Machine
 
 LOW = LayerShape(name="low", tensors=((4, 1, 1, 1),), work=1)
 HIGH = LayerShape(name="high", tensors=((8, 1, 1, 1),), work=1)

@@ -305,8 +305,7 @@ def test_obstacles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 MAY_RENAME = {
     "poseidon/caffe2/models/download.py": "a new folder",
-    "poseidon/cluster/agent/files.py": "a part file of a database, never one that is there",
-    "poseidon/cluster/agent/scratch.py": "a mark in a folder of its own",
+    "poseidon/cluster/agent/files.py": "a part file of a database, never one that is there; a mark",
     "poseidon/caffe/data/staging.py": "folders, all or none",
     "poseidon/base/durable.py": "the one place",
     "poseidon/caffe/proto/projects.py": "a new folder",

@@ -29,7 +29,7 @@ from poseidon.caffe.snapshot.caffemodel import write_model
 from poseidon.caffe.tools.solo import NetRequest, open_net
 from poseidon.cli.main import main
 from poseidon.cli.progress_bar import LINE_S, CommandProgress, progress_bar
-from poseidon.flags.shared import ShownProgress
+from poseidon.flags.flag import ShownProgress
 from tests.support.databases import make_pictures, picture
 
 NET = """

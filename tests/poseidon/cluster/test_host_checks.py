@@ -20,7 +20,7 @@ from poseidon.cluster import host_probe
 from poseidon.cluster.agent.messages import Service
 from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.dial.channel import QueueChannel
-from poseidon.cluster.dial.local import dial_here
+from poseidon.cluster.dial.dialer import dial_here
 from poseidon.cluster.host_checks import check_hosts
 from poseidon.cluster.host_probe import (
     PORT_REMEDY,

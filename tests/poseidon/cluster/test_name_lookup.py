@@ -21,8 +21,8 @@ from poseidon.cluster.name_lookup import (
     look_up,
     own_address_towards,
 )
-from poseidon.cluster.remote_python import LauncherEnvironment
-from poseidon.cluster.ssh.settings import SshSettings
+from poseidon.cluster.python_command import LauncherEnvironment
+from poseidon.cluster.ssh.config import SshSettings
 from poseidon.errors import JobError
 from tests.support.loopback_sshd import LoopbackSshd
 

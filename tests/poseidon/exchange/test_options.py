@@ -14,7 +14,7 @@ import torch
 
 from poseidon.cli.jobs import job_request
 from poseidon.cli.main import parse_arguments
-from poseidon.cluster.dial.local import LocalDialer
+from poseidon.cluster.dial.dialer import LocalDialer
 from poseidon.cluster.machinefile import parse_machinefile
 from poseidon.engine.document import ScriptDocument, read_document
 from poseidon.engine.work import membership_of
@@ -30,8 +30,7 @@ from poseidon.exchange.options import (
     OnDivergence,
     check_virtual_workers,
 )
-from poseidon.flags.flag import flags_of, option
-from poseidon.flags.sections import Section
+from poseidon.flags.flag import Section, flags_of, option
 from poseidon.launcher.processes import Start
 from poseidon.launcher.request import Encrypt, ScriptRequest
 from poseidon.launcher.site import Site

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.flags.flag import Takes, flags_of, option, values_of
-from poseidon.flags.sections import Section
+from poseidon.flags.flag import Section, Takes, flags_of, option, values_of
 from poseidon.flags.values import path
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.flags.shared import ShownProgress
+from poseidon.flags.flag import ShownProgress
 from poseidon.flags.values import (
     count,
     devices,

@@ -19,8 +19,7 @@ from poseidon.base.settings import read_settings
 from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.agent.remote_process import RemoteProcess
 from poseidon.cluster.dial.channel import StreamChannel
-from poseidon.cluster.dial.dialer import Dialer
-from poseidon.cluster.dial.local import LocalDialer
+from poseidon.cluster.dial.dialer import Dialer, LocalDialer
 from poseidon.cluster.job_plan import ProcessName, Role, ShardPlan, WorkerPlan
 from poseidon.cluster.jobs.registry import Registry
 from poseidon.cluster.jobs.requests import HostRequest, RequestFiles

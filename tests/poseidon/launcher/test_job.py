@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from poseidon.cluster.dial.local import LocalDialer
+from poseidon.cluster.dial.dialer import LocalDialer
 from poseidon.cluster.machinefile import parse_machinefile
 from poseidon.errors import UsageError
 from poseidon.exchange.options import ExchangeOptions

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.base.output_lines import OutputLine
+from poseidon.base.text_files import OutputLine
 from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.process import OutputStream
 from poseidon.cluster.supervision.loop import JobListener

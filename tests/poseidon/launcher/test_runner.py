@@ -16,9 +16,8 @@ from typing import cast
 
 import pytest
 
-from poseidon.base.hints import short_path
-from poseidon.cluster.dial.dialer import Needs
-from poseidon.cluster.dial.local import LocalDialer
+from poseidon.base.paths import short_path
+from poseidon.cluster.dial.dialer import LocalDialer, Needs
 from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.jobs.registry import JobRecord
 from poseidon.cluster.machinefile import Host, parse_machinefile

@@ -34,7 +34,7 @@ from poseidon.observe.metrics.job_records import (
     worker_record,
 )
 from poseidon.observe.metrics.job_statistics import ShardStatistics
-from poseidon.observe.metrics.logged_means import LoggedMeans
+from poseidon.observe.metrics.netoutputs import LoggedMeans
 from poseidon.observe.metrics.progress import JobProgress
 from tests.support.polling import until
 

@@ -17,8 +17,7 @@ import pytest
 from poseidon.caffe.launch.extraction_job import require_local
 from poseidon.cluster.agent.messages import KilledByUser
 from poseidon.cluster.agent.remote import RemoteAgent
-from poseidon.cluster.dial.dialer import Dialer, Needs
-from poseidon.cluster.dial.local import LocalDialer, dial_here
+from poseidon.cluster.dial.dialer import Dialer, LocalDialer, Needs, dial_here
 from poseidon.cluster.dial.ray import RayDialer
 from poseidon.cluster.dial.ssh import SshDialer
 from poseidon.cluster.host_checks import HostCheck

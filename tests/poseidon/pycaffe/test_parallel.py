@@ -11,6 +11,7 @@ import pytest
 
 import poseidon.pycaffe as caffe
 from poseidon.errors import JobError, UsageError
+from poseidon.pycaffe import parallel
 from tests.support import pycaffe_child
 
 NET = """
@@ -107,3 +108,16 @@ def test_an_unknown_rendezvous_is_an_error(simple: Path, tmp_path: Path) -> None
     solver = caffe.get_solver(path)
     with pytest.raises(JobError, match="process 0 of 1 cannot join the others at nowhere://x"):
         caffe.Gloo(solver, "nowhere://x")
+
+
+def test_times_are_from_a_start_to_the_next_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "clock_of", lambda _: iter(range(10)).__next__)
+    watch = caffe.Timer()
+    assert watch.ms == 0
+    watch.start()
+    watch.start()
+    watch.stop()
+    watch.stop()
+    assert watch.ms == 1000
+    watch.start()
+    assert (watch.ms, watch.ms) == (1000, 1000)

@@ -13,7 +13,7 @@ import pytest
 
 from poseidon.cli.jobs import job_request
 from poseidon.cli.main import parse_arguments
-from poseidon.cluster.dial.local import LocalDialer
+from poseidon.cluster.dial.dialer import LocalDialer
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.restarts import StartingPoint

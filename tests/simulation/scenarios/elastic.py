@@ -56,7 +56,7 @@ from poseidon.engine.snapshots.checksums import SUFFIX
 from poseidon.errors import JobError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
-from poseidon.launcher import host_changes, newcomers, processes, runner
+from poseidon.launcher import host_changes, processes, runner
 from poseidon.launcher.balancing import Balancing
 from poseidon.launcher.host_changes import HostChanges
 from poseidon.launcher.listeners import Listeners
@@ -513,8 +513,8 @@ def _installed(course: Course) -> Iterator[None]:
     """Let the code of the launcher and of the workers' memory live in the run's world."""
     primitives = course.primitives
     places: Sequence[tuple[Any, str, object]] = (
-        (newcomers, "queue", primitives.queue),
-        (newcomers, "time", primitives.time),
+        (host_changes, "queue", primitives.queue),
+        (host_changes, "time", primitives.time),
         (host_changes, "threading", primitives.threading),
         (host_changes, "time", primitives.time),
         (host_changes, "_POLL_S", POLL_S),

@@ -23,7 +23,7 @@ from poseidon.cluster.agent import remote, remote_process
 from poseidon.cluster.agent.host import Agent
 from poseidon.cluster.agent.messages import Heartbeat, Join, Service
 from poseidon.cluster.agent.remote import RemoteAgent
-from poseidon.cluster.dial import channel, local, tasks
+from poseidon.cluster.dial import channel, dialer, tasks
 from poseidon.cluster.dial.tasks import Rendezvous, run_task
 from poseidon.cluster.doctor import probe
 from poseidon.errors import JobError
@@ -368,7 +368,7 @@ def _installed(run: Run) -> Iterator[None]:
     def no_handlers(agent: Agent) -> AbstractContextManager[list[int]]:
         return nullcontext([])
 
-    modules = (tasks, channel, agent_host, remote, remote_process, local)
+    modules = (tasks, channel, agent_host, remote, remote_process, dialer)
     with contextlib.ExitStack() as stack:
         for module in modules:
             for name in ("threading", "queue", "time"):

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from poseidon.base.hints import own_command, short_path
+from poseidon.base.paths import own_command, short_path
 from poseidon.caffe.data.batches.prefetch import Prefetcher
 from poseidon.caffe.data.batches.transform import Transform
 from poseidon.errors import DataError

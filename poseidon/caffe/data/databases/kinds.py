@@ -27,7 +27,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from poseidon.base.hints import own_command
+from poseidon.base.paths import own_command
 from poseidon.errors import DataError, UsageError
 
 IN_README = "the README.md of a folder of `poseidon init` has the command"

@@ -14,8 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from poseidon.base.hints import own_command, short_path
-from poseidon.base.paths import repository_root
+from poseidon.base.paths import own_command, repository_root, short_path
 from poseidon.caffe.data.databases.cursor import (
     open_cursor,
     open_writer,

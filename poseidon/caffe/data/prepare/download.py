@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from poseidon.base.durable import replace_durably
-from poseidon.base.hints import own_command, short_path
+from poseidon.base.paths import own_command, short_path
 from poseidon.caffe.data.staging import DOWNLOADING, Report, silent
 from poseidon.errors import DataError
 

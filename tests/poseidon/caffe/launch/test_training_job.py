@@ -25,7 +25,7 @@ from poseidon.caffe.launch.training_job import (
 from poseidon.caffe.proto.caffe_pb2 import NetParameter, PoseidonState, PoseidonWorkerState
 from poseidon.caffe.proto.definition import SolverDefinition, read_solver
 from poseidon.caffe.snapshot.solverstate import RunState, write_state
-from poseidon.cluster.dial.local import LocalDialer
+from poseidon.cluster.dial.dialer import LocalDialer
 from poseidon.cluster.host_probe import NeededFile
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.supervision.loop import JobResult

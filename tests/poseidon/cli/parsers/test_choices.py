@@ -11,7 +11,7 @@ from poseidon.caffe.proto.caffe_pb2 import Phase
 from poseidon.caffe.proto.overrides import OWN_FLAGS
 from poseidon.cli.main import COMMANDS
 from poseidon.cli.parsers import nets
-from poseidon.flags.shared import BACKENDS
+from poseidon.flags.flag import BACKENDS
 from poseidon.observe.metrics.curves import CHARTS, XAxis, YScale
 from poseidon.pycaffe.draw import RANKDIRS
 

@@ -18,7 +18,7 @@ from poseidon.cluster.agent.delivery import Delivered, SentFile, deliver, sent_f
 from poseidon.cluster.agent.files import answer, arriving_path
 from poseidon.cluster.agent.messages import Put
 from poseidon.cluster.agent.remote import PART_BYTES, RemoteAgent
-from poseidon.cluster.dial.local import dial_here
+from poseidon.cluster.dial.dialer import dial_here
 from poseidon.errors import JobError
 
 

@@ -38,7 +38,7 @@ from poseidon.cluster.agent.messages import (
 from poseidon.cluster.agent.remote import AgentTimeouts, RemoteAgent
 from poseidon.cluster.agent.wire import REPORTS, REQUESTS
 from poseidon.cluster.dial.channel import StreamChannel
-from poseidon.cluster.dial.local import dial_here
+from poseidon.cluster.dial.dialer import dial_here
 from poseidon.cluster.host_probe import Check, HostFacts
 from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.jobs.kill import KillTimeouts, kill_job

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from poseidon.cli.doctor import survey_lines
 from poseidon.cluster.doctor.findings import Finding, Severity, format_rate, judge, worst_link
-from poseidon.cluster.doctor.report import survey_lines
 from poseidon.cluster.doctor.survey import HostReport, LinkReport, Survey
 
 GBIT = 1e9 / 8

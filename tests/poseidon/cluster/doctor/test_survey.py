@@ -14,7 +14,7 @@ import pytest
 
 from poseidon.cluster.agent.messages import Service
 from poseidon.cluster.agent.remote import RemoteAgent
-from poseidon.cluster.dial.local import dial_here
+from poseidon.cluster.dial.dialer import dial_here
 from poseidon.cluster.doctor.findings import Severity, judge
 from poseidon.cluster.doctor.survey import (
     ASKING,

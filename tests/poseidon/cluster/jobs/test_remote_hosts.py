@@ -28,8 +28,8 @@ from poseidon.cluster.jobs.remote_hosts import (
 from poseidon.cluster.jobs.this_host import HostJob, JobList, Kill, Killed
 from poseidon.cluster.machinefile import Host, parse_machinefile
 from poseidon.cluster.process import creation
-from poseidon.cluster.remote_python import LauncherEnvironment
-from poseidon.cluster.ssh.settings import SshSettings
+from poseidon.cluster.python_command import LauncherEnvironment
+from poseidon.cluster.ssh.config import SshSettings
 from poseidon.errors import JobError
 from ps_server.json_fields import plain
 from tests.support.loopback_sshd import LoopbackSshd

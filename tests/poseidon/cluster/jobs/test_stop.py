@@ -7,11 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from poseidon.cluster.agent.messages import Service
 from poseidon.cluster.jobs.kill import AGENT, KillTimeouts
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registry
 from poseidon.cluster.jobs.remote_hosts import AgentOf, RemoteJob
-from poseidon.cluster.jobs.stop import StopTargets, jobs_by_id, jobs_of_hostfile, stop_jobs
+from poseidon.cluster.jobs.stop import (
+    StopTargets,
+    jobs_by_id,
+    jobs_of_hostfile,
+    jobs_of_machinefile,
+    remote_jobs_of_machinefile,
+    stop_jobs,
+)
 from poseidon.cluster.jobs.this_host import HostJob, JobList, Kill, Killed
 from poseidon.cluster.machinefile import Host
 
@@ -112,3 +121,67 @@ def test_a_line_names_some_hosts_of_many(tmp_path: Path) -> None:
         f"job job-a: 22 processes stopped ({named}, 6 on 3 more hosts)",
         "job job-b had already ended; its record is removed",
     ]
+
+
+FIXED = (Host(id=0, address="127.0.0.1", port=5),)
+FREE = (Host(id=0, address="127.0.0.1", port=0),)
+
+
+def record(job: str, hostfile: str | None, clients: tuple[Host, ...]) -> JobRecord:
+    launcher = RecordedProcess(name="the launcher", host="127.0.0.1", pid=10, created="1.0")
+    return JobRecord(
+        job=job, launcher=launcher, hostfile=hostfile, hosts=clients, output="", started_s=0.0
+    )
+
+
+@pytest.mark.parametrize(
+    ("records", "clients", "jobs"),
+    [
+        ([record("a", "/hosts", FIXED), record("b", "/other", FREE)], FIXED, ["a"]),
+        ([record("a", "/hosts", FIXED), record("b", "/copy", FIXED)], FIXED, ["a"]),
+        ([record("a", "/copy", FIXED), record("b", None, FIXED)], FIXED, ["a", "b"]),
+        ([record("a", "/copy", FREE)], FREE, []),
+        ([record("a", "/hosts", FREE), record("b", "/hosts", FREE)], FREE, ["a", "b"]),
+        ([record("a", "/hosts", FIXED)], None, ["a"]),
+        ([record("a", "/other", FIXED)], None, []),
+    ],
+)
+def test_selection(
+    records: list[JobRecord], clients: tuple[Host, ...] | None, jobs: list[str]
+) -> None:
+    assert [found.job for found in jobs_of_machinefile(records, Path("/hosts"), clients)] == jobs
+
+
+@pytest.mark.parametrize(
+    ("records", "clients", "jobs"),
+    [
+        (
+            [
+                record("a", "/hosts", FIXED),
+                record("b", "/copy", FIXED),
+                record("c", "/hosts", FREE),
+            ],
+            FIXED,
+            ["a", "b"],
+        ),
+        (
+            [record("a", "/hosts", FREE), record("b", "/copy", FREE), record("c", None, FREE)],
+            FREE,
+            ["a"],
+        ),
+    ],
+)
+def test_selection_among_what_hosts_say(
+    records: list[JobRecord], clients: tuple[Host, ...], jobs: list[str]
+) -> None:
+    theirs = [record.for_agents() for record in records]
+    found = remote_jobs_of_machinefile(theirs, Path("/hosts"), clients)
+    assert [record.job for record in found] == jobs
+    assert all(not record.all_hosts for record in theirs)
+
+
+def test_a_job_whose_hosts_were_checked_is_the_one_of_its_lines() -> None:
+    checked = tuple(replace(host, peer_address="10.0.0.7") for host in FIXED)
+    records = [record("a", "/other", checked), record("b", None, (*FIXED, *FIXED))]
+    found = jobs_of_machinefile(records, Path("/hosts"), FIXED)
+    assert [record.job for record in found] == ["a"]

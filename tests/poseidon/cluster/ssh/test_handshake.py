@@ -10,8 +10,7 @@ import pytest
 
 from poseidon.cluster.machinefile import is_loopback, read_machinefile
 from poseidon.cluster.ssh import handshake
-from poseidon.cluster.ssh.config import Endpoint
-from poseidon.cluster.ssh.settings import SshSettings
+from poseidon.cluster.ssh.config import Endpoint, SshSettings
 from poseidon.errors import JobError
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from poseidon.base.output_lines import OutputLine
+from poseidon.base.text_files import OutputLine
 from poseidon.cluster.agent.remote import RemoteAgent
-from poseidon.cluster.dial.local import dial_here
+from poseidon.cluster.dial.dialer import dial_here
 from poseidon.cluster.job_plan import ProcessName, Role, ShardPlan, WorkerPlan, plan_job
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registration, Registry
 from poseidon.cluster.machinefile import Host

@@ -19,7 +19,7 @@ import pytest
 from tests.support.polling import until
 
 uvicorn = pytest.importorskip("uvicorn")
-app = pytest.importorskip("poseidon.observe.dashboard.app")
+app = pytest.importorskip("poseidon.observe.dashboard.serve")
 folders = pytest.importorskip("poseidon.observe.dashboard.folders")
 
 RECORDS = (

@@ -12,7 +12,7 @@ from poseidon.errors import JobError
 from poseidon.observe.plan import cluster_probe
 from poseidon.observe.plan.cluster_probe import local_costs, network_of, transfer_s
 from poseidon.observe.plan.costs import HostCosts, worst
-from poseidon.observe.plan.machine import CoreCosts
+from poseidon.observe.plan.shapes import CoreCosts
 from tests.support.shadowing_files import write_shadowing_files
 
 HOSTS = tuple(

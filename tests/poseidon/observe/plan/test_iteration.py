@@ -10,9 +10,8 @@ from dataclasses import replace
 import pytest
 
 from poseidon.observe.plan.iteration import iteration_of, predict
-from poseidon.observe.plan.machine import Machine
 from poseidon.observe.plan.scenario import Exchange, Scenario, WireCodec
-from poseidon.observe.plan.shapes import LayerShape
+from poseidon.observe.plan.shapes import LayerShape, Machine
 
 LOW = LayerShape(name="low", tensors=((4, 1, 1, 1),), work=1)
 HIGH = LayerShape(name="high", tensors=((8, 1, 1, 1),), work=1)

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from poseidon.exchange.server.pool import POOL_ELEMENTS
-from poseidon.observe.plan.machine import Machine
 from poseidon.observe.plan.scenario import (
     MIB,
     Exchange,
@@ -21,7 +20,7 @@ from poseidon.observe.plan.scenario import (
     low_rank_elements,
     parts,
 )
-from poseidon.observe.plan.shapes import LayerShape
+from poseidon.observe.plan.shapes import LayerShape, Machine
 
 CONV = LayerShape(name="conv", tensors=((64, 3, 3, 3), (64,)), work=300)
 FC = LayerShape(name="fc", tensors=((1000, 2000), (1000,)), work=100, fully_connected=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from poseidon.cluster.events import LoopPosition
-from poseidon.cluster.supervision.loop_positions import LoopPositions
+from poseidon.cluster.supervision.state import LoopPositions
 
 WAITS = LoopPosition(steps=6, collections=3, current="mean")
 

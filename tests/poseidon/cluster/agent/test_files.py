@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.cluster.agent import scratch as scratch_module
-from poseidon.cluster.agent.scratch import MARK, PREFIX, Scratch
+from poseidon.cluster.agent import files as scratch_module
+from poseidon.cluster.agent.files import MARK, PREFIX, Scratch
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from poseidon.pycaffe.graph.backward_flags import LayerInfo, backward_flags
+from poseidon.pycaffe.graph.nodes import LayerInfo, backward_flags
 
 
 def fact(

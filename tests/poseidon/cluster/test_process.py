@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from poseidon.cluster.parallel import for_each_host, format_problems
+from poseidon.cluster.process import for_each_host, format_problems
 from poseidon.errors import JobError
 
 
