@@ -36,7 +36,7 @@ from ps_server import native
 from ps_server.codecs.base import Coder, Key
 from ps_server.codecs.registry import codec_of
 from ps_server.numerics import prepare_process
-from ps_server.protocol.precision import Feedback, Replica, add, as_array
+from ps_server.protocol.precision import Feedback, WorkersCopy, add, as_array
 from ps_server.protocol.settings import Precision
 
 CODECS = "int8,int4,sign,topk:0.01,topk:0.1,randomk:0.01,randomk:0.1"
@@ -66,7 +66,7 @@ def stages_of(
 def stages_of_precision(precision: Precision, given: Sequence[np.ndarray]) -> Stages:
     """Return the stages of 16 bits; the shard's sum is not one of them."""
     feedback = Feedback(given[0].size, precision, reuse=True)
-    replica = Replica(torch.zeros(given[0].size), precision)
+    replica = WorkersCopy(torch.zeros(given[0].size), precision)
     values = [torch.from_numpy(array) for array in given]
     other = np.zeros_like(given[0])
     return {

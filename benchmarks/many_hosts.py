@@ -63,7 +63,7 @@ from poseidon.cluster.dial.ssh import SshDialer
 from poseidon.cluster.job_plan import ProcessName, ShardPlan, WorkerPlan
 from poseidon.cluster.jobs.kill import KillTimeouts
 from poseidon.cluster.jobs.remote_hosts import SshAgents, kill_remote_jobs, list_remote_jobs
-from poseidon.cluster.jobs.this_host import Kill
+from poseidon.cluster.jobs.this_host import KillRequest
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.process import OutputStream, ProcessSpec
 from poseidon.cluster.ssh.config import SshSettings
@@ -206,7 +206,7 @@ class Course(JobListener):
         jobs, problems = list_remote_jobs(self._hosts, agent_of)
         assert len(jobs) == len(self._hosts) and not problems, problems[:3]
         self.found["ps"] = self._used_s()
-        kill = Kill(jobs=("another",), timeouts=KillTimeouts())
+        kill = KillRequest(jobs=("another",), timeouts=KillTimeouts())
         counts, problems = kill_remote_jobs(kill, self._hosts, agent_of)
         assert len(counts) == len(self._hosts) and not problems
         self.found["kill"] = self._used_s()

@@ -52,7 +52,7 @@ from poseidon.observe.plan.cluster_probe import NetworkLinks, local_costs
 from poseidon.observe.plan.costs import HostCosts
 from poseidon.observe.plan.forecast import PlannedCluster, machine_of
 from poseidon.observe.plan.iteration import iteration_of
-from poseidon.observe.plan.scenario import Exchange, Scenario, link_bytes
+from poseidon.observe.plan.scenario import PlannedExchange, Scenario, link_bytes
 from poseidon.observe.plan.shapes import Machine
 
 Report = Callable[[str], None]
@@ -80,7 +80,7 @@ def run_iteration(flags: argparse.Namespace, _: Report) -> str:
         compute_s=flags.compute / 1000,
         workers=flags.hosts,
         servers=flags.servers,
-        exchange=Exchange(flags.exchange),
+        exchange=PlannedExchange(flags.exchange),
         bits_per_s=flags.rate * 1e6,
         wait_free=not flags.no_wait_free,
     )
@@ -170,8 +170,8 @@ def main(words: list[str] | None = None) -> int:
     )
     one.add_argument(
         "--exchange",
-        choices=[exchange.value for exchange in Exchange],
-        default=Exchange.HYBRID.value,
+        choices=[exchange.value for exchange in PlannedExchange],
+        default=PlannedExchange.HYBRID.value,
     )
     one.add_argument(
         "--no-wait-free", action="store_true", help="gradients leave after the backward pass"

@@ -283,7 +283,7 @@ def test_the_wire_page_lists_every_request_and_report_of_an_agent() -> None:
         assert {name: text for name, text in rows.items() if name != "kind"} == {
             kind.__name__: ", ".join(kind.__dataclass_fields__) for kind in get_args(known)
         }
-    start = requests.partition("`Start`")[2].splitlines()[0]
+    start = requests.partition("`StartProcess`")[2].splitlines()[0]
     assert not [name for name in ProcessSpec.__dataclass_fields__ if name not in start]
     ask = requests.partition("`Ask`")[2].splitlines()[0]
     assert set(re.findall(r"`(\w+)`", ask)) == {service.value for service in messages.Service}

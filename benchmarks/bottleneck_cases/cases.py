@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from benchmarks.bottleneck_cases.definitions import Data, NetShape
-from poseidon.observe.dashboard.bottleneck import Bottleneck, Cause
+from poseidon.observe.dashboard.bottleneck import Bottleneck, JobLimit
 
 
 class Role(Enum):
@@ -63,7 +63,7 @@ class Case:
     flags: tuple[str, ...] = ()
     shape: NetShape = field(default_factory=NetShape)
     injected: Injected = field(default_factory=Injected)
-    cause: Cause
+    cause: JobLimit
     where: str | None = ""
 
     def is_named(self, found: Bottleneck) -> bool:
@@ -96,14 +96,14 @@ CASES: Sequence[Case] = (
         roles=_both(2),
         exchange="ps",
         shape=NetShape(compute_s=0.15),
-        cause=Cause.COMPUTE,
+        cause=JobLimit.COMPUTE,
     ),
     Case(
         name="all workers compute for 100 ms",
         roles=_both(4),
         exchange="hybrid",
         shape=NetShape(compute_s=0.1, **BIG),
-        cause=Cause.COMPUTE,
+        cause=JobLimit.COMPUTE,
     ),
     Case(
         name="all workers compute for 120 ms",
@@ -111,7 +111,7 @@ CASES: Sequence[Case] = (
         workers=2,
         exchange="allreduce",
         shape=NetShape(compute_s=0.12, **BIG),
-        cause=Cause.COMPUTE,
+        cause=JobLimit.COMPUTE,
     ),
     Case(
         name="all workers compute for 100 ms",
@@ -119,14 +119,14 @@ CASES: Sequence[Case] = (
         exchange="svb",
         flags=("--staleness=2",),
         shape=NetShape(compute_s=0.1),
-        cause=Cause.COMPUTE,
+        cause=JobLimit.COMPUTE,
     ),
     Case(
         name="worker 1 computes for 200 ms, the other for 60 ms",
         roles=_both(2),
         exchange="ps",
         shape=NetShape(compute_s=0.06, compute_of={1: 0.2}),
-        cause=Cause.WORKER,
+        cause=JobLimit.WORKER,
         where="worker 1",
     ),
     Case(
@@ -134,7 +134,7 @@ CASES: Sequence[Case] = (
         roles=_both(4),
         exchange="allreduce",
         shape=NetShape(compute_s=0.1, compute_of={2: 0.25}, **BIG),
-        cause=Cause.WORKER,
+        cause=JobLimit.WORKER,
         where="worker 2",
     ),
     Case(
@@ -143,7 +143,7 @@ CASES: Sequence[Case] = (
         workers=2,
         exchange="hybrid",
         shape=NetShape(compute_s=0.08, compute_of={3: 0.16}, **BIG),
-        cause=Cause.WORKER,
+        cause=JobLimit.WORKER,
         where="worker 3",
     ),
     Case(
@@ -152,7 +152,7 @@ CASES: Sequence[Case] = (
         exchange="svb",
         flags=("--staleness=3",),
         shape=NetShape(compute_s=0.05, compute_of={0: 0.3}),
-        cause=Cause.WORKER,
+        cause=JobLimit.WORKER,
         where="worker 0",
     ),
     Case(
@@ -161,7 +161,7 @@ CASES: Sequence[Case] = (
         exchange="ps",
         shape=NetShape(**BIG),
         injected=Injected(rate_mbit=20, shaped=(1,)),
-        cause=Cause.LINK,
+        cause=JobLimit.LINK,
         where="host1",
     ),
     Case(
@@ -170,7 +170,7 @@ CASES: Sequence[Case] = (
         exchange="allreduce",
         shape=NetShape(**BIG),
         injected=Injected(rate_mbit=50, shaped=(2,)),
-        cause=Cause.LINK,
+        cause=JobLimit.LINK,
         where="host2",
     ),
     Case(
@@ -179,7 +179,7 @@ CASES: Sequence[Case] = (
         exchange="svb",
         shape=NetShape(inputs=500, outputs=2000, batch=96),
         injected=Injected(rate_mbit=50, shaped=(0, 1, 2)),
-        cause=Cause.LINK,
+        cause=JobLimit.LINK,
     ),
     Case(
         name="the link between two hosts has 100 Mbit/s",
@@ -187,7 +187,7 @@ CASES: Sequence[Case] = (
         exchange="ps",
         shape=NetShape(**LARGE),
         injected=Injected(rate_mbit=100, shaped=(1,)),
-        cause=Cause.LINK,
+        cause=JobLimit.LINK,
     ),
     Case(
         name="the link of the serving host has 50 Mbit/s",
@@ -195,7 +195,7 @@ CASES: Sequence[Case] = (
         exchange="ps",
         shape=NetShape(**BIG),
         injected=Injected(rate_mbit=50, shaped=(3,)),
-        cause=Cause.LINK,
+        cause=JobLimit.LINK,
         where="host3",
     ),
     Case(
@@ -204,7 +204,7 @@ CASES: Sequence[Case] = (
         exchange="ps",
         shape=NetShape(**LARGE),
         injected=Injected(slowed=2, part=0.03),
-        cause=Cause.SHARD,
+        cause=JobLimit.SHARD,
         where="shard 0",
     ),
     Case(
@@ -213,7 +213,7 @@ CASES: Sequence[Case] = (
         exchange="ps",
         shape=NetShape(**BIG),
         injected=Injected(slowed=3, stopped=True),
-        cause=Cause.SHARD,
+        cause=JobLimit.SHARD,
         where="shard 1",
     ),
     Case(
@@ -222,7 +222,7 @@ CASES: Sequence[Case] = (
         exchange="ps",
         shape=NetShape(**LARGE),
         injected=Injected(slowed=1, part=0.03),
-        cause=Cause.SHARD,
+        cause=JobLimit.SHARD,
         where="shard 1",
     ),
     Case(
@@ -230,7 +230,7 @@ CASES: Sequence[Case] = (
         roles=_both(2),
         exchange="ps",
         shape=NetShape(data=Data.IMAGES),
-        cause=Cause.DATA,
+        cause=JobLimit.DATA,
         where=None,
     ),
     Case(
@@ -239,7 +239,7 @@ CASES: Sequence[Case] = (
         workers=2,
         exchange="hybrid",
         shape=NetShape(data=Data.LMDB),
-        cause=Cause.DATA,
+        cause=JobLimit.DATA,
         where=None,
     ),
     Case(
@@ -247,7 +247,7 @@ CASES: Sequence[Case] = (
         roles=_both(3),
         exchange="allreduce",
         shape=NetShape(data=Data.PYTHON, read_s=0.1),
-        cause=Cause.DATA,
+        cause=JobLimit.DATA,
         where=None,
     ),
     Case(
@@ -255,7 +255,7 @@ CASES: Sequence[Case] = (
         roles=_both(3),
         exchange="svb",
         shape=NetShape(data=Data.PYTHON, compute_s=0.08, read_of={1: 0.25}),
-        cause=Cause.DATA,
+        cause=JobLimit.DATA,
         where="worker 1",
     ),
 )

@@ -23,7 +23,7 @@ import psutil
 from benchmarks.bottleneck_cases.cases import Case, Injected
 from benchmarks.bottleneck_cases.definitions import LAYERS, MODULE, SOLVER, write_pictures
 from benchmarks.testbed import links
-from poseidon.observe.dashboard.bottleneck import Bottleneck, Cause
+from poseidon.observe.dashboard.bottleneck import Bottleneck, JobLimit
 from poseidon.observe.dashboard.folders import JobFolder
 from tests.support.ssh_hosts import SshHost, SshHosts, clean_environment
 
@@ -91,7 +91,7 @@ class BottleneckHarness:
             if not self._trains(folder, launcher):
                 return Answer(
                     found=Bottleneck(
-                        cause=Cause.UNKNOWN, sentence=f"No job: {self._last_line(job)}"
+                        cause=JobLimit.UNKNOWN, sentence=f"No job: {self._last_line(job)}"
                     )
                 )
             start_s, training_s = time.monotonic() - began_s, time.monotonic()
@@ -211,7 +211,7 @@ class BottleneckHarness:
 def _shown(folder: JobFolder) -> Bottleneck:
     """Return what the page says limits a running job."""
     fields = folder.view.summary(time.time(), running=True)["bottleneck"]
-    return Bottleneck(**{**fields, "cause": Cause(fields["cause"])})
+    return Bottleneck(**{**fields, "cause": JobLimit(fields["cause"])})
 
 
 def _shard(host: SshHost, job: str) -> psutil.Process:

@@ -17,7 +17,7 @@ from benchmarks.testbed.shapes import layers_of
 from benchmarks.testbed.tables import Table
 from poseidon.observe.plan.forecast import chosen
 from poseidon.observe.plan.iteration import Iteration, auto_scenario, predict
-from poseidon.observe.plan.scenario import Exchange, LowRank, Scenario, WireCodec
+from poseidon.observe.plan.scenario import PlannedExchange, PlannedLowRank, Scenario, WireCodec
 from poseidon.observe.plan.shapes import MIB, Machine
 
 UNSHAPED_BITS_PER_S = 100e9
@@ -230,10 +230,10 @@ def _by_name(scenario: Scenario, job: str) -> Scenario | None:
         bucket = int(float(found["bucket"] or 25) * MIB)
         return replace(
             scenario,
-            exchange=Exchange.RING,
+            exchange=PlannedExchange.RING,
             lossy=WireCodec.HALF
             if found["half"]
-            else LowRank(rank=int(found["rank"]))
+            else PlannedLowRank(rank=int(found["rank"]))
             if found["rank"]
             else None,
             servers=0,
@@ -247,9 +247,9 @@ def _by_name(scenario: Scenario, job: str) -> Scenario | None:
         ring = found["exchange"] == "allreduce"
         return replace(
             scenario,
-            exchange=Exchange.RING if ring else Exchange(found["exchange"]),
+            exchange=PlannedExchange.RING if ring else PlannedExchange(found["exchange"]),
             wait_free=not found["late"],
-            lossy=LowRank(rank=int(found["rank"])) if found["rank"] else CODECS[name],
+            lossy=PlannedLowRank(rank=int(found["rank"])) if found["rank"] else CODECS[name],
             local_steps=int(found["steps"] or 1),
         )
     return None
@@ -276,7 +276,7 @@ def _overlap(
                     batch=batch,
                     compute_s=fact["compute_s"],
                     workers=hosts,
-                    exchange=Exchange(found["exchange"]),
+                    exchange=PlannedExchange(found["exchange"]),
                     bits_per_s=rate * 1e6,
                     wait_free=not late,
                     machine=machine_of(hosts, rate),
@@ -289,9 +289,9 @@ def _paper(table: dict[str, Any], found: re.Match[str], machine_of: MachineOf) -
     for fact in table["facts"]:
         hosts = fact["hosts"]
         for name, exchange in (
-            ("hybrid", Exchange.HYBRID),
-            ("ps", Exchange.PS),
-            ("ddp", Exchange.RING),
+            ("hybrid", PlannedExchange.HYBRID),
+            ("ps", PlannedExchange.PS),
+            ("ddp", PlannedExchange.RING),
         ):
             yield Case(
                 label=f"VGG19-22K / 40, {hosts} hosts: {name}",

@@ -12,7 +12,7 @@ from functools import cache
 
 from benchmarks.simulation.simulator import simulate
 from benchmarks.testbed.shapes import read_layers
-from poseidon.observe.plan.scenario import Exchange, Scenario
+from poseidon.observe.plan.scenario import PlannedExchange, Scenario
 from poseidon.observe.plan.shapes import LayerShape, Machine, elements
 
 HOSTS = (8, 16, 32, 64, 128, 256, 512, 1024)
@@ -59,17 +59,17 @@ class Line:
     """
 
     label: str
-    exchange: Exchange
+    exchange: PlannedExchange
     with_servers: bool = False
 
 
 LINES = (
-    Line("ps", Exchange.PS),
-    Line("svb", Exchange.SVB),
-    Line("hybrid", Exchange.HYBRID),
-    Line("ring", Exchange.RING),
-    Line("ps + servers", Exchange.PS, with_servers=True),
-    Line("hybrid + servers", Exchange.HYBRID, with_servers=True),
+    Line("ps", PlannedExchange.PS),
+    Line("svb", PlannedExchange.SVB),
+    Line("hybrid", PlannedExchange.HYBRID),
+    Line("ring", PlannedExchange.RING),
+    Line("ps + servers", PlannedExchange.PS, with_servers=True),
+    Line("hybrid + servers", PlannedExchange.HYBRID, with_servers=True),
 )
 ALIKE = LINES[:4]
 """Curves that need the same machines."""

@@ -12,7 +12,7 @@ from functools import partial
 
 from benchmarks.simulation.cluster import Cluster, Home
 from benchmarks.simulation.event_queue import Action, SerialResource, Urgency
-from poseidon.observe.plan.scenario import Factors, LayerLoad, buckets
+from poseidon.observe.plan.scenario import LayerLoad, PlannedFactors, buckets
 
 Arrived = Callable[[int], None]
 FACTORS = "factors"
@@ -149,7 +149,7 @@ class FactorScheme:
         self._cluster = cluster
         self._arrived = arrived
 
-    def send(self, iteration: int, layer: int, factors: Factors) -> None:
+    def send(self, iteration: int, layer: int, factors: PlannedFactors) -> None:
         """Send the factors of a layer: the gradient of its output has just been computed."""
         cluster = self._cluster
         sizes = cluster.pieces(factors.link_bytes)
@@ -168,7 +168,7 @@ class FactorScheme:
                 whole,
             )
 
-    def _multiply(self, layer: int, factors: Factors) -> None:
+    def _multiply(self, layer: int, factors: PlannedFactors) -> None:
         cluster, machine = self._cluster, self._cluster.scenario.machine
         product_s = factors.products / machine.flops
         rule_s = machine.factors_s_per_byte * factors.weight_bytes

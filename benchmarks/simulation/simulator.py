@@ -14,7 +14,7 @@ from benchmarks.simulation.cluster import Cluster
 from benchmarks.simulation.event_queue import Action
 from benchmarks.simulation.schemes import FactorScheme, RingScheme, ServerScheme
 from poseidon.observe.plan.iteration import Iteration, local_steps
-from poseidon.observe.plan.scenario import Exchange, LayerLoad, Scenario, loads
+from poseidon.observe.plan.scenario import LayerLoad, PlannedExchange, Scenario, loads
 
 ITERATIONS = 4
 """Number of simulated iterations. The first find the links idle; the last one is measured."""
@@ -95,14 +95,14 @@ class Simulation:
         self._begin_iteration()
 
     def _send_dense(self, layer: int) -> None:
-        if self._scenario.workers > 1 and self._scenario.exchange is Exchange.RING:
+        if self._scenario.workers > 1 and self._scenario.exchange is PlannedExchange.RING:
             self._when_free(partial(self._ring.send, self._iteration, layer))
-        elif self._scenario.exchange is not Exchange.RING:
+        elif self._scenario.exchange is not PlannedExchange.RING:
             self._when_free(partial(self._server.send, self._iteration, layer, self._loads[layer]))
 
     @property
     def _waits_for_all(self) -> bool:
-        return self._scenario.exchange is Exchange.RING or not self._scenario.wait_free
+        return self._scenario.exchange is PlannedExchange.RING or not self._scenario.wait_free
 
     def _when_free(self, action: Action) -> None:
         if self._scenario.wait_free:
@@ -114,7 +114,7 @@ class Simulation:
         """Count the arrivals before the layer is up to date: values, gradients from factors, and
         its own release.
         """
-        ring = self._scenario.exchange is Exchange.RING
+        ring = self._scenario.exchange is PlannedExchange.RING
         count = int(self._scenario.workers > 1) if ring else self._server.count(load)
         return count + 2 if load.factors is not None else count
 

@@ -181,8 +181,8 @@ class SimulatedHosts(Dialer):
 
     def _answer(self, host: int, request: m.Request) -> Reports:
         processes = self._processes[host]
-        if isinstance(request, m.Hello):
-            yield m.Welcome(cores=8, scratch="/tmp/scratch")
+        if isinstance(request, m.AgentHello):
+            yield m.AgentWelcome(cores=8, scratch="/tmp/scratch")
         elif isinstance(request, m.Heartbeat):
             yield request
             self._beats[host] += 1
@@ -195,13 +195,13 @@ class SimulatedHosts(Dialer):
             yield m.Answer(id=request.id, answer=fields_of(self._served(host, request)))
         elif isinstance(request, m.EndAll):
             yield m.Answer(id=request.id, answer={})
-        elif isinstance(request, m.Start):
+        elif isinstance(request, m.StartProcess):
             name, document = request.spec.name, json.loads(request.spec.first_line)
             process = SimulatedProcess(request.id, name.role, document, self._events)
             processes[request.id] = process
             yield m.Started(id=request.id, pid=100 * host + request.id, created=f"boot {host}")
             yield from process.begin()
-        elif isinstance(request, m.SendLine) and request.id in processes:
+        elif isinstance(request, m.WriteLine) and request.id in processes:
             line = json.loads(request.line)
             if line["do"] in ("regroup", "stop") and processes[request.id].role is Role.WORKER:
                 self._tell_workers(line["do"])

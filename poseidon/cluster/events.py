@@ -84,7 +84,7 @@ class Among(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
+class AddressRound:
     """One exchange of addresses. All workers take part in each, in the same order.
 
     Attributes:
@@ -97,18 +97,18 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listening:
+class Bound:
     """A process is bound to an address, for one exchange of addresses."""
 
     address: str
-    round: Round = Round()
+    round: AddressRound = AddressRound()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connecting:
     """A worker needs the addresses of an exchange, and has none to report."""
 
-    round: Round
+    round: AddressRound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +117,7 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoopPosition:
+class ReportedPosition:
     """The position of a script's loop.
 
     Attributes:
@@ -142,7 +142,7 @@ class Alive:
     """
 
     still_s: float | None = None
-    position: LoopPosition | None = None
+    position: ReportedPosition | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +208,7 @@ class Paused:
     regrouped: bool = False
 
 
-Event = Listening | Connecting | Ready | Alive | Progress | Saved | Paused | Done | Failed
+Event = Bound | Connecting | Ready | Alive | Progress | Saved | Paused | Done | Failed
 
 
 def decode_line(line: bytes) -> Mapping[str, object] | None:
@@ -230,7 +230,7 @@ def parse_event(fields: Mapping[str, object]) -> Event:
     """Return the typed value of an event; an unknown or incomplete one counts as a heartbeat."""
     kind = fields.get("event")
     if kind == "listening" and isinstance(address := fields.get("address"), str):
-        return Listening(address=address, round=round_of(fields))
+        return Bound(address=address, round=round_of(fields))
     if kind == "connecting":
         return Connecting(round=round_of(fields))
     if kind == "ready":
@@ -264,16 +264,16 @@ def encode_command(do: str, **fields: object) -> bytes:
     return json.dumps({"do": do, **fields}).encode()
 
 
-def round_of(fields: Mapping[str, object]) -> Round:
+def round_of(fields: Mapping[str, object]) -> AddressRound:
     """Return the exchange of addresses that an event or a command belongs to; the first, where
     it does not say.
     """
     workers = fields.get("among") == Among.WORKERS.value
     number = _whole_number(fields.get("round"))
-    return Round(among=Among.WORKERS if workers else Among.JOB, number=max(number or 0, 0))
+    return AddressRound(among=Among.WORKERS if workers else Among.JOB, number=max(number or 0, 0))
 
 
-def _position(fields: Mapping[str, object]) -> LoopPosition | None:
+def _position(fields: Mapping[str, object]) -> ReportedPosition | None:
     steps, collections = (
         _whole_number(fields.get("steps")),
         _whole_number(fields.get("collections")),
@@ -281,7 +281,7 @@ def _position(fields: Mapping[str, object]) -> LoopPosition | None:
     current = fields.get("collection")
     if steps is None or collections is None or not isinstance(current, str):
         return None
-    return LoopPosition(steps=steps, collections=collections, current=current)
+    return ReportedPosition(steps=steps, collections=collections, current=current)
 
 
 def _failed(fields: Mapping[str, object]) -> Failed:

@@ -21,7 +21,7 @@ from poseidon.engine.kept_state import Copying
 from poseidon.engine.state_tree import Found, Leaf, LeafStage, Scope
 from poseidon.errors import SnapshotError
 from poseidon.exchange.base import Array, History, Trained
-from poseidon.exchange.carrier import Kept
+from poseidon.exchange.carrier import KeptHistories
 from poseidon.exchange.exchange import Exchange
 from ps_server.rules import history_count
 
@@ -55,7 +55,7 @@ class ExchangeLeaves:
         self._read_outer: Named = {}
         self._loaded: list[History] | None = None
         self._loaded_outer: Named = {}
-        self._kept: Kept | None = None
+        self._kept: KeptHistories | None = None
 
     @property
     def _is_private(self) -> bool:

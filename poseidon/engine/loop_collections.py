@@ -26,7 +26,7 @@ HEAD = re.compile(rb"(\w+) (\d+) ([^\n]*)\n", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class GroupCall:
     """A call of a group on one worker, which waits for the others.
 
     Attributes:
@@ -43,7 +43,7 @@ class Call:
         act = "leaves the `with` block" if self.name == LEAVING else f"calls {self.name}()"
         return f"{act} {self.place}".rstrip()
 
-    def meets(self, other: Call) -> bool:
+    def meets(self, other: GroupCall) -> bool:
         """Return whether the two belong together."""
         return (self.name, self.iterations) == (other.name, other.iterations)
 
@@ -68,7 +68,7 @@ class LoopCollections:
         self._control = control
         self.on_progress = on_progress
         self._rank = rank
-        self._call: Call | None = None
+        self._call: GroupCall | None = None
 
     def finish_step(self) -> None:
         self._session.steps += 1
@@ -86,7 +86,7 @@ class LoopCollections:
         if self._call is not None:
             yield
             return
-        self._call = Call(name=name, place=self._session.place)
+        self._call = GroupCall(name=name, place=self._session.place)
         try:
             yield
         except PeerLeft as left:
@@ -163,10 +163,10 @@ class LoopCollections:
         self.on_progress(self._session.position(current))
 
 
-def _split(part: bytes) -> tuple[Call, bytes]:
+def _split(part: bytes) -> tuple[GroupCall, bytes]:
     """Return the call and the payload of a worker; without a head it is a barrier of a step."""
     head = HEAD.match(part)
     if head is None:
-        return Call(name=STEP), part
+        return GroupCall(name=STEP), part
     name, iterations, place = (text.decode() for text in head.groups())
-    return Call(name=name, iterations=int(iterations), place=place), part[head.end() :]
+    return GroupCall(name=name, iterations=int(iterations), place=place), part[head.end() :]

@@ -93,7 +93,7 @@ def _seed_of_state(state: bytes, virtual_worker: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class GeneratorStates:
     """What the generators of a process hold.
 
     Attributes:
@@ -115,16 +115,16 @@ class Generators:
         self._device = device
         self._has_gpu = device.type == "cuda"
 
-    def take(self) -> Taken:
+    def take(self) -> GeneratorStates:
         """Return what they hold."""
-        return Taken(
+        return GeneratorStates(
             random.getstate(),
             np.random.get_bit_generator(),  # type: ignore[attr-defined]
             torch.get_rng_state(),
             torch.cuda.get_rng_state(self._device) if self._has_gpu else None,
         )
 
-    def put(self, taken: Taken) -> None:
+    def put(self, taken: GeneratorStates) -> None:
         """Let them continue from what one of them, or another process's, has held."""
         random.setstate(taken.python)
         np.random.set_bit_generator(taken.numpy)  # type: ignore[attr-defined]
@@ -132,7 +132,7 @@ class Generators:
         if taken.cuda is not None and self._has_gpu:
             torch.cuda.set_rng_state(taken.cuda, self._device)
 
-    def seeded(self, seed: int) -> Taken:
+    def seeded(self, seed: int) -> GeneratorStates:
         """Return what they would hold if each was seeded.
 
         Args:
@@ -141,20 +141,20 @@ class Generators:
         numpy = np.random.MT19937()
         numpy._legacy_seeding(seed % 2**32)
         gpu = torch.Generator(self._device).manual_seed(seed) if self._has_gpu else None
-        return Taken(
+        return GeneratorStates(
             random.Random(seed).getstate(),
             numpy,
             torch.Generator().manual_seed(seed).get_state(),
             None if gpu is None else gpu.get_state(),
         )
 
-    def apart(self, taken: Taken, virtual_worker: int) -> Taken:
+    def apart(self, taken: GeneratorStates, virtual_worker: int) -> GeneratorStates:
         """Return what they would hold if a virtual worker went on from there with numbers of its
         own: each generator is seeded by its state and the number.
         """
         seeded = self.seeded
         numpy: Any = taken.numpy.state["state"]
-        return Taken(
+        return GeneratorStates(
             seeded(_seed_of_state(repr(taken.python).encode(), virtual_worker)).python,
             seeded(
                 _seed_of_state(numpy["key"].tobytes() + str(numpy["pos"]).encode(), virtual_worker)
@@ -165,7 +165,7 @@ class Generators:
             else seeded(_seed_of_state(taken.cuda.numpy().tobytes(), virtual_worker)).cuda,
         )
 
-    def saved(self, taken: Taken) -> dict[str, Any]:
+    def saved(self, taken: GeneratorStates) -> dict[str, Any]:
         """Return it in the form of `random_state`."""
         state: Any = taken.numpy.state
         keys, place = state["state"]["key"], state["state"]["pos"]
@@ -176,7 +176,7 @@ class Generators:
             "cuda": taken.cuda,
         }
 
-    def loaded(self, state: Mapping[str, Any]) -> Taken:
+    def loaded(self, state: Mapping[str, Any]) -> GeneratorStates:
         """Return what `random_state` or `saved` has returned."""
         version, numbers, gauss_next = state["python"]
         _, keys, place, *_ = state["numpy"]
@@ -186,7 +186,7 @@ class Generators:
             "state": {"key": keys.numpy().astype(np.uint32), "pos": place},
         }
         cuda = state["cuda"]
-        return Taken(
+        return GeneratorStates(
             (version, tuple(numbers), gauss_next),
             numpy,
             state["torch"].cpu(),
@@ -217,7 +217,7 @@ class RandomStreams:
         self.groups: WeakSet[object] = WeakSet()
         self._generators = generators
         self._seed_at_first: int | None = None
-        self._waiting: dict[int | None, Taken] = {}
+        self._waiting: dict[int | None, GeneratorStates] = {}
         if seed is not None:
             self._seed_at_first = script_seed()
             for virtual_worker in own:
@@ -266,7 +266,7 @@ class RandomStreams:
         """Return the state of a stream, as `random_state` does."""
         return self._generators.saved(self._held(virtual_worker))
 
-    def _held(self, virtual_worker: int | None) -> Taken:
+    def _held(self, virtual_worker: int | None) -> GeneratorStates:
         if virtual_worker == self.current:
             return self._generators.take()
         if virtual_worker is None or virtual_worker in self._waiting:

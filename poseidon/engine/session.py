@@ -44,7 +44,7 @@ class State(Enum):
     CLOSED = "after close()"
 
 
-class Event(Enum):
+class LoopEvent(Enum):
     """What happens to a loop."""
 
     OPEN = "distribute()"
@@ -112,10 +112,10 @@ class Transition:
     acts: tuple[Act, ...] = ()
 
 
-Table = Mapping[State, Mapping[Event, Transition]]
+Table = Mapping[State, Mapping[LoopEvent, Transition]]
 STAYS = Transition()
-CLOSES = {Event.CLOSE: Transition(State.CLOSED, (Act.CLOSE,))}
-COLLECTS = {Event.COLLECT: STAYS}
+CLOSES = {LoopEvent.CLOSE: Transition(State.CLOSED, (Act.CLOSE,))}
+COLLECTS = {LoopEvent.COLLECT: STAYS}
 
 
 def table_of(applies: Applies, *, behind: bool = False, alone: bool = False) -> Table:
@@ -125,83 +125,85 @@ def table_of(applies: Applies, *, behind: bool = False, alone: bool = False) -> 
         behind: whether values may lack steps of other workers (staleness, rounds of local steps).
         alone: whether there are no other workers; then a closed loop still has all values.
     """
-    closed = {Event.CLOSE: STAYS, Event.DROP: STAYS}
+    closed = {LoopEvent.CLOSE: STAYS, LoopEvent.DROP: STAYS}
     if alone:
-        closed |= {**COLLECTS, Event.SETTLE: Transition(None, (Act.SETTLE,))}
-    at_rest = {**COLLECTS, **CLOSES, Event.DROP: STAYS, Event.SET_RATE: STAYS}
+        closed |= {**COLLECTS, LoopEvent.SETTLE: Transition(None, (Act.SETTLE,))}
+    at_rest = {**COLLECTS, **CLOSES, LoopEvent.DROP: STAYS, LoopEvent.SET_RATE: STAYS}
     here = {
         **at_rest,
-        Event.FORWARD: Transition(State.BEGUN, (Act.START_PRESENT,)),
-        Event.BACKWARD: Transition(State.BACKWARD, (Act.START_PRESENT,)),
-        Event.EVALUATE: STAYS,
-        Event.SETTLE: Transition(None, (Act.SETTLE,)),
-        Event.LEAVE: Transition(None, (Act.SETTLE,)),
+        LoopEvent.FORWARD: Transition(State.BEGUN, (Act.START_PRESENT,)),
+        LoopEvent.BACKWARD: Transition(State.BACKWARD, (Act.START_PRESENT,)),
+        LoopEvent.EVALUATE: STAYS,
+        LoopEvent.SETTLE: Transition(None, (Act.SETTLE,)),
+        LoopEvent.LEAVE: Transition(None, (Act.SETTLE,)),
     }
     coming = {
         **at_rest,
-        Event.FORWARD: Transition(State.BEGUN, (Act.START,)),
-        Event.BACKWARD: Transition(State.BACKWARD, (Act.START,)),
-        Event.EVALUATE: Transition(State.READY, (Act.WAIT,)),
-        Event.SETTLE: Transition(State.READY, (Act.SETTLE,)),
-        Event.LEAVE: Transition(State.READY, (Act.SETTLE,)),
-        Event.CLOSE: Transition(State.CLOSED, (Act.WAIT_LAST, Act.CLOSE)),
+        LoopEvent.FORWARD: Transition(State.BEGUN, (Act.START,)),
+        LoopEvent.BACKWARD: Transition(State.BACKWARD, (Act.START,)),
+        LoopEvent.EVALUATE: Transition(State.READY, (Act.WAIT,)),
+        LoopEvent.SETTLE: Transition(State.READY, (Act.SETTLE,)),
+        LoopEvent.LEAVE: Transition(State.READY, (Act.SETTLE,)),
+        LoopEvent.CLOSE: Transition(State.CLOSED, (Act.WAIT_LAST, Act.CLOSE)),
     }
     in_turn = {
         **COLLECTS,
         **CLOSES,
-        Event.FORWARD: STAYS,
-        Event.BACKWARD: Transition(State.BACKWARD),
-        Event.EVALUATE: Transition(None, (Act.WAIT,)),
-        Event.DROP: STAYS,
+        LoopEvent.FORWARD: STAYS,
+        LoopEvent.BACKWARD: Transition(State.BACKWARD),
+        LoopEvent.EVALUATE: Transition(None, (Act.WAIT,)),
+        LoopEvent.DROP: STAYS,
     }
     waits = Transition(None, (Act.WAIT,))
-    begun = in_turn if behind else {**in_turn, Event.SETTLE: waits, Event.LEAVE: waits}
-    ends = {Event.TURN: Transition(State.BEGUN, (Act.NEXT_TURN,))}
+    begun = in_turn if behind else {**in_turn, LoopEvent.SETTLE: waits, LoopEvent.LEAVE: waits}
+    ends = {LoopEvent.TURN: Transition(State.BEGUN, (Act.NEXT_TURN,))}
     if applies is Applies.ROUNDS:
-        ends = {Event.OPTIMIZE: Transition(State.APPLYING, (Act.SEND,))}
+        ends = {LoopEvent.OPTIMIZE: Transition(State.APPLYING, (Act.SEND,))}
     elif applies is Applies.SHARDS:
-        ends[Event.STEP] = Transition(State.COMING, (Act.SEND, Act.FINISH))
+        ends[LoopEvent.STEP] = Transition(State.COMING, (Act.SEND, Act.FINISH))
     else:
         acts = (Act.SEND, Act.FINISH, Act.START, Act.WAIT)
-        ends[Event.AVERAGE] = Transition(State.MEANS, acts)
-    passed = {**in_turn, **ends, Event.DROP: Transition(State.BEGUN, (Act.FORGET,))}
-    full = without(passed, Event.BACKWARD)
+        ends[LoopEvent.AVERAGE] = Transition(State.MEANS, acts)
+    passed = {**in_turn, **ends, LoopEvent.DROP: Transition(State.BEGUN, (Act.FORGET,))}
+    full = without(passed, LoopEvent.BACKWARD)
     if applies is Applies.SHARDS:
-        full = without(full, Event.FORWARD, Event.EVALUATE)
+        full = without(full, LoopEvent.FORWARD, LoopEvent.EVALUATE)
     if applies in (Applies.SHARDS, Applies.TURNS):
-        full = without(full, Event.DROP)
+        full = without(full, LoopEvent.DROP)
     elif applies is Applies.WORKERS:
-        full = {**full, Event.DROP: Transition(State.COMING, (Act.ABANDON, Act.FINISH))}
-    loads = {**here, Event.LOAD: Transition(State.READY)}
+        full = {**full, LoopEvent.DROP: Transition(State.COMING, (Act.ABANDON, Act.FINISH))}
+    loads = {**here, LoopEvent.LOAD: Transition(State.READY)}
     return {
-        State.NEW: {Event.OPEN: Transition(State.FRESH), **COLLECTS, **CLOSES},
+        State.NEW: {LoopEvent.OPEN: Transition(State.FRESH), **COLLECTS, **CLOSES},
         State.AWAITING: {
-            **without(loads, Event.FORWARD, Event.BACKWARD),
-            Event.LOAD_NOTHING: Transition(State.FRESH),
+            **without(loads, LoopEvent.FORWARD, LoopEvent.BACKWARD),
+            LoopEvent.LOAD_NOTHING: Transition(State.FRESH),
         },
-        State.FRESH: {**loads, Event.LOAD_NOTHING: STAYS},
+        State.FRESH: {**loads, LoopEvent.LOAD_NOTHING: STAYS},
         State.READY: here,
         State.COMING: coming,
-        State.AHEAD: {**begun, Event.FORWARD: Transition(State.BEGUN)},
+        State.AHEAD: {**begun, LoopEvent.FORWARD: Transition(State.BEGUN)},
         State.BEGUN: begun,
         State.TURN: in_turn,
         State.BACKWARD: {
-            **without(in_turn, Event.DROP, Event.BACKWARD),
-            Event.PASS: Transition(State.PASSED),
+            **without(in_turn, LoopEvent.DROP, LoopEvent.BACKWARD),
+            LoopEvent.PASS: Transition(State.PASSED),
         },
         State.PASSED: passed,
         State.FULL: full,
         State.APPLYING: {
-            **without(in_turn, Event.DROP, Event.BACKWARD),
-            Event.TURN: Transition(State.BEGUN, (Act.NEXT_TURN,)),
-            Event.STEP: Transition(State.COMING, (Act.FINISH,)),
+            **without(in_turn, LoopEvent.DROP, LoopEvent.BACKWARD),
+            LoopEvent.TURN: Transition(State.BEGUN, (Act.NEXT_TURN,)),
+            LoopEvent.STEP: Transition(State.COMING, (Act.FINISH,)),
         },
-        State.MEANS: {**begun, Event.APPLY: Transition(State.AHEAD)},
+        State.MEANS: {**begun, LoopEvent.APPLY: Transition(State.AHEAD)},
         State.CLOSED: closed,
     }
 
 
-def without(events: Mapping[Event, Transition], *some: Event) -> dict[Event, Transition]:
+def without(
+    events: Mapping[LoopEvent, Transition], *some: LoopEvent
+) -> dict[LoopEvent, Transition]:
     """Return a row of a table without some events."""
     return {event: transition for event, transition in events.items() if event not in some}
 
@@ -270,7 +272,7 @@ class TrainingSession:
         self.passes = self.turn = 0
         self.steps = self.iterations = self.left_out = self.collections = 0
 
-    def check(self, event: Event, **words: object) -> tuple[Act, ...]:
+    def check(self, event: LoopEvent, **words: object) -> tuple[Act, ...]:
         """Return what the driver will do at an event, which does not happen yet.
 
         Args:
@@ -284,7 +286,7 @@ class TrainingSession:
             raise UsageError(self._sentence(event, words))
         return found.acts
 
-    def on(self, event: Event, **words: object) -> tuple[Act, ...]:
+    def on(self, event: LoopEvent, **words: object) -> tuple[Act, ...]:
         """Change the state at an event. Return what the driver does.
 
         Raises:
@@ -298,7 +300,7 @@ class TrainingSession:
             self.passes += 1
         elif after not in (State.BACKWARD, State.APPLYING):
             self.passes = 0
-        if event is Event.TURN:
+        if event is LoopEvent.TURN:
             self.turn += 1
         elif after in (State.COMING, State.MEANS):
             self.turn = 0
@@ -376,7 +378,7 @@ class TrainingSession:
             return f"in step {self.steps + 1}, after backward()"
         return f"after step {self.steps}" if self.steps else "before step 1"
 
-    def _sentence(self, event: Event, words: Mapping[str, object]) -> str:
+    def _sentence(self, event: LoopEvent, words: Mapping[str, object]) -> str:
         of_event = SENTENCES.get(event, {})
         sentence = of_event.get(self.state) or of_event.get(None) or ILLEGAL
         known = {
@@ -427,25 +429,25 @@ _ENDS: Mapping[State | None, str] = {
     State.BACKWARD: _WITHIN,
     State.CLOSED: _CLOSED,
 }
-SENTENCES: Mapping[Event, Mapping[State | None, str]] = {
-    Event.FORWARD: {State.FULL: _USED, State.AWAITING: _NOT_LOADED},
-    Event.EVALUATE: {State.FULL: _USED},
-    Event.BACKWARD: {
+SENTENCES: Mapping[LoopEvent, Mapping[State | None, str]] = {
+    LoopEvent.FORWARD: {State.FULL: _USED, State.AWAITING: _NOT_LOADED},
+    LoopEvent.EVALUATE: {State.FULL: _USED},
+    LoopEvent.BACKWARD: {
         State.FULL: "backward() has run more than {most} time(s) without step(); expected step() "
         "after it, or passes= for the number of passes that a step adds up",
         State.AWAITING: _NOT_LOADED,
     },
-    Event.DROP: {
+    LoopEvent.DROP: {
         State.BACKWARD: "drop() within a backward pass; expected after it",
         State.FULL: "drop(), or another backward(), comes before step(), but the gradients of pass "
         "{passes} have been sent to the shards, which cannot take them back; call step(), or "
         "requires_grad_(False) on the module while the loss of a different module passes through it",
     },
-    Event.STEP: _ENDS,
-    Event.AVERAGE: _ENDS,
-    Event.OPTIMIZE: _ENDS,
-    Event.TURN: _ENDS,
-    Event.SETTLE: {
+    LoopEvent.STEP: _ENDS,
+    LoopEvent.AVERAGE: _ENDS,
+    LoopEvent.OPTIMIZE: _ENDS,
+    LoopEvent.TURN: _ENDS,
+    LoopEvent.SETTLE: {
         None: _SETTLE,
         State.AHEAD: _BEHIND,
         State.BEGUN: _BEHIND,
@@ -455,7 +457,7 @@ SENTENCES: Mapping[Event, Mapping[State | None, str]] = {
         "step() has returned True",
         State.CLOSED: _CLOSED,
     },
-    Event.LEAVE: {
+    LoopEvent.LEAVE: {
         None: _LEAVE % " or drop()",
         State.AHEAD: _BEHIND,
         State.BEGUN: _BEHIND,
@@ -465,12 +467,14 @@ SENTENCES: Mapping[Event, Mapping[State | None, str]] = {
         "virtual worker {virtual_worker}; expected the end of the loop where step() has returned "
         "True",
     },
-    Event.LOAD: {
+    LoopEvent.LOAD: {
         None: "a state is loaded before the first step, and this group has begun step {step}; "
         "expected resume() or load_state_dict() right after distribute()",
         State.CLOSED: _CLOSED,
     },
-    Event.SET_RATE: {None: "lr was set to {rate} within a step; expected before its forward pass"},
-    Event.COLLECT: {State.CLOSED: _CLOSED},
+    LoopEvent.SET_RATE: {
+        None: "lr was set to {rate} within a step; expected before its forward pass"
+    },
+    LoopEvent.COLLECT: {State.CLOSED: _CLOSED},
 }
 """The sentence of an event that is not legal, by the state; None: in any other state."""

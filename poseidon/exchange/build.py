@@ -34,7 +34,7 @@ from poseidon.exchange.building.host_exchange import build_of_shards, build_on_h
 from poseidon.exchange.building.rounds_exchange import build_local_steps
 from poseidon.exchange.building.server_exchange import (
     BuildArguments,
-    Part,
+    PlanePart,
     build_allreduce,
     build_alone,
     build_server,
@@ -164,7 +164,7 @@ def build_exchange(
         trace=trace,
         plan=plan,
         job=member,
-        planes=[Part(own, plan_exchange(own, member)) for own in planes],
+        planes=[PlanePart(own, plan_exchange(own, member)) for own in planes],
         shards=shards,
     )
     if member.options.local_steps:
@@ -217,7 +217,7 @@ def _cut(arguments: BuildArguments) -> BuildArguments:
     if arguments.shards:
         return arguments
     if not arguments.job.shares_hosts:
-        return replace(arguments, planes=[Part(arguments.tensors, arguments.plan)])
+        return replace(arguments, planes=[PlanePart(arguments.tensors, arguments.plan)])
     return replace(arguments, planes=parts_of(arguments))
 
 

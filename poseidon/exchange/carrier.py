@@ -39,7 +39,7 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptHistories:
     """Histories by the index of their tensor, after one iteration, on their way.
 
     Attributes:
@@ -53,12 +53,12 @@ class Kept:
     held_back: Callable[[], Mapping[str, Array]] = dict
 
     @classmethod
-    def here(cls, histories: Mapping[int, History]) -> Kept:
+    def here(cls, histories: Mapping[int, History]) -> KeptHistories:
         """Return what is here already."""
         return cls(lambda: histories, lambda: histories)
 
     @classmethod
-    def of(cls, parts: Sequence[Kept]) -> Kept:
+    def of(cls, parts: Sequence[KeptHistories]) -> KeptHistories:
         """Return what several parts have, in the order of indices."""
 
         def poll() -> Mapping[int, History] | None:
@@ -94,14 +94,14 @@ class CarrierState:
         """Return the history of each of the carrier's tensors, by index."""
         return {}
 
-    def keep(self, into: Mapping[int, History]) -> Kept:
+    def keep(self, into: Mapping[int, History]) -> KeptHistories:
         """Begin to copy the histories that all replicas share, and what the shards hold back, on
         any replica.
 
         Args:
             into: arrays of an earlier call, by index, which may be written to.
         """
-        return Kept.here(self.histories())
+        return KeptHistories.here(self.histories())
 
     def parts(self) -> Mapping[str, Tensor]:
         """Return live tensors of what belongs to single virtual workers of this process and is as
@@ -140,8 +140,8 @@ class UnitedState(CarrierState):
     def histories(self) -> Mapping[int, History]:
         return in_order(merged(part.histories() for part in self._united))
 
-    def keep(self, into: Mapping[int, History]) -> Kept:
-        return Kept.of([part.keep(into) for part in self._united])
+    def keep(self, into: Mapping[int, History]) -> KeptHistories:
+        return KeptHistories.of([part.keep(into) for part in self._united])
 
     def parts(self) -> Mapping[str, Tensor]:
         return merged(part.parts() for part in self._united)

@@ -45,13 +45,13 @@ from poseidon.exchange.carrier import (
     Carrier,
     FactoredCarrier,
     GradientCarrier,
-    Kept,
+    KeptHistories,
     Step,
     UnitedState,
     merged,
 )
 from poseidon.exchange.job_control import JobControl
-from poseidon.exchange.observe.observer import Call, Observer
+from poseidon.exchange.observe.observer import ObservedCall, Observer
 from poseidon.exchange.observe.statistics import Traffic
 from poseidon.exchange.turns import Turns
 from ps_server import ServerError
@@ -110,14 +110,14 @@ class Exchange:
         self._all_squares = all_squares
         self._iteration = self.finished = settings.start_clock
         self._now_ns = now_ns
-        self._before: list[Callable[[Call, int], None]] = []
-        self._after: list[Callable[[Call, int, int, int], None]] = []
+        self._before: list[Callable[[ObservedCall, int], None]] = []
+        self._after: list[Callable[[ObservedCall, int, int, int], None]] = []
 
     def observe(self, observers: Sequence[Observer]) -> None:
         """Notify these observers of each call from now on, in their order, in place of others."""
         self._before = [o.before for o in observers if type(o).before is not Observer.before]
         self._after = [o.after for o in observers if type(o).after is not Observer.after]
-        self.control.around_wait = lambda: self.observing(Call.GATHER)
+        self.control.around_wait = lambda: self.observing(ObservedCall.GATHER)
 
     def open(self, histories: Sequence[History] | None, clock: int | None = None) -> None:
         """Bring every replica to the first values of rank 0, and to its histories.
@@ -132,7 +132,7 @@ class Exchange:
                 next `start`. None at the first call, for which `ExchangeSettings.start_clock` has
                 it.
         """
-        with self.observing(Call.OPEN):
+        with self.observing(ObservedCall.OPEN):
             if clock is not None:
                 self._iteration = self.finished = clock
             for carrier in self.carriers:
@@ -140,7 +140,7 @@ class Exchange:
 
     def start(self, iteration: int, *rates: float) -> None:
         """Begin an iteration. `rates` are those in it, one or more; see `Trained.rate_index`."""
-        with self.observing(Call.START, iteration):
+        with self.observing(ObservedCall.START, iteration):
             self._iteration = iteration
             step = Step(iteration, rates)
             if self._turns is not None:
@@ -150,18 +150,18 @@ class Exchange:
 
     def begin(self, index: int, gradient: Tensor) -> None:
         """Send the gradient of tensor `index`, which is whole in this iteration."""
-        began_ns = self._begin(Call.BEGIN, index)
+        began_ns = self._begin(ObservedCall.BEGIN, index)
         try:
             if self._turns is None:
                 self._by_gradient[index].begin(index, gradient)
             else:
                 self._contribute(self._turns, index, gradient)
         finally:
-            self._end(Call.BEGIN, index, began_ns)
+            self._end(ObservedCall.BEGIN, index, began_ns)
 
     def begin_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
         """Send the factors of tensor `index` in this iteration. The layer still uses the tensor."""
-        began_ns = self._begin(Call.BEGIN, index)
+        began_ns = self._begin(ObservedCall.BEGIN, index)
         factors: tuple[Tensor, Tensor] | None = (u_KN, v_KM)
         try:
             if self._turns is not None:
@@ -169,7 +169,7 @@ class Exchange:
             if factors is not None:
                 self._by_factors[index].begin_factors(index, *factors)
         finally:
-            self._end(Call.BEGIN, index, began_ns)
+            self._end(ObservedCall.BEGIN, index, began_ns)
 
     def release(self, index: int) -> None:
         """Hand over tensor `index`, whose factors have begun.
@@ -181,13 +181,13 @@ class Exchange:
 
     def wait(self, index: int) -> None:
         """Return once tensor `index` may be used."""
-        began_ns = self._begin(Call.WAIT, index)
+        began_ns = self._begin(ObservedCall.WAIT, index)
         try:
             self._of[index].wait(index)
             if self._turns is not None:
                 self._turns.keep(index)
         finally:
-            self._end(Call.WAIT, index, began_ns)
+            self._end(ObservedCall.WAIT, index, began_ns)
 
     def next_virtual_worker(self) -> None:
         """End the turn of a virtual worker that is not this process's last one."""
@@ -206,7 +206,7 @@ class Exchange:
 
     def finish(self) -> None:
         """End the iteration. A tensor that has not begun has a gradient of zero."""
-        with self.observing(Call.FINISH):
+        with self.observing(ObservedCall.FINISH):
             if self._turns is not None:
                 self._end_turn(self._turns)
                 for index, factors in self._turns.rest_of_factors():
@@ -230,7 +230,7 @@ class Exchange:
 
         All replicas call it together, after the same number of iterations.
         """
-        with self.observing(Call.SETTLE):
+        with self.observing(ObservedCall.SETTLE):
             for carrier in self.carriers:
                 carrier.settle(self.finished)
 
@@ -252,12 +252,12 @@ class Exchange:
     def close(self) -> None:
         """Leave. A second call does nothing. Nothing is written to the tensors afterwards."""
         self.closed = True
-        with self.observing(Call.CLOSE):
+        with self.observing(ObservedCall.CLOSE):
             for carrier in self.carriers:
                 carrier.close()
 
     @contextmanager
-    def observing(self, call: Call, index: int = -1) -> Iterator[None]:
+    def observing(self, call: ObservedCall, index: int = -1) -> Iterator[None]:
         """Notify the observers of a call, which is the body."""
         began_ns = self._begin(call, index)
         try:
@@ -267,14 +267,14 @@ class Exchange:
 
     # Called for each tensor of each iteration, where a context manager costs more than observers.
 
-    def _begin(self, call: Call, index: int) -> int:
-        if self._interruption.error is not None and call is not Call.CLOSE:
+    def _begin(self, call: ObservedCall, index: int) -> int:
+        if self._interruption.error is not None and call is not ObservedCall.CLOSE:
             raise self._interruption.error
         for before in self._before:
             before(call, index)
         return self._now_ns()
 
-    def _end(self, call: Call, index: int, began_ns: int) -> None:
+    def _end(self, call: ObservedCall, index: int, began_ns: int) -> None:
         ended_ns = self._now_ns()
         for after in self._after:
             after(call, index, began_ns, ended_ns)
@@ -299,10 +299,10 @@ class ExchangeState(UnitedState):
         Private histories: all replicas call it together, and each gets its host's. A shared
         history: only rank 0 calls it.
         """
-        with self._exchange.observing(Call.HISTORIES):
+        with self._exchange.observing(ObservedCall.HISTORIES):
             return super().histories()
 
-    def keep(self, into: Mapping[int, History] = MappingProxyType({})) -> Kept:
+    def keep(self, into: Mapping[int, History] = MappingProxyType({})) -> KeptHistories:
         """Begin to copy the state after the iterations that are finished; return at once.
 
         Any replica may call it, after `settle` and before the next iteration, and then continue. What shards keep comes in the background: a gradient
@@ -311,7 +311,7 @@ class ExchangeState(UnitedState):
         Args:
             into: histories of an earlier call, which may be written to; empty: new memory.
         """
-        with self._exchange.observing(Call.HISTORIES):
+        with self._exchange.observing(ObservedCall.HISTORIES):
             return super().keep(into)
 
     def held_back(self) -> Mapping[str, Array]:
@@ -320,5 +320,5 @@ class ExchangeState(UnitedState):
         It is private to each host; empty without codecs. Rank 0's includes what the shards hold
         back.
         """
-        with self._exchange.observing(Call.HISTORIES):
+        with self._exchange.observing(ObservedCall.HISTORIES):
             return super().held_back()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from poseidon.exchange.base import History, Trained
-from poseidon.exchange.carrier import CarrierState, Kept
+from poseidon.exchange.carrier import CarrierState, KeptHistories
 from ps_server.rules import history_count
 
 
@@ -48,8 +48,10 @@ class LocalHistories(CarrierState):
     def histories(self) -> Mapping[int, History]:
         return {index: self._copied(index, None) for index in self.of}
 
-    def keep(self, into: Mapping[int, History]) -> Kept:
-        return Kept.here({index: self._copied(index, into.get(index)) for index in self.of})
+    def keep(self, into: Mapping[int, History]) -> KeptHistories:
+        return KeptHistories.here(
+            {index: self._copied(index, into.get(index)) for index in self.of}
+        )
 
     def _copied(self, index: int, into: History | None) -> History:
         own, shape = self.of[index], tuple(self._tensors[index].tensor.shape)

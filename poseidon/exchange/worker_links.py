@@ -63,7 +63,7 @@ LAST = 2**62
 LEAVE_MESSAGE: list[Buffer] = [msgpack.packb([VERSION, "Leave"])]
 
 
-class Waiting(NamedTuple):
+class QueuedMessage(NamedTuple):
     """A message in the queue of a peer, which is a heap: one with a lower priority number overtakes
     others, and those with one number keep their order. No two share a number.
     """
@@ -132,7 +132,7 @@ class WorkerLinks:
         self._listening = self._wire.listen(network.host, network.keys)
         self.others = [(network.rank + i) % network.size for i in range(1, network.size)]
         """The ranks of the other workers, in the order in which messages for all are sent."""
-        self._outboxes: dict[int, list[Waiting]] = {rank: [] for rank in self.others}
+        self._outboxes: dict[int, list[QueuedMessage]] = {rank: [] for rank in self.others}
         self._blocked: Retries[int] = Retries()
         self._numbers = count()
         self._sending: TrackedTransport | None = None
@@ -184,7 +184,7 @@ class WorkerLinks:
         self._link.take()
 
     def _queue(self, rank: int, priority: int, frames: list[Buffer]) -> None:
-        heapq.heappush(self._outboxes[rank], Waiting(priority, next(self._numbers), frames))
+        heapq.heappush(self._outboxes[rank], QueuedMessage(priority, next(self._numbers), frames))
 
     def wake(self) -> None:
         """Make the thread look at what is to be sent."""
@@ -289,7 +289,7 @@ class WorkerLinks:
                 self._blocked.forget(peer)
             self._send_to(peer, rank, outbox)
 
-    def _send_to(self, peer: int, rank: int, outbox: list[Waiting]) -> None:
+    def _send_to(self, peer: int, rank: int, outbox: list[QueuedMessage]) -> None:
         assert self._sending is not None
         while outbox and not self._blocked.is_early(peer, self._wire.now()):
             if self._sending.blocks(peer):

@@ -27,7 +27,7 @@ from poseidon.exchange.auto.recorded import FILE_NAME as PLAN_FILE
 from poseidon.observe.metrics.job_statistics import (
     FILE_NAME,
     JobStatistics,
-    ShardStatistics,
+    ShardTotals,
     WorkerStatistics,
     encode_statistics,
     parse_shard,
@@ -152,7 +152,7 @@ class StatisticsFile(JobListener):
         self._now = now
         self._written_s = float("-inf")
         self._workers: dict[int, WorkerStatistics] = {}
-        self._shards: dict[int, ShardStatistics] = {}
+        self._shards: dict[int, ShardTotals] = {}
         self._meter, self._progress = ProgressMeter(now), JobProgress()
         self._unwritten = False
         self._broken = False

@@ -101,12 +101,12 @@ def run(job: Job, report: StartReport) -> int:
                 job.request.ssh_config,
             ) as registration,
         ):
-            return _Run(job, registration, report).run()
+            return _JobRun(job, registration, report).run()
     finally:
         job.site.close()
 
 
-class _Run:
+class _JobRun:
     """One run of a job, with its restarts. See `RestartDriver`."""
 
     def __init__(self, job: Job, registration: Registration, report: StartReport) -> None:

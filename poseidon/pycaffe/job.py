@@ -21,7 +21,7 @@ from poseidon.engine.exchange_leaves import ExchangeLeaves
 from poseidon.engine.loop_collections import LoopCollections
 from poseidon.engine.memory import ScriptMemory
 from poseidon.engine.packed import packed, unpacked
-from poseidon.engine.session import Act, Applies, Event, TrainingSession
+from poseidon.engine.session import Act, Applies, LoopEvent, TrainingSession
 from poseidon.engine.state_tree import Found, Leaf, LeafStage, Scope, StateSource, StateTree
 from poseidon.engine.worker_context import STEP, WorkerContext
 from poseidon.errors import UsageError
@@ -67,7 +67,7 @@ class JobMember:
         self._tree = StateTree(own=self._own, count=contributions.placed.count, rank=rank)
         self._tree.add(self._leaves())
         self._exchange.open(None)
-        self._session.on(Event.OPEN)
+        self._session.on(LoopEvent.OPEN)
         self._set_iterations(solver.iter)
         context.loops.add(self)
         context.on_open(built, self._exchange)
@@ -106,9 +106,9 @@ class JobMember:
         """Set the diffs and statistics of the first net to the means over all virtual workers."""
         with self._collections.calling(STEP):
             if not self._session.has_begun:
-                self._on(Event.FORWARD)
+                self._on(LoopEvent.FORWARD)
                 self._wait()
-            for event in (Event.BACKWARD, Event.PASS, Event.AVERAGE, Event.APPLY):
+            for event in (LoopEvent.BACKWARD, LoopEvent.PASS, LoopEvent.AVERAGE, LoopEvent.APPLY):
                 self._on(event)
             self._collections.finish_step()
         own = self._contributions.tensors(0)
@@ -116,7 +116,7 @@ class JobMember:
             tensor.copy_(trained.tensor)
         self._contributions.averaged = True
 
-    def _on(self, event: Event) -> None:
+    def _on(self, event: LoopEvent) -> None:
         for act in self._session.on(event):
             _ACTS[act](self)
 
@@ -144,7 +144,7 @@ class JobMember:
 
     def leave(self) -> None:
         """Leave the job. A second call does nothing."""
-        self._on(Event.CLOSE)
+        self._on(LoopEvent.CLOSE)
 
     def _leave(self) -> None:
         if self in self._context.loops.open:
@@ -259,7 +259,7 @@ class JobMember:
         """Bring this solver to a state of its tree."""
         iterations = state["iterations"]
         self._tree.write(state, source, lambda: self._exchange.open(None, iterations))
-        self._session.on(Event.LOAD)
+        self._session.on(LoopEvent.LOAD)
         self._set_iterations(iterations)
 
 

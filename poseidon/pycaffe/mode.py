@@ -19,7 +19,7 @@ import torch
 from poseidon.base import glog
 from poseidon.caffe.layers.base import CPU, LayerContext
 from poseidon.caffe.layers.registry import known_types
-from poseidon.caffe.net.random_state import derive_seed
+from poseidon.caffe.net.params import derive_seed
 from poseidon.engine.this_process import compute_as_everywhere, current_context, this_worker
 from poseidon.errors import UsageError, counted
 from ps_server.protocol.settings import MAX_WORKERS

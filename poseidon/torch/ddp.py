@@ -24,7 +24,7 @@ import torch.distributed
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from poseidon.engine.session import Act, Applies, Event, State, TrainingSession
+from poseidon.engine.session import Act, Applies, LoopEvent, State, TrainingSession
 from poseidon.engine.worker_context import STEP, Observed, WorkerContext
 from poseidon.errors import UsageError, counted
 from poseidon.exchange.base import ExchangeSettings, Trained
@@ -146,7 +146,7 @@ class BucketReducer:
         session = self._session
         if self._observed is not None:
             if session.state is not State.BACKWARD:
-                self._on(Event.BACKWARD)
+                self._on(LoopEvent.BACKWARD)
             if self._wait_free and self._sends(bucket):
                 self._send(bucket)
         if bucket.is_last():
@@ -155,9 +155,9 @@ class BucketReducer:
                 self._context = self._context.of_next_loop()
                 self._open(self._context)
             else:
-                self._on(Event.PASS)
-                self._on(Event.AVERAGE)
-                self._on(Event.APPLY)
+                self._on(LoopEvent.PASS)
+                self._on(LoopEvent.AVERAGE)
+                self._on(LoopEvent.APPLY)
             factor = self._replicas.factor()
             self._replicas.compare(session.steps)
             session.steps += 1
@@ -168,7 +168,7 @@ class BucketReducer:
                 one.set_result(done.buffer() if factor == 1.0 else done.buffer().mul_(factor))
         return future
 
-    def _on(self, event: Event) -> None:
+    def _on(self, event: LoopEvent) -> None:
         for act in self._session.on(event):
             _ACTS[act](self)
 
@@ -254,9 +254,9 @@ class BucketReducer:
         built, self._observed = context.build(tensors, settings, self.module.module)
         exchange = self._exchange
         exchange.open(None)
-        self._on(Event.OPEN)
+        self._on(LoopEvent.OPEN)
         self._session.continue_from(iterations=1)
-        self._on(Event.FORWARD)
+        self._on(LoopEvent.FORWARD)
         self._observed.watch()
         used = {p for p, index in self._index.items() if index in exchange.by_factors}
         for parameter in self._taps.keys() - used:

@@ -13,7 +13,7 @@ from typing import Any
 
 from poseidon.engine.memory import ScriptMemory
 from poseidon.engine.packed import packed, unpacked
-from poseidon.engine.session import Event, State
+from poseidon.engine.session import LoopEvent, State
 from poseidon.engine.snapshots.checksums import NO_RUN, Run
 from poseidon.engine.snapshots.files import make_folder
 from poseidon.engine.snapshots.rotation import CHECKPOINT, later_of_others
@@ -221,7 +221,7 @@ class GroupCheckpoints:
         )
         if not self.load("resume", content, source, needed=False):
             if context.number:
-                self._loop.on(Event.LOAD_NOTHING)
+                self._loop.on(LoopEvent.LOAD_NOTHING)
             return False
         if self._is_root:
             self._resumed = path
@@ -239,7 +239,7 @@ class GroupCheckpoints:
         """
         loop = self._loop
         loop.context.check_start()
-        loop.session.check(Event.LOAD, call=f"{call}()")
+        loop.session.check(LoopEvent.LOAD, call=f"{call}()")
         with loop.collections.calling(call):
             rank = self._context.worker.rank
             shared = broadcast_bytes(content, loop.collections.gather, rank=rank)
@@ -265,9 +265,9 @@ class GroupCheckpoints:
             state = loop.tree.resized(state, source)
         with loop.collections.calling(call):
             loop.tree.write(state, source, lambda: self._reopen(state["iterations"]))
-        loop.on(Event.LOAD)
+        loop.on(LoopEvent.LOAD)
         for name, group in self._groups.items():
-            group._loop.session.check(Event.LOAD)
+            group._loop.session.check(LoopEvent.LOAD)
             own = StateSource(name=f"'{name}' of {source.name}")
             group._restore(checked(groups[name], source.name), own, call)
 

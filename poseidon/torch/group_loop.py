@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from poseidon.engine.exchange_leaves import ExchangeLeaves
 from poseidon.engine.loop_collections import LoopCollections
-from poseidon.engine.session import Act, Applies, Event, LoopPosition, State, TrainingSession
+from poseidon.engine.session import Act, Applies, LoopEvent, LoopPosition, State, TrainingSession
 from poseidon.engine.state_tree import Leaf, StateTree
 from poseidon.engine.worker_context import DISTRIBUTE, LEAVING, STEP, WorkerContext
 from poseidon.errors import UsageError
@@ -38,7 +38,7 @@ from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.local_parts import is_sharded
 from poseidon.exchange.module_hooks import uncompiled
-from poseidon.exchange.observe.observer import Call
+from poseidon.exchange.observe.observer import ObservedCall
 from poseidon.exchange.options import OnDivergence
 from poseidon.exchange.replicas import NO_CHECK, ReplicaCheck
 from poseidon.exchange.row_tables import AloneRowTables, RowTables
@@ -266,7 +266,7 @@ class GroupLoop:
             turn=self.reads.turn,
         )
         self.reads.note_own_aliases()
-        self.session.on(Event.OPEN)
+        self.session.on(LoopEvent.OPEN)
         if context.folder is not None:  # in a job a group may be used without its `with` block
             context.loops.add(self)
         context.on_open(self.built, self.exchange)
@@ -279,7 +279,7 @@ class GroupLoop:
             on_forward=lambda: self._on_forward(self.module, ()),
             on_gradient=self._on_gradient,
             passes_left=lambda: self.plan.options.passes - self.session.passes,
-            around_wait=lambda: self.exchange.observing(Call.GATHER),
+            around_wait=lambda: self.exchange.observing(ObservedCall.GATHER),
         )
         self.tables.open(self.plan.tables, tables, callbacks, root=worker.rank == 0)
         if self.plan.tables and worker.size > 1:
@@ -288,7 +288,7 @@ class GroupLoop:
 
     # What happens.
 
-    def on(self, event: Event, **words: object) -> None:
+    def on(self, event: LoopEvent, **words: object) -> None:
         """Let an event happen.
 
         Raises:
@@ -309,14 +309,14 @@ class GroupLoop:
                 "the parameters that it had before; expected fully_shard() before distribute()"
             )
         if torch.is_grad_enabled():
-            self.session.check(Event.FORWARD, **self._resumption())
+            self.session.check(LoopEvent.FORWARD, **self._resumption())
             self.turns.begin(self.session.turn)
-            self.on(Event.FORWARD)
+            self.on(LoopEvent.FORWARD)
         elif module.training:
-            self.session.check(Event.EVALUATE)
+            self.session.check(LoopEvent.EVALUATE)
         else:
             # torch may take another path in an evaluation, if a tensor's class is not its usual one
-            self.on(Event.EVALUATE)
+            self.on(LoopEvent.EVALUATE)
 
     def _on_gradient(self, parameter: Tensor | None = None) -> None:
         session = self.session
@@ -327,9 +327,9 @@ class GroupLoop:
         if session.passes and self.hooks.are_cleared(besides=parameter):
             self.forget_passes()
             if not session.has_begun:  # what they have sent is awaited before more is sent
-                self.on(Event.FORWARD)
+                self.on(LoopEvent.FORWARD)
                 self.hooks.wait()
-        self.on(Event.BACKWARD, **self._resumption())
+        self.on(LoopEvent.BACKWARD, **self._resumption())
         torch.autograd.Variable._execution_engine.queue_callback(self._pass_ended)
 
     def _resumption(self) -> dict[str, object]:
@@ -340,7 +340,7 @@ class GroupLoop:
         return {"source": self.context.checkpoint, "group": kept}
 
     def _pass_ended(self) -> None:
-        self.session.on(Event.PASS)
+        self.session.on(LoopEvent.PASS)
         self.hooks.next_pass()
         self.update.pass_ended(is_last=self.session.state is State.FULL)
 
@@ -368,11 +368,11 @@ class GroupLoop:
         or need not clear.
         """
         with self.collections.calling(STEP):
-            self.on(Event.DROP)
+            self.on(LoopEvent.DROP)
         self.tables.drop()
         self.update.forget()
 
-    def check_step(self, event: Event) -> None:
+    def check_step(self, event: LoopEvent) -> None:
         """Check that a step may end.
 
         Raises:
@@ -390,7 +390,7 @@ class GroupLoop:
         """
         if self.session.is_last_turn:
             return False
-        self.on(Event.TURN)
+        self.on(LoopEvent.TURN)
         return True
 
     def compare(self, *, settles: bool = False, also_first: bool = False) -> None:
@@ -405,7 +405,7 @@ class GroupLoop:
                 self.exchange.settle()
             self.check.run(self.session.steps)
 
-    def settle(self, call: str, event: Event = Event.SETTLE) -> None:
+    def settle(self, call: str, event: LoopEvent = LoopEvent.SETTLE) -> None:
         """Bring the values that an event needs, inside of a call of the group.
 
         Args:
@@ -418,7 +418,7 @@ class GroupLoop:
 
     def check_settle(self, call: str) -> None:
         """Refuse a call within a step, and let no virtual worker's stream be drawn from."""
-        self.session.check(Event.SETTLE, call=call, **self._virtual_words())
+        self.session.check(LoopEvent.SETTLE, call=call, **self._virtual_words())
         self.turns.pause()
 
     def _virtual_words(self) -> dict[str, object]:
@@ -428,17 +428,17 @@ class GroupLoop:
     def check_open(self, call: str) -> None:
         """Refuse a call that needs the other workers after `close`. One worker alone needs none."""
         self.context.check_start()
-        self.session.check(Event.COLLECT, call=f"{call}()")
+        self.session.check(LoopEvent.COLLECT, call=f"{call}()")
 
     def leave(self) -> None:
         """Settle at the end of a `with` block that has no error."""
         with self.collections.calling(LEAVING):
             self.update.forget_stale()
-            self.settle(Event.LEAVE.value, Event.LEAVE)
+            self.settle(LoopEvent.LEAVE.value, LoopEvent.LEAVE)
 
     def close(self) -> None:
         """Leave the job and remove the hooks from the module. Safe to call twice."""
-        self.on(Event.CLOSE)
+        self.on(LoopEvent.CLOSE)
 
     @property
     def virtual_worker(self) -> int:

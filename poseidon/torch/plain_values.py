@@ -14,16 +14,16 @@ from torch import Tensor
 
 from poseidon.engine.packed import mapped, on_host, packed, unpacked
 from poseidon.errors import UsageError
-from poseidon.torch.process_group.collectives import Reduction
+from poseidon.torch.process_group.collectives import ReduceRule
 
 PLAIN = (bool, int, float, str, bytes, type(None))
 
 
-_REDUCE: dict[Reduction, Callable[[Tensor], Tensor]] = {
-    Reduction.SUM: lambda all_W: all_W.sum(0),
-    Reduction.MEAN: lambda all_W: all_W.double().mean(0),
-    Reduction.MIN: lambda all_W: all_W.amin(0),
-    Reduction.MAX: lambda all_W: all_W.amax(0),
+_REDUCE: dict[ReduceRule, Callable[[Tensor], Tensor]] = {
+    ReduceRule.SUM: lambda all_W: all_W.sum(0),
+    ReduceRule.MEAN: lambda all_W: all_W.double().mean(0),
+    ReduceRule.MIN: lambda all_W: all_W.amin(0),
+    ReduceRule.MAX: lambda all_W: all_W.amax(0),
 }
 """Whole numbers are added in 64 bits, others in float64, in the order of ranks."""
 
@@ -58,7 +58,7 @@ def device_of(value: object) -> torch.device | None:
     return next((part.device for part in _parts(value) if isinstance(part, Tensor)), None)
 
 
-def reduction(name: str) -> Reduction:
+def reduction(name: str) -> ReduceRule:
     """Return the reduction of a name.
 
     Raises:
@@ -71,7 +71,7 @@ def reduction(name: str) -> Reduction:
     return found
 
 
-def reduce(values: Sequence[Any], how: Reduction) -> Tensor | float:
+def reduce(values: Sequence[Any], how: ReduceRule) -> Tensor | float:
     """Reduce the numbers or tensors of all workers to one.
 
     Args:
@@ -96,7 +96,7 @@ def reduce(values: Sequence[Any], how: Reduction) -> Tensor | float:
     result = _REDUCE[how](torch.stack(tensors).to(torch.int64 if whole else torch.float64))
     if not isinstance(values[0], Tensor):
         return result.item()
-    return result if whole and how is Reduction.MEAN else result.to(first.dtype)
+    return result if whole and how is ReduceRule.MEAN else result.to(first.dtype)
 
 
 def _describe(value: object) -> str:

@@ -51,7 +51,7 @@ from poseidon.torch.lazy_compiler import import_compiler_late
 from poseidon.torch.process_group.backend import Calls, register
 from poseidon.torch.process_group.mesh import Mesh
 from poseidon.torch.script_output import output_to_log
-from poseidon.torch.spawning import Place, this_machine
+from poseidon.torch.spawning import ScriptPlace, this_machine
 from poseidon.torch.torchrun import free_address, torchrun_variables
 from poseidon.torch.trainer_logs import taking_from_trainer
 from ps_server import PeerLost, ServerError, StalenessTimeout
@@ -328,12 +328,12 @@ class ScriptWork(TrainingWork[ScriptDocument]):
             self._progress.report()
 
     @contextmanager
-    def _place(self) -> Iterator[Place | None]:
+    def _place(self) -> Iterator[ScriptPlace | None]:
         """Set the variables of torchrun, and let the script start its workers itself."""
         if not self.document.ddp:
             yield None
             return
-        with closing(Place(self.document, self.launcher)) as place:
+        with closing(ScriptPlace(self.document, self.launcher)) as place:
             place.open(self._set_variables())
             try:
                 yield place

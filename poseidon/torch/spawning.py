@@ -88,7 +88,7 @@ def this_machine() -> str:
     return f"{boot} {os.stat('/proc/self/ns/net').st_ino}"
 
 
-class Place:
+class ScriptPlace:
     """The place of this worker, and what its script starts.
 
     It listens before the workers' scripts begin: they look for each other's places.

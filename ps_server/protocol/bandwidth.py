@@ -75,7 +75,7 @@ class Withheld(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Entry:
+class _Queued:
     first: int
     iterations: int
     array: Array
@@ -93,7 +93,7 @@ class ChangeLog:
 
     def __init__(self, megabits_per_s: float, now_s: float) -> None:
         self._budget = Budget(megabits_per_s, now_s)
-        self._entries: dict[Key, _Entry] = {}
+        self._entries: dict[Key, _Queued] = {}
         self._values: dict[Key, float] = {}
 
     def add(self, key: Key, iteration: int, array: Array) -> None:
@@ -103,7 +103,7 @@ class ChangeLog:
         """
         entry = self._entries.get(key)
         if entry is None:
-            self._entries[key] = _Entry(iteration, 1, array, _squares(array))
+            self._entries[key] = _Queued(iteration, 1, array, _squares(array))
             return
         entry.iterations += 1
         entry.array = entry.array + array

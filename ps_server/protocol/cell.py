@@ -20,7 +20,7 @@ from ps_server.errors import RemoteProtocolError
 from ps_server.protocol import messages as m
 from ps_server.protocol.packed_rows import ChunkRows, Packed
 from ps_server.protocol.placement import Chunk
-from ps_server.protocol.precision import NUMPY_TYPES, EncodedReplica, Replica, as_tensor, key_of
+from ps_server.protocol.precision import NUMPY_TYPES, EncodedReplica, WorkersCopy, as_tensor, key_of
 from ps_server.protocol.settings import Keeping, Precision, RuleKind, TableSpec
 from ps_server.protocol.virtual_workers import Node, TreeSum
 from ps_server.rules import (
@@ -119,7 +119,7 @@ class Cell:
         self.arrived: dict[int, m.Payload] = {}  # encoded ones, by virtual worker
         # by rank, where a quorum ends a round; None: every iteration needs all workers
         self.parts: dict[int, Tensor] | None = {} if quorum else None
-        self.replica: Replica | EncodedReplica | None = None  # where values travel as changes
+        self.replica: WorkersCopy | EncodedReplica | None = None  # where values travel as changes
         self.rows = ChunkRows.of(chunk, spec.row_elements) if packs_rows else None
         self.packed: Packed | None = None  # of the value, without the other rows
         self.skipped = False  # whether the pushes of this iteration are empty
@@ -175,7 +175,7 @@ class Cell:
                 self.value = self.unsent
             self.unsent = None
         elif precision is not Precision.FLOAT32:
-            self.replica = Replica(self.value, precision)
+            self.replica = WorkersCopy(self.value, precision)
 
     def share_value(self, allocate: Callable[[int], Tensor | None]) -> None:
         """Keep the value from here on in memory that a worker of this host reads, where it travels

@@ -159,7 +159,7 @@ class Feedback:
         return as_array(rounded)
 
 
-class Replica:
+class WorkersCopy:
     """The workers' value of one chunk, on the shard; makes the changes that update it.
 
     Args:

@@ -80,7 +80,7 @@ class ConnectingEnd:
 
 
 @dataclass(slots=True, kw_only=True)
-class Session:
+class ServerConnection:
     """One connection of a server.
 
     Args:
@@ -109,9 +109,9 @@ class ListeningEnd:
         _rehearse()
         self._secret = z85.decode(keys.own.secret)
         self._admit = frozenset(z85.decode(key) for key in keys.admit)
-        self._sessions: dict[bytes, Session] = {}
+        self._sessions: dict[bytes, ServerConnection] = {}
         self._numbers: dict[bytes, bytes] = {}
-        self._of_peer: dict[bytes, Session] = {}
+        self._of_peer: dict[bytes, ServerConnection] = {}
 
     @property
     def unproved(self) -> int:
@@ -151,7 +151,7 @@ class ListeningEnd:
         self._prove(session, peer)
         return frames
 
-    def _prove(self, session: Session, peer: bytes) -> None:
+    def _prove(self, session: ServerConnection, peer: bytes) -> None:
         session.peer = peer
         self._of_peer[peer] = session
 
@@ -188,9 +188,9 @@ def _answer(offered: bytes) -> bytes:
     return bytes([choose(offered, has_aes=has_aes()).value])
 
 
-def _session(second: bytes, agreed: Agreement) -> Session:
+def _session(second: bytes, agreed: Agreement) -> ServerConnection:
     suite = choose(agreed.payload, has_aes=has_aes())
-    return Session(
+    return ServerConnection(
         second=second,
         sealer=Sealer(suite, agreed.send),
         opener=Opener(suite, agreed.receive),

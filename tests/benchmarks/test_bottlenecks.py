@@ -14,12 +14,12 @@ from benchmarks.bottleneck_cases.definitions import SOLVER, Data, write_pictures
 from benchmarks.bottleneck_cases.harness import Answer
 from benchmarks.bottlenecks import row
 from poseidon.caffe.proto.definition import read_net, read_solver
-from poseidon.observe.dashboard.bottleneck import Bottleneck, Cause
+from poseidon.observe.dashboard.bottleneck import Bottleneck, JobLimit
 
 
 def test_twenty_cases_of_all_causes_and_exchanges() -> None:
     assert len(CASES) == 20
-    assert {case.cause for case in CASES} == set(Cause) - {Cause.UNKNOWN}
+    assert {case.cause for case in CASES} == set(JobLimit) - {JobLimit.UNKNOWN}
     assert {case.exchange for case in CASES} == {"ps", "hybrid", "svb", "allreduce"}
     assert {len(case.roles) for case in CASES} >= {2, 3, 4}
     assert any(case.workers > 1 for case in CASES)
@@ -44,22 +44,26 @@ def test_a_case_is_possible(case: Case, tmp_path: Path) -> None:
 
 def test_cause_and_place_count() -> None:
     case = next(case for case in CASES if case.where == "host1")
-    found = Bottleneck(cause=Cause.LINK, where="host1", sentence="The link of host1 is the limit.")
+    found = Bottleneck(
+        cause=JobLimit.LINK, where="host1", sentence="The link of host1 is the limit."
+    )
     assert case.is_named(found)
     assert not case.is_named(replace(found, where="host2"))
     assert not case.is_named(replace(found, where=""))
-    assert not case.is_named(replace(found, cause=Cause.SHARD))
+    assert not case.is_named(replace(found, cause=JobLimit.SHARD))
     assert replace(case, where=None).is_named(replace(found, where="host2"))
 
 
 def test_the_table_says_what_the_page_says() -> None:
     case = next(case for case in CASES if case.where == "host1")
-    found = Bottleneck(cause=Cause.LINK, where="host1", sentence="The link of host1 is the limit.")
+    found = Bottleneck(
+        cause=JobLimit.LINK, where="host1", sentence="The link of host1 is the limit."
+    )
     assert row(3, case, Answer(found=found, named_s=7.4)) == (
         "| 3 | 3 x 1, ps | the link of host1 has 20 Mbit/s | The link of host1 is the limit. | 7 "
         "s | yes |"
     )
-    unknown = Bottleneck(cause=Cause.UNKNOWN, sentence="Not enough.")
+    unknown = Bottleneck(cause=JobLimit.UNKNOWN, sentence="Not enough.")
     assert row(3, case, Answer(found=unknown)).endswith("| Not enough. | - | **no** |")
 
 

@@ -11,22 +11,22 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 
 from poseidon.cluster.agent.agent import Action as AgentAction
-from poseidon.cluster.agent.agent import AgentState, Leave, Perform, Send
+from poseidon.cluster.agent.agent import AgentState, EndProcesses, Perform, Send
 from poseidon.cluster.agent.messages import (
+    AgentHello,
+    AgentWelcome,
     Answer,
     EndAll,
     EventReport,
     Exited,
     Heartbeat,
-    Hello,
     ProcessSignal,
     Report,
     Request,
-    SendLine,
     SendSignal,
-    Start,
     Started,
-    Welcome,
+    StartProcess,
+    WriteLine,
 )
 from poseidon.cluster.agent.wire import REPORTS, REQUESTS
 from poseidon.cluster.process import ProcessSpec
@@ -218,12 +218,12 @@ class HostAgent:
                 self._leave(action)
 
     def _perform(self, request: Request) -> None:
-        if isinstance(request, Hello):
+        if isinstance(request, AgentHello):
             scratch = self._host.scratch
-            self._outbox.append(Welcome(cores=1, scratch=scratch))
-        elif isinstance(request, Start):
+            self._outbox.append(AgentWelcome(cores=1, scratch=scratch))
+        elif isinstance(request, StartProcess):
             self._start(request)
-        elif isinstance(request, SendLine) and request.id in self.processes:
+        elif isinstance(request, WriteLine) and request.id in self.processes:
             self.processes[request.id].line(request.line)
         elif isinstance(request, SendSignal) and request.id in self.processes:
             process, kill = self.processes[request.id], request.signal is ProcessSignal.KILL
@@ -233,7 +233,7 @@ class HostAgent:
             self._end_processes()
             self._outbox.append(Answer(id=request.id, answer={}))
 
-    def _start(self, request: Start) -> None:
+    def _start(self, request: StartProcess) -> None:
         def event(fields: Mapping[str, object]) -> None:
             self.report(EventReport(id=request.id, event=fields))
 
@@ -246,7 +246,7 @@ class HostAgent:
         self._outbox.append(Started(id=request.id, pid=100 + request.id, created="0.0"))
         self._host.spawn(process, request.spec)
 
-    def _leave(self, leave: Leave) -> None:
+    def _leave(self, leave: EndProcesses) -> None:
         self._end_processes()
         self._left_s = self.process.world.now
         self._flush()

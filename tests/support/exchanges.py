@@ -9,14 +9,14 @@ from typing import Any
 
 from poseidon.exchange.alone import AloneCarrier
 from poseidon.exchange.base import ExchangeSettings, Trained
-from poseidon.exchange.building.server_exchange import BuildArguments, Part, through_server
+from poseidon.exchange.building.server_exchange import BuildArguments, PlanePart, through_server
 from poseidon.exchange.cost import Choice, ExchangePlan
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.kinds import Scheme
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
-from poseidon.exchange.server.store import Layout, store_spec, table_specs
+from poseidon.exchange.server.store import StoreLayout, store_spec, table_specs
 from ps_server import Client, Keeping, StoreSpec
 from ps_server.network import Network
 from ps_server.trace import NO_TRACE
@@ -42,7 +42,7 @@ def plain_exchange(
         options=ExchangeOptions(staleness=staleness),
     )
     copies = (i for i, table in enumerate(store.tables) if table.keeping is Keeping.COPY)
-    layout = Layout(
+    layout = StoreLayout(
         tensors=tensors,
         tables=store.tables,
         pools=[(index,) for index in range(len(tensors))],
@@ -54,7 +54,7 @@ def plain_exchange(
 
 def exchange_of(
     client: Client,
-    layout: Layout,
+    layout: StoreLayout,
     store: StoreSpec,
     settings: ExchangeSettings,
     member: Membership,
@@ -87,7 +87,7 @@ def exchange_of(
         trace=NO_TRACE,
         plan=plan,
         job=member,
-        planes=[Part(layout.tensors, plan)],
+        planes=[PlanePart(layout.tensors, plan)],
     )
     return through_server(client, layout, store, arguments)
 

@@ -134,7 +134,7 @@ def _safetensors() -> Any:
         ) from error
 
 
-class _Positional(nn.Module):
+class _TupleNet(nn.Module):
     """A net whose inputs and outputs are tuples, which `torch.export` takes."""
 
     def __init__(self, net: Net) -> None:
@@ -153,7 +153,7 @@ def _pt2(net: Net) -> tuple[bytes, str]:
         layer.freeze_estimates()
     inputs = tuple(torch.zeros(2, *shape[1:]) for shape in net.input_shapes.values())
     try:
-        content = traced_program(_Positional(net), inputs, dynamic=True)
+        content = traced_program(_TupleNet(net), inputs, dynamic=True)
     except Exception as error:
         why = str(error).strip().splitlines()[0]
         raise DefinitionError(

@@ -120,7 +120,7 @@ def _plan(others: Sequence[tuple[Host, PartFiles]], report: Report) -> list[Clie
     """Read all files that are to be sent, for their checksums."""
     every = {file for _, part in others for file in part.files}
     total = sum(file.stat().st_size for file in every if file.is_file())
-    count = _Count(report, CHECKING, total)
+    count = _SharedProgress(report, CHECKING, total)
     known: dict[Path, SentFile] = {}
     deliveries = []
     for client, part in others:
@@ -144,7 +144,7 @@ def _deliver_all(
     report: Report,
 ) -> dict[int, str]:
     """Send to all clients at once; return the sentence of each, by the client's id."""
-    count = _Count(report, COPYING, sum(delivery.size for delivery in deliveries))
+    count = _SharedProgress(report, COPYING, sum(delivery.size for delivery in deliveries))
 
     def one(delivery: ClientFiles) -> str | JobError:
         place = client_name(delivery.client)
@@ -177,7 +177,7 @@ def _deliver_all(
     }
 
 
-class _Count:
+class _SharedProgress:
     """Adds up the progress of several threads, for one bar."""
 
     def __init__(self, report: Report, activity: str, total: int) -> None:

@@ -119,7 +119,7 @@ class Python(Layer):
         return [blob.shape for blob in self.top_blobs]
 
     def forward(self, *bottoms: Tensor) -> Tensor | tuple[Tensor, ...]:
-        run: Callable[..., tuple[Tensor, ...]] = _Run.apply
+        run: Callable[..., tuple[Tensor, ...]] = _UserPasses.apply
         tops = run(self, len(bottoms), *bottoms, *self.sources())
         return tops[0] if len(tops) == 1 else tops
 
@@ -232,7 +232,7 @@ def _spec(index: int, blob: Blob) -> BlobSpec:
     )
 
 
-class _Run(torch.autograd.Function):
+class _UserPasses(torch.autograd.Function):
     """The autograd function of the user's forward and backward."""
 
     @staticmethod

@@ -42,7 +42,7 @@ from poseidon.engine.elastic import Regrouped
 from poseidon.engine.kept_state import KeptState, StateCopy
 from poseidon.engine.memory import SolverMemory
 from poseidon.engine.own_time import OwnTime
-from poseidon.engine.session import Act, Applies, Event, TrainingSession
+from poseidon.engine.session import Act, Applies, LoopEvent, TrainingSession
 from poseidon.engine.state_tree import StateSource
 from poseidon.errors import JobError, SnapshotError
 from poseidon.exchange.broadcast import bring_parts
@@ -198,7 +198,7 @@ class Trainer:
         else:
             source = StateSource(name=str(path), is_file=True, path=path)
             self._state.load(state, source, self._open)
-            self._on(Event.LOAD)
+            self._on(LoopEvent.LOAD)
         self._begin()
 
     def open_from_memory(self, kept: KeptState | None) -> None:
@@ -214,12 +214,12 @@ class Trainer:
         given = {name: value.cpu().numpy() for name, value in replica.fixed.items()}
         bring_parts(replica.fixed, given if replica.is_filled else {}, control, rank=self._rank)
         replica.is_filled = True
-        self._on(Event.LOAD)
+        self._on(LoopEvent.LOAD)
         self._begin()
 
     def _open(self) -> None:
         self._exchange.open(self._state.histories())
-        self._on(Event.OPEN)
+        self._on(LoopEvent.OPEN)
 
     def _begin(self) -> None:
         self._check = ReplicaCheck(
@@ -233,7 +233,7 @@ class Trainer:
             tester.skip_to(self._state.tests_done, self._replica.nets)
         self._settings.on_open(self.iteration, next(iter(self._state.smoothed.values())))
 
-    def _on(self, event: Event) -> None:
+    def _on(self, event: LoopEvent) -> None:
         for act in self._session.on(event):
             _ACTS[act](self)
 
@@ -255,7 +255,7 @@ class Trainer:
     def close(self) -> None:
         """Leave the nets and the snapshots' prefix. The exchange stays open."""
         self._checkpoint.leave()
-        self._on(Event.CLOSE)
+        self._on(LoopEvent.CLOSE)
         for sink in self._sinks:
             sink.close()
 
@@ -297,7 +297,7 @@ class Trainer:
             losses.check()
 
         def copy(note: bytes, before: KeptState | None) -> StateCopy:
-            self._on(Event.SETTLE)
+            self._on(LoopEvent.SETTLE)
             control, state = self._exchange.control, self._exchange.state
             coming = self._state.tree.copy(control, keeps=memory.holds, note=note, before=before)
             if state.overtaken:
@@ -309,18 +309,18 @@ class Trainer:
     def _step(self) -> None:
         solver = self._solver
         if solver.snapshot_diff:
-            self._on(Event.SETTLE)
+            self._on(LoopEvent.SETTLE)
             self._before = self._replica.values()
         if self._own_time is not None:
             self._own_time.begin()
         iteration = self.iteration
-        self._on(Event.FORWARD)
+        self._on(LoopEvent.FORWARD)
         if solver.debug_info:
             self._replica.train.set_debug_info(
                 bool(solver.display) and iteration % solver.display == 0
             )
         outputs = [self._compute(position) for position in range(len(self._replica.nets))]
-        self._on(Event.STEP)
+        self._on(LoopEvent.STEP)
         if self._own_time is not None:
             self._own_time.end()
         if solver.display and iteration % solver.display == 0:
@@ -331,7 +331,7 @@ class Trainer:
         """Compute an iteration for one virtual worker; return the outputs of its last pass."""
         nets = self._replica.nets[position]
         if position:
-            self._on(Event.TURN)
+            self._on(LoopEvent.TURN)
         loss, outputs = self._replica.forward_backward(
             nets,
             self.iteration,
@@ -344,8 +344,8 @@ class Trainer:
         return outputs
 
     def _end_pass(self) -> None:
-        self._on(Event.BACKWARD)
-        self._on(Event.PASS)
+        self._on(LoopEvent.BACKWARD)
+        self._on(LoopEvent.PASS)
         self._hooks.next_pass()
 
     # The acts of the session.
@@ -433,7 +433,7 @@ class Trainer:
 
         Return False if all workers interrupt it because the job was asked to stop.
         """
-        self._on(Event.SETTLE)
+        self._on(LoopEvent.SETTLE)
         self._show_displayed(wait=True)
         for index, tester in enumerate(self._testers):
             if self._rank == 0:
@@ -451,7 +451,7 @@ class Trainer:
         return time.monotonic() - self._began_s
 
     def _compare_replicas(self) -> None:
-        self._on(Event.SETTLE)
+        self._on(LoopEvent.SETTLE)
         self._check.run(self.iteration)
 
     def _snapshot(self, *, ends: bool, last: bool) -> bool:
@@ -470,7 +470,7 @@ class Trainer:
             assert self._memory.newest is not None
             kept = self._memory.newest.content.shared
             known = {name: kept[name] for name in ("history",) if name in kept}
-        self._on(Event.SETTLE)
+        self._on(LoopEvent.SETTLE)
         root = self._rank == 0
         state = self._state.tree.read(self._exchange.control.all_gather, keeps=root, known=known)
         before = (self._before or None) if self._solver.snapshot_diff else None
@@ -492,7 +492,7 @@ class Trainer:
     def _end(self, *, stopped: bool) -> None:
         solver = self._solver
         self._show_displayed(wait=True)
-        self._on(Event.SETTLE)
+        self._on(LoopEvent.SETTLE)
         if self._one_more_at_the_end():
             self._snapshot(ends=True, last=True)
         if stopped:

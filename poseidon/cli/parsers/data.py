@@ -6,14 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from poseidon.cli.parsers.form import (
-    Command,
-    Group,
-    Parser,
-    flag,
-    switch,
-    word,
-)
+from poseidon.cli.parsers.form import Command, FlagGroup, Parser, flag, switch, word
 from poseidon.cli.parsers.reading import retired
 from poseidon.flags.flag import BACKENDS, Opens, Takes, progress
 from poseidon.flags.values import count, whole
@@ -21,7 +14,7 @@ from poseidon.flags.values import count, whole
 DATA = "CIFAR-10: an archive, or a folder that holds it"
 
 
-def _backend(group: Group, *, default: str | None) -> None:
+def _backend(group: FlagGroup, *, default: str | None) -> None:
     text = f"lmdb or leveldb ({default or 'what the folder holds'})"
     flag(group, "backend", text, choices=BACKENDS, default=default, metavar="KIND")
 
@@ -70,7 +63,7 @@ def _picture_words(parser: Parser, beside: str) -> None:
     word(parser, "db_name", "the database to make", metavar="DB_NAME", read=Path)
 
 
-def _picture_flags(group: Group) -> None:
+def _picture_flags(group: FlagGroup) -> None:
     switch(group, "gray", "read pictures as grey ones")
     switch(group, "shuffle", "change the order of the pictures")
     switch(group, "check_size", "make sure that all pictures have as many values")

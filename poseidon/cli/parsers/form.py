@@ -51,7 +51,7 @@ class Command:
 
 
 @dataclass(slots=True)
-class Group:
+class FlagGroup:
     """Flags under one headline.
 
     Attributes:
@@ -72,12 +72,12 @@ class Parser:
 
     def __init__(self, command: Command) -> None:
         self._command = command
-        self.arguments = Group("Arguments", flags=[*of_every_command()])
+        self.arguments = FlagGroup("Arguments", flags=[*of_every_command()])
         self._groups = {self.arguments.title: self.arguments}
 
-    def section(self, title: str, terms: str = "") -> Group:
+    def section(self, title: str, terms: str = "") -> FlagGroup:
         """Return the group of flags with this headline; a new one comes last."""
-        return self._groups.setdefault(title, Group(title, terms))
+        return self._groups.setdefault(title, FlagGroup(title, terms))
 
     def flags(self) -> Iterator[Flag]:
         """Return all flags, in the order of the help."""
@@ -127,9 +127,9 @@ class Parser:
             parts.append(_wrapped(more))
         return "\n\n".join(parts) + "\n"
 
-    def _shown(self, topic: str) -> Iterable[Group]:
+    def _shown(self, topic: str) -> Iterable[FlagGroup]:
         """Return the groups that the help of a topic shows, with the flags that it shows."""
-        shown: dict[str, Group] = {}
+        shown: dict[str, FlagGroup] = {}
         for group in self._groups.values():
             for flag in group.flags:
                 title, terms = (group.title, group.terms) if topic else (flag.section.first, "")
@@ -137,11 +137,11 @@ class Parser:
                     topic in ("all", flag.section.topic) if topic else not (flag.rare or flag.of)
                 )
                 if flag.text and of_topic:
-                    shown.setdefault(title, Group(title, terms)).add(flag)
+                    shown.setdefault(title, FlagGroup(title, terms)).add(flag)
         return shown.values()
 
 
-def flag(group: Group, name: str, text: str, **settings: Any) -> None:
+def flag(group: FlagGroup, name: str, text: str, **settings: Any) -> None:
     """Add a flag with a value, one of `choices` if there are any; `settings` are the rest of
     `Flag`.
     """
@@ -150,7 +150,7 @@ def flag(group: Group, name: str, text: str, **settings: Any) -> None:
     group.add(Flag(name=name, text=text, **settings))
 
 
-def switch(group: Group, name: str, text: str, **settings: Any) -> None:
+def switch(group: FlagGroup, name: str, text: str, **settings: Any) -> None:
     """Add a flag that is on without a value, and on or off with one."""
     flag(group, name, text, **{"default": False, "takes": Takes.SWITCH, **settings})
 
@@ -168,7 +168,7 @@ def _usage(command: str, shown: Sequence[Flag]) -> str:
     return " ".join([f"usage: poseidon {command}", *words])
 
 
-def _section(group: Group) -> str:
+def _section(group: FlagGroup) -> str:
     """Return a headline, the meaning of its terms, and each flag in a line."""
     lines = [f"{group.title}:", *([_wrapped(group.terms)] if group.terms else [])]
     column = 4 + max(len(_left(flag)) for flag in group.flags)

@@ -8,13 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from poseidon.cli.parsers.form import (
-    Group,
-    Parser,
-    flag,
-    switch,
-    word,
-)
+from poseidon.cli.parsers.form import FlagGroup, Parser, flag, switch, word
 from poseidon.cli.parsers.reading import of_jobs
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.flags.flag import Section, Takes, flags_of
@@ -22,7 +16,7 @@ from poseidon.flags.values import count, number, one_of, port
 from poseidon.launcher.request import ExtractionRequest, ScriptRequest, TrainRequest
 
 
-def _solver_flag(group: Group, name: str, text: str, **settings: Any) -> None:
+def _solver_flag(group: FlagGroup, name: str, text: str, **settings: Any) -> None:
     """Add a flag for a field of the solver: --display=5 for --set display=5."""
     read = settings.pop("read", str)
     settings = {"dest": "settings", "default": (), "takes": Takes.VALUES, "rare": True, **settings}

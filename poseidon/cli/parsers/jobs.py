@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 
-from poseidon.cli.parsers.form import Command, Group, Parser, flag, switch, word
+from poseidon.cli.parsers.form import Command, FlagGroup, Parser, flag, switch, word
 from poseidon.flags.flag import Opens, Takes, progress
 from poseidon.flags.values import count, number, positive, whole
 
@@ -14,7 +14,7 @@ SHELLS = ("bash", "zsh", "fish", "tcsh")
 _JOB = "a job's id or its output folder; default: the newest of the current folder"
 
 
-def _ssh_config(group: Group) -> None:
+def _ssh_config(group: FlagGroup) -> None:
     flag(group, "ssh_config", "in place of ~/.ssh/config, as ssh -F", metavar="FILE")
 
 

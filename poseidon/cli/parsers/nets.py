@@ -8,14 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from poseidon.cli.parsers.form import (
-    Command,
-    Group,
-    Parser,
-    flag,
-    switch,
-    word,
-)
+from poseidon.cli.parsers.form import Command, FlagGroup, Parser, flag, switch, word
 from poseidon.flags.flag import IMPORT, ON_TERMINAL, Opens, Takes, progress
 from poseidon.flags.values import (
     count,
@@ -82,12 +75,12 @@ def _draw_net(parser: Parser) -> None:
     switch(group, "display_lrm", "show each layer's learning rate multipliers")
 
 
-def _stage_flag(group: Group) -> None:
+def _stage_flag(group: FlagGroup) -> None:
     text = "stages for include rules of the net, with commas"
     flag(group, "stage", text, read=parts, default=(), metavar="NAMES")
 
 
-def _shapes_flag(group: Group) -> None:
+def _shapes_flag(group: FlagGroup) -> None:
     text = "shape of a blob that a data layer reads"
     flag(
         group,

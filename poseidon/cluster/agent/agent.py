@@ -1,6 +1,6 @@
 """The state machine of an agent: requests and the time in, what its host is to do out.
 
-Law: pure. No request is carried out before `Hello`, and none after the agent has decided to leave.
+Law: pure. No request is carried out before `AgentHello`, and none after the agent has decided to leave.
 It leaves when its launcher says so, falls silent, or sends what is not a request. Silence counts
 only while this host itself was running.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from poseidon.cluster.agent import messages as m
-from poseidon.cluster.agent.wire import Silence
+from poseidon.cluster.agent.wire import PeerSilence
 
 TICK_S = 1.0
 """The longest time between two ticks of an agent that is not late."""
@@ -25,13 +25,13 @@ class Send:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Perform:
-    """Carry out a request; it is legal now. `Hello`: answer with `Welcome`."""
+    """Carry out a request; it is legal now. `AgentHello`: answer with `AgentWelcome`."""
 
     request: m.Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Leave:
+class EndProcesses:
     """End all processes, then exit.
 
     Attributes:
@@ -43,7 +43,7 @@ class Leave:
     reason: str = ""
 
 
-Action = Send | Perform | Leave
+Action = Send | Perform | EndProcesses
 
 
 class AgentState:
@@ -51,7 +51,7 @@ class AgentState:
 
     Args:
         version: of its Poseidon.
-        hello_s: how long the launcher may take to send `Hello`.
+        hello_s: how long the launcher may take to send `AgentHello`.
         now_s: the time, by any steady clock.
         launcher: the launcher in messages.
     """
@@ -62,7 +62,7 @@ class AgentState:
         self._version = version
         self._launcher = launcher
         self._silence_s = hello_s
-        self._silence = Silence(TICK_S, now_s)
+        self._silence = PeerSilence(TICK_S, now_s)
         self._greeted = False
         self._left = False
         self._started: set[int] = set()
@@ -71,7 +71,7 @@ class AgentState:
 
     @property
     def greeted(self) -> bool:
-        """Whether the launcher has sent `Hello`."""
+        """Whether the launcher has sent `AgentHello`."""
         return self._greeted
 
     def take(self, request: m.Request, now_s: float) -> list[Action]:
@@ -80,18 +80,18 @@ class AgentState:
             return []
         if isinstance(request, m.Shutdown):
             return self._leave(request.status, request.reason)
-        if isinstance(request, m.Hello):
+        if isinstance(request, m.AgentHello):
             return self._greet(request)
         if not self._greeted:
             return self.reject("a request before Hello")
-        if isinstance(request, m.Start):
+        if isinstance(request, m.StartProcess):
             if request.id in self._started:
                 why = f"process {request.id} was started before"
                 return [Send(report=m.Refused(id=request.id, message=why))]
             self._started.add(request.id)
-        elif isinstance(request, m.SendLine | m.SendSignal) and request.id not in self._started:
+        elif isinstance(request, m.WriteLine | m.SendSignal) and request.id not in self._started:
             return []
-        elif isinstance(request, m.Put | m.Get) and request.id < 0:
+        elif isinstance(request, m.Put | m.ReadFile) and request.id < 0:
             return self.reject(f"{type(request).__name__} with the id {request.id}")
         elif isinstance(request, m.EndAll | m.Register):
             self._started.clear()
@@ -122,14 +122,14 @@ class AgentState:
         return [Send(report=m.KilledByUser()), *self._leave(1, "the job was killed on this host")]
 
     def signaled(self, name: str) -> list[Action]:
-        """Report a signal of the machine or the scheduler; before `Hello` there is nobody to report
+        """Report a signal of the machine or the scheduler; before `AgentHello` there is nobody to report
         it to.
         """
         if self._greeted:
             return [Send(report=m.Signaled(signal=name))]
         return self._leave(1, f"the task was ended by {name} before all others had joined")
 
-    def _greet(self, hello: m.Hello) -> list[Action]:
+    def _greet(self, hello: m.AgentHello) -> list[Action]:
         if (hello.protocol, hello.version) != (m.PROTOCOL, self._version):
             return self.reject(
                 f"Poseidon {self._version} is installed there, and {hello.version} here; "
@@ -143,4 +143,4 @@ class AgentState:
         if self._left:
             return []
         self._left = True
-        return [Leave(status=status, reason=reason)]
+        return [EndProcesses(status=status, reason=reason)]

@@ -152,7 +152,7 @@ class _Delivery:
 
     def _inspect(
         self, files: Sequence[SentFile], folders: Sequence[str], *, replace: bool
-    ) -> _Found:
+    ) -> _Inspection:
         known = self._request(
             files,
             {
@@ -175,9 +175,9 @@ class _Delivery:
             for file, place in zip(files, places, strict=True)
             if not place.same
         )
-        return _Found(files=places, needed_bytes=needed, free_bytes=int(known["free"]))
+        return _Inspection(files=places, needed_bytes=needed, free_bytes=int(known["free"]))
 
-    def _check_space(self, found: Sequence[_Found]) -> None:
+    def _check_space(self, found: Sequence[_Inspection]) -> None:
         needed, free = (
             sum(each.needed_bytes for each in found),
             min(each.free_bytes for each in found),
@@ -241,7 +241,7 @@ class _FileState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
+class _Inspection:
     """The host's answer to one inspection."""
 
     files: tuple[_FileState, ...]

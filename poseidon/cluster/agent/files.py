@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from poseidon.base.settings import expanded, folder_of_sockets
-from poseidon.cluster.agent.messages import Content, Get, Put
+from poseidon.cluster.agent.messages import Content, Put, ReadFile
 
 LARGEST_PART = 8 << 20
 ARRIVING = ".%s.arriving"
@@ -48,7 +48,7 @@ def put(part: Put) -> None:
         stream.write(part.content)
 
 
-def get(part: Get) -> Content:
+def get(part: ReadFile) -> Content:
     """Read a part of a file.
 
     Raises:
@@ -198,7 +198,7 @@ PREFIX = "poseidon-"
 MARK = f".agent-{socket.gethostname()}"
 
 
-class Scratch:
+class AgentFolder:
     """The folder of one agent; only this user can enter it.
 
     Raises:

@@ -22,9 +22,9 @@ from poseidon.base.settings import read_settings
 from poseidon.cluster import host_probe
 from poseidon.cluster.agent import files
 from poseidon.cluster.agent import messages as m
-from poseidon.cluster.agent.agent import Action, AgentState, Leave, Send
+from poseidon.cluster.agent.agent import Action, AgentState, EndProcesses, Send
 from poseidon.cluster.agent.child import ChildProcess, ChildSettings, start_child
-from poseidon.cluster.agent.files import Scratch
+from poseidon.cluster.agent.files import AgentFolder
 from poseidon.cluster.agent.template import Templates
 from poseidon.cluster.agent.wire import REPORTS, REQUESTS, WireError
 from poseidon.cluster.dial.channel import Channel
@@ -36,7 +36,7 @@ from poseidon.cluster.jobs.registry import (
     RecordedProcess,
     Registry,
 )
-from poseidon.cluster.jobs.this_host import Kill, kill_jobs, list_jobs
+from poseidon.cluster.jobs.this_host import KillRequest, kill_jobs, list_jobs
 from poseidon.cluster.process import OutputStream, creation
 from poseidon.errors import JobError, PoseidonError, limit_reached
 from poseidon.version import __version__
@@ -56,7 +56,7 @@ class AgentSettings:
     Attributes:
         children: of the processes that it starts.
         python: the interpreter that they run with, where the launcher names none.
-        hello_s: how long the launcher may take to send `Hello`.
+        hello_s: how long the launcher may take to send `AgentHello`.
         launcher: the launcher in messages.
     """
 
@@ -83,34 +83,34 @@ class Agent:
         self._registry = Registry(read_settings().state_folder)
         self._record: JobRecord | None = None
         self._running: dict[int, ChildProcess] = {}
-        self._scratch: Scratch | None = None
-        self._leave: Leave | None = None
+        self._scratch: AgentFolder | None = None
+        self._leave: EndProcesses | None = None
         self._inbox: queue.Queue[bytes | None] = queue.Queue(MAX_QUEUED)
         self._outbox: queue.Queue[m.Report | None] = queue.Queue(MAX_QUEUED)
-        self._file_requests: queue.Queue[m.Put | m.Get | None] = queue.Queue(MAX_QUEUED)
+        self._file_requests: queue.Queue[m.Put | m.ReadFile | None] = queue.Queue(MAX_QUEUED)
         self._signals: queue.SimpleQueue[Callable[[], list[Action]]] = queue.SimpleQueue()
         self._lost = threading.Event()
         self._lost_why = ""
         self._links = Probe()
         self._templates = Templates()
         self._perform: dict[type[m.Request], Callable[[Any], None]] = {
-            m.Hello: self._welcome,
+            m.AgentHello: self._welcome,
             m.Register: self._take_record,
-            m.Start: self._start,
-            m.SendLine: self._send_line,
+            m.StartProcess: self._start,
+            m.WriteLine: self._send_line,
             m.SendSignal: self._send_signal,
             m.Ask: lambda ask: self._thread("ask", lambda: self._answer(ask)).start(),
             m.Put: self._file_requests.put,
-            m.Get: self._file_requests.put,
+            m.ReadFile: self._file_requests.put,
             m.EndAll: self._end_job,
         }
 
     @property
     def greeted(self) -> bool:
-        """Whether the launcher has sent `Hello`."""
+        """Whether the launcher has sent `AgentHello`."""
         return self._state.greeted
 
-    def serve(self) -> Leave:
+    def serve(self) -> EndProcesses:
         """Serve the launcher until it ends the agent, or is lost; return how that came."""
         receiver, sender, filer = (
             self._thread("receive", self._receive),
@@ -128,7 +128,7 @@ class Agent:
         except (OSError, RuntimeError) as error:  # no room, or no thread can be started
             why = limit_reached(error) or getattr(error, "strerror", None) or str(error)
             self.report(m.Refused(id=m.AGENT_ITSELF, message=why), timeout_s=HEARTBEAT_S)
-            return Leave(status=1, reason=why)
+            return EndProcesses(status=1, reason=why)
         finally:
             self._end_processes()
             self._links.close()
@@ -146,7 +146,7 @@ class Agent:
 
     def stop(self, reason: str) -> None:
         """End everything and return from `serve`. Signal handlers may call it."""
-        self._signals.put(lambda: [Leave(status=1, reason=reason)])
+        self._signals.put(lambda: [EndProcesses(status=1, reason=reason)])
 
     def killed_by_user(self) -> None:
         """As `stop`, after a report that the user has killed the job on this host."""
@@ -175,23 +175,23 @@ class Agent:
             return self._state.reject(str(error))
 
     def _do(self, action: Action) -> None:
-        if isinstance(action, Leave):
+        if isinstance(action, EndProcesses):
             self._leave = self._leave or action
         elif isinstance(action, Send):
             self.report(action.report, timeout_s=HEARTBEAT_S)
         else:
             self._perform[type(action.request)](action.request)
 
-    def _welcome(self, hello: m.Hello) -> None:
-        self._scratch = Scratch()
-        self._reply(m.Welcome(cores=host_probe.cores(), scratch=self._scratch.path))
+    def _welcome(self, hello: m.AgentHello) -> None:
+        self._scratch = AgentFolder()
+        self._reply(m.AgentWelcome(cores=host_probe.cores(), scratch=self._scratch.path))
 
     def _take_record(self, register: m.Register) -> None:
         me = os.getpid()
         launcher = RecordedProcess(name=AGENT, host=LOOPBACK, pid=me, created=creation(me))
         self._record = replace(register.record, launcher=launcher)
 
-    def _start(self, request: m.Start) -> None:
+    def _start(self, request: m.StartProcess) -> None:
         spec = request.spec
         if spec.argv[0] == m.OWN_INTERPRETER:
             spec = replace(spec, argv=(self._settings.python, *spec.argv[1:]))
@@ -206,7 +206,7 @@ class Agent:
         self._reply(m.Started(id=request.id, pid=process.pid, created=process.created))
         forwarder.started.set()
 
-    def _send_line(self, request: m.SendLine) -> None:
+    def _send_line(self, request: m.WriteLine) -> None:
         if (process := self._running.get(request.id)) is not None:
             process.send_line(request.line)
 
@@ -219,7 +219,7 @@ class Agent:
 
     def _end_job(self, request: m.EndAll) -> None:
         self._end_processes()
-        assert self._scratch is not None  # since `Hello`
+        assert self._scratch is not None  # since `AgentHello`
         self._scratch.clear()
         self._reply(m.Answer(id=request.id, answer={}))
 
@@ -248,7 +248,7 @@ class Agent:
         while (part := self._file_requests.get()) is not None:
             report: m.Report
             try:
-                if isinstance(part, m.Get):
+                if isinstance(part, m.ReadFile):
                     report = files.get(part)
                 else:
                     files.put(part)
@@ -359,7 +359,7 @@ _SERVICES: Mapping[m.Service, Callable[[Agent, Mapping[str, Any]], Mapping[str, 
     m.Service.FILES: lambda agent, request: files.answer(request),
     m.Service.LIST: lambda agent, _: fields_of(list_jobs(agent._registry)),
     m.Service.KILL: lambda agent, request: fields_of(
-        kill_jobs(value_of(Kill, request), agent._registry)
+        kill_jobs(value_of(KillRequest, request), agent._registry)
     ),
     m.Service.TEMPLATE: Agent._make_template,
     m.Service.LINKS: lambda agent, request: agent._links.answer(dict(request)),

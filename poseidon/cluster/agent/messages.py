@@ -1,6 +1,6 @@
 """The messages between a launcher and the agent on a host. `wire.py` has their format.
 
-The launcher sends requests, `Hello` first; the agent answers with reports. An `id` belongs to one
+The launcher sends requests, `AgentHello` first; the agent answers with reports. An `id` belongs to one
 process, or to one question, and is of the launcher's choice. Files and checks of a host travel over
 the same channel as its processes. An empty program name stands for the agent's own interpreter.
 """
@@ -47,7 +47,7 @@ class Service(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hello:
+class AgentHello:
     """The first request.
 
     Attributes:
@@ -71,7 +71,7 @@ class Register:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class StartProcess:
     """Start a process."""
 
     id: int
@@ -79,7 +79,7 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SendLine:
+class WriteLine:
     """Write a line to a process's standard input."""
 
     id: int
@@ -125,7 +125,7 @@ class Put:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Get:
+class ReadFile:
     """Read a part of a regular file; the agent answers with `Content` or with `Refused`.
 
     Attributes:
@@ -170,7 +170,7 @@ class Shutdown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Join:
-    """The first report of an agent that a scheduler has started; the others begin with `Welcome`.
+    """The first report of an agent that a scheduler has started; the others begin with `AgentWelcome`.
 
     Attributes:
         version: of its Poseidon.
@@ -190,8 +190,8 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Welcome:
-    """The answer to `Hello`.
+class AgentWelcome:
+    """The answer to `AgentHello`.
 
     Attributes:
         cores: CPUs that it may use.
@@ -286,21 +286,21 @@ class KilledByUser:
 
 
 Request = (
-    Hello
+    AgentHello
     | Register
-    | Start
-    | SendLine
+    | StartProcess
+    | WriteLine
     | SendSignal
     | Ask
     | Put
-    | Get
+    | ReadFile
     | EndAll
     | Heartbeat
     | Shutdown
 )
 Report = (
     Join
-    | Welcome
+    | AgentWelcome
     | Started
     | Refused
     | Answer

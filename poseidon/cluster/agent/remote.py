@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from poseidon.cluster.agent import messages as m
 from poseidon.cluster.agent.remote_process import RemoteProcess
-from poseidon.cluster.agent.wire import REPORTS, REQUESTS, Silence, WireError
+from poseidon.cluster.agent.wire import REPORTS, REQUESTS, PeerSilence, WireError
 from poseidon.cluster.dial.channel import Channel
 from poseidon.cluster.jobs.registry import JobRecord
 from poseidon.cluster.process import Listener, ProcessSpec
@@ -45,7 +45,7 @@ class AgentTimeouts:
     """The timeouts between launcher and agent, in seconds.
 
     Attributes:
-        hello_s: until the agent answers `Hello`; Python starts slowly on a busy machine.
+        hello_s: until the agent answers `AgentHello`; Python starts slowly on a busy machine.
         silence_s: without a report from the agent until it counts as lost; it sends heartbeats
             every two seconds.
         launcher_silence_s: without a request from the launcher until its agents take it for lost.
@@ -108,10 +108,10 @@ class RemoteAgent:
         self._lost: str | None = None
         self._broken = ""
         """Why nothing can be sent to it."""
-        self._since_broken: Silence | None = None
+        self._since_broken: PeerSilence | None = None
         self._killed_by_user = self._refused = False
-        self._welcome: m.Welcome | None = None
-        self._silence = Silence(HEARTBEAT_S / 2, time.monotonic())
+        self._welcome: m.AgentWelcome | None = None
+        self._silence = PeerSilence(HEARTBEAT_S / 2, time.monotonic())
         self._in_listener = False
         self._threads = [
             self._thread("receive", self._receive),
@@ -151,7 +151,7 @@ class RemoteAgent:
         return max(1, self._welcome.cores) if self._welcome is not None else 1
 
     def connect(self) -> None:
-        """Send `Hello` and wait for the agent's answer.
+        """Send `AgentHello` and wait for the agent's answer.
 
         Raises:
             JobError: the agent does not answer, or is of a different version.
@@ -160,7 +160,7 @@ class RemoteAgent:
             thread.start()
         timeouts = self._timeouts
         self._request(
-            m.Hello(
+            m.AgentHello(
                 protocol=m.PROTOCOL,
                 version=__version__,
                 silence_s=timeouts.launcher_silence_s,
@@ -194,7 +194,7 @@ class RemoteAgent:
         program, *arguments = spec.argv
         argv = (m.OWN_INTERPRETER if program == sys.executable else program, *arguments)
         sent = replace(spec, argv=argv, environment=_sent(spec.environment))
-        self._request(m.Start(id=process.id, spec=sent))
+        self._request(m.StartProcess(id=process.id, spec=sent))
         if self._lost is not None:  # it was added after the loss was reported
             process.lose(self._lost, killed_by_user=self._killed_by_user)
         return process
@@ -310,7 +310,7 @@ class RemoteAgent:
             while read < size:
                 while asked < size and len(under_way) < (PARTS_UNDER_WAY if asked else 1):
                     number, question = self._question()
-                    self._request(m.Get(id=number, path=path, offset=asked, size=PART_BYTES))
+                    self._request(m.ReadFile(id=number, path=path, offset=asked, size=PART_BYTES))
                     under_way.append((number, question))
                     asked += PART_BYTES
                 part = self._answer(*under_way.pop(0), ANSWER_S)
@@ -429,7 +429,7 @@ class RemoteAgent:
                 self._channel.send(REQUESTS.encode(request))
             except OSError as error:
                 self._broken = f"the channel to it broke ({str(error) or type(error).__name__})"
-                self._since_broken = Silence(HEARTBEAT_S / 2, time.monotonic())
+                self._since_broken = PeerSilence(HEARTBEAT_S / 2, time.monotonic())
         if isinstance(request, m.Shutdown):
             if self._broken:
                 self._lose(self._broken)
@@ -477,7 +477,7 @@ class RemoteAgent:
                 self._heard.notify_all()
 
     def _take(self, report: m.Report) -> None:
-        if isinstance(report, m.Welcome):
+        if isinstance(report, m.AgentWelcome):
             self._welcome = report
             self._welcomed.set()
         elif isinstance(report, m.Refused) and report.id == m.AGENT_ITSELF:

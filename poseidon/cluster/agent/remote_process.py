@@ -87,7 +87,7 @@ class RemoteProcess:
             raise error(f"{self._label}: {self._refusal}")
 
     def send_line(self, line: bytes) -> None:
-        self._send(m.SendLine(id=self.id, line=line))
+        self._send(m.WriteLine(id=self.id, line=line))
 
     def poll(self) -> int | None:
         return self._status

@@ -26,7 +26,7 @@ from poseidon.errors import PoseidonError
 from ps_server.json_fields import fields_of, plain, value_of
 
 
-class Silence:
+class PeerSilence:
     """The silence of another process.
 
     Args:
@@ -58,7 +58,7 @@ class WireError(ValueError):
     """What came is not a message of this protocol."""
 
 
-class Codec(Generic[_M]):
+class MessageCodec(Generic[_M]):
     """Encodes and decodes messages.
 
     Args:
@@ -92,5 +92,5 @@ class Codec(Generic[_M]):
             raise WireError(str(error)) from error
 
 
-REQUESTS: Codec[Request] = Codec(*get_args(Request))
-REPORTS: Codec[Report] = Codec(*get_args(Report))
+REQUESTS: MessageCodec[Request] = MessageCodec(*get_args(Request))
+REPORTS: MessageCodec[Report] = MessageCodec(*get_args(Report))

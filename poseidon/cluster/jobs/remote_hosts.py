@@ -17,7 +17,7 @@ from typing import TypeVar
 from poseidon.cluster.agent.messages import Service
 from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.dial.dialer import close_agents
-from poseidon.cluster.jobs.this_host import HostJob, JobList, Kill, Killed
+from poseidon.cluster.jobs.this_host import HostJob, JobList, Killed, KillRequest
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.process import for_each_host
 from poseidon.cluster.python_command import LauncherEnvironment
@@ -76,7 +76,7 @@ def list_remote_jobs(hosts: Sequence[Host], agents: AgentOf) -> tuple[list[Remot
 
 
 def kill_remote_jobs(
-    kill: Kill, hosts: Sequence[Host], agents: AgentOf
+    kill: KillRequest, hosts: Sequence[Host], agents: AgentOf
 ) -> tuple[dict[tuple[str, Host], int], list[str]]:
     """Stop all processes of jobs on remote hosts.
 

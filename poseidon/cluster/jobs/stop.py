@@ -23,7 +23,7 @@ from poseidon.cluster.jobs.remote_hosts import (
     list_remote_jobs,
     remote_hosts,
 )
-from poseidon.cluster.jobs.this_host import Kill
+from poseidon.cluster.jobs.this_host import KillRequest
 from poseidon.cluster.machinefile import Host, digest_of, read_machinefile
 from poseidon.errors import JobError, MachinefileError, counted
 
@@ -182,7 +182,7 @@ def stop_jobs(
     seen = [job for job in targets.seen if job.reported.record.job in targets.jobs]
     leading = _leading_hosts(seen, targets.records)
     others = [host for host in targets.hosts if host not in leading]
-    kill = Kill(jobs=targets.jobs, timeouts=timeouts)
+    kill = KillRequest(jobs=targets.jobs, timeouts=timeouts)
     stopped, unreached = kill_remote_jobs(kill, leading, agents)
     here = {job: _stop_local(job, registry, timeouts, problems) for job in targets.jobs}
     further, more = kill_remote_jobs(kill, others, agents)

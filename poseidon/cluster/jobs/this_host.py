@@ -49,7 +49,7 @@ class JobList:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kill:
+class KillRequest:
     """The request of `kill`: the ids of jobs."""
 
     jobs: tuple[str, ...]
@@ -150,7 +150,7 @@ def list_jobs(registry: Registry) -> JobList:
         return JobList(problems=(*problems, str(error)))
 
 
-def kill_jobs(kill: Kill, registry: Registry) -> Killed:
+def kill_jobs(kill: KillRequest, registry: Registry) -> Killed:
     """Stop jobs of this user on this host.
 
     Raises:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
-from poseidon.cluster.events import Event, LoopPosition, Paused
+from poseidon.cluster.events import Event, Paused, ReportedPosition
 from poseidon.cluster.job_plan import ProcessName
 
 RETURN_TIMEOUT_S = 180.0
@@ -226,7 +226,7 @@ class ProcessState:
     name: ProcessName
     reported_s: float
     moved_s: float | None = None
-    position: LoopPosition | None = None
+    position: ReportedPosition | None = None
     pid: int | None = None
     ready: bool = False
     iteration: int | None = None
@@ -286,7 +286,7 @@ class PauseState:
 
 
 DISTRIBUTE, STEP, LEAVING = "distribute", "step", "close"
-"""Values of `LoopPosition.current`: a worker waits until all have joined; it ends a step; it waits
+"""Values of `ReportedPosition.current`: a worker waits until all have joined; it ends a step; it waits
 at the end of its `with` block.
 """
 
@@ -295,11 +295,11 @@ class LoopPositions:
     """The last position that each worker has reported."""
 
     def __init__(self) -> None:
-        self._positions: dict[int, LoopPosition] = {}
-        self._ranks: dict[LoopPosition, dict[int, None]] = {}
+        self._positions: dict[int, ReportedPosition] = {}
+        self._ranks: dict[ReportedPosition, dict[int, None]] = {}
         self._absent: int | None = None
 
-    def move(self, rank: int, position: LoopPosition) -> str | None:
+    def move(self, rank: int, position: ReportedPosition) -> str | None:
         """Take a position. Return a sentence about two workers that made different numbers of
         steps before a collection, or as `end_without_joining`; or None.
 
@@ -341,11 +341,11 @@ class LoopPositions:
         return None
 
 
-def _reached(position: LoopPosition) -> int:
+def _reached(position: ReportedPosition) -> int:
     return position.steps + (position.current == STEP)
 
 
-def _passed_by(position: LoopPosition, other: LoopPosition) -> bool:
+def _passed_by(position: ReportedPosition, other: ReportedPosition) -> bool:
     """Return whether a worker waits for another one that has gone on without it."""
     return (
         position.current not in ("", STEP)
@@ -354,7 +354,7 @@ def _passed_by(position: LoopPosition, other: LoopPosition) -> bool:
     )
 
 
-def _mismatch(rank: int, position: LoopPosition, other: int, ahead: LoopPosition) -> str:
+def _mismatch(rank: int, position: ReportedPosition, other: int, ahead: ReportedPosition) -> str:
     waits, must = f"in {position.current}()", f"call {position.current}()"
     if position.current == LEAVING:
         waits, must = "at the end of its `with` block", "end it"

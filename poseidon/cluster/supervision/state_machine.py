@@ -27,17 +27,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from poseidon.cluster.events import (
+    AddressRound,
     Alive,
     Among,
+    Bound,
     Connecting,
     Done,
     Event,
     Failed,
-    Listening,
     Paused,
     Progress,
     Ready,
-    Round,
     Saved,
     encode_command,
 )
@@ -91,7 +91,7 @@ MOST_NAMED = 8
 """Processes that a sentence names."""
 THEN_STOPPED = "; the job was stopped"
 """The end of the sentence of a cause, unless the job continues with the processes that are left."""
-FIRST = Round()
+FIRST = AddressRound()
 """The exchange of addresses for which the shards listen from their start."""
 
 
@@ -122,9 +122,9 @@ class JobStateMachine:
         self._last_event_s = self._look_s = now
         self._start_by_s = now + settings.start_timeout_s
         self._state = JobState.STARTING
-        self._addresses: dict[Round, dict[ProcessName, str]] = {FIRST: {}}
+        self._addresses: dict[AddressRound, dict[ProcessName, str]] = {FIRST: {}}
         self._asked = {FIRST}  # exchanges of addresses for which the shards listen, or soon will
-        self._connected: set[Round] = set()
+        self._connected: set[AddressRound] = set()
         self._positions = LoopPositions()
         self._some_are_done = False
         self._saved = False  # a snapshot, since its start
@@ -252,7 +252,7 @@ class JobStateMachine:
 
     def _report(self, process: ProcessState, event: Event, now: float) -> None:
         process.reported_s = now
-        if isinstance(event, Listening):
+        if isinstance(event, Bound):
             self._addresses.setdefault(event.round, {})[process.name] = event.address
             self._note_ready(process)
         elif isinstance(event, Connecting):
@@ -534,7 +534,7 @@ class JobStateMachine:
         exchanges = [self._exchange_addresses(at, now) for at in self._addresses]
         return [*itertools.chain.from_iterable(exchanges), *requests]
 
-    def _exchange_addresses(self, at: Round, now: float) -> list[Action]:
+    def _exchange_addresses(self, at: AddressRound, now: float) -> list[Action]:
         """Let the shards listen once more where needed; send the addresses once all are known."""
         if at in self._connected:
             return []
@@ -556,7 +556,7 @@ class JobStateMachine:
             actions += [SendLine(name=worker.name, line=line) for worker in self._workers]
         return actions
 
-    def _check_all_can_take_part(self, at: Round, now: float) -> None:
+    def _check_all_can_take_part(self, at: AddressRound, now: float) -> None:
         """Fail if a worker waits for the addresses of all, and another has ended without."""
         known = self._addresses[at]
         waiting = next((worker for worker in self._workers if worker.name in known), None)

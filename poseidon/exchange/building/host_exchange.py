@@ -9,12 +9,12 @@ from dataclasses import replace
 from poseidon.errors import UsageError
 from poseidon.exchange.allreduce.links_delivery import LinksDelivery
 from poseidon.exchange.building.built import Built
-from poseidon.exchange.building.server_exchange import BuildArguments, Part, low_rank_of
+from poseidon.exchange.building.server_exchange import BuildArguments, PlanePart, low_rank_of
 from poseidon.exchange.cost import ExchangePlan
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.host.carrier import HostCarrier
-from poseidon.exchange.host.group import Host, HostGroup
-from poseidon.exchange.host.pieces import Piece, cut
+from poseidon.exchange.host.group import HostGroup, WorkerPlace
+from poseidon.exchange.host.pieces import FlatPiece, cut
 from poseidon.exchange.host.requests import HostRequests
 from poseidon.exchange.host.tree import HostTree
 from poseidon.exchange.job_control import JobControl
@@ -27,7 +27,7 @@ from ps_server.errors import as_server_error
 from ps_server.protocol.virtual_workers import VirtualWorkers
 
 
-def pieces_of(arguments: BuildArguments) -> tuple[Piece, ...]:
+def pieces_of(arguments: BuildArguments) -> tuple[FlatPiece, ...]:
     """Return the pieces of the tensors, by the plan."""
     plan = arguments.plan
     low_rank = low_rank_of(plan, arguments.settings)
@@ -39,14 +39,14 @@ def pieces_of(arguments: BuildArguments) -> tuple[Piece, ...]:
     return cut(tensors, arguments.job.planes, whole=whole, served=served[-1] if served else 0)
 
 
-def parts_of(arguments: BuildArguments) -> list[Part]:
+def parts_of(arguments: BuildArguments) -> list[PlanePart]:
     """Return the parts of all planes."""
     pieces, tensors, choices = pieces_of(arguments), arguments.tensors, arguments.plan.choices
 
-    def part(plane: int) -> Part:
+    def part(plane: int) -> PlanePart:
         own = [piece for piece in pieces if piece.plane == plane]
         found = [piece.of(tensors[piece.index]) for piece in own]
-        return Part(
+        return PlanePart(
             found,
             ExchangePlan(
                 choices=tuple(
@@ -157,11 +157,11 @@ def build_of_shards(arguments: BuildArguments, build: Callable[[BuildArguments],
     return replace(built, exchange=exchange)
 
 
-def _host(job: Membership, tree: HostTree) -> Host:
+def _host(job: Membership, tree: HostTree) -> WorkerPlace:
     network = replace(
         job.network, rank=job.local_rank, size=job.local_workers, host="127.0.0.1", keys=None
     )
-    return Host(
+    return WorkerPlace(
         address=job.local_address,
         network=network,
         first=job.host_ranks.start,

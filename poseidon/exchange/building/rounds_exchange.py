@@ -12,7 +12,7 @@ from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.building.built import Built
 from poseidon.exchange.building.server_exchange import (
     BuildArguments,
-    Part,
+    PlanePart,
     build_alone,
     build_server,
     low_rank_of,
@@ -70,7 +70,7 @@ def build_local_steps(arguments: BuildArguments, build: Build, plan: Plan) -> Bu
             member=of_rounds,
             job=of_rounds,
             plan=plan_of_parts,
-            planes=[Part(anchors, plan_of_parts)],
+            planes=[PlanePart(anchors, plan_of_parts)],
         )
         built = _build_parts(outer, in_background=options.sync_delay > 0)
     else:

@@ -27,7 +27,7 @@ from poseidon.exchange.membership import Membership
 from poseidon.exchange.peers import Peers
 from poseidon.exchange.server.carrier import Parts, ServerCarrier
 from poseidon.exchange.server.pool import pool_tensors, pools_of
-from poseidon.exchange.server.store import Layout, store_spec, table_specs
+from poseidon.exchange.server.store import StoreLayout, store_spec, table_specs
 from poseidon.exchange.shared_norm import SharedNorm
 from poseidon.exchange.turns import Turns
 from ps_server import Client, CodecPair, Precision, StoreSpec
@@ -37,7 +37,7 @@ from ps_server.trace import Tracer
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PlanePart:
     """The tensors of a plane, and how each travels."""
 
     tensors: Sequence[Trained]
@@ -67,17 +67,21 @@ class BuildArguments:
     trace: Tracer
     plan: ExchangePlan
     job: Membership
-    planes: Sequence[Part]
+    planes: Sequence[PlanePart]
     joined: Client | None = None
     all_squares: Callable[[Sequence[float]], float] = math.fsum
     takes_nodes: bool = False
     shards: Sequence[Sequence[Trained]] = ()
 
     @property
-    def own(self) -> Part:
+    def own(self) -> PlanePart:
         """The part of this worker's plane."""
         rank = self.job.local_rank
-        return self.planes[rank] if rank < len(self.planes) else Part((), ExchangePlan(choices=()))
+        return (
+            self.planes[rank]
+            if rank < len(self.planes)
+            else PlanePart((), ExchangePlan(choices=()))
+        )
 
     def client(
         self, store: StoreSpec, *, table_clocks: bool = False, memory_for: StoreSpec | None = None
@@ -102,11 +106,11 @@ class BuildArguments:
 
 def layouts_of(
     arguments: BuildArguments, *, shares_tables: bool = True
-) -> tuple[Layout, StoreSpec, Sequence[Layout]]:
+) -> tuple[StoreLayout, StoreSpec, Sequence[StoreLayout]]:
     """Return the tables of this worker's plane, the store, and the tables of all planes. Small
     tensors that go through the server may share some.
     """
-    layouts: list[Layout] = []
+    layouts: list[StoreLayout] = []
     for plane, part in enumerate(arguments.planes):
         first = sum(len(layout.tables) for layout in layouts)
         layouts.append(_layout_of(part, plane, first, arguments, shares_tables=shares_tables))
@@ -114,13 +118,13 @@ def layouts_of(
     rank = arguments.job.local_rank
     if rank < len(layouts):
         return layouts[rank], store, layouts
-    empty = Layout(tensors=(), tables=(), pools=(), pooled=(), first=len(store.tables))
+    empty = StoreLayout(tensors=(), tables=(), pools=(), pooled=(), first=len(store.tables))
     return empty, store, layouts
 
 
 def _layout_of(
-    part: Part, plane: int, first: int, arguments: BuildArguments, *, shares_tables: bool
-) -> Layout:
+    part: PlanePart, plane: int, first: int, arguments: BuildArguments, *, shares_tables: bool
+) -> StoreLayout:
     tensors, plan = part.tensors, part.plan
     low_rank = low_rank_of(plan, arguments.settings)
     codecs = [codec_of(choice) for choice in plan.choices]
@@ -156,7 +160,7 @@ def _layout_of(
         parts=sizes,
         plane=plane,
     )
-    return Layout(
+    return StoreLayout(
         tensors=tensors,
         tables=tables,
         pools=pools,
@@ -187,7 +191,7 @@ def build_server(arguments: BuildArguments, parts: Parts = Parts.WHOLE) -> Built
 
 def through_server(
     client: Client,
-    layout: Layout,
+    layout: StoreLayout,
     store: StoreSpec,
     arguments: BuildArguments,
     parts: Parts = Parts.WHOLE,

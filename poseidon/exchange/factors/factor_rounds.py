@@ -59,7 +59,7 @@ class Pair(NamedTuple):
         return cls.over(np.frombuffer(payload, "<f4"), rows, outputs, inputs)
 
 
-class Round(NamedTuple):
+class FactorRound(NamedTuple):
     """All workers' pairs of iteration `clock`, by rank."""
 
     clock: int
@@ -140,7 +140,7 @@ class FactorSession:
             )
         self._store(sender, factors.table, factors.pair)
 
-    def take(self, table: int) -> Round | None:
+    def take(self, table: int) -> FactorRound | None:
         """Take the next round, once it has every worker's pair."""
         rounds = self._rounds[table]
         pairs = rounds.open.get(rounds.taken)
@@ -149,7 +149,7 @@ class FactorSession:
             return None
         del rounds.open[rounds.taken]
         rounds.taken += 1
-        return Round(rounds.taken - 1, complete)
+        return FactorRound(rounds.taken - 1, complete)
 
     def is_ready(self, table: int) -> bool:
         """Return whether `take` would return a round."""

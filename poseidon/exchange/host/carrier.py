@@ -34,7 +34,7 @@ from poseidon.exchange.device import Event, device_of
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.host.group import HostGroup
 from poseidon.exchange.host.owner import Contribution, Owner
-from poseidon.exchange.host.pieces import MOST_PIECES, TOLD_ELEMENTS, Piece
+from poseidon.exchange.host.pieces import MOST_PIECES, TOLD_ELEMENTS, FlatPiece
 from poseidon.exchange.host.state import HostState, StateServer
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.observe.statistics import Traffic
@@ -64,7 +64,7 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
         self,
         inner: Exchange,
         tensors: Sequence[Trained],
-        pieces: Sequence[Piece],
+        pieces: Sequence[FlatPiece],
         group: HostGroup,
         *,
         by_factors: frozenset[int],

@@ -29,7 +29,7 @@ from poseidon.exchange.base import Trained
 from poseidon.exchange.device import HOST, Device
 from poseidon.exchange.host.links import HostLinks
 from poseidon.exchange.host.memory import HostMemory, new_file
-from poseidon.exchange.host.pieces import Piece
+from poseidon.exchange.host.pieces import FlatPiece
 from poseidon.exchange.host.tree import HostTree
 from poseidon.exchange.peers import Peers
 from poseidon.exchange.worker_links import FIRST
@@ -41,7 +41,7 @@ from ps_server.transport.base import Buffer, Frames
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
+class WorkerPlace:
     """The place of one worker among the workers of its host.
 
     Args:
@@ -69,7 +69,7 @@ class HostGroup:
         TransportError: memory or sockets cannot be made.
     """
 
-    def __init__(self, host: Host, tensors: Sequence[Trained]) -> None:
+    def __init__(self, host: WorkerPlace, tensors: Sequence[Trained]) -> None:
         self.rank, self.size = host.network.rank, host.network.size
         self.first, self.tree = host.first, host.tree
         self.others = [rank for rank in range(self.size) if rank != self.rank]
@@ -102,7 +102,7 @@ class HostGroup:
             raise
 
     def share(
-        self, pieces: Sequence[Piece], by_factors: frozenset[int], device: Device = HOST
+        self, pieces: Sequence[FlatPiece], by_factors: frozenset[int], device: Device = HOST
     ) -> HostMemory:
         """Return the memory for these pieces, the same on all workers.
 

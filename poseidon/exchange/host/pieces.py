@@ -29,7 +29,7 @@ MOST_PIECES = 100
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Piece:
+class FlatPiece:
     """Elements `start:stop` of a flat tensor.
 
     Attributes:
@@ -65,7 +65,7 @@ class Piece:
 
 def cut(
     tensors: Sequence[Trained], planes: int, *, whole: Collection[int] = (), served: int = 0
-) -> tuple[Piece, ...]:
+) -> tuple[FlatPiece, ...]:
     """Divide tensors among planes by bytes. The pieces are in the order of the tensors.
 
     A large tensor is cut into as many pieces as there are planes, at multiples of what codecs and
@@ -96,7 +96,7 @@ def cut(
         bounds.append(size)
         items += [[(index, start, stop)] for start, stop in pairwise(bounds) if stop > start]
     loads = [0] * planes
-    found: list[Piece] = []
+    found: list[FlatPiece] = []
     by_size = sorted(items, key=lambda item: (-_size(item), item[0]))
     by_size.sort(key=lambda item: all(index != served for index, _, _ in item))
     for number, item in enumerate(by_size):
@@ -104,7 +104,7 @@ def cut(
         loads[plane] += _size(item)
         for index, start, stop in item:
             is_whole = stop - start == tensors[index].tensor.numel()
-            found.append(Piece(index, start, stop, is_whole, plane))
+            found.append(FlatPiece(index, start, stop, is_whole, plane))
     return tuple(sorted(found))
 
 

@@ -17,9 +17,9 @@ import numpy as np
 from torch import Tensor
 
 from poseidon.exchange.base import Array, History, Trained
-from poseidon.exchange.carrier import CarrierState, Kept, in_order, merged
+from poseidon.exchange.carrier import CarrierState, KeptHistories, in_order, merged
 from poseidon.exchange.host.group import HostGroup
-from poseidon.exchange.host.pieces import Piece
+from poseidon.exchange.host.pieces import FlatPiece
 from ps_server import RemoteProtocolError
 from ps_server.errors import as_server_error
 from ps_server.transport.base import Buffer
@@ -76,7 +76,7 @@ class StateServer:
                 self._inner.held_back() if is_held_back else {},
             )
 
-    def _send_kept(self, sender: int, number: int, kept: Kept) -> None:
+    def _send_kept(self, sender: int, number: int, kept: KeptHistories) -> None:
         try:
             self._send(sender, number, kept.result(), kept.held_back())
         except Exception as error:  # noqa: BLE001 - the thread's outermost frame: all workers get the error
@@ -106,7 +106,7 @@ class HostState(CarrierState):
     def __init__(
         self,
         tensors: Sequence[Trained],
-        pieces: Sequence[Piece],
+        pieces: Sequence[FlatPiece],
         inner: CarrierState,
         own: Sequence[int],
         group: HostGroup,
@@ -137,7 +137,7 @@ class HostState(CarrierState):
         own = self._inner.histories()
         return self._whole(own, self._answer(number)[0])
 
-    def keep(self, into: Mapping[int, History]) -> Kept:
+    def keep(self, into: Mapping[int, History]) -> KeptHistories:
         number = self._ask(What.KEEP)
         kept = self._inner.keep({})
         others = len(self._group.others)
@@ -160,7 +160,7 @@ class HostState(CarrierState):
                 has_come = bool(found) or not self._missing[number]
             return None if own is None or not has_come else self._whole(own, answer()[0])
 
-        return Kept(
+        return KeptHistories(
             poll,
             lambda: self._whole(kept.result(), answer()[0]),
             lambda: self._with_whole_names(merged([kept.held_back(), answer()[1]])),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import Enum
 
 
-class Call(Enum):
+class ObservedCall(Enum):
     """A call that observers are notified of."""
 
     OPEN = "open"
@@ -30,14 +30,14 @@ class Observer:
     Both methods do nothing unless they are overridden.
     """
 
-    def before(self, call: Call, index: int) -> None:
+    def before(self, call: ObservedCall, index: int) -> None:
         """Note that a call begins.
 
         Args:
             index: of the tensor (BEGIN, WAIT); of the iteration (START); else -1.
         """
 
-    def after(self, call: Call, index: int, began_ns: int, ended_ns: int) -> None:
+    def after(self, call: ObservedCall, index: int, began_ns: int, ended_ns: int) -> None:
         """Note that a call has ended, with a result or an error.
 
         Args:

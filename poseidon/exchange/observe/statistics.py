@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from poseidon.exchange.observe.observer import Call, Observer
+from poseidon.exchange.observe.observer import ObservedCall, Observer
 
 
 class WaitTimes(Observer):
@@ -27,10 +27,10 @@ class WaitTimes(Observer):
         self.iterations = 0
         self.waited_s = [0.0] * tensors
 
-    def after(self, call: Call, index: int, began_ns: int, ended_ns: int) -> None:
-        if call is Call.WAIT:
+    def after(self, call: ObservedCall, index: int, began_ns: int, ended_ns: int) -> None:
+        if call is ObservedCall.WAIT:
             self.waited_s[index] += (ended_ns - began_ns) * 1e-9
-        elif call is Call.FINISH:
+        elif call is ObservedCall.FINISH:
             self.iterations += 1
 
 

@@ -24,15 +24,15 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from poseidon.exchange.module_hooks import OfOneModule, uncompiled
-from poseidon.exchange.observe.observer import Call, Observer
+from poseidon.exchange.observe.observer import ObservedCall, Observer
 from ps_server.trace import Tracer, Track
 
 _SPANS = {
-    Call.BEGIN: "begin",
-    Call.WAIT: "wait",
-    Call.FINISH: "finish",
-    Call.SETTLE: "settle",
-    Call.GATHER: "gather",
+    ObservedCall.BEGIN: "begin",
+    ObservedCall.WAIT: "wait",
+    ObservedCall.FINISH: "finish",
+    ObservedCall.SETTLE: "settle",
+    ObservedCall.GATHER: "gather",
 }
 
 
@@ -49,15 +49,19 @@ class ExchangeTrace(Observer):
         self._iteration = 0
         self._began_ns = 0
 
-    def after(self, call: Call, index: int, began_ns: int, ended_ns: int) -> None:
-        if call is Call.START:
+    def after(self, call: ObservedCall, index: int, began_ns: int, ended_ns: int) -> None:
+        if call is ObservedCall.START:
             self._iteration, self._began_ns = index, began_ns
         kind = _SPANS.get(call)
         if kind is None:
             return
-        name = self._names[index] if call in (Call.BEGIN, Call.WAIT) else str(self._iteration)
+        name = (
+            self._names[index]
+            if call in (ObservedCall.BEGIN, ObservedCall.WAIT)
+            else str(self._iteration)
+        )
         self._trace.span(Track.COMPUTE, kind, name, began_ns, ended_ns)
-        if call is Call.FINISH:
+        if call is ObservedCall.FINISH:
             self._trace.span(Track.COMPUTE, "iteration", name, self._began_ns, ended_ns)
 
 

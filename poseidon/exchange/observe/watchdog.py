@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from poseidon.exchange.observe.observer import Call, Observer
+from poseidon.exchange.observe.observer import ObservedCall, Observer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,14 +79,14 @@ class Watchdog(Observer):
         finally:
             self._end_wait()
 
-    def before(self, call: Call, index: int) -> None:
-        if call is Call.BEGIN:
+    def before(self, call: ObservedCall, index: int) -> None:
+        if call is ObservedCall.BEGIN:
             self.progress()
         else:
             self._begin_wait()
 
-    def after(self, call: Call, index: int, began_ns: int, ended_ns: int) -> None:
-        if call is not Call.BEGIN:
+    def after(self, call: ObservedCall, index: int, began_ns: int, ended_ns: int) -> None:
+        if call is not ObservedCall.BEGIN:
             self._end_wait()
 
     def _begin_wait(self) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from poseidon.exchange.base import Array, History, Trained
 from poseidon.exchange.broadcast import bring_parts
-from poseidon.exchange.carrier import Kept, UnitedState
+from poseidon.exchange.carrier import KeptHistories, UnitedState
 from poseidon.exchange.exchange import ExchangeState
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.local_histories import LocalHistories
@@ -106,10 +106,10 @@ class RoundsState(UnitedState):
             for number, history in enumerate(histories)
         }
 
-    def keep(self, into: Mapping[int, History]) -> Kept:
+    def keep(self, into: Mapping[int, History]) -> KeptHistories:
         """See `CarrierState`: the outer histories; `parts` has the inner ones."""
         kept = super().keep(into)
-        return Kept.here(kept.result()) if self.overtaken else kept
+        return KeptHistories.here(kept.result()) if self.overtaken else kept
 
     def parts(self) -> Mapping[str, Tensor]:
         return {**super().parts(), **self._parts()}

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from poseidon.exchange.base import Array, ExchangeSettings, History
 from poseidon.exchange.broadcast import bring_histories, bring_parts
-from poseidon.exchange.carrier import GradientCarrier, Kept, Step, UnitedState, merged
+from poseidon.exchange.carrier import GradientCarrier, KeptHistories, Step, UnitedState, merged
 from poseidon.exchange.job_control import JobControl
 from poseidon.exchange.observe.statistics import Traffic
 from poseidon.exchange.server.low_rank import LowRankTensors, compare_rules
 from poseidon.exchange.server.placed import Placed, PlacedAlone
 from poseidon.exchange.server.pool import Pool
-from poseidon.exchange.server.store import Layout
+from poseidon.exchange.server.store import StoreLayout
 from poseidon.exchange.server.tables import ServerTables
 from ps_server import Client, StoreSpec
 
@@ -50,7 +50,7 @@ class ServerCarrier(GradientCarrier):
     def __init__(
         self,
         client: Client,
-        layout: Layout,
+        layout: StoreLayout,
         store: StoreSpec,
         settings: ExchangeSettings,
         control: JobControl,
@@ -78,7 +78,7 @@ class ServerCarrier(GradientCarrier):
         self.indices = tuple(sorted(self._of))
         self.state = ServerState(self._tables, self._placed)
 
-    def _place(self, layout: Layout) -> Iterator[Placed]:
+    def _place(self, layout: StoreLayout) -> Iterator[Placed]:
         place, tables = 0, self._tables
         table_of = {own[0]: table for table, own in enumerate(layout.owners)}  # pools come last
         for shared in layout.factors:
@@ -158,10 +158,10 @@ class ServerState(UnitedState):
         self._placed = placed
         self._given: Mapping[str, Array] = {}
 
-    def keep(self, into: Mapping[int, History]) -> Kept:
+    def keep(self, into: Mapping[int, History]) -> KeptHistories:
         memory = {placed.table: placed.memory_of(into) for placed in self._placed}
         coming = self._tables.ask(memory)
-        kept = Kept.of([placed.kept(coming.get(placed.table)) for placed in self._placed])
+        kept = KeptHistories.of([placed.kept(coming.get(placed.table)) for placed in self._placed])
         return replace(kept, held_back=lambda: self._tables.held_back_there(coming))
 
     def hold_back(self, held_back: Mapping[str, Array]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from poseidon.exchange.base import Array, History, Trained
-from poseidon.exchange.carrier import CarrierState, Kept, Step
+from poseidon.exchange.carrier import CarrierState, KeptHistories, Step
 from poseidon.exchange.observe.statistics import Traffic
 from poseidon.exchange.server.tables import ServerTables
 from ps_server.client import ComingHistory
@@ -49,9 +49,9 @@ class Placed(CarrierState, ABC):
         """Return the arrays of a history that its table may be written to, flat; None: none."""
         return None
 
-    def kept(self, coming: ComingHistory | None) -> Kept:
+    def kept(self, coming: ComingHistory | None) -> KeptHistories:
         """Return the histories that come from the shards; None: they are here."""
-        return Kept.here(self.histories())
+        return KeptHistories.here(self.histories())
 
     def complete(self) -> Sequence[Push]:
         """Note that no gradient comes any more in this iteration. Return what to push now."""
@@ -82,7 +82,7 @@ class InTable(Placed):
     def histories(self) -> Mapping[int, History]:
         return self.shaped(self._tables.history(self.table))
 
-    def kept(self, coming: ComingHistory | None) -> Kept:
+    def kept(self, coming: ComingHistory | None) -> KeptHistories:
         if coming is None:
             return super().kept(None)
 
@@ -93,7 +93,7 @@ class InTable(Placed):
             arrays = coming.poll()
             return None if arrays is None else found(arrays)
 
-        return Kept(poll, lambda: found(coming.result()))
+        return KeptHistories(poll, lambda: found(coming.result()))
 
 
 class PlacedAlone(InTable):

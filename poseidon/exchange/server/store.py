@@ -106,7 +106,7 @@ def _keeping(trained: Trained, copied: bool) -> Keeping:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class StoreLayout:
     """What the tables of a plane hold.
 
     Attributes:

@@ -38,7 +38,7 @@ ALL_BUSY = (
 )
 
 
-class Cause(Enum):
+class JobLimit(Enum):
     """What limits a job."""
 
     UNKNOWN = "unknown"
@@ -111,7 +111,7 @@ class Bottleneck:
         advice: what to do.
     """
 
-    cause: Cause
+    cause: JobLimit
     where: str = ""
     sentence: str
     advice: str = ""
@@ -120,7 +120,7 @@ class Bottleneck:
 def find_bottleneck(workers: Sequence[WorkerLoad], shards: Sequence[ShardLoad]) -> Bottleneck:
     """Return what limits a job, from the loads of its processes over the same seconds."""
     if not workers or not any(worker.iterations for worker in workers):
-        return Bottleneck(cause=Cause.UNKNOWN, sentence="Not enough has been measured yet.")
+        return Bottleneck(cause=JobLimit.UNKNOWN, sentence="Not enough has been measured yet.")
     last = min(workers, key=lambda worker: worker.waited)  # the others wait for it
     slowest = max(workers, key=lambda worker: worker.own_s)
     others_s = [worker.own_s for worker in workers if worker is not slowest]
@@ -134,7 +134,7 @@ def find_bottleneck(workers: Sequence[WorkerLoad], shards: Sequence[ShardLoad]) 
     if last.waited <= WAITS:
         full = min(worker.host_busy for worker in workers) >= HOST_BUSY
         return Bottleneck(
-            cause=Cause.COMPUTE,
+            cause=JobLimit.COMPUTE,
             sentence=f"Compute is the limit: workers wait for each other {_percent(waiting)} of "
             "the time.",
             advice=ALL_BUSY if full else "More workers make the job faster.",
@@ -151,7 +151,7 @@ def find_bottleneck(workers: Sequence[WorkerLoad], shards: Sequence[ShardLoad]) 
 
 def _data(worker: WorkerLoad) -> Bottleneck:
     return Bottleneck(
-        cause=Cause.DATA,
+        cause=JobLimit.DATA,
         where=f"worker {worker.rank}",
         sentence=f"The data reader is the limit: worker {worker.rank} on {worker.host} waits for "
         f"data {_percent(worker.read)} of the time.",
@@ -162,7 +162,7 @@ def _data(worker: WorkerLoad) -> Bottleneck:
 
 def _straggler(worker: WorkerLoad, usual_s: float) -> Bottleneck:
     return Bottleneck(
-        cause=Cause.WORKER,
+        cause=JobLimit.WORKER,
         where=f"worker {worker.rank}",
         sentence=f"Worker {worker.rank} on {worker.host} is the limit: it needs "
         f"{worker.own_s * 1e3:.0f} ms of its own "
@@ -174,7 +174,7 @@ def _straggler(worker: WorkerLoad, usual_s: float) -> Bottleneck:
 
 def _shard(shard: ShardLoad, waiting: float) -> Bottleneck:
     return Bottleneck(
-        cause=Cause.SHARD,
+        cause=JobLimit.SHARD,
         where=f"shard {shard.index}",
         sentence=f"Shard {shard.index} on {shard.host} is the limit: it is busy "
         f"{_percent(shard.busy)} of the time, and workers wait {_percent(waiting)}.",
@@ -195,14 +195,14 @@ def _link(links: Mapping[frozenset[str], float], waiting: float) -> Bottleneck:
     if len(hosts) > 2 and of_host[worst] >= SLOWER * rest[worst]:
         carrying = max(busy for link, busy in links.items() if worst in link)
         return Bottleneck(
-            cause=Cause.LINK,
+            cause=JobLimit.LINK,
             where=worst,
             sentence=f"The link of {worst} is the limit: it carries data {_percent(carrying)} of "
             f"the time, and the others {_percent(rest[worst])}.",
             advice=advice,
         )
     return Bottleneck(
-        cause=Cause.LINK,
+        cause=JobLimit.LINK,
         sentence=f"The links are the limit: they carry data {_percent(max(links.values()))} of "
         f"the time, and workers wait {_percent(waiting)}.",
         advice=advice,
@@ -214,14 +214,14 @@ def _processors(workers: Sequence[WorkerLoad], waiting: float) -> Bottleneck:
     loaded = max(workers, key=lambda worker: worker.host_busy)
     if loaded.host_busy >= HOST_BUSY:
         return Bottleneck(
-            cause=Cause.COMPUTE,
+            cause=JobLimit.COMPUTE,
             where=loaded.host,
             sentence=f"Compute is the limit: the processors of {loaded.host} are busy "
             f"{_percent(loaded.host_busy)} of the time, and workers wait {_percent(waiting)}.",
             advice="Start fewer processes there, or use more hosts.",
         )
     return Bottleneck(
-        cause=Cause.UNKNOWN,
+        cause=JobLimit.UNKNOWN,
         sentence=f"Workers wait for each other {_percent(waiting)} of the time, and no link and "
         "no shard is busy.",
         advice="Look at the timeline of an iteration (--trace).",

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from poseidon.observe.dashboard.bottleneck import Cause, ShardLoad, WorkerLoad, find_bottleneck
+from poseidon.observe.dashboard.bottleneck import JobLimit, ShardLoad, WorkerLoad, find_bottleneck
 from poseidon.observe.metrics.job_records import Record
 from poseidon.observe.metrics.record import RATES, is_loss, score
 
@@ -190,7 +190,7 @@ class JobView:
         """
         workers, shards = self.loads()
         bottleneck = find_bottleneck(workers, shards)
-        if bottleneck.cause is Cause.UNKNOWN and self.outcome:
+        if bottleneck.cause is JobLimit.UNKNOWN and self.outcome:
             bottleneck = replace(
                 bottleneck, sentence="The job was too short to name what limits it."
             )

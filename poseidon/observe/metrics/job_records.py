@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeGuard
 
-from poseidon.observe.metrics.job_statistics import ShardStatistics
+from poseidon.observe.metrics.job_statistics import ShardTotals
 from poseidon.observe.metrics.progress import JobProgress
 from poseidon.observe.metrics.record import own_names, repeated
 
@@ -89,7 +89,7 @@ def worker_record(event: Mapping[str, object], iteration: int) -> Record | None:
     }
 
 
-def shard_record(statistics: ShardStatistics, event: Mapping[str, object]) -> Record:
+def shard_record(statistics: ShardTotals, event: Mapping[str, object]) -> Record:
     """Return the record of a shard; all but the queue and the memory count since its start.
 
     Args:

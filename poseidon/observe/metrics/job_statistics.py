@@ -68,7 +68,7 @@ class WorkerStatistics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShardStatistics:
+class ShardTotals:
     """The statistics of a shard; see `ps_server.statistics`."""
 
     bytes_in: int = 0
@@ -95,7 +95,7 @@ class JobStatistics:
 
     job: str
     workers: Mapping[int, WorkerStatistics] = field(default_factory=dict)
-    shards: Mapping[int, ShardStatistics] = field(default_factory=dict)
+    shards: Mapping[int, ShardTotals] = field(default_factory=dict)
     progress: JobProgress = field(default_factory=JobProgress)
 
 
@@ -110,10 +110,10 @@ def parse_worker(event: Mapping[str, object]) -> WorkerStatistics | None:
         return None
 
 
-def parse_shard(event: Mapping[str, object]) -> ShardStatistics | None:
+def parse_shard(event: Mapping[str, object]) -> ShardTotals | None:
     """Parse a shard's event; None if it is invalid."""
     try:
-        return ShardStatistics(**_checked(ShardStatistics, event))
+        return ShardTotals(**_checked(ShardTotals, event))
     except (ValueError, TypeError):
         return None
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from poseidon.base.text_files import aligned
 from poseidon.errors import counted
-from poseidon.observe.metrics.job_statistics import JobStatistics, ShardStatistics, WorkerStatistics
+from poseidon.observe.metrics.job_statistics import JobStatistics, ShardTotals, WorkerStatistics
 
 TENSOR_HEAD = ("tensor", "scheme", "bytes out", "bytes in", "waited ms", "hidden ms", "hidden")
 SHARD_HEAD = (
@@ -94,7 +94,7 @@ def held_back_table(rows: Sequence[TensorRow]) -> list[str]:
     return aligned([("tensor", "held back"), *held_back], left=1) if held_back else []
 
 
-def shard_table(shards: Sequence[tuple[int, ShardStatistics]]) -> list[str]:
+def shard_table(shards: Sequence[tuple[int, ShardTotals]]) -> list[str]:
     """Return the lines of the table of shards; an empty list without shards."""
     if not shards:
         return []
@@ -163,7 +163,7 @@ def job_tables(statistics: JobStatistics) -> list[str]:
     ]
 
 
-def rejections(shards: Sequence[tuple[int, ShardStatistics]]) -> list[str]:
+def rejections(shards: Sequence[tuple[int, ShardTotals]]) -> list[str]:
     """Return a line for each shard that has refused connections or dropped messages."""
     return [
         f"shard {index} refused {counted(shard.refused, 'connection')} and dropped "

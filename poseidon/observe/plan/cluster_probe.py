@@ -137,7 +137,7 @@ def local_costs(clients: int) -> HostCosts:
 
 def _measured(subject: Subject, request: str, timeout_s: float) -> Mapping[str, Any]:
     """Run `poseidon.observe.plan.costs` on a host, with the environment of a job; return its answer."""
-    output = _Output()
+    output = _ProbeOutput()
     name = ProcessName(role=Role.WORKER, index=0, client=0, host=subject.label)
     spec = ProcessSpec(
         name=name,
@@ -161,7 +161,7 @@ def _measured(subject: Subject, request: str, timeout_s: float) -> Mapping[str, 
         ) from error
 
 
-class _Output:
+class _ProbeOutput:
     """A listener that keeps what a process writes."""
 
     def __init__(self) -> None:

@@ -16,9 +16,9 @@ from poseidon.observe.plan.cluster_probe import NetworkLinks
 from poseidon.observe.plan.costs import HostCosts
 from poseidon.observe.plan.iteration import auto_scenario, predict
 from poseidon.observe.plan.scenario import (
-    Exchange,
     Lossy,
-    LowRank,
+    PlannedExchange,
+    PlannedLowRank,
     Scenario,
     WireCodec,
     link_bytes,
@@ -54,7 +54,7 @@ class Way:
 
     name: str
     flags: str = ""
-    exchange: Exchange = Exchange.PS
+    exchange: PlannedExchange = PlannedExchange.PS
     lossy: Lossy | None = None
     local_steps: int = 1
     auto: bool = False
@@ -68,17 +68,17 @@ class Way:
 DEFAULT = Way(name="auto", flags="--exchange=auto", auto=True)
 WAYS: tuple[Way, ...] = (
     DEFAULT,
-    Way(name="hybrid", flags="--exchange=hybrid", exchange=Exchange.HYBRID),
+    Way(name="hybrid", flags="--exchange=hybrid", exchange=PlannedExchange.HYBRID),
     Way(name="ps", flags="--exchange=ps"),
-    Way(name="svb", flags="--exchange=svb", exchange=Exchange.SVB),
-    Way(name="allreduce", flags="--exchange=allreduce", exchange=Exchange.RING),
+    Way(name="svb", flags="--exchange=svb", exchange=PlannedExchange.SVB),
+    Way(name="allreduce", flags="--exchange=allreduce", exchange=PlannedExchange.RING),
     Way(name="ps, bfloat16", flags="--exchange=ps --wire_precision=bfloat16", lossy=WireCodec.HALF),
     Way(name="ps, int8", flags="--exchange=ps --compress=int8", lossy=WireCodec.INT8),
     *(
         Way(
             name=f"ps, PowerSGD rank {rank}",
             flags=f"--exchange=ps --compress=powersgd:{rank}",
-            lossy=LowRank(rank=rank),
+            lossy=PlannedLowRank(rank=rank),
         )
         for rank in RANKS
     ),
@@ -86,10 +86,14 @@ WAYS: tuple[Way, ...] = (
         Way(name=f"ps, {h} local steps", flags=f"--exchange=ps --local_steps={h}", local_steps=h)
         for h in LOCAL_STEPS
     ),
-    Way(name="DDP", exchange=Exchange.RING),
-    Way(name="DDP, fp16 hook", exchange=Exchange.RING, lossy=WireCodec.HALF),
+    Way(name="DDP", exchange=PlannedExchange.RING),
+    Way(name="DDP, fp16 hook", exchange=PlannedExchange.RING, lossy=WireCodec.HALF),
     *(
-        Way(name=f"DDP, PowerSGD rank {rank}", exchange=Exchange.RING, lossy=LowRank(rank=rank))
+        Way(
+            name=f"DDP, PowerSGD rank {rank}",
+            exchange=PlannedExchange.RING,
+            lossy=PlannedLowRank(rank=rank),
+        )
         for rank in RANKS
     ),
 )
@@ -202,7 +206,7 @@ def _scenario(training: Training, cluster: PlannedCluster, shared_by: int) -> Sc
 
 
 def _predicted(scenario: Scenario, way: Way) -> Prediction:
-    servers = 0 if way.exchange is Exchange.RING else scenario.servers
+    servers = 0 if way.exchange is PlannedExchange.RING else scenario.servers
     own = replace(
         scenario,
         exchange=way.exchange,
@@ -233,7 +237,7 @@ def _auto(scenario: Scenario) -> Scenario:
     bytes, as `hybrid` does, so that the plan depends on their number alone.
     """
     if scenario.virtual_workers is not None:
-        return replace(scenario, exchange=Exchange.HYBRID)
+        return replace(scenario, exchange=PlannedExchange.HYBRID)
     return auto_scenario(scenario)
 
 

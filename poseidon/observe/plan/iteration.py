@@ -24,8 +24,8 @@ from poseidon.exchange.auto.rates import Rates, fastest_schemes
 from poseidon.exchange.cost import ELEMENT_BYTES, server_bytes
 from poseidon.exchange.kinds import Scheme
 from poseidon.observe.plan.scenario import (
-    Exchange,
     LayerLoad,
+    PlannedExchange,
     Scenario,
     buckets,
     choices_of_weights,
@@ -52,7 +52,7 @@ class Iteration:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class IterationWork:
     """What an iteration asks of each host, in seconds of one core.
 
     Attributes:
@@ -82,7 +82,7 @@ def iteration_of(scenario: Scenario) -> Iteration:
     if scenario.workers == 1:
         return Iteration(seconds=scenario.compute_s, cpu_s=0.0)
     found = loads(scenario)
-    ring = scenario.exchange is Exchange.RING
+    ring = scenario.exchange is PlannedExchange.RING
     work = _ring_work(scenario, found) if ring else _server_work(scenario, found)
     cpu_s = scenario.workers * (work.worker_s + work.shard_s + work.after_s)
     seconds = _ring_s(scenario, found, work) if ring else _server_s(scenario, found, work)
@@ -109,7 +109,7 @@ def local_steps(scenario: Scenario, iteration_of: Callable[[Scenario], Iteration
     )
 
 
-def _server_s(scenario: Scenario, found: Sequence[LayerLoad], work: Work) -> float:
+def _server_s(scenario: Scenario, found: Sequence[LayerLoad], work: IterationWork) -> float:
     machine = scenario.machine
     compute_s = scenario.compute_s + work.device_s
     size = link_bytes(scenario)
@@ -125,7 +125,7 @@ def _server_s(scenario: Scenario, found: Sequence[LayerLoad], work: Work) -> flo
     return compute_s + _norm(link_s, busy_s)
 
 
-def _ring_s(scenario: Scenario, found: Sequence[LayerLoad], work: Work) -> float:
+def _ring_s(scenario: Scenario, found: Sequence[LayerLoad], work: IterationWork) -> float:
     machine = scenario.machine
     sizes = [load.dense_bytes for load in found]
     dealt = buckets(sizes, scenario.bucket_bytes)
@@ -142,7 +142,7 @@ def _ring_s(scenario: Scenario, found: Sequence[LayerLoad], work: Work) -> float
     return forward_s + backward_s + last * _norm(link_s, busy_s) + after_s
 
 
-def _server_work(scenario: Scenario, found: Sequence[LayerLoad]) -> Work:
+def _server_work(scenario: Scenario, found: Sequence[LayerLoad]) -> IterationWork:
     machine, p = scenario.machine, scenario.workers
     part = parts(p, scenario.servers)
     dense, codec_s = sum(load.dense_bytes for load in found), sum(load.codec_s for load in found)
@@ -160,7 +160,7 @@ def _server_work(scenario: Scenario, found: Sequence[LayerLoad]) -> Work:
     to_others = part.working * (p - 1) + part.serving * scenario.servers
     worker_s = 2 * (to_others * wire_s + part.working * memory_s + codec_s)
     factors_s, device_s = _factor_work(scenario, found)
-    return Work(
+    return IterationWork(
         worker_s=worker_s + factors_s + sum(load.worker_s for load in found),
         shard_s=shard_s(part.working, part.working * (p - 1), part.working),
         serving_s=shard_s(part.serving, part.serving * p, 0.0),
@@ -184,10 +184,10 @@ def _factor_work(scenario: Scenario, found: Sequence[LayerLoad]) -> tuple[float,
     return core_s, device_s
 
 
-def _ring_work(scenario: Scenario, found: Sequence[LayerLoad]) -> Work:
+def _ring_work(scenario: Scenario, found: Sequence[LayerLoad]) -> IterationWork:
     machine = scenario.machine
     dense = sum(load.dense_bytes for load in found)
-    return Work(
+    return IterationWork(
         worker_s=link_bytes(scenario) * machine.ring_s_per_byte
         + dense * machine.memory_s_per_byte
         + 2 * sum(load.codec_s for load in found),
@@ -210,7 +210,7 @@ def _norm(*seconds: float) -> float:
 
 def auto_scenario(scenario: Scenario) -> Scenario:
     """Return the scenario, with any exchange, with the schemes that `--exchange=auto` takes."""
-    choices = choices_of_weights(replace(scenario, exchange=Exchange.HYBRID))
+    choices = choices_of_weights(replace(scenario, exchange=PlannedExchange.HYBRID))
     rows = [(scenario.layers[layer].rows or scenario.batch) for layer in choices]
     found = fastest_schemes(list(choices.values()), rows, scenario.workers, _rates(scenario))
     factors = (
@@ -219,7 +219,7 @@ def auto_scenario(scenario: Scenario) -> Scenario:
     ring = Scheme.ALLREDUCE in found
     return replace(
         scenario,
-        exchange=Exchange.RING if ring else Exchange.PS,
+        exchange=PlannedExchange.RING if ring else PlannedExchange.PS,
         servers=0 if ring else scenario.servers,
         by_factors=frozenset(factors),
     )
@@ -232,9 +232,9 @@ def _rates(scenario: Scenario) -> Rates:
     machine = scenario.machine
     size = ELEMENT_BYTES * elements(scenario.layers)
     bare = replace(scenario, compute_s=0.0, wait_free=False, by_factors=frozenset())
-    server_s = predict(replace(bare, exchange=Exchange.PS)) / size
+    server_s = predict(replace(bare, exchange=PlannedExchange.PS)) / size
     link_bytes = server_bytes(elements(scenario.layers), topology_of(scenario)) / size
-    ring_s = predict(replace(bare, exchange=Exchange.RING, servers=0))
+    ring_s = predict(replace(bare, exchange=PlannedExchange.RING, servers=0))
     speed = min(1.0, machine.cores)
     return Rates(
         server_s=0.0,

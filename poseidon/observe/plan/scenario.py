@@ -27,7 +27,7 @@ from ps_server.protocol.settings import CHUNKS_A_SERVER, CHUNKS_A_SHARD
 from ps_server.protocol.virtual_workers import VirtualWorkers
 
 
-class Exchange(Enum):
+class PlannedExchange(Enum):
     """The exchange of gradients."""
 
     PS = "ps"
@@ -43,7 +43,7 @@ class Exchange(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LowRank:
+class PlannedLowRank:
     """PowerSGD: a gradient of n x m travels as r (n + m) values, if these are less than half."""
 
     rank: int
@@ -58,13 +58,13 @@ class WireCodec(Enum):
     """A byte a value, and a scale of four bytes for each block of 256 values."""
 
 
-Lossy = LowRank | WireCodec
+Lossy = PlannedLowRank | WireCodec
 
 INT8 = CodecPair(Int8(), Int8())
 KIND_OF_EXCHANGE = {
-    Exchange.PS: ExchangeKind.SERVER,
-    Exchange.SVB: ExchangeKind.FACTORS,
-    Exchange.HYBRID: ExchangeKind.HYBRID,
+    PlannedExchange.PS: ExchangeKind.SERVER,
+    PlannedExchange.SVB: ExchangeKind.FACTORS,
+    PlannedExchange.HYBRID: ExchangeKind.HYBRID,
 }
 
 
@@ -99,7 +99,7 @@ class Scenario:
     compute_s: float
     workers: int
     servers: int = 0
-    exchange: Exchange = Exchange.HYBRID
+    exchange: PlannedExchange = PlannedExchange.HYBRID
     bits_per_s: float
     wait_free: bool = True
     machine: Machine = field(default_factory=Machine)
@@ -135,7 +135,7 @@ class Scenario:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Factors:
+class PlannedFactors:
     """A weight that travels as factors.
 
     Attributes:
@@ -168,14 +168,14 @@ class LayerLoad:
     dense_bytes: int
     messages: float = 0.0
     chunk_bytes: int = 0
-    factors: Factors | None = None
+    factors: PlannedFactors | None = None
     wire_part: float = 1.0
     codec_s: float = 0.0
     worker_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class PlannedParts:
     """The part of the model that the shards of each host hold.
 
     Attributes:
@@ -187,11 +187,11 @@ class Parts:
     serving: float
 
 
-def parts(workers: int, servers: int) -> Parts:
+def parts(workers: int, servers: int) -> PlannedParts:
     """Return the parts as in a job's plan."""
     working, serving = best_loads(workers, servers)
     total = workers * working + servers * serving
-    return Parts(working=working / total, serving=serving / total)
+    return PlannedParts(working=working / total, serving=serving / total)
 
 
 def loads(scenario: Scenario) -> list[LayerLoad]:
@@ -233,7 +233,7 @@ def _encoded(
     if scenario.lossy is None or not dense or _factors_to_shards(scenario):
         return 1.0, 0.0
     if isinstance(scenario.lossy, WireCodec):
-        if scenario.exchange is Exchange.RING:
+        if scenario.exchange is PlannedExchange.RING:
             per_byte = machine.ring_half_s_per_byte / 2
         else:
             half = scenario.lossy is WireCodec.HALF
@@ -246,19 +246,21 @@ def _encoded(
 
 def _factors_to_shards(scenario: Scenario) -> int:
     """Return the rank of PowerSGD through the shards; 0: it is not used."""
-    through_shards = scenario.exchange is not Exchange.RING
-    return scenario.lossy.rank if through_shards and isinstance(scenario.lossy, LowRank) else 0
+    through_shards = scenario.exchange is not PlannedExchange.RING
+    return (
+        scenario.lossy.rank if through_shards and isinstance(scenario.lossy, PlannedLowRank) else 0
+    )
 
 
 def _low_rank_s(scenario: Scenario, layer: LayerShape, by_factors: bool) -> float:
     """Return a core's seconds of a worker for PowerSGD: both factors, their product; through the
     shards the rule.
     """
-    assert isinstance(scenario.lossy, LowRank)
+    assert isinstance(scenario.lossy, PlannedLowRank)
     rank, machine = scenario.lossy.rank, scenario.machine
     shapes = _dense_shapes(layer, by_factors)
     size = ELEMENT_BYTES * sum(math.prod(shape) for shape in shapes if _is_low_rank(shape, rank))
-    if scenario.exchange is Exchange.RING:
+    if scenario.exchange is PlannedExchange.RING:
         return size * (
             machine.ring_low_rank_s_per_byte + rank * machine.ring_low_rank_s_per_byte_and_rank
         )
@@ -279,7 +281,7 @@ def low_rank_elements(shape: Shape, rank: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Table:
+class _PlannedTable:
     """A table of the store: a tensor that is not sent as factors of a batch, or one of
     PowerSGD's factors.
 
@@ -292,22 +294,22 @@ class _Table:
     pooled: bool
 
 
-def _tables(scenario: Scenario, layer: LayerShape, by_factors: bool) -> list[_Table]:
+def _tables(scenario: Scenario, layer: LayerShape, by_factors: bool) -> list[_PlannedTable]:
     """Return the tables of a layer; of a matrix as PowerSGD's factors a table for each."""
-    rank, tables = _factors_to_shards(scenario), list[_Table]()
+    rank, tables = _factors_to_shards(scenario), list[_PlannedTable]()
     for shape in _dense_shapes(layer, by_factors):
         if rank and _is_low_rank(shape, rank):
             sides = (shape[0], math.prod(shape[1:]))
-            tables += [_Table(ELEMENT_BYTES * rank * side, pooled=False) for side in sides]
+            tables += [_PlannedTable(ELEMENT_BYTES * rank * side, pooled=False) for side in sides]
         else:
             elements = math.prod(shape)
             tables.append(
-                _Table(ELEMENT_BYTES * elements, pooled=elements <= SMALL_TENSOR_ELEMENTS)
+                _PlannedTable(ELEMENT_BYTES * elements, pooled=elements <= SMALL_TENSOR_ELEMENTS)
             )
     return tables
 
 
-def _messages(table: _Table, chunk: int) -> float:
+def _messages(table: _PlannedTable, chunk: int) -> float:
     """Return the number of messages of one table; a small tensor counts as a part of a full
     pool's message.
     """
@@ -342,7 +344,11 @@ def _chunk_bytes(scenario: Scenario, by_factors: Collection[int]) -> int:
 def _by_factors(scenario: Scenario) -> frozenset[int]:
     if scenario.by_factors is not None:
         return scenario.by_factors
-    if scenario.exchange is Exchange.RING or scenario.workers == 1 or scenario.local_steps > 1:
+    if (
+        scenario.exchange is PlannedExchange.RING
+        or scenario.workers == 1
+        or scenario.local_steps > 1
+    ):
         return frozenset()
     chosen = choices_of_weights(scenario).items()
     return frozenset(layer for layer, choice in chosen if choice.scheme is Scheme.FACTORS)
@@ -387,7 +393,7 @@ def _compression(
 ) -> CodecPair | low_rank_matrix.LowRank | None:
     if lossy is WireCodec.INT8:
         return INT8
-    low_rank = low_rank_matrix.LowRank(lossy.rank) if isinstance(lossy, LowRank) else None
+    low_rank = low_rank_matrix.LowRank(lossy.rank) if isinstance(lossy, PlannedLowRank) else None
     return low_rank if low_rank is not None and low_rank.fits(weight.tensor) else None
 
 
@@ -399,11 +405,11 @@ def _weight(layer: LayerShape, batch: int) -> Trained:
     )
 
 
-def _factors(scenario: Scenario, layer: LayerShape) -> Factors:
+def _factors(scenario: Scenario, layer: LayerShape) -> PlannedFactors:
     n, m = layer.tensors[0]
     own = (layer.rows or scenario.batch) * scenario.turns
     rows = own * scenario.workers
-    return Factors(
+    return PlannedFactors(
         link_bytes=own * (scenario.workers - 1) * (n + m) * ELEMENT_BYTES,
         products=2.0 * rows * n * m,
         weight_bytes=n * m * ELEMENT_BYTES,
@@ -417,7 +423,7 @@ def link_bytes(scenario: Scenario) -> float:
     p, found = scenario.workers, loads(scenario)
     dense = sum(load.dense_bytes * load.wire_part for load in found) / scenario.local_steps
     factors = sum(load.factors.link_bytes for load in found if load.factors is not None)
-    if scenario.exchange is Exchange.RING:
+    if scenario.exchange is PlannedExchange.RING:
         return dense * (scenario.sums + 1) * (p - 1) / p + factors
     part, sums = parts(p, scenario.servers), scenario.sums
     out = sums * (1 - part.working) + part.working * (p - 1)

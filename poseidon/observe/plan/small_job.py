@@ -146,7 +146,7 @@ def hooks_s_per_byte(
     found: list[float] = []
     with _gloo(file, rank, size):
         for hook in hooks:
-            run, bucket = _hook(hook), _Bucket()
+            run, bucket = _hook(hook), _HookBucket()
             for _ in range(EXACT_RUNS + 1):
                 run(bucket).wait()
             began_s = time.process_time()
@@ -188,7 +188,7 @@ def _gloo(file: str, rank: int, size: int) -> Iterator[None]:
         distributed.destroy_process_group()
 
 
-class _Bucket:
+class _HookBucket:
     """The methods of torch's GradBucket that its hooks call."""
 
     def __init__(self) -> None:

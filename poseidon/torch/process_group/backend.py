@@ -22,21 +22,21 @@ from torch.distributed.distributed_c10d import init_process_group
 
 from poseidon.errors import UsageError, counted
 from poseidon.exchange.module_hooks import leave_out_of_graphs
-from poseidon.torch.process_group.collectives import Collectives, Reduction, described
+from poseidon.torch.process_group.collectives import Collectives, ReduceRule, described
 from poseidon.torch.process_group.mesh import Mesh
 from ps_server import StalenessTimeout
 
 NAME = "poseidon"
 dist: Any = torch.distributed  # its stubs lack half of what is used here
 _REDUCTIONS = {
-    "SUM": Reduction.SUM,
-    "AVG": Reduction.MEAN,
-    "PRODUCT": Reduction.PRODUCT,
-    "MIN": Reduction.MIN,
-    "MAX": Reduction.MAX,
-    "BAND": Reduction.AND,
-    "BOR": Reduction.OR,
-    "BXOR": Reduction.XOR,
+    "SUM": ReduceRule.SUM,
+    "AVG": ReduceRule.MEAN,
+    "PRODUCT": ReduceRule.PRODUCT,
+    "MIN": ReduceRule.MIN,
+    "MAX": ReduceRule.MAX,
+    "BAND": ReduceRule.AND,
+    "BOR": ReduceRule.OR,
+    "BXOR": ReduceRule.XOR,
 }
 
 
@@ -215,9 +215,9 @@ class PoseidonGroup(dist.ProcessGroup):  # type: ignore[misc]
             "all_reduce",
         )
 
-    def _all_reduce_rows(self, tensors: list[Tensor], reduction: Reduction) -> PoseidonWork:
+    def _all_reduce_rows(self, tensors: list[Tensor], reduction: ReduceRule) -> PoseidonWork:
         """As gloo: the sum of sparse tensors has the elements of all workers."""
-        if reduction not in (Reduction.SUM, Reduction.MEAN):
+        if reduction not in (ReduceRule.SUM, ReduceRule.MEAN):
             raise UsageError(
                 f"all_reduce of sparse tensors knows SUM and AVG, not {reduction.name}"
             )
@@ -486,7 +486,7 @@ def _fill(tensors: Sequence[Tensor], flats: Sequence[Tensor]) -> None:
             torch.cuda.current_stream(tensors[0].device).synchronize()
 
 
-def _reduction(options: Any, tensors: Sequence[Tensor]) -> Reduction:
+def _reduction(options: Any, tensors: Sequence[Tensor]) -> ReduceRule:
     """Return how tensors are reduced.
 
     Raises:
@@ -496,11 +496,11 @@ def _reduction(options: Any, tensors: Sequence[Tensor]) -> Reduction:
     for name, reduction in _REDUCTIONS.items():
         if operation == getattr(dist.ReduceOp, name):
             types = [t.dtype for t in tensors if t.is_floating_point() or t.is_complex()]
-            if types and reduction in (Reduction.AND, Reduction.OR, Reduction.XOR):
+            if types and reduction in (ReduceRule.AND, ReduceRule.OR, ReduceRule.XOR):
                 raise UsageError(
                     f"the reduction {name} is for whole numbers; a tensor is {types[0]}"
                 )
-            if reduction is Reduction.MEAN and any(t.dtype is torch.bool for t in tensors):
+            if reduction is ReduceRule.MEAN and any(t.dtype is torch.bool for t in tensors):
                 raise UsageError("the reduction AVG is for numbers; a tensor is torch.bool")
             return reduction
     raise UsageError(

@@ -20,7 +20,13 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from poseidon.torch.process_group.mesh import Call, DifferentCalls, Mesh, Message, MessageId
+from poseidon.torch.process_group.mesh import (
+    CollectiveCall,
+    DifferentCalls,
+    Mesh,
+    Message,
+    MessageId,
+)
 from ps_server.transport.base import Buffer
 
 SMALL_BYTES = 32 * 1024
@@ -33,7 +39,7 @@ reduced while the next ones travel.
 """
 
 
-class Reduction(Enum):
+class ReduceRule(Enum):
     """How the parts of the workers become one."""
 
     SUM = "sum"
@@ -46,26 +52,26 @@ class Reduction(Enum):
     XOR = "xor"
 
 
-_INTO: Mapping[Reduction, Callable[[Tensor, Tensor], Tensor]] = {
-    Reduction.SUM: Tensor.add_,
-    Reduction.MEAN: Tensor.add_,
-    Reduction.PRODUCT: Tensor.mul_,
-    Reduction.MIN: lambda own, other: torch.minimum(own, other, out=own),
-    Reduction.MAX: lambda own, other: torch.maximum(own, other, out=own),
-    Reduction.AND: Tensor.bitwise_and_,
-    Reduction.OR: Tensor.bitwise_or_,
-    Reduction.XOR: Tensor.bitwise_xor_,
+_INTO: Mapping[ReduceRule, Callable[[Tensor, Tensor], Tensor]] = {
+    ReduceRule.SUM: Tensor.add_,
+    ReduceRule.MEAN: Tensor.add_,
+    ReduceRule.PRODUCT: Tensor.mul_,
+    ReduceRule.MIN: lambda own, other: torch.minimum(own, other, out=own),
+    ReduceRule.MAX: lambda own, other: torch.maximum(own, other, out=own),
+    ReduceRule.AND: Tensor.bitwise_and_,
+    ReduceRule.OR: Tensor.bitwise_or_,
+    ReduceRule.XOR: Tensor.bitwise_xor_,
 }
 
 
-def reduced(parts: Sequence[Tensor], reduction: Reduction) -> Tensor:
+def reduced(parts: Sequence[Tensor], reduction: ReduceRule) -> Tensor:
     """Return the reduction of tensors of one size and type, in new memory."""
     dtype = parts[0].dtype
     wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
     result = parts[0].to(wide, copy=True)
     for part in parts[1:]:
         _INTO[reduction](result, part.to(wide))
-    if reduction is Reduction.MEAN:
+    if reduction is ReduceRule.MEAN:
         # of whole numbers as NCCL: without the fraction
         result.div_(len(parts), rounding_mode=None if wide.is_floating_point else "trunc")
     return result.to(dtype)
@@ -102,7 +108,7 @@ class Collectives:
         self.others = [(self.rank + i) % self.size for i in range(1, self.size)]
         self.on_one_host = mesh.neighbours.issuperset(ranks)
 
-    def all_reduce(self, tensor: Tensor, reduction: Reduction) -> None:
+    def all_reduce(self, tensor: Tensor, reduction: ReduceRule) -> None:
         """Replace a tensor by the reduction of all workers' tensors."""
         call = self._begin("all_reduce", tensor, reduction.value)
         if tensor.nbytes <= SMALL_BYTES or self.size == 1:
@@ -123,7 +129,7 @@ class Collectives:
             for other in self.others:
                 shares[other].copy_(call.receive(other, 2 * number + 1, shares[other]))
 
-    def all_reduce_rows(self, tensor: Tensor, reduction: Reduction) -> Tensor:
+    def all_reduce_rows(self, tensor: Tensor, reduction: ReduceRule) -> Tensor:
         """Return the sum or the mean of all workers' sparse tensors, which are of one shape.
 
         Workers may have different elements, and different numbers of them.
@@ -146,7 +152,7 @@ class Collectives:
         result = parts[0]
         for part in parts[1:]:
             result = result + part
-        return result / self.size if reduction is Reduction.MEAN else result
+        return result / self.size if reduction is ReduceRule.MEAN else result
 
     def broadcast(self, tensor: Tensor, root: int) -> None:
         """Replace a tensor by one worker's."""
@@ -195,7 +201,7 @@ class Collectives:
             call.send([other], 0, parts[other])
         tensor.copy_(parts[root])
 
-    def reduce(self, tensor: Tensor, reduction: Reduction, root: int) -> None:
+    def reduce(self, tensor: Tensor, reduction: ReduceRule, root: int) -> None:
         """Replace one worker's tensor by the reduction of all workers' tensors."""
         call = self._begin("reduce", tensor, f"{reduction.value} to {root}")
         if self.rank != root:
@@ -203,7 +209,7 @@ class Collectives:
             return
         tensor.copy_(reduced(call.receive_all(tensor), reduction))
 
-    def reduce_scatter(self, parts: Sequence[Tensor], reduction: Reduction) -> Tensor:
+    def reduce_scatter(self, parts: Sequence[Tensor], reduction: ReduceRule) -> Tensor:
         """Return the reduction of what all workers have for this one.
 
         Args:
@@ -279,12 +285,12 @@ class Collectives:
         self._number += 1
         what = ", ".join(filter(None, (described(tensor), how)))
         limit_s = self.timeout_s if timeout_s is None else timeout_s
-        call = Call(self._group, self._number, f"{name}({what})", self.place, limit_s)
+        call = CollectiveCall(self._group, self._number, f"{name}({what})", self.place, limit_s)
         return _Call(self, call)
 
     def _message(self, tensor: Tensor, number: int, tag: int, place: str) -> _Call:
         text = f"send({described(tensor)}, tag {tag})"
-        return _Call(self, Call(self._of_tag(tag), number, text, place, self.timeout_s))
+        return _Call(self, CollectiveCall(self._of_tag(tag), number, text, place, self.timeout_s))
 
     def _of_tag(self, tag: int) -> str:
         return f"{self._group}/{tag}"
@@ -302,7 +308,7 @@ class _Expected:
 class _Call:
     """The messages of one collective on one worker; workers are ranks of the group."""
 
-    def __init__(self, owner: Collectives, call: Call) -> None:
+    def __init__(self, owner: Collectives, call: CollectiveCall) -> None:
         self._owner = owner
         self._mesh = owner.mesh
         self._call = call

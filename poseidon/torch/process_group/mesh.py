@@ -62,7 +62,7 @@ class Message(NamedTuple):
     payload: Buffer
 
 
-class Call(NamedTuple):
+class CollectiveCall(NamedTuple):
     """A collective as this worker makes it; for messages and errors."""
 
     group: str
@@ -145,7 +145,7 @@ class Mesh:
     def send(
         self,
         receivers: Sequence[int],
-        call: Call,
+        call: CollectiveCall,
         part: int,
         payload: Buffer,
         *,
@@ -181,7 +181,7 @@ class Mesh:
                 links.send(ranks, 0, frames)
         links.wake()
 
-    def receive(self, sender: int, call: Call, part: int) -> Buffer:
+    def receive(self, sender: int, call: CollectiveCall, part: int) -> Buffer:
         """Wait for a message, and return its payload. Arguments as for `send`.
 
         Raises:
@@ -200,7 +200,7 @@ class Mesh:
     def wait_for(
         self,
         question: Callable[[dict[MessageId, Message]], T | None],
-        call: Call,
+        call: CollectiveCall,
         senders: Collection[int],
         otherwise: str,
     ) -> T:
@@ -226,14 +226,14 @@ class Mesh:
 
         return self._monitor.wait_for(ask, f"{call}: {otherwise}", timeout_s=call.timeout_s)
 
-    def checked(self, message: Message, sender: int, call: Call) -> Buffer:
+    def checked(self, message: Message, sender: int, call: CollectiveCall) -> Buffer:
         """Return the payload of a message of the same call.
 
         Raises:
             DifferentCalls: it is of a different one.
         """
         if message.call != call.text:
-            theirs = Call("", 0, message.call, message.place)
+            theirs = CollectiveCall("", 0, message.call, message.place)
             raise DifferentCalls(
                 f"worker {self.rank} calls {call}, and worker {sender} {theirs}; {SAME_CALLS}"
             )

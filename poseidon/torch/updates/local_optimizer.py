@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from poseidon.engine.packed import on_host
-from poseidon.engine.session import Applies, Event
+from poseidon.engine.session import Applies, LoopEvent
 from poseidon.engine.state_tree import Found, Leaf, LeafStage, Scope, first
 from poseidon.engine.worker_context import STEP, WorkerContext
 from poseidon.errors import UsageError
@@ -112,7 +112,7 @@ class LocalOptimizerUpdate(WorkerOptimizerUpdate):
 
     def average_gradients(self) -> bool:
         """Do nothing: with local steps a step uses the gradients of this worker."""
-        self.loop.check_step(Event.OPTIMIZE)
+        self.loop.check_step(LoopEvent.OPTIMIZE)
         return True
 
     def _before_step(
@@ -125,8 +125,8 @@ class LocalOptimizerUpdate(WorkerOptimizerUpdate):
                 "equally many; expected bfloat16 autocast, which needs none"
             )
         self._check_rates()
-        self.loop.check_step(Event.OPTIMIZE)
-        self.loop.on(Event.OPTIMIZE)
+        self.loop.check_step(LoopEvent.OPTIMIZE)
+        self.loop.on(LoopEvent.OPTIMIZE)
         if self.plan.options.clip is not None:
             gradients = [p.grad for p in self._parameters if p.grad is not None]
             factor = clip_factor(plain_sum(map(sum_of_squares, gradients)), self.plan.options.clip)
@@ -144,7 +144,7 @@ class LocalOptimizerUpdate(WorkerOptimizerUpdate):
         if loop.leave_turn():
             return
         with loop.collections.calling(STEP):
-            loop.on(Event.STEP)
+            loop.on(LoopEvent.STEP)
             loop.collections.finish_step()
             loop.compare(settles=True)
             loop.reads.leave()

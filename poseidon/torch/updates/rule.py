@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch._C import DisableTorchFunctionSubclass
 
-from poseidon.engine.session import Applies, Event, State
+from poseidon.engine.session import Applies, LoopEvent, State
 from poseidon.engine.state_tree import Found, Leaf, LeafStage, Scope
 from poseidon.engine.worker_context import STEP, WorkerContext
 from poseidon.errors import UsageError
@@ -82,7 +82,7 @@ class RuleUpdate(Update):
         return self.rates()[0]
 
     def set_lr(self, rate: float) -> None:
-        self.loop.session.check(Event.SET_RATE, rate=rate)
+        self.loop.session.check(LoopEvent.SET_RATE, rate=rate)
         self._set_rate = float(rate)
 
     def rates(self) -> tuple[float, ...]:
@@ -147,7 +147,7 @@ class RuleUpdate(Update):
         """End the step, or a turn within it. Return whether it was the step."""
         loop = self.loop
         with DisableTorchFunctionSubclass(), loop.reads.turn:
-            loop.check_step(Event.STEP)
+            loop.check_step(LoopEvent.STEP)
             loop.hooks.check_unchanged()
             self._sent.check()
             self._check_trained()
@@ -156,7 +156,7 @@ class RuleUpdate(Update):
             if loop.leave_turn():
                 return False
             with loop.collections.calling(STEP):
-                loop.on(Event.STEP)
+                loop.on(LoopEvent.STEP)
                 loop.collections.finish_step()
                 loop.compare(settles=True)
             # a graph of the step before is not to be used again

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from poseidon.engine.packed import on_host
-from poseidon.engine.session import Applies, Event, State
+from poseidon.engine.session import Applies, LoopEvent, State
 from poseidon.engine.state_tree import Found, Leaf, LeafStage, Scope
 from poseidon.engine.worker_context import STEP, WorkerContext
 from poseidon.errors import UsageError
@@ -267,14 +267,14 @@ class MeanOptimizerUpdate(WorkerOptimizerUpdate):
     def _average(self) -> bool:
         """Average the gradients, or end a turn within the step. Return whether they are means."""
         loop = self.loop
-        loop.check_step(Event.AVERAGE)
+        loop.check_step(LoopEvent.AVERAGE)
         loop.hooks.check_unchanged()
         self._sent.check()
         self._check_rates()
         if loop.leave_turn():
             return False
         with loop.collections.calling("average_gradients"):
-            loop.on(Event.AVERAGE)
+            loop.on(LoopEvent.AVERAGE)
         self._are_means_in_place = True
         for parameter, mean in self._means.items():
             # A parameter that has been frozen since is left alone, as in one process.
@@ -300,7 +300,7 @@ class MeanOptimizerUpdate(WorkerOptimizerUpdate):
             self._has_left = False
             return
         with self.loop.collections.calling(STEP):
-            self.loop.on(Event.APPLY)
+            self.loop.on(LoopEvent.APPLY)
             self.loop.collections.finish_step()
             self.loop.compare(also_first=True)
 

@@ -18,7 +18,7 @@ from benchmarks.simulation.comparison import (
 )
 from benchmarks.testbed.shapes import layers_of
 from poseidon.observe.plan.iteration import iteration_of
-from poseidon.observe.plan.scenario import Exchange, LowRank, WireCodec
+from poseidon.observe.plan.scenario import PlannedExchange, PlannedLowRank, WireCodec
 from poseidon.observe.plan.shapes import MIB, Machine
 
 
@@ -47,9 +47,9 @@ def test_speed() -> None:
         0.05,
         2.0,
     )
-    assert (hybrid.scenario.exchange, hybrid.scenario.wait_free) == (Exchange.HYBRID, True)
-    assert (ps.scenario.exchange, ps.scenario.wait_free) == (Exchange.PS, False)
-    assert (ddp.scenario.exchange, ddp.scenario.bucket_bytes) == (Exchange.RING, 25 * MIB)
+    assert (hybrid.scenario.exchange, hybrid.scenario.wait_free) == (PlannedExchange.HYBRID, True)
+    assert (ps.scenario.exchange, ps.scenario.wait_free) == (PlannedExchange.PS, False)
+    assert (ddp.scenario.exchange, ddp.scenario.bucket_bytes) == (PlannedExchange.RING, 25 * MIB)
     assert small.scenario.bucket_bytes == 5 * MIB
 
 
@@ -60,10 +60,10 @@ def test_communication_hooks_of_ddp() -> None:
     assert [case.scenario.lossy for case in found] == [
         None,
         WireCodec.HALF,
-        LowRank(rank=2),
+        PlannedLowRank(rank=2),
         WireCodec.HALF,
     ]
-    assert {case.scenario.exchange for case in found} == {Exchange.RING}
+    assert {case.scenario.exchange for case in found} == {PlannedExchange.RING}
 
 
 def test_our_lossy_jobs_are_predicted_where_the_model_knows_the_codec() -> None:
@@ -75,10 +75,10 @@ def test_our_lossy_jobs_are_predicted_where_the_model_knows_the_codec() -> None:
         None,
         WireCodec.INT8,
         WireCodec.HALF,
-        LowRank(rank=4),
+        PlannedLowRank(rank=4),
     ]
     assert [case.scenario.exchange for case in found] == [
-        *(Exchange.HYBRID, Exchange.PS, Exchange.PS, Exchange.HYBRID)
+        *(PlannedExchange.HYBRID, PlannedExchange.PS, PlannedExchange.PS, PlannedExchange.HYBRID)
     ]
 
 
@@ -112,7 +112,10 @@ def test_overlap() -> None:
     free, late = read({"title": "Overlap: ps on 4 hosts at 250 Mbit/s", "facts": [fact]})
     assert (free.measured_s, late.measured_s) == (2.0, 3.0)
     assert (free.scenario.wait_free, late.scenario.wait_free) == (True, False)
-    assert (free.scenario.layers, free.scenario.exchange) == (layers_of("googlenet"), Exchange.PS)
+    assert (free.scenario.layers, free.scenario.exchange) == (
+        layers_of("googlenet"),
+        PlannedExchange.PS,
+    )
 
 
 def test_paper() -> None:
@@ -120,9 +123,9 @@ def test_paper() -> None:
     title = "VGG19-22K / 40 at 1000 Mbit/s; one process takes 0.930 s"
     found = read({"title": title, "facts": [fact]})
     assert [(case.scenario.exchange, case.measured_s) for case in found] == [
-        (Exchange.HYBRID, 1.0),
-        (Exchange.PS, 1.5),
-        (Exchange.RING, 2.0),
+        (PlannedExchange.HYBRID, 1.0),
+        (PlannedExchange.PS, 1.5),
+        (PlannedExchange.RING, 2.0),
     ]
     assert {case.scenario.workers for case in found} == {8}
 
@@ -141,7 +144,7 @@ def test_local_steps_and_codecs() -> None:
     steps, both, ring = read(speed(title, "ps+H8", "ps+H32+int8", "allreduce"))
     assert (steps.scenario.local_steps, steps.scenario.lossy, steps.lossy) == (8, None, True)
     assert (both.scenario.local_steps, both.scenario.lossy) == (32, WireCodec.INT8)
-    assert (ring.scenario.exchange, ring.lossy) == (Exchange.RING, False)
+    assert (ring.scenario.exchange, ring.lossy) == (PlannedExchange.RING, False)
 
 
 def test_the_recommended_scheme_is_compared_with_the_fastest() -> None:

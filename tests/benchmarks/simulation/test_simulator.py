@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.simulation.simulator import Simulation, simulate
-from poseidon.observe.plan.scenario import Exchange, Scenario
+from poseidon.observe.plan.scenario import PlannedExchange, Scenario
 from poseidon.observe.plan.shapes import LayerShape, Machine
 
 LOW = LayerShape(name="low", tensors=((4, 1, 1, 1),), work=1)
@@ -24,7 +24,7 @@ PS = Scenario(
     batch=1,
     compute_s=9.0,
     workers=2,
-    exchange=Exchange.PS,
+    exchange=PlannedExchange.PS,
     bits_per_s=32.0,
     chunk_bytes=4,
     piece_bytes=WHOLE,
@@ -37,7 +37,7 @@ def predict(scenario: Scenario) -> float:
 
 
 def test_one_host_computes_and_no_more() -> None:
-    for exchange in Exchange:
+    for exchange in PlannedExchange:
         assert predict(replace(PS, workers=1, exchange=exchange)) == pytest.approx(9.0)
 
 
@@ -75,7 +75,7 @@ def test_lower_layers_overtake_piece_by_piece() -> None:
 def test_factors_leave_before_the_layers_own_backward_pass() -> None:
     # u and v: 6 numbers from -3 to 3; low 3-5 and back 5-7.
     layers = (LOW, MATRIX)
-    for exchange in (Exchange.SVB, Exchange.HYBRID):
+    for exchange in (PlannedExchange.SVB, PlannedExchange.HYBRID):
         assert predict(replace(PS, layers=layers, exchange=exchange)) == pytest.approx(13.0)
 
 
@@ -83,21 +83,23 @@ def test_pushes_give_way_to_factors() -> None:
     # u and v: 12 numbers from -3 to 9, though low has its gradient at 3; low 9-11 and back by 13.
     layers = (LOW, MATRIX)
     assert predict(
-        replace(PS, layers=layers, exchange=Exchange.SVB, batch=2, piece_bytes=8)
+        replace(PS, layers=layers, exchange=PlannedExchange.SVB, batch=2, piece_bytes=8)
     ) == pytest.approx(19.0)
 
 
 def test_hybrid_sends_a_gradient_that_is_smaller_than_its_factors() -> None:
     many = replace(PS, layers=(LOW, MATRIX), batch=2)
-    assert predict(replace(many, exchange=Exchange.HYBRID)) == predict(many)
-    assert predict(replace(many, exchange=Exchange.SVB)) > predict(many)
+    assert predict(replace(many, exchange=PlannedExchange.HYBRID)) == predict(many)
+    assert predict(replace(many, exchange=PlannedExchange.SVB)) > predict(many)
 
 
 def test_a_ring_begins_with_the_last_gradient_of_its_bucket_and_all_wait_for_it() -> None:
     # Both layers from 3 on: 12 numbers; then 3 s forward and 3 s of backward.
-    assert predict(replace(PS, exchange=Exchange.RING)) == pytest.approx(21.0)
+    assert predict(replace(PS, exchange=PlannedExchange.RING)) == pytest.approx(21.0)
     # Each layer its own: high 0-8, low 8-12.
-    assert predict(replace(PS, exchange=Exchange.RING, bucket_bytes=1)) == pytest.approx(18.0)
+    assert predict(replace(PS, exchange=PlannedExchange.RING, bucket_bytes=1)) == pytest.approx(
+        18.0
+    )
 
 
 def test_machines_that_only_serve_send_while_they_receive() -> None:
@@ -120,7 +122,9 @@ def test_a_product_takes_the_processors_time_or_the_devices() -> None:
     # 2 x 2 rows x 8 = 32 operations: 4 s, from 3 to 7; low's values arrive at 7; high is waited for
     # until 8.5 only.
     layers = (LOW, MATRIX)
-    slow = replace(PS, layers=layers, exchange=Exchange.SVB, machine=replace(PS.machine, flops=8.0))
+    slow = replace(
+        PS, layers=layers, exchange=PlannedExchange.SVB, machine=replace(PS.machine, flops=8.0)
+    )
     assert predict(slow) == pytest.approx(13.0)
     # 16 s, until 19: high goes forward then, and backward.
     assert predict(replace(slow, machine=replace(slow.machine, flops=2.0))) == pytest.approx(23.5)
@@ -189,13 +193,13 @@ def test_a_ring_copies_gradients_into_its_buckets() -> None:
     # High is 32 bytes: 0-16, in place of the 8 s on the wire; low 16-24.
     machine = replace(PS.machine, memory_s_per_byte=0.5, cores=1.0)
     assert predict(
-        replace(PS, exchange=Exchange.RING, bucket_bytes=1, machine=machine)
+        replace(PS, exchange=PlannedExchange.RING, bucket_bytes=1, machine=machine)
     ) == pytest.approx(30.0)
 
 
 def test_a_ring_takes_processor_time_and_so_does_its_optimizer() -> None:
     # High is 32 bytes: 0-16, in place of the 8 s on the wire; low 16-24.
-    ring = replace(PS, exchange=Exchange.RING, bucket_bytes=1)
+    ring = replace(PS, exchange=PlannedExchange.RING, bucket_bytes=1)
     machine = replace(PS.machine, ring_s_per_byte=0.5, cores=1.0)
     assert predict(replace(ring, machine=machine)) == pytest.approx(30.0)
     # Both layers are 48 bytes: 3 s once all is there.

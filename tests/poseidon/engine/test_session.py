@@ -10,7 +10,7 @@ from poseidon.engine.session import (
     SENTENCES,
     Act,
     Applies,
-    Event,
+    LoopEvent,
     LoopPosition,
     State,
     TrainingSession,
@@ -18,22 +18,22 @@ from poseidon.engine.session import (
 )
 from poseidon.errors import UsageError
 
-STEP = (Event.FORWARD, Event.BACKWARD, Event.PASS)
+STEP = (LoopEvent.FORWARD, LoopEvent.BACKWARD, LoopEvent.PASS)
 ENDS = {
-    Applies.SHARDS: (Event.STEP,),
-    Applies.WORKERS: (Event.AVERAGE, Event.APPLY),
-    Applies.TURNS: (Event.AVERAGE, Event.APPLY),
-    Applies.ROUNDS: (Event.OPTIMIZE, Event.STEP),
+    Applies.SHARDS: (LoopEvent.STEP,),
+    Applies.WORKERS: (LoopEvent.AVERAGE, LoopEvent.APPLY),
+    Applies.TURNS: (LoopEvent.AVERAGE, LoopEvent.APPLY),
+    Applies.ROUNDS: (LoopEvent.OPTIMIZE, LoopEvent.STEP),
 }
 
 
 def opened(applies: Applies = Applies.SHARDS, **options: int) -> TrainingSession:
     session = TrainingSession(applies, **options)  # type: ignore[arg-type]
-    session.on(Event.OPEN)
+    session.on(LoopEvent.OPEN)
     return session
 
 
-def after(session: TrainingSession, *events: Event) -> tuple[Act, ...]:
+def after(session: TrainingSession, *events: LoopEvent) -> tuple[Act, ...]:
     acts: tuple[Act, ...] = ()
     for event in events:
         acts = session.on(event)
@@ -54,8 +54,8 @@ def test_each_state_can_be_reached_and_left(applies: Applies) -> None:
     }
     assert {s for s in State if s not in reached} <= {*unused}
     for state, events in table.items():
-        assert Event.CLOSE in events, state
-        assert events[Event.CLOSE].state in (State.CLOSED, None)
+        assert LoopEvent.CLOSE in events, state
+        assert events[LoopEvent.CLOSE].state in (State.CLOSED, None)
 
 
 @pytest.mark.parametrize("applies", Applies)
@@ -69,8 +69,8 @@ def test_a_step_ends_once_each_turn_has(applies: Applies, turns: int) -> None:
         after(session, *STEP)
         if turn < turns - 1:
             if applies is Applies.ROUNDS:
-                assert session.on(Event.OPTIMIZE) == (Act.SEND,)
-            assert session.on(Event.TURN) == (Act.NEXT_TURN,)
+                assert session.on(LoopEvent.OPTIMIZE) == (Act.SEND,)
+            assert session.on(LoopEvent.TURN) == (Act.NEXT_TURN,)
             assert session.state is State.TURN
     acts = [act for event in ENDS[applies] for act in session.on(event)]
     assert acts.index(Act.SEND) < acts.index(Act.FINISH)
@@ -82,10 +82,10 @@ def test_passes_add_up_to_the_last_one() -> None:
     session = opened(passes=2)
     after(session, *STEP)
     assert (session.state, session.passes) == (State.PASSED, 1)
-    after(session, Event.FORWARD, Event.BACKWARD, Event.PASS)
+    after(session, LoopEvent.FORWARD, LoopEvent.BACKWARD, LoopEvent.PASS)
     assert (session.state, session.passes) == (State.FULL, 2)
     with pytest.raises(UsageError, match=r"run more than 2 time\(s\) without step\(\)"):
-        session.on(Event.BACKWARD)
+        session.on(LoopEvent.BACKWARD)
     assert (session.state, session.passes) == (State.FULL, 2)
 
 
@@ -105,41 +105,49 @@ def test_what_drops_gradients_that_have_left(
     after(session, *STEP)
     if acts is None:
         with pytest.raises(UsageError, match="of pass 1 have been sent to the shards"):
-            session.on(Event.DROP)
+            session.on(LoopEvent.DROP)
     else:
-        assert session.on(Event.DROP) == acts
+        assert session.on(LoopEvent.DROP) == acts
     assert session.state is state
 
 
 @pytest.mark.parametrize(
     ("events", "event", "sentence"),
     [
-        ((), Event.STEP, r"without a backward pass before it; expected backward\(\)"),
-        (STEP[:2], Event.STEP, "within a backward pass, for example in a hook"),
-        (STEP, Event.FORWARD, r"used after 1 backward pass\(es\) and before step\(\)"),
-        (STEP, Event.SETTLE, r"settle\(\) stands between a backward pass and its step\(\)"),
-        (STEP, Event.LOAD, r"this group has begun step 1; expected resume\(\)"),
-        (STEP[:1], Event.SET_RATE, "lr was set to 0.5 within a step; expected before"),
-        (STEP[:2], Event.DROP, r"drop\(\) within a backward pass; expected after it"),
+        ((), LoopEvent.STEP, r"without a backward pass before it; expected backward\(\)"),
+        (STEP[:2], LoopEvent.STEP, "within a backward pass, for example in a hook"),
+        (STEP, LoopEvent.FORWARD, r"used after 1 backward pass\(es\) and before step\(\)"),
+        (STEP, LoopEvent.SETTLE, r"settle\(\) stands between a backward pass and its step\(\)"),
+        (STEP, LoopEvent.LOAD, r"this group has begun step 1; expected resume\(\)"),
+        (STEP[:1], LoopEvent.SET_RATE, "lr was set to 0.5 within a step; expected before"),
+        (STEP[:2], LoopEvent.DROP, r"drop\(\) within a backward pass; expected after it"),
         (
             STEP,
-            Event.LEAVE,
+            LoopEvent.LEAVE,
             r"worker 2 leaves .* in step 1, after backward\(\); expected step\(\) b",
         ),
-        (STEP[:2], Event.LEAVE, r"expected step\(\) or drop\(\) before `break`"),
-        ((), Event.APPLY, r"comes before the first step; expected one of: a collection, close\(\)"),
-        ((Event.CLOSE,), Event.STEP, r"step\(\) after close\(\), or after the `with` block"),
-        ((Event.CLOSE,), Event.COLLECT, r"mean\(\) after close\(\)"),
+        (STEP[:2], LoopEvent.LEAVE, r"expected step\(\) or drop\(\) before `break`"),
+        (
+            (),
+            LoopEvent.APPLY,
+            r"comes before the first step; expected one of: a collection, close\(\)",
+        ),
+        (
+            (LoopEvent.CLOSE,),
+            LoopEvent.STEP,
+            r"step\(\) after close\(\), or after the `with` block",
+        ),
+        ((LoopEvent.CLOSE,), LoopEvent.COLLECT, r"mean\(\) after close\(\)"),
     ],
 )
 def test_what_is_not_legal_changes_nothing(
-    events: tuple[Event, ...], event: Event, sentence: str
+    events: tuple[LoopEvent, ...], event: LoopEvent, sentence: str
 ) -> None:
     session = opened(rank=2)
     after(session, *events)
     before = session.state, session.passes, session.position()
-    words = {"rate": 0.5} if event is Event.SET_RATE else {}
-    if event is Event.COLLECT:
+    words = {"rate": 0.5} if event is LoopEvent.SET_RATE else {}
+    if event is LoopEvent.COLLECT:
         words = {"call": "mean()"}  # type: ignore[dict-item]
     with pytest.raises(UsageError, match=sentence):
         session.on(event, **words)
@@ -149,45 +157,45 @@ def test_what_is_not_legal_changes_nothing(
 def test_settling_late_needs_values_that_are_whole() -> None:
     exact, behind = opened(), opened(behind=True)
     for session in (exact, behind):
-        session.on(Event.FORWARD)
-    assert exact.on(Event.SETTLE) == (Act.WAIT,)
+        session.on(LoopEvent.FORWARD)
+    assert exact.on(LoopEvent.SETTLE) == (Act.WAIT,)
     with pytest.raises(UsageError, match="comes after a forward pass of the next step"):
-        behind.on(Event.SETTLE)
+        behind.on(LoopEvent.SETTLE)
 
 
 def test_one_worker_alone_may_save_after_its_block() -> None:
     session = opened(alone=True)
-    after(session, *STEP, Event.STEP, Event.CLOSE)
-    assert session.on(Event.SETTLE) == (Act.SETTLE,)
-    session.check(Event.COLLECT)
+    after(session, *STEP, LoopEvent.STEP, LoopEvent.CLOSE)
+    assert session.on(LoopEvent.SETTLE) == (Act.SETTLE,)
+    session.check(LoopEvent.COLLECT)
 
 
 def test_a_loop_that_awaits_a_state_begins_no_step_without_it() -> None:
     session = opened()
     session.await_state()
-    assert session.on(Event.EVALUATE) == ()
+    assert session.on(LoopEvent.EVALUATE) == ()
     with pytest.raises(UsageError, match=r"continues from c\.pt, and the script has begun a step"):
-        session.on(Event.FORWARD, source="c.pt", group="group")
-    session.on(Event.LOAD)
-    assert session.on(Event.FORWARD) == (Act.START_PRESENT,)
+        session.on(LoopEvent.FORWARD, source="c.pt", group="group")
+    session.on(LoopEvent.LOAD)
+    assert session.on(LoopEvent.FORWARD) == (Act.START_PRESENT,)
 
 
 def test_values_on_their_way_are_waited_for_once() -> None:
     session = opened()
-    after(session, *STEP, Event.STEP)
+    after(session, *STEP, LoopEvent.STEP)
     assert session.state is State.COMING
-    assert session.on(Event.EVALUATE) == (Act.WAIT,)
-    assert session.on(Event.FORWARD) == (Act.START_PRESENT,)
-    after(session, *STEP[1:], Event.STEP)
-    assert session.on(Event.FORWARD) == (Act.START,)
+    assert session.on(LoopEvent.EVALUATE) == (Act.WAIT,)
+    assert session.on(LoopEvent.FORWARD) == (Act.START_PRESENT,)
+    after(session, *STEP[1:], LoopEvent.STEP)
+    assert session.on(LoopEvent.FORWARD) == (Act.START,)
 
 
 def test_counts_and_the_step_under_way() -> None:
     session = opened()
     assert session.last_step == 0
-    session.on(Event.FORWARD)
+    session.on(LoopEvent.FORWARD)
     assert session.last_step == 1
-    after(session, *STEP[1:], Event.STEP)
+    after(session, *STEP[1:], LoopEvent.STEP)
     session.end_iteration(finished=1)
     session.steps += 1
     assert session.last_step == 1
@@ -213,14 +221,14 @@ def test_whatever_happens_iterations_begin_and_end_in_turn(applies: Applies, see
         turns = 1  # then it is `TURNS`
     session = opened(applies, turns=turns, passes=passes, behind=seed % 2)
     under_way = False
-    rare = (Event.CLOSE, Event.OPEN)
-    events = [event for event in Event if event not in rare]
+    rare = (LoopEvent.CLOSE, LoopEvent.OPEN)
+    events = [event for event in LoopEvent if event not in rare]
     for _ in range(400):
         before = session.state, session.passes, session.turn
         # a driver ends a turn or the step by the number of turns
-        wrong = {True: Event.TURN, False: Event.STEP}[session.is_last_turn]
+        wrong = {True: LoopEvent.TURN, False: LoopEvent.STEP}[session.is_last_turn]
         event = chance.choice([one for one in events if one is not wrong])
-        if event is Event.AVERAGE and not session.is_last_turn:
+        if event is LoopEvent.AVERAGE and not session.is_last_turn:
             continue
         try:
             acts = session.on(event, rate=1, source="", group="", before=0, virtual_worker=0)

@@ -15,7 +15,7 @@ from poseidon.exchange.base import Array, ExchangeSettings, History
 from poseidon.exchange.carrier import CarrierState, FactoredCarrier, GradientCarrier, Step
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.job_control import AloneDelivery, JobControl
-from poseidon.exchange.observe.observer import Call, Observer
+from poseidon.exchange.observe.observer import ObservedCall, Observer
 from poseidon.exchange.observe.statistics import Traffic
 from ps_server import PeerLost, SignalKind
 
@@ -24,10 +24,10 @@ class Notes(Observer):
     def __init__(self) -> None:
         self.calls: list[tuple[object, ...]] = []
 
-    def before(self, call: Call, index: int) -> None:
+    def before(self, call: ObservedCall, index: int) -> None:
         self.calls.append((call, index))
 
-    def after(self, call: Call, index: int, began_ns: int, ended_ns: int) -> None:
+    def after(self, call: ObservedCall, index: int, began_ns: int, ended_ns: int) -> None:
         assert self.calls.pop() == (call, index)
         self.calls.append((call, index, ended_ns - began_ns))
 
@@ -221,4 +221,4 @@ def test_a_call_that_fails_is_seen_to_its_end() -> None:
     exchange.observe([notes])
     with pytest.raises(PeerLost):
         exchange.wait(3)
-    assert [call[:2] for call in notes.calls] == [(Call.WAIT, 3)]
+    assert [call[:2] for call in notes.calls] == [(ObservedCall.WAIT, 3)]

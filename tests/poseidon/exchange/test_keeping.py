@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from poseidon.exchange.base import Array, History
-from poseidon.exchange.carrier import Kept as State
+from poseidon.exchange.carrier import KeptHistories as State
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
 from ps_server import Interrupted

@@ -16,7 +16,7 @@ from poseidon.exchange.worker_links import (
     LEAVE_MESSAGE,
     LOOK_S,
     POLL_S,
-    Waiting,
+    QueuedMessage,
     WorkerLinks,
     join_message,
 )
@@ -183,5 +183,5 @@ def test_the_end_does_not_wait_for_ever(wire: HandFed, links: WorkerLinks) -> No
 
 def test_what_waits_for_a_peer_leaves_by_urgency_and_then_in_its_order() -> None:
     priorities = [2, 1, LAST, 2, FIRST, 1]
-    waiting = [Waiting(priority, number, []) for number, priority in enumerate(priorities)]
+    waiting = [QueuedMessage(priority, number, []) for number, priority in enumerate(priorities)]
     assert [each.number for each in sorted(waiting)] == [4, 1, 5, 0, 3, 2]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from poseidon.base.settings import read_settings
-from poseidon.cluster.agent.messages import Exited, Request, SendLine, Started
+from poseidon.cluster.agent.messages import Exited, Request, Started, WriteLine
 from poseidon.cluster.agent.remote_process import RemoteProcess
 from poseidon.cluster.dial.dialer import Needs
 from poseidon.cluster.dial.ssh import SshDialer
@@ -50,7 +50,7 @@ def test_processes_wait_once_they_have_paused() -> None:
     listener.event(WORKER, {"event": "alive"})
     listener.event(WORKER, {"event": "paused", "snapshot": None})
     listener.until_all_wait(prepared, lambda: False)
-    assert [request.line for request in sent if isinstance(request, SendLine)] == [
+    assert [request.line for request in sent if isinstance(request, WriteLine)] == [
         b'{"do": "pause"}'
     ]
     assert [one.works for one in prepared] == [False, True]

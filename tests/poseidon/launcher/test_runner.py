@@ -28,7 +28,7 @@ from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.state import Outcome
 from poseidon.errors import JobError
 from poseidon.launcher.request import JobRequest
-from poseidon.launcher.runner import _Run, run
+from poseidon.launcher.runner import _JobRun, run
 from poseidon.launcher.site import FileSet, Site
 from poseidon.launcher.snapshots import SnapshotCopies
 from tests.support.fake_job import FakeJob
@@ -137,7 +137,7 @@ def test_a_failed_job_with_a_snapshot_prints_how_to_resume(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run_starts(starts: Restarts) -> RestartedJob:
-        driver = cast(_Run, starts._driver)
+        driver = cast(_JobRun, starts._driver)
         state = driver._job.output / "net_iter_5.solverstate"
         state.write_bytes(b"")
         driver._snapshots.on_event(
@@ -156,8 +156,8 @@ def test_a_failed_job_with_a_snapshot_prints_how_to_resume(
 
 
 @contextmanager
-def running(job: SharingJob) -> Iterator[_Run]:
-    found = _Run(job, None, StartReport(None))  # type: ignore[arg-type]
+def running(job: SharingJob) -> Iterator[_JobRun]:
+    found = _JobRun(job, None, StartReport(None))  # type: ignore[arg-type]
     with found._requests:
         yield found
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from poseidon.cluster.agent.messages import Exited, Request, SendLine, SendSignal, Started
+from poseidon.cluster.agent.messages import Exited, Request, SendSignal, Started, WriteLine
 from poseidon.cluster.agent.remote_process import RemoteProcess
 from poseidon.cluster.events import Paused
 from poseidon.cluster.job_plan import JobPlan, ProcessName, Role, plan_job
@@ -152,7 +152,7 @@ def test_a_process_goes_on_with_another_name_and_listener() -> None:
     assert rig.pool.take(spec_of(NEW), after) is rig.process
     assert rig.process.name == NEW
     [line] = rig.sent
-    assert isinstance(line, SendLine)
+    assert isinstance(line, WriteLine)
     assert json.loads(line.line) == {"do": "go_on", "document": {"rank": 0}}
     rig.process.take(Exited(id=7, status=-9))
     assert after.until("exited") == [("exited", -9)]

@@ -13,7 +13,8 @@ from poseidon.engine.packed import packed
 from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.broadcast import PIECE_BYTES
 from poseidon.torch.group import Group
-from poseidon.torch.plain_values import Reduction, decode, encode, reduce
+from poseidon.torch.plain_values import decode, encode, reduce
+from poseidon.torch.process_group.collectives import ReduceRule
 from poseidon.torch.update_rules import SGD
 from tests.support.module_groups import together
 
@@ -69,7 +70,7 @@ def test_bytes_that_would_run_code_are_refused() -> None:
     ],
 )
 def test_reductions(values: list[Any], how: str, expected: object) -> None:
-    found = reduce(values, Reduction(how))
+    found = reduce(values, ReduceRule(how))
     assert type(found) is type(expected)
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 

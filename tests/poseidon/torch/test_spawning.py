@@ -16,20 +16,20 @@ from poseidon.engine.launcher_connection import LauncherConnection
 from poseidon.errors import UsageError
 from poseidon.torch import spawning
 from poseidon.torch.spawned import Asked, Link
-from poseidon.torch.spawning import Place, name_of
+from poseidon.torch.spawning import ScriptPlace, name_of
 from tests.support.polling import until
 
 HERE = spawning.this_machine()
 
 
 @pytest.fixture
-def place() -> Iterator[Place]:
+def place() -> Iterator[ScriptPlace]:
     """The place of worker 1 of three, of which 1 and 2 are on this machine."""
     document = ScriptDocument(
         job="j", output="/o", script="s.py", token="ab", rank=1, workers=3, ddp=True
     )
     launcher = LauncherConnection(io.StringIO(), io.StringIO())
-    with closing(Place(document, launcher)) as own:
+    with closing(ScriptPlace(document, launcher)) as own:
         own.open(["elsewhere", HERE, HERE])
         yield own
 
@@ -46,7 +46,7 @@ def place() -> Iterator[Place]:
         (0, None, "is called for no number of workers"),
     ],
 )
-def test_places(place: Place, rank: int | None, size: int | None, reply: object) -> None:
+def test_places(place: ScriptPlace, rank: int | None, size: int | None, reply: object) -> None:
     with closing(Link.to(name_of("ab", 1))) as link:
         answer = link.ask(do="place", rank=rank, size=size)
     if isinstance(reply, str):
@@ -60,7 +60,7 @@ def test_a_place_can_be_reached_before_the_machines_are_known() -> None:
     document = ScriptDocument(job="j", output="/o", script="s.py", token="ef", ddp=True)
     launcher = LauncherConnection(io.StringIO(), io.StringIO())
     with (
-        closing(Place(document, launcher)) as place,
+        closing(ScriptPlace(document, launcher)) as place,
         closing(Link.to(name_of("ef", 0))) as link,
     ):
         link.write(do="place", rank=0, size=1)
@@ -69,7 +69,7 @@ def test_a_place_can_be_reached_before_the_machines_are_known() -> None:
 
 
 @pytest.mark.parametrize("takes_part", [False, True])
-def test_others_wait_for_the_end_of_the_first_script(place: Place, takes_part: bool) -> None:
+def test_others_wait_for_the_end_of_the_first_script(place: ScriptPlace, takes_part: bool) -> None:
     with closing(Link.to(name_of("ab", 1))) as link, closing(Link.to(name_of("ab", 1))) as other:
         if takes_part:
             other.ask(do="place", rank=1, size=3)
@@ -79,14 +79,14 @@ def test_others_wait_for_the_end_of_the_first_script(place: Place, takes_part: b
         assert link.read() == ({} if takes_part else {"free": True})
 
 
-def test_others_are_free_once_the_first_script_joins_by_itself(place: Place) -> None:
+def test_others_are_free_once_the_first_script_joins_by_itself(place: ScriptPlace) -> None:
     with closing(Link.to(name_of("ab", 1))) as link:
         link.write(do="wait", number=1)
         place._begin_own()
         assert link.read() == {"free": True}
 
 
-def test_both_at_once_are_refused(place: Place) -> None:
+def test_both_at_once_are_refused(place: ScriptPlace) -> None:
     with closing(Link.to(name_of("ab", 1))) as link:
         link.ask(do="place", rank=1, size=3)
     with place.spawns(ExitStack()), pytest.raises(UsageError, match="expected one of the two"):

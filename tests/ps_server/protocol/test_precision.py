@@ -30,7 +30,7 @@ from ps_server.protocol.placement import Chunk, place
 from ps_server.protocol.precision import (
     EncodedReplica,
     Feedback,
-    Replica,
+    WorkersCopy,
     add,
     as_array,
     as_tensor,
@@ -66,7 +66,7 @@ def test_a_value_that_moves_by_less_than_its_last_digit_arrives(precision: Preci
     step = 1e-4
     assert rounded(1 - step, precision) == 1.0  # a rounded value would never move
     value = torch.ones(5)
-    replica, worker = Replica(value, precision), np.ones(5, dtype=np.float32)
+    replica, worker = WorkersCopy(value, precision), np.ones(5, dtype=np.float32)
     for _ in range(ITERATIONS):
         value -= step
         replica.follow(value, 0)

@@ -363,7 +363,7 @@ class _Job(TrainingJob):
         return ()
 
 
-class _Driver(runner._Run):
+class _Driver(runner._JobRun):
     """The driver of the job's starts; the parts of the real one that serve users are left out."""
 
     def __init__(self, course: Course) -> None:

@@ -6,43 +6,43 @@ from collections.abc import Sequence
 
 import pytest
 
-from poseidon.cluster.agent.agent import TICK_S, Action, AgentState, Leave, Perform, Send
+from poseidon.cluster.agent.agent import TICK_S, Action, AgentState, EndProcesses, Perform, Send
 from poseidon.cluster.agent.messages import (
     AGENT_ITSELF,
     PROTOCOL,
+    AgentHello,
     Ask,
     EndAll,
-    Get,
     Heartbeat,
-    Hello,
     KilledByUser,
     ProcessSignal,
     Put,
+    ReadFile,
     Refused,
     Register,
     Request,
-    SendLine,
     SendSignal,
     Service,
     Shutdown,
     Signaled,
-    Start,
+    StartProcess,
+    WriteLine,
 )
 from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.process import ProcessSpec
 
 VERSION = "1.2"
 NAME = ProcessName(role=Role.WORKER, index=0, client=0, host="node1")
-HELLO = Hello(protocol=PROTOCOL, version=VERSION, silence_s=20.0, grace_s=0.5)
+HELLO = AgentHello(protocol=PROTOCOL, version=VERSION, silence_s=20.0, grace_s=0.5)
 ASK = Ask(id=2, service=Service.CHECK, request={})
 PUT = Put(id=3, path="x", offset=0, content=b"")
-GET = Get(id=4, path="x", offset=0, size=1)
-LINE = SendLine(id=1, line=b"")
+GET = ReadFile(id=4, path="x", offset=0, size=1)
+LINE = WriteLine(id=1, line=b"")
 SIGNAL = SendSignal(id=1, signal=ProcessSignal.KILL)
 
 
-def _start(number: int = 1) -> Start:
-    return Start(id=number, spec=ProcessSpec(name=NAME, argv=("x",), first_line=b""))
+def _start(number: int = 1) -> StartProcess:
+    return StartProcess(id=number, spec=ProcessSpec(name=NAME, argv=("x",), first_line=b""))
 
 
 def _greeted(now_s: float = 0.0) -> AgentState:
@@ -55,7 +55,7 @@ def _refusal(actions: Sequence[Action]) -> str:
     """The sentence of an agent that says why it leaves, and leaves."""
     sent, left = actions
     assert isinstance(sent, Send) and isinstance(sent.report, Refused)
-    assert isinstance(left, Leave) and left.status == 1
+    assert isinstance(left, EndProcesses) and left.status == 1
     assert sent.report.id == AGENT_ITSELF and sent.report.message in left.reason
     return sent.report.message
 
@@ -81,7 +81,7 @@ def test_nothing_is_done_before_hello(request_: Request) -> None:
 @pytest.mark.parametrize(("protocol", "version"), [(PROTOCOL, "9.9"), (PROTOCOL + 1, VERSION)])
 def test_another_version_is_refused(protocol: int, version: str) -> None:
     state = AgentState(VERSION, 60.0, 0.0)
-    hello = Hello(protocol=protocol, version=version, silence_s=1.0, grace_s=1.0)
+    hello = AgentHello(protocol=protocol, version=version, silence_s=1.0, grace_s=1.0)
     assert _refusal(state.take(hello, 0.0)) == (
         f"Poseidon 1.2 is installed there, and {version} here; expected the same"
     )
@@ -117,12 +117,12 @@ def test_another_job_begins_anew() -> None:
     assert state.take(_start(), 0.0) == [Perform(request=_start())]
 
 
-@pytest.mark.parametrize("kind", [Put, Get])
-def test_a_part_of_a_file_has_an_id_of_the_launchers_choice(kind: type[Put | Get]) -> None:
+@pytest.mark.parametrize("kind", [Put, ReadFile])
+def test_a_part_of_a_file_has_an_id_of_the_launchers_choice(kind: type[Put | ReadFile]) -> None:
     request = (
         Put(id=-1, path="x", offset=0, content=b"")
         if kind is Put
-        else Get(id=-1, path="x", offset=0, size=1)
+        else ReadFile(id=-1, path="x", offset=0, size=1)
     )
     assert _refusal(_greeted().take(request, 0.0)) == f"{kind.__name__} with the id -1"
 
@@ -130,10 +130,10 @@ def test_a_part_of_a_file_has_an_id_of_the_launchers_choice(kind: type[Put | Get
 def test_it_leaves_when_it_is_told_to_and_does_nothing_after_it() -> None:
     state = AgentState(VERSION, 60.0, 0.0)
     assert state.take(Shutdown(status=75, reason="no job"), 0.0) == [
-        Leave(status=75, reason="no job")
+        EndProcesses(status=75, reason="no job")
     ]
     state = _greeted()
-    assert state.take(Shutdown(), 0.0) == [Leave(status=0)]
+    assert state.take(Shutdown(), 0.0) == [EndProcesses(status=0)]
     for request in (_start(), HELLO, ASK, Shutdown()):
         assert state.take(request, 0.0) == []
     assert state.tick(1000.0) == []
@@ -144,7 +144,9 @@ def test_a_launcher_that_says_no_hello_is_lost() -> None:
     state = AgentState(VERSION, 3.0, 100.0)
     for second in (101.0, 102.0, 103.0):
         assert state.tick(second) == []
-    assert state.tick(103.5) == [Leave(status=1, reason="the launcher did not answer within 3 s")]
+    assert state.tick(103.5) == [
+        EndProcesses(status=1, reason="the launcher did not answer within 3 s")
+    ]
 
 
 def test_a_launcher_that_falls_silent_is_lost() -> None:
@@ -154,7 +156,9 @@ def test_a_launcher_that_falls_silent_is_lost() -> None:
     state.take(Heartbeat(), 119.5)
     for second in range(120, 140):
         assert state.tick(float(second)) == []
-    assert state.tick(140.0) == [Leave(status=1, reason="the launcher has sent nothing for 20 s")]
+    assert state.tick(140.0) == [
+        EndProcesses(status=1, reason="the launcher has sent nothing for 20 s")
+    ]
 
 
 @pytest.mark.parametrize("pause_s", [TICK_S, 6.0, 3600.0])
@@ -166,7 +170,7 @@ def test_a_host_that_was_suspended_does_not_blame_the_launcher(pause_s: float) -
     for second in range(1, 19):
         assert state.tick(awake_s + second) == []
     (left,) = state.tick(awake_s + 18.5)
-    assert isinstance(left, Leave)
+    assert isinstance(left, EndProcesses)
 
 
 @pytest.mark.parametrize("pause_s", [3.0, 25.0])
@@ -177,7 +181,7 @@ def test_a_host_that_is_always_late_finds_a_dead_launcher_and_no_other(pause_s: 
         assert state.tick((number + 0.5) * pause_s) == []
     ticks = [state.tick((100 + number) * pause_s) for number in range(21)]
     assert ticks[:-2] == [[]] * 19
-    assert any(isinstance(action, Leave) for actions in ticks[-2:] for action in actions)
+    assert any(isinstance(action, EndProcesses) for actions in ticks[-2:] for action in actions)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +193,7 @@ def test_a_host_that_is_always_late_finds_a_dead_launcher_and_no_other(pause_s: 
 )
 def test_the_end_of_the_channel_is_the_loss_of_the_launcher(why: str, reason: str) -> None:
     state = AgentState(VERSION, 60.0, 0.0, "rank 0")
-    assert state.end_of_channel(why) == [Leave(status=1, reason=reason)]
+    assert state.end_of_channel(why) == [EndProcesses(status=1, reason=reason)]
 
 
 def test_what_is_no_request_ends_it() -> None:
@@ -199,12 +203,12 @@ def test_what_is_no_request_ends_it() -> None:
 def test_what_the_user_kills_is_reported_first() -> None:
     assert _greeted().killed_by_user() == [
         Send(report=KilledByUser()),
-        Leave(status=1, reason="the job was killed on this host"),
+        EndProcesses(status=1, reason="the job was killed on this host"),
     ]
 
 
 def test_a_signal_of_the_scheduler_is_the_launchers_to_decide() -> None:
     assert _greeted().signaled("SIGTERM") == [Send(report=Signaled(signal="SIGTERM"))]
     assert AgentState(VERSION, 60.0, 0.0).signaled("SIGTERM") == [
-        Leave(status=1, reason="the task was ended by SIGTERM before all others had joined")
+        EndProcesses(status=1, reason="the task was ended by SIGTERM before all others had joined")
     ]

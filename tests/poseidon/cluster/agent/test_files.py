@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from poseidon.cluster.agent import files as scratch_module
-from poseidon.cluster.agent.files import MARK, PREFIX, Scratch
+from poseidon.cluster.agent.files import MARK, PREFIX, AgentFolder
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_it_goes_with_its_agent(temporary: Path) -> None:
-    scratch = Scratch()
+    scratch = AgentFolder()
     (Path(scratch.path) / "client_0").mkdir()
     (Path(scratch.path) / "net").touch()
     scratch.clear()
@@ -31,13 +31,13 @@ def test_it_goes_with_its_agent(temporary: Path) -> None:
 def test_the_folder_of_an_agent_that_was_killed_goes_with_the_next(temporary: Path) -> None:
     other = temporary / f"{PREFIX}results"
     other.mkdir()
-    living, killed = Scratch(), Scratch()
+    living, killed = AgentFolder(), AgentFolder()
     (Path(killed.path) / "sent").write_bytes(b"weights")
     os.close(killed._lock)  # as the system does
     far = temporary / f"{PREFIX}far"  # of another host, whose locks are not seen here
     far.mkdir()
     (far / f"{MARK}-2").touch()
-    third = Scratch()
+    third = AgentFolder()
     left = [str(other), str(far), living.path, third.path]
     assert sorted(map(str, temporary.iterdir())) == sorted(left)
     living.close()

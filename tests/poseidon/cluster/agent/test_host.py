@@ -22,18 +22,18 @@ import pytest
 
 from poseidon import __version__
 from poseidon.base.settings import inherited_environment
-from poseidon.cluster.agent.agent import Leave
+from poseidon.cluster.agent.agent import EndProcesses
 from poseidon.cluster.agent.host import Agent
 from poseidon.cluster.agent.messages import (
     AGENT_ITSELF,
     PROTOCOL,
+    AgentHello,
+    AgentWelcome,
     Heartbeat,
-    Hello,
     Refused,
     Report,
     Service,
-    Start,
-    Welcome,
+    StartProcess,
 )
 from poseidon.cluster.agent.remote import AgentTimeouts, RemoteAgent
 from poseidon.cluster.agent.wire import REPORTS, REQUESTS
@@ -67,12 +67,12 @@ OUTLIVES_SIGTERM = "signal.signal(signal.SIGTERM, lambda *_: None)\nsay('ready')
 
 def _hello(protocol: int = PROTOCOL, version: str = __version__, silence_s: float = 600.0) -> bytes:
     return REQUESTS.encode(
-        Hello(protocol=protocol, version=version, silence_s=silence_s, grace_s=1.0)
+        AgentHello(protocol=protocol, version=version, silence_s=silence_s, grace_s=1.0)
     )
 
 
 START = REQUESTS.encode(
-    Start(id=7, spec=ProcessSpec(name=NAME, argv=("/no/such/program",), first_line=b""))
+    StartProcess(id=7, spec=ProcessSpec(name=NAME, argv=("/no/such/program",), first_line=b""))
 )
 
 
@@ -284,7 +284,7 @@ def _exchange(process: subprocess.Popen[bytes], *messages: bytes) -> Report:
         channel.send(message)
     while (encoded := channel.receive()) is not None:
         report = REPORTS.decode(encoded)
-        if not isinstance(report, Heartbeat | Welcome):
+        if not isinstance(report, Heartbeat | AgentWelcome):
             return report
     channel.close()
     return Heartbeat()
@@ -403,11 +403,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def _served(launcher: FakeLauncher) -> tuple[WatchedAgent, threading.Thread, list[Leave]]:
-    served, left = WatchedAgent(launcher), list[Leave]()
+def _served(launcher: FakeLauncher) -> tuple[WatchedAgent, threading.Thread, list[EndProcesses]]:
+    served, left = WatchedAgent(launcher), list[EndProcesses]()
     thread = threading.Thread(target=lambda: left.append(served.serve()), name="agent")
     thread.start()
-    assert isinstance(REPORTS.decode(launcher.reports.get(timeout=WAIT_S)), Welcome)
+    assert isinstance(REPORTS.decode(launcher.reports.get(timeout=WAIT_S)), AgentWelcome)
     return served, thread, left
 
 

@@ -13,17 +13,18 @@ import pytest
 
 from poseidon.cluster.agent.messages import (
     AGENT_ITSELF,
+    AgentHello,
+    AgentWelcome,
     Answer,
     Ask,
     Content,
     EndAll,
     Exited,
-    Get,
     Heartbeat,
-    Hello,
     KilledByUser,
     OutputReport,
     Put,
+    ReadFile,
     Refused,
     Register,
     Report,
@@ -31,9 +32,8 @@ from poseidon.cluster.agent.messages import (
     Service,
     Shutdown,
     Signaled,
-    Start,
     Started,
-    Welcome,
+    StartProcess,
 )
 from poseidon.cluster.agent.remote import PART_BYTES, AgentTimeouts, RemoteAgent
 from poseidon.cluster.agent.remote_process import RemoteProcess
@@ -87,13 +87,13 @@ class FakeChannel:
             self.report(report)
 
     def answer(self, request: Request) -> Report | None:
-        if isinstance(request, Hello):
-            return Welcome(cores=8, scratch="/tmp/x")
-        if isinstance(request, Put | Get) and self.refusal:
+        if isinstance(request, AgentHello):
+            return AgentWelcome(cores=8, scratch="/tmp/x")
+        if isinstance(request, Put | ReadFile) and self.refusal:
             return Refused(id=request.id, message=self.refusal)
-        if isinstance(request, Start):
+        if isinstance(request, StartProcess):
             return Started(id=request.id, pid=7, created="1.0")
-        if isinstance(request, Get):
+        if isinstance(request, ReadFile):
             part = self.file[request.offset : request.offset + request.size]
             return Content(id=request.id, size=len(self.file), content=part)
         if isinstance(request, Put):

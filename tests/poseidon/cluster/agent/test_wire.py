@@ -10,34 +10,34 @@ import pytest
 
 from poseidon.cluster.agent.messages import (
     AGENT_ITSELF,
+    AgentHello,
+    AgentWelcome,
     Answer,
     Ask,
     Content,
     EndAll,
     EventReport,
     Exited,
-    Get,
     Heartbeat,
-    Hello,
     Join,
     KilledByUser,
     OutputReport,
     ProcessSignal,
     Put,
+    ReadFile,
     Refused,
     Register,
     Report,
     Request,
-    SendLine,
     SendSignal,
     Service,
     Shutdown,
     Signaled,
-    Start,
     Started,
-    Welcome,
+    StartProcess,
+    WriteLine,
 )
-from poseidon.cluster.agent.wire import REPORTS, REQUESTS, Silence, WireError
+from poseidon.cluster.agent.wire import REPORTS, REQUESTS, PeerSilence, WireError
 from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess
 from poseidon.cluster.machinefile import Host, HostRole
@@ -54,7 +54,7 @@ def _looks_until_lost(wait_s: float, beat_s: float = float("inf"), most: int = 1
         beat_s: between two messages of the other process; infinite: it is dead.
         most: looks.
     """
-    silence = Silence(1.0, 0.0)
+    silence = PeerSilence(1.0, 0.0)
     next_s = beat_s
     for number in range(1, most):
         now_s = number * wait_s
@@ -80,14 +80,14 @@ def test_one_that_sends_is_never_lost(wait_s: float) -> None:
 
 
 def test_a_silence_begins_with_the_last_message() -> None:
-    silence = Silence(1.0, 0.0)
+    silence = PeerSilence(1.0, 0.0)
     assert [silence.look(1.0), silence.look(1.5), silence.look(9.0)] == [1.0, 1.5, 2.5]
     silence.heard_s = 9.25
     assert [silence.look(9.5), silence.look(10.5)] == [0.25, 1.25]
 
 
 def test_a_message_that_came_after_the_clock_was_read() -> None:
-    silence = Silence(1.0, 0.0)
+    silence = PeerSilence(1.0, 0.0)
     silence.heard_s = 5.1
     assert silence.look(5.0) == 0.0
 
@@ -102,7 +102,7 @@ RECORD = JobRecord(
     output="/out",
     started_s=1.5,
 )
-START = Start(
+START = StartProcess(
     id=1,
     spec=ProcessSpec(
         name=NAME,
@@ -112,15 +112,15 @@ START = Start(
     ),
 )
 SENT: list[Request] = [
-    Hello(protocol=1, version="0.1.0", silence_s=20.0, grace_s=5.0),
+    AgentHello(protocol=1, version="0.1.0", silence_s=20.0, grace_s=5.0),
     Register(record=RECORD),
     START,
-    SendLine(id=1, line=b"x" * 100_000),
+    WriteLine(id=1, line=b"x" * 100_000),
     SendSignal(id=1, signal=ProcessSignal.KILL),
     Ask(id=2, service=Service.CHECK, request={"clients": []}),
     Put(id=3, path="/tmp/x/net\n.prototxt", offset=0, content=CONTENT),
     Put(id=3, path="~/empty", offset=0, content=b""),
-    Get(id=4, path="x", offset=1 << 40, size=65536),
+    ReadFile(id=4, path="x", offset=1 << 40, size=65536),
     EndAll(id=5),
     Heartbeat(),
     Shutdown(),
@@ -128,7 +128,7 @@ SENT: list[Request] = [
 ]
 ANSWERED: list[Report] = [
     Join(version="0.1.0", rank=3, size=4, local_rank=1, address="10.0.0.3", host="node3"),
-    Welcome(cores=8, scratch="/tmp/x"),
+    AgentWelcome(cores=8, scratch="/tmp/x"),
     Started(id=1, pid=7, created="1.5e9"),
     Refused(id=AGENT_ITSELF, message="why"),
     Answer(id=2, answer={"problems": ["é", None]}),
@@ -154,20 +154,20 @@ def test_requests_and_reports_arrive_as_they_were_sent() -> None:
     "line",
     [
         b"", b"{", b"[]", b"null", b'"Heartbeat"', b"{}", b'{"kind": "Dance"}', b'{"kind": ["Heartbeat"]}', b"\xff\xfe", b"[" * 100_000,
-        b'{"kind": "Start", "id": 1}',
-        b'{"kind": "SendLine", "id": true, "line": ""}',
-        b'{"kind": "SendLine", "id": "1", "line": ""}',
-        b'{"kind": "SendLine", "id": 1, "line": 5}',
+        b'{"kind": "StartProcess", "id": 1}',
+        b'{"kind": "WriteLine", "id": true, "line": ""}',
+        b'{"kind": "WriteLine", "id": "1", "line": ""}',
+        b'{"kind": "WriteLine", "id": 1, "line": 5}',
         b'{"kind": "SendSignal", "id": 1, "signal": "stop"}',
         b'{"kind": "SendSignal", "id": 1, "signal": []}',
-        b'{"kind": "Hello", "protocol": 1, "version": "1", "silence_s": NaN, '
+        b'{"kind": "AgentHello", "protocol": 1, "version": "1", "silence_s": NaN, '
 b'"grace_s": 1}',
-        b'{"kind": "Hello", "protocol": 1, "version": "1", "silence_s": -1, '
+        b'{"kind": "AgentHello", "protocol": 1, "version": "1", "silence_s": -1, '
 b'"grace_s": 1}',
         b'{"kind": "Register", "record": []}', b'{"kind": "Register", "record": {}}',
         b'{"kind": "Ask", "id": 1, "service": "shell", "request": {}}',
         b'{"kind": "Put", "id": 1, "path": "x"}\ncontent',
-        b'{"kind": "Get", "id": 1, "path": ["x"], "offset": 0, "size": 1}',
+        b'{"kind": "ReadFile", "id": 1, "path": ["x"], "offset": 0, "size": 1}',
         b'{"kind": "Join", "version": "1", "rank": 0, "size": 1, "local_rank": 0, '
 b'"address": "a", "host": "h"}',
     ],

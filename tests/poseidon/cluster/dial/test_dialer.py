@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from poseidon.cluster.agent import host
-from poseidon.cluster.agent.wire import Silence
+from poseidon.cluster.agent.wire import PeerSilence
 from poseidon.cluster.dial import dialer
 from poseidon.cluster.dial.dialer import close_agents, dial_here
 
@@ -57,7 +57,7 @@ def test_silence_does_not_end_it() -> None:
     """All its threads may wait for processors, as long as it takes."""
     agent = dial_here()
     try:
-        agent._silence = Silence(3600.0, time.monotonic() - 3600.0)
+        agent._silence = PeerSilence(3600.0, time.monotonic() - 3600.0)
         assert agent._why_lost() == ""
     finally:
         agent.close()

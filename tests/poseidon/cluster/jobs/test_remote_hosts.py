@@ -25,7 +25,7 @@ from poseidon.cluster.jobs.remote_hosts import (
     list_remote_jobs,
     remote_hosts,
 )
-from poseidon.cluster.jobs.this_host import HostJob, JobList, Kill, Killed
+from poseidon.cluster.jobs.this_host import HostJob, JobList, Killed, KillRequest
 from poseidon.cluster.machinefile import Host, parse_machinefile
 from poseidon.cluster.process import creation
 from poseidon.cluster.python_command import LauncherEnvironment
@@ -114,7 +114,7 @@ def test_what_was_stopped_is_reported_by_host() -> None:
         }
     )
     patience = KillTimeouts(launcher_s=1.0, grace_s=0.5)
-    kill = Kill(jobs=("job-a", "job-b"), timeouts=patience)
+    kill = KillRequest(jobs=("job-a", "job-b"), timeouts=patience)
     found, problems = kill_remote_jobs(kill, remote_hosts(HOSTS), network)
     counts = {(job, host.id): count for (job, host), count in found.items()}
     assert counts == {("job-a", 1): 2, ("job-b", 2): 0}
@@ -166,7 +166,7 @@ def test_a_host_is_asked_over_ssh_and_again_after_its_connection_broke(
             sshd.break_lines()
             until(lambda: not _receivers(), "the loss was not noticed", 10.0)
         timeouts = KillTimeouts(launcher_s=1.0, grace_s=0.5)
-        kill = Kill(jobs=("none-of-that-name",), timeouts=timeouts)
+        kill = KillRequest(jobs=("none-of-that-name",), timeouts=timeouts)
         assert kill_remote_jobs(kill, [FAR], ask) == ({("none-of-that-name", FAR): 0}, [])
 
 

@@ -21,14 +21,16 @@ from poseidon.cluster.jobs.stop import (
     remote_jobs_of_machinefile,
     stop_jobs,
 )
-from poseidon.cluster.jobs.this_host import HostJob, JobList, Kill, Killed
+from poseidon.cluster.jobs.this_host import HostJob, JobList, Killed, KillRequest
 from poseidon.cluster.machinefile import Host
 
 
 class FakeAgent:
     """An agent of one host, whose answers a function makes of it and of what it is asked."""
 
-    def __init__(self, host: Host, answer: Callable[[Host, Kill | None], JobList | Killed]) -> None:
+    def __init__(
+        self, host: Host, answer: Callable[[Host, KillRequest | None], JobList | Killed]
+    ) -> None:
         self._host, self._answer = host, answer
 
     def ask_for(
@@ -37,7 +39,7 @@ class FakeAgent:
         return self._answer(self._host, request)
 
 
-def agents_that(answer: Callable[[Host, Kill | None], JobList | Killed]) -> AgentOf:
+def agents_that(answer: Callable[[Host, KillRequest | None], JobList | Killed]) -> AgentOf:
     return lambda host: FakeAgent(host, answer)  # type: ignore[return-value]
 
 
@@ -51,7 +53,7 @@ RECORD = JobRecord(
 def test_the_host_of_the_launcher_is_asked_before_the_others(tmp_path: Path) -> None:
     asked: list[int] = []
 
-    def ask(host: Host, kill: Kill | None) -> JobList | Killed:
+    def ask(host: Host, kill: KillRequest | None) -> JobList | Killed:
         launcher = replace(AGENT_OF_HOST, name="launcher") if host.id == 1 else AGENT_OF_HOST
         if kill is None:
             job = HostJob(record=replace(RECORD, launcher=launcher), launcher=True, living=2)
@@ -72,7 +74,7 @@ def test_the_host_of_the_launcher_is_asked_before_the_others(tmp_path: Path) -> 
 def test_hosts_that_have_joined_are_asked_too(tmp_path: Path) -> None:
     asked: list[int] = []
 
-    def ask(host: Host, kill: Kill | None) -> JobList | Killed:
+    def ask(host: Host, kill: KillRequest | None) -> JobList | Killed:
         asked.append(host.id)
         return JobList()
 
@@ -93,7 +95,7 @@ def test_jobs_that_are_left_alone_are_not_reported(tmp_path: Path) -> None:
         reported=HostJob(record=replace(RECORD, job="extract-b"), launcher=False, living=4),
     )
 
-    def ask(host: Host, kill: Kill | None) -> JobList | Killed:
+    def ask(host: Host, kill: KillRequest | None) -> JobList | Killed:
         return Killed(counts={"job-a": 1})
 
     lines: list[str] = []
@@ -107,7 +109,7 @@ def test_jobs_that_are_left_alone_are_not_reported(tmp_path: Path) -> None:
 def test_a_line_names_some_hosts_of_many(tmp_path: Path) -> None:
     hosts = tuple(Host(id=number, address=f"node{number}", port=9000) for number in range(11))
 
-    def ask(host: Host, kill: Kill | None) -> JobList | Killed:
+    def ask(host: Host, kill: KillRequest | None) -> JobList | Killed:
         assert kill is not None
         return Killed(counts={job: 2 if job == "job-a" else 0 for job in kill.jobs})
 

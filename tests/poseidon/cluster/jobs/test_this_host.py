@@ -10,7 +10,14 @@ import pytest
 
 from poseidon.cluster.jobs.kill import KillTimeouts, kill_job, live_process
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registry
-from poseidon.cluster.jobs.this_host import HostJob, Kill, Killed, jobs_here, kill_jobs, list_jobs
+from poseidon.cluster.jobs.this_host import (
+    HostJob,
+    Killed,
+    KillRequest,
+    jobs_here,
+    kill_jobs,
+    list_jobs,
+)
 from poseidon.cluster.machinefile import Host
 from poseidon.errors import UsageError
 from ps_server.json_fields import fields_of, plain, value_of
@@ -44,7 +51,7 @@ def test_jobs_are_listed_and_one_is_killed(tmp_path: Path) -> None:
         }
         assert seen[job.job].record == registry.read(job.job)
         timeouts = KillTimeouts(launcher_s=5, grace_s=2)
-        assert kill_jobs(Kill(jobs=(job.job,), timeouts=timeouts), registry) == Killed(
+        assert kill_jobs(KillRequest(jobs=(job.job,), timeouts=timeouts), registry) == Killed(
             counts={job.job: 4}
         )
         assert none_left(job.pids)
@@ -111,11 +118,11 @@ TIMEOUTS = {"launcher_s": 1, "grace_s": 1}
 )
 def test_senseless_requests(request_fields: dict[str, object], words: str) -> None:
     with pytest.raises((ValueError, UsageError), match=words):
-        value_of(Kill, request_fields)
+        value_of(KillRequest, request_fields)
 
 
 def test_nobody_lets_a_host_wait_for_hours(tmp_path: Path) -> None:
-    kill = Kill(jobs=("a",), timeouts=KillTimeouts(grace_s=3601.0))
+    kill = KillRequest(jobs=("a",), timeouts=KillTimeouts(grace_s=3601.0))
     with pytest.raises(UsageError, match="at most 3600 seconds"):
         kill_jobs(kill, Registry(tmp_path))
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from poseidon.cluster.events import LoopPosition
+from poseidon.cluster.events import ReportedPosition
 from poseidon.cluster.supervision.state import LoopPositions
 
-WAITS = LoopPosition(steps=6, collections=3, current="mean")
+WAITS = ReportedPosition(steps=6, collections=3, current="mean")
 
 
-def moved(*positions: LoopPosition) -> str | None:
+def moved(*positions: ReportedPosition) -> str | None:
     """Return what is said once workers 0, 1, ... have reported these positions, in this order."""
     known = LoopPositions()
     sentences = [known.move(rank, position) for rank, position in enumerate(positions)]
@@ -21,26 +21,29 @@ def moved(*positions: LoopPosition) -> str | None:
 @pytest.mark.parametrize(
     ("other", "never"),
     [
-        (LoopPosition(steps=7, collections=2, current=""), True),
-        (LoopPosition(steps=9, collections=2, current="settle"), True),
-        (LoopPosition(steps=6, collections=2, current="step"), True),  # its step needs the other's
-        (LoopPosition(steps=5, collections=2, current="step"), False),
-        (LoopPosition(steps=6, collections=3, current="step"), False),
-        (LoopPosition(steps=6, collections=2, current=""), False),  # not yet there
-        (LoopPosition(steps=2, collections=2, current=""), False),
-        (LoopPosition(steps=6, collections=3, current="mean"), False),  # has begun it
+        (ReportedPosition(steps=7, collections=2, current=""), True),
+        (ReportedPosition(steps=9, collections=2, current="settle"), True),
+        (
+            ReportedPosition(steps=6, collections=2, current="step"),
+            True,
+        ),  # its step needs the other's
+        (ReportedPosition(steps=5, collections=2, current="step"), False),
+        (ReportedPosition(steps=6, collections=3, current="step"), False),
+        (ReportedPosition(steps=6, collections=2, current=""), False),  # not yet there
+        (ReportedPosition(steps=2, collections=2, current=""), False),
+        (ReportedPosition(steps=6, collections=3, current="mean"), False),  # has begun it
         # has passed it: the report of WAITS is old
-        (LoopPosition(steps=7, collections=3, current=""), False),
-        (LoopPosition(steps=7, collections=4, current="mean"), False),
+        (ReportedPosition(steps=7, collections=3, current=""), False),
+        (ReportedPosition(steps=7, collections=4, current="mean"), False),
     ],
 )
-def test_a_worker_waits_for_one_that_has_gone_on(other: LoopPosition, never: bool) -> None:
+def test_a_worker_waits_for_one_that_has_gone_on(other: ReportedPosition, never: bool) -> None:
     found = [moved(WAITS, other), moved(other, WAITS)]
     assert [sentence is not None for sentence in found] == [never, never]
 
 
 def test_the_sentence_names_both_workers_and_steps() -> None:
-    assert moved(WAITS, WAITS, LoopPosition(steps=7, collections=2, current="")) == (
+    assert moved(WAITS, WAITS, ReportedPosition(steps=7, collections=2, current="")) == (
         "worker 0 waits in mean() after step 6, and worker 2 has gone on to step 7 without it: "
         "all workers must call mean(), "
         "after equally many steps"
@@ -48,8 +51,8 @@ def test_the_sentence_names_both_workers_and_steps() -> None:
 
 
 def test_of_many_that_wait_the_one_behind_is_named() -> None:
-    behind = LoopPosition(steps=5, collections=WAITS.collections, current=WAITS.current)
-    other = LoopPosition(steps=6, collections=WAITS.collections - 1, current="")
+    behind = ReportedPosition(steps=5, collections=WAITS.collections, current=WAITS.current)
+    other = ReportedPosition(steps=6, collections=WAITS.collections - 1, current="")
     sentence = moved(WAITS, WAITS, behind, other)
     assert sentence is not None
     assert sentence.startswith("worker 2 waits in mean() after step 5, and worker 3 has")
@@ -61,15 +64,15 @@ def test_a_single_position_does_not_mismatch() -> None:
 
 def test_only_the_last_position_of_a_worker_counts() -> None:
     known = LoopPositions()
-    assert known.move(0, LoopPosition(steps=7, collections=2, current="")) is None
-    assert known.move(0, LoopPosition(steps=7, collections=3, current="")) is None
+    assert known.move(0, ReportedPosition(steps=7, collections=2, current="")) is None
+    assert known.move(0, ReportedPosition(steps=7, collections=3, current="")) is None
     assert known.move(1, WAITS) is None
 
 
 def test_one_that_ends_without_joining() -> None:
     known = LoopPositions()
-    joining = LoopPosition(steps=0, collections=0, current="distribute")
-    assert known.move(0, LoopPosition(steps=0, collections=0, current="")) is None
+    joining = ReportedPosition(steps=0, collections=0, current="distribute")
+    assert known.move(0, ReportedPosition(steps=0, collections=0, current="")) is None
     assert known.end_without_joining(3) is None
     sentence = "worker 2 waits in distribute(), and worker 3 has ended without it: "
     found = known.move(2, joining)
@@ -84,6 +87,6 @@ def test_many_workers_at_few_positions_are_few_comparisons() -> None:
     for collections in range(1, 4):
         for rank in range(2000):
             assert (
-                known.move(rank, LoopPosition(steps=6, collections=collections, current="mean"))
+                known.move(rank, ReportedPosition(steps=6, collections=collections, current="mean"))
                 is None
             )

@@ -9,18 +9,18 @@ from dataclasses import replace
 import pytest
 
 from poseidon.cluster.events import (
+    AddressRound,
     Alive,
     Among,
+    Bound,
     Connecting,
     Done,
     Event,
     Failed,
-    Listening,
-    LoopPosition,
     Paused,
     Progress,
     Ready,
-    Round,
+    ReportedPosition,
     Saved,
 )
 from poseidon.cluster.job_plan import ProcessName, Role
@@ -111,7 +111,7 @@ class Job:
 
     def run(self) -> Job:
         self.start()
-        self.hear(SHARD, Listening(address="tcp://127.0.0.1:5"))
+        self.hear(SHARD, Bound(address="tcp://127.0.0.1:5"))
         self.hear(WORKER_0, Ready())
         self.hear(WORKER_1, Ready())
         assert self.state is JobState.RUNNING
@@ -147,7 +147,7 @@ def test_a_good_job() -> None:
     job = Job().start()
     connect = connect_to("tcp://127.0.0.1:5")
     assert job.hear(WORKER_0, Ready()) == []
-    assert commands(job.hear(SHARD, Listening(address="tcp://127.0.0.1:5"))) == [
+    assert commands(job.hear(SHARD, Bound(address="tcp://127.0.0.1:5"))) == [
         ("worker 0", connect),
         ("worker 1", connect),
     ]
@@ -170,14 +170,14 @@ def test_a_good_job() -> None:
 def test_workers_are_not_connected_before_all_have_started() -> None:
     job = Job()
     job.take(ProcessStarted(name=SHARD, pid=100))
-    assert job.hear(SHARD, Listening(address="a")) == []
+    assert job.hear(SHARD, Bound(address="a")) == []
     assert job.take(ProcessStarted(name=WORKER_0, pid=101)) == []
     assert len(commands(job.take(ProcessStarted(name=WORKER_1, pid=102)))) == 2
 
 
 def test_a_worker_that_trains_makes_a_running_job() -> None:
     job = Job().start()
-    job.hear(SHARD, Listening(address="a"))
+    job.hear(SHARD, Bound(address="a"))
     job.hear(WORKER_0, Progress(iteration=1))
     assert job.state is JobState.RUNNING
     assert commands(job.take(STOP)) == [("worker 0", {"do": "stop"})]
@@ -193,21 +193,21 @@ def test_without_shards_the_workers_addresses_go_to_all_whenever_they_come(runs:
         assert job.hear(WORKER_1, Ready()) == []
         assert job.state is JobState.RUNNING
     connect = connect_to("a", "b")
-    job.hear(WORKER_1, Listening(address="b"))
-    actions = job.hear(WORKER_0, Listening(address="a"))
+    job.hear(WORKER_1, Bound(address="b"))
+    actions = job.hear(WORKER_0, Bound(address="a"))
     assert commands(actions) == [("worker 0", connect), ("worker 1", connect)]
     assert job.wait(5, alive=(WORKER_0, WORKER_1)) == []
 
 
 def test_the_shards_listen_once_more_for_a_later_exchange_of_addresses() -> None:
     job = Job().run()
-    second = Round(number=1)
+    second = AddressRound(number=1)
     assert commands(job.hear(WORKER_1, Connecting(round=second))) == [
         ("shard 0", {"do": "listen", "round": 1})
     ]
     assert job.hear(WORKER_0, Connecting(round=second)) == []
     connect = connect_to("tcp://127.0.0.1:6", number=1)
-    assert commands(job.hear(SHARD, Listening(address="tcp://127.0.0.1:6", round=second))) == [
+    assert commands(job.hear(SHARD, Bound(address="tcp://127.0.0.1:6", round=second))) == [
         ("worker 0", connect),
         ("worker 1", connect),
     ]
@@ -223,23 +223,23 @@ def test_without_shards_all_workers_listen() -> None:
     for pid, name in enumerate(job.names, start=100):
         job.take(ProcessStarted(name=name, pid=pid))
     for number in range(2):
-        at = Round(number=number)
+        at = AddressRound(number=number)
         if number:
             assert job.hear(others[0], Connecting(round=at)) == []
-        assert job.hear(others[1], Listening(address=f"c{number}", round=at)) == []
-        assert job.hear(others[0], Listening(address=f"b{number}", round=at)) == []
+        assert job.hear(others[1], Bound(address=f"c{number}", round=at)) == []
+        assert job.hear(others[0], Bound(address=f"b{number}", round=at)) == []
         connect = connect_to(f"a{number}", f"b{number}", f"c{number}", number=number)
-        actions = job.hear(WORKER_0, Listening(address=f"a{number}", round=at))
+        actions = job.hear(WORKER_0, Bound(address=f"a{number}", round=at))
         assert commands(actions) == [(f"worker {rank}", connect) for rank in range(3)]
 
 
 @pytest.mark.parametrize("names", [ALL, (WORKER_0, WORKER_1)])
 def test_workers_exchange_their_own_addresses(names: tuple[ProcessName, ...]) -> None:
     job = Job(names).start()
-    first = Round(among=Among.WORKERS)
-    assert job.hear(WORKER_1, Listening(address="b", round=first)) == []
+    first = AddressRound(among=Among.WORKERS)
+    assert job.hear(WORKER_1, Bound(address="b", round=first)) == []
     connect = connect_to("a", "b", among="workers")
-    assert commands(job.hear(WORKER_0, Listening(address="a", round=first))) == [
+    assert commands(job.hear(WORKER_0, Bound(address="a", round=first))) == [
         ("worker 0", connect),
         ("worker 1", connect),
     ]
@@ -249,7 +249,7 @@ def test_workers_exchange_their_own_addresses(names: tuple[ProcessName, ...]) ->
 def test_a_worker_that_waits_for_one_that_has_ended_fails_the_job(ends_first: bool) -> None:
     job = Job((WORKER_0, WORKER_1)).start()
     events = [
-        (WORKER_1, Listening(address="b", round=Round(among=Among.WORKERS))),
+        (WORKER_1, Bound(address="b", round=AddressRound(among=Among.WORKERS))),
         (WORKER_0, Done()),
     ]
     for name, event in reversed(events) if ends_first else events:
@@ -435,7 +435,7 @@ def test_silence_is_a_failure() -> None:
 
 def test_loading_may_be_silent_but_not_for_ever() -> None:
     job = Job().start()
-    job.hear(SHARD, Listening(address="a"))
+    job.hear(SHARD, Bound(address="a"))
     job.hear(WORKER_0, Ready())
     assert job.wait(19.75, alive=(SHARD, WORKER_0))[1:] == []
     assert len(terminated(job.wait(0.25, alive=(SHARD, WORKER_0)))) == 3
@@ -583,10 +583,10 @@ def test_a_loop_that_hangs_ends_the_job_though_its_process_shows_life() -> None:
 
 def test_scripts_that_can_never_meet_end_the_job_and_it_does_not_start_again() -> None:
     job = Job().run()
-    job.hear(WORKER_1, Alive(position=LoopPosition(steps=7, collections=0, current="")))
+    job.hear(WORKER_1, Alive(position=ReportedPosition(steps=7, collections=0, current="")))
     job.hear(WORKER_0, Alive())
     assert job.state is JobState.RUNNING
-    job.hear(WORKER_0, Alive(position=LoopPosition(steps=6, collections=1, current="mean")))
+    job.hear(WORKER_0, Alive(position=ReportedPosition(steps=6, collections=1, current="mean")))
     assert job.state is JobState.FAILING
     assert job.error.startswith(
         "worker 0 waits in mean() after step 6, and worker 1 has gone on to step 7 without it"
@@ -599,7 +599,10 @@ def test_a_script_that_ends_without_joining_ends_the_job_where_another_waits(
     ended_first: bool,
 ) -> None:
     job = Job().run()
-    waits = (WORKER_0, Alive(position=LoopPosition(steps=0, collections=0, current="distribute")))
+    waits = (
+        WORKER_0,
+        Alive(position=ReportedPosition(steps=0, collections=0, current="distribute")),
+    )
     events = [(WORKER_1, Done(joined=False)), waits]
     (name, event), last = events if ended_first else events[::-1]
     job.hear(name, event)
@@ -616,7 +619,9 @@ def test_a_script_that_ends_without_joining_ends_the_job_where_another_waits(
 def test_an_old_report_of_a_worker_that_waits_to_join_is_no_hang() -> None:
     """Worker 1 has joined and ended before the next heartbeat of worker 0."""
     job = Job().run()
-    job.hear(WORKER_0, Alive(position=LoopPosition(steps=0, collections=0, current="distribute")))
+    job.hear(
+        WORKER_0, Alive(position=ReportedPosition(steps=0, collections=0, current="distribute"))
+    )
     job.hear(WORKER_1, Done())
     assert job.state is JobState.RUNNING
 
@@ -926,7 +931,7 @@ def test_a_request_while_a_job_goes_on_from_memory_waits_until_it_runs(
 ) -> None:
     job = Job(pausing=Pausing.ALWAYS).start()
     assert job.take(request_) == []
-    job.hear(SHARD, Listening(address="tcp://127.0.0.1:5"))
+    job.hear(SHARD, Bound(address="tcp://127.0.0.1:5"))
     job.hear(WORKER_0, Ready())
     assert commands(job.hear(WORKER_1, Ready())) == [("worker 0", {"do": do})]
 

@@ -14,7 +14,13 @@ import numpy as np
 import pytest
 import zmq
 
-from poseidon.exchange.factors.factor_rounds import Factors, FactorSession, FactorTable, Pair, Round
+from poseidon.exchange.factors.factor_rounds import (
+    FactorRound,
+    Factors,
+    FactorSession,
+    FactorTable,
+    Pair,
+)
 from poseidon.exchange.factors.peers import FactorPeers
 from poseidon.exchange.worker_links import LEAVE_MESSAGE, VERSION, join_message
 from ps_server import LocalProtocolError, PeerLost, RemoteProtocolError, StalenessTimeout
@@ -60,7 +66,7 @@ def workers(
             each.links.close()
 
 
-def next_round(peers: FactorPeers) -> Round:
+def next_round(peers: FactorPeers) -> FactorRound:
     return peers.wait_for(lambda: peers.session.take(0), "a round did not come", table=0)
 
 

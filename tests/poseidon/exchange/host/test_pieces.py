@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from poseidon.exchange.base import Trained
-from poseidon.exchange.host.pieces import LEAST_ELEMENTS, Piece, cut
+from poseidon.exchange.host.pieces import LEAST_ELEMENTS, FlatPiece, cut
 from ps_server import NewtonSchulz, Rule, RuleKind
 from ps_server.codecs.base import SEGMENT_ELEMENTS
 
@@ -15,7 +15,7 @@ def tensor(*shape: int, name: str = "w", **fields: object) -> Trained:
     return Trained(name=name, tensor=torch.empty(shape), **fields)  # type: ignore[arg-type]
 
 
-def sizes(pieces: tuple[Piece, ...], planes: int) -> list[int]:
+def sizes(pieces: tuple[FlatPiece, ...], planes: int) -> list[int]:
     return [sum(piece.size for piece in pieces if piece.plane == plane) for plane in range(planes)]
 
 
@@ -41,8 +41,8 @@ def test_the_planes_have_about_as_many_elements() -> None:
 def test_one_plane_has_all_tensors_whole() -> None:
     tensors = [tensor(1_000_000), tensor(3)]
     assert cut(tensors, 1) == (
-        Piece(0, 0, 1_000_000, is_whole=True, plane=0),
-        Piece(1, 0, 3, is_whole=True, plane=0),
+        FlatPiece(0, 0, 1_000_000, is_whole=True, plane=0),
+        FlatPiece(1, 0, 3, is_whole=True, plane=0),
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.exchange import Exchange
-from poseidon.exchange.observe.observer import Call
+from poseidon.exchange.observe.observer import ObservedCall
 from poseidon.exchange.observe.statistics import TransitTimes, WaitTimes
 from tests.support.exchange_contract import ITERATIONS, Scenario, train
 from tests.support.exchanges import AloneExchange
@@ -15,10 +15,10 @@ from tests.support.exchanges import AloneExchange
 
 def test_waits_add_up_by_tensor() -> None:
     waits = WaitTimes(3)
-    waits.after(Call.WAIT, 1, 10_000_000_000, 12_000_000_000)
-    waits.after(Call.WAIT, 1, 20_000_000_000, 21_000_000_000)
-    waits.after(Call.WAIT, 2, 30_000_000_000, 30_500_000_000)
-    waits.after(Call.BEGIN, 0, 0, 1_000_000_000)
+    waits.after(ObservedCall.WAIT, 1, 10_000_000_000, 12_000_000_000)
+    waits.after(ObservedCall.WAIT, 1, 20_000_000_000, 21_000_000_000)
+    waits.after(ObservedCall.WAIT, 2, 30_000_000_000, 30_500_000_000)
+    waits.after(ObservedCall.BEGIN, 0, 0, 1_000_000_000)
     assert waits.waited_s == pytest.approx([0, 3, 0.5])
 
 

@@ -21,7 +21,7 @@ from poseidon.exchange.server.pool import (
     pool_tensors,
     pools_of,
 )
-from poseidon.exchange.server.store import Layout
+from poseidon.exchange.server.store import StoreLayout
 from ps_server import Client, Consistency, NewtonSchulz, Rule, RuleKind
 from ps_server.network import Network
 from ps_server.protocol.messages import Array
@@ -53,7 +53,7 @@ def over(
             settings,
             Membership(network=Network(size=workers), shards=shards, options=options),
         )
-        layout = Layout(tensors=tensors, tables=store.tables, pools=pools, pooled=pooled)
+        layout = StoreLayout(tensors=tensors, tables=store.tables, pools=pools, pooled=pooled)
         member = Membership(
             network=Network(rank=rank, size=workers), shards=shards, options=options
         )

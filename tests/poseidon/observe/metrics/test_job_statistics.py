@@ -9,7 +9,7 @@ import pytest
 from poseidon.errors import JobError
 from poseidon.observe.metrics.job_statistics import (
     JobStatistics,
-    ShardStatistics,
+    ShardTotals,
     TensorStatistics,
     WorkerStatistics,
     decode_statistics,
@@ -36,7 +36,7 @@ WORKER = WorkerStatistics(
     ),
     other_bytes_out=7,
 )
-SHARD = ShardStatistics(
+SHARD = ShardTotals(
     bytes_in=1, bytes_out=2, messages_in=3, updates=5, busy_s=0.5, memory_bytes=4096
 )
 JOB = JobStatistics(job="lenet-1", workers={0: WORKER, 10: WORKER, 2: WORKER}, shards={0: SHARD})
@@ -46,7 +46,7 @@ def test_a_shard_has_the_fields_that_it_reports() -> None:
     """They are listed twice: this package imports nothing of ps_server, which takes torch's
     time.
     """
-    own, reported = (fields(kind) for kind in (ShardStatistics, statistics.ShardStatistics))
+    own, reported = (fields(kind) for kind in (ShardTotals, statistics.ShardStatistics))
     assert [(entry.name, entry.type) for entry in own] == [
         (entry.name, entry.type) for entry in reported
     ]

@@ -4,7 +4,7 @@ import pytest
 
 from poseidon.observe.metrics.job_statistics import (
     JobStatistics,
-    ShardStatistics,
+    ShardTotals,
     TensorStatistics,
     WorkerStatistics,
 )
@@ -106,11 +106,11 @@ def test_shards_are_compared_with_their_mean() -> None:
     shards = [
         (
             0,
-            ShardStatistics(
+            ShardTotals(
                 bytes_in=300, bytes_out=300, updates=4, busy_s=1.25, queue=2, longest_queue=9
             ),
         ),
-        (1, ShardStatistics(bytes_in=100, bytes_out=100, memory_bytes=123456, peak_bytes=10**8)),
+        (1, ShardTotals(bytes_in=100, bytes_out=100, memory_bytes=123456, peak_bytes=10**8)),
     ]
     assert shard_table(shards) == [
         "shard  bytes in  bytes out  of mean  updates  busy s  queue  longest   values         peak",
@@ -118,18 +118,18 @@ def test_shards_are_compared_with_their_mean() -> None:
         "    1       100        100    0.500        0     0.0      0        0  123,456  100,000,000",
     ]
     assert shard_table([]) == []
-    assert "-" in shard_table([(0, ShardStatistics())])[1].split()
+    assert "-" in shard_table([(0, ShardTotals())])[1].split()
 
 
 def test_rejections_are_listed() -> None:
-    shards = [(0, ShardStatistics()), (1, ShardStatistics(refused=3, dropped=1))]
+    shards = [(0, ShardTotals()), (1, ShardTotals(refused=3, dropped=1))]
     assert rejections(shards) == ["shard 1 refused 3 connections and dropped 1 message"]
     assert job_tables(JobStatistics(job="j", shards=dict(shards)))[-1] == rejections(shards)[0]
 
 
 def test_a_whole_job() -> None:
     job = JobStatistics(
-        job="lenet-1", workers=dict(enumerate(TWO)), shards={0: ShardStatistics(bytes_in=1)}
+        job="lenet-1", workers=dict(enumerate(TWO)), shards={0: ShardTotals(bytes_in=1)}
     )
     lines = job_tables(job)
     assert lines[0] == "job lenet-1: 2 workers, 20 iterations, 1 shard"

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from poseidon.observe.plan.iteration import iteration_of, predict
-from poseidon.observe.plan.scenario import Exchange, Scenario, WireCodec
+from poseidon.observe.plan.scenario import PlannedExchange, Scenario, WireCodec
 from poseidon.observe.plan.shapes import LayerShape, Machine
 
 LOW = LayerShape(name="low", tensors=((4, 1, 1, 1),), work=1)
@@ -21,11 +21,11 @@ PS = Scenario(
     batch=1,
     compute_s=9.0,
     workers=2,
-    exchange=Exchange.PS,
+    exchange=PlannedExchange.PS,
     bits_per_s=32.0,
     chunk_bytes=4,
 )
-RING = replace(PS, exchange=Exchange.RING)
+RING = replace(PS, exchange=PlannedExchange.RING)
 
 
 def norm(*seconds: float) -> float:
@@ -44,7 +44,7 @@ def norm(*seconds: float) -> float:
         # one answers.
         (replace(PS, servers=2), norm(9, 12 + 2)),
         # Factors are 6 numbers, low's 4 cross as before.
-        (replace(PS, layers=(LOW, MATRIX), exchange=Exchange.SVB), norm(9, 4 + 6)),
+        (replace(PS, layers=(LOW, MATRIX), exchange=PlannedExchange.SVB), norm(9, 4 + 6)),
         (replace(PS, machine=Machine(latency_s=1.0)), norm(9, 14)),
         # One bucket: 3 s forward, 6 s of backward, and nothing to hide it. Two: high's part is
         # hidden, low's is not.
@@ -60,7 +60,7 @@ def test_compute_and_links(scenario: Scenario, seconds: float) -> None:
 
 
 def test_one_host_computes_and_no_more() -> None:
-    for exchange in Exchange:
+    for exchange in PlannedExchange:
         alone = iteration_of(replace(PS, workers=1, exchange=exchange))
         assert (alone.seconds, alone.cpu_s) == (9.0, 0.0)
 
@@ -90,7 +90,7 @@ def test_processors(costs: dict[str, float], worker_s: float, shard_s: float) ->
 
 def test_products_of_factors_take_a_core_or_the_accelerator() -> None:
     # 2 rows x 2 x 8 = 32 operations, 32 bytes of weight.
-    svb = replace(PS, layers=(LOW, MATRIX), exchange=Exchange.SVB)
+    svb = replace(PS, layers=(LOW, MATRIX), exchange=PlannedExchange.SVB)
     on_core = Machine(flops=2.0, factors_s_per_byte=0.25)
     assert predict(replace(svb, machine=on_core)) == pytest.approx(norm(9, 10, 16 + 8))
     # The worker's own half of the products is a part of the net's computation.

@@ -9,9 +9,9 @@ import pytest
 from poseidon.exchange.server.pool import POOL_ELEMENTS
 from poseidon.observe.plan.scenario import (
     MIB,
-    Exchange,
     Lossy,
-    LowRank,
+    PlannedExchange,
+    PlannedLowRank,
     Scenario,
     WireCodec,
     buckets,
@@ -46,20 +46,20 @@ def test_factors_and_what_is_left_for_the_shards() -> None:
 @pytest.mark.parametrize(
     ("exchange", "batch", "by_factors"),
     [
-        (Exchange.PS, 1, False),
-        (Exchange.RING, 1, False),
-        (Exchange.HYBRID, 333, True),  # 4 x 333 is below 2 M N / (M + N) = 1333.3
-        (Exchange.HYBRID, 334, False),
-        (Exchange.SVB, 334, True),
+        (PlannedExchange.PS, 1, False),
+        (PlannedExchange.RING, 1, False),
+        (PlannedExchange.HYBRID, 333, True),  # 4 x 333 is below 2 M N / (M + N) = 1333.3
+        (PlannedExchange.HYBRID, 334, False),
+        (PlannedExchange.SVB, 334, True),
     ],
 )
-def test_the_rule_decides(exchange: Exchange, batch: int, by_factors: bool) -> None:
+def test_the_rule_decides(exchange: PlannedExchange, batch: int, by_factors: bool) -> None:
     high = loads(replace(TWO, exchange=exchange, batch=batch))[1]
     assert (high.factors is not None) is by_factors
 
 
 def test_one_worker_has_no_factors() -> None:
-    assert loads(replace(TWO, workers=1, exchange=Exchange.SVB))[1].factors is None
+    assert loads(replace(TWO, workers=1, exchange=PlannedExchange.SVB))[1].factors is None
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,9 @@ def test_every_chunk_is_a_message_and_small_tensors_share_one() -> None:
     low, high = loads(replace(TWO, chunk_bytes=1000))
     assert low.messages == pytest.approx(6.912 + 0.256)  # both are small
     assert high.messages == 4  # the bias; the weight goes as factors
-    assert loads(replace(TWO, exchange=Exchange.PS, chunk_bytes=1000))[1].messages == 8000 + 4
+    assert (
+        loads(replace(TWO, exchange=PlannedExchange.PS, chunk_bytes=1000))[1].messages == 8000 + 4
+    )
     assert loads(replace(TWO, chunk_bytes=MIB))[1].messages == pytest.approx(1000 / POOL_ELEMENTS)
 
 
@@ -98,7 +100,7 @@ def test_every_chunk_is_a_message_and_small_tensors_share_one() -> None:
 def test_chunks_are_as_the_store_cuts_them(workers: int, servers: int, largest: int) -> None:
     layers = (replace(FC, fully_connected=False),)
     (load,) = loads(
-        replace(TWO, exchange=Exchange.PS, layers=layers, workers=workers, servers=servers)
+        replace(TWO, exchange=PlannedExchange.PS, layers=layers, workers=workers, servers=servers)
     )
     assert load.chunk_bytes == largest
     assert load.messages == pytest.approx(
@@ -124,10 +126,10 @@ def test_low_rank_is_for_tensors_that_it_halves(
 
 @pytest.mark.parametrize(
     ("lossy", "part"),
-    [(None, 1.0), (WireCodec.HALF, 0.5), (LowRank(rank=2), (2 * 91 + 64) / (64 * 27 + 64))],
+    [(None, 1.0), (WireCodec.HALF, 0.5), (PlannedLowRank(rank=2), (2 * 91 + 64) / (64 * 27 + 64))],
 )
 def test_what_is_encoded_is_a_part_of_the_bytes(lossy: Lossy | None, part: float) -> None:
-    ring = replace(TWO, exchange=Exchange.RING, lossy=lossy)
+    ring = replace(TWO, exchange=PlannedExchange.RING, lossy=lossy)
     low, _ = loads(ring)
     assert low.wire_part == pytest.approx(part)
     machine = Machine(ring_half_s_per_byte=1e-9, ring_low_rank_s_per_byte=1e-9)
@@ -140,20 +142,22 @@ def test_what_is_encoded_is_a_part_of_the_bytes(lossy: Lossy | None, part: float
 def test_a_weight_travels_as_factors_where_they_are_fewer_bytes_than_its_codec() -> None:
     """FC's factors are fewer bytes than float32, and more than PowerSGD's P and Q."""
     assert loads(replace(TWO, lossy=None))[1].factors is not None
-    high = loads(replace(TWO, lossy=LowRank(rank=1)))[1]
+    high = loads(replace(TWO, lossy=PlannedLowRank(rank=1)))[1]
     assert high.factors is None
     assert high.dense_bytes < 4 * 1000 * 10
 
 
 def test_powersgd_through_the_shards_sends_both_factors_and_takes_the_workers_time() -> None:
     machine = Machine(low_rank_s_per_byte=1e-9, low_rank_s_per_byte_and_rank=1e-10)
-    low, _ = loads(replace(TWO, exchange=Exchange.PS, lossy=LowRank(rank=2), machine=machine))
+    low, _ = loads(
+        replace(TWO, exchange=PlannedExchange.PS, lossy=PlannedLowRank(rank=2), machine=machine)
+    )
     assert low.dense_bytes == 4 * (2 * 64 + 2 * 27 + 64)
     assert low.worker_s == pytest.approx(4 * 64 * 27 * (1e-9 + 2 * 1e-10))
     assert (low.wire_part, low.codec_s) == (1.0, 0.0)
     # each factor has a message of its own, and the 64 others a part of a pool's
     assert 2 < low.messages < 2.1
-    assert loads(replace(TWO, exchange=Exchange.PS, machine=machine))[0].worker_s == 0
+    assert loads(replace(TWO, exchange=PlannedExchange.PS, machine=machine))[0].worker_s == 0
 
 
 def test_a_layer_without_tensors_takes_time_and_sends_nothing() -> None:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from poseidon.errors import UsageError
 from poseidon.torch.process_group.backend import Calls, PoseidonGroup
 from poseidon.torch.process_group.collectives import Collectives
-from poseidon.torch.process_group.mesh import Call, DifferentCalls, Mesh
+from poseidon.torch.process_group.mesh import CollectiveCall, DifferentCalls, Mesh
 from ps_server import StalenessTimeout
 from tests.poseidon.torch.process_group.test_collectives import meshes, on_all
 
@@ -274,7 +274,7 @@ def test_a_group_has_a_limit_of_time_and_so_has_a_wait() -> None:
             with pytest.raises(StalenessTimeout, match=r"worker 1 did not take part within 0\.2 s"):
                 work.wait()
         else:  # it does not wait for its own limit: the other worker tells it
-            mesh.send([0], Call("x", 1, ""), 0, b"")
+            mesh.send([0], CollectiveCall("x", 1, ""), 0, b"")
             slow = PoseidonGroup(Collectives(mesh, "1", range(2)))
             with pytest.raises(DifferentCalls, match=r"worker 1 did not take part within 0\.2 s"):
                 slow.barrier().wait()

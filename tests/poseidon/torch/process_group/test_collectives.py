@@ -14,7 +14,7 @@ from torch import Tensor
 
 from poseidon.errors import UsageError
 from poseidon.torch.process_group import collectives
-from poseidon.torch.process_group.collectives import Collectives, Reduction, reduced
+from poseidon.torch.process_group.collectives import Collectives, ReduceRule, reduced
 from poseidon.torch.process_group.mesh import Mesh
 from ps_server.keys import JobKeys
 from ps_server.network import Network
@@ -92,21 +92,21 @@ HOSTS = {"one worker a host": (), "one host": [range(3)], "two hosts": [range(2)
 @pytest.mark.parametrize(
     ("numbers", "dtype", "reduction"),
     [
-        (0, torch.float32, Reduction.SUM),
-        (7, torch.float32, Reduction.SUM),
-        (100_003, torch.float32, Reduction.MEAN),
-        (50_001, torch.bfloat16, Reduction.SUM),
-        (20_000, torch.int64, Reduction.MAX),
-        (12, torch.int32, Reduction.XOR),
-        (9, torch.float64, Reduction.PRODUCT),
-        (70_000, torch.float16, Reduction.MIN),
+        (0, torch.float32, ReduceRule.SUM),
+        (7, torch.float32, ReduceRule.SUM),
+        (100_003, torch.float32, ReduceRule.MEAN),
+        (50_001, torch.bfloat16, ReduceRule.SUM),
+        (20_000, torch.int64, ReduceRule.MAX),
+        (12, torch.int32, ReduceRule.XOR),
+        (9, torch.float64, ReduceRule.PRODUCT),
+        (70_000, torch.float16, ReduceRule.MIN),
     ],
 )
 def test_all_reduce(
     size: int,
     numbers: int,
     dtype: torch.dtype,
-    reduction: Reduction,
+    reduction: ReduceRule,
     encrypted: bool,
     hosts: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -128,14 +128,14 @@ def test_all_reduce(
 
 def test_a_sum_has_the_order_of_the_ranks_and_16_bits_are_rounded_once() -> None:
     big, one = torch.tensor([2.0**24]), torch.tensor([1.0])
-    assert reduced([big, one, one], Reduction.SUM).item() == 2.0**24
-    assert reduced([one, one, big], Reduction.SUM).item() == 2.0**24 + 2
+    assert reduced([big, one, one], ReduceRule.SUM).item() == 2.0**24
+    assert reduced([one, one, big], ReduceRule.SUM).item() == 2.0**24 + 2
     halves = [torch.tensor([256.0], dtype=torch.bfloat16)] + [
         torch.tensor([1.0], dtype=torch.bfloat16)
     ] * 2
-    assert reduced(halves, Reduction.SUM).item() == 258
-    assert reduced([torch.tensor([1.0])] * 3, Reduction.MEAN).item() == 1
-    assert reduced([torch.tensor([-3]), torch.tensor([-2])], Reduction.MEAN).item() == -2
+    assert reduced(halves, ReduceRule.SUM).item() == 258
+    assert reduced([torch.tensor([1.0])] * 3, ReduceRule.MEAN).item() == 1
+    assert reduced([torch.tensor([-3]), torch.tensor([-2])], ReduceRule.MEAN).item() == -2
 
 
 @pytest.mark.parametrize("hosts", HOSTS)
@@ -156,10 +156,10 @@ def test_other_collectives(numbers: int, hosts: str) -> None:
         group.scatter(own, given, 2)
         assert torch.equal(own, given[rank])
         own = given[rank].clone()
-        group.reduce(own, Reduction.SUM, 0)
-        assert torch.equal(own, reduced(given, Reduction.SUM) if rank == 0 else given[rank])
-        share = group.reduce_scatter([given[rank] + other for other in range(size)], Reduction.SUM)
-        assert torch.equal(share, reduced([part + rank for part in given], Reduction.SUM))
+        group.reduce(own, ReduceRule.SUM, 0)
+        assert torch.equal(own, reduced(given, ReduceRule.SUM) if rank == 0 else given[rank])
+        share = group.reduce_scatter([given[rank] + other for other in range(size)], ReduceRule.SUM)
+        assert torch.equal(share, reduced([part + rank for part in given], ReduceRule.SUM))
         results = [torch.zeros(numbers) for _ in range(size)]
         group.all_to_all([given[rank] + other for other in range(size)], results)
         assert all(torch.equal(got, given[other] + rank) for other, got in enumerate(results))
@@ -218,7 +218,7 @@ def test_a_group_of_some_workers() -> None:
         everybody.barrier()
         if mesh.rank != 1:
             own = given[mesh.rank].clone()
-            Collectives(mesh, "1", [2, 0]).all_reduce(own, Reduction.SUM)
+            Collectives(mesh, "1", [2, 0]).all_reduce(own, ReduceRule.SUM)
             assert torch.equal(own, given[2] + given[0])
         everybody.barrier()
 
@@ -232,7 +232,7 @@ def test_different_calls_are_an_error_that_names_both() -> None:
         group.barrier()
         with pytest.raises(UsageError) as error:
             if mesh.rank:
-                group.all_reduce(torch.zeros(3), Reduction.SUM)
+                group.all_reduce(torch.zeros(3), ReduceRule.SUM)
             else:
                 group.all_gather(torch.zeros(2))
         return str(error.value)
