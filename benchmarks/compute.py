@@ -34,8 +34,8 @@ import torch
 from torch import Tensor, nn
 from torch_models import AlexNet, CifarQuick, GoogLeNet, ResNet50
 
+from poseidon.caffe.layers.activation import Dropout
 from poseidon.caffe.layers.base import LayerContext
-from poseidon.caffe.layers.neuron.activation import Dropout
 from poseidon.caffe.net.compile import compile_net
 from poseidon.caffe.net.net import Net
 from poseidon.caffe.proto.caffe_pb2 import TRAIN, NetState

@@ -44,8 +44,8 @@ from torch_models import CifarQuick
 from poseidon.caffe.data.batches.numbered import NumberedReader, Share
 from poseidon.caffe.data.batches.reader import DatumMaker, DatumPlan, open_maker
 from poseidon.caffe.data.batches.transform import Transform
-from poseidon.caffe.data.databases.cursor import open_cursor, write_database
-from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.cursor import open_cursor, write_database
+from poseidon.caffe.data.databases import Backend
 from poseidon.caffe.data.mean import compute_mean, write_mean
 from poseidon.caffe.data.prepare.convert import write_labelled
 from poseidon.caffe.data.prepare.procedural import draw_images

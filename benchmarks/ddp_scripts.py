@@ -34,7 +34,7 @@ from benchmarks.testbed.hosts import Host, Hosts
 from benchmarks.testbed.measurement_lock import alone
 from benchmarks.testbed.processes import ON_HOST
 from poseidon.base.settings import inherited_environment
-from poseidon.cluster.rendezvous.hosts import write_new_key
+from poseidon.cluster.rendezvous import write_new_key
 
 SCRIPT = ROOT / "benchmarks" / "library_loops.py"
 ROWS = {

@@ -40,8 +40,8 @@ from torch.utils.data import DataLoader, Dataset
 from poseidon.caffe.data.batches.numbered import Share
 from poseidon.caffe.data.batches.reader import DatumMaker, DatumPlan
 from poseidon.caffe.data.batches.transform import Transform
-from poseidon.caffe.data.databases.cursor import open_cursor, write_database
-from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.cursor import open_cursor, write_database
+from poseidon.caffe.data.databases import Backend
 from poseidon.caffe.data.datum import encode_datum
 from poseidon.caffe.data.mean import read_mean, write_mean
 from poseidon.caffe.proto.caffe_pb2 import Datum, TransformationParameter

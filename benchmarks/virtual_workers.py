@@ -46,8 +46,8 @@ import psutil
 
 from benchmarks.chaos_runs.definitions import TRANSFORMER
 from benchmarks.testbed.measurement_lock import alone
-from poseidon.caffe.data.databases.cursor import open_writer
-from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.cursor import open_writer
+from poseidon.caffe.data.databases import Backend
 from poseidon.caffe.data.datum import encode_datum
 
 POSEIDON = [sys.executable, "-m", "poseidon"]

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from poseidon.caffe.data.batches.images import read_image
-from poseidon.caffe.data.databases.leveldb_cursor import LevelDbCursor
-from poseidon.caffe.data.databases.lmdb_cursor import LmdbCursor
 from poseidon.caffe.data.datum import Decoding, decode, decode_annotated, read_label_map
+from poseidon.caffe.data.leveldb_cursor import LevelDbCursor
+from poseidon.caffe.data.lmdb_cursor import LmdbCursor
 from poseidon.caffe.data.mean import read_mean
 from poseidon.caffe.data.prepare.annoset import AnnotationFormat, read_marked
 from poseidon.caffe.data.prepare.convert import read_mnist
 from poseidon.caffe.data.prepare.imageset import Conversion, to_datum
 from poseidon.caffe.export.formats import read_tensors
-from poseidon.caffe.layers.loss.classification_loss import read_matrix
+from poseidon.caffe.layers.classification_loss import read_matrix
 from poseidon.caffe.proto.caffe_pb2 import BlobProto
 from poseidon.caffe.proto.definition import read_net, read_solver
 from poseidon.caffe.snapshot.caffemodel import read_model

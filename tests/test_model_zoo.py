@@ -15,7 +15,7 @@ from _pytest.mark import ParameterSet
 from google.protobuf import text_format
 
 from poseidon.caffe.layers.base import LayerContext
-from poseidon.caffe.layers.neuron.batch_norm import BatchNorm
+from poseidon.caffe.layers.batch_norm import BatchNorm
 from poseidon.caffe.layers.registry import layer_class
 from poseidon.caffe.net.compile import compile_net
 from poseidon.caffe.net.net import Net

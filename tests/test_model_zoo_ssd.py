@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from poseidon.caffe.layers.base import LayerContext
-from poseidon.caffe.layers.neuron.batch_norm import BatchNorm
+from poseidon.caffe.layers.batch_norm import BatchNorm
 from poseidon.caffe.net.compile import compile_net
 from poseidon.caffe.net.net import Net
 from poseidon.caffe.proto.caffe_pb2 import TEST, TRAIN, NetState

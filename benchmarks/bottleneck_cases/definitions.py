@@ -14,8 +14,8 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from poseidon.caffe.data.databases.cursor import open_writer
-from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.cursor import open_writer
+from poseidon.caffe.data.databases import Backend
 from poseidon.caffe.proto.caffe_pb2 import Datum
 
 MODULE = "bottleneck_layers"

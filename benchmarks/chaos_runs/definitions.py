@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from poseidon.caffe.data.databases.cursor import open_writer
-from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.cursor import open_writer
+from poseidon.caffe.data.databases import Backend
 from poseidon.caffe.data.datum import encode_datum
 
 RECORDS = 240

@@ -35,7 +35,7 @@ if __name__ == "__main__" and not {"-h", "--help"} & set(sys.argv):
     print("train_cifar10.py: loading torch", file=sys.stderr, flush=True)
 
 from poseidon.base.settings import read_settings
-from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.databases import Backend
 from poseidon.caffe.data.prepare.cifar10 import Cifar10Request
 from poseidon.caffe.proto.caffe_pb2 import DataParameter
 from poseidon.caffe.proto.definition import read_net, read_solver

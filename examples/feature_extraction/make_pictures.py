@@ -23,8 +23,8 @@ use_environment()
 
 import cv2
 
-from poseidon.caffe.data.databases.cursor import open_cursor, records
-from poseidon.caffe.data.databases.kinds import require
+from poseidon.caffe.data.cursor import open_cursor, records
+from poseidon.caffe.data.databases import require
 from poseidon.caffe.data.datum import decode
 from poseidon.errors import PoseidonError
 

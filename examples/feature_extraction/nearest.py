@@ -21,8 +21,8 @@ use_environment()
 
 import numpy as np
 
-from poseidon.caffe.data.databases.cursor import open_cursor, records
-from poseidon.caffe.data.databases.kinds import require
+from poseidon.caffe.data.cursor import open_cursor, records
+from poseidon.caffe.data.databases import require
 from poseidon.caffe.proto.caffe_pb2 import Datum
 from poseidon.errors import DataError, PoseidonError, UsageError
 

@@ -17,7 +17,7 @@ from poseidon.cli.checkout import use_environment
 
 use_environment()
 
-from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.databases import Backend
 from poseidon.caffe.data.prepare.annoset import AnnotationFormat, Annotations, convert_annoset
 from poseidon.caffe.data.prepare.imageset import Conversion
 from poseidon.caffe.data.prepare.procedural import write_detection_set

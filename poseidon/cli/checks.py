@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from poseidon.base.paths import own_command
-from poseidon.caffe.data.databases.kinds import require
+from poseidon.caffe.data.databases import require
 from poseidon.cluster.machinefile import missing_machinefile
 from poseidon.errors import DataError, DefinitionError, SnapshotError, UsageError, counted
 from poseidon.flags.flag import Flag, Opens

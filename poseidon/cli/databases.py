@@ -12,8 +12,8 @@ from pathlib import Path
 
 from poseidon.base.paths import own_command, repository_root
 from poseidon.base.settings import read_settings
-from poseidon.caffe.data.databases.cursor import open_cursor, refuse_existing
-from poseidon.caffe.data.databases.kinds import Backend, require, require_kind
+from poseidon.caffe.data.cursor import open_cursor, refuse_existing
+from poseidon.caffe.data.databases import Backend, require, require_kind
 from poseidon.caffe.data.mean import compute_mean, write_mean
 from poseidon.caffe.data.prepare.annoset import AnnotationFormat, Annotations, convert_annoset
 from poseidon.caffe.data.prepare.cifar10 import (

@@ -15,8 +15,7 @@ from typing import TypeVar
 from poseidon.base.settings import inherited_environment
 from poseidon.cli.main import parse_arguments
 from poseidon.cluster.dial.tasks import TaskDialer
-from poseidon.cluster.rendezvous.hosts import read_key, write_new_key
-from poseidon.cluster.rendezvous.schedulers import task_from
+from poseidon.cluster.rendezvous import read_key, task_from, write_new_key
 from poseidon.errors import UsageError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from poseidon.cluster.dial.dialer import Needs
 from poseidon.cluster.dial.ray import RayDialer
+from poseidon.cluster.dial.ray_resources import ANY, Resources, parse_resources
 from poseidon.cluster.machinefile import Host, HostRole, read_machinefile
-from poseidon.cluster.ray.resources import ANY, Resources, parse_resources
 from poseidon.errors import UsageError
 from poseidon.launcher.request import JobRequest
 

@@ -30,8 +30,7 @@ from poseidon.cluster.agent.messages import Join
 from poseidon.cluster.dial.tasks import ENDING, Rendezvous, TaskDialer, run_task
 from poseidon.cluster.machinefile import Host, socket_host
 from poseidon.cluster.name_lookup import address_for_all, address_of, own_address_towards
-from poseidon.cluster.rendezvous.hosts import server_keys, task_keys
-from poseidon.cluster.rendezvous.schedulers import Task
+from poseidon.cluster.rendezvous import Task, server_keys, task_keys
 from poseidon.cluster.supervision.signals import exit_code_of, handled
 from poseidon.errors import JobError, PoseidonError, UsageError, counted
 from poseidon.version import __version__

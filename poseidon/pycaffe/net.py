@@ -19,8 +19,8 @@ from poseidon.caffe.layers.base import LayerContext, times
 from poseidon.caffe.proto.caffe_pb2 import TEST, TRAIN, NetState
 from poseidon.caffe.proto.definition import NetDefinition, read_net
 from poseidon.errors import DefinitionError, SnapshotError, UsageError, unknown
-from poseidon.pycaffe.graph.update import load_weights, save_weights, share_weights
 from poseidon.pycaffe.net_base import NetBase
+from poseidon.pycaffe.update import load_weights, save_weights, share_weights
 
 Array = NDArray[Any]
 Arrays = dict[str, Array]

@@ -16,14 +16,14 @@ from typing import Any
 
 from poseidon.caffe.layers.base import LayerContext, LayerError
 from poseidon.caffe.layers.blob import Blob, BlobVec
-from poseidon.caffe.layers.inputs.sources import Input
 from poseidon.caffe.layers.python_layer import CaffeLayer, Python, PythonLayerError
+from poseidon.caffe.layers.sources import Input
 from poseidon.caffe.proto.caffe_pb2 import NetState
 from poseidon.caffe.proto.definition import NetDefinition
 from poseidon.errors import DataError, PoseidonError
-from poseidon.pycaffe.graph.build import NetGraph, build
-from poseidon.pycaffe.graph.nodes import LayerNode
+from poseidon.pycaffe.graph import NetGraph, build
 from poseidon.pycaffe.mode import next_context
+from poseidon.pycaffe.nodes import LayerNode
 from ps_server.numerics import prepare_thread
 
 

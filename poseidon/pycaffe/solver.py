@@ -40,7 +40,6 @@ from poseidon.engine.this_process import current_context
 from poseidon.errors import UsageError
 from poseidon.observe.metrics.glog_lines import GlogSink, done, last, snapshotting, solving
 from poseidon.observe.metrics.record import TestRecord, TrainRecord
-from poseidon.pycaffe.graph.update import ReplicaContributions, Updater, load_weights, total_alone
 from poseidon.pycaffe.mode import (
     MODE,
     acting_as,
@@ -52,6 +51,7 @@ from poseidon.pycaffe.mode import (
 )
 from poseidon.pycaffe.net import FileMissing, Net
 from poseidon.pycaffe.net_base import NetVec
+from poseidon.pycaffe.update import ReplicaContributions, Updater, load_weights, total_alone
 from ps_server import RuleKind
 from ps_server.protocol.virtual_workers import VirtualWorkers
 

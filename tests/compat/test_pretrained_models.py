@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.databases import Backend
 from poseidon.caffe.data.datum import encode_datum
 from poseidon.caffe.data.mean import read_mean
 from poseidon.caffe.layers.base import LayerContext

@@ -22,7 +22,7 @@ import psutil
 import pytest
 import zmq
 
-from poseidon.cluster.rendezvous.hosts import write_new_key
+from poseidon.cluster.rendezvous import write_new_key
 from tests.support.live_processes import none_left
 from tests.support.polling import until
 from tests.support.ssh_hosts import SshHost, SshHosts, clean_environment

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.databases import Backend
 from poseidon.caffe.data.prepare.convert import Labelled, write_labelled
 from tests.support.cifar10 import make_pictures, shipped_solver
 from tests.support.training import Job, largest_difference, run, weights

@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from poseidon.caffe.data.databases.cursor import open_cursor, records
-from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.cursor import open_cursor, records
+from poseidon.caffe.data.databases import Backend
 from poseidon.caffe.data.datum import decode
 from poseidon.caffe.proto.caffe_pb2 import TEST
 from poseidon.caffe.snapshot.caffemodel import write_model

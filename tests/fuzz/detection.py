@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from google.protobuf import text_format
 
-from poseidon.caffe.data.augment.augmentation import Augmentation
-from poseidon.caffe.data.augment.boxes import Box, Object, WindowSampler
+from poseidon.caffe.data.augmentation import Augmentation
 from poseidon.caffe.data.batches.transform import Transform, generator, pixels_of, planes
+from poseidon.caffe.data.boxes import Box, Object, WindowSampler
 from poseidon.caffe.data.datum import (
     Decoding,
     decode_annotated,

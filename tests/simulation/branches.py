@@ -57,7 +57,7 @@ MODULES = (
     "poseidon.cluster.agent.host",
     "poseidon.cluster.dial.channel",
     "poseidon.cluster.dial.tasks",
-    "poseidon.cluster.rendezvous.hosts",
+    "poseidon.cluster.rendezvous",
     "ps_server.client",
     "ps_server.monitor",
     "poseidon.exchange.allreduce.carrier",

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from poseidon.caffe.data.prepare.procedural import DEFAULT, Scene, draw_scene
 from poseidon.caffe.layers.base import LayerContext
-from poseidon.caffe.layers.vision.detection import clip, decode, overlaps, suppress
+from poseidon.caffe.layers.detection import clip, decode, overlaps, suppress
 from poseidon.caffe.net.compile import compile_net
 from poseidon.caffe.net.net import Net
 from poseidon.caffe.proto.caffe_pb2 import TEST, NetParameter, NetState

@@ -8,7 +8,7 @@ import lmdb
 import numpy as np
 import torch
 
-from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.databases import Backend
 from poseidon.caffe.data.datum import encode_datum
 from poseidon.caffe.proto.blob import from_array
 from poseidon.caffe.proto.caffe_pb2 import NetParameter, SolverState

@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
-from poseidon.caffe.data.databases.cursor import open_cursor
-from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.cursor import open_cursor
+from poseidon.caffe.data.databases import Backend
 from poseidon.caffe.data.mean import compute_mean, write_mean
 from poseidon.caffe.data.prepare.convert import Labelled, write_labelled
 from poseidon.caffe.data.prepare.procedural import draw_images

@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from poseidon.caffe.data.batches.numbered import Share
-from poseidon.caffe.data.databases.cursor import open_writer
-from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.cursor import open_writer
+from poseidon.caffe.data.databases import Backend
 from poseidon.caffe.data.datum import encode_datum
 from poseidon.caffe.layers.base import LayerContext
-from poseidon.caffe.layers.inputs.sources import ReadingSource
+from poseidon.caffe.layers.sources import ReadingSource
 from poseidon.caffe.proto.caffe_pb2 import DataParameter, LayerParameter
 
 BACKENDS = tuple(Backend)

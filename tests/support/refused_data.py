@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.databases import Backend
 from poseidon.caffe.data.mean import write_mean
 from tests.support.broken_jobs import (
     NOT_SHARED,

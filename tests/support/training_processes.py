@@ -17,7 +17,7 @@ from unittest import mock
 import numpy as np
 import psutil
 
-from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.databases import Backend
 from poseidon.caffe.data.datum import encode_datum
 from poseidon.cli.main import main
 from tests.support.databases import make_database, picture

@@ -26,8 +26,8 @@ import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
 from poseidon.base.paths import own_command
-from poseidon.caffe.data.augment.boxes import Box, Object
 from poseidon.caffe.data.batches.claimed_size import check_claim
+from poseidon.caffe.data.boxes import Box, Object
 from poseidon.caffe.proto.blob import varint
 from poseidon.caffe.proto.caffe_pb2 import AnnotatedDatum, Datum, LabelMap
 from poseidon.caffe.proto.text import parse, read_text

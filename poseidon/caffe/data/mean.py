@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 from poseidon.base.durable import write_whole
 from poseidon.base.foreign_files import read_definition
 from poseidon.base.paths import own_command
-from poseidon.caffe.data.databases.cursor import Cursor, records
+from poseidon.caffe.data.cursor import Cursor, records
 from poseidon.caffe.data.datum import decode
 from poseidon.caffe.data.staging import Report, silent
 from poseidon.caffe.proto.caffe_pb2 import BlobProto

@@ -8,8 +8,8 @@ import numpy as np
 
 from poseidon.caffe.export.graph import LAYERS, Graph, GraphBlob
 from poseidon.caffe.export.pointwise import Names, array
+from poseidon.caffe.layers import detection as boxes_of
 from poseidon.caffe.layers.base import LayerError
-from poseidon.caffe.layers.vision import detection as boxes_of
 from poseidon.caffe.proto.caffe_pb2 import PriorBoxParameter
 
 

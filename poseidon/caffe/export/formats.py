@@ -23,7 +23,7 @@ from poseidon.base.foreign_files import read_definition
 from poseidon.caffe.export.graph import Shape
 from poseidon.caffe.export.net import export_net, inference_definition
 from poseidon.caffe.layers.base import LayerContext, times
-from poseidon.caffe.layers.neuron.batch_norm import BatchNorm
+from poseidon.caffe.layers.batch_norm import BatchNorm
 from poseidon.caffe.net.compile import compile_net, filter_phase
 from poseidon.caffe.net.net import Net
 from poseidon.caffe.proto.caffe_pb2 import TEST

@@ -15,8 +15,8 @@ from poseidon.caffe.export import shaping as _shaping  # noqa: F401 - registers 
 from poseidon.caffe.export import vision as _vision  # noqa: F401 - registers its emitters
 from poseidon.caffe.export.graph import LAYERS, Exported, Graph, GraphBlob, Shape
 from poseidon.caffe.layers.base import Layer, LayerContext, LayerError
-from poseidon.caffe.layers.inputs.sources import Input, Source, dummy_shapes
 from poseidon.caffe.layers.registry import replaced
+from poseidon.caffe.layers.sources import Input, Source, dummy_shapes
 from poseidon.caffe.net.net import Net
 from poseidon.caffe.proto.caffe_pb2 import TEST, LayerParameter
 from poseidon.caffe.proto.definition import NetDefinition

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from poseidon.caffe.export.graph import LAYERS, Graph, GraphBlob
+from poseidon.caffe.layers.activation import Dropout
 from poseidon.caffe.layers.base import LayerError
-from poseidon.caffe.layers.neuron.activation import Dropout
-from poseidon.caffe.layers.neuron.batch_norm import BN, BatchNorm
-from poseidon.caffe.layers.neuron.normalization import LRN, MVN, Normalize
-from poseidon.caffe.layers.neuron.pointwise import Bias, Exp, Log, Power, Scale
+from poseidon.caffe.layers.batch_norm import BN, BatchNorm
+from poseidon.caffe.layers.normalization import LRN, MVN, Normalize
+from poseidon.caffe.layers.pointwise import Bias, Exp, Log, Power, Scale
 
 Names = list[str]
 

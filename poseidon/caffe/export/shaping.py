@@ -11,10 +11,10 @@ import numpy as np
 
 from poseidon.caffe.export.graph import LAYERS, Graph, GraphBlob
 from poseidon.caffe.export.pointwise import Names, array, parameter, scaled
-from poseidon.caffe.layers.common.combine import ArgMax, Eltwise, Reduction
-from poseidon.caffe.layers.common.inner_product import Embed, InnerProduct
-from poseidon.caffe.layers.common.recurrent import LSTM, RNN, Recurrent
-from poseidon.caffe.layers.inputs.sources import DummyData
+from poseidon.caffe.layers.combine import ArgMax, Eltwise, Reduction
+from poseidon.caffe.layers.inner_product import Embed, InnerProduct
+from poseidon.caffe.layers.recurrent import LSTM, RNN, Recurrent
+from poseidon.caffe.layers.sources import DummyData
 from poseidon.caffe.proto.caffe_pb2 import EltwiseParameter, ReductionParameter
 
 

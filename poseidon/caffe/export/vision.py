@@ -10,8 +10,8 @@ import numpy as np
 from poseidon.caffe.export.graph import LAYERS, Graph, GraphBlob
 from poseidon.caffe.export.pointwise import Names, parameter
 from poseidon.caffe.layers.base import LayerError
-from poseidon.caffe.layers.vision.convolution import BaseConvolution, Window
-from poseidon.caffe.layers.vision.pooling import Pooling
+from poseidon.caffe.layers.convolution import BaseConvolution, Window
+from poseidon.caffe.layers.pooling import Pooling
 
 
 @LAYERS.emits(

@@ -16,9 +16,9 @@ import torch
 
 from poseidon.base.durable import obstacle_to
 from poseidon.base.paths import short_path
-from poseidon.caffe.data.databases.cursor import refuse_existing
-from poseidon.caffe.data.databases.kinds import Backend
-from poseidon.caffe.data.databases.leveldb_cursor import require_leveldb
+from poseidon.caffe.data.cursor import refuse_existing
+from poseidon.caffe.data.databases import Backend
+from poseidon.caffe.data.leveldb_cursor import require_leveldb
 from poseidon.caffe.layers.registry import import_modules
 from poseidon.caffe.net.compile import plan_phase
 from poseidon.caffe.proto.caffe_pb2 import TEST

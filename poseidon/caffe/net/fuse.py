@@ -19,9 +19,9 @@ from functools import partial
 from torch import Tensor
 
 from poseidon.caffe.layers.base import Layer
-from poseidon.caffe.layers.common.combine import Eltwise
-from poseidon.caffe.layers.neuron.batch_norm import BatchNorm
-from poseidon.caffe.layers.neuron.pointwise import Scale
+from poseidon.caffe.layers.batch_norm import BatchNorm
+from poseidon.caffe.layers.combine import Eltwise
+from poseidon.caffe.layers.pointwise import Scale
 from poseidon.caffe.net.net_plan import LayerStep, NetPlan
 
 Run = Callable[..., Tensor | tuple[Tensor, ...]]

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from poseidon.caffe.data.batches.numbered import NumberedReader
 from poseidon.caffe.layers.base import Layer, LayerContext, LayerError, Shape, times
-from poseidon.caffe.layers.inputs.sources import Input, ReadingSource, Source
+from poseidon.caffe.layers.sources import Input, ReadingSource, Source
 from poseidon.caffe.net.debug import DebugTrace
 from poseidon.caffe.net.fuse import FusedStep, Run, fuse
 from poseidon.caffe.net.load import Arrays, LoadReport, load_blobs

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from poseidon.caffe.layers.base import times
-from poseidon.caffe.layers.ssd.detection_output import EVALUATED_ROW, NONE, DetectionOutput
-from poseidon.caffe.layers.ssd.saved_results import pack_batches, unpack_batches
+from poseidon.caffe.layers.detection_output import EVALUATED_ROW, NONE, DetectionOutput
+from poseidon.caffe.layers.saved_results import pack_batches, unpack_batches
 from poseidon.caffe.net.net import Net
 from poseidon.caffe.solver.averages import parts
 from poseidon.errors import DataError, UsageError

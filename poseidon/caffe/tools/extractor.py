@@ -22,10 +22,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from poseidon.caffe.data.databases.cursor import DatabaseWriter, write_database
-from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.cursor import DatabaseWriter, write_database
+from poseidon.caffe.data.databases import Backend
 from poseidon.caffe.data.datum import encode_datum
-from poseidon.caffe.layers.common.rearrange import INTEGERS, outside
+from poseidon.caffe.layers.rearrange import INTEGERS, outside
 from poseidon.caffe.layers.registry import import_modules, location_in
 from poseidon.caffe.net.net import Net
 from poseidon.caffe.proto.caffe_pb2 import TEST

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from poseidon.base.durable import obstacle_to
-from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.databases import Backend
 from poseidon.caffe.layers.base import Layer, LayerContext
 from poseidon.caffe.layers.python_layer import Python
 from poseidon.caffe.net.compile import checked_layers, plan_phase

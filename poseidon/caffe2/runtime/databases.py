@@ -13,7 +13,7 @@ from pathlib import Path
 
 from poseidon.base.durable import replacing
 from poseidon.base.paths import own_command
-from poseidon.caffe.data.databases.cursor import (
+from poseidon.caffe.data.cursor import (
     Cursor,
     DatabaseWriter,
     open_cursor,
@@ -21,7 +21,7 @@ from poseidon.caffe.data.databases.cursor import (
     translated_writes,
     write_database,
 )
-from poseidon.caffe.data.databases.kinds import Backend, detect
+from poseidon.caffe.data.databases import Backend, detect
 from poseidon.caffe.data.staging import staging
 from poseidon.caffe2.runtime.errors import EnforceNotMet
 from poseidon.errors import DataError

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from poseidon.caffe.data.databases.cursor import Cursor
+from poseidon.caffe.data.cursor import Cursor
 from poseidon.caffe2.runtime.databases import open_database
 from poseidon.caffe2.runtime.errors import EnforceNotMet
 

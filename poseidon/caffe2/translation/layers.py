@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poseidon.caffe.layers.base import LayerError, canonical_axis
-from poseidon.caffe.layers.vision.convolution import window
-from poseidon.caffe.layers.vision.pooling import pair, rounds_up
+from poseidon.caffe.layers.convolution import window
+from poseidon.caffe.layers.pooling import pair, rounds_up
 from poseidon.caffe.proto.caffe_pb2 import (
     EltwiseParameter,
     LayerParameter,

@@ -1,7 +1,7 @@
 """Agents in actors of Ray, one on the node of each client.
 
 The launcher calls two methods of an actor: `put` takes messages to its agent, `get` returns those
-from it. What they carry is sealed (`poseidon.cluster.ray.resources`); Ray sees public keys, sizes and
+from it. What they carry is sealed (`poseidon.cluster.dial.ray_resources`); Ray sees public keys, sizes and
 times.
 
 Law: a lost node or actor ends the channel. One call of each kind is in progress at a time, so that
@@ -24,9 +24,9 @@ from poseidon.cluster.agent.host import Agent, AgentSettings
 from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.dial.channel import QueueChannel
 from poseidon.cluster.dial.dialer import Dialer, Needs
+from poseidon.cluster.dial.ray_cluster import RayCluster, connect_to_cluster, reason_of
+from poseidon.cluster.dial.ray_resources import ChannelKeys, Resources, SealError, pinned
 from poseidon.cluster.machinefile import Host
-from poseidon.cluster.ray.cluster import RayCluster, connect_to_cluster, reason_of
-from poseidon.cluster.ray.resources import ChannelKeys, Resources, SealError, pinned
 from poseidon.errors import JobError, printable
 from poseidon.version import __version__
 

@@ -37,7 +37,7 @@ from poseidon.cluster.dial.dialer import Dialer, dial_here
 from poseidon.cluster.jobs.kill import USER_KILL
 from poseidon.cluster.machinefile import Host, socket_host
 from poseidon.cluster.process import for_each_host
-from poseidon.cluster.rendezvous.hosts import TaskHost, hosts_of, rejection_reason
+from poseidon.cluster.rendezvous import TaskHost, hosts_of, rejection_reason
 from poseidon.cluster.supervision.signals import exit_code_of, handled
 from poseidon.errors import JobError
 from poseidon.version import __version__
@@ -78,7 +78,7 @@ class Rendezvous:
     Args:
         host: the address to listen on, a number.
         port: there; 0 takes a free one.
-        keys: rank 0's; see `poseidon.cluster.rendezvous.hosts`.
+        keys: rank 0's; see `poseidon.cluster.rendezvous`.
         size: the number of tasks, this process's own included.
         on_signal: called when a scheduler asks another task to end, with what lets its host leave
             the job (`RemoteAgent.leave`). It returns at once.
@@ -311,7 +311,7 @@ def run_task(address: str, keys: Keyring, join: Join, timeout_s: float) -> int:
 
     Args:
         address: `tcp://host:port` of rank 0.
-        keys: this side's; see `poseidon.cluster.rendezvous.hosts`.
+        keys: this side's; see `poseidon.cluster.rendezvous`.
         join: this task.
         timeout_s: until all tasks have joined.
 

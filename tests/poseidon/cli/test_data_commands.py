@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from poseidon.caffe.data.databases.kinds import Backend, detect
+from poseidon.caffe.data.databases import Backend, detect
 from poseidon.caffe.data.mean import read_mean
 from poseidon.caffe.data.prepare import cifar10, cifar10_source
 from poseidon.caffe.data.prepare.cifar10_source import TEST_BATCH, TRAIN_BATCHES

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.databases import Backend
 from poseidon.cli.main import parse_arguments, run_command
 from poseidon.errors import DataError, UsageError
 from tests.support.databases import make_pictures

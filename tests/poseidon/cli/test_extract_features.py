@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.caffe.data.databases.cursor import open_cursor
-from poseidon.caffe.data.databases.kinds import Backend, detect
+from poseidon.caffe.data.cursor import open_cursor
+from poseidon.caffe.data.databases import Backend, detect
 from poseidon.caffe.launch import extraction_job
 from poseidon.caffe.proto.caffe_pb2 import TEST
 from poseidon.caffe.snapshot.caffemodel import write_model

@@ -17,7 +17,7 @@ from poseidon.cli.main import main, parse_arguments, run_command
 from poseidon.cluster.job_plan import JobPlan
 from poseidon.cluster.process import ProcessSpec
 from poseidon.cluster.python_command import module_arguments
-from poseidon.cluster.rendezvous.schedulers import task_from
+from poseidon.cluster.rendezvous import task_from
 from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.state import Outcome, SignalEffect
 from poseidon.engine.document import ScriptDocument, read_document

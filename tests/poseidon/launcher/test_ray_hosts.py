@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from poseidon.cluster.dial import ray as ray_dial
+from poseidon.cluster.dial.ray_resources import RayNode, Resources
 from poseidon.cluster.host_probe import HostNeeds
 from poseidon.cluster.machinefile import Host, HostRole
-from poseidon.cluster.ray.resources import RayNode, Resources
 from poseidon.errors import JobError, UsageError
 from poseidon.launcher.ray_hosts import ray_dialer, ray_hosts
 from poseidon.launcher.request import JobRequest, LauncherKind

@@ -15,15 +15,15 @@ from poseidon.cluster.agent.messages import Join
 from poseidon.cluster.dial.tasks import Rendezvous, TaskDialer
 from poseidon.cluster.host_probe import HostNeeds, NeededFile
 from poseidon.cluster.machinefile import Host
-from poseidon.cluster.rendezvous.schedulers import Task, task_from
+from poseidon.cluster.rendezvous import Task, task_from
 from poseidon.errors import JobError, UsageError
 from poseidon.launcher.site import Site
 from poseidon.launcher.tasks import take_part, with_a_worker_for_each_task
 
-ROOT = Path(__file__).resolve().parents[4]
+ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = """
 import os, signal, sys, threading
-from poseidon.cluster.rendezvous import task_signals
+from poseidon.launcher import tasks
 
 taken = []
 came = threading.Event()
@@ -31,8 +31,8 @@ def take(*_):
     taken.append(1)
     came.set()
 signal.signal(signal.SIGTERM, take)
-task_signals.WAIT_S = float(sys.argv[2])
-with task_signals.TaskSignals() as signals:
+tasks.WAIT_S = float(sys.argv[2])
+with tasks.TaskSignals() as signals:
     if sys.argv[1] == "both":
         os.kill(os.getpid(), signal.SIGTERM)
     signals.other_task_signalled(lambda: False)
@@ -59,13 +59,13 @@ def test_one_request_reaches_the_launcher(who: str, wait_s: str) -> None:
 
 LEAVES = """
 import queue, signal
-from poseidon.cluster.rendezvous import task_signals
+from poseidon.launcher import tasks
 
 taken = []
 signal.signal(signal.SIGTERM, lambda *_: taken.append(1))
 left = queue.SimpleQueue()
-task_signals.WAIT_S = 0.0
-with task_signals.TaskSignals() as signals:
+tasks.WAIT_S = 0.0
+with tasks.TaskSignals() as signals:
     for task in "ab":
         signals.other_task_signalled(lambda task=task: left.put(task) is None)
     print(left.get(timeout=30), left.get(timeout=30), len(taken))
@@ -87,12 +87,12 @@ def test_hosts_of_other_tasks_leave_where_they_can() -> None:
 
 ENDED = """
 import os, signal, time
-from poseidon.cluster.rendezvous import task_signals
+from poseidon.launcher import tasks
 
 taken = []
 signal.signal(signal.SIGTERM, lambda *_: taken.append(1))
-task_signals.WAIT_S = 0.3
-with task_signals.TaskSignals() as signals:
+tasks.WAIT_S = 0.3
+with tasks.TaskSignals() as signals:
     signals.other_task_signalled(lambda: False)
 time.sleep(1.0)
 print(len(taken))
@@ -114,7 +114,7 @@ def test_a_job_that_has_ended_is_not_signalled() -> None:
 
 BROKEN = """
 import logging, os, signal, threading
-from poseidon.cluster.rendezvous import task_signals
+from poseidon.launcher import tasks
 
 logging.basicConfig(format="%(message)s")
 came = threading.Event()
@@ -122,8 +122,8 @@ signal.signal(signal.SIGTERM, lambda *_: came.set())
 def fail(*_):
     raise ValueError("negative argument")
 os.read = fail
-task_signals.WAIT_S = 30.0
-with task_signals.TaskSignals() as signals:
+tasks.WAIT_S = 30.0
+with tasks.TaskSignals() as signals:
     signals.other_task_signalled(lambda: False)
     came.wait(30)
 print(came.is_set())

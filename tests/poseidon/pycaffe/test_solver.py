@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import poseidon.pycaffe as caffe
-from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.databases import Backend
 from poseidon.caffe.data.datum import encode_datum
 from poseidon.caffe.proto import caffe_pb2
 from poseidon.errors import DataError, DefinitionError, SnapshotError, UsageError

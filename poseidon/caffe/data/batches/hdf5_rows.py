@@ -20,7 +20,7 @@ from torch import Tensor
 
 from poseidon.caffe.data.batches.lists import RecordOrder, read_lines
 from poseidon.caffe.data.batches.numbered import Maker, Share
-from poseidon.caffe.data.databases.kinds import IN_README
+from poseidon.caffe.data.databases import IN_README
 from poseidon.errors import DataError
 
 Floats = npt.NDArray[np.float32]

@@ -25,12 +25,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from poseidon.caffe.data.augment.augmentation import Augmentation
-from poseidon.caffe.data.augment.boxes import Box, Object, WindowSampler, projected
+from poseidon.caffe.data.augmentation import Augmentation
 from poseidon.caffe.data.batches.numbered import BatchPlan, M, Maker
 from poseidon.caffe.data.batches.prefetch import BufferPool, DecoderPool, draw, skipped_records
 from poseidon.caffe.data.batches.transform import LANES, SEED_LANES, generator, pixels_of, planes
-from poseidon.caffe.data.databases.cursor import Cursor, open_cursor
+from poseidon.caffe.data.boxes import Box, Object, WindowSampler, projected
+from poseidon.caffe.data.cursor import Cursor, open_cursor
 from poseidon.caffe.data.datum import (
     AnnotatedImage,
     Decoding,

@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from poseidon.caffe.data.augment.augmentation import Augmentation
-from poseidon.caffe.data.augment.boxes import Box
+from poseidon.caffe.data.augmentation import Augmentation
 from poseidon.caffe.data.batches.prefetch import draw
+from poseidon.caffe.data.boxes import Box
 from poseidon.caffe.data.datum import Decoding
 from poseidon.caffe.data.mean import read_mean
 from poseidon.caffe.proto.caffe_pb2 import TransformationParameter

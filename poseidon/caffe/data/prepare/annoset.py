@@ -43,11 +43,11 @@ import numpy as np
 from poseidon.base.durable import write_whole
 from poseidon.base.foreign_files import read_definition
 from poseidon.base.text_files import decoded
-from poseidon.caffe.data.augment.boxes import Box, Object
 from poseidon.caffe.data.batches.claimed_size import check_claim
 from poseidon.caffe.data.batches.images import missing_hint, read_list
 from poseidon.caffe.data.batches.lists import read_label, read_lines
-from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.boxes import Box, Object
+from poseidon.caffe.data.databases import Backend
 from poseidon.caffe.data.datum import check_unique, encode_annotated, labels_of, read_label_map
 from poseidon.caffe.data.prepare.imageset import Conversion, Made, to_datum, written
 from poseidon.caffe.data.staging import Report, silent

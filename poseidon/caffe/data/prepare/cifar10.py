@@ -15,14 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from poseidon.base.paths import own_command, repository_root, short_path
-from poseidon.caffe.data.databases.cursor import (
-    open_cursor,
-    open_writer,
-    records,
-    translated_writes,
-)
-from poseidon.caffe.data.databases.kinds import Backend, detect
-from poseidon.caffe.data.databases.leveldb_cursor import require_leveldb
+from poseidon.caffe.data.cursor import open_cursor, open_writer, records, translated_writes
+from poseidon.caffe.data.databases import Backend, detect
+from poseidon.caffe.data.leveldb_cursor import require_leveldb
 from poseidon.caffe.data.mean import compute_mean, write_mean
 from poseidon.caffe.data.prepare.cifar10_source import (
     URL,

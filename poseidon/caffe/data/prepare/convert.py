@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from poseidon.caffe.data.databases.cursor import open_writer, refuse_existing, translated_writes
-from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.cursor import open_writer, refuse_existing, translated_writes
+from poseidon.caffe.data.databases import Backend
 from poseidon.caffe.data.datum import encode_datum
 from poseidon.caffe.data.staging import Report, silent, staging
 from poseidon.errors import DataError

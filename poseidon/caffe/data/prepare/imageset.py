@@ -38,8 +38,8 @@ from poseidon.caffe.data.batches.images import (
 )
 from poseidon.caffe.data.batches.lists import permutation
 from poseidon.caffe.data.batches.transform import planes
-from poseidon.caffe.data.databases.cursor import write_database
-from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.cursor import write_database
+from poseidon.caffe.data.databases import Backend
 from poseidon.caffe.data.staging import Report, silent
 from poseidon.caffe.proto.caffe_pb2 import Datum
 from poseidon.errors import DataError

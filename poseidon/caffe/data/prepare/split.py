@@ -31,7 +31,7 @@ from poseidon.caffe.data.batches.hdf5_rows import HDF5_ERRORS, read_file_list
 from poseidon.caffe.data.batches.images import read_list
 from poseidon.caffe.data.batches.lists import read_lines, window_blocks
 from poseidon.caffe.data.batches.numbered import part_path
-from poseidon.caffe.data.databases.cursor import (
+from poseidon.caffe.data.cursor import (
     Cursor,
     open_cursor,
     open_writer,
@@ -39,7 +39,7 @@ from poseidon.caffe.data.databases.cursor import (
     refuse_existing,
     translated_writes,
 )
-from poseidon.caffe.data.databases.kinds import Backend, require
+from poseidon.caffe.data.databases import Backend, require
 from poseidon.caffe.data.staging import Report, silent, staging
 from poseidon.errors import DataError, UsageError
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from poseidon.caffe.data.batches.lists import read_lines
-from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.databases import Backend
 from poseidon.caffe.data.datum import label_map_text, labels_of, read_label_map
 from poseidon.caffe.data.prepare.annoset import (
     AnnotationFormat,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from poseidon.caffe.data.augment.boxes import Box, Object
+from poseidon.caffe.data.boxes import Box, Object
 from poseidon.caffe.data.datum import (
     Decoding,
     RawLayout,

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from poseidon.caffe.data.databases.cursor import open_cursor
-from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.cursor import open_cursor
+from poseidon.caffe.data.databases import Backend
 from poseidon.caffe.data.datum import encode_datum
 from poseidon.caffe.data.mean import compute_mean, mean_blob, read_mean
 from poseidon.caffe.proto.caffe_pb2 import BlobProto, BlobShape

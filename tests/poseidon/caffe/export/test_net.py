@@ -11,8 +11,8 @@ import torch
 
 from poseidon.caffe.export.graph import LAYERS, OPSET
 from poseidon.caffe.export.net import NEEDS_LABELS, Exported, export_net, inference_definition
-from poseidon.caffe.layers.inputs.sources import Source
 from poseidon.caffe.layers.registry import known_types, layer_class
+from poseidon.caffe.layers.sources import Source
 from poseidon.caffe.net.net import Net
 from poseidon.caffe.proto.caffe_pb2 import TEST
 from poseidon.errors import DefinitionError, UsageError

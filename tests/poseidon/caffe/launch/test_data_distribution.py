@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from poseidon.caffe.data.batches.numbered import part_path
-from poseidon.caffe.data.databases.cursor import open_cursor, records
-from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.cursor import open_cursor, records
+from poseidon.caffe.data.databases import Backend
 from poseidon.caffe.data.prepare.split import part_files, partition_data
 from poseidon.caffe.data.staging import COPYING, Report, silent
 from poseidon.caffe.launch.data_distribution import distribute, remote_path

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from poseidon.caffe.layers import registry
 from poseidon.caffe.layers.base import Shape
-from poseidon.caffe.layers.inputs.sources import Source
+from poseidon.caffe.layers.sources import Source
 from poseidon.caffe.net.net import Net
 from poseidon.errors import DefinitionError, UsageError
 from tests.support.nets import build, inputs, layer, noise

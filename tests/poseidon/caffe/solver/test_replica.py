@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from poseidon.caffe.layers.base import LayerContext
-from poseidon.caffe.layers.vision.pooling import Pooling
+from poseidon.caffe.layers.pooling import Pooling
 from poseidon.caffe.proto.blob import from_array
 from poseidon.caffe.proto.caffe_pb2 import TRAIN, NetParameter
 from poseidon.caffe.proto.definition import read_solver

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from poseidon.caffe.data.databases.cursor import open_cursor, records
-from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.cursor import open_cursor, records
+from poseidon.caffe.data.databases import Backend
 from poseidon.caffe.data.datum import decode, encode_datum
 from poseidon.caffe.data.prepare.split import partition_data
 from poseidon.caffe.proto.caffe_pb2 import Datum

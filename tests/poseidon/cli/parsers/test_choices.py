@@ -6,7 +6,7 @@ from enum import Enum
 
 import pytest
 
-from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.databases import Backend
 from poseidon.caffe.proto.caffe_pb2 import Phase
 from poseidon.caffe.proto.overrides import OWN_FLAGS
 from poseidon.cli.main import COMMANDS

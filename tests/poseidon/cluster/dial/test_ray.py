@@ -18,12 +18,12 @@ from poseidon.cluster.agent.remote import RemoteAgent
 from poseidon.cluster.dial import ray as ray_dial
 from poseidon.cluster.dial.dialer import Needs
 from poseidon.cluster.dial.ray import AgentActor, RayDialer, dial_actor
+from poseidon.cluster.dial.ray_cluster import reason_of
+from poseidon.cluster.dial.ray_resources import RayNode, Resources
 from poseidon.cluster.host_probe import HostNeeds
 from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.process import ProcessSpec
-from poseidon.cluster.ray.cluster import reason_of
-from poseidon.cluster.ray.resources import RayNode, Resources
 from poseidon.errors import JobError
 from tests.support.polling import until
 from tests.support.recording_listener import RecordingListener

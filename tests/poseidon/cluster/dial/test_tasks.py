@@ -28,7 +28,7 @@ from poseidon.cluster.dial.tasks import Rendezvous, TaskDialer, run_task
 from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.jobs.kill import USER_KILL
 from poseidon.cluster.process import ProcessSpec
-from poseidon.cluster.rendezvous.hosts import TaskHost, server_keys, task_keys
+from poseidon.cluster.rendezvous import TaskHost, server_keys, task_keys
 from poseidon.errors import JobError
 from ps_server.transport.zmq_sockets import ZmqClientTransport, ZmqServerTransport
 from tests.support.polling import until

@@ -16,7 +16,7 @@ from PIL import Image
 from poseidon.caffe.data.batches.numbered import NumberedReader, Share
 from poseidon.caffe.data.batches.reader import DatumMaker, DatumPlan, open_maker
 from poseidon.caffe.data.batches.transform import Transform
-from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.databases import Backend
 from poseidon.caffe.data.datum import encode_datum
 from poseidon.caffe.data.prepare.split import partition_data
 from poseidon.caffe.proto.caffe_pb2 import TEST, TRAIN, Datum, TransformationParameter

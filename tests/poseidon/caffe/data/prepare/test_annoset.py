@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from poseidon.caffe.data.batches.lists import MOST
-from poseidon.caffe.data.databases.cursor import open_cursor
-from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.cursor import open_cursor
+from poseidon.caffe.data.databases import Backend
 from poseidon.caffe.data.datum import AnnotatedImage, Decoding, decode_annotated
 from poseidon.caffe.data.prepare.procedural import draw_scene, write_detection_set
 from poseidon.caffe.proto.caffe_pb2 import AnnotatedDatum

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from poseidon.caffe.data.databases.cursor import open_cursor, records
-from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.cursor import open_cursor, records
+from poseidon.caffe.data.databases import Backend
 from poseidon.caffe.data.datum import decode
 from poseidon.caffe.data.prepare.convert import (
     MNIST_FILES,

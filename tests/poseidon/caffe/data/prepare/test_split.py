@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from poseidon.caffe.data.batches.hdf5_rows import RowMaker, RowPlan, read_file_list
 from poseidon.caffe.data.batches.lists import read_windows
 from poseidon.caffe.data.batches.numbered import Share
-from poseidon.caffe.data.databases.cursor import open_cursor, records
-from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.cursor import open_cursor, records
+from poseidon.caffe.data.databases import Backend
 from poseidon.caffe.data.prepare.split import (
     ListKind,
     is_divided,

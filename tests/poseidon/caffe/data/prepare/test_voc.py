@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from poseidon.caffe.data.batches.lists import read_windows
-from poseidon.caffe.data.databases.cursor import open_cursor
-from poseidon.caffe.data.databases.kinds import Backend
+from poseidon.caffe.data.cursor import open_cursor
+from poseidon.caffe.data.databases import Backend
 from poseidon.caffe.data.datum import Decoding, decode_annotated, labels_of, read_label_map
 from poseidon.caffe.data.prepare.voc import CLASSES
 from poseidon.cli.main import main

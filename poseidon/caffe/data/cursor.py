@@ -1,0 +1,232 @@
+"""The interface of database cursors, the function that opens one, and the writers.
+
+Law: all backends return the same records in the same (bytewise key) order with the same numbers, so
+that a definition can change its backend and nothing else.
+
+Writers of LMDB and LevelDB databases.
+
+Law: a database appears under its name only when it is complete. An existing one is never changed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import lmdb
+
+from poseidon.caffe.data import leveldb_cursor as leveldb
+from poseidon.caffe.data.databases import Backend, require_kind
+from poseidon.caffe.data.leveldb_cursor import LevelDbCursor
+from poseidon.caffe.data.lmdb_cursor import LmdbCursor
+from poseidon.caffe.data.staging import staging
+from poseidon.errors import DataError
+
+
+class Cursor(Protocol):
+    """A cursor on a database with at least one record.
+
+    Not thread-safe, but not bound to a thread.
+    """
+
+    path: Path
+
+    def __len__(self) -> int:
+        """Return the number of records, at least 1.
+
+        The first call on a LevelDB reads the whole database.
+        """
+
+    @property
+    def position(self) -> int:
+        """The number of the current record, 0 <= position < len."""
+
+    def key(self) -> bytes:
+        """Return the key of the current record."""
+
+    def value(self) -> bytes | memoryview:
+        """Return the value of the current record, which must not be used after `close`."""
+
+    def skip(self, count: int) -> None:
+        """Move forward by `count` >= 0 records, from the last to the first, without reading
+        values.
+        """
+
+    def seek(self, record: int) -> None:
+        """Move to record number `record` >= 0, modulo len, without reading values."""
+
+    def close(self) -> None:
+        """Close the database. A second call does nothing."""
+
+
+def open_cursor(path: Path, backend: int) -> Cursor:
+    """Open a cursor on the first record of a database.
+
+    Args:
+        path: the database's folder.
+        backend: a `Backend`, or its number in Caffe's `DataParameter.DB`.
+
+    Raises:
+        DataError: the database is missing, of a different kind, empty, damaged, or locked by
+            another process.
+    """
+    kind = Backend(backend)
+    require_kind(path, kind)
+    return LmdbCursor(path) if kind is Backend.LMDB else LevelDbCursor(path)
+
+
+def records(cursor: Cursor) -> Iterator[tuple[bytes, bytes | memoryview]]:
+    """Yield every (key, value) once, in key order, from the first record."""
+    cursor.seek(0)
+    yield cursor.key(), cursor.value()
+    while True:
+        before = cursor.position
+        cursor.skip(1)
+        if cursor.position <= before:
+            return
+        yield cursor.key(), cursor.value()
+
+
+# Records in a transaction or write batch, as in Caffe's converters.
+RECORDS_PER_COMMIT = 1000
+# A commit of LMDB that finds no room for all of its pages reports EIO.
+FULL_BYTES = 1 << 20
+# The initial size of LMDB's address space; it is doubled whenever it is full.
+FIRST_MAP_BYTES = 1 << 28
+_WRITE_ERRORS: tuple[type[Exception], ...] = (OSError, lmdb.Error, *leveldb.ERRORS)
+
+
+class DatabaseWriter(Protocol):
+    """A writer of records. They are stored after `close`."""
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Store a record, in place of an earlier one with the same key."""
+
+    def close(self) -> None:
+        """Store buffered records and close the database. A second call does nothing."""
+
+
+class LmdbWriter:
+    """A writer of a new LMDB database in the folder `path`, which must not exist."""
+
+    def __init__(self, path: Path) -> None:
+        # An incomplete database is never read, so one sync at the end is enough.
+        self._environment: Any = lmdb.open(
+            os.fsencode(path), map_size=FIRST_MAP_BYTES, sync=False, metasync=False, lock=False
+        )
+        self._folder = path.parent
+        self._map_bytes = FIRST_MAP_BYTES
+        self._pending: list[tuple[bytes, bytes]] = []
+        self._last_key = b""
+        self._closed = False
+
+    def put(self, key: bytes, value: bytes) -> None:
+        self._pending.append((key, value))
+        if len(self._pending) == RECORDS_PER_COMMIT:
+            self._commit()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            try:
+                self._commit()
+                self._environment.sync(True)
+            finally:
+                self._environment.close()
+
+    def _commit(self) -> None:
+        while self._pending:
+            try:
+                last = self._last_key
+                with self._environment.begin(write=True) as transaction:
+                    for key, value in self._pending:
+                        # Appending fills pages completely. Keys that are out of order are inserted.
+                        transaction.put(key, value, append=key > last)
+                        last = max(last, key)
+            except lmdb.MapFullError:
+                self._map_bytes *= 2
+                self._environment.set_mapsize(self._map_bytes)
+            except lmdb.Error as error:
+                free = os.statvfs(self._folder)
+                if free.f_bavail * free.f_frsize >= FULL_BYTES:
+                    raise
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
+            else:
+                self._last_key = last
+                self._pending.clear()
+
+
+class LevelDbWriter:
+    """A writer of a new LevelDB database in the folder `path`, which must not exist."""
+
+    def __init__(self, path: Path) -> None:
+        self._database: Any = leveldb.require_leveldb().DB(
+            os.fsencode(path),
+            create_if_missing=True,
+            error_if_exists=True,
+            write_buffer_size=64 << 20,
+        )
+        self._batch: Any = self._database.write_batch()
+        self._pending = 0
+
+    def put(self, key: bytes, value: bytes) -> None:
+        self._batch.put(key, value)
+        self._pending += 1
+        if self._pending == RECORDS_PER_COMMIT:
+            self._batch.write()
+            self._batch.clear()
+            self._pending = 0
+
+    def close(self) -> None:
+        if not self._database.closed:
+            try:
+                self._batch.write()
+            finally:
+                self._database.close()
+
+
+def open_writer(path: Path, backend: Backend) -> DatabaseWriter:
+    """Open a writer of a new database at `path`. The database is visible at once,
+    so `path` should be in a staging folder.
+    """
+    return LmdbWriter(path) if backend is Backend.LMDB else LevelDbWriter(path)
+
+
+@contextmanager
+def write_database(path: Path, backend: Backend) -> Iterator[DatabaseWriter]:
+    """Yield a writer of a new database, which appears at `path` when the block ends without an
+    error.
+
+    Raises:
+        DataError: `path` exists, another process writes it, or a write fails.
+    """
+    refuse_existing(path)
+    with translated_writes(path), staging(path) as stage:
+        writer = open_writer(stage.folder / path.name, backend)
+        try:
+            yield writer
+        finally:
+            writer.close()
+        stage.publish([path.name])
+
+
+def refuse_existing(path: Path, advice: str = "move or remove it first") -> None:
+    """Raise DataError with `advice` if `path` exists."""
+    if path.exists() or path.is_symlink():
+        raise DataError(f"{path} exists already and is not overwritten: {advice}")
+
+
+@contextmanager
+def translated_writes(path: Path) -> Iterator[None]:
+    """Translate errors of the database libraries and the disk in this block to a DataError about
+    writing `path`.
+    """
+    try:
+        yield
+    except _WRITE_ERRORS as error:
+        why = leveldb.reason_of(error) if isinstance(error, leveldb.ERRORS) else error
+        raise DataError(f"{path} cannot be written: {why}") from error

@@ -1,1 +1,0 @@
-"""Layers that combine, reshape and multiply blobs."""

@@ -1,1 +1,0 @@
-"""Layers that feed data to a net, and HDF5Output."""

@@ -1,1 +1,0 @@
-"""Losses and Accuracy."""

@@ -1,1 +1,0 @@
-"""Element-wise layers and normalization layers."""

@@ -1,1 +1,0 @@
-"""Layers over the height and width of an image."""

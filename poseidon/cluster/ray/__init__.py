@@ -1,3 +1,0 @@
-"""Clients of a job on the nodes of a Ray cluster: placement, and a connection to an actor on
-each node.
-"""
