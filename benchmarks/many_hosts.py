@@ -66,7 +66,7 @@ from poseidon.cluster.jobs.remote_hosts import SshAgents, kill_remote_jobs, list
 from poseidon.cluster.jobs.this_host import KillRequest
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.process import OutputStream, ProcessSpec
-from poseidon.cluster.ssh.config import SshSettings
+from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.cluster.supervision.background import StartReport
 from poseidon.cluster.supervision.loop import JobListener
 from poseidon.engine.document import JobDocument, WorkKind

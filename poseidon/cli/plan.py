@@ -17,7 +17,7 @@ from poseidon.base.text_files import aligned
 from poseidon.cli.doctor import UNITS, over_ssh
 from poseidon.cli.progress_bar import progress_bar
 from poseidon.cluster.machinefile import Host, has_remote_hosts, read_machinefile
-from poseidon.cluster.ssh.config import SshSettings
+from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.errors import JobError, UsageError, counted
 from poseidon.observe.plan.cluster_probe import (
     MOST_HOSTS,

@@ -35,7 +35,7 @@ from poseidon.cluster.jobs.this_host import JobList
 from poseidon.cluster.machinefile import Host, is_loopback, read_machinefile
 from poseidon.cluster.process import Listener, ProcessSpec, for_each_host, format_problems
 from poseidon.cluster.python_command import LauncherEnvironment, checkout
-from poseidon.cluster.ssh.config import SshSettings
+from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.errors import JobError, JobInterrupted, JobKilled, UsageError
 from poseidon.launcher.limits import check_limits
 from poseidon.launcher.ray_hosts import ray_dialer, ray_hosts

@@ -30,7 +30,7 @@ from poseidon.cluster.jobs.registry import (
 from poseidon.cluster.machinefile import Host, has_remote_hosts, read_machinefile
 from poseidon.cluster.process import Listener, ProcessSpec, creation
 from poseidon.cluster.python_command import LauncherEnvironment
-from poseidon.cluster.ssh.config import SshSettings
+from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.cluster.supervision.background import StartReport
 from poseidon.cluster.supervision.loop import JobListener, run_job
 from poseidon.cluster.supervision.signals import SignalRequests

@@ -18,7 +18,7 @@ from poseidon.cluster.dial.dialer import close_agents
 from poseidon.cluster.dial.ssh import dial_all
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.process import format_problems
-from poseidon.cluster.ssh.config import SshSettings
+from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.errors import JobError, UsageError, counted
 from poseidon.launcher.site import launcher_environment
 

@@ -31,8 +31,9 @@ from poseidon.cluster.python_command import (
     agent_arguments,
     remote_command,
 )
-from poseidon.cluster.ssh.config import MAX_DEPTH, Endpoint, SshConfig, SshSettings, shell_command
+from poseidon.cluster.ssh.config import MAX_DEPTH, Endpoint, SshConfig, shell_command
 from poseidon.cluster.ssh.handshake import close_transport, handshake
+from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.errors import JobError, printable
 
 LOGGER = logging.getLogger("poseidon.cluster.dial")

@@ -21,7 +21,7 @@ from poseidon.cluster.jobs.this_host import HostJob, JobList, Killed, KillReques
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.process import for_each_host
 from poseidon.cluster.python_command import LauncherEnvironment
-from poseidon.cluster.ssh.config import SshSettings
+from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.errors import JobError, printable
 
 MAX_PARALLEL = 64

@@ -28,28 +28,8 @@ from poseidon.base.foreign_files import read_definition
 from poseidon.base.settings import expanded, name_user
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.ssh.known_hosts import SSH_PORT
+from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.errors import JobError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SshSettings:
-    """SSH settings that are the same for all hosts.
-
-    Attributes:
-        config: a file read instead of ~/.ssh/config and /etc/ssh/ssh_config, as with `ssh -F`.
-        connect_timeout_s: for each host, from the lookup of its name to the accepted key.
-    """
-
-    config: Path | None = None
-    connect_timeout_s: float = 15.0
-
-    @classmethod
-    def from_flag(cls, config: str | None) -> SshSettings:
-        """Return the settings for the value of `--ssh_config`; None or empty: OpenSSH's own
-        files.
-        """
-        return cls(config=Path(config) if config else None)
-
 
 # Characters that have no meaning to any shell.
 _PLAIN = re.compile(r"[A-Za-z0-9_./:,+-]+", re.ASCII)

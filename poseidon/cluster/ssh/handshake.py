@@ -23,7 +23,7 @@ from paramiko.agent import get_agent_connection
 
 from poseidon.base.foreign_files import read_definition
 from poseidon.cluster.name_lookup import NameTimeoutError, dial
-from poseidon.cluster.ssh.config import Endpoint, SshSettings
+from poseidon.cluster.ssh.config import Endpoint
 from poseidon.cluster.ssh.known_hosts import (
     SSH_PORT,
     HostKey,
@@ -32,6 +32,7 @@ from poseidon.cluster.ssh.known_hosts import (
     parse_known_hosts,
     rejection,
 )
+from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.errors import JobError
 
 # After this long without an answer to what was sent, the kernel gives a connection up.

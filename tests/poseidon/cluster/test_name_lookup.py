@@ -22,7 +22,7 @@ from poseidon.cluster.name_lookup import (
     own_address_towards,
 )
 from poseidon.cluster.python_command import LauncherEnvironment
-from poseidon.cluster.ssh.config import SshSettings
+from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.errors import JobError
 from tests.support.loopback_sshd import LoopbackSshd
 

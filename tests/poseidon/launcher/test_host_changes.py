@@ -18,7 +18,7 @@ from poseidon.cluster.jobs.requests import HostRequest, RequestFiles
 from poseidon.cluster.machinefile import Host, parse_machinefile
 from poseidon.cluster.process import ProcessSpec
 from poseidon.cluster.python_command import LauncherEnvironment
-from poseidon.cluster.ssh.config import SshSettings
+from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.state import RegroupRequested
 from poseidon.errors import JobError

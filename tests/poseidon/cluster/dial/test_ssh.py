@@ -38,7 +38,7 @@ from poseidon.cluster.job_plan import ProcessName, Role
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.process import ProcessSpec
 from poseidon.cluster.python_command import LauncherEnvironment
-from poseidon.cluster.ssh.config import SshSettings
+from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.errors import JobError
 from tests.support.job_child import ENDLESS_WORKER, child
 from tests.support.live_processes import none_left

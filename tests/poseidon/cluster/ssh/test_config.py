@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from poseidon.cluster.machinefile import Host
-from poseidon.cluster.ssh.config import Endpoint, SshConfig, SshSettings, shell_command
+from poseidon.cluster.ssh.config import Endpoint, SshConfig, shell_command
+from poseidon.cluster.ssh.settings import SshSettings
 from poseidon.errors import JobError
 
 SHELLS = ["sh", "bash", "dash"] + [
