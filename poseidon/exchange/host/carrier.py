@@ -333,6 +333,9 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
     def close(self) -> None:
         if self._monitor.closed:
             return
+        if (failure := self._monitor.failure) is not None:
+            # the other hosts lose this worker, too: it has not left by itself
+            self._inner.interrupt(failure)
         self._sending.close()
         self._owner.finish()
         self._group.links.leave()

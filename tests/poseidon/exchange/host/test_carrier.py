@@ -10,8 +10,9 @@ import torch
 
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.host.group import HostGroup
-from poseidon.exchange.host.pieces import MOST_PIECES
+from poseidon.exchange.host.pieces import LEAST_ELEMENTS, MOST_PIECES
 from poseidon.exchange.kinds import ExchangeKind
+from ps_server import ServerError
 from tests.support.machines import machines
 from tests.support.threads import on_threads
 
@@ -55,3 +56,26 @@ def test_small_pieces_share_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     of_plane = -(-TENSORS // WORKERS // MOST_PIECES) + 1
     for kind in ("Parts", "Values"):
         assert 0 < sent[kind] <= ITERATIONS * WORKERS * of_plane
+
+
+def test_a_worker_whose_neighbour_has_left_does_not_leave_by_itself() -> None:
+    def run(rank: int) -> str:
+        own = [Trained(name="w", tensor=torch.zeros(LEAST_ELEMENTS * 2))]
+        exchange = make(rank, own, ExchangeSettings())
+        try:
+            exchange.open(None)
+            for iteration in range(2 if rank == 1 else 4):
+                exchange.start(iteration, 1.0)
+                exchange.wait(0)
+                exchange.begin(0, torch.ones_like(own[0].tensor))
+                exchange.finish()
+        except ServerError as error:
+            return str(error)
+        finally:
+            exchange.close()
+        return ""
+
+    with machines(ExchangeKind.ALLREDUCE, (2, 2)) as make:
+        first, _, other, neighbour = on_threads(4, run)
+    assert first == "worker 1, on this machine, has left before the end"
+    assert "worker 0 has left" not in other + neighbour
