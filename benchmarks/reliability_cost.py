@@ -47,7 +47,7 @@ from poseidon.caffe.layers.base import LayerContext
 from poseidon.caffe.proto.caffe_pb2 import TRAIN
 from poseidon.caffe.proto.definition import read_solver
 from poseidon.caffe.solver.averages import SmoothedLoss
-from poseidon.caffe.solver.checkpoint import Checkpoint, SolverProgress
+from poseidon.caffe.solver.checkpoint import Checkpoint
 from poseidon.caffe.solver.replica import Replica
 from poseidon.caffe.solver.settings import solver_settings
 from poseidon.caffe.solver.trainer import LoopSettings, Trainer
@@ -127,7 +127,7 @@ def block_s(folder: Path, block: Block, iterations: int) -> list[float]:
         moments.append(time.process_time())
 
     with _exchange(replica) as exchange:
-        Trainer(
+        trainer = Trainer(
             replica,
             exchange,
             LoopSettings(prefix=solver.snapshot_prefix(), title="cost", on_progress=note),
@@ -135,8 +135,10 @@ def block_s(folder: Path, block: Block, iterations: int) -> list[float]:
             testers=[],
             log=GlogSink(logging.getLogger("poseidon.cost")),
             sinks=[],
-            start=SolverProgress(iteration=0),
-        ).run()
+        )
+        trainer.open(None)
+        trainer.run()
+        trainer.close()
     replica.close()
     return [after - before for before, after in pairwise(moments[WARM - 1 :])]
 
@@ -147,7 +149,6 @@ def _exchange(replica: Replica) -> Iterator[Exchange]:
     launcher.start()
     launcher.watchdog.start()
     exchange = EveryOther(replica.trained, launcher.watchdog)
-    exchange.open(None)
     yield exchange
     launcher.close()
 
