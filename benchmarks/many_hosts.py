@@ -106,7 +106,7 @@ class ElasticJob(Job):
 
     def document(self, role: WorkerPlan, start: Start) -> JobDocument:
         """See `Job`."""
-        document = replace(self.worker_document(role, start), replicas=1)
+        document = replace(self.worker_document(role, start), copies=1)
         return JobDocument(**fields_of(document), solver="solver.prototxt")
 
     def import_ahead(self) -> Sequence[threading.Event]:

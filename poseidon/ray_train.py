@@ -48,7 +48,7 @@ class PoseidonConfig(TorchConfig):  # type: ignore[misc]
     """
 
     encrypt: bool | None = None
-    check_replicas: int = DEFAULT_OPTIONS.check_every
+    check_replicas: int = DEFAULT_OPTIONS.check_replicas
 
     @property
     def backend_cls(self) -> type[PoseidonBackend]:
@@ -76,7 +76,7 @@ class PoseidonBackend(Backend):  # type: ignore[misc]
             encrypt = len(set(hosts)) > 1
         meeting = ray.remote(Meeting).options(num_cpus=0).remote(len(hosts))
         token, timeout_s = secrets.token_bytes(32), backend_config.timeout_s
-        options = ExchangeOptions(check_every=backend_config.check_replicas)
+        options = ExchangeOptions(check_replicas=backend_config.check_replicas)
         worker_group.execute(join, meeting, token, timeout_s, options, encrypt=encrypt)
 
     def on_shutdown(self, worker_group: Any, backend_config: PoseidonConfig) -> None:

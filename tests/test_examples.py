@@ -340,7 +340,7 @@ def edited(repository: Path, tmp_path: Path) -> Path:
         ((), {}),
         (
             ("--workers=5", "--exchange=ps"),
-            {"num_app_threads": 5, "exchange": ExchangeKind.SERVER, "svb": None},
+            {"workers": 5, "exchange": ExchangeKind.SERVER, "svb": None},
         ),
     ],
 )
@@ -359,7 +359,7 @@ def test_both_cifar10_scripts_train_with_what_is_edited_in_run_local(
     expected: dict[str, object] = {
         "solver": root / "prototxt" / "cifar10" / "mine_solver.prototxt",
         "gpu": "0,1",
-        "num_app_threads": 3,
+        "workers": 3,
         "staleness": 2,
         "rows": 7,
         "svb": True,

@@ -111,7 +111,7 @@ def lone_worker(
             network=Network(token=token, timeout_s=TIMEOUT_S),
             shards=1,
             homes=(0,),
-            options=ExchangeOptions(kind=kind, check_every=0),
+            options=ExchangeOptions(kind=kind, check_replicas=0),
         ),
         connect=lambda own: [address],
     )
@@ -172,7 +172,7 @@ def _contexts(
         hosts=(workers,) if hosts == 1 else (),
         shards=len(addresses),
         local_address=local_address if hosts == 1 else "",
-        options=ExchangeOptions(kind=kind, check_every=0),
+        options=ExchangeOptions(kind=kind, check_replicas=0),
     )
     members = [
         replace(member, network=replace(member.network, rank=rank)) for rank in range(workers)

@@ -146,7 +146,7 @@ class PoseidonSettings:
         return ExchangeOptions(
             kind=ExchangeKind(self.exchange),
             wait_free=self.wait_free,
-            check_every=0,
+            check_replicas=0,
             compress=self.compress,
             precision=Precision(self.precision),
             local_steps=self.local_steps,

@@ -91,7 +91,7 @@ def run_worker(flags: argparse.Namespace) -> int:
             dialer.hosts,
             dialer.tasks,
             gpu=job_flags.gpu,
-            app_threads=job_flags.num_app_threads,
+            workers=job_flags.workers,
         )
         if hosts[0].gpus is not None:
             job_flags.gpu = hosts[0].gpus  # all tasks have devices; `all` would count this host's

@@ -116,7 +116,7 @@ class TrainingDocument(WorkerDocument):
         trace: write a trace to `<output>/trace_worker_<rank>.json`.
         exchange_plan: the plan of `--exchange=auto` from an earlier start or run, as
             `RecordedPlan.to_json` has it; empty: it chooses.
-        replicas: hosts that keep a copy of each memory snapshot beside the first; 0: the job makes
+        copies: hosts that keep a copy of each memory snapshot beside the first; 0: the job makes
             none, and a worker ends when it has lost another one.
         memory_snapshot_every: iterations from one memory snapshot to the next; 0: they are chosen.
         rewind: the iteration of the memory snapshot that this start continues from, which rank 0
@@ -138,7 +138,7 @@ class TrainingDocument(WorkerDocument):
     virtual_workers: tuple[int, ...] = ()
     trace: bool = False
     exchange_plan: str = ""
-    replicas: int = 0
+    copies: int = 0
     memory_snapshot_every: int = 0
     rewind: int = -1
     aside: bool = False
@@ -148,7 +148,7 @@ class TrainingDocument(WorkerDocument):
         WorkerDocument.__post_init__(self)
         if self.shards < 0:
             raise UsageError(f"the job document's shards is {self.shards}; expected 0 or more")
-        for name in ("replicas", "memory_snapshot_every"):
+        for name in ("copies", "memory_snapshot_every"):
             if getattr(self, name) < 0:
                 raise UsageError(
                     f"the job document's {name} is {getattr(self, name)}; expected 0 or more"
@@ -162,7 +162,7 @@ class TrainingDocument(WorkerDocument):
     @property
     def holds_snapshots(self) -> bool:
         """Whether the worker keeps a copy of each memory snapshot."""
-        return self.place.host <= self.replicas and self.place.local_rank == 0
+        return self.place.host <= self.copies and self.place.local_rank == 0
 
     @property
     def placement(self) -> VirtualWorkers:

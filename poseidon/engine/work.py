@@ -113,7 +113,7 @@ class TrainingWork(Work[Training]):
         lost others, in a job that continues from memory.
         """
         lost = isinstance(error, PeerLost | StalenessTimeout)
-        return self.document.replicas > 0 and (lost or self.launcher.is_asked_to_pause)
+        return self.document.copies > 0 and (lost or self.launcher.is_asked_to_pause)
 
     def pause(self, snapshot: int | None, message: str = "", *, regrouped: bool = False) -> None:
         """Wait for the document of the next start; see `LauncherConnection.pause`."""

@@ -91,7 +91,7 @@ class ExchangeOptions:
         compress: how tensors are compressed (`lossy/compression.py`); empty: none.
         loss_budget: of `auto` (`lossy/automatic.py`); None: there is none.
         wait_free: whether gradients leave while the backward pass runs.
-        check_every: iterations between comparisons of the replicas; 0: they are never compared.
+        check_replicas: iterations between comparisons of the replicas; 0: they are never compared.
         on_divergence: the effect of a difference.
 
     Raises:
@@ -172,10 +172,9 @@ class ExchangeOptions:
     wait_free: bool = _option(
         True, "send gradients during the backward pass ({default})", rare=True
     )
-    check_every: int = _option(
+    check_replicas: int = _option(
         1000,
         "iterations between comparisons of weights ({default})",
-        name="check_replicas",
         metavar="N",
         read=count,
         rare=True,
@@ -426,12 +425,12 @@ class ExchangeOptions:
 
     @property
     def check_interval(self) -> int:
-        """`check_every`; with local steps the next multiple of `local_steps`, where
+        """`check_replicas`; with local steps the next multiple of `local_steps`, where
         the workers have equal values anyhow.
         """
         if not self.local_steps:
-            return self.check_every
-        return -(-self.check_every // self.local_steps) * self.local_steps
+            return self.check_replicas
+        return -(-self.check_replicas // self.local_steps) * self.local_steps
 
     def _check_compressed(self) -> None:
         if self.kind is ExchangeKind.ALLREDUCE:

@@ -204,7 +204,7 @@ def check_rules(samples: Sequence[Arithmetic], *, required: bool) -> None:
     LOGGER.warning("%s", message)
 
 
-NO_CHECK = ExchangeOptions(check_every=0)
+NO_CHECK = ExchangeOptions(check_replicas=0)
 
 
 class ReplicaCheck:
@@ -264,7 +264,7 @@ class ReplicaCheck:
             JobError: replicas differ, and a difference ends the job; the text names tensors,
                 workers and iterations.
         """
-        if not self._options.check_every:
+        if not self._options.check_replicas:
             return
         first, self._has_run = not self._has_run, True
         state = self._state()

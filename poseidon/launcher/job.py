@@ -61,7 +61,7 @@ class Job(ABC):
         site: the hosts.
         title: what the terminal shows.
         stem: the beginning of the job's id.
-        devices: of the workers of each host; `cpu` alone stands for `num_app_threads` of them.
+        devices: of the workers of each host; `cpu` alone stands for `workers` of them.
     """
 
     kind: ClassVar[WorkKind]
@@ -84,7 +84,7 @@ class Job(ABC):
         self._speeds: Mapping[tuple[int, int], float] = {}
         """The speeds of workers, by the id of their host and their rank there; a worker without one
         is as fast as the others on average."""
-        self._devices = devices * request.num_app_threads if devices == ("cpu",) else devices
+        self._devices = devices * request.workers if devices == ("cpu",) else devices
         self.plan, self.virtual_workers = self._make_plan(site.hosts)
         request.exchange.check_quorum(self.virtual_workers)
         self._check_hosts()
@@ -141,7 +141,7 @@ class Job(ABC):
                 ),
                 self.bound_because: bool(self.bound_because),
                 "--max_restarts is 0": self.max_restarts == 0,
-                "--elastic is 0": request.replicas == 0,
+                "--elastic is 0": request.elastic == 0,
                 "--elastic=every is 0": request.memory_snapshot_every == 0,
                 "--staleness is not 0": exchange.staleness > 0,
                 "--local_steps has fragments": exchange.sync_fragments > 1,
@@ -185,9 +185,9 @@ class Job(ABC):
     def _check_hosts(self) -> None:
         """Refuse what the job has too few hosts for."""
         request, plan = self.request, self.plan
-        if (request.replicas or 0) >= plan.working_hosts:
+        if (request.elastic or 0) >= plan.working_hosts:
             raise UsageError(
-                f"--elastic={request.replicas}: each copy of a memory snapshot needs a further "
+                f"--elastic={request.elastic}: each copy of a memory snapshot needs a further "
                 f"host, and this job has {counted(plan.working_hosts, 'host')} with workers; "
                 f"expected {plan.working_hosts - 1} or less"
             )
@@ -204,7 +204,7 @@ class Job(ABC):
         plan = plan_job(
             hosts,
             devices_per_host=self._devices,
-            channels=request.num_comm_channels_per_client,
+            channels=request.shards,
             with_server=options.kind.has_shards,
         )
         if options.kind is ExchangeKind.LOCAL and plan.working_hosts > 1:
@@ -421,7 +421,7 @@ class Job(ABC):
             loads=plan.loads,
             trace=self.request.trace,
             exchange_plan=start.exchange_plan,
-            replicas=(self.request.replicas or 1) if self.elastic else 0,
+            copies=(self.request.elastic or 1) if self.elastic else 0,
             memory_snapshot_every=self.request.memory_snapshot_every or 0,
             rewind=start.point.iteration if start.point.memory else -1,
             aside=start.aside,

@@ -37,7 +37,7 @@ def _resources(
 ) -> Resources:
     if not host.works:
         return _some(
-            {"CPU": float(request.num_comm_channels_per_client), **of_servers},
+            {"CPU": float(request.shards), **of_servers},
             "--launcher=ray:server_resources",
         )
     devices = needs(host).devices
@@ -47,7 +47,7 @@ def _resources(
             f"client {host.id} has GPUs {numbers}; Ray assigns GPUs and numbers them from 0, so "
             f"{len(devices)} of them are {','.join(map(str, range(len(devices))))}"
         )
-    workers = len(devices) or host.workers or request.num_app_threads
+    workers = len(devices) or host.workers or request.workers
     usual = {"CPU": float(workers * (request.threads or 1))}
     return _some(
         {**usual, **({"GPU": float(len(devices))} if devices else {}), **of_clients},
@@ -68,7 +68,7 @@ def ray_hosts(request: JobRequest) -> tuple[Host, ...]:
             )
             for number in range(working + request.servers)
         )
-    hosts = read_machinefile(Path(request.hostfile), channels=request.num_comm_channels_per_client)
+    hosts = read_machinefile(Path(request.hostfile), channels=request.shards)
     for host in hosts:
         for option, value in (("user", host.user), ("ssh_port", host.ssh_port)):
             if value is not None:

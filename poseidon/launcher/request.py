@@ -157,12 +157,10 @@ class RunRequest:
     gpu: str = option(
         "", "GPUs, a worker each: 0,1 or all (CPU)", Section.MACHINES, metavar="IDS", read=devices
     )
-    num_app_threads: int = option(
+    workers: int = option(
         1,
         "workers of each client on CPU ({default})",
         Section.MACHINES,
-        name="workers",
-        dest="num_app_threads",
         aliases=("num_app_threads",),
         metavar="N",
     )
@@ -179,8 +177,8 @@ class RunRequest:
     job: str | None = option(None, "", Section.OUTPUT, metavar="ID")
 
     def __post_init__(self) -> None:
-        if self.num_app_threads < 1:
-            raise UsageError(f"--workers is {self.num_app_threads}, expected 1 or more")
+        if self.workers < 1:
+            raise UsageError(f"--workers is {self.workers}, expected 1 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +192,7 @@ class JobRequest(RunRequest):
         virtual_workers: V, the number in the job, at least 1; None: one for each worker, or as many
             as in the snapshot that the job resumes from.
         max_restarts: most restarts; None: as the kind of job decides.
-        replicas: hosts that keep a copy of each memory snapshot beside the first; 0: none is taken;
+        elastic: hosts that keep a copy of each memory snapshot beside the first; 0: none is taken;
             None: 1.
         memory_snapshot_every: iterations from one memory snapshot to the next; 0: none is taken;
             None: as often as costs little.
@@ -229,11 +227,10 @@ class JobRequest(RunRequest):
         read=Balance.read,
         rare=True,
     )
-    num_comm_channels_per_client: int = option(
+    shards: int = option(
         1,
         "shards of each client ({default})",
         Section.MACHINES,
-        name="shards",
         aliases=("num_comm_channels_per_client",),
         metavar="C",
         rare=True,
@@ -391,11 +388,10 @@ class JobRequest(RunRequest):
         metavar="S",
         rare=True,
     )
-    replicas: int | None = option(
+    elastic: int | None = option(
         None,
         "copies of a memory snapshot on further hosts (1)",
         Section.ELASTIC,
-        name="elastic",
         metavar="N,...",
         read=count,
     )
@@ -436,7 +432,7 @@ class JobRequest(RunRequest):
         least_of = {
             "threads": 1,
             "virtual_workers": 1,
-            "replicas": 0,
+            "elastic": 0,
             "memory_snapshot_every": 0,
             "min_workers": 1,
             "max_rejoins": 0,

@@ -445,7 +445,7 @@ def site_of(request: JobRequest) -> Site:
     if request.launcher is LauncherKind.RAY:
         hosts = ray_hosts(request)
         return Site(hosts, ray_dialer(request, hosts))
-    hosts = read_hosts(request.hostfile, request.num_comm_channels_per_client)
+    hosts = read_hosts(request.hostfile, request.shards)
     remote = [host for host in hosts if not host.is_here]
     if request.launcher is LauncherKind.LOCAL and remote:
         raise UsageError(

@@ -109,7 +109,7 @@ class TaskSignals:
 
 
 def with_a_worker_for_each_task(
-    hosts: Sequence[Host], tasks: Sequence[int], *, gpu: str, app_threads: int
+    hosts: Sequence[Host], tasks: Sequence[int], *, gpu: str, workers: int
 ) -> tuple[Host, ...]:
     """Return hosts with devices for as many workers as tasks.
 
@@ -117,7 +117,7 @@ def with_a_worker_for_each_task(
         hosts: the hosts.
         tasks: on each of them. Where each has one, the flags give the devices of all.
         gpu: `--gpu`.
-        app_threads: `--workers`.
+        workers: `--workers`.
 
     Raises:
         UsageError: the flags ask for a different number of workers.
@@ -125,17 +125,16 @@ def with_a_worker_for_each_task(
     if max(tasks) == 1:
         return tuple(hosts)
     return tuple(
-        _with_workers(host, count, gpu, app_threads)
-        for host, count in zip(hosts, tasks, strict=True)
+        _with_workers(host, count, gpu, workers) for host, count in zip(hosts, tasks, strict=True)
     )
 
 
-def _with_workers(host: Host, tasks: int, gpu: str, app_threads: int) -> Host:
+def _with_workers(host: Host, tasks: int, gpu: str, workers: int) -> Host:
     where = f"{counted(tasks, 'task')} on {host.name}"
     if gpu in ("", "cpu"):
-        if app_threads not in (1, tasks):
+        if workers not in (1, tasks):
             raise UsageError(
-                f"--workers={app_threads} with {where}; expected {tasks}, or one task on each host"
+                f"--workers={workers} with {where}; expected {tasks}, or one task on each host"
             )
         return replace(host, workers=tasks)
     if gpu == "all":

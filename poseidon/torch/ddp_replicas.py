@@ -102,7 +102,7 @@ class DdpReplicas:
     def _note_forward(self, *_: object) -> None:
         if torch.is_grad_enabled() and not self._has_run:
             self._has_run = True
-            if self._options.check_every and self._is_due(self._next):
+            if self._options.check_replicas and self._is_due(self._next):
                 self._seen = checksums(self._own())
 
     def _own(self) -> dict[str, Tensor]:

@@ -248,7 +248,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
                 lambda: self.launcher.watchdog.read().waited_s,
                 torch.device(document.device),
             )
-        if document.replicas:
+        if document.copies:
             self._memory = ScriptMemory(
                 holds=document.holds_snapshots,
                 rewind=document.rewind,
@@ -260,7 +260,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
             self.launcher.send("ready")
             self._run_script()
         error = self.launcher.interruption.error
-        if document.replicas and error is not None:  # the script has caught it, and ended
+        if document.copies and error is not None:  # the script has caught it, and ended
             raise error
 
     def prepare(self) -> None:

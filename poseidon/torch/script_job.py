@@ -275,7 +275,7 @@ def unfit_for_ddp(request: ScriptRequest) -> str:
             "--sigint_effect=snapshot with DistributedDataParallel: such a script saves by "
             "itself, and cannot be asked to; expected stop or none"
         )
-    for name in ("replicas", "memory_snapshot_every", "min_workers", "max_rejoins"):
+    for name in ("elastic", "memory_snapshot_every", "min_workers", "max_rejoins"):
         value, usual = getattr(request, name), _USUAL[name]
         if value not in (usual, 0):
             return (

@@ -98,7 +98,7 @@ def _plan(request: ExtractionRequest) -> JobPlan:
     require_local(request.hostfile, hosts)
     devices = devices_from_flag(request.gpu, count_gpus=torch.cuda.device_count)
     if devices == ("cpu",):
-        devices *= request.num_app_threads
+        devices *= request.workers
     return plan_job(hosts, devices_per_host=devices, channels=1, with_server=False)
 
 

@@ -280,7 +280,7 @@ class SolverWork(TrainingWork[JobDocument]):
                 seen.watch()
                 trainer.run()
         except ServerError as error:
-            if document.replicas:  # so that closing waits for nobody
+            if document.copies:  # so that closing waits for nobody
                 self.launcher.interruption.interrupt(error)
             raise
         finally:
@@ -293,7 +293,7 @@ class SolverWork(TrainingWork[JobDocument]):
     def _memory_snapshots(self, built: Built, start: int) -> SolverMemory | None:
         """Return what takes memory snapshots; None if the job has none."""
         document = self.document
-        if not document.replicas:
+        if not document.copies:
             return None
         return SolverMemory(
             holds=document.holds_snapshots,

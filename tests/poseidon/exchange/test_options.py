@@ -52,7 +52,7 @@ ALL = ExchangeOptions(
     bandwidth_mbps=1.5,
     compress="none",
     wait_free=False,
-    check_every=7,
+    check_replicas=7,
     on_divergence=OnDivergence.MEND,
 )
 STREAMING = ExchangeOptions(
@@ -270,7 +270,7 @@ def test_what_cannot_be_is_refused(values: dict[str, Any], message: str) -> None
     [(0, 1000, 1000), (32, 1000, 1024), (8, 1000, 1000), (500, 7, 500), (8, 0, 0)],
 )
 def test_replicas_are_compared_at_the_ends_of_rounds(steps: int, every: int, expected: int) -> None:
-    assert ExchangeOptions(local_steps=steps, check_every=every).check_interval == expected
+    assert ExchangeOptions(local_steps=steps, check_replicas=every).check_interval == expected
 
 
 @pytest.mark.parametrize(

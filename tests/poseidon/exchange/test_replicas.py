@@ -148,7 +148,7 @@ def compare(states: Sequence[Mapping[str, torch.Tensor]], *, mends: bool) -> lis
     def work(rank: int) -> None:
         check = ReplicaCheck(
             ExchangeOptions(
-                check_every=10, on_divergence=OnDivergence.MEND if mends else OnDivergence.STOP
+                check_replicas=10, on_divergence=OnDivergence.MEND if mends else OnDivergence.STOP
             ),
             state=lambda: states[rank],
             collect=lambda payload: collection.collect(rank, payload),
@@ -215,7 +215,7 @@ def test_a_difference_is_mended_from_worker_0(
 
 def test_when_it_is_due() -> None:
     check = ReplicaCheck(
-        ExchangeOptions(check_every=10),
+        ExchangeOptions(check_replicas=10),
         state=dict,
         collect=lambda payload: [payload],
         rank=0,

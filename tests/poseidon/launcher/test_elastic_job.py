@@ -52,7 +52,7 @@ class ElasticJob(Job):
     fixed_because = ""
 
     def document(self, role: WorkerPlan, start: Start) -> JobDocument:
-        document = replace(self.worker_document(role, start), replicas=1)
+        document = replace(self.worker_document(role, start), copies=1)
         return JobDocument(**fields_of(document), solver="none")
 
     def spec(self, role: WorkerPlan | ShardPlan, start: Start) -> ProcessSpec:

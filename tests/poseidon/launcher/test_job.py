@@ -48,7 +48,7 @@ class BoundJob(FreeJob):
         (FreeJob, "0 127.0.0.1 0\n1 127.0.0.1 0", {}, "--max_restarts is 0"),
         (FreeJob, "0 127.0.0.1 0\n1 127.0.0.1 0", {"max_restarts": 1}, ""),
         (FreeJob, TWO, {"max_restarts": 0}, "--max_restarts is 0"),
-        (FreeJob, TWO, {"replicas": 0}, "--elastic is 0"),
+        (FreeJob, TWO, {"elastic": 0}, "--elastic is 0"),
         (FreeJob, TWO, {"memory_snapshot_every": 0}, "--elastic=every is 0"),
         (FreeJob, TWO, {"memory_snapshot_every": 5}, ""),
         (
@@ -93,14 +93,14 @@ def test_why_the_hosts_of_a_job_stay(
 @pytest.mark.parametrize(
     ("hosts", "flags", "refusal"),
     [
-        ("0 node0 0", {"replicas": 1}, "--elastic=1: each copy of a memory snapshot needs a"),
-        (TWO, {"replicas": 2}, "this job has 2 hosts with workers; expected 1 or less"),
+        ("0 node0 0", {"elastic": 1}, "--elastic=1: each copy of a memory snapshot needs a"),
+        (TWO, {"elastic": 2}, "this job has 2 hosts with workers; expected 1 or less"),
         (
             TWO,
             {"min_workers": 3},
             "--elastic=min_workers=3: this job has 2 workers; expected 2 or less",
         ),
-        (TWO, {"replicas": 1, "min_workers": 2}, ""),
+        (TWO, {"elastic": 1, "min_workers": 2}, ""),
     ],
 )
 def test_a_job_with_too_few_hosts_is_refused(

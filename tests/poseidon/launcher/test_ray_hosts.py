@@ -80,8 +80,8 @@ def test_the_flags_name_the_clients() -> None:
     ("fields", "devices", "works", "serves"),
     [
         ({}, (), {"CPU": 1.0}, {"CPU": 1.0}),
-        ({"num_app_threads": 2, "threads": 3}, (), {"CPU": 6.0}, {"CPU": 1.0}),
-        ({"num_comm_channels_per_client": 2}, (0, 1), {"CPU": 2.0, "GPU": 2.0}, {"CPU": 2.0}),
+        ({"workers": 2, "threads": 3}, (), {"CPU": 6.0}, {"CPU": 1.0}),
+        ({"shards": 2}, (0, 1), {"CPU": 2.0, "GPU": 2.0}, {"CPU": 2.0}),
         (
             {"ray_resources": "CPU=8+big=1", "ray_server_resources": "shards=1"},
             (),

@@ -37,7 +37,7 @@ def test_only_an_exchange_that_chooses_takes_a_plan() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"num_app_threads": 0}, "--workers is 0, expected 1 or more"),
+        ({"workers": 0}, "--workers is 0, expected 1 or more"),
         ({"threads": 0}, "--threads=0: expected 1 or more"),
         (
             {"progress_interval": -1.0},
@@ -72,7 +72,7 @@ def test_what_is_out_of_range(values: dict[str, Any], message: str) -> None:
 
 def test_an_extraction_has_workers() -> None:
     with pytest.raises(UsageError, match="--workers is 0"):
-        ExtractionRequest(num_app_threads=0)
+        ExtractionRequest(workers=0)
 
 
 def test_a_run_is_resumed_or_starts_from_a_model(tmp_path: Any) -> None:

@@ -208,7 +208,7 @@ def test_several_tasks_are_several_workers(
     gpus: tuple[str | None, ...],
     workers: tuple[int | None, ...],
 ) -> None:
-    found = with_a_worker_for_each_task(HOSTS, tasks, gpu=gpu, app_threads=threads)
+    found = with_a_worker_for_each_task(HOSTS, tasks, gpu=gpu, workers=threads)
     assert tuple(host.gpus for host in found) == gpus
     assert tuple(host.workers for host in found) == workers
 
@@ -225,7 +225,7 @@ def test_flags_that_say_another_number(
     tasks: tuple[int, ...], gpu: str, threads: int, message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        with_a_worker_for_each_task(HOSTS, tasks, gpu=gpu, app_threads=threads)
+        with_a_worker_for_each_task(HOSTS, tasks, gpu=gpu, workers=threads)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])

@@ -101,8 +101,8 @@ def on_rank_1(name: str, attribute: str = "weight") -> Callable[[int, Wrapped], 
         ((3, 5, 6, 7, 9, 999), {}, False),
         ((64,), {}, True),
         ((1000,), {}, True),
-        ((15,), {"check_every": 5}, True),
-        ((1, 2, 1000), {"check_every": 0}, False),
+        ((15,), {"check_replicas": 5}, True),
+        ((1, 2, 1000), {"check_replicas": 0}, False),
     ],
     ids=str,
 )
@@ -145,7 +145,7 @@ def trained(mesh: Mesh, others: Callable[[bytes], bytes], steps: int) -> Distrib
     """
     initialize(mesh)
     try:
-        with modules_compared(ExchangeOptions(check_every=5)):
+        with modules_compared(ExchangeOptions(check_replicas=5)):
             module = DistributedDataParallel(nn.Linear(2, 1))
         for hook in module._forward_pre_hooks.values():
             owner = hook._hook.__self__  # type: ignore[attr-defined]

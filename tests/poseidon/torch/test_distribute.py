@@ -180,7 +180,7 @@ def test_a_worker_whose_optimizer_drifts_is_found(mends: bool) -> None:
     member = Membership(
         network=Network(timeout_s=TIMEOUT_S),
         options=ExchangeOptions(
-            check_every=2, on_divergence=OnDivergence.MEND if mends else OnDivergence.STOP
+            check_replicas=2, on_divergence=OnDivergence.MEND if mends else OnDivergence.STOP
         ),
     )
     optimizers: dict[nn.Module, torch.optim.Optimizer] = {}
@@ -216,7 +216,7 @@ def test_weights_that_one_worker_has_read_by_itself_are_found_after_the_first_st
             module.load_state_dict(build(7).state_dict())
         loop()(module, group)
 
-    options = ExchangeOptions() if checks else ExchangeOptions(check_every=0)
+    options = ExchangeOptions() if checks else ExchangeOptions(check_replicas=0)
     job = Membership(network=Network(timeout_s=TIMEOUT_S), options=options)
     if not checks:
         assert len(together(2, build, OPTIMIZERS["torch sgd"], body, member=job)) == 2

@@ -95,9 +95,9 @@ def test_options_are_those_of_the_command_line(tmp_path: Path) -> None:
     )
     assert request == ScriptRequest(
         script=tmp_path,
-        num_app_threads=2,
+        workers=2,
         ddp=True,
-        replicas=0,
+        elastic=0,
         launcher=LauncherKind.LOCAL,
         exchange=ExchangeOptions(
             kind=ExchangeKind.SERVER, staleness=1, outer_lr=1.5, local_steps=4, wait_free=False

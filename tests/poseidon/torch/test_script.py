@@ -133,7 +133,7 @@ def test_a_script_of_a_job_that_is_balanced_reports_its_times(
 ) -> None:
     """Once its second iteration begins."""
     monkeypatch.setattr("poseidon.engine.own_time.REPORT_S", 0.0)
-    code, events = events_of(tmp_path, LOOP, monkeypatch, replicas=1, balances=True)
+    code, events = events_of(tmp_path, LOOP, monkeypatch, copies=1, balances=True)
     assert (code, events[-1]["event"]) == (0, "done")
     found = [event for event in events if event["event"] == "timed"]
     assert [times["iterations"] for times in found] == [1, 2, 3]
@@ -354,7 +354,7 @@ def test_a_worker_reports_its_newest_memory_snapshot(
     resume: str, in_memory: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("poseidon.torch.script.PROGRESS_S", 0.0)
-    fields = {"replicas": 1, "memory_snapshot_every": 1}
+    fields = {"copies": 1, "memory_snapshot_every": 1}
     text = SNAPSHOTS.replace("RESUME", resume)
     _, events = events_of(tmp_path, text, monkeypatch, **fields)
     progress = [event for event in events if event["event"] == "progress"]
@@ -408,7 +408,7 @@ def test_a_script_that_catches_every_exception_pauses_all_the_same(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     text = CATCHES.replace("OUTSIDE", str(outside)).replace("END", end)
-    _, events = events_of(tmp_path, text, monkeypatch, replicas=1, memory_snapshot_every=1)
+    _, events = events_of(tmp_path, text, monkeypatch, copies=1, memory_snapshot_every=1)
     assert capfd.readouterr().out == "1 caught\n"
     (paused,) = [event for event in events if event["event"] == "paused"]
     assert paused["snapshot"] == 2

@@ -54,7 +54,7 @@ def test_where_a_script_prints(
     monkeypatch.setattr("poseidon.torch.script_job.on_one_terminal", lambda: terminal)
     script = tmp_path / "train.py"
     script.write_text("")
-    request = ScriptRequest(script=script, show_logs=shown, num_app_threads=2)
+    request = ScriptRequest(script=script, show_logs=shown, workers=2)
     with closing(Site([Host(id=0, address="127.0.0.1", port=0)], LocalDialer())) as site:
         job = ScriptJob(request, site)
         site.prepare(job.id, job.needs)
@@ -94,7 +94,7 @@ def test_the_virtual_workers_that_a_script_takes_over(
     checkpoint, script = (tmp_path / name for name in ("a_iter_4.pt", "a.py"))
     write_checkpoint(checkpoint, packed(state), 0)
     script.write_text("")
-    request = ScriptRequest(script=script, snapshot=str(checkpoint), num_app_threads=workers)
+    request = ScriptRequest(script=script, snapshot=str(checkpoint), workers=workers)
     with closing(Site([Host(id=0, address="127.0.0.1", port=0)], LocalDialer())) as site:
         job = ScriptJob(request, site)
         site.prepare(job.id, job.needs)
@@ -259,7 +259,7 @@ def test_the_plan_that_a_script_takes_over(
     request = ScriptRequest(
         script=script,
         snapshot=str(checkpoint),
-        num_app_threads=workers,
+        workers=workers,
         exchange_plan=None if given is None else plan,
     )
     with closing(Site([Host(id=0, address="127.0.0.1", port=0)], LocalDialer())) as site:

@@ -122,7 +122,7 @@ class Weights:
     def options(self) -> ExchangeOptions:
         """Return the options of the exchange."""
         return ExchangeOptions(
-            kind=self.kind, compress=self.compress, local_steps=self.steps, check_every=5
+            kind=self.kind, compress=self.compress, local_steps=self.steps, check_replicas=5
         )
 
 
@@ -345,9 +345,9 @@ class _Job(TrainingJob):
             job="job",
             output=FOLDER / "job",
             threads=1,
-            num_app_threads=settings.workers,
+            workers=settings.workers,
             virtual_workers=weights.virtual,
-            replicas=settings.replicas,
+            elastic=settings.replicas,
             memory_snapshot_every=settings.every,
             min_workers=settings.min_workers,
             max_rejoins=settings.max_rejoins,

@@ -155,7 +155,7 @@ def test_a_run_with_local_steps_goes_on_with_the_bits_of_the_whole_one(
     extra = f'snapshot: 10\nmax_iter: 22\ntype: "{kind}"\n{SOLVERS[kind]}'
     solver = write_definitions(tmp_path, batch=5, extra=extra, dropout=True, norm=True)
     options = ExchangeOptions(
-        local_steps=4, check_every=6, sync_fragments=fragments, sync_delay=delay
+        local_steps=4, check_replicas=6, sync_fragments=fragments, sync_delay=delay
     )
     job = Job(workers=3, shards=2, kind=ExchangeKind.SERVER, options=options)
     assert run(solver, job).local_steps == 4

@@ -212,7 +212,7 @@ def first(tmp_path: Path, databases: Path) -> JobDocument:
         solver=str(solver),
         weights=(str(weights),),
         shards=2,
-        replicas=1,
+        copies=1,
         memory_snapshot_every=4,
         net_outputs=str(tmp_path / "outputs"),
     )
@@ -305,7 +305,7 @@ def test_survivors_go_on_from_memory_and_take_in_a_newcomer(
 def test_snapshots_on_disk_are_written_from_those_in_memory(
     tmp_path: Path, first: JobDocument, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Histories are collected once for both; without replicas the files are the same."""
+    """Histories are collected once for both; without copies in memory the files are the same."""
     collected = [0]
     histories = ExchangeState.histories
 
@@ -316,8 +316,8 @@ def test_snapshots_on_disk_are_written_from_those_in_memory(
     monkeypatch.setattr(ExchangeState, "histories", counted)
     found = []
     first = replace(first, settings=(*first.settings, "snapshot=20"))
-    for replicas in (1, 0):
-        undisturbed(replace(first, replicas=replicas), tmp_path)
+    for copies in (1, 0):
+        undisturbed(replace(first, copies=copies), tmp_path)
         paths = [tmp_path / f"snap_iter_{number}.solverstate" for number in (20, 40, 60)]
         found.append([path.read_bytes() for path in paths])
         collected.append(0)

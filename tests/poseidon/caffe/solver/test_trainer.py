@@ -129,7 +129,9 @@ def test_a_resumed_run_ends_with_the_bits_of_the_whole_one(folder: Path, job: Jo
 def test_a_replica_that_drifts_ends_the_job_or_is_mended(
     folder: Path, kind: ExchangeKind, caplog: pytest.LogCaptureFixture
 ) -> None:
-    job = Job(workers=3, shards=1, kind=kind, options=ExchangeOptions(check_every=5), spoils=(2, 7))
+    job = Job(
+        workers=3, shards=1, kind=kind, options=ExchangeOptions(check_replicas=5), spoils=(2, 7)
+    )
     extra = "max_iter: 16\nsnapshot: 16"
     with pytest.raises(
         JobError,
@@ -139,7 +141,7 @@ def test_a_replica_that_drifts_ends_the_job_or_is_mended(
     assert not (folder / "snap_iter_16.caffemodel").exists()
     train(
         folder,
-        replace(job, options=ExchangeOptions(check_every=5, on_divergence=OnDivergence.MEND)),
+        replace(job, options=ExchangeOptions(check_replicas=5, on_divergence=OnDivergence.MEND)),
         batch=5,
         extra=extra,
     )

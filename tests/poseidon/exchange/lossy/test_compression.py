@@ -169,7 +169,7 @@ class Net(nn.Module):
 def member(compress: str, kind: ExchangeKind = ExchangeKind.HYBRID) -> Membership:
     return Membership(
         network=Network(timeout_s=TIMEOUT_S),
-        options=ExchangeOptions(kind=kind, compress=compress, check_every=5),
+        options=ExchangeOptions(kind=kind, compress=compress, check_replicas=5),
     )
 
 
