@@ -49,6 +49,8 @@ TABLES = ("docs/tables.md", 0)
 """The loop with a table."""
 OF_NOTEBOOK = ("docs/notebooks.md", 0)
 """A loop that starts its workers itself; `tests/distributed/test_notebooks.py` runs it."""
+OF_SHARDS = {("docs/large_modules.md", 0), ("docs/large_modules.md", 1)}
+"""Loops with modules that are divided, as `tests/distributed/test_large_modules.py` trains them."""
 VIRTUAL = ("docs/torch_modules.md", 2)
 """The loop with virtual workers."""
 PART = ("docs/torch_modules.md", 1)
@@ -169,7 +171,8 @@ def test_every_loop_of_the_pages_is_among_these(repository: Path) -> None:
         for page in repository.glob(pattern):
             name = str(page.relative_to(repository))
             found |= {(name, at) for at, _ in enumerate(loops_of(page))}
-    assert found == {TABLES, PART, VIRTUAL, OF_NOTEBOOK, *((page, at) for page, at, _ in LOOPS)}
+    others = {TABLES, PART, VIRTUAL, OF_NOTEBOOK, *OF_SHARDS}
+    assert found == others | {(page, at) for page, at, _ in LOOPS}
 
 
 @pytest.mark.parametrize("kind", [by_rule, by_optimizer])

@@ -39,9 +39,17 @@ GROUPS = {
     "loss": ("Loss layers", "Losses and scores."),
     "ssd": ("Detection layers", "Layers of SSD."),
 }
-"""The title and the first sentence of each page of layers, by its sub-package of
-`poseidon.caffe.layers`.
-"""
+"""The title and the first sentence of each page of layers."""
+GROUP_OF = {
+    **dict.fromkeys(("sources", "database_data", "image_data"), "inputs"),
+    **dict.fromkeys(
+        ("convolution", "pooling", "resize", "regions", "proposal", "detection"), "vision"
+    ),
+    **dict.fromkeys(("activation", "batch_norm", "normalization", "pointwise"), "neuron"),
+    **dict.fromkeys(("classification_loss", "distance_loss", "ohem"), "loss"),
+    **dict.fromkeys(("matching", "multibox_loss", "detection_output", "saved_results"), "ssd"),
+}
+"""The page of the layers of a module of `poseidon.caffe.layers`; all others are common layers."""
 MESSAGES = {
     "net": (
         "NetParameter",
@@ -129,8 +137,8 @@ def _types(group: str) -> list[str]:
 
 
 def _group(kind: str) -> str:
-    part = layer_class(kind).__module__.removeprefix("poseidon.caffe.layers.").partition(".")[0]
-    return part if part in GROUPS else "common"  # Python
+    module = layer_class(kind).__module__.rpartition(".")[2]
+    return GROUP_OF.get(module, "common")
 
 
 def _layer(kind: str) -> Iterator[str]:

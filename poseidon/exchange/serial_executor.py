@@ -44,6 +44,11 @@ class SerialExecutor:
             self._thread = threading.Thread(target=self._run, name=name, daemon=True)
             self._thread.start()
 
+    @property
+    def is_threaded(self) -> bool:
+        """Whether calls run on a thread."""
+        return self._thread is not None
+
     def call(self, function: Callable[[], None]) -> int:
         """Run `function` after all earlier calls; where there is a thread this returns at once.
 

@@ -157,9 +157,11 @@ class ServerTables(CarrierState):
         if not self._device.is_host:  # the memory for this push may still be in the last one
             self._pushes.drain(self._last_push[index])
         flat, copied = table.to_host(source, number)
-        self._last_push[index] = self._pushes.call(
-            partial(self._send, index, source, flat, copied, self._step)
-        )
+        if self._pushes.is_threaded:
+            send = partial(self._send, index, source, flat, copied, self._step)
+            self._last_push[index] = self._pushes.call(send)
+        else:
+            self._send(index, source, flat, copied, self._step)
 
     def _send(self, index: int, source: Tensor, flat: Tensor, copied: Event, step: Step) -> None:
         """Push a gradient once it is on the host.

@@ -125,7 +125,7 @@ class Received(Exception):
 def test_an_added_option_needs_a_field_alone_to_reach_the_store(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for module in ("cli.requests", "cli.parsers.job_flags", "engine.document"):
+    for module in ("cli.jobs", "cli.parsers.job_flags", "engine.document"):
         monkeypatch.setattr(f"poseidon.{module}.ExchangeOptions", Extended)
     monkeypatch.setattr(json_fields, "_checks_of", json_fields._checks_of.__wrapped__)
     script = tmp_path / "script.py"
