@@ -208,7 +208,7 @@ def losses(printed: str, name: str) -> list[float]:
     return [float(line.split()[-2]) for line in printed.splitlines() if line.startswith(name)]
 
 
-@pytest.mark.parametrize("exchange", ["ps", "allreduce"])
+@pytest.mark.parametrize("exchange", ["ps", pytest.param("allreduce", marks=pytest.mark.thorough)])
 def test_distribute_has_the_losses_of_hsdp(tmp_path: Path, exchange: str) -> None:
     found, _ = run(tmp_path, TRAINS, f"--exchange={exchange}", "--encrypt=on")
     (tmp_path / "hsdp.py").write_text(HSDP, encoding="utf-8")
@@ -350,6 +350,7 @@ with poseidon.distribute(model, optimizer) as group:
 )
 
 
+@pytest.mark.thorough
 def test_parts_that_workers_write_resume_with_other_hosts_and_workers(tmp_path: Path) -> None:
     first, _ = run(tmp_path, PARTS)
     assert len(losses(first, "step")) == 3

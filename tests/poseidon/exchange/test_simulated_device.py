@@ -63,11 +63,22 @@ def device_of(rank: int) -> torch.device:
     return torch.device("lazy", rank)
 
 
+SAMPLE = ("alone", "server, factors and all-reduce", "two hosts through the server")
+ARGUMENTS = ("opened", "workers", "scenario")
+a_sample = pytest.mark.parametrize(
+    ARGUMENTS,
+    [
+        pytest.param(*case, id=name, marks=() if name in SAMPLE else pytest.mark.thorough)
+        for name, case in ALL.items()
+    ],
+)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize(("opened", "workers", "scenario"), ALL.values(), ids=ALL.keys())
 class TestContract:
     """The scenarios of the contract."""
 
+    @pytest.mark.parametrize(ARGUMENTS, ALL.values(), ids=ALL.keys())
     def test_it_is_exact(
         self,
         opened: Callable[[], AbstractContextManager[Make]],
@@ -78,6 +89,7 @@ class TestContract:
         with simulated_devices(workers, seed), opened() as make:
             check_exact(make, workers, scenario, device_of)
 
+    @a_sample
     def test_it_is_opened_once_more(
         self,
         opened: Callable[[], AbstractContextManager[Make]],
@@ -88,6 +100,7 @@ class TestContract:
         with simulated_devices(workers, seed):
             check_reopen(opened, workers, scenario, device_of)
 
+    @a_sample
     def test_its_calls(
         self,
         opened: Callable[[], AbstractContextManager[Make]],

@@ -251,7 +251,16 @@ EXCHANGES = {
 }
 
 
-@pytest.mark.parametrize("name", EXCHANGES)
+THOROUGH = ("allreduce", "int8", "local steps by allreduce")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.thorough if name in THOROUGH else ())
+        for name in EXCHANGES
+    ],
+)
 def test_survivors_go_on_from_memory_and_take_in_a_newcomer(
     tmp_path: Path, first: JobDocument, name: str
 ) -> None:
