@@ -13,6 +13,7 @@ that are copies move no bytes in training; they are dealt by themselves.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -90,7 +91,7 @@ def _deal_evenly(store: StoreSpec, chosen: Sequence[int]) -> list[tuple[Piece, i
     tables, weights = store.tables, store.loads or (1,) * store.shards
     step = chunk_elements(sum(tables[t].size for t in chosen), store.shards, store.chunks)
     pieces = [(table, start, stop) for table in chosen for start, stop in _cut(tables[table], step)]
-    homes = _deal(pieces, weights)
+    homes = _deal(pieces, tables, weights)
     while True:
         loads = _loads(pieces, homes, weights)
         total = sum(stop - start for _, start, stop in pieces)
@@ -106,7 +107,7 @@ def _deal_evenly(store: StoreSpec, chosen: Sequence[int]) -> list[tuple[Piece, i
         if over <= BALANCE or largest < 2 * smallest or fullest not in halved.values():
             break
         pieces = [half for piece in pieces for half in _halve(piece, largest, tables[piece[0]])]
-        homes = _deal(pieces, weights)
+        homes = _deal(pieces, tables, weights)
     return list(zip(pieces, homes, strict=True))
 
 
@@ -163,11 +164,20 @@ def _halve(piece: Piece, largest: int, spec: TableSpec) -> list[Piece]:
     return [(table, start, middle), (table, middle, stop)]
 
 
-def _deal(pieces: Sequence[Piece], weights: Sequence[int]) -> list[int]:
+def _deal(
+    pieces: Sequence[Piece], tables: Sequence[TableSpec], weights: Sequence[int]
+) -> list[int]:
     """Return the shard of each piece: largest first, each to the shard that is least full for
-    its weight.
+    its weight. The parts that several planes have of one tensor follow each other, so that shards
+    share each layer: its gradients leave at one time.
     """
-    order = sorted(range(len(pieces)), key=lambda i: (pieces[i][1] - pieces[i][2], i))
+    planes = [tables[table].plane for table, _, _ in pieces]
+    in_plane: Counter[int] = Counter()
+    keys = []
+    for (_, start, stop), plane in zip(pieces, planes, strict=True):
+        keys.append((start - stop, in_plane[plane], plane))
+        in_plane[plane] += 1
+    order = sorted(range(len(pieces)), key=keys.__getitem__)
     lightest = [(Fraction(0), shard) for shard in range(len(weights))]
     homes = [0] * len(pieces)
     for i in order:

@@ -158,3 +158,16 @@ def test_rows_cut_a_table() -> None:
 def test_more_rows_than_elements() -> None:
     (row,) = place(tables([3], rows=100), 1).chunks
     assert len(row) == 3
+
+
+def test_shards_share_the_parts_of_each_tensor_among_planes() -> None:
+    parts = [
+        TableSpec(name=f"w{layer}, part {plane}", size=LEAST_CHUNK_ELEMENTS, plane=plane)
+        for plane in range(4)
+        for layer in range(3)
+    ]
+    store = StoreSpec(workers=8, hosts=(4, 4), shards=2, tables=tuple(parts))
+    chunks = place_store(store).chunks
+    for layer in range(3):
+        homes = [chunks[3 * plane + layer][0].shard for plane in range(4)]
+        assert sorted(homes) == [0, 0, 1, 1]
