@@ -154,8 +154,9 @@ def build_exchange(
     plan = plan_exchange(_of_hosts(tensors, member), member)
     if low_rank_of(plan, settings):
         member.options.check_hosts(member.hosts or (1,), by_powersgd=True)
-    planes = [*shards] or [tensors]
-    planes[member.local_rank if shards else 0] = tensors
+    planes = [PlanePart(own, plan_exchange(own, member)) for own in shards]
+    if shards:
+        planes[member.local_rank] = PlanePart(tensors, plan_exchange(tensors, member))
     arguments = BuildArguments(
         tensors=tensors,
         settings=settings,
@@ -164,7 +165,7 @@ def build_exchange(
         trace=trace,
         plan=plan,
         job=member,
-        planes=[PlanePart(own, plan_exchange(own, member)) for own in planes],
+        planes=planes or [PlanePart(tensors, plan)],
         shards=shards,
     )
     if member.options.local_steps:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from poseidon.errors import UsageError
@@ -76,23 +77,10 @@ def build_on_host(arguments: BuildArguments, build: Callable[[BuildArguments], B
         raise UsageError(no_powersgd(placed, job.local_workers))
     tree = _tree(job)
     group = HostGroup(_host(job, tree), tensors)
-    try:
-        limits = (
-            job.alone or job.options.staleness > 0 or job.options.kind is ExchangeKind.ALLREDUCE
-        )
-        built = build(
-            replace(
-                arguments,
-                takes_nodes=True,
-                all_squares=group.all_squares if limits else math.fsum,
-            )
-        )
-        of_host = LinksDelivery(group.peers) if job.alone else None
-        control = (
-            built.exchange.control
-            if of_host is None
-            else JobControl(of_host, root=network.rank == 0)
-        )
+    with _refusing(group, network.rank):
+        all_squares = _all_squares(job, group)
+        built = build(replace(arguments, takes_nodes=True, all_squares=all_squares))
+        control, on_start = _control(job, group, built)
         carrier = HostCarrier(
             built.exchange,
             tensors,
@@ -101,15 +89,8 @@ def build_on_host(arguments: BuildArguments, build: Callable[[BuildArguments], B
             by_factors=frozenset(built.plan.of(Scheme.FACTORS)),
             encoded=built.encoded if tree.leaves else frozenset(),
             control=control,
-            on_start=(lambda _: None) if of_host is None else of_host.start,
+            on_start=on_start,
         )
-    except BaseException as error:
-        if isinstance(error, Exception):
-            what = f"worker {network.rank} cannot exchange"
-            known = isinstance(error, UsageError)
-            reason = PeerLost(f"{what}: {error}") if known else as_server_error(error, what)
-            group.links.refuse(reason)
-        raise
     turns = None
     if placed is not None and not placed.is_one_each:
         leaves: Sequence[int] = range(len(tensors)) if tree.leaves else ()
@@ -130,23 +111,13 @@ def build_of_shards(arguments: BuildArguments, build: Callable[[BuildArguments],
     every = [trained for part in arguments.planes for trained in part.tensors]
     group = HostGroup(_host(job, HostTree.mean(job.local_workers)), every)
     group.share((), frozenset()).close()
+    all_squares = _all_squares(job, group)
+    with _refusing(group, network.rank):
+        built = build(replace(arguments, takes_nodes=True, all_squares=all_squares))
+        control, on_start = _control(job, group, built)
+        requests = HostRequests(group, control, on_start=on_start)
     # elsewhere the shards of the server, or the sums, have the norm over all planes
     on_worker = job.alone or job.options.staleness > 0
-    limits = on_worker or job.options.kind is ExchangeKind.ALLREDUCE
-    all_squares = group.all_squares if limits else math.fsum
-    try:
-        built = build(replace(arguments, takes_nodes=True, all_squares=all_squares))
-        of_host = LinksDelivery(group.peers) if job.alone else None
-        control = built.exchange.control
-        if of_host is not None:
-            control = JobControl(of_host, root=network.rank == 0)
-        requests = HostRequests(
-            group, control, on_start=(lambda _: None) if of_host is None else of_host.start
-        )
-    except BaseException as error:
-        if isinstance(error, Exception):
-            group.links.refuse(as_server_error(error, f"worker {network.rank} cannot exchange"))
-        raise
     exchange = Exchange(
         [requests, *built.exchange.carriers],
         control,
@@ -155,6 +126,38 @@ def build_of_shards(arguments: BuildArguments, build: Callable[[BuildArguments],
         all_squares=all_squares if on_worker else math.fsum,
     )
     return replace(built, exchange=exchange)
+
+
+def _all_squares(job: Membership, group: HostGroup) -> Callable[[Sequence[float]], float]:
+    """Return how the exchange of a plane adds the squares of its gradients: over the workers of the
+    host, where no shard adds those of all planes.
+    """
+    limits = job.alone or job.options.staleness > 0 or job.options.kind is ExchangeKind.ALLREDUCE
+    return group.all_squares if limits else math.fsum
+
+
+def _control(
+    job: Membership, group: HostGroup, built: Built
+) -> tuple[JobControl, Callable[[int], None]]:
+    """Return the control of all workers of the job, and what is called at the start of each
+    iteration: a job on one host has the connections of its workers alone.
+    """
+    if not job.alone:
+        return built.exchange.control, lambda _: None
+    of_host = LinksDelivery(group.peers)
+    return JobControl(of_host, root=job.network.rank == 0), of_host.start
+
+
+@contextmanager
+def _refusing(group: HostGroup, rank: int) -> Iterator[None]:
+    """Tell the other workers of the host why this one cannot exchange, if the body fails."""
+    try:
+        yield
+    except Exception as error:
+        what = f"worker {rank} cannot exchange"
+        known = isinstance(error, UsageError)
+        group.links.refuse(PeerLost(f"{what}: {error}") if known else as_server_error(error, what))
+        raise
 
 
 def _host(job: Membership, tree: HostTree) -> WorkerPlace:
