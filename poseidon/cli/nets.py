@@ -8,18 +8,20 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import NamedTuple
 
 import torch
 
 from poseidon.base import glog
 from poseidon.caffe.layers.registry import import_modules
+from poseidon.caffe.net.net import Net
 from poseidon.caffe.proto.caffe_pb2 import Phase
 from poseidon.caffe.tools.benchmark import time_net
 from poseidon.caffe.tools.solo import NetRequest, open_net, score
-from poseidon.cli.progress_bar import progress_bar
+from poseidon.cli.progress_bar import CommandProgress, progress_bar
 from poseidon.cluster.job_plan import devices_from_flag
 from poseidon.errors import JobError, UsageError
 from poseidon.observe.metrics.glog_lines import GlogSink, running, using
@@ -80,14 +82,27 @@ def one_device(gpu: str) -> torch.device:
     return torch.device(devices_from_flag(gpu, count_gpus=torch.cuda.device_count)[0])
 
 
-TEST_LOGGER = logging.getLogger("poseidon.test")
+class RunningNet(NamedTuple):
+    """A net that a command runs.
+
+    Attributes:
+        sink: of the command's lines.
+        progress: of the command.
+        stopped: whether Ctrl-C was pressed.
+    """
+
+    net: Net
+    sink: GlogSink
+    progress: CommandProgress
+    stopped: Callable[[], bool]
 
 
-def run_test(arguments: argparse.Namespace) -> int:
-    """Score; 0 when all batches have been, 130 when Ctrl-C came before."""
+@contextmanager
+def running_net(arguments: argparse.Namespace, logger: logging.Logger) -> Iterator[RunningNet]:
+    """Open the net of `test` or `time` for the block."""
     prepare_process()
     request = net_request(arguments)
-    sink = GlogSink(TEST_LOGGER)
+    sink = GlogSink(logger)
     with (
         progress_bar(arguments.progress) as progress,
         glog.setup(stream=sys.stderr),
@@ -95,13 +110,19 @@ def run_test(arguments: argparse.Namespace) -> int:
     ):
         name = torch.cuda.get_device_name(request.device) if request.device.type == "cuda" else ""
         sink.write(*using(str(request.device), gpu_name=name))
-        net = open_net(request)
-        try:
-            sink.write(running(arguments.iterations))
-            write = progress.without_details(sink.write)
-            scores = score(net, arguments.iterations, write, report=progress, stopped=stopped)
-        finally:
-            net.close()
+        with closing(open_net(request)) as net:
+            yield RunningNet(net, sink, progress, stopped)
+
+
+TEST_LOGGER = logging.getLogger("poseidon.test")
+
+
+def run_test(arguments: argparse.Namespace) -> int:
+    """Score; 0 when all batches have been, 130 when Ctrl-C came before."""
+    with running_net(arguments, TEST_LOGGER) as (net, sink, progress, stopped):
+        sink.write(running(arguments.iterations))
+        write = progress.without_details(sink.write)
+        scores = score(net, arguments.iterations, write, report=progress, stopped=stopped)
     return 0 if scores.batches == arguments.iterations else 128 + signal.SIGINT
 
 
@@ -110,22 +131,9 @@ TIME_LOGGER = logging.getLogger("poseidon.time")
 
 def run_time(arguments: argparse.Namespace) -> int:
     """Measure; 0 when done, 130 when Ctrl-C came before."""
-    prepare_process()
-    request = net_request(arguments)
-    sink = GlogSink(TIME_LOGGER)
-    with (
-        progress_bar(arguments.progress) as progress,
-        glog.setup(stream=sys.stderr),
-        asked_to_stop() as stopped,
-    ):
-        name = torch.cuda.get_device_name(request.device) if request.device.type == "cuda" else ""
-        sink.write(*using(str(request.device), gpu_name=name))
-        net = open_net(request)
-        try:
-            write = progress.without_details(sink.write)
-            times = time_net(net, arguments.iterations, write, report=progress, stopped=stopped)
-        finally:
-            net.close()
+    with running_net(arguments, TIME_LOGGER) as (net, sink, progress, stopped):
+        write = progress.without_details(sink.write)
+        times = time_net(net, arguments.iterations, write, report=progress, stopped=stopped)
     return 0 if times.iterations == arguments.iterations else 128 + signal.SIGINT
 
 
