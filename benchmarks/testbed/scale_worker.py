@@ -62,6 +62,20 @@ def _random(*sizes: int) -> Callable[[int], Iterator[tuple[Tensor, ...]]]:
     return lambda _: itertools.repeat((torch.randn(*sizes),))
 
 
+class ManySmall(nn.Module):
+    """2,000 parameters of 64 elements: what a tensor costs beside its bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.terms = nn.ParameterList([nn.Parameter(0.1 * torch.randn(64)) for _ in range(2000)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a sum with all of them."""
+        for term in self.terms:
+            x = 0.99 * x + term
+        return x
+
+
 NETS: Mapping[str, Net] = {
     "quick": Net(
         build=CifarQuick,
@@ -69,10 +83,11 @@ NETS: Mapping[str, Net] = {
     ),
     "mlp": Net(build=lambda: mlp(512, 512, 512, 10), inputs=_random(2, 512)),
     "large": Net(build=lambda: mlp(1024, *[2048] * 5, 1000), inputs=_random(2, 1024)),
+    "many": Net(build=ManySmall, inputs=_random(2, 64)),
     "gpt-2m": _computed("gpt-2m"),
     "gpt-20m": _computed("gpt-20m"),
 }
-"""0.15, 0.53, 20.9, 1.9 and 19.2 million parameters."""
+"""0.15, 0.53, 20.9, 0.13, 1.9 and 19.2 million parameters."""
 
 
 def processor_s() -> float:

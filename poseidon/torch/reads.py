@@ -218,10 +218,10 @@ class Reads:
         Args:
             indices: of some of the guarded ones; None: of all.
         """
-        for index, tensor in self._guarded.items():
-            kind = type(tensor)
-            if index not in self._own and (indices is None or index in indices):
-                self._own[index] = kind
+        for index in self._guarded if indices is None else indices:
+            if index in self._guarded and index not in self._own:
+                tensor = self._guarded[index]
+                kind = self._own[index] = type(tensor)
                 tensor.__class__ = self._kinds.get(kind) or self._new_kind(kind)
 
     def read_aliased(self) -> None:

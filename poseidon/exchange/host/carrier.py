@@ -152,7 +152,7 @@ class HostCarrier(GradientCarrier, FactoredCarrier):
         part, self._begun[index] = self._begun[index], self._begun[index] + 1
         for number in self._of[index]:
             piece = self._pieces[number]
-            own = None if flat is None else flat[piece.start : piece.stop]
+            own = flat if flat is None or piece.is_whole else flat[piece.start : piece.stop]
             if number in self._place:
                 if own is None:
                     own = torch.zeros_like(self._values[number])
