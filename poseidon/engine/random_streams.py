@@ -204,18 +204,23 @@ class RandomStreams:
         seed: of the script on worker 0; None: each generator's first state decides.
 
     Attributes:
+        divided: whether virtual workers have streams; otherwise the generators are the script's.
         current: the virtual worker whose stream is in the generators; None: no one's.
         delivered: the virtual worker whose batch a loader of a group has delivered last; None: it
             has ended, or there is none.
-        groups: the turns of each group.
+        groups: that take turns with them.
     """
 
-    def __init__(self, own: range, seed: int | None, generators: Generators) -> None:
+    def __init__(
+        self, own: range, seed: int | None, device: torch.device, *, divided: bool = True
+    ) -> None:
         self.own = own
+        self.divided = divided
         self.current: int | None = None
         self.delivered: int | None = None
         self.groups: WeakSet[object] = WeakSet()
-        self._generators = generators
+        self._device = device
+        self._generators = generators = Generators(device)
         self._seed_at_first: int | None = None
         self._waiting: dict[int | None, GeneratorStates] = {}
         if seed is not None:
@@ -230,7 +235,7 @@ class RandomStreams:
         Raises:
             UsageError: the script has set a seed since the streams were made.
         """
-        if virtual_worker == self.current:
+        if virtual_worker == self.current or not self.divided:
             return
         if self._seed_at_first not in (None, script_seed()):
             raise UsageError(
@@ -246,7 +251,18 @@ class RandomStreams:
         self._generators.put(entered)
 
     def begin(self, virtual_worker: int) -> None:
-        """Begin a turn, unless a loader has begun one."""
+        """Begin a turn, unless a loader has begun one.
+
+        Raises:
+            UsageError: the loader's batch is another virtual worker's.
+        """
+        if self.delivered not in (None, virtual_worker):
+            raise UsageError(
+                f"the module runs on the batch of virtual worker {self.delivered}, and the next "
+                f"step() of its group is of virtual worker {virtual_worker}; expected all forward "
+                "passes of a batch before the first step(), one step() of each group for each "
+                "virtual worker's batches, and torch.no_grad() for other forward passes"
+            )
         if self.current is None or self.delivered is None:
             self.enter(virtual_worker)
 
@@ -262,8 +278,12 @@ class RandomStreams:
             if ends_iteration:
                 self.delivered = None
 
-    def of(self, virtual_worker: int | None) -> Mapping[str, Any]:
-        """Return the state of a stream, as `random_state` does."""
+    def of(self, virtual_worker: int | None) -> Mapping[str, Any] | None:
+        """Return the state of a stream, as `random_state` does; None outside of the turns where
+        virtual workers have none.
+        """
+        if not self.divided:
+            return None if virtual_worker is None else random_state(self._device)
         return self._generators.saved(self._held(virtual_worker))
 
     def _held(self, virtual_worker: int | None) -> GeneratorStates:
@@ -273,7 +293,13 @@ class RandomStreams:
             return self._waiting[virtual_worker]
         return self._generators.apart(self._held(None), virtual_worker)
 
-    def load(self, virtual_worker: int | None, state: Mapping[str, Any]) -> None:
+    def load(self, virtual_worker: int | None, state: Mapping[str, Any] | None) -> None:
+        """Load the state of a stream; None: it stays."""
+        if state is None:
+            return
+        if not self.divided:
+            set_random_state(state, self._device)
+            return
         self._seed_at_first = None
         taken = self._generators.loaded(state)
         if virtual_worker == self.current:

@@ -21,7 +21,7 @@ Laws:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from pathlib import Path
@@ -124,6 +124,8 @@ class Leaf:
         check: refuses what does not fit, before anything is written.
         resize: with `VIRTUAL`: returns the value that each of a different number of virtual workers
             begins with; None: none.
+        enter: with `VIRTUAL`: puts the value of a virtual worker in place, by its place among those of
+            this process; None: nothing has to be.
         copy: begins to copy the value while training continues, on all workers that keep it, for
             `StateTree.copy`; with `VIRTUAL` returns it. It may write to what it has returned before
             (None: nothing). None: `read` does.
@@ -141,6 +143,7 @@ class Leaf:
     write: Callable[[Found], None] = nothing
     check: Callable[[Found], None] = nothing
     resize: Callable[[Found], Any] = nothing
+    enter: Callable[[int], object] | None = None
     copy: Callable[[Any], Any] | None = None
     live: Callable[[], Mapping[str, Tensor]] = dict
     may_miss: bool = False
@@ -151,20 +154,43 @@ class StateTree:
     """The leaves of one training loop.
 
     Args:
+        rank: of this worker.
+
+    Attributes:
         own: the virtual workers of this process.
         count: of the job's virtual workers.
-        rank: of this worker.
     """
 
     def __init__(self, *, own: range, count: int, rank: int) -> None:
-        self._own = own
-        self._count = count
+        self.own = own
+        self.count = count
         self._rank = rank
         self._leaves: list[Leaf] = []
+        self._at = 0
 
     def add(self, leaves: Iterable[Leaf]) -> None:
         """Declare leaves."""
         self._leaves.extend(leaves)
+
+    def enter(self, at: int) -> None:
+        """Put in place what a virtual worker has of its own. Between two iterations it is what the
+        first one has.
+
+        Args:
+            at: its place among the virtual workers of this process.
+        """
+        if at != self._at:
+            self._at = at
+            for leaf in self._leaves:
+                if leaf.enter is not None:
+                    leaf.enter(at)
+
+    def each(self) -> Iterator[int]:
+        """Yield each virtual worker of this process, with what it has in place."""
+        for at, virtual_worker in enumerate(self.own):
+            self.enter(at)
+            yield virtual_worker
+        self.enter(0)
 
     def replicated(self) -> dict[str, Tensor]:
         """Return the tensors that are compared between replicas, by name."""
@@ -195,12 +221,12 @@ class StateTree:
             leaf.name: known[leaf.name] if leaf.name in known else leaf.read()
             for leaf in self._of(Scope.SHARED)
         }
-        return KeptState(count=self._count, shared=shared, sent=dict(enumerate(parts))).whole()
+        return KeptState(count=self.count, shared=shared, sent=dict(enumerate(parts))).whole()
 
     def _sent(self, of_root: Mapping[str, Any], of_each: Mapping[str, Sequence[Any]]) -> bytes:
         """Return what this worker sends to those that keep the state."""
         mine = [
-            {name: values[at] for name, values in of_each.items()} for at in range(len(self._own))
+            {name: values[at] for name, values in of_each.items()} for at in range(len(self.own))
         ]
         return packed([of_root if self._rank == 0 else {}, mine])
 
@@ -230,7 +256,7 @@ class StateTree:
             self._sent(of_root, of_each),
             shared,
             control,
-            count=self._count,
+            count=self.count,
             rank=self._rank,
             keeps=keeps,
             note=note,
@@ -311,7 +337,7 @@ class StateTree:
 
     def is_resized(self, state: Mapping[str, Any]) -> bool:
         """Return whether a state is of a different number of virtual workers."""
-        return bool(state["workers"] != self._count)
+        return bool(state["workers"] != self.count)
 
     def resized(self, state: Mapping[str, Any], source: StateSource) -> dict[str, Any]:
         """Return a state of a different number of virtual workers for this job's.
@@ -324,7 +350,7 @@ class StateTree:
             found = self._found(state, leaf, source)
             each[leaf.name] = leaf.resize(found) if found.each else None
         restarted = {leaf.name: None for leaf in self._leaves if leaf.stage is LeafStage.RANDOM}
-        return {**state, **restarted, "workers": self._count, "own": [each] * self._count}
+        return {**state, **restarted, "workers": self.count, "own": [each] * self.count}
 
     def _has(self, state: Mapping[str, Any], own: Sequence[Mapping[str, Any]], leaf: Leaf) -> bool:
         """Return whether a state has a leaf, in its own scope or, if no other leaf has the name, in
@@ -344,7 +370,7 @@ class StateTree:
         each = [one.get(leaf.name) for one in own]
         if all(value is None for value in each):
             each = []
-        return Found(shared=state.get(leaf.name), each=each, own=self._own, source=source)
+        return Found(shared=state.get(leaf.name), each=each, own=self.own, source=source)
 
 
 def _without(state: Mapping[str, Any], names: Container[str]) -> dict[str, Any]:

@@ -104,15 +104,23 @@ class Membership:
         """
         if self.averages:
             return VirtualWorkers.one_each(self.host_count)
-        virtual = self.virtual_workers or VirtualWorkers.one_each(self.network.size)
-        firsts = seats_of(self.hosts, self.network.size).members(0)
-        return VirtualWorkers(tuple(virtual.bounds[rank] for rank in (*firsts, self.network.size)))
+        firsts, bounds = seats_of(self.hosts, self.network.size).members(0), self.by_worker.bounds
+        return VirtualWorkers(tuple(bounds[rank] for rank in (*firsts, self.network.size)))
+
+    @property
+    def by_worker(self) -> VirtualWorkers:
+        """The virtual workers, and the workers that compute for them."""
+        return self.virtual_workers or VirtualWorkers.one_each(self.network.size)
 
     @property
     def own(self) -> range:
         """The virtual workers of this worker."""
-        rank, virtual = self.network.rank, self.virtual_workers
-        return range(rank, rank + 1) if virtual is None else virtual.of(rank)
+        return self.by_worker.of(self.network.rank)
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether some worker computes for several virtual workers."""
+        return not self.by_worker.is_one_each
 
     @property
     def plane_ranks(self) -> tuple[int, ...]:

@@ -314,8 +314,8 @@ def reduce_by_exchange(module: DistributedDataParallel, context: WorkerContext) 
     context.member.options.check_ddp()
     if context.unfit_for_ddp and not context.loops.begun:  # else it is for a group
         raise UsageError(context.unfit_for_ddp)
-    virtual = context.member.virtual_workers
-    if virtual is not None and not virtual.is_one_each:
+    if context.member.takes_turns:
+        virtual = context.member.by_worker
         workers = counted(virtual.processes, "worker")
         raise UsageError(TAKES_TURNS.format(virtual=virtual.count, workers=workers))
     is_known = any(

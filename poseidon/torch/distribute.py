@@ -35,6 +35,7 @@ from poseidon.exchange.options import ExchangeOptions
 from poseidon.torch.group import Group
 from poseidon.torch.group_loop import Update
 from poseidon.torch.shards import shards_of
+from poseidon.torch.sync_norm import check_norms
 from poseidon.torch.tables.plan import check_tables, optimizers_of, plan_tables
 from poseidon.torch.tensors import (
     Buffers,
@@ -163,6 +164,7 @@ def join(
     elif inner is module:
         tensors = replace(tensors, rows=_rows(module, options))
     update, context = _update_of(how, tensors, options, context)
+    check_norms(inner, context.member)
     return Group(module, update, context)
 
 

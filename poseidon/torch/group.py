@@ -28,7 +28,7 @@ from poseidon.torch.group_loop import GroupLoop, Update
 from poseidon.torch.leaves import Kept
 from poseidon.torch.loader import SharedLoader
 from poseidon.torch.sampler import SharedSampler
-from poseidon.torch.shared_data import SEVERAL, SharedData, check_norms
+from poseidon.torch.shared_data import SEVERAL, SharedData
 from poseidon.torch.weights import Batch
 from ps_server import ServerError
 
@@ -40,7 +40,6 @@ class Group:
     """A module that all workers train together: steps, data, collections and checkpoints."""
 
     def __init__(self, module: nn.Module, update: Update, context: WorkerContext) -> None:
-        check_norms(module, context)
         self._context = context
         self._loop = loop = GroupLoop(module, update, context)
         self._checkpoints = GroupCheckpoints(loop)
@@ -70,7 +69,7 @@ class Group:
     @property
     def virtual_workers(self) -> int:
         """Number of virtual workers of the job; by default the number of workers."""
-        return self._loop.turns.count
+        return self._loop.tree.count
 
     @property
     def steps(self) -> int:
@@ -435,7 +434,7 @@ class Group:
             UsageError: one has no state, or its name is taken, or a worker computes for several
                 virtual workers.
         """
-        if self._loop.turns.several:
+        if self._context.member.takes_turns:
             raise UsageError(
                 f"keep_own() has a state for each worker, {SEVERAL}; expected as many workers as "
                 "virtual workers, or keep() for what is the same on all"

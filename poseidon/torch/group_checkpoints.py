@@ -42,7 +42,7 @@ class GroupCheckpoints:
     def __init__(self, loop: GroupLoop) -> None:
         self._loop = loop
         self._context = loop.context
-        self._kept = KeptLeaves(loop.turns, has_shards=bool(loop.plan.shards))
+        self._kept = KeptLeaves(loop.tree, has_shards=bool(loop.plan.shards))
         self._groups: dict[str, GroupCheckpoints] = {}
         self._resumed: Path | None = None
         """The checkpoint that this group has resumed from, on rank 0."""
@@ -279,7 +279,7 @@ class GroupCheckpoints:
         if self._is_root:
             self._context.say(
                 f"{source.name} is of {counted(saved, 'worker')}, and this job has "
-                f"{self._loop.turns.count}: random states start from the seed; "
+                f"{self._loop.tree.count}: random states start from the seed; "
                 f"virtual_workers={saved} continues with the same bits"
             )
 

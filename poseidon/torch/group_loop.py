@@ -7,7 +7,7 @@ One step of the user's loop, and what happens in it:
     step()               the iteration ends
 
 A process with several virtual workers runs the loop once for each of them in an iteration; only the
-last `step` ends it (`group_turns.py`).
+last `step` ends it (`own_states.py`).
 
 Laws:
 * All workers call `step`, `settle` and the collections of `Group` equally often and in the same
@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from poseidon.engine.exchange_leaves import ExchangeLeaves
 from poseidon.engine.loop_collections import LoopCollections
+from poseidon.engine.random_streams import RandomStreams
 from poseidon.engine.session import Act, Applies, LoopEvent, LoopPosition, State, TrainingSession
 from poseidon.engine.state_tree import Leaf, StateTree
 from poseidon.engine.worker_context import DISTRIBUTE, LEAVING, STEP, WorkerContext
@@ -43,9 +44,9 @@ from poseidon.exchange.options import OnDivergence
 from poseidon.exchange.replicas import NO_CHECK, ReplicaCheck
 from poseidon.exchange.row_tables import AloneRowTables, RowTables
 from poseidon.torch.group_opening import bring_rest, open_streams
-from poseidon.torch.group_turns import turns_of
 from poseidon.torch.masters import Masters
 from poseidon.torch.module_watch import ModuleWatch
+from poseidon.torch.own_states import OwnBuffers
 from poseidon.torch.reads import Reads
 from poseidon.torch.shards import bring_shards
 from poseidon.torch.tables.group import TableGroup
@@ -177,8 +178,9 @@ class GroupLoop:
         self.context = context
         self.update = update
         self.plan = plan = update.plan
-        worker, options = context.worker, context.member.options
-        self.turns = turns_of(self.module, plan, context.member.virtual_workers, worker)
+        worker, member, options = context.worker, context.member, context.member.options
+        self.streams = RandomStreams(member.own, None, worker.device, divided=False)
+        self.buffers = OwnBuffers(self.module, plan.rest, len(member.own))
         context.on_progress(LoopPosition(collection=DISTRIBUTE))
         held = [trained.tensor for trained in plan.tensors]
         self.reads = Reads(self.module, plan.values, self._bring, held)
@@ -187,7 +189,7 @@ class GroupLoop:
         self.session = TrainingSession(
             update.applies,
             passes=plan.options.passes,
-            turns=len(self.turns.own),
+            turns=len(member.own),
             behind=bool(options.staleness or self.built.local_steps),
             alone=worker.size == 1,
             rank=worker.rank,
@@ -198,8 +200,8 @@ class GroupLoop:
         self.watch: ModuleWatch | None = None
         self.tables = TableGroup()
         self.masters = Masters(plan.tensors, plan.sources)
-        self.weights = BatchWeights(self.turns.count)
-        self.tree = StateTree(own=self.turns.own, count=self.turns.count, rank=worker.rank)
+        self.tree = StateTree(own=member.own, count=member.by_worker.count, rank=worker.rank)
+        self.weights = BatchWeights(self.tree.count)
         if plan.shards:  # a part of one plane cannot be mended by all workers together
             options = replace(options, on_divergence=OnDivergence.STOP)
         self.check = ReplicaCheck(
@@ -229,7 +231,7 @@ class GroupLoop:
         return ExchangeLeaves(
             self.plan.tensors,
             self.exchange,
-            own=self.turns.own,
+            own=self.tree.own,
             local_steps=self.built.local_steps,
             label=label,
         )
@@ -250,8 +252,9 @@ class GroupLoop:
                 bring_rest(whole, self.collections.gather, rank=worker.rank)
                 divided = {name: tensor for name, tensor in rest.items() if name not in whole}
                 bring_shards(divided, context.member)
-        self.turns.buffers.restart()
-        open_streams(self.turns, context, self.collections)
+        self.buffers.restart()
+        self.streams = open_streams(context, self.collections)
+        self.streams.groups.add(self)
         self._open_tables(AloneRowTables() if client is None else client.rows)
         self.watch = ModuleWatch(
             module,
@@ -310,7 +313,7 @@ class GroupLoop:
             )
         if torch.is_grad_enabled():
             self.session.check(LoopEvent.FORWARD, **self._resumption())
-            self.turns.begin(self.session.turn)
+            self.streams.begin(self.virtual_worker)
             self.on(LoopEvent.FORWARD)
         elif module.training:
             self.session.check(LoopEvent.EVALUATE)
@@ -419,7 +422,7 @@ class GroupLoop:
     def check_settle(self, call: str) -> None:
         """Refuse a call within a step, and let no virtual worker's stream be drawn from."""
         self.session.check(LoopEvent.SETTLE, call=call, **self._virtual_words())
-        self.turns.pause()
+        self.streams.enter(None)
 
     def _virtual_words(self) -> dict[str, object]:
         current = self.virtual_worker
@@ -442,7 +445,7 @@ class GroupLoop:
 
     @property
     def virtual_worker(self) -> int:
-        return self.turns.own[self.session.turn]
+        return self.tree.own[self.session.turn]
 
     def is_asked_to_stop(self) -> bool:
         """Return whether this loop's exchange has brought the request, and its step has ended."""
@@ -496,7 +499,8 @@ class GroupLoop:
         self._enter_turn()
 
     def _enter_turn(self) -> None:
-        self.turns.enter(self.session.turn)
+        self.tree.enter(self.session.turn)
+        self.streams.end_step(ends_iteration=self.session.is_first_turn)
         self.weights.end_step()
 
     def _settle(self) -> None:
@@ -523,7 +527,9 @@ class GroupLoop:
         if self.watch is not None:
             self.watch.close()
             self.watch = None
-        self.turns.close()
+        self.streams.groups.discard(self)
+        self.streams.enter(None)
+        self.streams = RandomStreams(self.tree.own, None, self.context.worker.device, divided=False)
         self.tables.close()
         self._observed.close()
 

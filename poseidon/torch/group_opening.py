@@ -10,11 +10,10 @@ from itertools import zip_longest
 from torch import Tensor
 
 from poseidon.engine.loop_collections import LoopCollections
-from poseidon.engine.random_streams import Generators, RandomStreams, script_seed
+from poseidon.engine.random_streams import RandomStreams, script_seed
 from poseidon.engine.worker_context import DISTRIBUTE, WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.broadcast import Gather, broadcast_parameters
-from poseidon.torch.group_turns import GroupTurns
 
 
 def bring_rest(rest: Mapping[str, Tensor], gather: Gather, *, rank: int) -> None:
@@ -38,22 +37,36 @@ def bring_rest(rest: Mapping[str, Tensor], gather: Gather, *, rank: int) -> None
     broadcast_parameters(list(rest.values()), gather, rank=rank)
 
 
-def open_streams(turns: GroupTurns, context: WorkerContext, collections: LoopCollections) -> None:
-    """Give each virtual worker of the job a random stream. All workers call it together."""
+def open_streams(context: WorkerContext, collections: LoopCollections) -> RandomStreams:
+    """Return the random streams of this worker, which its groups share. All workers call it
+    together.
+
+    Raises:
+        UsageError: they are of other virtual workers.
+    """
+    own, device = context.member.own, context.worker.device
     size, told = context.worker.size, context.member.virtual_workers is not None
     # threads of a process that trains alone would share its generators
     is_one_of_several = size > 1 and context.folder is not None
     if not (told or is_one_of_several):
-        return
+        return RandomStreams(own, None, device, divided=False)
     seed: int | None = None
     if told:
-        own = script_seed().to_bytes(8, "little")
+        given = script_seed().to_bytes(8, "little")
         if size > 1:
             with collections.calling(DISTRIBUTE):
-                own = collections.gather(own)[0]
-        seed = int.from_bytes(own, "little")
+                given = collections.gather(given)[0]
+        seed = int.from_bytes(given, "little")
     streams = context.loops.streams
     if streams is None or not streams.groups:
-        streams = RandomStreams(turns.own, seed, Generators(context.worker.device))
-        context.loops.streams = streams
-    turns.open(streams)
+        context.loops.streams = streams = RandomStreams(own, seed, device)
+    if streams.own != own:
+        raise UsageError(
+            f"distribute() gives this worker the virtual workers {_words(own)}, and an "
+            f"earlier one {_words(streams.own)}; expected the same virtual_workers in each"
+        )
+    return streams
+
+
+def _words(own: range) -> str:
+    return f"{own.start} to {own.stop - 1}" if len(own) > 1 else str(own.start)

@@ -20,12 +20,10 @@ import torch
 from torch import Tensor
 
 from poseidon.engine.packed import on_host
-from poseidon.engine.random_streams import random_state, set_random_state
-from poseidon.engine.state_tree import Found, Leaf, LeafStage, Scope, first
+from poseidon.engine.state_tree import Found, Leaf, LeafStage, Scope, StateTree, first
 from poseidon.errors import SnapshotError, UsageError, counted
 from poseidon.exchange.local_parts import is_sharded, local_of
 from poseidon.torch.group_loop import GroupLoop
-from poseidon.torch.group_turns import GroupTurns
 from poseidon.torch.shards import divided, part_of, whole
 
 _DIGEST_BYTES = 32
@@ -53,6 +51,7 @@ class ModuleLeaves:
             scope=Scope.VIRTUAL,
             stage=LeafStage.OWN,
             read=self._read_buffers,
+            enter=self._loop.buffers.enter,
             write=self._write_buffers,
             resize=first,
         )
@@ -87,7 +86,7 @@ class ModuleLeaves:
 
     def _read_buffers(self) -> list[dict[str, Tensor]]:
         ours = self._loop.collections.gather(self._digests())[0]
-        return [self._differing(number, ours) for number in self._loop.turns.each()]
+        return [self._differing(number, ours) for number in self._loop.tree.each()]
 
     def _digests(self) -> bytes:
         """Return digests of `rest`, to find the tensors that differ between workers."""
@@ -104,10 +103,9 @@ class ModuleLeaves:
         }
 
     def _write_buffers(self, found: Found) -> None:
-        turns = self._loop.turns
         self._load(found.each[0])
-        turns.buffers.restart()
-        for virtual_worker in turns.each():
+        self._loop.buffers.restart()
+        for virtual_worker in self._loop.tree.each():
             self._load(found.each[virtual_worker])
 
     def _load(self, buffers: Mapping[str, Tensor]) -> None:
@@ -174,12 +172,12 @@ class KeptLeaves:
     """The objects that a script keeps with its group.
 
     Args:
-        turns: of the group.
+        tree: of the group.
         has_shards: whether its module is divided, so that states may be.
     """
 
-    def __init__(self, turns: GroupTurns, *, has_shards: bool = False) -> None:
-        self._turns = turns
+    def __init__(self, tree: StateTree, *, has_shards: bool = False) -> None:
+        self._tree = tree
         self._has_shards = has_shards
         self._shared: dict[str, Kept] = {}
         self._own: dict[str, Kept] = {}
@@ -214,7 +212,7 @@ class KeptLeaves:
         own = Leaf(
             name="kept",
             scope=Scope.VIRTUAL,
-            read=lambda: [_states(self._own) for _ in self._turns.own],
+            read=lambda: [_states(self._own) for _ in self._tree.own],
             write=lambda found: _load(self._own, (found.mine or [{}])[0] or {}, "keep_own"),
             resize=self._resize,
         )
@@ -231,7 +229,7 @@ class KeptLeaves:
         if names := found.each[0]:
             raise SnapshotError(
                 f"{found.source.name} was saved by {counted(len(found.each), 'worker')}, and this "
-                f"job has {self._turns.count}: the states of {', '.join(sorted(names))} belong to "
+                f"job has {self._tree.count}: the states of {', '.join(sorted(names))} belong to "
                 "each worker (keep_own); expected as many workers"
             )
         return {}
@@ -267,42 +265,33 @@ def _load(
 
 
 class RandomStates:
-    """The random states of a group's virtual workers, as leaves of its state.
+    """The random states of a group's virtual workers, as leaves of its state."""
 
-    Args:
-        turns: of the group.
-        device: of this worker.
-    """
-
-    def __init__(self, turns: GroupTurns, device: torch.device) -> None:
-        self._turns = turns
-        self._device = device
-        self._loaded: dict[int, Mapping[str, Any] | None] = {}
+    def __init__(self, loop: GroupLoop) -> None:
+        self._loop = loop
+        self._loaded: dict[int, Mapping[str, Any]] = {}
 
     def leaves(self) -> list[Leaf]:
         """Return the states of the virtual workers, and the state outside of their turns."""
+        loop = self._loop
         of_each = Leaf(
             name="random",
             scope=Scope.VIRTUAL,
             stage=LeafStage.RANDOM,
-            read=lambda: [self._of(virtual_worker) for virtual_worker in self._turns.own],
+            read=lambda: [loop.streams.of(virtual_worker) for virtual_worker in loop.tree.own],
             write=self._write,
         )
         outside = Leaf(
             name="random",
             scope=Scope.SHARED,
             stage=LeafStage.RANDOM,
-            read=lambda: None if self._turns.streams is None else self._turns.streams.of(None),
-            write=self._write_outside,
+            read=lambda: loop.streams.of(None),
+            write=lambda found: loop.streams.load(None, found.shared),
         )
         return [of_each, outside]
 
-    def _of(self, virtual_worker: int) -> Mapping[str, Any]:
-        streams = self._turns.streams
-        return random_state(self._device) if streams is None else streams.of(virtual_worker)
-
     def _write(self, found: Found) -> None:
-        self._loaded = dict(zip(self._turns.own, found.mine, strict=False))
+        self._loaded = dict(zip(self._loop.tree.own, found.mine, strict=False))
         for virtual_worker in self._loaded:
             self.put_again(virtual_worker)
 
@@ -310,15 +299,7 @@ class RandomStates:
         """Restore a virtual worker's states once more: a DataLoader has drawn a number to resume
         within an epoch.
         """
-        state, streams = self._loaded.get(virtual_worker), self._turns.streams
-        if state is not None and streams is not None:
-            streams.load(virtual_worker, state)
-        elif state is not None:
-            set_random_state(state, self._device)
-
-    def _write_outside(self, found: Found) -> None:
-        if self._turns.streams is not None and found.shared is not None:
-            self._turns.streams.load(None, found.shared)
+        self._loop.streams.load(virtual_worker, self._loaded.get(virtual_worker))
 
 
 def _at(digests: bytes, index: int) -> bytes:

@@ -44,7 +44,7 @@ class SharedLoader(DataLoader[Any]):
         dataset: with records by number.
         passes: batches of a virtual worker in an iteration.
         weights: of the batches that are delivered.
-        streams: returns the random streams of the virtual workers; None: there are none.
+        streams: returns the random streams of the virtual workers.
         between: called between two iterations, before the first batch of each.
         left_out: returns the iterations that the job has made without this worker so far.
         arguments: DataLoader's others.
@@ -58,7 +58,7 @@ class SharedLoader(DataLoader[Any]):
         *,
         passes: int,
         weights: BatchWeights,
-        streams: Callable[[], RandomStreams | None],
+        streams: Callable[[], RandomStreams],
         between: Callable[[], None],
         left_out: Callable[[], int],
         **arguments: Any,
@@ -137,9 +137,8 @@ class SharedLoader(DataLoader[Any]):
     def _enter(self, virtual_worker: int | None) -> None:
         """Begin to fetch a virtual worker's batch; None: the epoch has ended."""
         streams = self._streams()
-        if streams is not None:
-            streams.enter(virtual_worker)
-            streams.delivered = virtual_worker
+        streams.enter(virtual_worker)
+        streams.delivered = virtual_worker
 
     def _begin_each(self) -> dict[int, Iterator[Any]]:
         """Return the batches of each virtual worker. A generator of the script's, which workers
@@ -147,7 +146,7 @@ class SharedLoader(DataLoader[Any]):
         """
         found: dict[int, Iterator[Any]] = {}
         number: int | None = None
-        if self.generator is not None and self._streams() is not None:
+        if self.generator is not None and self._streams().divided:
             number = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator))
         for virtual_worker, loader in self._of.items():
             if number is not None:

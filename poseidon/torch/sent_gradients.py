@@ -32,12 +32,10 @@ class SentGradients:
 
     def __init__(self, context: WorkerContext, refusal: str) -> None:
         member = context.member
-        virtual = member.virtual_workers
         # of an owner they are overwritten with the sum of its host's workers, and of several
         # virtual workers with their sum
-        self._is_blind = (member.local_workers > 1 and member.local_rank < member.planes) or (
-            virtual is not None and not virtual.is_one_each
-        )
+        owns = member.local_workers > 1 and member.local_rank < member.planes
+        self._is_blind = owns or member.takes_turns
         self._refusal = refusal
         self._sent: list[tuple[Tensor, Tensor]] = []
         self._flags: deque[tuple[Tensor, Event]] = deque()

@@ -7,11 +7,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from poseidon.engine.state_tree import Found, Leaf, Scope
-from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError
 from poseidon.torch.group_loop import GroupLoop
 from poseidon.torch.leaves import RandomStates
@@ -21,17 +20,6 @@ from poseidon.torch.sync_norm import SyncNorms
 from poseidon.torch.weights import Batch
 
 SEVERAL = "and a worker of this job computes for several virtual workers, one after the other"
-
-
-def check_norms(module: nn.Module, context: WorkerContext) -> None:
-    """Refuse layers that normalize over all workers, where these do not wait for each other."""
-    quorum = context.member.options.quorum
-    if quorum and any(isinstance(layer, nn.SyncBatchNorm) for layer in module.modules()):
-        raise UsageError(
-            "torch.nn.SyncBatchNorm normalizes over all workers in each forward pass, and with "
-            f"a quorum of {quorum} they do not wait for each other; "
-            "expected BatchNorm, or no quorum"
-        )
 
 
 class SharedData:
@@ -47,7 +35,7 @@ class SharedData:
         self._samplers: list[SharedSampler] = []
         self._unclaimed: list[Mapping[str, Any]] = []
         """States of samplers that the script has not created yet."""
-        self._random = RandomStates(loop.turns, loop.context.worker.device)
+        self._random = RandomStates(loop)
         self._norms = SyncNorms(
             loop.module,
             lambda part: self._gather("SyncBatchNorm", part),
@@ -66,7 +54,7 @@ class SharedData:
         self, dataset: Sized, shuffle: bool, seed: int, *, batch_size: int
     ) -> SharedSampler:
         """See `Group.sampler`."""
-        if self._loop.turns.several and not batch_size:
+        if self._loop.context.member.takes_turns and not batch_size:
             raise UsageError(
                 f"sampler() has no batch_size, {SEVERAL}, each with its own batches; call "
                 "sampler(dataset, batch_size=...) with the batch size of the DataLoader, or use "
@@ -79,14 +67,14 @@ class SharedData:
     def _sampler(
         self, dataset: Sized, shuffle: bool, seed: int, *, unfilled: int = 0, turn: int = 0
     ) -> SharedSampler:
-        turns = self._loop.turns
+        tree = self._loop.tree
         sampler = SharedSampler(
             dataset,
-            own=turns.own,
-            workers=turns.count,
+            own=tree.own,
+            workers=tree.count,
             shuffle=shuffle,
             seed=seed,
-            on_read=(lambda _: None) if turns.streams is None else turns.streams.begin_reading,
+            on_read=self._loop.streams.begin_reading,
             on_return=self._random.put_again,
             unfilled=unfilled,
             turn=turn,
@@ -120,7 +108,7 @@ class SharedData:
             batch_size,
             passes=self._loop.plan.options.passes,
             weights=self._loop.weights,
-            streams=lambda: self._loop.turns.streams,
+            streams=lambda: self._loop.streams,
             between=self._between,
             left_out=lambda: self._loop.session.left_out,
             **arguments,
@@ -135,7 +123,7 @@ class SharedData:
                 "weigh() weighs gradients that are averaged in each step; expected "
                 "--staleness=0 and no local steps"
             )
-        if records is not None and loop.turns.several:
+        if records is not None and loop.context.member.takes_turns:
             raise UsageError(
                 f"weigh() was given the records of a batch, {SEVERAL}, so that not all have read "
                 "theirs yet; expected weigh(loss), with batches of group.loader()"
@@ -147,7 +135,7 @@ class SharedData:
         """See `Group.epoch`."""
         loop = self._loop
         loop.check_open("epoch")
-        if loop.turns.several:
+        if loop.context.member.takes_turns:
             raise UsageError(
                 f"epoch() waits for the other workers before each batch, {SEVERAL}; expected "
                 "batches of group.loader(), of which each has equally many"
@@ -161,7 +149,7 @@ class SharedData:
             name="samplers",
             scope=Scope.VIRTUAL,
             read=lambda: [
-                [sampler.state_dict() for sampler in self._samplers] for _ in self._loop.turns.own
+                [sampler.state_dict() for sampler in self._samplers] for _ in self._loop.tree.own
             ],
             write=self._load,
             resize=_read_together,

@@ -23,7 +23,23 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from poseidon.errors import UsageError
 from poseidon.exchange.broadcast import Gather
+from poseidon.exchange.membership import Membership
+
+
+def check_norms(module: nn.Module, member: Membership) -> None:
+    """Refuse layers that normalize over all workers, where these do not wait for each other."""
+    quorum, virtual, reason = member.options.quorum, member.by_worker, ""
+    if quorum:
+        reason = f"with a quorum of {quorum} they do not wait for each other"
+    elif member.takes_turns:
+        reason = f"{virtual.processes} of them compute for {virtual.count} virtual workers in turn"
+    if reason and any(isinstance(layer, nn.SyncBatchNorm) for layer in module.modules()):
+        raise UsageError(
+            "torch.nn.SyncBatchNorm normalizes over all workers in each forward pass, and "
+            f"{reason}; expected BatchNorm, no quorum, and as many workers as virtual workers"
+        )
 
 
 class SyncNorms:

@@ -55,7 +55,7 @@ def _script_seed() -> int:
 def streams_of_threads() -> Iterator[None]:
     """Let the random streams of groups be in the generators of their threads inside the block."""
     with (
-        mock.patch.object(group_opening, "Generators", OfThread),
+        mock.patch.object(random_streams, "Generators", OfThread),
         mock.patch.object(random_streams, "script_seed", _script_seed),
         mock.patch.object(group_opening, "script_seed", _script_seed),
     ):

@@ -25,7 +25,6 @@ from poseidon.exchange.options import no_powersgd
 from poseidon.exchange.turns import Turns
 from ps_server import PeerLost
 from ps_server.errors import as_server_error
-from ps_server.protocol.virtual_workers import VirtualWorkers
 
 
 def pieces_of(arguments: BuildArguments) -> tuple[FlatPiece, ...]:
@@ -92,9 +91,9 @@ def build_on_host(arguments: BuildArguments, build: Callable[[BuildArguments], B
             on_start=on_start,
         )
     turns = None
-    if placed is not None and not placed.is_one_each:
+    if job.takes_turns:
         leaves: Sequence[int] = range(len(tensors)) if tree.leaves else ()
-        turns = Turns(tensors, placed, network.rank, leaves=leaves)
+        turns = Turns(tensors, job.by_worker, network.rank, leaves=leaves)
     exchange = Exchange(
         [carrier], control, arguments.settings, turns=turns, interruption=network.interruption
     )
@@ -176,7 +175,7 @@ def _tree(job: Membership) -> HostTree:
     if job.averages:
         return HostTree.mean(job.local_workers)
     return HostTree(
-        placed=job.virtual_workers or VirtualWorkers.one_each(job.network.size),
+        placed=job.by_worker,
         first=job.network.rank - job.local_rank,
         workers=job.local_workers,
         averages=False,

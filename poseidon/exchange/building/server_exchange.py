@@ -32,7 +32,6 @@ from poseidon.exchange.shared_norm import SharedNorm
 from poseidon.exchange.turns import Turns
 from ps_server import Client, CodecPair, Precision, StoreSpec
 from ps_server.link import LinkPriority
-from ps_server.protocol.virtual_workers import VirtualWorkers
 from ps_server.trace import Tracer
 
 
@@ -82,6 +81,19 @@ class BuildArguments:
             if rank < len(self.planes)
             else PlanePart((), ExchangePlan(choices=()))
         )
+
+    def turns(
+        self,
+        tensors: Sequence[Trained],
+        *,
+        leaves: frozenset[int] = frozenset(),
+        in_parts: bool = False,
+    ) -> Turns | None:
+        """Return the turns of this process's virtual workers; None: it takes none."""
+        placed = self.member.placed
+        if placed.is_one_each or self.takes_nodes:
+            return None
+        return Turns(tensors, placed, self.member.network.rank, leaves=leaves, in_parts=in_parts)
 
     def client(
         self, store: StoreSpec, *, table_clocks: bool = False, memory_for: StoreSpec | None = None
@@ -245,20 +257,15 @@ def through_server(
                 equal_bits=member.equal_bits,
             )
         )
-    turns = None
-    if not (member.placed.is_one_each or arguments.takes_nodes):
-        turns = Turns(
-            layout.tensors,
-            member.placed,
-            member.network.rank,
-            leaves=layout.encoded(store) | layout.by_low_rank,
-            in_parts=parts is not Parts.WHOLE,
-        )
     return Exchange(
         carriers,
         JobControl(ShardDelivery(client), root=client.rank == 0),
         settings,
-        turns=turns,
+        turns=arguments.turns(
+            layout.tensors,
+            leaves=layout.encoded(store) | layout.by_low_rank,
+            in_parts=parts is not Parts.WHOLE,
+        ),
         interruption=member.network.interruption,
         all_squares=arguments.all_squares,
     )
@@ -288,14 +295,11 @@ def build_alone(arguments: BuildArguments, *, in_parts: bool = False) -> Built:
         by_factors=frozenset(part.plan.of(Scheme.FACTORS)),
         is_only=arguments.all_squares is math.fsum,
     )
-    turns = None
-    if count > 1 and not arguments.takes_nodes:
-        turns = Turns(part.tensors, VirtualWorkers((0, count)), 0, in_parts=in_parts)
     exchange = Exchange(
         [carrier],
         JobControl(carrier.delivery, root=True),
         arguments.settings,
-        turns=turns,
+        turns=arguments.turns(part.tensors, in_parts=in_parts),
         interruption=member.network.interruption,
         all_squares=arguments.all_squares,
     )
@@ -328,14 +332,11 @@ def build_allreduce(arguments: BuildArguments) -> Built:
     except BaseException:
         carrier.close()
         raise
-    turns = None
-    if not (member.placed.is_one_each or arguments.takes_nodes):
-        turns = Turns(part.tensors, member.placed, member.network.rank)
     exchange = Exchange(
         [carrier],
         JobControl(delivery, root=job.network.rank == 0),
         arguments.settings,
-        turns=turns,
+        turns=arguments.turns(part.tensors),
         interruption=job.network.interruption,
     )
     return Built(exchange=exchange, plan=arguments.plan)

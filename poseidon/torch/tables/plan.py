@@ -149,12 +149,17 @@ def check_tables(tables: Sequence[PlannedTable], member: Membership, clip: float
     """Refuse what row tables cannot be combined with."""
     if not tables:
         return
-    options, reason = member.options, ""
+    options, virtual, reason = member.options, member.by_worker, ""
     if clip is not None:
         reason = "no clip=, because the shards have the gradients of rows"
     elif options.local_steps:
         reason = "no local steps (--local_steps), because workers hold few of their rows"
     elif member.network.size > 1 and not (member.shards and options.kind.has_shards):
         reason = "shards to hold them: --exchange=auto, ps, hybrid or svb"
+    elif member.takes_turns:
+        reason = (
+            f"as many workers as virtual workers: {virtual.processes} for {virtual.count} would "
+            "compute their gradients one after another"
+        )
     if reason:
         raise UsageError(f"table '{tables[0].spec.name}' has sparse gradients; expected {reason}")

@@ -6,7 +6,7 @@ worker's gradient, which a script may read and change. `step` returns at the end
 values that all workers have.
 
 Where a process has several virtual workers, the optimizer makes a step in the turn of each
-(`optimizer_turns.py`).
+(`own_states.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from poseidon.exchange.base import Trained
 from poseidon.exchange.local_parts import local_of
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.torch.group_loop import GroupLoop
-from poseidon.torch.optimizer_turns import OptimizerTurns
+from poseidon.torch.own_states import OwnOptimizerStates
 from poseidon.torch.tensors import DistributeOptions, GroupPlan, ModuleTensors
 from poseidon.torch.updates.optimizer import exchanged_parameters, load_optimizer
 from poseidon.torch.updates.worker_optimizer import WorkerOptimizerUpdate, mean_of
@@ -103,10 +103,8 @@ class LocalOptimizerUpdate(WorkerOptimizerUpdate):
         self._histories = loop.exchange_leaves(self.label)
 
     @cached_property
-    def _of_turns(self) -> OptimizerTurns | None:
-        """The states of the optimizer; None: this process has one virtual worker."""
-        own = len(self.loop.turns.own)
-        return OptimizerTurns(self.optimizer, own) if own > 1 else None
+    def _own(self) -> OwnOptimizerStates:
+        return OwnOptimizerStates(self.optimizer, len(self.loop.tree.own))
 
     # How to apply.
 
@@ -132,15 +130,13 @@ class LocalOptimizerUpdate(WorkerOptimizerUpdate):
             factor = clip_factor(plain_sum(map(sum_of_squares, gradients)), self.plan.options.clip)
             if factor != 1.0:
                 torch._foreach_mul_(gradients, factor)
-        if self._of_turns is not None:
-            self._of_turns.before_step()
+        self._own.before_step()
 
     def _after_step(
         self, optimizer: object, arguments: tuple[Any, ...], named: dict[str, Any]
     ) -> None:
         loop = self.loop
-        if self._of_turns is not None:
-            self._of_turns.after_step()
+        self._own.after_step()
         if loop.leave_turn():
             return
         with loop.collections.calling(STEP):
@@ -157,30 +153,20 @@ class LocalOptimizerUpdate(WorkerOptimizerUpdate):
             name="optimizer",
             scope=Scope.VIRTUAL,
             stage=LeafStage.UPDATE,
-            read=self._states,
+            read=lambda: [on_host(self.optimizer.state_dict()) for _ in self.loop.tree.each()],
+            enter=self._enter,
             write=self._load_states,
             resize=first,
             live=self._histories.replicated,
         )
         return [states, self._histories.only_outer()]
 
-    def _states(self) -> list[Any]:
-        found = []
-        for at in range(len(self.loop.turns.own)):
-            self._enter(at)
-            found.append(on_host(self.optimizer.state_dict()))
-        self._enter(0)
-        return found
+    def _enter(self, at: int) -> None:
+        self._own.enter(at)
 
     def _load_states(self, found: Found) -> None:
-        for at, own in enumerate(found.mine or [found.shared] * len(self.loop.turns.own)):
-            self._enter(at)
-            load_optimizer(self.optimizer, deepcopy(own))
-        self._enter(0)
-
-    def _enter(self, at: int) -> None:
-        if self._of_turns is not None:
-            self._of_turns.enter(at)
+        for at, _ in enumerate(self.loop.tree.each()):
+            load_optimizer(self.optimizer, deepcopy(found.mine[at] if found.mine else found.shared))
 
     def reopen(self, iterations: int) -> None:
         self.loop.exchange.open(self._histories.loaded(), iterations)

@@ -93,7 +93,7 @@ class WorkerOptimizerUpdate(Update):
     def step(self, *, zero_grad: bool) -> bool:
         loop = self.loop
         loop.check_open("step")
-        if loop.turns.several and not zero_grad:
+        if loop.context.member.takes_turns and not zero_grad:
             raise UsageError(
                 "step(zero_grad=False) keeps the gradients for the next pass, which is another "
                 "virtual worker's; expected step(), or as many workers as virtual workers"
@@ -169,9 +169,7 @@ class MeanOptimizerUpdate(WorkerOptimizerUpdate):
         context: WorkerContext,
     ) -> None:
         super().__init__(optimizer, context)
-        virtual = context.member.virtual_workers
-        several = virtual is not None and not virtual.is_one_each
-        self.applies = Applies.TURNS if several else Applies.WORKERS
+        self.applies = Applies.TURNS if context.member.takes_turns else Applies.WORKERS
         self._means: dict[nn.Parameter, nn.Parameter] = {}
         self._are_means_in_place = False
         self._has_left = False

@@ -11,7 +11,6 @@ import torch
 
 from poseidon.engine.packed import packed, unpacked
 from poseidon.engine.random_streams import (
-    Generators,
     RandomStreams,
     random_state,
     seed_generators,
@@ -63,7 +62,7 @@ def test_the_first_stream_follows_from_the_seed_and_the_number() -> None:
     script = random_state(CPU)
     outside = [draw_in_turn() for _ in range(4)]
     set_random_state(script, CPU)
-    streams = RandomStreams(range(1, 4), 7, Generators(CPU))
+    streams = RandomStreams(range(1, 4), 7, CPU)
     found: dict[int | None, list[tuple[float, ...]]] = {1: [], 2: [], 3: [], None: []}
     for _ in range(2):
         for virtual_worker in (1, None, 3, 2, None):
@@ -73,7 +72,7 @@ def test_the_first_stream_follows_from_the_seed_and_the_number() -> None:
 
 
 def test_a_stream_is_saved_and_loaded_during_its_turn_and_at_other_times() -> None:
-    streams, again = (RandomStreams(range(2), 7, Generators(CPU)) for _ in range(2))
+    streams, again = (RandomStreams(range(2), 7, CPU) for _ in range(2))
     streams.enter(0)
     draw_in_turn()
     states = [unpacked(packed(streams.of(virtual_worker)), "a test") for virtual_worker in (0, 1)]
@@ -95,7 +94,7 @@ def test_workers_with_the_same_seeds_draw_numbers_of_their_own() -> None:
 
     def run(worker: int, seed: int) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
         torch.manual_seed(0)
-        streams = RandomStreams(range(worker, worker + 1), None, Generators(CPU))
+        streams = RandomStreams(range(worker, worker + 1), None, CPU)
         before = streams.of(None)  # what the script seeds after distribute() counts
         seed_generators(seed, CPU)
         assert streams.of(worker)["torch"].tolist() != before["torch"].tolist()
@@ -116,7 +115,7 @@ def test_workers_with_the_same_seeds_draw_numbers_of_their_own() -> None:
 
 
 def test_a_stream_that_has_not_begun_is_saved() -> None:
-    streams, again = (RandomStreams(range(3, 4), None, Generators(CPU)) for _ in range(2))
+    streams, again = (RandomStreams(range(3, 4), None, CPU) for _ in range(2))
     seed_generators(7, CPU)
     state = unpacked(packed(streams.of(3)), "a test")
     streams.enter(3)

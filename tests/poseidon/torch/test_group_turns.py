@@ -427,9 +427,13 @@ class SyncNormed(nn.Sequential):
         (
             Tabled,
             {},
-            "table 'table' has one sum of gradients a worker, and 2 virtual workers on 1 w",
+            "table 'table' has sparse gradients; expected as many workers as virtual workers: 1 fo",
         ),
-        (SyncNormed, {}, "nn.SyncBatchNorm normalizes over batches that run at the same time, and"),
+        (
+            SyncNormed,
+            {},
+            "in each forward pass, and 1 of them compute for 2 virtual workers in turn; expect",
+        ),
     ],
 )
 def test_a_module_that_needs_a_worker_for_each_is_refused(

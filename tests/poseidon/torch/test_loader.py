@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from poseidon.engine.random_streams import Generators, RandomStreams
+from poseidon.engine.random_streams import RandomStreams
 from poseidon.errors import UsageError
 from poseidon.torch.loader import SharedLoader
 from poseidon.torch.sampler import SharedSampler
@@ -30,7 +30,7 @@ def loader_of(
         batch_size,
         passes=passes,
         weights=BatchWeights(workers=5),
-        streams=lambda: None,
+        streams=lambda: RandomStreams(sampler.own, None, torch.device("cpu"), divided=False),
         between=lambda: None,
         left_out=lambda: 0,
         **arguments,
@@ -128,7 +128,7 @@ def test_loader_processes_draw_numbers_of_each_virtual_worker(
     def drawn(own: range) -> list[list[float]]:
         torch.manual_seed(3)
         arguments = {"generator": torch.Generator().manual_seed(5)} if own_generator else {}
-        streams = RandomStreams(own, 7 if is_told else None, Generators(torch.device("cpu")))
+        streams = RandomStreams(own, 7 if is_told else None, torch.device("cpu"))
         data = Noise(torch.arange(8))
         loader = SharedLoader(
             data,

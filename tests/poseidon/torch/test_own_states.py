@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from poseidon.errors import UsageError
-from poseidon.torch.optimizer_turns import OptimizerTurns
+from poseidon.torch.own_states import OwnOptimizerStates
 
 WORKERS, STEPS = 3, 4
 OPTIMIZERS = [
@@ -36,12 +36,13 @@ def test_each_virtual_worker_has_the_steps_of_an_optimizer_of_its_own(make: Any)
 
     shared = torch.nn.Parameter(torch.ones(3))
     optimizer = make(shared)
-    turns = OptimizerTurns(optimizer, WORKERS)
+    turns = OwnOptimizerStates(optimizer, WORKERS)
     values = [torch.ones(3) for _ in range(WORKERS)]
     for step in range(STEPS):
         for worker in range(WORKERS):
             shared.data.copy_(values[worker])
             shared.grad = gradient(step, worker)
+            turns.enter(worker)
             turns.before_step()
             optimizer.step()
             turns.after_step()
@@ -65,10 +66,11 @@ class Counting(torch.optim.SGD):
 def test_options_of_parameter_groups_belong_to_all() -> None:
     parameter = torch.nn.Parameter(torch.ones(3))
     optimizer = Counting([parameter], lr=0.1)
-    turns = OptimizerTurns(optimizer, WORKERS)
+    turns = OwnOptimizerStates(optimizer, WORKERS)
 
     def turn(worker: int) -> None:
         parameter.grad = gradient(0, worker)
+        turns.enter(worker)
         turns.before_step()
         optimizer.step()
         turns.after_step()
