@@ -15,6 +15,8 @@ from functools import cache, partial
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
+from ps_server.errors import SpecError
+
 _V = TypeVar("_V")
 LATEST_S = 1e11
 """Numbers that are not whole are durations and times, in seconds."""
@@ -23,8 +25,10 @@ _Check = Callable[[object], Any]
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass by name; `plain` encodes what they hold."""
-    return {field.name: getattr(value, field.name) for field in fields(value)}
+    """Return the fields of a dataclass by name; `plain` encodes what they hold. Fields that do not
+    compare are of the process.
+    """
+    return {field.name: getattr(value, field.name) for field in fields(value) if field.compare}
 
 
 def plain(value: object) -> object:
@@ -43,7 +47,8 @@ def value_of(kind: type[_V], found: object) -> _V:
     """Return the value of a dataclass from a JSON object.
 
     Raises:
-        ValueError: it is not one; the text names the field. Or what the class raises.
+        ValueError: it is not one; the text names the field of the innermost dataclass that does not
+            fit. Or what the class raises.
     """
     if not isinstance(found, dict):
         raise ValueError(f"{found!r:.80} is not a {kind.__name__}")
@@ -55,8 +60,10 @@ def value_of(kind: type[_V], found: object) -> _V:
             raise ValueError(f"{kind.__name__} has no {name}")
         try:
             values[name] = check(found[name])
+        except SpecError:
+            raise
         except (ValueError, TypeError, KeyError) as error:
-            raise ValueError(f"{kind.__name__} has {found[name]!r:.80} as its {name}") from error
+            raise SpecError(f"{kind.__name__} has {found[name]!r:.80} as its {name}") from error
     return kind(**values)
 
 
@@ -64,7 +71,11 @@ def value_of(kind: type[_V], found: object) -> _V:
 def _checks_of(kind: type) -> Mapping[str, tuple[_Check, bool]]:
     """Return the check of each field, and whether it has to be there."""
     hints = get_type_hints(kind)
-    required = {each.name: each.default is each.default_factory is MISSING for each in fields(kind)}
+    required = {
+        each.name: each.default is each.default_factory is MISSING
+        for each in fields(kind)
+        if each.compare
+    }
     return {name: (_check_of(hints[name]), needed) for name, needed in required.items()}
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from poseidon.engine.worker_context import ThisWorker, WorkerContext
+from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import JobError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
@@ -106,7 +106,7 @@ def lone_worker(
 ) -> WorkerContext:
     """Return the context of a job's only worker, which uses one shard."""
     return WorkerContext(
-        worker=ThisWorker(device=device),
+        device=device,
         member=Membership(
             network=Network(token=token, timeout_s=TIMEOUT_S),
             shards=1,
@@ -177,11 +177,4 @@ def _contexts(
     members = [
         replace(member, network=replace(member.network, rank=rank)) for rank in range(workers)
     ]
-    return [
-        WorkerContext(
-            worker=ThisWorker(rank=rank, size=workers),
-            member=each,
-            connect=lambda own: list(addresses),
-        )
-        for rank, each in enumerate(members)
-    ]
+    return [WorkerContext(member=each, connect=lambda own: list(addresses)) for each in members]

@@ -27,7 +27,7 @@ from benchmarks.testbed.worker_settings import (
     read_settings,
 )
 from poseidon.engine.this_process import running_in
-from poseidon.engine.worker_context import Observed, ThisWorker, WorkerContext, unobserved
+from poseidon.engine.worker_context import Observed, WorkerContext, unobserved
 from poseidon.errors import JobError
 from poseidon.exchange.building.built import Built
 from poseidon.exchange.exchange import Exchange
@@ -98,7 +98,6 @@ def context(settings: WorkerSettings, rank: int, trace: Tracer) -> WorkerContext
     """Return the context of a worker in its job."""
     assert isinstance(settings.how, PoseidonSettings)
     return WorkerContext(
-        worker=ThisWorker(rank=rank, size=settings.workers),
         member=Membership(
             network=Network(
                 rank=rank,

@@ -18,10 +18,8 @@ from poseidon.engine.training_options import TrainingOptions
 from poseidon.errors import UsageError
 from poseidon.exchange.auto.recorded import RecordedPlan
 from poseidon.exchange.kinds import Scheme
-from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
+from poseidon.exchange.membership import Membership
 from ps_server.json_fields import fields_of, plain, value_of
-from ps_server.protocol.seats import HostPlace
-from ps_server.protocol.virtual_workers import VirtualWorkers
 
 
 class WorkKind(Enum):
@@ -41,8 +39,7 @@ class WorkerDocument:
 
     Attributes:
         output: folder of logs and net outputs.
-        rank: this worker, 0..workers-1.
-        hosts: workers of each host with workers, in the order of ranks; empty: one each.
+        member: the place of this worker in its job.
         device: `cpu` or `cuda:<n>`.
         threads: CPU threads for this worker's arithmetic.
         sent: files that this host has from the launcher, by their paths here.
@@ -52,32 +49,25 @@ class WorkerDocument:
     kind: ClassVar[WorkKind]
     job: str
     output: str
-    rank: int = 0
-    workers: int = 1
-    hosts: tuple[int, ...] = ()
+    member: Membership = field(default_factory=Membership)
     device: str = "cpu"
     threads: int = 1
     sent: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("workers", "threads"):
-            if getattr(self, name) < 1:
-                raise UsageError(
-                    f"the job document's {name} is {getattr(self, name)}; expected 1 or more"
-                )
-        if not 0 <= self.rank < self.workers:
-            raise UsageError(f"the job document's rank is {self.rank} of {self.workers} workers")
-        if self.hosts and (min(self.hosts) < 1 or sum(self.hosts) != self.workers):
-            raise UsageError(
-                f"the job document's hosts are {self.hosts!r:.60}; expected {self.workers} workers, "
-                "one or more for each"
-            )
+        if self.threads < 1:
+            raise UsageError(f"the job document's threads is {self.threads}; expected 1 or more")
 
     @property
-    def place(self) -> HostPlace:
-        """The place of this worker on its host."""
-        return HostPlace.of(self.rank, self.workers, self.hosts)
+    def rank(self) -> int:
+        """This worker, 0..workers-1."""
+        return self.member.network.rank
+
+    @property
+    def workers(self) -> int:
+        """Workers of the job."""
+        return self.member.network.size
 
     @property
     def log_file(self) -> Path:
@@ -103,16 +93,6 @@ class TrainingDocument(WorkerDocument):
         token: the job's secret, hexadecimal.
         keys: `Keyring.to_json` of this worker's key pair and its peers' public keys; empty: no
             encryption.
-        local_address: rendezvous of this host's workers: a path in a folder that only this user can
-            enter; empty where the host has one worker.
-        shards: number of server shards; 0 for a single client without a server, and for all-reduce.
-        exchange: the options of the exchange.
-        host: this host's address for the others; an IPv6 address in brackets.
-        homes: for each shard the client with workers on whose host it runs, or -1 - j for the j-th
-            host that only serves; empty: spread evenly over the hosts with workers.
-        loads: relative load of each shard; empty: all equal.
-        virtual_workers: worker r computes for virtual workers `virtual_workers[r]` to
-            `virtual_workers[r + 1]` (exclusive); empty: each for one.
         trace: write a trace to `<output>/trace_worker_<rank>.json`.
         exchange_plan: the plan of `--exchange=auto` from an earlier start or run, as
             `RecordedPlan.to_json` has it; empty: it chooses.
@@ -129,13 +109,6 @@ class TrainingDocument(WorkerDocument):
 
     token: str = field(repr=False)
     keys: str = field(default="", repr=False)
-    local_address: str = ""
-    shards: int = 0
-    exchange: ExchangeOptions = DEFAULT_OPTIONS
-    host: str = "127.0.0.1"
-    homes: tuple[int, ...] = ()
-    loads: tuple[int, ...] = ()
-    virtual_workers: tuple[int, ...] = ()
     trace: bool = False
     exchange_plan: str = ""
     copies: int = 0
@@ -146,30 +119,23 @@ class TrainingDocument(WorkerDocument):
 
     def __post_init__(self) -> None:
         WorkerDocument.__post_init__(self)
-        if self.shards < 0:
-            raise UsageError(f"the job document's shards is {self.shards}; expected 0 or more")
         for name in ("copies", "memory_snapshot_every"):
             if getattr(self, name) < 0:
                 raise UsageError(
                     f"the job document's {name} is {getattr(self, name)}; expected 0 or more"
                 )
-        if self.virtual_workers and self.placement.processes != self.workers:
+
+        placed = self.member.by_worker
+        if placed.processes != self.workers:
             raise UsageError(
-                f"the job document's virtual_workers are of {self.placement.processes} workers; "
-                f"expected {self.workers}"
+                f"the job document's virtual_workers are of {placed.processes} workers; expected "
+                f"{self.workers}"
             )
 
     @property
     def holds_snapshots(self) -> bool:
         """Whether the worker keeps a copy of each memory snapshot."""
-        return self.place.host <= self.copies and self.place.local_rank == 0
-
-    @property
-    def placement(self) -> VirtualWorkers:
-        """The virtual workers of the job, by the worker that computes for them."""
-        if not self.virtual_workers:
-            return VirtualWorkers.one_each(self.workers)
-        return VirtualWorkers(self.virtual_workers)
+        return self.member.host <= self.copies and self.member.local_rank == 0
 
     def schemes(self, names: Sequence[str]) -> tuple[Scheme, ...]:
         """Return the schemes of these tensors in `exchange_plan`; empty: there is none.

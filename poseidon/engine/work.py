@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
@@ -21,10 +22,7 @@ from poseidon.exchange.auto.recorded import RecordedPlan
 from poseidon.exchange.building.built import Built
 from poseidon.exchange.membership import Membership
 from ps_server import PeerLost, ServerError, StalenessTimeout
-from ps_server.interruption import Interruption
 from ps_server.keys import Keyring
-from ps_server.network import Network
-from ps_server.protocol.virtual_workers import VirtualWorkers
 from ps_server.trace import NO_TRACE, Tracer
 
 LOGGER = logging.getLogger(__name__)
@@ -68,6 +66,19 @@ class TrainingWork(Work[Training]):
         """Open the worker's trace, if the job writes any."""
         document = self.document
         return open_trace(Path(document.output), document.rank) if document.trace else NO_TRACE
+
+    def membership(self) -> Membership:
+        """Return the place of this worker in its job, with the job's secrets; the launcher may end
+        all waits of its exchange.
+        """
+        document, member = self.document, self.document.member
+        network = replace(
+            member.network,
+            token=bytes.fromhex(document.token),
+            keys=Keyring.from_json(document.keys) if document.keys else None,
+            interruption=self.launcher.interruption,
+        )
+        return replace(member, network=network)
 
     @property
     def kept_iteration(self) -> int | None:
@@ -140,35 +151,5 @@ class TrainingWork(Work[Training]):
         """
         if built.recorded:
             self.launcher.send("exchange_plan", plan=RecordedPlan.of_choices(built.plan).to_json())
-        if not membership_of(self.document).alone:
+        if not self.document.member.alone:
             log_plan(built.plan, Path(self.document.output), number)
-
-
-def membership_of(
-    document: TrainingDocument, interruption: Interruption | None = None
-) -> Membership:
-    """Return a worker's membership of the exchange.
-
-    Args:
-        document: of the worker.
-        interruption: may end all waits of the exchange; None: nothing does.
-    """
-    return Membership(
-        network=Network(
-            rank=document.rank,
-            size=document.workers,
-            host=document.host,
-            token=bytes.fromhex(document.token),
-            keys=Keyring.from_json(document.keys) if document.keys else None,
-            interruption=interruption or Interruption(),
-        ),
-        hosts=document.hosts,
-        local_address=document.local_address,
-        shards=document.shards,
-        homes=document.homes,
-        loads=document.loads,
-        virtual_workers=(
-            VirtualWorkers(document.virtual_workers) if document.virtual_workers else None
-        ),
-        options=document.exchange,
-    )

@@ -181,7 +181,7 @@ class WorkerContext:
         number: index of this training loop in its process, from 0.
     """
 
-    worker: ThisWorker = field(default_factory=ThisWorker)
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     member: Membership = field(default_factory=Membership)
     connect: Connect = _alone
     trace: Tracer = NO_TRACE
@@ -202,6 +202,12 @@ class WorkerContext:
     reducers: list[Reducer] = field(default_factory=list)
     number: int = 0
     loops: Loops = field(default_factory=Loops)
+
+    @property
+    def worker(self) -> ThisWorker:
+        """Rank, number of workers and device of this process."""
+        network = self.member.network
+        return ThisWorker(rank=network.rank, size=network.size, device=self.device)
 
     @property
     def prefix(self) -> Path:

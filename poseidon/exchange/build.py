@@ -41,7 +41,7 @@ from poseidon.exchange.building.server_exchange import (
     layouts_of,
     low_rank_of,
 )
-from poseidon.exchange.cost import ELEMENT_BYTES, Choice, ExchangePlan, choose
+from poseidon.exchange.cost import ELEMENT_BYTES, Choice, ExchangePlan, Topology, choose
 from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.lossy.compression import compressions_of
 from poseidon.exchange.membership import Membership
@@ -72,7 +72,7 @@ def plan_exchange(
     plan = choose(
         tensors,
         kind,
-        member.topology,
+        Topology.of_job(member),
         gradients=pushed_in(*wire),
         values=sent_in(*wire),
         compressions=compressions_of(tensors, options.compress, options.loss_budget),

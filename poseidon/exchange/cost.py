@@ -34,6 +34,7 @@ from poseidon.exchange.base import Trained
 from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.lossy.automatic import wire_bytes
 from poseidon.exchange.lossy.compression import Compression
+from poseidon.exchange.membership import Membership
 from ps_server import Precision
 
 ELEMENT_BYTES = 4
@@ -67,6 +68,20 @@ class Topology:
     def colocated(cls, workers: int) -> Topology:
         """Return a cluster whose hosts all have workers and equal shards: P2 = P1."""
         return cls(workers=workers, worker_loads=(1,) * workers)
+
+    @classmethod
+    def of_job(cls, member: Membership) -> Topology:
+        """Return the hosts that push, and the load of each host's shards. Without shards: a shard
+        on each host, to compare with. Where hosts do not average: as many such hosts as there are
+        virtual workers, so that the plan depends on their number alone.
+        """
+        if not member.averages:
+            return cls.colocated(member.placed.count)
+        clients, shards = member.host_count, member.shards
+        if not shards:
+            return cls.colocated(clients)
+        homes = member.homes or tuple(shard * clients // shards for shard in range(shards))
+        return cls.of_shards(clients, homes, member.loads)
 
     @classmethod
     def of_shards(cls, workers: int, homes: Sequence[int], loads: Sequence[int] = ()) -> Topology:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from poseidon.exchange.cost import Topology
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions, OnDivergence
+from ps_server.errors import SpecError
 from ps_server.network import Network
 from ps_server.protocol.seats import HostPlace, seats_of
 from ps_server.protocol.settings import CHUNKS_A_SERVER, CHUNKS_A_SHARD
@@ -48,6 +48,15 @@ class Membership:
     virtual_workers: VirtualWorkers | None = None
     quorum: tuple[int, float] = (0, 0.0)
     options: ExchangeOptions = DEFAULT_OPTIONS
+
+    def __post_init__(self) -> None:
+        if self.hosts and (min(self.hosts) < 1 or sum(self.hosts) != self.network.size):
+            raise SpecError(
+                f"hosts are {self.hosts!r:.60}; expected {self.network.size} workers, one or more "
+                "for each"
+            )
+        if self.shards < 0:
+            raise SpecError(f"shards is {self.shards}; expected 0 or more")
 
     @property
     def host_place(self) -> HostPlace:
@@ -179,17 +188,3 @@ class Membership:
     def equal_bits(self) -> bool:
         """Whether the job ends where the processors of the replicas compute different bits."""
         return self.options.on_divergence is OnDivergence.STOP
-
-    @property
-    def topology(self) -> Topology:
-        """The hosts that push, and the load of each host's shards. Without shards: a shard on each
-        host, to compare with. Where hosts do not average: as many such hosts as there are virtual
-        workers, so that the plan depends on their number alone.
-        """
-        if not self.averages:
-            return Topology.colocated(self.placed.count)
-        clients = self.host_count
-        if not self.shards:
-            return Topology.colocated(clients)
-        homes = self.homes or tuple(shard * clients // self.shards for shard in range(self.shards))
-        return Topology.of_shards(clients, homes, self.loads)

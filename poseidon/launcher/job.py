@@ -32,6 +32,7 @@ from poseidon.engine.snapshots.rotation import COPIES
 from poseidon.errors import JobError, UsageError, counted
 from poseidon.exchange.auto.recorded import RecordedPlan
 from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import check_virtual_workers
 from poseidon.launcher.closing_lines import resume_command, without_flags
 from poseidon.launcher.job_folder import OUTPUT
@@ -44,6 +45,7 @@ from poseidon.launcher.processes import (
 )
 from poseidon.launcher.request import JobRequest
 from poseidon.launcher.site import FileSet, Site
+from ps_server.network import Network
 from ps_server.protocol.virtual_workers import VirtualWorkers
 
 RESTARTS_OF_MANY_HOSTS = 3
@@ -405,20 +407,22 @@ class Job(ABC):
             token=start.token,
             keys=start.keyring(role),
             output=self.site.path(self.output),
-            rank=role.rank,
-            workers=plan.worker_count,
-            hosts=by_host if max(by_host) > 1 else (),
-            local_address=""
-            if alone
-            else str(Path(self.site.socket_folder(role.host)) / "workers"),
+            member=Membership(
+                network=Network(
+                    rank=role.rank, size=plan.worker_count, host=role.host.socket_address
+                ),
+                hosts=by_host if max(by_host) > 1 else (),
+                local_address=""
+                if alone
+                else str(Path(self.site.socket_folder(role.host)) / "workers"),
+                shards=plan.shard_count,
+                homes=plan.homes,
+                loads=plan.loads,
+                virtual_workers=self.virtual_workers if self.plans_by_number else None,
+                options=self.request.exchange,
+            ),
             device=role.device,
             threads=self._threads(role),
-            virtual_workers=self.virtual_workers.bounds if self.plans_by_number else (),
-            shards=plan.shard_count,
-            exchange=self.request.exchange,
-            host=role.host.socket_address,
-            homes=plan.homes,
-            loads=plan.loads,
             trace=self.request.trace,
             exchange_plan=start.exchange_plan,
             copies=(self.request.elastic or 1) if self.elastic else 0,

@@ -40,8 +40,8 @@ from poseidon.engine.observation import Observation
 from poseidon.engine.own_time import OwnTime
 from poseidon.engine.session import LoopPosition
 from poseidon.engine.this_process import current_line, place_of, running_in
-from poseidon.engine.work import NOTHING, TrainingWork, membership_of
-from poseidon.engine.worker_context import Observed, ThisWorker, WorkerContext
+from poseidon.engine.work import NOTHING, TrainingWork
+from poseidon.engine.worker_context import Observed, WorkerContext
 from poseidon.errors import PoseidonError
 from poseidon.exchange.building.built import Built
 from poseidon.exchange.exchange import Exchange
@@ -163,7 +163,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         if self._opened or self._has_collectives:
             return NOTHING
         if document.workers == 1:
-            if document.placement.count > 1:
+            if document.member.by_worker.count > 1:
                 LOGGER.warning(
                     "the script has ended without poseidon.distribute(), so --virtual_workers had "
                     "no effect"
@@ -383,7 +383,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         """
         document = self.document
         exchange = self._addresses(partial(self.launcher.exchange_addresses, among=WORKERS))
-        told = exchange(f"{free_address(document.host)} {this_machine()}")
+        told = exchange(f"{free_address(document.member.network.host)} {this_machine()}")
         masters, machines = zip(*(one.split(" ", 1) for one in told), strict=True)
         os.environ.update(torchrun_variables(document, masters[0]))
         return list(machines)
@@ -402,10 +402,8 @@ class ScriptWork(TrainingWork[ScriptDocument]):
     def _context(self, trace: Tracer) -> WorkerContext:
         document = self.document
         return WorkerContext(
-            worker=ThisWorker(
-                rank=document.rank, size=document.workers, device=torch.device(document.device)
-            ),
-            member=membership_of(document, self.launcher.interruption),
+            device=torch.device(document.device),
+            member=self.membership(),
             connect=self._addresses(self.launcher.exchange_addresses),
             trace=trace,
             job=document.job,

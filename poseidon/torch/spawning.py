@@ -264,7 +264,8 @@ class ScriptPlace:
         leader = self._here[0]
         if rank not in self._here:
             ranks = ", ".join(map(str, self._here))
-            return {"error": OTHER_RANK.format(own=self._document.host, asked=rank, ranks=ranks)}
+            host = self._document.member.network.host
+            return {"error": OTHER_RANK.format(own=host, asked=rank, ranks=ranks)}
         if leader != own:
             self._follow(leader)
             return {

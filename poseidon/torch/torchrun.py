@@ -25,7 +25,7 @@ def torchrun_variables(document: ScriptDocument, master: str) -> Mapping[str, st
         master: HOST:PORT on the host of worker 0, where nothing listens.
     """
     address, _, port = master.rpartition(":")
-    place = document.place
+    place = document.member.host_place
     values: dict[str, object] = {
         "RANK": document.rank,
         "WORLD_SIZE": document.workers,

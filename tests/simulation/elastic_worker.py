@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -35,13 +36,13 @@ from poseidon.exchange.allreduce import sums
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.factors import carrier
 from poseidon.exchange.host import links, owner, state
+from poseidon.exchange.membership import Membership
 from poseidon.exchange.observe.statistics import TransitTimes
 from poseidon.exchange.observe.watchdog import Watchdog
 from ps_server import client, monitor, pump
 from ps_server.errors import ServerError, as_server_error
 from ps_server.keys import Keyring
 from ps_server.meters import ClientMeter
-from ps_server.network import Network
 from ps_server.pump import Pump
 from ps_server.server import Server
 from tests.simulation.client import Waits, serve_shard
@@ -138,7 +139,7 @@ class ElasticWorker:
         inlet: Any = _Inlet(process, primitives)
         launcher = LauncherConnection(inlet, _Outlet(self), notes=SolverWork.notes)  # type: ignore[arg-type]
         document = read_document(JobDocument, self._first_line)
-        self._work = _Work(self._course, document, launcher)
+        self._work = _Work(self, document, launcher)
         status = run_work(self._work)
         if status == 0 and not process.hung_up:
             self._course.ended(self._work.document.rank, self.reached, self._values())
@@ -187,14 +188,22 @@ class ElasticWorker:
 class _Work(SolverWork):
     """The real one; an error that it should not raise breaks a law."""
 
-    def __init__(self, course: Course, document: JobDocument, launcher: LauncherConnection) -> None:
+    def __init__(self, worker: ElasticWorker, document: JobDocument, launcher: LauncherConnection):
         super().__init__(document, launcher)
-        self._course = course
+        self._worker = worker
+
+    def membership(self) -> Membership:
+        """See `TrainingWork`."""
+        member, worker = super().membership(), self._worker
+        name = f"{worker._process.name} {len(worker.wires)}"
+        worker.wires.append(SimulatedWire(worker._course.fabric, worker._process, name))
+        return replace(member, network=replace(member.network, wire=worker.wires[-1]))
 
     def location(self, error: Exception) -> str:
         """See `Work`; called with the error that has ended it."""
         if not isinstance(error, PoseidonError | ServerError):
-            self._course.broken = self._course.broken or error
+            course = self._worker._course
+            course.broken = course.broken or error
         return super().location(error)
 
 
@@ -304,12 +313,6 @@ def installed(course: Course) -> Iterator[None]:
             primitives, worker._process, moved.steps, moved.fail, [wire.listening, wire.sending]
         )
 
-    def network(**fields: Any) -> Network:
-        worker = running()
-        name = f"{worker._process.name} {len(worker.wires)}"
-        worker.wires.append(SimulatedWire(course.fabric, worker._process, name))
-        return Network(**fields, wire=worker.wires[-1])
-
     def forward_backward(
         replica: Replica,
         nets: WorkerNets,
@@ -330,7 +333,6 @@ def installed(course: Course) -> Iterator[None]:
         (monitor, "time", primitives.time),
         (pump, "threading", SimpleNamespace(Thread=pump_thread)),
         (worker_links, "threading", SimpleNamespace(Thread=links_thread)),
-        (work, "Network", network),
         *((module, "threading", primitives.threading) for module in (carrier, sums)),
         (client, "time", primitives.time),
         (client, "ZmqClientTransport", connect),

@@ -53,17 +53,18 @@ def begin():
         say("paused", snapshot=None)
     else:
         say("ready")
-        if not document["shards"]:
+        if not document["member"]["shards"]:
             train()
 def train():
     global snapshot, running
     snapshot += 1
     running = True
     if document["balances"]:
-        own = document["virtual_workers"]
-        number = own[document["rank"] + 1] - own[document["rank"]]
+        own = document["member"]["virtual_workers"]["bounds"]
+        rank = document["member"]["network"]["rank"]
+        number = own[rank + 1] - own[rank]
         for count in (0, 10):
-            own_s = count * number * (1 + document["rank"])
+            own_s = count * number * (1 + rank)
             say("timed", iterations=count, own_s=own_s, whole_s=count * 20)
     say("progress", iteration=snapshot + 1, max_iter=4000, images=1, loss=1.5)
 begin()

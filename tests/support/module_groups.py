@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from poseidon.engine.session import LoopPosition
-from poseidon.engine.worker_context import ThisWorker, WorkerContext
+from poseidon.engine.worker_context import WorkerContext
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
@@ -40,7 +40,6 @@ def worker_contexts(
     """Return the context of each worker; `folder` is the job's."""
     return [
         WorkerContext(
-            worker=ThisWorker(rank=rank, size=workers),
             member=replace(
                 member,
                 network=replace(member.network, rank=rank, size=workers, token=TOKEN),

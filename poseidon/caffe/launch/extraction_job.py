@@ -33,12 +33,14 @@ from poseidon.cluster.supervision.loop import run_job
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.state import DEFAULT_SUPERVISION
 from poseidon.errors import DataError, JobError, counted
+from poseidon.exchange.membership import Membership
 from poseidon.launcher.job import check_folder
 from poseidon.launcher.job_folder import OUTPUT, output_folder, register_job
 from poseidon.launcher.processes import worker_spec
 from poseidon.launcher.request import ExtractionRequest
 from poseidon.launcher.site import Site, read_hosts
 from poseidon.launcher.terminal import Terminal
+from ps_server.network import Network
 
 
 def run_extraction_job(request: ExtractionRequest) -> int:
@@ -61,8 +63,7 @@ def run_extraction_job(request: ExtractionRequest) -> int:
         batches=request.num_mini_batches,
         job=job,
         output=str(output),
-        workers=plan.worker_count,
-        hosts=plan.workers_by_host,
+        member=Membership(network=Network(size=plan.worker_count), hosts=plan.workers_by_host),
         threads=max(1, (os.cpu_count() or 1) // plan.worker_count),
         imports=request.imports,
     )
@@ -117,7 +118,8 @@ def require_local(hostfile: str | None, hosts: tuple[Host, ...]) -> None:
 
 
 def _part(common: Extraction, worker: WorkerPlan) -> Extraction:
-    return replace(common, rank=worker.rank, device=worker.device)
+    member = replace(common.member, network=replace(common.member.network, rank=worker.rank))
+    return replace(common, member=member, device=worker.device)
 
 
 def _supervise(

@@ -9,7 +9,7 @@ from poseidon.engine.document import WorkerDocument
 
 
 def layer_context(document: WorkerDocument, *, phase: int, seed: int) -> LayerContext:
-    place = document.place
+    place = document.member.host_place
     return LayerContext(
         phase=phase,
         seed=seed,

@@ -33,7 +33,7 @@ from poseidon.engine.memory import SolverMemory
 from poseidon.engine.observation import Observation
 from poseidon.engine.own_time import OwnTime
 from poseidon.engine.snapshots.writer import SnapshotSettings, SnapshotWriter
-from poseidon.engine.work import NOTHING, TrainingWork, membership_of
+from poseidon.engine.work import NOTHING, TrainingWork
 from poseidon.errors import JobError, counted
 from poseidon.exchange.base import ExchangeSettings
 from poseidon.exchange.build import build_exchange
@@ -207,7 +207,7 @@ class SolverWork(TrainingWork[JobDocument]):
         solver = solver.with_settings(document.settings).with_train_state(
             level=int(document.level) if document.level else None, stages=document.stages
         )
-        return Replica(solver, solver_settings(solver), self._context(), document.placement)
+        return Replica(solver, solver_settings(solver), self._context(), document.member.by_worker)
 
     def _context(self) -> LayerContext:
         return layer_context(self.document, phase=TRAIN, seed=self.document.seed)
@@ -215,7 +215,7 @@ class SolverWork(TrainingWork[JobDocument]):
     def _place(self, replica: Replica) -> None:
         """Take the place in the job that the document of the next start gives to this worker."""
         gc.unfreeze()
-        replica.go_on(self._context(), self.document.placement)
+        replica.go_on(self._context(), self.document.member.by_worker)
 
     @property
     def kept_iteration(self) -> int | None:
@@ -254,13 +254,13 @@ class SolverWork(TrainingWork[JobDocument]):
                     gradient_scale=1.0 / replica.settings.iter_size,
                     start_clock=start,
                 ),
-                membership_of(document, self.launcher.interruption),
+                self.membership(),
                 self.launcher.exchange_addresses,
                 trace=trace,
                 schemes=self._known_schemes(replica, state, kept),
             )
         if built.recorded or (
-            document.exchange.kind is ExchangeKind.HYBRID and built.store is not None
+            document.member.options.kind is ExchangeKind.HYBRID and built.store is not None
         ):
             self._schemes = tuple(choice.scheme for choice in built.plan.choices)
         self.launcher.most_lead = built.most_lead
@@ -370,16 +370,16 @@ class SolverWork(TrainingWork[JobDocument]):
         for line in net_table(replica.train, tables, built.store):
             LOGGER.info("%s", line)
         self.report_plan(built)
-        virtual = document.placement
+        virtual = document.member.by_worker
         LOGGER.info(
             "%s%s%s, %s, seed %d",
             counted(document.workers, "worker"),
             "" if virtual.is_one_each else f", {counted(virtual.count, 'virtual worker')}",
             f" x batch {replica.batch_records}" if replica.batch_records else "",
             "no server"
-            if membership_of(document).alone
-            else f"{document.exchange.kind.value}, {counted(document.shards, 'shard')}, "
-            f"{document.exchange.consistency.value}, staleness {document.exchange.staleness}"
+            if document.member.alone
+            else f"{document.member.options.kind.value}, {counted(document.member.shards, 'shard')}, "
+            f"{document.member.options.consistency.value}, staleness {document.member.options.staleness}"
             + (f", {built.local_steps} local steps a round" if built.local_steps else ""),
             document.seed,
         )
@@ -393,7 +393,7 @@ class SolverWork(TrainingWork[JobDocument]):
         start: int,
     ) -> Iterator[Trainer]:
         document, settings = self.document, replica.settings
-        images = replica.batch_records * document.placement.count * settings.iter_size
+        images = replica.batch_records * document.member.by_worker.count * settings.iter_size
         progress = ProgressReporter(
             self.launcher,
             settings.max_iter,
@@ -429,7 +429,7 @@ class SolverWork(TrainingWork[JobDocument]):
                 title=replica.train.definition.param.name or Path(document.solver).stem,
                 on_progress=progress,
                 on_open=progress.begin,
-                exchange=document.exchange,
+                exchange=document.member.options,
                 stop_at_nan=document.stop_at_nan,
                 local_steps=built.local_steps,
                 schemes=self._schemes,

@@ -184,5 +184,5 @@ class Extraction(WorkerDocument):
 
     def paths(self) -> tuple[Path, ...]:
         """Return the paths of this worker's databases."""
-        ending = f"_{self.place.host}_{self.place.local_rank}" if self.job else ""
+        ending = f"_{self.member.host}_{self.member.local_rank}" if self.job else ""
         return tuple(Path(f"{name}{ending}") for name in self.databases)

@@ -30,7 +30,7 @@ import torch
 from poseidon.exchange.allreduce.sums import Sums
 from poseidon.exchange.auto.rates import Rates
 from poseidon.exchange.base import Trained
-from poseidon.exchange.cost import ELEMENT_BYTES, server_bytes
+from poseidon.exchange.cost import ELEMENT_BYTES, Topology, server_bytes
 from poseidon.exchange.device import device_of
 from poseidon.exchange.factors.products import Scratch, apply_factors
 from poseidon.exchange.membership import Membership
@@ -141,7 +141,7 @@ def measure(client: Client, tensors: Sequence[Trained], member: Membership) -> R
             client, [by_server, meter.run], trial_sizes(tensors)
         )
     products = _product_s_per_flop(client, tensors, member)
-    link = server_bytes(2**20, member.topology) / (ELEMENT_BYTES * 2**20)
+    link = server_bytes(2**20, Topology.of_job(member)) / (ELEMENT_BYTES * 2**20)
     figures: dict[str, float] = {
         "server_s": server_s,
         "server_s_per_byte": server_s_per_byte,

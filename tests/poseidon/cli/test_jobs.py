@@ -224,8 +224,8 @@ def test_what_follows_the_script_is_the_scripts(
     first, second = documents
     assert first.script == str(folder / "train.py")
     assert first.arguments == ("--epochs=2", "--trace", "-x", "train.py")
-    assert first.exchange == ExchangeOptions(kind=ExchangeKind.SERVER, staleness=2)
-    assert (first.trace, first.shards) == (False, 2)
+    assert first.member.options == ExchangeOptions(kind=ExchangeKind.SERVER, staleness=2)
+    assert (first.trace, first.member.shards) == (False, 2)
     assert (first.output, second.rank, second.workers) == (str(folder / "logs"), 1, 2)
 
 
@@ -252,9 +252,9 @@ def test_a_checkpoint_is_checked_and_handed_to_every_worker(
 
 def test_one_worker_needs_no_server(documents: list[ScriptDocument]) -> None:
     assert main(["run", "train.py"]) == 0
-    assert [(document.workers, document.shards, document.device) for document in documents] == [
-        (1, 0, "cpu")
-    ]
+    assert [
+        (document.workers, document.member.shards, document.device) for document in documents
+    ] == [(1, 0, "cpu")]
 
 
 LAUNCHER = """

@@ -114,10 +114,10 @@ def train(solver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
 
 def test_workers_are_told_how_gradients_meet(train: Callable[..., Planned]) -> None:
     first, second = train("--exchange=svb", "--wait_free=false").documents
-    assert first.exchange == ExchangeOptions(kind=ExchangeKind.FACTORS, wait_free=False)
+    assert first.member.options == ExchangeOptions(kind=ExchangeKind.FACTORS, wait_free=False)
     assert not first.trace
-    assert (first.host, second.host) == ("127.0.0.1", "[::1]")
-    assert (first.homes, first.loads, first.shards) == ((0, 1), (), 2)
+    assert (first.member.network.host, second.member.network.host) == ("127.0.0.1", "[::1]")
+    assert (first.member.homes, first.member.loads, first.member.shards) == ((0, 1), (), 2)
 
 
 def test_every_worker_sees_the_settings_of_the_command_line(
@@ -160,17 +160,17 @@ def test_a_wrong_setting_is_one_sentence(
 
 
 def test_the_default_is_auto(train: Callable[..., Planned]) -> None:
-    assert {document.exchange for document in train().documents} == {DEFAULT_OPTIONS}
+    assert {document.member.options for document in train().documents} == {DEFAULT_OPTIONS}
     assert DEFAULT_OPTIONS.kind is ExchangeKind.AUTO
 
 
 def test_machines_that_only_serve_have_no_part_of_the_data(train: Callable[..., Planned]) -> None:
     lines = ("0 127.0.0.1 0 role=server", *(f"{number} 127.0.0.1 0" for number in (1, 2, 3)))
     planned = train(lines=lines)
-    assert [document.place.host for document in planned.documents] == [0, 1, 2]
-    assert {(d.place.host_count, d.workers) for d in planned.documents} == {(3, 3)}
-    assert {document.homes for document in planned.documents} == {(-1, 0, 1, 2)}
-    assert {document.loads for document in planned.documents} == {(2, 1, 1, 1)}
+    assert [document.member.host for document in planned.documents] == [0, 1, 2]
+    assert {(d.member.host_count, d.workers) for d in planned.documents} == {(3, 3)}
+    assert {document.member.homes for document in planned.documents} == {(-1, 0, 1, 2)}
+    assert {document.member.loads for document in planned.documents} == {(2, 1, 1, 1)}
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_one_worker_has_a_server_only_when_it_is_asked_for(
     train: Callable[..., Planned], flags: tuple[str, ...], lines: tuple[str, ...], shards: int
 ) -> None:
     planned = train(*flags, lines=lines)
-    assert (planned.plan.shard_count, planned.documents[0].shards) == (shards, shards)
+    assert (planned.plan.shard_count, planned.documents[0].member.shards) == (shards, shards)
 
 
 @pytest.mark.parametrize("role", ["", "role=worker"])
@@ -198,7 +198,9 @@ def test_all_reduce_has_no_shards(train: Callable[..., Planned], role: str) -> N
         "--exchange=allreduce", lines=[f"{client} 127.0.0.1 0 {role}" for client in range(2)]
     )
     assert planned.plan.shard_count == 0
-    assert [(document.shards, document.workers) for document in planned.documents] == [(0, 2)] * 2
+    assert [(document.member.shards, document.workers) for document in planned.documents] == [
+        (0, 2)
+    ] * 2
 
 
 def test_shards_write_traces_too(train: Callable[..., Planned], tmp_path: Path) -> None:

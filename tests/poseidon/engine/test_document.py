@@ -13,17 +13,19 @@ from poseidon.engine.document import (
     read_document,
 )
 from poseidon.errors import UsageError
+from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
+from ps_server.network import Network
 
 DOCUMENT = JobDocument(
     job="j",
     token="ab",
     solver="s.prototxt",
     output="out",
-    rank=1,
-    workers=2,
+    member=Membership(
+        network=Network(rank=1, size=2), hosts=(1, 1), options=ExchangeOptions(staleness=3)
+    ),
     weights=("a", "b"),
-    exchange=ExchangeOptions(staleness=3),
 )
 
 
@@ -36,23 +38,28 @@ def changed(**fields: object) -> str:
     return json.dumps({**json.loads(DOCUMENT.to_json()), **fields})
 
 
+def moved(**fields: object) -> str:
+    member = json.loads(DOCUMENT.to_json())["member"]
+    return changed(member={**member, **fields})
+
+
 BROKEN = {
     "empty": ("", "is not JSON"),
     "no object": ("[1]", "[1] is not a JobDocument"),
     "unknown field": (changed(colour="red"), "does not know: colour"),
-    "text for a number": (changed(rank="1"), "JobDocument has '1' as its rank"),
-    "true for a number": (changed(rank=True), "JobDocument has True as its rank"),
-    "rank beyond": (changed(rank=2), "rank is 2 of 2 workers"),
+    "text for a number": (moved(network={"rank": "1"}), "Network has '1' as its rank"),
+    "true for a number": (moved(network={"rank": True}), "Network has True as its rank"),
+    "rank beyond": (moved(network={"rank": 2, "size": 2}), "rank is 2 of 2 workers"),
     "other hosts": (
-        changed(hosts=[1, 2]),
+        moved(hosts=[1, 2]),
         r"hosts are (1, 2); expected 2 workers, one or more for",
     ),
-    "a host without": (changed(hosts=[2, 0]), r"hosts are (2, 0); expected 2 workers, one or more"),
-    "no workers": (changed(workers=0), "workers is 0; expected 1 or more"),
-    "negative": (changed(exchange={"staleness": -1}), "--staleness=-1: expected 0 or more"),
+    "a host without": (moved(hosts=[2, 0]), r"hosts are (2, 0); expected 2 workers, one or more"),
+    "no workers": (moved(network={"size": 0}), "rank is 0 of 0 workers"),
+    "negative": (moved(options={"staleness": -1}), "--staleness=-1: expected 0 or more"),
     "consistency": (
-        changed(exchange={"consistency": "BSP"}),
-        "JobDocument has {'consistency': 'BSP'} as its exchange",
+        moved(options={"consistency": "BSP"}),
+        "ExchangeOptions has 'BSP' as its consistency",
     ),
     "incomplete": ("{}", "JobDocument has no job"),
 }

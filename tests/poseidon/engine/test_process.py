@@ -16,7 +16,9 @@ from poseidon.engine.document import WorkerDocument, WorkKind
 from poseidon.engine.launcher_connection import LauncherConnection
 from poseidon.engine.work import Work
 from poseidon.errors import UsageError
+from poseidon.exchange.membership import Membership
 from ps_server import PeerLost
+from ps_server.network import Network
 
 
 class Failing(Work[WorkerDocument]):
@@ -37,7 +39,9 @@ class Failing(Work[WorkerDocument]):
 def end(folder: Path, result: Exception | Mapping[str, object], place: str) -> dict[str, Any]:
     """Return the last event of a worker, with its exit code."""
     outlet = io.StringIO()
-    document = WorkerDocument(job="j", output=str(folder), rank=1, workers=2)
+    document = WorkerDocument(
+        job="j", output=str(folder), member=Membership(network=Network(rank=1, size=2))
+    )
     work = Failing(document, LauncherConnection(io.StringIO(), outlet))
     work.result, work.place = result, place
     code = process.run_work(work)

@@ -20,6 +20,8 @@ from poseidon.engine.this_process import (
     this_worker,
 )
 from poseidon.engine.worker_context import ThisWorker, WorkerContext
+from poseidon.exchange.membership import Membership
+from ps_server.network import Network
 
 
 class Opened:
@@ -33,7 +35,7 @@ class Opened:
 
 
 def test_a_process_is_one_worker_inside_the_block_alone() -> None:
-    context = WorkerContext(worker=ThisWorker(rank=2, size=5))
+    context = WorkerContext(member=Membership(network=Network(rank=2, size=5)))
     assert not is_in_job()
     with running_in(context):
         assert is_in_job()

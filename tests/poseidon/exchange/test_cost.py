@@ -305,5 +305,7 @@ def test_the_plan_counts_what_crosses_the_wire_in_half_precision(
             precision=Precision.FLOAT16, consistency=consistency, staleness=staleness
         ),
     )
-    expected = choose(tensors, member.options.kind, member.topology, gradients=there, values=back)
+    expected = choose(
+        tensors, member.options.kind, Topology.of_job(member), gradients=there, values=back
+    )
     assert plan_exchange(tensors, member).bytes == expected.bytes

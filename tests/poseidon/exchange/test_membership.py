@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from poseidon.exchange.cost import Topology
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
@@ -113,7 +114,10 @@ def test_a_plane_has_one_worker_of_each_host(
             assert whole is not None
             assert (keys.own, keys.expect) == (whole.own, whole.expect)
             assert keys.admit == tuple(public[each] for each in ranks)
-            assert (plane.topology, plane.chooses) == (job[rank].topology, job[rank].chooses)
+            assert (Topology.of_job(plane), plane.chooses) == (
+                Topology.of_job(job[rank]),
+                job[rank].chooses,
+            )
 
 
 def test_workers_beyond_the_planes_are_a_plane_of_the_hosts_that_have_them() -> None:
@@ -155,6 +159,6 @@ def test_hosts_choose_by_time(
 
 
 def test_the_plan_counts_hosts_or_virtual_workers() -> None:
-    assert members((2, 2))[0].topology.workers == 2
-    assert members((2, 1))[0].topology.workers == 3
-    assert members((2, 2), virtual=VirtualWorkers((0, 2, 3, 4, 6)))[0].topology.workers == 6
+    assert Topology.of_job(members((2, 2))[0]).workers == 2
+    assert Topology.of_job(members((2, 1))[0]).workers == 3
+    assert Topology.of_job(members((2, 2), virtual=VirtualWorkers((0, 2, 3, 4, 6)))[0]).workers == 6

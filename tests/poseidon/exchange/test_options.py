@@ -17,7 +17,6 @@ from poseidon.cli.main import parse_arguments
 from poseidon.cluster.dial.dialer import LocalDialer
 from poseidon.cluster.machinefile import parse_machinefile
 from poseidon.engine.document import ScriptDocument, read_document
-from poseidon.engine.work import membership_of
 from poseidon.errors import UsageError
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import build_exchange
@@ -107,8 +106,10 @@ def test_the_page_has_the_defaults() -> None:
 
 
 def test_a_document_carries_them() -> None:
-    document = ScriptDocument(job="j", token="00", output="o", script="s.py", exchange=ALL)
-    assert read_document(ScriptDocument, document.to_json()).exchange == ALL
+    document = ScriptDocument(
+        job="j", token="00", output="o", script="s.py", member=Membership(options=ALL)
+    )
+    assert read_document(ScriptDocument, document.to_json()).member.options == ALL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +126,7 @@ class Received(Exception):
 def test_an_added_option_needs_a_field_alone_to_reach_the_store(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for module in ("cli.jobs", "cli.parsers.job_flags", "engine.document"):
+    for module in ("cli.jobs", "cli.parsers.job_flags", "exchange.membership"):
         monkeypatch.setattr(f"poseidon.{module}.ExchangeOptions", Extended)
     monkeypatch.setattr(json_fields, "_checks_of", json_fields._checks_of.__wrapped__)
     script = tmp_path / "script.py"
@@ -148,7 +149,7 @@ def test_an_added_option_needs_a_field_alone_to_reach_the_store(
 
     monkeypatch.setattr("poseidon.exchange.building.server_exchange.store_spec", store_spec)
     for line in lines:
-        member = membership_of(read_document(ScriptDocument, line))
+        member = read_document(ScriptDocument, line).member
         with pytest.raises(Received) as received:
             build_exchange(
                 [Trained(name="w", tensor=torch.zeros(3))], ExchangeSettings(), member, tuple

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -273,8 +274,9 @@ def test_virtual_workers_move_to_faster_workers(
     first, second, third = watch.starts
     assert first == second
     assert third["worker 0"] == first["worker 1"]
-    bounds = [one["virtual_workers"] for one in documents if one["rank"] == 0]
-    assert bounds == [[0, 4, 8, 11], [0, 6, 9, 11], [0, 7, 11]]
+    members: list[Any] = [one["member"] for one in documents]
+    placed = [one["virtual_workers"]["bounds"] for one in members if one["network"]["rank"] == 0]
+    assert placed == [[0, 4, 8, 11], [0, 6, 9, 11], [0, 7, 11]]
     said = capsys.readouterr().err
     assert "the workers will compute for 6, 3, 2 virtual workers, instead of 4, 4, 3: each" in said
     assert (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ import poseidon.pycaffe as caffe
 from poseidon.engine.elastic import Regrouped
 from poseidon.engine.memory import ScriptMemory
 from poseidon.engine.this_process import running_in
-from poseidon.engine.worker_context import ThisWorker, WorkerContext
+from poseidon.engine.worker_context import WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.membership import Membership
@@ -187,8 +186,7 @@ def test_options_that_a_solver_cannot_have_are_refused() -> None:
 
 def test_a_rank_that_the_job_does_not_have_is_refused() -> None:
     caffe.set_solver_count(2)
-    context = WorkerContext(folder=Path())
-    with running_in(replace(context, worker=ThisWorker())):
+    with running_in(WorkerContext(folder=Path())):
         solver = caffe.get_solver("solver.prototxt")
         with pytest.raises(UsageError, match="number 0 of 2, and its worker number 0 of 1; a"):
             caffe.Gloo(solver)

@@ -27,6 +27,7 @@ from poseidon.engine.launcher_connection import (
 )
 from poseidon.engine.process import run_work
 from poseidon.exchange.exchange import Exchange
+from poseidon.exchange.membership import Membership
 from poseidon.exchange.observe.watchdog import Watchdog
 from poseidon.torch.script import (
     STRATEGIES,
@@ -34,6 +35,8 @@ from poseidon.torch.script import (
     combined_statistics,
     search_as_plain_python,
 )
+from ps_server.network import Network
+from ps_server.protocol.virtual_workers import VirtualWorkers
 
 
 class RecordingConnection(LauncherConnection):
@@ -194,7 +197,7 @@ def test_a_debugger_that_has_nothing_to_read_is_one_sentence(
 ) -> None:
     monkeypatch.setattr(sys, "breakpointhook", None)
     refuse_breakpoints()
-    code, event = run(tmp_path, text, monkeypatch, workers=workers)
+    code, event = run(tmp_path, text, monkeypatch, member=Membership(network=Network(size=workers)))
     assert (code, event["event"]) == (1, "error")
     assert event["message"].startswith(message)
 
@@ -287,7 +290,13 @@ def test_a_worker_that_never_joins_says_so_to_the_launcher_and_in_the_log(
     """Another one may wait for it in `distribute`."""
     for rank, ddp in ((1, False), (0, False), (0, True)):
         text = "import sys\nsys.exit(0)"
-        end = run(tmp_path, text, monkeypatch, rank=rank, workers=3, ddp=ddp)
+        end = run(
+            tmp_path,
+            text,
+            monkeypatch,
+            member=Membership(network=Network(rank=rank, size=3)),
+            ddp=ddp,
+        )
         assert end == (0, {"event": "done", "joined": False})
     assert caplog.messages == [
         f"the script has ended without {what}: each of the 3 workers has run it by itself"
@@ -298,8 +307,9 @@ def test_a_worker_that_never_joins_says_so_to_the_launcher_and_in_the_log(
 def test_a_lone_worker_says_that_virtual_workers_had_no_effect(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for bounds in ((), (0, 1), (0, 4)):
-        assert run(tmp_path, "", monkeypatch, virtual_workers=bounds) == (0, {"event": "done"})
+    for placed in (None, VirtualWorkers((0, 1)), VirtualWorkers((0, 4))):
+        member = Membership(virtual_workers=placed)
+        assert run(tmp_path, "", monkeypatch, member=member) == (0, {"event": "done"})
     assert caplog.messages == [
         "the script has ended without poseidon.distribute(), so --virtual_workers had no effect"
     ]
@@ -431,8 +441,8 @@ for _ in range(3):
         ({"ddp": True}, "accelerate", "so each trains alone; expected DistributedDataParallel"),
         ({}, "lightning.fabric", "expected Fabric(strategy="),
         ({}, "accelerate", "expected `poseidon run --ddp`"),
-        ({"rank": 1}, "", ""),
-        ({"workers": 1}, "", ""),
+        ({"member": Membership(network=Network(rank=1, size=2))}, "", ""),
+        ({"member": Membership()}, "", ""),
     ],
 )
 def test_an_optimizer_that_steps_alone_is_noticed_at_once(
@@ -447,7 +457,8 @@ def test_an_optimizer_that_steps_alone_is_noticed_at_once(
         monkeypatch.delitem(sys.modules, name, raising=False)
     if library:
         monkeypatch.setitem(sys.modules, library, ModuleType(library))
-    code, _ = run(tmp_path, LONE_STEPS, monkeypatch, **{"workers": 2, **fields})
+    fields = {"member": Membership(network=Network(size=2)), **fields}
+    code, _ = run(tmp_path, LONE_STEPS, monkeypatch, **fields)
     assert code == 0
     said = [
         record.getMessage() for record in caplog.records if "makes a step" in record.getMessage()

@@ -14,9 +14,11 @@ import torch.distributed
 from poseidon.engine.document import ScriptDocument
 from poseidon.engine.launcher_connection import LauncherConnection
 from poseidon.errors import UsageError
+from poseidon.exchange.membership import Membership
 from poseidon.torch import spawning
 from poseidon.torch.spawned import Asked, Link
 from poseidon.torch.spawning import ScriptPlace, name_of
+from ps_server.network import Network
 from tests.support.polling import until
 
 HERE = spawning.this_machine()
@@ -26,7 +28,12 @@ HERE = spawning.this_machine()
 def place() -> Iterator[ScriptPlace]:
     """The place of worker 1 of three, of which 1 and 2 are on this machine."""
     document = ScriptDocument(
-        job="j", output="/o", script="s.py", token="ab", rank=1, workers=3, ddp=True
+        job="j",
+        output="/o",
+        script="s.py",
+        token="ab",
+        member=Membership(network=Network(rank=1, size=3)),
+        ddp=True,
     )
     launcher = LauncherConnection(io.StringIO(), io.StringIO())
     with closing(ScriptPlace(document, launcher)) as own:

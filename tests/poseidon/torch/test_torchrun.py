@@ -7,7 +7,9 @@ import socket
 import pytest
 
 from poseidon.engine.document import ScriptDocument
+from poseidon.exchange.membership import Membership
 from poseidon.torch.torchrun import free_address, torchrun_variables
+from ps_server.network import Network
 
 
 def test_a_worker_has_all_variables_of_torchrun() -> None:
@@ -16,9 +18,7 @@ def test_a_worker_has_all_variables_of_torchrun() -> None:
         output="out",
         token="",
         script="train.py",
-        rank=5,
-        workers=6,
-        hosts=(3, 1, 2),
+        member=Membership(network=Network(rank=5, size=6), hosts=(3, 1, 2)),
         restarts=1,
         max_restarts=3,
     )

@@ -33,7 +33,6 @@ from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.cluster.supervision.state import Outcome
 from poseidon.engine.document import JobDocument, read_document
 from poseidon.engine.training_options import TrainingOptions
-from poseidon.engine.work import membership_of
 from poseidon.errors import DefinitionError, UsageError
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
@@ -41,6 +40,7 @@ from poseidon.launcher.closing_lines import model_of
 from poseidon.launcher.processes import Start
 from poseidon.launcher.request import Balance, TrainRequest
 from poseidon.launcher.site import Site
+from ps_server.protocol.virtual_workers import VirtualWorkers
 from tests.support.databases import make_pictures
 from tests.support.training import write_definitions
 
@@ -319,11 +319,12 @@ def test_a_job_that_goes_on_with_fewer_hosts_keeps_its_virtual_workers(
     job = job_of(tmp_path, 4, balance=Balance(speeds=(1.0, 1.0, 1.0, 3.0)))
     start = Start(attempt=0, point=StartingPoint(), exchange_plan="", token="ab", keys=None)
     first = [job.document(role, start) for role in job.plan.workers]
-    assert {(one.threads, one.virtual_workers) for one in first} == {(3, ())}
+    assert {(one.threads, one.member.virtual_workers) for one in first} == {(3, None)}
     job.site._hosts = job.site.hosts[:1] + job.site.hosts[3:]
     job.renew_plan()
     later = [job.document(role, start) for role in job.plan.workers]
-    assert {(one.threads, one.virtual_workers) for one in later} == {(3, (0, 1, 4))}
+    placed = VirtualWorkers((0, 1, 4))
+    assert {(one.threads, one.member.virtual_workers) for one in later} == {(3, placed)}
 
 
 def test_each_worker_knows_the_workers_of_all_hosts(
@@ -334,21 +335,27 @@ def test_each_worker_knows_the_workers_of_all_hosts(
     job = job_of(tmp_path, 2)
     start = Start(attempt=0, point=StartingPoint(), exchange_plan="", token="ab", keys=None)
     even = [job.document(role, start) for role in job.plan.workers]
-    assert {(one.hosts, one.local_address, one.threads) for one in even} == {((), "", 6)}
+    assert {(one.member.hosts, one.member.local_address, one.threads) for one in even} == {
+        ((), "", 6)
+    }
     uneven = job.with_hosts([replace(job.site.hosts[0], workers=2), job.site.hosts[1]])
     uneven._threads_of = {}
     documents = [uneven.document(role, start) for role in uneven.plan.workers]
-    assert {one.hosts for one in documents} == {(2, 1)}
-    places = [one.place for one in documents]
+    assert {one.member.hosts for one in documents} == {(2, 1)}
+    places = [one.member.host_place for one in documents]
     assert [(place.host, place.local_rank, place.local_workers) for place in places] == [
         (0, 0, 2),
         (0, 1, 2),
         (1, 0, 1),
     ]
-    assert [one.local_address for one in documents] == ["/tmp/0/workers", "/tmp/0/workers", ""]
+    assert [one.member.local_address for one in documents] == [
+        "/tmp/0/workers",
+        "/tmp/0/workers",
+        "",
+    ]
     assert [one.threads for one in documents] == [3, 3, 6]
-    assert {one.virtual_workers for one in documents} == {()}
-    members = [membership_of(one) for one in documents]
+    assert {one.member.virtual_workers for one in documents} == {None}
+    members = [one.member for one in documents]
     assert [member.network.rank for member in members] == [0, 1, 2]
     assert [member.placed.bounds for member in members] == [(0, 2, 3)] * 3
 

@@ -25,8 +25,10 @@ from poseidon.engine.process import run_work
 from poseidon.exchange.base import History
 from poseidon.exchange.exchange import ExchangeState
 from poseidon.exchange.kinds import ExchangeKind
+from poseidon.exchange.membership import Membership
 from poseidon.exchange.options import ExchangeOptions
 from ps_server import Server, Shard, ZmqServerTransport
+from ps_server.network import Network
 from ps_server.protocol.virtual_workers import VirtualWorkers
 from tests.support.cluster import serving
 from tests.support.training import write_definitions
@@ -112,7 +114,7 @@ def start(
             Shard(index, workers, bytes.fromhex(own[0].token)),
             ZmqServerTransport("tcp://127.0.0.1:0"),
         )
-        for index in range(first.shards)
+        for index in range(first.member.shards)
     ]
     with serving(servers):
         yield own, [server.address for server in servers]
@@ -122,13 +124,13 @@ def documents(
     first: JobDocument, workers: int, rewind: int = -1, speeds: Sequence[float] = ()
 ) -> list[JobDocument]:
     """Return the documents of the workers of a start."""
-    bounds = VirtualWorkers.spread(V, speeds or [1.0] * workers).bounds
+    placed = VirtualWorkers.spread(V, speeds or [1.0] * workers)
     return [
         replace(
             first,
-            rank=rank,
-            workers=workers,
-            virtual_workers=bounds,
+            member=replace(
+                first.member, network=Network(rank=rank, size=workers), virtual_workers=placed
+            ),
             rewind=rewind,
             weights=first.weights if rewind < 0 else (),
             token=f"{workers:02x}{rewind + 1:02x}",
@@ -211,7 +213,7 @@ def first(tmp_path: Path, databases: Path) -> JobDocument:
         token="00",
         solver=str(solver),
         weights=(str(weights),),
-        shards=2,
+        member=Membership(shards=2),
         copies=1,
         memory_snapshot_every=4,
         net_outputs=str(tmp_path / "outputs"),
@@ -268,8 +270,9 @@ def test_survivors_go_on_from_memory_and_take_in_a_newcomer(
     then once more, as the measured times ask for: the new one gets most virtual workers.
     """
     options = EXCHANGES[name]
-    shards = first.shards if options.kind.has_shards else 0
-    first = replace(first, exchange=options, shards=shards, balances=True)
+    shards = first.member.shards if options.kind.has_shards else 0
+    member = replace(first.member, options=options, shards=shards)
+    first = replace(first, member=member, balances=True)
     expected, rows = undisturbed(first, tmp_path), shown(tmp_path)
 
     workers, kept = pause_all(first, 3)
@@ -301,7 +304,7 @@ def test_survivors_go_on_from_memory_and_take_in_a_newcomer(
         iteration = paused[0]["snapshot"]
     goes_on = replace(first, goes_on=True)
     with start(goes_on, 3, rewind=iteration, speeds=(1, 1, 3)) as (own, addresses):
-        assert own[0].virtual_workers == (0, 1, 2, 6)
+        assert own[0].member.by_worker.bounds == (0, 1, 2, 6)
         go_on(workers, own)
         connect(workers, addresses)
         finish(workers)

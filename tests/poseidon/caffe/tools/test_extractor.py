@@ -18,6 +18,8 @@ from poseidon.caffe.proto.caffe_pb2 import Datum
 from poseidon.caffe.tools.extractor import datums, run_extraction
 from poseidon.caffe.tools.preflight import Extraction
 from poseidon.errors import DataError, JobError, UsageError
+from poseidon.exchange.membership import Membership
+from ps_server.network import Network
 from tests.support.databases import make_database, make_pictures, picture
 
 COUNT = 23
@@ -88,17 +90,16 @@ def test_records_of_many_sizes(tmp_path: Path, workers: int) -> None:
     model.write_text(
         "\n".join(NET.replace("batch_size: 4", "batch_size: 1").splitlines()[:4]), encoding="utf-8"
     )
-    place = {"job": "j", "workers": workers} if workers > 1 else {}
+    job = {"job": "j"} if workers > 1 else {}
     for rank in range(workers):
         database = str(tmp_path / "f_double")
-        rank_of = {"rank": rank} if workers > 1 else {}
         own = Extraction(
             model=str(model),
             weights=(),
             blobs=("double",),
             databases=(database,),
-            **place,
-            **rank_of,
+            member=Membership(network=Network(rank=rank, size=workers)),
+            **job,
         )
         assert run_extraction(own) == len(range(rank, len(shapes), workers))
         for number, (_, datum) in zip(
@@ -113,7 +114,8 @@ def test_records_of_many_sizes(tmp_path: Path, workers: int) -> None:
 def test_each_record_once_over_workers(whole: Extraction, hosts: tuple[int, ...]) -> None:
     paths = []
     for rank in range(sum(hosts)):
-        own = replace(whole, job="j", rank=rank, workers=sum(hosts), hosts=hosts)
+        network = Network(rank=rank, size=sum(hosts))
+        own = replace(whole, job="j", member=Membership(network=network, hosts=hosts))
         if run_extraction(own):
             paths.append(own.paths()[0])
     assert labels(paths) == list(range(COUNT))
@@ -129,7 +131,8 @@ def test_each_record_once_over_divided_data(whole: Extraction, tmp_path: Path) -
     (tmp_path / "net.prototxt").write_text(text, encoding="utf-8")
     paths = []
     for client in range(2):
-        own = replace(whole, job="j", rank=client, workers=2)
+        member = Membership(network=Network(rank=client, size=2))
+        own = replace(whole, job="j", member=member)
         run_extraction(own)
         paths.append(own.paths()[0])
     assert labels(paths) == list(range(COUNT))

@@ -21,6 +21,8 @@ from poseidon.caffe.tools.preflight import (
 )
 from poseidon.engine.document import read_document
 from poseidon.errors import DataError, DefinitionError, UsageError
+from poseidon.exchange.membership import Membership
+from ps_server.network import Network
 from tests.support.training import write_definitions
 
 
@@ -158,9 +160,7 @@ WHOLE = Extraction(
     blobs=("fc7", "fc8"),
     databases=("/f7", "/f8"),
     job="j",
-    rank=5,
-    workers=6,
-    hosts=(1, 3, 2),
+    member=Membership(network=Network(rank=5, size=6), hosts=(1, 3, 2)),
 )
 
 
