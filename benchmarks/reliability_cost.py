@@ -46,7 +46,6 @@ from benchmarks.chaos_runs.definitions import RECORDS, write_pictures
 from poseidon.caffe.layers.base import LayerContext
 from poseidon.caffe.proto.caffe_pb2 import TRAIN
 from poseidon.caffe.proto.definition import read_solver
-from poseidon.caffe.solver.averages import SmoothedLoss
 from poseidon.caffe.solver.checkpoint import Checkpoint
 from poseidon.caffe.solver.replica import Replica
 from poseidon.caffe.solver.settings import solver_settings
@@ -123,7 +122,7 @@ def block_s(folder: Path, block: Block, iterations: int) -> list[float]:
     replica = Replica(solver, settings, LayerContext(phase=TRAIN, seed=1, rank=0, workers=1))
     moments: list[float] = []
 
-    def note(iteration: int, smoothed: SmoothedLoss) -> None:
+    def note(iteration: int) -> None:
         moments.append(time.process_time())
 
     with _exchange(replica) as exchange:

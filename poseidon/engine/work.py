@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -25,6 +26,7 @@ from ps_server import PeerLost, ServerError, StalenessTimeout
 from ps_server.keys import Keyring
 from ps_server.trace import NO_TRACE, Tracer
 
+PROGRESS_S = 0.25
 LOGGER = logging.getLogger(__name__)
 Document = TypeVar("Document", bound=WorkerDocument)
 Training = TypeVar("Training", bound=TrainingDocument)
@@ -57,6 +59,49 @@ class Work(ABC, Generic[Document]):
     @abstractmethod
     def location(self, error: Exception) -> str:
         """Return the line of the user's own code where an error was raised; empty: elsewhere."""
+
+
+class ProgressReporter:
+    """Reports iterations to the launcher, a few times a second, and the last one.
+
+    Args:
+        more: returns what an event says of an iteration besides.
+        start: iterations before the run. They are reported at its end, if it makes none.
+    """
+
+    def __init__(
+        self,
+        launcher: LauncherConnection,
+        more: Callable[[int], Mapping[str, object]],
+        start: int = 0,
+    ) -> None:
+        self._launcher, self._more = launcher, more
+        self._iteration, self._reported = start, 0
+        self._next_s = 0.0
+
+    def __call__(self, iteration: int, **fields: object) -> None:
+        """Note an iteration; report it when the last report is long enough ago.
+
+        Args:
+            fields: of a test that is under way, for an event of its own.
+        """
+        self._iteration = iteration
+        now = time.monotonic()
+        if now >= self._next_s:
+            self._next_s = now + PROGRESS_S
+            self.report()
+            if fields:
+                self._send(fields)
+
+    def report(self) -> None:
+        """Report the latest iteration, unless it is reported already."""
+        if self._reported != self._iteration:
+            self._reported = self._iteration
+            self._send({})
+
+    def _send(self, fields: Mapping[str, object]) -> None:
+        iteration = self._iteration
+        self._launcher.send("progress", iteration=iteration, **self._more(iteration), **fields)
 
 
 class TrainingWork(Work[Training]):

@@ -14,7 +14,6 @@ import logging
 import os
 import runpy
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from functools import partial
@@ -40,7 +39,7 @@ from poseidon.engine.observation import Observation
 from poseidon.engine.own_time import OwnTime
 from poseidon.engine.session import LoopPosition
 from poseidon.engine.this_process import current_line, place_of, running_in
-from poseidon.engine.work import NOTHING, TrainingWork
+from poseidon.engine.work import NOTHING, ProgressReporter, TrainingWork
 from poseidon.engine.worker_context import Observed, WorkerContext
 from poseidon.errors import PoseidonError
 from poseidon.exchange.building.built import Built
@@ -58,7 +57,6 @@ from ps_server import PeerLost, ServerError, StalenessTimeout
 from ps_server.trace import NO_TRACE, Tracer
 
 LOGGER = logging.getLogger("poseidon.torch.script")
-PROGRESS_S = 0.25
 STRATEGIES = {
     "lightning.fabric": 'Fabric(strategy="poseidon") of `import poseidon.lightning`',
     "lightning.pytorch": 'Trainer(strategy="poseidon") of `import poseidon.lightning`',
@@ -84,38 +82,6 @@ class NeedsOthers(BaseException):
     """A script that is prepared beside its job has come to the first call that waits for others."""
 
 
-class StepReporter:
-    """Reports the number of finished steps to the launcher, a few times a second.
-
-    Args:
-        in_memory: returns the iteration of the newest memory snapshot of this worker; None: it has
-            none.
-    """
-
-    def __init__(self, launcher: LauncherConnection, in_memory: Callable[[], int | None]) -> None:
-        self._launcher = launcher
-        self._in_memory = in_memory
-        self._next_s = 0.0
-        self._steps = self._reported = 0
-
-    def __call__(self, position: LoopPosition) -> None:
-        """Note the position of the loop; report its steps when the last report is long enough
-        ago.
-        """
-        self._launcher.loop_position = position
-        self._steps = position.steps
-        now = time.monotonic()
-        if now >= self._next_s:
-            self._next_s = now + PROGRESS_S
-            self.report()
-
-    def report(self) -> None:
-        """Report the latest step, unless it is reported already."""
-        if self._reported != self._steps:
-            self._reported = self._steps
-            self._launcher.send("progress", iteration=self._steps, in_memory=self._in_memory())
-
-
 class ScriptWork(TrainingWork[ScriptDocument]):
     """One worker of `poseidon run`, from its document to the end of the script."""
 
@@ -132,7 +98,7 @@ class ScriptWork(TrainingWork[ScriptDocument]):
 
     def __init__(self, document: ScriptDocument, launcher: LauncherConnection) -> None:
         super().__init__(document, launcher)
-        self._progress = StepReporter(launcher, lambda: self.kept_iteration)
+        self._progress = ProgressReporter(launcher, lambda _: {"in_memory": self.kept_iteration})
         self._statistics: dict[int, Mapping[str, Any]] = {}
         self._opened = 0
         self._has_collectives = False
@@ -434,7 +400,8 @@ class ScriptWork(TrainingWork[ScriptDocument]):
         )
 
     def _on_progress(self, position: LoopPosition) -> None:
-        self._progress(position)
+        self.launcher.loop_position = position
+        self._progress(position.steps)
         self._logged.send_copied()
         if position.iterations != self._iterations:
             self._iterations = position.iterations

@@ -351,7 +351,10 @@ def installed(course: Course) -> Iterator[None]:
         (worker, "unpack_solver", course.read_solver),
         (work, "log_plan", lambda plan, output, number=0: None),
         (worker, "gc", SimpleNamespace(collect=int, freeze=int, unfreeze=int)),
-        *((module, "time", primitives.time) for module in (worker, trainer, memory, checkpoint)),
+        *(
+            (module, "time", primitives.time)
+            for module in (work, worker, trainer, memory, checkpoint)
+        ),
         (files, "write_whole", write_whole),
         (Replica, "forward_backward", forward_backward),
         (Pump.__init__, "__kwdefaults__", {"clock": clock}),

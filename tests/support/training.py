@@ -261,7 +261,7 @@ def _run_worker(
     exchange = _exchange(replica, common, job, rank, connect, ended, schemes)
     try:
 
-        def after(iteration: int, _: object) -> None:
+        def after(iteration: int) -> None:
             if rank == 0 and job.at is not None:
                 job.at(iteration, exchange)
             if job.spoils == (rank, iteration):

@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from poseidon.caffe.solver.averages import (
-    SmoothedLoss,
     as_outputs,
     output_sizes,
     pack,
@@ -84,9 +83,7 @@ class LoopSettings:
     Attributes:
         prefix: of the snapshots' names.
         title: the net's name, for the log.
-        on_progress: called after each iteration with its number and the smoothed loss of the
-            process's first virtual worker; must be fast.
-        on_open: called as `on_progress`, before the first iteration.
+        on_progress: called after each iteration with its number; must be fast.
         exchange: the options of the exchange.
         local_steps: iterations of a round; 0: none.
         schemes: of each trained tensor, where a resumed run cannot find it out again.
@@ -96,8 +93,7 @@ class LoopSettings:
 
     prefix: Path
     title: str
-    on_progress: Callable[[int, SmoothedLoss], None]
-    on_open: Callable[[int, SmoothedLoss], None] = lambda iteration, loss: None
+    on_progress: Callable[[int], None]
     exchange: ExchangeOptions = NO_CHECK
     local_steps: int = 0
     schemes: Sequence[Scheme] = ()
@@ -186,6 +182,12 @@ class Trainer:
         """Iterations finished."""
         return self._session.iterations
 
+    @property
+    def loss(self) -> float | None:
+        """The smoothed loss of the process's first virtual worker; None before the first one."""
+        smoothed = next(iter(self._state.smoothed.values()))
+        return smoothed.value if smoothed.losses else None
+
     def open(self, state: Mapping[str, Any] | None, path: Path | None = None) -> None:
         """Open the exchange with a state on disk; None: a fresh start. All workers call it.
 
@@ -231,7 +233,6 @@ class Trainer:
         )
         for tester in self._testers:
             tester.skip_to(self._state.tests_done, self._replica.nets)
-        self._settings.on_open(self.iteration, next(iter(self._state.smoothed.values())))
 
     def _on(self, event: LoopEvent) -> None:
         for act in self._session.on(event):
@@ -325,7 +326,7 @@ class Trainer:
             self._own_time.end()
         if solver.display and iteration % solver.display == 0:
             self._display(iteration, outputs)
-        self._settings.on_progress(self.iteration, next(iter(self._state.smoothed.values())))
+        self._settings.on_progress(self.iteration)
 
     def _compute(self, position: int) -> dict[str, Tensor]:
         """Compute an iteration for one virtual worker; return the outputs of its last pass."""

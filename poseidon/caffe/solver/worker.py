@@ -17,7 +17,6 @@ from poseidon.caffe.layers.registry import import_modules, location_in
 from poseidon.caffe.proto.caffe_pb2 import TRAIN
 from poseidon.caffe.proto.definition import read_solver
 from poseidon.caffe.proto.projects import unpack_solver
-from poseidon.caffe.solver.averages import SmoothedLoss
 from poseidon.caffe.solver.checkpoint import Checkpoint
 from poseidon.caffe.solver.layer_context import layer_context
 from poseidon.caffe.solver.replica import Replica, net_table
@@ -33,7 +32,7 @@ from poseidon.engine.memory import SolverMemory
 from poseidon.engine.observation import Observation
 from poseidon.engine.own_time import OwnTime
 from poseidon.engine.snapshots.writer import SnapshotSettings, SnapshotWriter
-from poseidon.engine.work import NOTHING, TrainingWork
+from poseidon.engine.work import NOTHING, ProgressReporter, TrainingWork
 from poseidon.errors import JobError, counted
 from poseidon.exchange.base import ExchangeSettings
 from poseidon.exchange.build import build_exchange
@@ -45,79 +44,9 @@ from poseidon.observe.metrics.record import Sink, TestRecord, TrainRecord
 from ps_server import ServerError
 
 LOGGER = logging.getLogger("poseidon.caffe.solver.worker")
-PROGRESS_S = 0.25
 TRAINED_S = 0.2
 MOST_OUTPUTS = 100
 """The most outputs of a net that an event carries."""
-
-
-class ProgressReporter:
-    """Reports progress to the launcher, a few times a second. A run without iterations still
-    reports once, when it ends.
-    """
-
-    def __init__(
-        self,
-        launcher: LauncherConnection,
-        max_iter: int,
-        images_per_iteration: int,
-        *,
-        virtual_workers: int = 1,
-    ) -> None:
-        self._launcher = launcher
-        self._virtual_workers = virtual_workers
-        self._max_iter = max_iter
-        self._images = images_per_iteration
-        self._next_s = 0.0
-        self._iteration = 0
-        self._loss: float | None = None
-        self._unreported: tuple[int, SmoothedLoss] | None = None
-
-    def begin(self, iteration: int, smoothed: SmoothedLoss) -> None:
-        """Note where a run begins. It is reported if there are losses before it."""
-        self._iteration = iteration
-        if smoothed.losses:
-            self._unreported = (iteration, smoothed)
-
-    def __call__(self, iteration: int, smoothed: SmoothedLoss) -> None:
-        """Note an iteration; report it when the last report is long enough ago."""
-        self._unreported = (iteration, smoothed)
-        now = time.monotonic()
-        if now >= self._next_s:
-            self._next_s = now + PROGRESS_S
-            self.report()
-
-    def report(self) -> None:
-        """Report the latest iteration, unless it is reported already."""
-        if self._unreported is None:
-            return
-        (self._iteration, smoothed), self._unreported = self._unreported, None
-        self._loss = smoothed.value
-        self._send()
-
-    def test(self, done: int, count: int) -> None:
-        """Note a batch of a test; report it when the last report is long enough ago.
-
-        Args:
-            done: batches that this worker has scored.
-            count: those that it will score.
-        """
-        now = time.monotonic()
-        if now >= self._next_s:
-            self._next_s = now + PROGRESS_S
-            self.report()
-            self._send(tested=done, to_test=count)
-
-    def _send(self, **test: int) -> None:
-        self._launcher.send(
-            "progress",
-            iteration=self._iteration,
-            max_iter=self._max_iter,
-            images=self._iteration * self._images,
-            virtual_workers=self._virtual_workers,
-            loss=self._loss,
-            **test,
-        )
 
 
 class ScoreReporter:
@@ -396,9 +325,13 @@ class SolverWork(TrainingWork[JobDocument]):
         images = replica.batch_records * document.member.by_worker.count * settings.iter_size
         progress = ProgressReporter(
             self.launcher,
-            settings.max_iter,
-            images,
-            virtual_workers=len(replica.nets),
+            lambda iteration: {
+                "max_iter": settings.max_iter,
+                "images": iteration * images,
+                "virtual_workers": len(replica.nets),
+                "loss": trainer.loss,
+            },
+            start,
         )
         testers = [
             Tester(
@@ -406,7 +339,9 @@ class SolverWork(TrainingWork[JobDocument]):
                 index,
                 built.exchange,
                 stop_wanted=self.launcher.stopping.is_set,
-                on_batch=progress.test,
+                on_batch=lambda done, count: progress(
+                    trainer.iteration, tested=done, to_test=count
+                ),
             )
             for index in range(len(replica.tests))
         ]
@@ -428,7 +363,6 @@ class SolverWork(TrainingWork[JobDocument]):
                 prefix=replica.solver.snapshot_prefix(Path(document.output)),
                 title=replica.train.definition.param.name or Path(document.solver).stem,
                 on_progress=progress,
-                on_open=progress.begin,
                 exchange=document.member.options,
                 stop_at_nan=document.stop_at_nan,
                 local_steps=built.local_steps,

@@ -363,7 +363,7 @@ with poseidon.distribute(model, poseidon.SGD(lr=0.1)) as group:
 def test_a_worker_reports_its_newest_memory_snapshot(
     resume: str, in_memory: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("poseidon.torch.script.PROGRESS_S", 0.0)
+    monkeypatch.setattr("poseidon.engine.work.PROGRESS_S", 0.0)
     fields = {"copies": 1, "memory_snapshot_every": 1}
     text = SNAPSHOTS.replace("RESUME", resume)
     _, events = events_of(tmp_path, text, monkeypatch, **fields)
