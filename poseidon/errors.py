@@ -145,9 +145,12 @@ def printable(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[:half]} ... {text[-half:]}"
 
 
-def out_of_memory(error: BaseException) -> str | None:
+def out_of_memory(error: BaseException, in_use: str = "") -> str | None:
     """Return what to do about an error of Python, numpy or torch that says that
     memory ran out; None for another error.
+
+    Args:
+        in_use: what is in use then, as `3.1 of 80.0 GiB`; empty: unknown.
     """
     text = str(error)
     # of torch, which this package does not import
@@ -155,9 +158,11 @@ def out_of_memory(error: BaseException) -> str | None:
     if not (on_gpu or isinstance(error, MemoryError) or "DefaultCPUAllocator" in text):
         return None
     amount = re.search(r"allocate ([\d.]+ \w+)", text)
+    more = f"{amount[1]} more do not fit" if amount else ""
+    used = f"{in_use} are in use" if in_use else ""
+    found = " while ".join(part for part in (more, used) if part)
     return (
-        "out of "
-        f"memory{' of the GPU' if on_gpu else ''}{f': {amount[1]} more do not fit' if amount else ''}; "
+        f"out of memory{' of the GPU' if on_gpu else ''}{f': {found}' if found else ''}; "
         "use a smaller batch_size, or put fewer workers on this machine"
     )
 

@@ -40,23 +40,51 @@ class Computation:
         threads: of each library's sums.
         processor: `processor_name` of the device that computes.
         torch_version: with the build, as in 2.13.0+cpu.
+        arithmetic: type and kernels, as in `bfloat16, channels last, deterministic kernels`.
     """
 
     threads: int
     processor: str
     torch_version: str
+    arithmetic: str = "float32"
 
     @classmethod
-    def here(cls, device: torch.device) -> Computation:
-        """Return the computation of the calling process on this device."""
-        name = processor_name(device)
+    def here(
+        cls,
+        device: torch.device,
+        *,
+        autocast: torch.dtype | None = None,
+        channels_last: bool = False,
+    ) -> Computation:
+        """Return the computation of the calling process on this device.
+
+        Args:
+            autocast: the type of 16 bits that it computes in; None: what torch is set to.
+            channels_last: whether images lie in memory with channels last.
+        """
+        words = [_type_of(device) if autocast is None else str(autocast).removeprefix("torch.")]
+        if channels_last:
+            words.append("channels last")
+        if torch.are_deterministic_algorithms_enabled():
+            words.append("deterministic kernels")
+        elif device.type == "cuda" and torch.backends.cudnn.benchmark:
+            words.append("kernels chosen by time")
         return cls(
-            threads=torch.get_num_threads(), processor=name, torch_version=str(torch.__version__)
+            threads=torch.get_num_threads(),
+            processor=processor_name(device),
+            torch_version=str(torch.__version__),
+            arithmetic=", ".join(words),
         )
 
     def __str__(self) -> str:
         threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
-        return f"{threads} on {self.processor} with torch {self.torch_version}"
+        return f"{threads} on {self.processor} with torch {self.torch_version}, {self.arithmetic}"
+
+
+def _type_of(device: torch.device) -> str:
+    """Return in what torch computes products of float32."""
+    uses_tf32 = torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
+    return "tf32" if device.type == "cuda" and uses_tf32 else "float32"
 
 
 def prepare_process(threads: int | None = None) -> None:

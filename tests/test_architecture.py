@@ -52,6 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "poseidon.caffe.snapshot": {"poseidon.engine", "poseidon.caffe.proto"},
     "poseidon.caffe.layers": {"poseidon.caffe.proto", "poseidon.caffe.data"},
     "poseidon.caffe.net": {
+        "poseidon.exchange",
         "poseidon.observe.metrics",
         "poseidon.engine",
         "poseidon.caffe.proto",
@@ -70,6 +71,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "poseidon.caffe.tools",
     },
     "poseidon.caffe.tools": {
+        "poseidon.exchange",
         "poseidon.observe.metrics",
         "poseidon.engine",
         "poseidon.caffe.proto",

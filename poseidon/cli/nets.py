@@ -24,6 +24,9 @@ from poseidon.caffe.tools.solo import NetRequest, open_net, score
 from poseidon.cli.progress_bar import CommandProgress, progress_bar
 from poseidon.cluster.job_plan import devices_from_flag
 from poseidon.errors import JobError, UsageError
+from poseidon.exchange.compute_options import ComputeOptions
+from poseidon.exchange.device import choose_fastest, compute_on
+from poseidon.flags.flag import values_of
 from poseidon.observe.metrics.glog_lines import GlogSink, running, using
 from ps_server.numerics import prepare_process
 
@@ -70,6 +73,7 @@ def net_request(flags: argparse.Namespace) -> NetRequest:
         level=flags.level,
         stages=flags.stage,
         device=one_device(flags.gpu),
+        compute=ComputeOptions(**values_of(ComputeOptions, flags)),
     )
 
 
@@ -102,6 +106,7 @@ def running_net(arguments: argparse.Namespace, logger: logging.Logger) -> Iterat
     """Open the net of `test` or `time` for the block."""
     prepare_process()
     request = net_request(arguments)
+    compute_on(request.device, request.compute)
     sink = GlogSink(logger)
     with (
         progress_bar(arguments.progress) as progress,
@@ -111,6 +116,7 @@ def running_net(arguments: argparse.Namespace, logger: logging.Logger) -> Iterat
         name = torch.cuda.get_device_name(request.device) if request.device.type == "cuda" else ""
         sink.write(*using(str(request.device), gpu_name=name))
         with closing(open_net(request)) as net:
+            choose_fastest(request.compute, shapes_change=bool(net.changing_slots))
             yield RunningNet(net, sink, progress, stopped)
 
 

@@ -17,6 +17,7 @@ from typing import ClassVar, TypeVar
 from poseidon.engine.training_options import TrainingOptions
 from poseidon.errors import UsageError
 from poseidon.exchange.auto.recorded import RecordedPlan
+from poseidon.exchange.compute_options import ComputeOptions
 from poseidon.exchange.kinds import Scheme
 from poseidon.exchange.membership import Membership
 from ps_server.json_fields import fields_of, plain, value_of
@@ -34,8 +35,8 @@ class WorkKind(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerDocument:
-    """The configuration that every worker has.
+class WorkerDocument(ComputeOptions):
+    """The configuration that every worker has, with the options of its arithmetic.
 
     Attributes:
         output: folder of logs and net outputs.

@@ -43,7 +43,7 @@ from poseidon.errors import (
     out_of_memory,
     shared_memory_full,
 )
-from poseidon.exchange.device import compute_on
+from poseidon.exchange.device import compute_on, memory_in_use
 from ps_server import PeerLost, ServerError, StalenessTimeout
 from ps_server.numerics import prepare_process
 
@@ -104,7 +104,7 @@ def run_work(work: Work[Any]) -> int:
     launcher = work.launcher
     launcher.start()
     try:
-        compute_on(torch.device(work.document.device))
+        compute_on(torch.device(work.document.device), work.document)
         done = work.run()
     except Exception as error:  # noqa: BLE001 - the outermost frame: the log has all of it, the launcher one sentence
         report_error(error, work)
@@ -127,7 +127,11 @@ def report_error(error: Exception, work: Work[Any]) -> None:
         sentence = f"{place}: {error}" if location else str(error)
         exit_code = getattr(error, "exit_code", 1)
     else:
-        advice = out_of_memory(error) or limit_reached(error) or shared_memory_full(error)
+        advice = (
+            _out_of_memory(error, document.device)
+            or limit_reached(error)
+            or shared_memory_full(error)
+        )
         own = described(error).removesuffix(f" ({location})")  # as a SyntaxError ends
         problem = advice or (own if elsewhere is None else elsewhere.problem)
         sentence, exit_code = f"{place}: {problem} (details in {document.log_file})", 1
@@ -146,6 +150,11 @@ def report_error(error: Exception, work: Work[Any]) -> None:
         peer_lost=isinstance(error, PeerLost | StalenessTimeout),
         traceback=trace[-LONGEST_TRACEBACK:],
     )
+
+
+def _out_of_memory(error: Exception, device: str) -> str | None:
+    advice = out_of_memory(error)
+    return advice and out_of_memory(error, memory_in_use(torch.device(device)))
 
 
 if __name__ == "__main__":

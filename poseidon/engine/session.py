@@ -61,6 +61,8 @@ class LoopEvent(Enum):
     PASS = "the end of backward()"
     DROP = "drop()"
     """The passes of the turn count for nothing."""
+    REPEAT = "a repetition"
+    """The gradients of all turns are dropped, and the iteration begins anew with other data."""
     TURN = "the end of a turn"
     """The virtual worker has ended its passes, and another one of this process is next."""
     AVERAGE = "average_gradients()"
@@ -88,6 +90,7 @@ class Act(Enum):
     FINISH = "end the iteration"
     NEXT_TURN = "give the module and the exchange to the next virtual worker"
     FORGET = "forget gradients that have not left"
+    REPEAT = "begin the first backward pass of the iteration once more"
     ABANDON = "let gradients that have left count for nothing"
     WAIT = "wait for all values"
     WAIT_LAST = "wait for all values, unless a worker is lost"
@@ -168,6 +171,7 @@ def table_of(applies: Applies, *, behind: bool = False, alone: bool = False) -> 
     full = without(passed, LoopEvent.BACKWARD)
     if applies is Applies.SHARDS:
         full = without(full, LoopEvent.FORWARD, LoopEvent.EVALUATE)
+        full[LoopEvent.REPEAT] = Transition(State.BEGUN, (Act.REPEAT,))
     if applies in (Applies.SHARDS, Applies.TURNS):
         full = without(full, LoopEvent.DROP)
     elif applies is Applies.WORKERS:
@@ -302,7 +306,7 @@ class TrainingSession:
             self.passes = 0
         if event is LoopEvent.TURN:
             self.turn += 1
-        elif after in (State.COMING, State.MEANS):
+        elif event is LoopEvent.REPEAT or after in (State.COMING, State.MEANS):
             self.turn = 0
         self.state = self._exact(after)
         return acts

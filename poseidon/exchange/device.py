@@ -16,13 +16,19 @@ Laws:
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+import torch.utils.deterministic
 from torch import Tensor
+
+from poseidon.errors import UsageError
+from poseidon.exchange.compute_options import DEFAULT_COMPUTE, Arithmetic, ComputeOptions
 
 
 class Event(Protocol):
@@ -183,16 +189,55 @@ class CudaDevice(Device):
         torch.cuda.synchronize(self._device)
 
 
-def compute_on(device: torch.device) -> None:
+GIB = 1 << 30
+TYPES = {Arithmetic.BFLOAT16: torch.bfloat16, Arithmetic.FLOAT16: torch.float16}
+"""The type of autocast of each precision that has one."""
+
+
+def compute_on(device: torch.device, options: ComputeOptions = DEFAULT_COMPUTE) -> None:
     """Let this process compute on a device, in the main thread: a GPU becomes torch's current one, so
     `.cuda()` means it.
 
-    float32 is computed as float32. torch would use TF32, of 10 bits, in convolutions.
+    float32 is computed as float32, unless TF32 is asked for. torch would use TF32 in convolutions.
+
+    Raises:
+        UsageError: TF32 on a device that does not have it.
     """
+    uses_tf32 = options.precision is Arithmetic.TF32
+    if uses_tf32 and device.type != "cuda":
+        raise UsageError(
+            "--precision=tf32 is arithmetic of GPUs, and this worker computes on the CPU; expected "
+            "--gpu=IDS, or --precision=float32 or bfloat16"
+        )
+    if options.deterministic:
+        # cuBLAS reads it when a process first multiplies matrices
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        torch.backends.cudnn.allow_tf32 = False
-        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = uses_tf32
+        torch.backends.cuda.matmul.allow_tf32 = uses_tf32
+        torch.backends.cudnn.deterministic = options.deterministic
+
+
+def memory_in_use(device: torch.device) -> str:
+    """Return how much memory is in use: of a GPU, by all processes; of the host, by this one."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        used, where = total - free, "of the GPU"
+    else:
+        resident = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+        used, total = (int(resident) * os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES"))
+        total, where = total * os.sysconf("SC_PAGE_SIZE"), "of this machine, by this process,"
+    return f"{used / GIB:.1f} of {total / GIB:.1f} GiB {where}"
+
+
+def choose_fastest(options: ComputeOptions, *, shapes_change: bool) -> None:
+    """Let cuDNN choose its algorithms by time: of a net whose shapes stay, unless its bits are to be
+    the same each time. It has no effect without a GPU.
+    """
+    torch.backends.cudnn.benchmark = not (options.deterministic or shapes_change)
 
 
 HOST = HostDevice()

@@ -13,9 +13,11 @@ for it at the start of an iteration.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import chain
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,11 +25,22 @@ from torch.utils.hooks import RemovableHandle
 
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Trained
-from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.factors.taps import FactorTap, layers_with_factors, rows_of
 from poseidon.exchange.local_parts import local_of
 from poseidon.exchange.module_hooks import OfOneModule, OutsideOfGraphs
 from poseidon.exchange.turns import stacked
+
+
+class Receiver(Protocol):
+    """What hooks need of an `Exchange`, which is one."""
+
+    @property
+    def by_factors(self) -> AbstractSet[int]: ...
+    def wait(self, index: int) -> None: ...
+    def begin(self, index: int, gradient: Tensor) -> None: ...
+    def begin_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None: ...
+    def release(self, index: int) -> None: ...
+    def next_virtual_worker(self) -> None: ...
 
 
 class Hooks:
@@ -59,7 +72,7 @@ class Hooks:
         self,
         modules: Sequence[nn.Module],
         tensors: Sequence[Trained],
-        exchange: Exchange,
+        exchange: Receiver,
         *,
         passes: int = 1,
         wait_free: bool = True,
@@ -171,8 +184,14 @@ class Hooks:
         """End the last backward pass of a virtual worker that is not the process's last one, and
         clear the gradients.
         """
-        self._send_rest()
+        self.send_rest()
         self._exchange.next_virtual_worker()
+        self.repeat()
+
+    def repeat(self) -> None:
+        """Begin the first backward pass once more: of another virtual worker, or of an iteration
+        whose gradients have all been taken, and dropped.
+        """
         self._pass = 0
         self._begun.clear()
 
@@ -234,10 +253,11 @@ class Hooks:
         """End the last backward pass: send the gradients that only earlier passes had, and drop
         all that are sent.
         """
-        self._send_rest()
+        self.send_rest()
         self._end()
 
-    def _send_rest(self) -> None:
+    def send_rest(self) -> None:
+        """Send the gradients that have not left; a second call does nothing."""
         self.check_unchanged()
         self._accumulated.clear()
         for tensor, index in self._trained.items() if self._sends else ():

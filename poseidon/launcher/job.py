@@ -403,6 +403,7 @@ class Job(ABC):
         by_host = plan.workers_by_host
         sources = self.site.sources(role.host)
         return TrainingDocument(
+            **self.request.compute_options(),
             job=self.id,
             token=start.token,
             keys=start.keyring(role),

@@ -23,6 +23,7 @@ from poseidon.cluster.supervision.state import (
 )
 from poseidon.engine.training_options import TrainingOptions
 from poseidon.errors import UsageError, counted
+from poseidon.exchange.compute_options import Arithmetic, ComputeOptions
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
 from poseidon.flags.flag import (
     BACKENDS,
@@ -182,8 +183,8 @@ class RunRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobRequest(RunRequest):
-    """What every job that trains is asked for.
+class JobRequest(ComputeOptions, RunRequest):
+    """What every job that trains is asked for, with the options of its arithmetic.
 
     Attributes:
         argv: the arguments of `poseidon`, the command first; empty: a program asks.
@@ -577,6 +578,12 @@ class TrainRequest(TrainingOptions, JobRequest):
 
     def __post_init__(self) -> None:
         JobRequest.__post_init__(self)
+        if self.precision is Arithmetic.FLOAT16 and self.exchange.quorum:
+            raise UsageError(
+                "--precision=float16 asks all workers in each iteration whether a gradient is too "
+                "large, and --local_steps=quorum=N continues without some of them; use "
+                "--precision=bfloat16, or leave out quorum"
+            )
         if self.snapshot and self.weights:
             raise UsageError(
                 "--snapshot and --weights exclude each other: resume a run, or start from a model"
@@ -602,6 +609,19 @@ class ScriptRequest(JobRequest):
     module: bool = option(
         False, "or -m: run a module, as python -m does", Section.TRAINED, aliases=("m",)
     )
+
+    def __post_init__(self) -> None:
+        JobRequest.__post_init__(self)
+        if self.precision.has_16_bits:
+            raise UsageError(
+                f"--precision={self.precision.value} is for Caffe's nets (train, test, time); a "
+                "script chooses it for its own module, by torch.autocast; expected float32 or tf32"
+            )
+        if self.channels_last:
+            raise UsageError(
+                "--channels_last is for Caffe's nets (train, test, time); a script chooses it by "
+                "module.to(memory_format=torch.channels_last)"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

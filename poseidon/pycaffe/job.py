@@ -198,7 +198,7 @@ class JobMember:
 
     def _leaves(self) -> list[Leaf]:
         """Return the state of the job after an iteration."""
-        solver, device = self._solver, self._context.worker.device
+        solver = self._solver
         return [
             Leaf(name="iter", scope=Scope.SHARED, read=lambda: solver.iter, write=self._load_iter),
             Leaf(name="iterations", scope=Scope.SHARED, read=lambda: self._session.iterations),
@@ -226,9 +226,7 @@ class JobMember:
             Leaf(
                 name="worker",
                 scope=Scope.VIRTUAL,
-                read=lambda: [
-                    state_of(nets, (), device).SerializeToString() for nets in self._nets()
-                ],
+                read=lambda: [state_of(nets, ()).SerializeToString() for nets in self._nets()],
                 write=self._load_workers,
             ),
         ]

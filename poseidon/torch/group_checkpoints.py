@@ -34,6 +34,7 @@ from poseidon.torch.checkpoint_file import (
 )
 from poseidon.torch.group_loop import GroupLoop
 from poseidon.torch.leaves import CodecLeaves, Kept, KeptLeaves, ModuleLeaves
+from ps_server.numerics import Computation
 
 
 class GroupCheckpoints:
@@ -83,6 +84,12 @@ class GroupCheckpoints:
             Leaf(name="told", scope=Scope.SHARED, read=lambda: told),
             Leaf(name="exchange_plan", scope=Scope.SHARED, read=lambda: plan),
             Leaf(
+                name="computation",
+                scope=Scope.SHARED,
+                read=lambda: str(Computation.here(self._context.worker.device)),
+                write=self._compare_computation,
+            ),
+            Leaf(
                 name="how",
                 scope=Scope.SHARED,
                 read=lambda: loop.update.label,
@@ -96,6 +103,15 @@ class GroupCheckpoints:
             raise SnapshotError(
                 f"{found.source.name} was trained with {found.shared}, and this script gives "
                 f"distribute() {label}"
+            )
+
+    def _compare_computation(self, found: Found) -> None:
+        """Say that this run cannot have the bits of one that was never interrupted."""
+        now, source = str(Computation.here(self._context.worker.device)), found.source
+        if source.path is not None and found.shared not in (None, now):
+            self._context.say(
+                f"{source.name} was computed with {found.shared}, and this run computes with {now}: "
+                "it continues correctly, but not with the bits of an uninterrupted run"
             )
 
     def _tables_are_here(self) -> None:

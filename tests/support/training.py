@@ -25,6 +25,8 @@ from poseidon.caffe.solver.trainer import LoopSettings, Trainer
 from poseidon.engine.snapshots.writer import SnapshotSettings
 from poseidon.exchange.base import ExchangeSettings
 from poseidon.exchange.build import build_exchange
+from poseidon.exchange.compute_options import DEFAULT_COMPUTE, ComputeOptions
+from poseidon.exchange.device import TYPES
 from poseidon.exchange.exchange import Exchange
 from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.exchange.membership import Membership
@@ -160,6 +162,7 @@ class Job:
     spoils: tuple[int, int] | None = None
     saving: SnapshotSettings = field(default_factory=SnapshotSettings)
     bounds: tuple[int, ...] = ()
+    compute: ComputeOptions = DEFAULT_COMPUTE
 
     @property
     def placement(self) -> VirtualWorkers | None:
@@ -245,6 +248,8 @@ def _run_worker(
         clients=job.workers,
         local_rank=0,
         local_workers=1,
+        autocast=TYPES.get(job.compute.precision),
+        channels_last=job.compute.channels_last,
     )
     replica = Replica(solver, settings, context, job.placement)
     checkpoint = Checkpoint(replica, settings=job.saving)

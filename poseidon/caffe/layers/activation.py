@@ -31,6 +31,8 @@ class ReLU(Activation):
     Bottom: any shape. Top: the same. Fields (relu_param): negative_slope. `engine` has no effect.
     """
 
+    takes_any_form = True
+
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         self.slope = self.param.relu_param.negative_slope
         return super().setup(bottoms)
@@ -214,6 +216,8 @@ class ReLU6(Activation):
     Bottom: any shape. Top: the same. No fields. From MobileNet (Howard et al., 2017).
     """
 
+    takes_any_form = True
+
     def forward(self, bottom: Tensor) -> Tensor:
         return functional.relu6(bottom)
 
@@ -231,6 +235,7 @@ class Dropout(Layer):
     r < 1; scale_train; sample_weights_test.
     """
 
+    takes_any_form = True
     IS_RANDOM = True
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:

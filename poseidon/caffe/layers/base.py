@@ -67,6 +67,8 @@ class LayerContext:
         client: the number of this client among `clients`.
         local_rank: the rank of this worker among the `local_workers` of its host.
         device: the device of parameters and blobs.
+        autocast: the type of 16 bits in which layers that can compute; None: float32.
+        channels_last: whether convolutions get images with channels last in memory.
         resolve: resolves a path of the definition.
     """
 
@@ -79,6 +81,8 @@ class LayerContext:
     local_rank: int = 0
     local_workers: int = 1
     device: torch.device = CPU
+    autocast: torch.dtype | None = None
+    channels_last: bool = False
     resolve: Callable[[str], Path] = field(default=Path)
 
 
@@ -135,6 +139,9 @@ class Layer(nn.Module):
     # `forward` may return tops of other shapes than `setup`; the layers above are then set up
     # again.
     TOPS_MAY_CHANGE_SHAPE: ClassVar[bool] = False
+    # Bottoms may have 16 bits, and lie in memory with channels last; other layers get float32,
+    # contiguous.
+    takes_any_form: bool = False
     # `forward` may keep more between calls than blobs, the random generator and `saved_state`.
     KEEPS_STATE: ClassVar[bool] = False
 

@@ -44,6 +44,7 @@ class BatchNorm(Layer):
     Blobs: sum of means C, sum of variances C, scale factor 1. Solvers do not update them.
     """
 
+    takes_any_form = True
     TOPS_MAY_BE_OVERWRITTEN = True
     STATISTICS = True
     mean: nn.Parameter

@@ -26,6 +26,7 @@ class Split(Layer):
     Bottom: any shape. Tops: one or more of the same shape. No fields.
     """
 
+    takes_any_form = True
     TOPS = (1, None)
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
@@ -44,6 +45,7 @@ class Concat(Layer):
     Fields (concat_param): axis, or the old concat_dim.
     """
 
+    takes_any_form = True
     BOTTOMS = (1, None)
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
@@ -76,6 +78,7 @@ class Slice(Layer):
     ascending.
     """
 
+    takes_any_form = True
     TOPS = (1, None)
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
@@ -121,6 +124,7 @@ class Eltwise(Layer):
     product is the stable one.
     """
 
+    takes_any_form = True
     BOTTOMS = (2, None)
     TOPS_MAY_BE_OVERWRITTEN = True
 

@@ -169,6 +169,7 @@ class BaseConvolution(Layer):
     A subclass defines torch's functions, the kernels' shape and the tops' extents.
     """
 
+    takes_any_form = True
     BOTTOMS = (1, None)
     TOPS = (1, None)
     EQUAL_BOTTOMS_AND_TOPS = True

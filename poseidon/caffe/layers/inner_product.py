@@ -35,6 +35,7 @@ class InnerProduct(Layer):
     Blobs: weight N x M (M x N with `transpose`); bias N unless bias_term is false.
     """
 
+    takes_any_form = True
     TOPS_MAY_BE_OVERWRITTEN = True
     weight: nn.Parameter
     bias: nn.Parameter | None

@@ -104,6 +104,7 @@ class Pooling(Layer):
             image, self.kernel, self.stride, self.pad, ceil=ceil, empty=empty
         )
         self._choose_call(image)
+        self.takes_any_form = not (self.is_stochastic or self.with_mask)
         return [(*shape[:2], *self.extents)] * len(self.param.top)
 
     def _read_window(self, param: PoolingParameter, image: Pair) -> None:

@@ -218,6 +218,8 @@ class Flatten(Layer):
     Bottom: any shape. Top: the same values. Fields (flatten_param): axis, end_axis.
     """
 
+    takes_any_form = True
+
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param, shape = self.param.flatten_param, bottoms[0]
         self.first = canonical_axis(param.axis, shape)
@@ -239,6 +241,8 @@ class Reshape(Layer):
     Bottom: any shape. Top: the same values. Fields (reshape_param): shape, axis, num_axes (-1: to
     the last).
     """
+
+    takes_any_form = True
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param, shape = self.param.reshape_param, bottoms[0]

@@ -25,10 +25,12 @@ from poseidon.caffe.net.fuse import FusedStep, Run, fuse
 from poseidon.caffe.net.load import Arrays, LoadReport, load_blobs
 from poseidon.caffe.net.net_plan import LayerStep, NetPlan
 from poseidon.caffe.net.params import ParamInfo, pack_states, unpack_states
+from poseidon.caffe.net.precision import in_form, plain
 from poseidon.caffe.net.shapes import SlotShapes, check_known
 from poseidon.caffe.proto.definition import NetDefinition
 from poseidon.engine.data_waits import WAITED
-from poseidon.errors import DataError, UsageError, unknown
+from poseidon.errors import DataError, JobError, UsageError, out_of_memory, unknown
+from poseidon.exchange.device import memory_in_use
 from poseidon.observe.metrics.glog_lines import GlogSink
 
 
@@ -236,6 +238,11 @@ class Net(nn.Module):
                 raise self._located(call, error) from error
             except LayerError as error:
                 raise self.definition.error(call.index, str(error)) from error
+            except (MemoryError, RuntimeError) as error:
+                lost = self._without_memory(call.index, error, "forward pass")
+                if lost is None:
+                    raise
+                raise lost from error
             del arguments
             if self.keep_data and not call.bottoms:
                 self._kept_data.append((call, result))
@@ -376,10 +383,14 @@ class Net(nn.Module):
 
     def _call(self, step: LayerStep, run: Run) -> LayerCall:
         layer = self.layer_modules[step.layer][1]
+        if step.bottoms:
+            run = in_form(layer, run)
+        elif not isinstance(layer, Source):
+            run = partial(_read, run)
         return LayerCall(
             layer=layer,
             index=step.layer,
-            run=run if step.bottoms or isinstance(layer, Source) else partial(_read, run),
+            run=run,
             bottoms=step.bottoms,
             tops=step.tops,
             dead=step.dead,
@@ -412,6 +423,51 @@ class Net(nn.Module):
         """Return an error with the file, line and name of the layer added."""
         return DataError(str(self.definition.error(call.index, str(error))))
 
+    def backward(self, loss: Tensor) -> None:
+        """Run the backward pass of a multiple of the loss.
+
+        Raises:
+            JobError: memory ran out; the text names the layer that was reached.
+        """
+        is_first = all(info.parameter.grad is None for info in self.parameters_info)
+        try:
+            loss.backward()
+        except (MemoryError, RuntimeError) as error:
+            lost = self._without_memory(
+                self._reached() if is_first else None, error, "backward pass, here or just above"
+            )
+            if lost is None:
+                raise
+            raise lost from error
+
+    def _reached(self) -> int | None:
+        """Return the index of the highest layer that the first backward pass has not left: it, or
+        a layer without parameters above it, was running.
+        """
+        waiting = [
+            index
+            for index, (_, layer) in enumerate(self.layer_modules)
+            if any(source.requires_grad for source in layer.sources())
+            and all(source.grad is None for source in layer.sources())
+        ]
+        return max(waiting, default=None)
+
+    def _without_memory(self, index: int | None, error: Exception, where: str) -> JobError | None:
+        """Return the error of a layer for which memory ran out; None for another error.
+
+        Args:
+            index: of the layer; None: unknown.
+            where: in which pass, and where in it.
+        """
+        if out_of_memory(error) is None:
+            return None
+        text = str(out_of_memory(error, memory_in_use(self.context.device)))
+        extents = [reader.shape[0] for _, reader in self.readers()]
+        extents += [shape[0] for shape in self.input_shapes.values() if shape]
+        size = f", with a batch_size of {extents[0]}" if extents else ""
+        text = f"in the {where}{size}: {text}"
+        return JobError(text if index is None else str(self.definition.error(index, text)))
+
     def _require_gradient(self, call: LayerCall, values: list[Any]) -> None:
         for slot in call.tops:
             if slot in self.plan.wants_gradient and not values[slot].requires_grad:
@@ -421,14 +477,18 @@ class Net(nn.Module):
         """Compute the loss, store the kept blobs and return the outputs."""
         total: Tensor | None = None
         for slot, weight in self.plan.losses:
-            term = values[slot] if values[slot].dim() == 0 else values[slot].sum()
+            term = values[slot].float()
+            term = term if term.dim() == 0 else term.sum()
             term = term if weight == 1 else term * weight
             total = term if total is None else total + term
         if total is not None:
             self.loss = total
         if self.keep_blobs:
             self.blobs = {name: values[slot] for name, slot in self.plan.names.items()}
-        return {name: values[slot] for name, slot in self.plan.outputs}
+        outputs = {name: values[slot] for name, slot in self.plan.outputs}
+        if self.context.autocast is None and not self.context.channels_last:
+            return outputs
+        return {name: plain(value) for name, value in outputs.items()}
 
 
 def _read(run: Run) -> Any:

@@ -2212,7 +2212,7 @@ class PReLUParameter(_message.Message):
     def __init__(self, filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., channel_shared: _Optional[bool] = ...) -> None: ...
 
 class PoseidonWorkerState(_message.Message):
-    __slots__ = ("rank", "reader", "torch_rng", "history", "smoothed_loss", "threads", "processor", "torch_version", "outer_history", "held_back", "net")
+    __slots__ = ("rank", "reader", "torch_rng", "history", "smoothed_loss", "threads", "processor", "torch_version", "outer_history", "held_back", "net", "arithmetic")
     RANK_FIELD_NUMBER: _ClassVar[int]
     READER_FIELD_NUMBER: _ClassVar[int]
     TORCH_RNG_FIELD_NUMBER: _ClassVar[int]
@@ -2224,6 +2224,7 @@ class PoseidonWorkerState(_message.Message):
     OUTER_HISTORY_FIELD_NUMBER: _ClassVar[int]
     HELD_BACK_FIELD_NUMBER: _ClassVar[int]
     NET_FIELD_NUMBER: _ClassVar[int]
+    ARITHMETIC_FIELD_NUMBER: _ClassVar[int]
     rank: int
     reader: _containers.RepeatedCompositeFieldContainer[PoseidonReaderState]
     torch_rng: bytes
@@ -2235,7 +2236,8 @@ class PoseidonWorkerState(_message.Message):
     outer_history: _containers.RepeatedCompositeFieldContainer[BlobProto]
     held_back: _containers.RepeatedCompositeFieldContainer[PoseidonHeldBack]
     net: _containers.RepeatedCompositeFieldContainer[PoseidonNetState]
-    def __init__(self, rank: _Optional[int] = ..., reader: _Optional[_Iterable[_Union[PoseidonReaderState, _Mapping]]] = ..., torch_rng: _Optional[bytes] = ..., history: _Optional[_Iterable[_Union[BlobProto, _Mapping]]] = ..., smoothed_loss: _Optional[_Iterable[float]] = ..., threads: _Optional[int] = ..., processor: _Optional[str] = ..., torch_version: _Optional[str] = ..., outer_history: _Optional[_Iterable[_Union[BlobProto, _Mapping]]] = ..., held_back: _Optional[_Iterable[_Union[PoseidonHeldBack, _Mapping]]] = ..., net: _Optional[_Iterable[_Union[PoseidonNetState, _Mapping]]] = ...) -> None: ...
+    arithmetic: str
+    def __init__(self, rank: _Optional[int] = ..., reader: _Optional[_Iterable[_Union[PoseidonReaderState, _Mapping]]] = ..., torch_rng: _Optional[bytes] = ..., history: _Optional[_Iterable[_Union[BlobProto, _Mapping]]] = ..., smoothed_loss: _Optional[_Iterable[float]] = ..., threads: _Optional[int] = ..., processor: _Optional[str] = ..., torch_version: _Optional[str] = ..., outer_history: _Optional[_Iterable[_Union[BlobProto, _Mapping]]] = ..., held_back: _Optional[_Iterable[_Union[PoseidonHeldBack, _Mapping]]] = ..., net: _Optional[_Iterable[_Union[PoseidonNetState, _Mapping]]] = ..., arithmetic: _Optional[str] = ...) -> None: ...
 
 class PoseidonNetState(_message.Message):
     __slots__ = ("torch_rng", "layer")
@@ -2270,15 +2272,19 @@ class PoseidonReaderState(_message.Message):
     def __init__(self, layer: _Optional[str] = ..., batches: _Optional[int] = ...) -> None: ...
 
 class PoseidonState(_message.Message):
-    __slots__ = ("workers", "worker", "tests_done", "random_seed", "scheme")
+    __slots__ = ("workers", "worker", "tests_done", "random_seed", "scheme", "loss_scale", "loss_scale_since")
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     TESTS_DONE_FIELD_NUMBER: _ClassVar[int]
     RANDOM_SEED_FIELD_NUMBER: _ClassVar[int]
     SCHEME_FIELD_NUMBER: _ClassVar[int]
+    LOSS_SCALE_FIELD_NUMBER: _ClassVar[int]
+    LOSS_SCALE_SINCE_FIELD_NUMBER: _ClassVar[int]
     workers: int
     worker: _containers.RepeatedCompositeFieldContainer[PoseidonWorkerState]
     tests_done: int
     random_seed: int
     scheme: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, workers: _Optional[int] = ..., worker: _Optional[_Iterable[_Union[PoseidonWorkerState, _Mapping]]] = ..., tests_done: _Optional[int] = ..., random_seed: _Optional[int] = ..., scheme: _Optional[_Iterable[str]] = ...) -> None: ...
+    loss_scale: float
+    loss_scale_since: int
+    def __init__(self, workers: _Optional[int] = ..., worker: _Optional[_Iterable[_Union[PoseidonWorkerState, _Mapping]]] = ..., tests_done: _Optional[int] = ..., random_seed: _Optional[int] = ..., scheme: _Optional[_Iterable[str]] = ..., loss_scale: _Optional[float] = ..., loss_scale_since: _Optional[int] = ...) -> None: ...

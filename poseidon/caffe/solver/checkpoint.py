@@ -187,6 +187,8 @@ class Checkpoint:
             random_seed=self._replica.context.seed,
             scheme=state["schemes"],
         )
+        if "loss_scale" in state:
+            extra.loss_scale, extra.loss_scale_since = state["loss_scale"]
         if of_each:
             extra.worker[0].outer_history.extend(self._blobs(state["outer"]))
         run = RunState(
@@ -306,6 +308,8 @@ class Checkpoint:
             "history": {info.name: histories[info.name] for info in exchanged},
             "frozen": histories,
         }
+        if saved.HasField("loss_scale"):
+            found["loss_scale"] = [saved.loss_scale, saved.loss_scale_since]
         if saved.worker and saved.worker[0].outer_history:
             outer = saved.worker[0].outer_history
             found["outer"] = self._histories(path, outer, 0, len(outer) // len(exchanged))

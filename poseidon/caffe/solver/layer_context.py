@@ -6,6 +6,7 @@ import torch
 
 from poseidon.caffe.layers.base import LayerContext
 from poseidon.engine.document import WorkerDocument
+from poseidon.exchange.device import TYPES
 
 
 def layer_context(document: WorkerDocument, *, phase: int, seed: int) -> LayerContext:
@@ -20,4 +21,6 @@ def layer_context(document: WorkerDocument, *, phase: int, seed: int) -> LayerCo
         local_rank=place.local_rank,
         local_workers=place.local_workers,
         device=torch.device(document.device),
+        autocast=TYPES.get(document.precision),
+        channels_last=document.channels_last,
     )

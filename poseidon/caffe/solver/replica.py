@@ -249,12 +249,14 @@ class Replica:
         iteration: int,
         after_pass: Callable[[], None],
         on_loss: Callable[[Tensor], None],
+        scaled: Callable[[Tensor], Tensor] = lambda loss: loss,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Run `iter_size` forward and backward passes of one virtual worker, whose gradients add
         up.
 
         Args:
             on_loss: called with the loss of each pass, before its backward pass.
+            scaled: returns the multiple of a loss whose gradients are computed.
 
         Returns:
             The mean loss and the last pass's outputs, detached.
@@ -268,7 +270,7 @@ class Replica:
             loss = net.loss
             on_loss(loss.detach())
             if loss.requires_grad:  # not if nothing below the loss is trained
-                loss.backward()
+                net.backward(scaled(loss))
             net.log_backward()
             total = loss.detach() if total is None else total + loss.detach()
             after_pass()

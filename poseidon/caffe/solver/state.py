@@ -131,9 +131,7 @@ class SolverState:
                 name="worker",
                 scope=Scope.VIRTUAL,
                 read=lambda: [
-                    state_of(
-                        nets, self.smoothed[nets.number].losses, self._replica.context.device
-                    ).SerializeToString()
+                    state_of(nets, self.smoothed[nets.number].losses).SerializeToString()
                     for nets in self._replica.nets
                 ],
                 write=self._write_workers,
@@ -176,7 +174,7 @@ class SolverState:
             state = PoseidonWorkerState.FromString(found.each[nets.number])
             restore(nets, state, batches=batches)
             if found.source.path is not None:
-                compare_computation(nets, state, found.source.path, self._replica.context.device)
+                compare_computation(nets, state, found.source.path)
             losses = SmoothedLoss(self._replica.settings.average_loss, tuple(state.smoothed_loss))
             self.smoothed[nets.number] = losses
 
@@ -184,19 +182,16 @@ class SolverState:
         self.tests_done = found.shared
 
 
-def state_of(
-    nets: WorkerNets, losses: Sequence[float], device: torch.device
-) -> PoseidonWorkerState:
+def state_of(nets: WorkerNets, losses: Sequence[float]) -> PoseidonWorkerState:
     """Return the state of a virtual worker.
 
     Args:
         losses: in its average, oldest first.
-        device: of this process.
     """
     state = PoseidonWorkerState(
         rank=nets.number,
         torch_rng=nets.train.random_state(),
-        **asdict(Computation.here(device)),
+        **asdict(_computation(nets)),
     )
     state.smoothed_loss.extend(losses)
     for name, reader in nets.train.readers():
@@ -244,17 +239,25 @@ def restore(nets: WorkerNets, state: PoseidonWorkerState, *, batches: int = 0) -
             net.set_random_state(own.torch_rng)
 
 
-def compare_computation(
-    nets: WorkerNets, state: PoseidonWorkerState, path: Path, device: torch.device
-) -> None:
-    """Warn if a run on a device cannot have the bits of one that was never interrupted.
+def _computation(nets: WorkerNets) -> Computation:
+    context = nets.train.context
+    return Computation.here(
+        context.device, autocast=context.autocast, channels_last=context.channels_last
+    )
+
+
+def compare_computation(nets: WorkerNets, state: PoseidonWorkerState, path: Path) -> None:
+    """Warn if a run cannot have the bits of one that was never interrupted.
 
     Args:
         path: the file of the state.
     """
-    now = Computation.here(device)
+    now = _computation(nets)
     then = Computation(
-        threads=state.threads, processor=state.processor, torch_version=state.torch_version
+        threads=state.threads,
+        processor=state.processor,
+        torch_version=state.torch_version,
+        arithmetic=state.arithmetic,
     )
     if state.threads and then != now:
         LOGGER.warning(

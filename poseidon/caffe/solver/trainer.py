@@ -34,6 +34,7 @@ from poseidon.caffe.solver.averages import (
 )
 from poseidon.caffe.solver.checkpoint import Checkpoint
 from poseidon.caffe.solver.finite import LossCheck
+from poseidon.caffe.solver.loss_scale import LossScale
 from poseidon.caffe.solver.replica import Replica, Values
 from poseidon.caffe.solver.state import SolverState
 from poseidon.caffe.solver.tester import Tester
@@ -152,6 +153,10 @@ class Trainer:
             local_steps=settings.local_steps,
             schemes=settings.schemes,
         )
+        self._scale = None
+        if replica.context.autocast is torch.float16:
+            self._scale = LossScale(exchange, replica.trained)
+            self._state.tree.add([self._scale.leaf()])
         quorum = settings.exchange.of_workers(replica.virtual_workers).quorum
         self._shows_own = quorum > 0  # a collection would let all workers wait for each other
         self._own_time = own_time
@@ -172,7 +177,7 @@ class Trainer:
         self._hooks = Hooks(
             [nets.train for nets in replica.nets],
             replica.trained,
-            exchange,
+            self._scale or exchange,
             passes=self._solver.iter_size,
             wait_free=settings.exchange.wait_free,
         )
@@ -320,7 +325,7 @@ class Trainer:
             self._replica.train.set_debug_info(
                 bool(solver.display) and iteration % solver.display == 0
             )
-        outputs = [self._compute(position) for position in range(len(self._replica.nets))]
+        outputs = self._compute_all(self._scale)
         self._on(LoopEvent.STEP)
         if self._own_time is not None:
             self._own_time.end()
@@ -328,8 +333,27 @@ class Trainer:
             self._display(iteration, outputs)
         self._settings.on_progress(self.iteration)
 
-    def _compute(self, position: int) -> dict[str, Tensor]:
-        """Compute an iteration for one virtual worker; return the outputs of its last pass."""
+    def _compute_all(self, scale: LossScale | None) -> list[dict[str, Tensor]]:
+        """Compute an iteration for all virtual workers of this process; return the outputs of their
+        last passes.
+        """
+        frozen = {} if scale is None else self._state.frozen.arrays()
+        while True:
+            found = [self._compute(position) for position in range(len(self._replica.nets))]
+            if scale is not None:
+                self._hooks.send_rest()
+            if scale is None or scale.agree(self.iteration):
+                break
+            self._state.frozen.restore(frozen)
+            self._on(LoopEvent.REPEAT)
+        for nets, (loss, _) in zip(self._replica.nets, found, strict=True):
+            self._state.smoothed[nets.number].add(loss)
+        return [outputs for _, outputs in found]
+
+    def _compute(self, position: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """Compute an iteration for one virtual worker; return its loss, and the outputs of its last
+        pass.
+        """
         nets = self._replica.nets[position]
         if position:
             self._on(LoopEvent.TURN)
@@ -338,11 +362,11 @@ class Trainer:
             self.iteration,
             self._end_pass,
             partial(self._losses[nets.number].add, self.iteration),
+            *(() if self._scale is None else (self._scale.scaled,)),
         )
         if nets.number == 0:  # the values of statistics are virtual worker 0's until the next one
             self._state.frozen.advance(self.iteration)
-        self._state.smoothed[nets.number].add(loss)
-        return outputs
+        return loss, outputs
 
     def _end_pass(self) -> None:
         self._on(LoopEvent.BACKWARD)
@@ -365,6 +389,9 @@ class Trainer:
 
     def _next_turn(self) -> None:
         self._hooks.next_virtual_worker()
+
+    def _repeat(self) -> None:
+        self._hooks.repeat()
 
     def _settle(self) -> None:
         self._exchange.settle()
@@ -559,6 +586,7 @@ _ACTS: dict[Act, Callable[[Trainer], None]] = {
     Act.SEND: Trainer._send,
     Act.FINISH: Trainer._finish,
     Act.NEXT_TURN: Trainer._next_turn,
+    Act.REPEAT: Trainer._repeat,
     Act.SETTLE: Trainer._settle,
     Act.WAIT_LAST: lambda trainer: None,  # a run has settled, unless it ends by an error
     Act.CLOSE: Trainer._leave,

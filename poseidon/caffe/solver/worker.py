@@ -37,6 +37,7 @@ from poseidon.errors import JobError, counted
 from poseidon.exchange.base import ExchangeSettings
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.building.built import Built
+from poseidon.exchange.device import choose_fastest
 from poseidon.exchange.kinds import ExchangeKind, Scheme
 from poseidon.observe.metrics.glog_lines import GlogSink, number
 from poseidon.observe.metrics.netoutputs import NetOutputs
@@ -136,7 +137,11 @@ class SolverWork(TrainingWork[JobDocument]):
         solver = solver.with_settings(document.settings).with_train_state(
             level=int(document.level) if document.level else None, stages=document.stages
         )
-        return Replica(solver, solver_settings(solver), self._context(), document.member.by_worker)
+        replica = Replica(
+            solver, solver_settings(solver), self._context(), document.member.by_worker
+        )
+        choose_fastest(document, shapes_change=bool(replica.train.changing_slots))
+        return replica
 
     def _context(self) -> LayerContext:
         return layer_context(self.document, phase=TRAIN, seed=self.document.seed)

@@ -109,7 +109,7 @@ def backward(net: Net, outputs: Mapping[str, Tensor]) -> None:
     """
     net.zero_grad(set_to_none=True)
     if net.loss.requires_grad:
-        net.loss.backward()
+        net.backward(net.loss)
         return
     learned = [value for value in outputs.values() if value.requires_grad]
     if learned:

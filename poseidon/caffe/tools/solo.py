@@ -41,6 +41,8 @@ from poseidon.caffe.snapshot.caffemodel import read_model
 from poseidon.caffe.solver.averages import accumulate, named_values
 from poseidon.caffe.solver.detection import DetectionTally, evaluates_detections
 from poseidon.errors import SnapshotError, UsageError
+from poseidon.exchange.compute_options import DEFAULT_COMPUTE, ComputeOptions
+from poseidon.exchange.device import TYPES
 from poseidon.observe.metrics.glog_lines import GlogLine, batch_line, interrupted, score_lines
 from poseidon.observe.metrics.record import Output
 
@@ -62,6 +64,7 @@ class NetRequest:
     level: int = 0
     stages: tuple[str, ...] = ()
     device: torch.device = CPU
+    compute: ComputeOptions = DEFAULT_COMPUTE
 
 
 def open_net(request: NetRequest, context: LayerContext | None = None) -> Net:
@@ -79,7 +82,13 @@ def open_net(request: NetRequest, context: LayerContext | None = None) -> Net:
     definition = read_net(request.model)
     state = definition.state(request.phase, level=request.level, stages=request.stages)
     if context is None:
-        context = LayerContext(phase=request.phase, seed=1, device=request.device)
+        context = LayerContext(
+            phase=request.phase,
+            seed=1,
+            device=request.device,
+            autocast=TYPES.get(request.compute.precision),
+            channels_last=request.compute.channels_last,
+        )
     net = compile_net(definition, context, state=state)
     try:
         load_models(net, request.weights)

@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 
 from poseidon.cli.parsers.form import Command, FlagGroup, Parser, flag, switch, word
-from poseidon.flags.flag import IMPORT, ON_TERMINAL, Opens, Takes, progress
+from poseidon.exchange.compute_options import ComputeOptions
+from poseidon.flags.flag import IMPORT, ON_TERMINAL, Opens, Takes, flags_of, progress
 from poseidon.flags.values import (
     count,
     extents,
@@ -52,6 +53,7 @@ def _score(parser: Parser, phase: str) -> None:
         group, "level", "level for include rules of the net (0)", read=whole, default=0, metavar="L"
     )
     _stage_flag(group)
+    group.add(*flags_of(ComputeOptions))
     group.add(IMPORT)
     group.add(progress(ON_TERMINAL))
 

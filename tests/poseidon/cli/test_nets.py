@@ -190,3 +190,15 @@ def test_device_query(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
         "Major revision number:         3",
     ]
     assert lines.count("Name:                          K20") == 2
+
+
+@pytest.mark.parametrize("command", ["test", "time"])
+def test_a_net_runs_in_16_bits(
+    command: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [command, "-model", f"{folder}/net.prototxt", "-weights", f"{folder}/m.caffemodel"]
+    words += ["-iterations", "1", "--channels_last"]
+    assert main([*words, "--precision=bfloat16"]) == 0
+    capsys.readouterr()
+    assert main([*words, "--precision=tf32"]) == 2
+    assert "--precision=tf32 is arithmetic of GPUs" in capsys.readouterr().err

@@ -10,6 +10,7 @@ import pytest
 
 from poseidon.cluster.supervision.state import SignalEffect
 from poseidon.errors import UsageError
+from poseidon.exchange.compute_options import Arithmetic
 from poseidon.exchange.kinds import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.launcher.request import (
@@ -17,6 +18,7 @@ from poseidon.launcher.request import (
     ExtractionRequest,
     JobRequest,
     LauncherKind,
+    ScriptRequest,
     TrainRequest,
 )
 
@@ -68,6 +70,26 @@ def test_what_is_out_of_range(values: dict[str, Any], message: str) -> None:
     for kind in (JobRequest, TrainRequest):
         with pytest.raises(UsageError, match=message):
             kind(**values)
+
+
+def test_a_script_chooses_16_bits_by_itself() -> None:
+    assert ScriptRequest(precision=Arithmetic.TF32, deterministic=True).deterministic
+    for values, message in (
+        (
+            {"precision": Arithmetic.BFLOAT16},
+            r"--precision=bfloat16 is for Caffe's nets .*autocast",
+        ),
+        ({"channels_last": True}, r"--channels_last is for Caffe's nets .*channels_last"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            ScriptRequest(**values)
+
+
+def test_float16_asks_all_workers() -> None:
+    rounds = ExchangeOptions(local_steps=4, quorum=1)
+    with pytest.raises(UsageError, match=r"--precision=float16 asks all workers .*bfloat16"):
+        TrainRequest(precision=Arithmetic.FLOAT16, exchange=rounds)
+    assert TrainRequest(precision=Arithmetic.BFLOAT16, exchange=rounds).exchange.quorum == 1
 
 
 def test_an_extraction_has_workers() -> None:

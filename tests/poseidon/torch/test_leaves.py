@@ -215,9 +215,9 @@ JOBS: dict[str, tuple[type[nn.Module], How, dict[str, Any]]] = {
     "rounds": (Plain, momentum, {"local_steps": 2, "outer": Outer(momentum=0.5)}),
     "a codec": (Plain, SGD(lr=0.1), {"compress": "first.weight=randomk:0.3"}),
 }
-FREE = {"told", "exchange_plan", "tables"}
-"""Leaves that a launcher reads, and no continuation; and tables, which need files
-(`tables/test_group.py`).
+FREE = {"told", "exchange_plan", "computation", "tables"}
+"""Leaves that a launcher reads, or a sentence names, and no continuation; and tables, which need
+files (`tables/test_group.py`).
 """
 
 

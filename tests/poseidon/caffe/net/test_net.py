@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Sequence
 
 import pytest
 import torch
 
 import poseidon.caffe.net
-from poseidon.caffe.layers.base import LayerContext
+from poseidon.caffe.layers import registry
+from poseidon.caffe.layers.base import Layer, LayerContext, Shape
 from poseidon.caffe.net.compile import compile_net
 from poseidon.caffe.net.net import Net
 from poseidon.caffe.proto.caffe_pb2 import TEST, TRAIN, NetState
 from poseidon.engine.data_waits import WAITED
-from poseidon.errors import DefinitionError, SnapshotError
+from poseidon.errors import DefinitionError, JobError, SnapshotError
 from tests.support.nets import build, definition, inputs, layer, noise
 
 FILL = "weight_filler { type: 'xavier' } bias_filler { type: 'uniform' }"
@@ -247,3 +249,51 @@ def test_paths_of_the_definition_are_resolved_by_the_context(tmp_path: object) -
     with pytest.raises(DefinitionError, match="enough"):
         compile_net(definition(text), context, state=NetState(phase=TRAIN))
     assert found == ["db"]
+
+
+class Overflowing(Layer):
+    """Memory runs out in its forward pass, or in its backward pass."""
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        return [bottoms[0]]
+
+    def forward(self, bottom: torch.Tensor) -> torch.Tensor:
+        if not torch.is_grad_enabled():
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        top = bottom * 2
+        top.register_hook(fail)
+        return top
+
+
+def fail(gradient: torch.Tensor) -> None:
+    torch.empty(2**60, dtype=torch.uint8)
+
+
+def test_where_memory_runs_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry._CLASSES, "Overflowing", Overflowing)
+    product = "inner_product_param { num_output: 3 weight_filler { type: 'msra' } }"
+    net = build(
+        inputs(x=(5, 4), label=(5,))
+        + layer("InnerProduct", "x", "low", product, name="low")
+        + layer("Overflowing", "low", "b", name="big")
+        + layer("InnerProduct", "b", "high", product, name="high")
+        + layer("SoftmaxWithLoss", "high label", "loss", name="loss")
+    )
+    given = {"x": torch.ones(5, 4), "label": torch.zeros(5)}
+    size = r"with a batch_size of 5: out of memory"
+    used = r"[0-9.]+ of [0-9.]+ GiB of this machine, by this process, are in use; use a smaller"
+    with (
+        torch.no_grad(),
+        pytest.raises(
+            JobError,
+            match=rf"layer 'big' \(Overflowing\): in the forward pass, {size} of the GPU: 2.00 GiB "
+            f"more do not fit while {used}",
+        ),
+    ):
+        net(given)
+    net(given)
+    with pytest.raises(
+        JobError,
+        match=rf"layer 'low' .*: in the backward pass, here or just above, {size}: .*{used}",
+    ):
+        net.backward(net.loss)

@@ -46,7 +46,7 @@ def outputs(of: WorkerNets) -> list[torch.Tensor]:
 def test_other_nets_go_on_from_a_state_and_begin_anew_without_one() -> None:
     first, second = nets(seed=1), nets(seed=2)
     begin = outputs(first)
-    packed = state_of(first, [0.5], torch.device("cpu")).SerializeToString()
+    packed = state_of(first, [0.5]).SerializeToString()
     expected = outputs(first)
     assert not torch.equal(begin[0], expected[0])
     restore(second, PoseidonWorkerState.FromString(packed))
